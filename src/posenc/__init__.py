@@ -1,0 +1,59 @@
+"""posenc tells attention where its tokens are: positional encodings behind one contract.
+
+>>> import torch, posenc
+>>> q = k = v = torch.randn(2, 12, 50, 64)
+>>> out = posenc.attention(q, k, v, posenc.RoPE(64), is_causal=True)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from posenc.backends.attention import attention as attention
+    from posenc.backends.attention import logits as logits
+    from posenc.encoding import Encoding as Encoding
+    from posenc.encoding import Scheme as Scheme
+    from posenc.positions import PositionError as PositionError
+    from posenc.positions import Positions as Positions
+    from posenc.schemes.alibi import ALiBi as ALiBi
+    from posenc.schemes.catalog import catalog as catalog
+    from posenc.schemes.learned import Learned as Learned
+    from posenc.schemes.nope import NoPE as NoPE
+    from posenc.schemes.rope import RoPE as RoPE
+    from posenc.schemes.segment import Segment as Segment
+    from posenc.schemes.sinusoidal import Sinusoidal as Sinusoidal
+
+__version__ = "0.1.0"
+
+# Public names and where they live. They are imported at first use, so that the command line answers before torch loads.
+_HOMES = {
+    "attention": "backends.attention",
+    "logits": "backends.attention",
+    "Encoding": "encoding",
+    "Scheme": "encoding",
+    "PositionError": "positions",
+    "Positions": "positions",
+    "catalog": "schemes.catalog",
+    "ALiBi": "schemes.alibi",
+    "Learned": "schemes.learned",
+    "NoPE": "schemes.nope",
+    "RoPE": "schemes.rope",
+    "Segment": "schemes.segment",
+    "Sinusoidal": "schemes.sinusoidal",
+}
+
+__all__ = list(_HOMES)  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'posenc' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"posenc.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,0 +1,1 @@
+"""Attention with positions: `attention()` and `logits()`, and the backends that run them."""

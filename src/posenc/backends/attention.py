@@ -1,0 +1,202 @@
+"""attention() and logits(): PyTorch's scaled_dot_product_attention, plus an encoding."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from posenc.backends.call import Backend, Call
+from posenc.backends.reference import REFERENCE, dense_logits
+from posenc.backends.sdpa import SDPA
+from posenc.encoding import Encoding, Scheme
+from posenc.positions import Positions
+
+BACKENDS: tuple[Backend, ...] = (SDPA, REFERENCE)  # in the order that "auto" tries them
+
+
+def attention(
+    query: Float[Tensor, "batch heads queries head_dim"],
+    key: Float[Tensor, "batch kv_heads keys head_dim"],
+    value: Float[Tensor, "batch kv_heads keys value_dim"],
+    encoding: Encoding | Scheme | None = None,
+    *,
+    query_positions: Positions | None = None,
+    key_positions: Positions | None = None,
+    attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    backend: str = "auto",
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """softmax(scores) value, with positions: rotates query and key, changes the scores, adds to the output.
+
+    The signature is that of `torch.nn.functional.scaled_dot_product_attention`, plus:
+
+    - ``encoding``: what a scheme gave for some positions, or the scheme itself, which is then bound to
+      ``query_positions`` and ``key_positions``. By default keys are at 0 .. N-1 and queries are the last M of them.
+      Without an encoding the positions still rule what is seen.
+    - ``backend``: ``"auto"``, or the name of one, which then runs or raises ValueError, and never falls back.
+    - ``return_lse``: also return the log-sum-exp of each row of scores, (batch, heads, queries), to merge partial
+      results by.
+
+    The add door is the model's to open, ``x = encoding.add(x)``, since it acts before x becomes query, key and value: a
+    bound encoding is taken to have been added, and an unbound scheme that adds is a ValueError.
+
+    ``is_causal`` compares order, not coordinates and not indices: with fewer queries than keys the last query sees every
+    key. Tokens see only their own document, and padding nothing. A query that sees no key gives zeros, in the output and
+    in every gradient. Fewer key and value heads than query heads mean grouped queries. ``attn_mask`` broadcasts to
+    (batch, heads, queries, keys): bool, True = may be seen, or float, added to the scores. ``dropout_p`` is applied
+    whenever it is above 0.
+
+    Returns (batch, heads, queries, value_dim) in the query's dtype; scores are in float32 for half-precision inputs.
+    """
+    call = _call(
+        query, key, value, encoding, query_positions, key_positions, attn_mask, is_causal, dropout_p, scale, return_lse
+    )
+    chosen = _choose(call, backend)
+    # Autocast would cast the bias together with the query: a bfloat16 ALiBi has 769 values over 4096 keys.
+    with torch.autocast(query.device.type, enabled=False):
+        out, lse = chosen.run(call)
+    if not return_lse:
+        return out
+    assert lse is not None
+    return out, lse
+
+
+def logits(
+    query: Float[Tensor, "batch heads queries head_dim"],
+    key: Float[Tensor, "batch kv_heads keys head_dim"],
+    encoding: Encoding | Scheme | None = None,
+    *,
+    query_positions: Positions | None = None,
+    key_positions: Positions | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Float[Tensor, "batch heads queries keys"]:
+    """The scores as the truth has them: after the rotate and score doors, before mask and softmax.
+
+    ``is_causal`` does not mask; it only tells schemes that look along the row (CoPE) which keys a query sees.
+    Float32 for half-precision inputs, float64 for float64 ones.
+    """
+    call = _call(query, key, key, encoding, query_positions, key_positions, None, is_causal, 0.0, scale, False)
+    with torch.autocast(query.device.type, enabled=False):
+        return dense_logits(call)
+
+
+def _choose(call: Call, name: str) -> Backend:
+    known = {backend.name: backend for backend in BACKENDS}
+    if name == "auto":
+        return next(backend for backend in BACKENDS if backend.refuses(call) is None)
+    if name not in known:
+        raise ValueError(f"backend must be 'auto' or one of {', '.join(known)}, got {name!r}")
+    reason = known[name].refuses(call)
+    if reason is not None:
+        able = [backend.name for backend in BACKENDS if backend.refuses(call) is None]
+        raise ValueError(f"backend {name!r} cannot run this: {reason}; these can: {', '.join(able)}")
+    return known[name]
+
+
+def _call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    encoding: Encoding | Scheme | None,
+    query_positions: Positions | None,
+    key_positions: Positions | None,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    dropout_p: float,
+    scale: float | None,
+    return_lse: bool,
+) -> Call:
+    _check_tensors(query, key, value)
+    if isinstance(encoding, Encoding):
+        if query_positions is not None or key_positions is not None:
+            raise ValueError("encoding is bound to positions already; give it alone, or a scheme with positions")
+        query_positions, key_positions = encoding.query_positions, encoding.key_positions
+    else:
+        query_positions, key_positions = _default_positions(query, key, query_positions, key_positions)
+        if isinstance(encoding, Scheme):
+            if "add" in encoding.doors:
+                raise ValueError(
+                    f"{type(encoding).__name__} adds to the input, before query, key and value are projected from it: "
+                    "bind it, encoding = scheme(positions), call x = encoding.add(x), and pass that encoding"
+                )
+            dtype = torch.promote_types(query.dtype, torch.float32)
+            encoding = encoding(query_positions, key_positions, dtype=dtype)
+        elif encoding is None:
+            encoding = Encoding(query_positions, key_positions)
+        else:
+            raise ValueError(f"encoding must be an Encoding, a Scheme or None, got {type(encoding).__name__}")
+    encoding.check(query, key)
+    if attn_mask is not None:
+        _check_mask(attn_mask, (*query.shape[:3], key.size(2)), query)
+        attn_mask = attn_mask.reshape((1,) * (4 - attn_mask.dim()) + attn_mask.shape)
+    if not 0 <= dropout_p < 1:
+        raise ValueError(f"dropout_p must be within [0, 1), got {dropout_p}")
+    scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
+    kind = query.device.type
+    if torch.is_autocast_enabled(kind):  # as PyTorch's own attention does
+        query, key, value = (x.to(torch.get_autocast_dtype(kind)) for x in (query, key, value))
+    query, key = encoding.rotate(query, key)
+    return Call(
+        query,
+        key,
+        value,
+        query_positions,
+        key_positions,
+        encoding.scores,
+        encoding.values,
+        attn_mask,
+        is_causal,
+        dropout_p,
+        scale,
+        return_lse,
+    )
+
+
+def _default_positions(
+    query: Tensor, key: Tensor, query_positions: Positions | None, key_positions: Positions | None
+) -> tuple[Positions, Positions]:
+    if key_positions is None:
+        key_positions = Positions.arange(key.size(2), device=key.device)
+    if query_positions is None:
+        if query.size(2) > key.size(2):
+            raise ValueError(
+                f"queries are by default the last of the keys, but there are {query.size(2)} queries and "
+                f"{key.size(2)} keys: give query_positions and key_positions"
+            )
+        query_positions = key_positions[key.size(2) - query.size(2) :]
+    return query_positions, key_positions
+
+
+def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(x, Tensor) or x.dim() != 4 or not x.is_floating_point():
+            found = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"{name} must be a floating tensor (batch, heads, tokens, head_dim), got {found}")
+        if x.device != query.device:
+            raise ValueError(f"{name} must be on {query.device} like query, got {x.device}")
+        if x.dtype != query.dtype and not torch.is_autocast_enabled(query.device.type):
+            raise ValueError(f"{name} must be {query.dtype} like query, got {x.dtype}")
+        if x.size(0) != query.size(0):
+            raise ValueError(f"{name} must have batch {query.size(0)} like query, got {x.size(0)}")
+    if key.size(-1) != query.size(-1):
+        raise ValueError(f"key must have head_dim {query.size(-1)} like query, got {key.size(-1)}")
+    if value.shape[1:3] != key.shape[1:3]:
+        raise ValueError(f"value must have heads and tokens {tuple(key.shape[1:3])} like key, got {tuple(value.shape[1:3])}")
+    if key.size(1) == 0 or query.size(1) % key.size(1):
+        raise ValueError(f"query heads must be a multiple of key heads, got {query.size(1)} and {key.size(1)}")
+
+
+def _check_mask(mask: Tensor, shape: tuple[int, ...], query: Tensor) -> None:
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise ValueError(f"attn_mask must be bool (True = may be seen) or float (added to scores), got {mask.dtype}")
+    if mask.device != query.device:
+        raise ValueError(f"attn_mask must be on {query.device} like query, got {mask.device}")
+    if not 2 <= mask.dim() <= 4 or any(m not in (1, n) for m, n in zip(mask.shape[::-1], shape[::-1], strict=False)):
+        raise ValueError(f"attn_mask must broadcast to (batch, heads, queries, keys) = {shape}, got {tuple(mask.shape)}")

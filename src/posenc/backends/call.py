@@ -1,0 +1,70 @@
+"""One call of attention, checked and ready to run: what every backend takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from posenc.encoding import RowScore, Score, Value
+from posenc.positions import Positions, visible
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """Queries and keys already rotated, the terms of the pair doors, and what may be seen.
+
+    query (B, H, M, d), key (B, H_kv, N, d), value (B, H_kv, N, d_v), H a multiple of H_kv; all of one dtype and device.
+    """
+
+    query: Float[Tensor, "batch heads queries head_dim"]
+    key: Float[Tensor, "batch kv_heads keys head_dim"]
+    value: Float[Tensor, "batch kv_heads keys value_dim"]
+    query_positions: Positions
+    key_positions: Positions
+    scores: tuple[Score | RowScore, ...]
+    values: tuple[Value, ...]
+    attn_mask: Tensor | None
+    is_causal: bool
+    dropout_p: float
+    scale: float
+    return_lse: bool
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision to compute scores in: float32, or float64 for float64 inputs."""
+        return torch.promote_types(self.query.dtype, torch.float32)
+
+    def visible(self) -> Bool[Tensor, "#batch #heads #queries #keys"] | None:
+        """Which key each query may see, by positions and by a bool ``attn_mask``; None for all."""
+        seen = visible(self.query_positions, self.key_positions, is_causal=self.is_causal)
+        seen = None if seen is None else seen[:, None]
+        if self.attn_mask is None or self.attn_mask.dtype != torch.bool:
+            return seen
+        return self.attn_mask if seen is None else seen & self.attn_mask
+
+    def indices(self, rows: int | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """b, h, i, j as tensors that broadcast to (rows, heads, queries, keys); rows defaults to the batch."""
+        batch, heads, queries, _ = self.query.shape
+        sizes = (batch if rows is None else rows, heads, queries, self.key.size(2))
+        shapes = ((-1, 1, 1, 1), (1, -1, 1, 1), (1, 1, -1, 1), (1, 1, 1, -1))
+        b, h, i, j = (
+            torch.arange(n, device=self.query.device).view(s) for n, s in zip(sizes, shapes, strict=True)
+        )
+        return b, h, i, j
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A way to run attention. ``refuses(call)`` is None where it can, else the reason in words; ``run(call)`` gives the
+    output (B, H, M, d_v) in the query's dtype and, if asked for, the log-sum-exp (B, H, M) of every row of scores.
+
+    A query that sees no key gives zeros, in the output and in every gradient, and a log-sum-exp of -inf.
+    """
+
+    name: str
+    refuses: Callable[[Call], str | None]
+    run: Callable[[Call], tuple[Tensor, Tensor | None]]

@@ -1,0 +1,57 @@
+"""The truth: dense, slow, in any precision up to float64. Every other backend is tested against it."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.backends.call import Backend, Call
+from posenc.encoding import RowScore
+
+
+def dense_logits(call: Call) -> Float[Tensor, "batch heads queries keys"]:
+    """scale * q_i . k_j, changed by every term of the score door in turn; before mask and softmax.
+
+    Half-precision inputs are taken to float32.
+    """
+    query, key = call.query.to(call.dtype), call.key.to(call.dtype)
+    batch, heads, queries, _ = query.shape
+    grouped = query.unflatten(1, (key.size(1), heads // key.size(1)))
+    scores = torch.einsum("bgrid,bgjd->bgrij", grouped, key).reshape(batch, heads, queries, -1) * call.scale
+    b, h, i, j = call.indices()
+    for term in call.scores:
+        if isinstance(term, RowScore):
+            scores = term.bind(query, key, call.scale)(scores, b, h, i, j, call.visible())
+        else:
+            scores = term.bind(query, key, call.scale)(scores, b, h, i, j)
+    return scores
+
+
+def _run(call: Call) -> tuple[Tensor, Tensor | None]:
+    scores = dense_logits(call)
+    if call.attn_mask is not None and call.attn_mask.dtype != torch.bool:
+        scores = scores + call.attn_mask.to(scores.dtype)
+    seen = call.visible()
+    if seen is not None:
+        scores = scores.masked_fill(~seen, -torch.inf)
+    # A row without a single finite score would be 0/0. Its scores are replaced before the softmax, not after, so that
+    # the gradient is zero and not NaN as well.
+    blind = (scores == -torch.inf).all(-1, keepdim=True)
+    weights = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
+    dropped = torch.dropout(weights, call.dropout_p, train=True) if call.dropout_p else weights
+
+    value = call.value.to(call.dtype)
+    heads, kv_heads = weights.size(1), value.size(1)
+    grouped = dropped.unflatten(1, (kv_heads, heads // kv_heads))
+    out = torch.einsum("bgrij,bgjd->bgrid", grouped, value).flatten(1, 2)
+    for term in call.values:
+        bucket = term.bind(weights.size(0))(*call.indices()).expand(weights.shape)
+        table = term.table.to(call.dtype)
+        mass = weights.new_zeros(*weights.shape[:3], table.size(-2)).scatter_add(-1, bucket, dropped)
+        out = out + mass @ table
+    lse = scores.masked_fill(blind, 0.0).logsumexp(-1).masked_fill(blind[..., 0], -torch.inf)
+    return out.to(call.query.dtype), lse if call.return_lse else None
+
+
+REFERENCE = Backend("reference", refuses=lambda call: None, run=_run)

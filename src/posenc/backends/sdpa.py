@@ -1,0 +1,69 @@
+"""PyTorch's scaled_dot_product_attention, fed a mask: the fused kernel wherever a scheme is an additive bias."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from posenc.backends.call import Backend, Call
+from posenc.encoding import RowScore, Score
+from posenc.positions import same_run
+
+
+def _refuses(call: Call) -> str | None:
+    if len(call.values) > 0:
+        return "the value door needs the attention weights, which the fused kernel does not give"
+    if any(isinstance(term, RowScore) for term in call.scores):
+        return "a score term needs whole rows of scores, which the fused kernel does not give"
+    if any(isinstance(term, Score) and not term.additive for term in call.scores):
+        return "a score term is not additive, and the fused kernel only adds a mask"
+    if call.return_lse:
+        return "the fused kernel does not return the log-sum-exp"
+    return None
+
+
+def _bias(call: Call) -> Tensor | None:
+    """The sum of all additive terms and of a float ``attn_mask``, (1 or B, 1 or H, M or 1, N), or None."""
+    bias: Tensor | None = None
+    if call.attn_mask is not None and call.attn_mask.dtype != torch.bool:
+        bias = call.attn_mask.to(call.dtype)
+    zero = torch.zeros((), dtype=call.dtype, device=call.query.device)
+    one_row = call.query_positions.rows == call.key_positions.rows == 1
+    for term in call.scores:
+        assert isinstance(term, Score)
+        query, key = call.query.to(call.dtype), call.key.to(call.dtype)
+        indices = call.indices(1 if term.content_free and one_row else None)
+        added = term.bind(query, key, call.scale)(zero, *indices)
+        bias = added if bias is None else bias + added
+    return bias
+
+
+def _run(call: Call) -> tuple[Tensor, Tensor | None]:
+    query, key, value = call.query, call.key, call.value
+    grouped = query.size(1) != key.size(1)
+    plain = call.attn_mask is None and len(call.scores) == 0
+    if plain and call.is_causal and same_run(call.query_positions, call.key_positions):
+        out = F.scaled_dot_product_attention(
+            query, key, value, None, call.dropout_p, is_causal=True, scale=call.scale, enable_gqa=grouped
+        )
+        return out, None
+
+    seen, bias = call.visible(), _bias(call)
+    if bias is None:
+        mask, blind = seen, None if seen is None else ~seen.any(-1, keepdim=True)
+    else:
+        mask = bias if seen is None else bias.masked_fill(~seen, -torch.inf)
+        blind = (mask == -torch.inf).all(-1, keepdim=True)
+    if blind is not None and mask is not None:
+        # The kernel's answer for a row that sees nothing is not promised to be zero, nor its gradient. Let such a row
+        # see everything, then drop it: where() hands zeros back to the kernel's backward.
+        mask = mask | blind if mask.dtype == torch.bool else mask.masked_fill(blind, 0.0)
+        mask = mask.expand(*mask.shape[:2], query.size(2), key.size(2))
+    out = F.scaled_dot_product_attention(
+        query, key, value, mask, call.dropout_p, scale=call.scale, enable_gqa=grouped
+    )
+    return out if blind is None else out.masked_fill(blind, 0.0), None
+
+
+SDPA = Backend("sdpa", refuses=_refuses, run=_run)

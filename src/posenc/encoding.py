@@ -1,0 +1,302 @@
+"""The one meeting place of schemes and attention: the four doors, what a scheme is, and what it gives.
+
+Position enters attention through four doors, and a scheme opens one or more:
+
+    add      x_i <- x_i + P[p_i]                         the input                 token door
+    rotate   q_i <- T(p_i) q_i,  k_j <- T(p_j) k_j       queries and keys          token door
+    score    s_ij <- f(s_ij; q_i, k_j, p_i, p_j)         the logits                pair door
+    value    o_i <- o_i + sum_j a_ij w(p_i, p_j)         the output                pair door
+
+Token doors see one position, so what they give can be cached with the token (a key is rotated when it enters the cache
+and never again). Pair doors see two and live inside attention. A scheme never knows how attention is executed, and a
+backend never knows which scheme it runs: they share the types of this file and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posenc.positions import Positions
+
+TokenMap: TypeAlias = Callable[[Tensor], Tensor]
+"""A linear map per token: x (batch, heads, tokens, head_dim) to the same shape and dtype."""
+
+ScoreFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""(score, b, h, i, j) -> score, the form of FlexAttention: b, h, i, j are int64 indices of batch row, query head, query
+and key. It indexes the tensors it closes over and does plain arithmetic, so it runs on broadcast index tensors (dense,
+in blocks) and on single indices under vmap alike. It computes in the dtype of the score it is given."""
+
+RowFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, "Tensor | None"], Tensor]
+"""(scores, b, h, i, j, visible) -> scores, where j runs over all keys of the row and visible (or None: all) broadcasts
+against the scores."""
+
+DOORS = ("add", "rotate", "score", "value")
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """What the rotate door does to queries and to keys. Most schemes do the same to both; xPos does not."""
+
+    query: TokenMap
+    key: TokenMap
+
+
+@dataclass(frozen=True)
+class Score:
+    """A term of the score door: ``bind(query, key, scale)`` gives the function that changes one score.
+
+    ``query`` (B, H, M, d) and ``key`` (B, H or fewer, N, d) are as they enter the inner product, already rotated, so a
+    function may close over what it makes of them (q times a table) without an M x N x d tensor. ``scale`` is the factor
+    of the inner product, for terms that share it.
+
+    The other fields are facts that backends may use and never need:
+
+    - ``additive``: f(s) = s + f(0), so the term can be laid in an additive mask.
+    - ``content_free``: the function looks at positions alone, so it is the same in every batch row whose positions are.
+    """
+
+    bind: Callable[[Tensor, Tensor, float], ScoreFunction]
+    additive: bool = True
+    content_free: bool = False
+
+
+@dataclass(frozen=True)
+class RowScore:
+    """A term of the score door that needs the whole row of scores of a query at once (CoPE counts along it)."""
+
+    bind: Callable[[Tensor, Tensor, float], RowFunction]
+
+
+@dataclass(frozen=True)
+class Value:
+    """A term of the value door: o_i += sum_j a_ij table[bucket(i, j)].
+
+    ``table`` is (buckets, d) or (heads, buckets, d). ``bind(batch)`` gives ``bucket(b, h, i, j)``, an int64 index. A
+    table and an index, not w itself: the attention mass per bucket times the table is linear in memory, where w would
+    be M x N x d.
+    """
+
+    table: Float[Tensor, "... buckets head_dim"]
+    bind: Callable[[int], Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
+class Encoding:
+    """What a scheme gives for some positions: an immutable value, made once per forward pass, handed to every layer.
+
+    Terms are opened from left to right; a score term sees what the terms before it made of the score.
+    """
+
+    query_positions: Positions
+    key_positions: Positions
+    tables: tuple[Float[Tensor, "rows queries dim"], ...] = ()
+    rotations: tuple[Rotation, ...] = ()
+    scores: tuple[Score | RowScore, ...] = ()
+    values: tuple[Value, ...] = ()
+
+    @property
+    def doors(self) -> tuple[str, ...]:
+        """The names of the doors this encoding opens."""
+        terms = (self.tables, self.rotations, self.scores, self.values)
+        return tuple(name for name, term in zip(DOORS, terms, strict=True) if term)
+
+    @property
+    def pairs(self) -> Encoding:
+        """The pair doors alone: for queries and keys that are rotated already, as those of a cache are."""
+        return replace(self, tables=(), rotations=())
+
+    def add(self, x: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch tokens dim"]:
+        """The add door: x_i + P[p_i] at the query positions, in x's dtype. Returns x itself where the door is closed.
+
+        Raises ValueError where x is not (batch, tokens, dim) for the positions and vectors at hand.
+        """
+        for table in self.tables:
+            rows, tokens, dim = table.shape
+            if x.dim() != 3 or x.shape[1:] != (tokens, dim) or rows not in (1, x.size(0)):
+                batch = "batch" if rows == 1 else rows
+                raise ValueError(f"x must be ({batch}, {tokens}, {dim}) to add positions to, got {tuple(x.shape)}")
+            x = (x + table).to(x.dtype)
+        return x
+
+    def rotate(
+        self,
+        query: Float[Tensor, "batch heads queries head_dim"],
+        key: Float[Tensor, "batch kv_heads keys head_dim"],
+    ) -> tuple[Float[Tensor, "batch heads queries head_dim"], Float[Tensor, "batch kv_heads keys head_dim"]]:
+        """The rotate door: T(p_i) q_i at the query positions and T(p_j) k_j at the key positions.
+
+        Raises ValueError where the tensors are not for these positions.
+        """
+        self.check(query, key)
+        for rotation in self.rotations:
+            query, key = rotation.query(query), rotation.key(key)
+        return query, key
+
+    def check(self, query: Tensor, key: Tensor) -> None:
+        """ValueError unless query and key (batch, heads, tokens, head_dim) have the tokens this was made for."""
+        for name, x, positions in (("query", query, self.query_positions), ("key", key, self.key_positions)):
+            if x.dim() != 4:
+                raise ValueError(f"{name} must be (batch, heads, tokens, head_dim), got {tuple(x.shape)}")
+            if x.size(2) != len(positions):
+                raise ValueError(f"{name} has {x.size(2)} tokens, but the encoding was made for {len(positions)}")
+            if positions.rows not in (1, x.size(0)):
+                raise ValueError(f"{name} has batch {x.size(0)}, but the encoding's positions have {positions.rows} rows")
+            if x.device != positions.device:
+                raise ValueError(f"{name} is on {x.device}, but the encoding's positions are on {positions.device}")
+
+    def __add__(self, other: Encoding) -> Encoding:
+        """Both encodings' terms, these first. They must be of the same positions."""
+        if other.query_positions is not self.query_positions or other.key_positions is not self.key_positions:
+            raise ValueError("encodings can be added when they were made for the same positions, got different ones")
+        return replace(
+            self,
+            tables=self.tables + other.tables,
+            rotations=self.rotations + other.rotations,
+            scores=self.scores + other.scores,
+            values=self.values + other.values,
+        )
+
+
+class Scheme(nn.Module):
+    """A positional encoding: a module that owns the parameters; called with positions, it gives an `Encoding`.
+
+    A subclass overrides the methods of the doors that it opens, and nothing else:
+
+    - ``table(positions)`` for add,
+    - ``rotation(positions)`` for rotate,
+    - ``score(query_positions, key_positions)`` for score,
+    - ``value(query_positions, key_positions)`` for value.
+
+    Each returns None where the door stays closed, which is the default. There are no buffers: what follows from the
+    configuration is computed from it, so nothing can go stale, be cast with the module, or be left on ``meta``. A scheme
+    with parameters initialises them in ``reset_parameters()``.
+
+    >>> scheme = RoPE(64) + ALiBi(8)            # schemes compose
+    >>> encoding = scheme(Positions.arange(5))
+    """
+
+    def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Tensor | None:
+        """The vectors to add, (rows, tokens, dim), in ``dtype``."""
+        return None
+
+    def rotation(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Rotation | None:
+        """The maps of queries and of keys at these positions, with what they hold in ``dtype``."""
+        return None
+
+    def score(self, query_positions: Positions, key_positions: Positions) -> Score | RowScore | None:
+        """The term that changes the scores."""
+        return None
+
+    def value(self, query_positions: Positions, key_positions: Positions) -> Value | None:
+        """The term that adds to the output."""
+        return None
+
+    def reset_parameters(self) -> None:
+        """Draws the parameters anew. Schemes without any have nothing to do."""
+
+    def tokens(
+        self, query_positions: Positions, key_positions: Positions | None = None, *, dtype: torch.dtype = torch.float32
+    ) -> Encoding:
+        """The token doors alone, for positions whose vectors or rotated keys are to be kept."""
+        key_positions = query_positions if key_positions is None else key_positions
+        table = self.table(query_positions, dtype)
+        rotation = self.rotation(query_positions, dtype)
+        if rotation is not None and key_positions is not query_positions:
+            of_keys = self.rotation(key_positions, dtype)
+            assert of_keys is not None
+            rotation = Rotation(rotation.query, of_keys.key)
+        return Encoding(
+            query_positions,
+            key_positions,
+            tables=() if table is None else (table,),
+            rotations=() if rotation is None else (rotation,),
+        )
+
+    def pairs(self, query_positions: Positions, key_positions: Positions | None = None) -> Encoding:
+        """The pair doors alone, for queries and keys whose token doors were opened before."""
+        key_positions = query_positions if key_positions is None else key_positions
+        score = self.score(query_positions, key_positions)
+        value = self.value(query_positions, key_positions)
+        return Encoding(
+            query_positions,
+            key_positions,
+            scores=() if score is None else (score,),
+            values=() if value is None else (value,),
+        )
+
+    def forward(
+        self, query_positions: Positions, key_positions: Positions | None = None, *, dtype: torch.dtype = torch.float32
+    ) -> Encoding:
+        """Binds the scheme to positions; keys default to the queries'. ``dtype`` is that of what the encoding holds:
+        float32, or float64 to compare with the truth. Half precision cannot hold a phase and is a ValueError."""
+        if dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"dtype must be float32 or float64, got {dtype}")
+        key_positions = query_positions if key_positions is None else key_positions
+        token_doors = self.tokens(query_positions, key_positions, dtype=dtype)
+        return token_doors + self.pairs(query_positions, key_positions)
+
+    @property
+    def doors(self) -> tuple[str, ...]:
+        """The names of the doors this scheme can open."""
+        methods = ("table", "rotation", "score", "value")
+        own = (getattr(type(self), name) is not getattr(Scheme, name) for name in methods)
+        return tuple(door for door, opened in zip(DOORS, own, strict=True) if opened)
+
+    def __add__(self, other: Scheme) -> Scheme:
+        """Both schemes as one; their terms are opened from left to right."""
+        if not isinstance(other, Scheme):
+            return NotImplemented
+        return Composition(*self.parts, *other.parts)
+
+    @property
+    def parts(self) -> tuple[Scheme, ...]:
+        """The schemes that this one is composed of: itself, unless it is a composition."""
+        return (self,)
+
+
+class Composition(Scheme):
+    """Several schemes as one: ``rope + alibi``. Terms are opened in the order of the parts."""
+
+    def __init__(self, *parts: Scheme) -> None:
+        super().__init__()
+        self.schemes = nn.ModuleList(parts)
+
+    @property
+    def parts(self) -> tuple[Scheme, ...]:
+        """The schemes that this one is composed of."""
+        return tuple(scheme for scheme in self.schemes if isinstance(scheme, Scheme))
+
+    @property
+    def doors(self) -> tuple[str, ...]:
+        """The names of the doors that any of the parts can open."""
+        opened = {door for part in self.parts for door in part.doors}
+        return tuple(door for door in DOORS if door in opened)
+
+    def tokens(
+        self, query_positions: Positions, key_positions: Positions | None = None, *, dtype: torch.dtype = torch.float32
+    ) -> Encoding:
+        """The token doors of every part."""
+        key_positions = query_positions if key_positions is None else key_positions
+        encoding = Encoding(query_positions, key_positions)
+        for part in self.parts:
+            encoding = encoding + part.tokens(query_positions, key_positions, dtype=dtype)
+        return encoding
+
+    def pairs(self, query_positions: Positions, key_positions: Positions | None = None) -> Encoding:
+        """The pair doors of every part."""
+        key_positions = query_positions if key_positions is None else key_positions
+        encoding = Encoding(query_positions, key_positions)
+        for part in self.parts:
+            encoding = encoding + part.pairs(query_positions, key_positions)
+        return encoding
+
+    def reset_parameters(self) -> None:
+        """Draws the parameters of every part anew."""
+        for part in self.parts:
+            part.reset_parameters()

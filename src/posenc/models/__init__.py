@@ -1,0 +1,5 @@
+"""A Transformer on one page, that takes any scheme."""
+
+from posenc.models.transformer import Decoder, Encoder, KVCache
+
+__all__ = ["Decoder", "Encoder", "KVCache"]

@@ -1,0 +1,252 @@
+"""A decoder and an encoder, pre-norm, with grouped queries, that take any scheme or composition of schemes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posenc.backends.attention import attention
+from posenc.encoding import Encoding, Scheme
+from posenc.positions import PADDING, Positions
+from posenc.schemes.nope import NoPE
+
+
+class KVCache:
+    """Keys, already rotated, and values of every layer, with the positions they stand at. For inference.
+
+    The buffers double when they are full, so that appending a token does not copy the cache each time.
+    """
+
+    def __init__(self) -> None:
+        self.positions: Positions | None = None
+        self._buffers: list[tuple[Tensor, Tensor]] = []
+
+    def __len__(self) -> int:
+        return 0 if self.positions is None else len(self.positions)
+
+    def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Keeps one layer's new keys and values (batch, kv_heads, tokens, head_dim); gives all there are."""
+        if torch.is_grad_enabled() and key.requires_grad:
+            raise ValueError("a KVCache is for inference: call the model under torch.no_grad()")
+        start, stop = len(self), len(self) + key.size(2)
+        if layer == len(self._buffers):
+            self._buffers.append((key.new_empty(0), value.new_empty(0)))
+        kept = list(self._buffers[layer])
+        for n, new in enumerate((key, value)):
+            if kept[n].dim() != 4 or kept[n].size(2) < stop:
+                grown = new.new_empty(*new.shape[:2], max(stop, 2 * start), new.size(3))
+                if start:
+                    grown[:, :, :start] = kept[n][:, :, :start]
+                kept[n] = grown
+            kept[n][:, :, start:stop] = new
+        self._buffers[layer] = (kept[0], kept[1])
+        return kept[0][:, :, :stop], kept[1][:, :, :stop]
+
+
+class SelfAttention(nn.Module):
+    """Multi-head attention whose queries and keys are rotated here, so that the cache keeps rotated keys."""
+
+    def __init__(self, dim: int, num_heads: int, num_kv_heads: int) -> None:
+        super().__init__()
+        self.head_dim = dim // num_heads
+        self.query = nn.Linear(dim, num_heads * self.head_dim, bias=False)
+        self.key = nn.Linear(dim, num_kv_heads * self.head_dim, bias=False)
+        self.value = nn.Linear(dim, num_kv_heads * self.head_dim, bias=False)
+        self.out = nn.Linear(num_heads * self.head_dim, dim, bias=False)
+
+    def forward(
+        self, x: Tensor, tokens: Encoding, pairs: Encoding, is_causal: bool, cache: KVCache | None, layer: int
+    ) -> Tensor:
+        query, key, value = (
+            project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for project in (self.query, self.key, self.value)
+        )
+        query, key = tokens.rotate(query, key)
+        if cache is not None:
+            key, value = cache.append(layer, key, value)
+        out = attention(query, key, value, pairs, is_causal=is_causal)
+        assert isinstance(out, Tensor)
+        return self.out(out.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    """Pre-norm attention and a four times wider GELU network, each added to the stream."""
+
+    def __init__(self, dim: int, num_heads: int, num_kv_heads: int) -> None:
+        super().__init__()
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.attention = SelfAttention(dim, num_heads, num_kv_heads)
+        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+
+    def forward(
+        self, x: Tensor, tokens: Encoding, pairs: Encoding, is_causal: bool, cache: KVCache | None, layer: int
+    ) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), tokens, pairs, is_causal, cache, layer)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Trunk(nn.Module):
+    """The blocks and the positions: what decoder and encoder share.
+
+    ``inject`` says where the add door opens: once, on the ``"input"``, or before ``"every_layer"``. With ``per_layer``
+    every layer has a copy of the scheme with parameters of its own; otherwise all layers share the one that was given.
+    The weights of the blocks are drawn before those of the copies, so at a seed they are the same for every scheme.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_layers: int,
+        num_heads: int,
+        num_kv_heads: int | None,
+        position: Scheme | None,
+        inject: Literal["input", "every_layer"],
+        per_layer: bool,
+        is_causal: bool,
+    ) -> None:
+        super().__init__()
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        position = NoPE() if position is None else position
+        if dim % num_heads:
+            raise ValueError(f"dim must be a multiple of num_heads = {num_heads}, got {dim}")
+        if num_heads % num_kv_heads:
+            raise ValueError(f"num_heads must be a multiple of num_kv_heads = {num_kv_heads}, got {num_heads}")
+        if inject not in ("input", "every_layer"):
+            raise ValueError(f"inject must be 'input' or 'every_layer', got {inject!r}")
+        if per_layer and inject == "input" and "add" in position.doors:
+            raise ValueError(
+                "per_layer gives every layer a table of its own, but inject='input' adds the first one alone: "
+                "use inject='every_layer'"
+            )
+        self.inject, self.is_causal = inject, is_causal
+        self.blocks = nn.ModuleList(Block(dim, num_heads, num_kv_heads) for _ in range(num_layers))
+        self.norm = nn.LayerNorm(dim)
+        copies = [copy.deepcopy(position) for _ in range(num_layers - 1)] if per_layer else []
+        for scheme in copies:
+            scheme.reset_parameters()
+        self.positions = nn.ModuleList([position, *copies])
+
+    def forward(self, x: Tensor, positions: Positions, cache: KVCache | None) -> Tensor:
+        known = positions if cache is None or cache.positions is None else Positions.cat([cache.positions, positions])
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        tokens = [scheme.tokens(positions, dtype=dtype) for scheme in self.positions]
+        pairs = [scheme.pairs(positions, known) for scheme in self.positions]
+        for layer, block in enumerate(self.blocks):
+            own = layer % len(tokens)  # one scheme for all layers, or one each
+            if layer == 0 or self.inject == "every_layer":
+                x = tokens[own].add(x)
+            x = block(x, tokens[own], pairs[own], self.is_causal, cache, layer)
+        if cache is not None:
+            cache.positions = known
+        return self.norm(x)
+
+
+class Decoder(nn.Module):
+    """A causal language model.
+
+    ``position`` is any scheme or composition (None: NoPE); see `Trunk` for ``inject`` and ``per_layer``.
+
+    >>> model = Decoder(256, dim=128, num_layers=4, num_heads=4, position=posenc.ALiBi(4))
+    >>> model(torch.randint(256, (2, 30))).shape
+    torch.Size([2, 30, 256])
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        dim: int,
+        num_layers: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        *,
+        position: Scheme | None = None,
+        inject: Literal["input", "every_layer"] = "input",
+        per_layer: bool = False,
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocab_size, dim)
+        self.head = nn.Linear(dim, vocab_size, bias=False)
+        self.trunk = Trunk(dim, num_layers, num_heads, num_kv_heads, position, inject, per_layer, is_causal=True)
+
+    def forward(
+        self, tokens: Int[Tensor, "batch tokens"], positions: Positions | None = None, *, cache: KVCache | None = None
+    ) -> Float[Tensor, "batch tokens vocab"]:
+        """The logits of each next token.
+
+        Positions default to 0 .. N-1, or to those that follow the cache's. With a ``cache`` the tokens see what it
+        holds, and their keys and values are appended to it.
+        """
+        if positions is None:
+            if cache is not None and cache.positions is not None:
+                positions = cache.positions.following(tokens.size(1))
+            else:
+                positions = Positions.arange(tokens.size(1), device=tokens.device)
+        return self.head(self.trunk(self.embedding(tokens), positions, cache))
+
+    @torch.no_grad()
+    def generate(
+        self,
+        tokens: Int[Tensor, "batch tokens"],
+        max_new_tokens: int,
+        positions: Positions | None = None,
+        *,
+        temperature: float = 0.0,
+        generator: torch.Generator | None = None,
+    ) -> Int[Tensor, "batch new_tokens"]:
+        """Continues every row by ``max_new_tokens``, with a cache: the likeliest token at temperature 0, else a draw.
+
+        Prompts of different lengths are padded (on either side) and described by ``Positions.padded(mask)``.
+        """
+        if tokens.size(1) == 0 or max_new_tokens < 0:
+            raise ValueError(
+                f"generate needs a prompt and max_new_tokens >= 0, got {tokens.size(1)} tokens and {max_new_tokens}"
+            )
+        if temperature < 0:
+            raise ValueError(f"temperature must not be negative, got {temperature}")
+        cache = KVCache()
+        positions = Positions.arange(tokens.size(1), device=tokens.device) if positions is None else positions
+        chosen: list[Tensor] = []
+        while len(chosen) < max_new_tokens:
+            logits = self(tokens, positions, cache=cache)
+            last = torch.where(positions.document != PADDING, positions.order, -1).argmax(1).expand(tokens.size(0))
+            logits = logits[torch.arange(tokens.size(0), device=tokens.device), last]
+            if temperature:
+                tokens = torch.multinomial(F.softmax(logits / temperature, -1), 1, generator=generator)
+            else:
+                tokens = logits.argmax(-1, keepdim=True)
+            chosen.append(tokens)
+            assert cache.positions is not None
+            positions = cache.positions.following()
+        return torch.cat(chosen, 1) if chosen else tokens[:, :0]
+
+
+class Encoder(nn.Module):
+    """A bidirectional encoder: tokens to vectors. `Decoder` without the causal mask, the head and the cache."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        dim: int,
+        num_layers: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        *,
+        position: Scheme | None = None,
+        inject: Literal["input", "every_layer"] = "input",
+        per_layer: bool = False,
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocab_size, dim)
+        self.trunk = Trunk(dim, num_layers, num_heads, num_kv_heads, position, inject, per_layer, is_causal=False)
+
+    def forward(
+        self, tokens: Int[Tensor, "batch tokens"], positions: Positions | None = None
+    ) -> Float[Tensor, "batch tokens dim"]:
+        """The last layer's vectors. Positions default to 0 .. N-1."""
+        positions = Positions.arange(tokens.size(1), device=tokens.device) if positions is None else positions
+        return self.trunk(self.embedding(tokens), positions, None)

@@ -1,0 +1,351 @@
+"""Where tokens are: coordinates, order, document and segment, passed as data and never read off a tensor's index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int, Shaped
+from torch import Tensor
+
+PADDING = -1  # the document that no token belongs to
+
+
+class PositionError(ValueError):
+    """A position that a scheme cannot encode: the message names the scheme, its limit and the position."""
+
+
+class Positions:
+    """The positions of a batch of token rows.
+
+    Four facts about every token, each answering a different question:
+
+    - ``coords`` (B or 1, N[, axes]), int64, float32 or float64: what a *scheme* sees. May be offset, repeated, unsorted,
+      fractional, or have several axes (row and column of an image patch).
+    - ``order`` (B or 1, N), int64: what *causality* sees. A query sees keys whose order is not above its own.
+    - ``document`` (B or 1, N), int64: *who may see whom*. Tokens see their own document alone; -1 is padding, which
+      belongs to none: nobody sees it and it sees nobody.
+    - ``segment`` (B or 1, N), int64 or None: premise or hypothesis, for schemes that encode it.
+
+    Left out, ``order`` counts 0..N-1 and every token is of document 0. One row serves the whole batch. Instances are
+    immutable: every method returns new positions.
+
+    >>> Positions.arange(5)[2:].coords
+    tensor([[2, 3, 4]])
+
+    Raises ValueError for a wrong shape, dtype or device, naming the argument.
+    """
+
+    __slots__ = ("_bounds", "_run", "coords", "document", "order", "segment")
+
+    coords: Shaped[Tensor, "rows tokens *axes"]
+    order: Int[Tensor, "rows tokens"]
+    document: Int[Tensor, "rows tokens"]
+    segment: Int[Tensor, "rows tokens"] | None
+    # What is known of the values without reading them (reading would wait for the GPU, and break a compiled graph):
+    _run: tuple[int, int] | None  # one document without padding, order start, start+1, ... stop-1 in every row
+    _bounds: tuple[int, int] | None  # every coordinate lies within [lowest, highest]; never too narrow
+
+    def __init__(
+        self,
+        coords: Tensor,
+        *,
+        order: Tensor | None = None,
+        document: Tensor | None = None,
+        segment: Tensor | None = None,
+        _run: tuple[int, int] | None = None,
+        _bounds: tuple[int, int] | None = None,
+    ) -> None:
+        if not isinstance(coords, Tensor) or coords.dim() not in (2, 3):
+            raise ValueError(f"coords must be a tensor (rows, tokens) or (rows, tokens, axes), got {_describe(coords)}")
+        if coords.dtype not in (torch.int64, torch.float32, torch.float64):
+            raise ValueError(
+                f"coords must be int64, float32 or float64 (half precision cannot tell 256 from 257), got {coords.dtype}"
+            )
+        tokens = coords.size(1)
+        rows = coords.size(0)
+        for name, value in (("order", order), ("document", document), ("segment", segment)):
+            if value is None:
+                continue
+            if not isinstance(value, Tensor) or value.dim() != 2 or value.size(1) != tokens:
+                raise ValueError(f"{name} must be a tensor (rows, {tokens}) like coords, got {_describe(value)}")
+            if value.dtype != torch.int64:
+                raise ValueError(f"{name} must be int64, got {value.dtype}")
+            if value.device != coords.device:
+                raise ValueError(f"{name} must be on {coords.device} like coords, got {value.device}")
+            if rows != 1 and value.size(0) not in (1, rows):
+                raise ValueError(f"{name} must have 1 or {rows} rows like coords, got {value.size(0)}")
+            rows = max(rows, value.size(0))
+        if order is None and document is None and _run is None:
+            _run = (0, tokens)
+        if order is None:
+            order = torch.arange(tokens, device=coords.device)[None]
+        if document is None:
+            document = torch.zeros((1, tokens), dtype=torch.int64, device=coords.device)
+        self.coords = coords.expand(rows, *coords.shape[1:])
+        self.order = order.expand(rows, -1)
+        self.document = document.expand(rows, -1)
+        self.segment = None if segment is None else segment.expand(rows, -1)
+        self._run = _run
+        self._bounds = _bounds
+
+    # -- making them --------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def arange(cls, n: int, start: int = 0, *, device: torch.device | str | None = None) -> Positions:
+        """One row of text: coordinates and order ``start, start + 1, ..., start + n - 1``.
+
+        >>> Positions.arange(3, start=7).coords
+        tensor([[7, 8, 9]])
+        """
+        if n < 0:
+            raise ValueError(f"n must not be negative, got {n}")
+        line = torch.arange(start, start + n, device=device)[None]
+        bounds = (start, start + n - 1) if n else None
+        return cls(line, order=line, _run=(start, start + n), _bounds=bounds)
+
+    @classmethod
+    def grid(cls, height: int, width: int, *, device: torch.device | str | None = None) -> Positions:
+        """One row of image patches in raster order, coordinates (row, column).
+
+        >>> Positions.grid(2, 3).coords[0].tolist()
+        [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
+        """
+        if height < 0 or width < 0:
+            raise ValueError(f"height and width must not be negative, got {height} and {width}")
+        row, column = torch.meshgrid(
+            torch.arange(height, device=device), torch.arange(width, device=device), indexing="ij"
+        )
+        coords = torch.stack((row.reshape(-1), column.reshape(-1)), dim=-1)[None]
+        return cls(coords, _bounds=(0, max(height, width) - 1) if height * width else None)
+
+    @classmethod
+    def packed(
+        cls, lengths: Sequence[int] | Sequence[Sequence[int]], *, device: torch.device | str | None = None
+    ) -> Positions:
+        """Documents laid end to end: coordinates restart in each, order runs on, no document sees another.
+
+        ``lengths`` are those of one row, or one sequence per row; rows that end early are padded on the right.
+
+        >>> packed = Positions.packed([2, 3])
+        >>> packed.coords.tolist(), packed.document.tolist()
+        ([[0, 1, 0, 1, 2]], [[0, 0, 1, 1, 1]])
+        """
+        rows = [[n] if isinstance(n, int) else list(n) for n in lengths]
+        if all(isinstance(n, int) for n in lengths):
+            rows = [[n for row in rows for n in row]]
+        if any(n < 0 for row in rows for n in row):
+            raise ValueError(f"lengths must not be negative, got {list(lengths)}")
+        tokens = max((sum(row) for row in rows), default=0)
+        coords = [[p for n in row for p in range(n)] for row in rows]
+        document = [[d for d, n in enumerate(row) for _ in range(n)] for row in rows]
+        order = [list(range(len(row))) for row in coords]
+        fill = [tokens - len(row) for row in coords]
+        longest = max((n for row in rows for n in row), default=0)
+
+        def tensor(values: list[list[int]], padding: int) -> Tensor:
+            padded = [row + [padding] * f for row, f in zip(values, fill, strict=True)]
+            return torch.tensor(padded, dtype=torch.int64, device=device).reshape(len(rows), tokens)
+
+        return cls(
+            tensor(coords, 0),
+            order=tensor(order, 0),
+            document=tensor(document, PADDING),
+            _bounds=(0, max(longest - 1, 0)),
+        )
+
+    @classmethod
+    def padded(cls, mask: Bool[Tensor, "rows tokens"]) -> Positions:
+        """Rows of text with padding anywhere (left, right, inside): ``mask`` is True where there is a token.
+
+        Coordinates and order count the tokens of each row and skip the padding.
+
+        >>> Positions.padded(torch.tensor([[False, True, True]])).coords
+        tensor([[0, 0, 1]])
+        """
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.dim() != 2:
+            raise ValueError(f"mask must be a bool tensor (rows, tokens), True = token, got {_describe(mask)}")
+        count = (mask.long().cumsum(1) - 1).masked_fill(~mask, 0)
+        document = torch.where(mask, 0, PADDING)
+        return cls(count, order=count, document=document, _bounds=(0, max(mask.size(1) - 1, 0)))
+
+    @staticmethod
+    def cat(parts: Sequence[Positions]) -> Positions:
+        """The tokens of all parts, in turn. Rows must agree or be one; every part has a segment or none has."""
+        if not parts:
+            raise ValueError("cat needs at least one Positions, got none")
+        rows = max(part.rows for part in parts)
+        wide = [part.expand(rows) for part in parts]
+        segments = [part.segment for part in wide if part.segment is not None]
+        if segments and len(segments) != len(parts):
+            raise ValueError("segment must be given in every part or in none")
+        run = parts[0]._run
+        for part in parts[1:]:
+            run = (run[0], part._run[1]) if run and part._run and run[1] == part._run[0] else None
+        bounds = [part._bounds for part in parts if len(part)]
+        known = [b for b in bounds if b is not None]
+        return Positions(
+            torch.cat([part.coords for part in wide], 1),
+            order=torch.cat([part.order for part in wide], 1),
+            document=torch.cat([part.document for part in wide], 1),
+            segment=torch.cat(segments, 1) if segments else None,
+            _run=run,
+            _bounds=(min(b[0] for b in known), max(b[1] for b in known)) if known and len(known) == len(bounds) else None,
+        )
+
+    # -- changing them ------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, index: slice | Int[Tensor, " chosen"]) -> Positions:
+        """Tokens ``a:b`` of every row, or those at an index tensor (a permutation, a shard)."""
+        run = None
+        if isinstance(index, slice):
+            if self._run is not None and index.step in (None, 1):
+                start, stop, _ = index.indices(len(self))
+                run = (self._run[0] + start, self._run[0] + max(start, stop))
+        elif not (isinstance(index, Tensor) and index.dim() == 1 and index.dtype == torch.int64):
+            raise ValueError(f"positions are indexed by a slice or a 1-D int64 tensor of tokens, got {_describe(index)}")
+        return Positions(
+            self.coords[:, index],
+            order=self.order[:, index],
+            document=self.document[:, index],
+            segment=None if self.segment is None else self.segment[:, index],
+            _run=run,
+            _bounds=self._bounds,
+        )
+
+    def expand(self, rows: int) -> Positions:
+        """The same positions for ``rows`` rows: one row is repeated (as a view), as many are kept, else ValueError."""
+        if self.rows == rows:
+            return self
+        if self.rows != 1:
+            raise ValueError(f"positions have {self.rows} rows, which do not fit a batch of {rows}")
+        return self._like(
+            coords=self.coords.expand(rows, *self.coords.shape[1:]),
+            order=self.order.expand(rows, -1),
+            document=self.document.expand(rows, -1),
+            segment=None if self.segment is None else self.segment.expand(rows, -1),
+        )
+
+    def shift(self, offset: int) -> Positions:
+        """Every coordinate moved by ``offset``; order and documents stay."""
+        bounds = None if self._bounds is None else (self._bounds[0] + offset, self._bounds[1] + offset)
+        return self._like(coords=self.coords + offset, _bounds=bounds)
+
+    def with_segment(self, segment: Int[Tensor, "rows tokens"]) -> Positions:
+        """The same positions, with the segment of each token."""
+        return self._like(segment=segment)
+
+    def following(self, n: int = 1) -> Positions:
+        """The ``n`` positions that come after these in each row: what a model generates next.
+
+        They continue the document of the row's last token, its coordinate and its order. Text only (one axis).
+        """
+        coords = self.scalar("following")
+        if len(self) == 0:
+            return Positions.arange(n, device=self.device)
+        if self._run is not None and self._bounds == (self._run[0], self._run[1] - 1) and self.segment is None:
+            return Positions.arange(n, self._run[1], device=self.device)
+        token = self.document != PADDING
+        last = torch.where(token, self.order, -1).argmax(1, keepdim=True)
+        ahead = torch.arange(1, n + 1, device=self.device)
+        bounds = None if self._bounds is None else (self._bounds[0], self._bounds[1] + n)
+        # A row of padding alone has no document to continue: its first token opens document 0 at position 0.
+        empty = ~token.any(1, keepdim=True)
+        return Positions(
+            torch.where(empty, ahead - 1, coords.gather(1, last) + ahead),
+            order=torch.where(empty, ahead - 1, self.order.gather(1, last) + ahead),
+            document=torch.where(empty, 0, self.document.gather(1, last)).expand(-1, n),
+            segment=None if self.segment is None else self.segment.gather(1, last).expand(-1, n),
+            _bounds=bounds,
+        )
+
+    def to(self, device: torch.device | str) -> Positions:
+        """The same positions on another device."""
+        segment = None if self.segment is None else self.segment.to(device)
+        return self._like(
+            coords=self.coords.to(device),
+            order=self.order.to(device),
+            document=self.document.to(device),
+            segment=segment,
+        )
+
+    def _like(self, **changes: Any) -> Positions:
+        kept = {name: getattr(self, name) for name in Positions.__slots__}
+        kept |= changes
+        return Positions(kept.pop("coords"), **kept)
+
+    # -- reading them -------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self.coords.size(1)
+
+    @property
+    def rows(self) -> int:
+        """Rows of positions: the batch size, or 1 where one row serves all."""
+        return self.coords.size(0)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the positions are kept."""
+        return self.coords.device
+
+    def __repr__(self) -> str:
+        axes = f", axes={self.coords.size(2)}" if self.coords.dim() == 3 else ""
+        return f"Positions(rows={self.rows}, tokens={len(self)}{axes}, {self.coords.dtype}, {self.device})"
+
+    def scalar(self, scheme: str) -> Shaped[Tensor, "rows tokens"]:
+        """The one coordinate of each token; ValueError in the name of ``scheme`` where tokens have several axes."""
+        if self.coords.dim() == 2:
+            return self.coords
+        if self.coords.size(2) == 1:
+            return self.coords[..., 0]
+        raise ValueError(f"{scheme} takes one coordinate per token, got positions of {self.coords.size(2)} axes")
+
+    def index(self, scheme: str, limit: int) -> Int[Tensor, "rows tokens"]:
+        """The one coordinate of each token as an index into a table of ``limit`` rows.
+
+        Raises ValueError for fractional coordinates, PositionError for one outside 0..limit-1. Padding reads row 0.
+        """
+        coords = self.scalar(scheme)
+        if coords.dtype != torch.int64:
+            raise ValueError(f"{scheme} looks positions up in a table and needs int64 coordinates, got {coords.dtype}")
+        coords = coords.masked_fill(self.document == PADDING, 0) if self._run is None else coords
+        if self._bounds is None or self._bounds[0] < 0 or self._bounds[1] >= limit:
+            check_index(coords, limit, scheme, "positions")
+        return coords
+
+
+def check_index(index: Int[Tensor, "..."], limit: int, scheme: str, what: str) -> None:
+    """PositionError unless every entry lies within 0..limit-1. Reads the values, so it waits for a GPU."""
+    if index.numel() == 0 or index.is_meta:
+        return
+    lowest, highest = (int(v) for v in torch.aminmax(index))
+    if lowest < 0 or highest >= limit:
+        raise PositionError(f"{scheme} encodes {what} 0 to {limit - 1}, got {lowest if lowest < 0 else highest}")
+
+
+def visible(
+    query_positions: Positions, key_positions: Positions, *, is_causal: bool
+) -> Bool[Tensor, "rows queries keys"] | None:
+    """Which key each query may see: its own document, no padding and, if causal, no order above its own.
+
+    None where every query is known to see every key, so that nothing needs masking.
+    """
+    query, key = query_positions, key_positions
+    one_run = query._run is not None and key._run is not None
+    causal = is_causal and not (one_run and key._run[1] - 1 <= query._run[0])
+    if one_run and not causal:
+        return None
+    same = query.document[:, :, None] == key.document[:, None, :]
+    same = same & (key.document != PADDING)[:, None, :]
+    return same & (key.order[:, None, :] <= query.order[:, :, None]) if causal else same
+
+
+def same_run(query_positions: Positions, key_positions: Positions) -> bool:
+    """True where queries and keys are known to be the same unbroken run of tokens: a plain square of attention."""
+    return query_positions._run is not None and query_positions._run == key_positions._run
+
+
+def _describe(value: object) -> str:
+    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else f"{type(value).__name__} {value!r}"

@@ -1,0 +1,69 @@
+"""ALiBi: a penalty on the score that grows linearly with distance."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from posenc.encoding import Score, ScoreFunction, Scheme
+from posenc.positions import Positions
+
+
+class ALiBi(Scheme):
+    """Attention with linear biases: head h subtracts m_h times the distance from the score.
+
+    Formula:
+
+        causal         s_ij - m_h (p_i - p_j)
+        bidirectional  s_ij - m_h |p_i - p_j|
+
+    where s_ij = q_i . k_j / sqrt(d); the bias itself is *not* divided. For a power of two of heads, m_h = 2^(-8h/H),
+    h = 1 .. H. For any other H: the slopes of the largest power of two below, then every other slope of twice that many
+    heads. The bidirectional form is blind to direction. Nothing is learned.
+
+    The causal form gives a key after its query a positive bias; under a causal mask no query sees one.
+
+    Shapes: score (batch, num_heads, queries, keys). Distances are taken between integers and are exact.
+    Errors: ValueError for num_heads below 1, or queries with another number of heads.
+    Source: Press, Smith & Lewis 2022, "Train Short, Test Long", section 3 and the authors' code for other head counts.
+    """
+
+    def __init__(self, num_heads: int, bidirectional: bool = False) -> None:
+        super().__init__()
+        if num_heads < 1:
+            raise ValueError(f"num_heads must be positive, got {num_heads}")
+        self.num_heads, self.bidirectional = num_heads, bidirectional
+
+    @property
+    def slopes(self) -> tuple[float, ...]:
+        """m_h for every head."""
+        power = 2 ** int(math.log2(self.num_heads))
+        exponents = [8 * (h + 1) / power for h in range(power)]
+        exponents += [8 * (h + 1) / (2 * power) for h in range(0, 2 * power, 2)][: self.num_heads - power]
+        return tuple(2.0**-e for e in exponents)
+
+    def score(self, query_positions: Positions, key_positions: Positions) -> Score:
+        """The bias, a function of positions alone."""
+        query_positions.scalar("ALiBi"), key_positions.scalar("ALiBi")
+
+        def bind(query: Tensor, key: Tensor, scale: float) -> ScoreFunction:
+            if query.size(1) != self.num_heads:
+                raise ValueError(f"ALiBi has slopes for {self.num_heads} heads, got queries of {query.size(1)}")
+            slopes = torch.tensor(self.slopes, dtype=torch.float64, device=query.device)
+            x = query_positions.expand(query.size(0)).scalar("ALiBi")
+            y = key_positions.expand(query.size(0)).scalar("ALiBi")
+
+            def biased(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+                distance = x[b, i] - y[b, j]
+                if self.bidirectional:
+                    distance = distance.abs()
+                return score - slopes.to(score.dtype)[h] * distance.to(score.dtype)
+
+            return biased
+
+        return Score(bind, additive=True, content_free=True)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_heads}, bidirectional={self.bidirectional}"

@@ -1,0 +1,44 @@
+"""Learned: a trainable vector per position, added to the input."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posenc.encoding import Scheme
+from posenc.positions import Positions
+
+
+class Learned(Scheme):
+    """A learned vector for each position 0 .. max_positions - 1, added to the input.
+
+    Formula: x_i <- x_i + W[p_i], W drawn from N(0, 0.02^2). Undefined past the table, and it says so.
+
+    A model that adds positions in every layer may share one table or hold one instance per layer; which of the two is
+    the model's choice, not the scheme's.
+
+    Parameters: max_positions x dim. Shapes: table (rows, tokens, dim). Coordinates must be int64.
+    Errors: PositionError for a position outside the table; ValueError for fractional or multi-axis positions.
+    Source: Gehring et al. 2017, "Convolutional Sequence to Sequence Learning", section 3.1; Devlin et al. 2019, "BERT",
+    for the initialisation.
+    """
+
+    def __init__(self, max_positions: int, dim: int) -> None:
+        super().__init__()
+        for name, value in (("max_positions", max_positions), ("dim", dim)):
+            if value < 1:
+                raise ValueError(f"{name} must be positive, got {value}")
+        self.weight = nn.Parameter(torch.empty(max_positions, dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """W from N(0, 0.02^2)."""
+        nn.init.normal_(self.weight, std=0.02)
+
+    def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "rows tokens dim"]:
+        """The rows W[p]."""
+        return self.weight[positions.index("Learned", self.weight.size(0))].to(dtype)
+
+    def extra_repr(self) -> str:
+        return ", ".join(str(size) for size in self.weight.shape)

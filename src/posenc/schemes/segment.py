@@ -1,0 +1,44 @@
+"""Segment: a trainable vector per segment, added to the input."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posenc.encoding import Scheme
+from posenc.positions import Positions, check_index
+
+
+class Segment(Scheme):
+    """A learned vector for each segment (premise or hypothesis), added to the input.
+
+    Formula: x_i <- x_i + W[segment_i], W drawn from N(0, 0.02^2). It tells parts of the input apart, not positions
+    within a part, so it is composed with a scheme that does: ``Learned(512, dim) + Segment(2, dim)`` is BERT's input.
+
+    Parameters: num_segments x dim. Shapes: table (rows, tokens, dim).
+    Errors: ValueError for positions without segments; PositionError for a segment outside the table.
+    Source: Devlin et al. 2019, "BERT", section 3 and figure 2.
+    """
+
+    def __init__(self, num_segments: int, dim: int) -> None:
+        super().__init__()
+        for name, value in (("num_segments", num_segments), ("dim", dim)):
+            if value < 1:
+                raise ValueError(f"{name} must be positive, got {value}")
+        self.weight = nn.Parameter(torch.empty(num_segments, dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """W from N(0, 0.02^2)."""
+        nn.init.normal_(self.weight, std=0.02)
+
+    def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "rows tokens dim"]:
+        """The rows W[segment]."""
+        if positions.segment is None:
+            raise ValueError("Segment needs positions with a segment per token: positions.with_segment(segment)")
+        check_index(positions.segment, self.weight.size(0), "Segment", "segments")
+        return self.weight[positions.segment].to(dtype)
+
+    def extra_repr(self) -> str:
+        return ", ".join(str(size) for size in self.weight.shape)
