@@ -44,7 +44,7 @@ _HOMES = {
     "Sinusoidal": "schemes.sinusoidal",
 }
 
-__all__ = list(_HOMES)  # noqa: PLE0604
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

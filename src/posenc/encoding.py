@@ -47,13 +47,42 @@ class Rotation:
     key: TokenMap
 
 
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Some queries against some keys, with their positions: all of a call, or the part a backend is working on.
+
+    ``query`` (B, H, m, d) and ``key`` (B, H or fewer, n, d) are as they enter the inner product, already rotated.
+    ``scale`` is the factor of that inner product. Positions have a row per batch row.
+    """
+
+    query: Float[Tensor, "batch heads queries head_dim"]
+    key: Float[Tensor, "batch kv_heads keys head_dim"]
+    query_positions: Positions
+    key_positions: Positions
+    scale: float
+
+    def __post_init__(self) -> None:
+        batch = self.query.size(0)
+        object.__setattr__(self, "query_positions", self.query_positions.expand(batch))
+        object.__setattr__(self, "key_positions", self.key_positions.expand(batch))
+
+    @property
+    def indices(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """b, h, i, j as index tensors that broadcast to (batch, heads, queries, keys)."""
+        sizes = (*self.query.shape[:3], self.key.size(2))
+        b, h, i, j = (
+            torch.arange(n, device=self.query.device).view([-1 if axis == a else 1 for a in range(4)])
+            for axis, n in enumerate(sizes)
+        )
+        return b, h, i, j
+
+
 @dataclass(frozen=True)
 class Score:
-    """A term of the score door: ``bind(query, key, scale)`` gives the function that changes one score.
+    """A term of the score door: ``bind(block)`` gives the function that changes one score of that block.
 
-    ``query`` (B, H, M, d) and ``key`` (B, H or fewer, N, d) are as they enter the inner product, already rotated, so a
-    function may close over what it makes of them (q times a table) without an M x N x d tensor. ``scale`` is the factor
-    of the inner product, for terms that share it.
+    Binding may make of the block's queries what the function will index (q times a table), so no M x N x d tensor is
+    ever needed; and since it closes over nothing but parameters, a backend may bind all of a call or a block at a time.
 
     The other fields are facts that backends may use and never need:
 
@@ -61,29 +90,30 @@ class Score:
     - ``content_free``: the function looks at positions alone, so it is the same in every batch row whose positions are.
     """
 
-    bind: Callable[[Tensor, Tensor, float], ScoreFunction]
+    bind: Callable[[Block], ScoreFunction]
     additive: bool = True
     content_free: bool = False
 
 
 @dataclass(frozen=True)
 class RowScore:
-    """A term of the score door that needs the whole row of scores of a query at once (CoPE counts along it)."""
+    """A term of the score door that needs the whole row of scores of a query at once (CoPE counts along it). Its blocks
+    hold all keys of the call."""
 
-    bind: Callable[[Tensor, Tensor, float], RowFunction]
+    bind: Callable[[Block], RowFunction]
 
 
 @dataclass(frozen=True)
 class Value:
     """A term of the value door: o_i += sum_j a_ij table[bucket(i, j)].
 
-    ``table`` is (buckets, d) or (heads, buckets, d). ``bind(batch)`` gives ``bucket(b, h, i, j)``, an int64 index. A
+    ``table`` is (buckets, d) or (heads, buckets, d). ``bind(block)`` gives ``bucket(b, h, i, j)``, an int64 index. A
     table and an index, not w itself: the attention mass per bucket times the table is linear in memory, where w would
     be M x N x d.
     """
 
-    table: Float[Tensor, "... buckets head_dim"]
-    bind: Callable[[int], Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]]
+    table: Float[Tensor, "*heads buckets head_dim"]
+    bind: Callable[[Block], Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +176,9 @@ class Encoding:
             if x.size(2) != len(positions):
                 raise ValueError(f"{name} has {x.size(2)} tokens, but the encoding was made for {len(positions)}")
             if positions.rows not in (1, x.size(0)):
-                raise ValueError(f"{name} has batch {x.size(0)}, but the encoding's positions have {positions.rows} rows")
+                raise ValueError(
+                    f"{name} has batch {x.size(0)}, but the encoding's positions have {positions.rows} rows"
+                )
             if x.device != positions.device:
                 raise ValueError(f"{name} is on {x.device}, but the encoding's positions are on {positions.device}")
 
@@ -170,12 +202,12 @@ class Scheme(nn.Module):
 
     - ``table(positions)`` for add,
     - ``rotation(positions)`` for rotate,
-    - ``score(query_positions, key_positions)`` for score,
-    - ``value(query_positions, key_positions)`` for value.
+    - ``score()`` for score,
+    - ``value()`` for value.
 
     Each returns None where the door stays closed, which is the default. There are no buffers: what follows from the
-    configuration is computed from it, so nothing can go stale, be cast with the module, or be left on ``meta``. A scheme
-    with parameters initialises them in ``reset_parameters()``.
+    configuration is computed from it, so nothing can go stale, be cast with the module, or be left on ``meta``. A
+    scheme with parameters initialises them in ``reset_parameters()``.
 
     >>> scheme = RoPE(64) + ALiBi(8)            # schemes compose
     >>> encoding = scheme(Positions.arange(5))
@@ -189,12 +221,12 @@ class Scheme(nn.Module):
         """The maps of queries and of keys at these positions, with what they hold in ``dtype``."""
         return None
 
-    def score(self, query_positions: Positions, key_positions: Positions) -> Score | RowScore | None:
-        """The term that changes the scores."""
+    def score(self) -> Score | RowScore | None:
+        """The term that changes the scores; it meets the positions when a backend binds it."""
         return None
 
-    def value(self, query_positions: Positions, key_positions: Positions) -> Value | None:
-        """The term that adds to the output."""
+    def value(self) -> Value | None:
+        """The term that adds to the output; it meets the positions when a backend binds it."""
         return None
 
     def reset_parameters(self) -> None:
@@ -221,8 +253,7 @@ class Scheme(nn.Module):
     def pairs(self, query_positions: Positions, key_positions: Positions | None = None) -> Encoding:
         """The pair doors alone, for queries and keys whose token doors were opened before."""
         key_positions = query_positions if key_positions is None else key_positions
-        score = self.score(query_positions, key_positions)
-        value = self.value(query_positions, key_positions)
+        score, value = self.score(), self.value()
         return Encoding(
             query_positions,
             key_positions,

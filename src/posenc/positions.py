@@ -21,8 +21,8 @@ class Positions:
 
     Four facts about every token, each answering a different question:
 
-    - ``coords`` (B or 1, N[, axes]), int64, float32 or float64: what a *scheme* sees. May be offset, repeated, unsorted,
-      fractional, or have several axes (row and column of an image patch).
+    - ``coords`` (B or 1, N[, axes]), int64, float32 or float64: what a *scheme* sees. May be offset, repeated,
+      unsorted, fractional, or have several axes (row and column of an image patch).
     - ``order`` (B or 1, N), int64: what *causality* sees. A query sees keys whose order is not above its own.
     - ``document`` (B or 1, N), int64: *who may see whom*. Tokens see their own document alone; -1 is padding, which
       belongs to none: nobody sees it and it sees nobody.
@@ -61,7 +61,8 @@ class Positions:
             raise ValueError(f"coords must be a tensor (rows, tokens) or (rows, tokens, axes), got {_describe(coords)}")
         if coords.dtype not in (torch.int64, torch.float32, torch.float64):
             raise ValueError(
-                f"coords must be int64, float32 or float64 (half precision cannot tell 256 from 257), got {coords.dtype}"
+                "coords must be int64, float32 or float64 (half precision cannot tell 256 from 257), "
+                f"got {coords.dtype}"
             )
         tokens = coords.size(1)
         rows = coords.size(0)
@@ -191,7 +192,9 @@ class Positions:
             document=torch.cat([part.document for part in wide], 1),
             segment=torch.cat(segments, 1) if segments else None,
             _run=run,
-            _bounds=(min(b[0] for b in known), max(b[1] for b in known)) if known and len(known) == len(bounds) else None,
+            _bounds=(min(b[0] for b in known), max(b[1] for b in known))
+            if known and len(known) == len(bounds)
+            else None,
         )
 
     # -- changing them ------------------------------------------------------------------------------------------------
@@ -204,7 +207,9 @@ class Positions:
                 start, stop, _ = index.indices(len(self))
                 run = (self._run[0] + start, self._run[0] + max(start, stop))
         elif not (isinstance(index, Tensor) and index.dim() == 1 and index.dtype == torch.int64):
-            raise ValueError(f"positions are indexed by a slice or a 1-D int64 tensor of tokens, got {_describe(index)}")
+            raise ValueError(
+                f"positions are indexed by a slice or a 1-D int64 tensor of tokens, got {_describe(index)}"
+            )
         return Positions(
             self.coords[:, index],
             order=self.order[:, index],
@@ -333,13 +338,11 @@ def visible(
     None where every query is known to see every key, so that nothing needs masking.
     """
     query, key = query_positions, key_positions
-    one_run = query._run is not None and key._run is not None
-    causal = is_causal and not (one_run and key._run[1] - 1 <= query._run[0])
-    if one_run and not causal:
+    if query._run is not None and key._run is not None and (not is_causal or key._run[1] - 1 <= query._run[0]):
         return None
     same = query.document[:, :, None] == key.document[:, None, :]
     same = same & (key.document != PADDING)[:, None, :]
-    return same & (key.order[:, None, :] <= query.order[:, :, None]) if causal else same
+    return same & (key.order[:, None, :] <= query.order[:, :, None]) if is_causal else same
 
 
 def same_run(query_positions: Positions, key_positions: Positions) -> bool:

@@ -46,11 +46,11 @@ def attention(
     The add door is the model's to open, ``x = encoding.add(x)``, since it acts before x becomes query, key and value: a
     bound encoding is taken to have been added, and an unbound scheme that adds is a ValueError.
 
-    ``is_causal`` compares order, not coordinates and not indices: with fewer queries than keys the last query sees every
-    key. Tokens see only their own document, and padding nothing. A query that sees no key gives zeros, in the output and
-    in every gradient. Fewer key and value heads than query heads mean grouped queries. ``attn_mask`` broadcasts to
-    (batch, heads, queries, keys): bool, True = may be seen, or float, added to the scores. ``dropout_p`` is applied
-    whenever it is above 0.
+    ``is_causal`` compares order, not coordinates and not indices: with fewer queries than keys the last query sees
+    every key. Tokens see only their own document, and padding nothing. A query that sees no key gives zeros, in the
+    output and in every gradient. Fewer key and value heads than query heads mean grouped queries. ``attn_mask``
+    broadcasts to (batch, heads, queries, keys): bool, True = may be seen, or float, added to the scores. ``dropout_p``
+    is applied whenever it is above 0.
 
     Returns (batch, heads, queries, value_dim) in the query's dtype; scores are in float32 for half-precision inputs.
     """
@@ -117,22 +117,13 @@ def _call(
     if isinstance(encoding, Encoding):
         if query_positions is not None or key_positions is not None:
             raise ValueError("encoding is bound to positions already; give it alone, or a scheme with positions")
-        query_positions, key_positions = encoding.query_positions, encoding.key_positions
-    else:
+        bound = encoding
+    elif encoding is None or isinstance(encoding, Scheme):
         query_positions, key_positions = _default_positions(query, key, query_positions, key_positions)
-        if isinstance(encoding, Scheme):
-            if "add" in encoding.doors:
-                raise ValueError(
-                    f"{type(encoding).__name__} adds to the input, before query, key and value are projected from it: "
-                    "bind it, encoding = scheme(positions), call x = encoding.add(x), and pass that encoding"
-                )
-            dtype = torch.promote_types(query.dtype, torch.float32)
-            encoding = encoding(query_positions, key_positions, dtype=dtype)
-        elif encoding is None:
-            encoding = Encoding(query_positions, key_positions)
-        else:
-            raise ValueError(f"encoding must be an Encoding, a Scheme or None, got {type(encoding).__name__}")
-    encoding.check(query, key)
+        bound = _bind(encoding, query_positions, key_positions, torch.promote_types(query.dtype, torch.float32))
+    else:
+        raise ValueError(f"encoding must be an Encoding, a Scheme or None, got {type(encoding).__name__}")
+    bound.check(query, key)
     if attn_mask is not None:
         _check_mask(attn_mask, (*query.shape[:3], key.size(2)), query)
         attn_mask = attn_mask.reshape((1,) * (4 - attn_mask.dim()) + attn_mask.shape)
@@ -142,21 +133,32 @@ def _call(
     kind = query.device.type
     if torch.is_autocast_enabled(kind):  # as PyTorch's own attention does
         query, key, value = (x.to(torch.get_autocast_dtype(kind)) for x in (query, key, value))
-    query, key = encoding.rotate(query, key)
+    query, key = bound.rotate(query, key)
     return Call(
         query,
         key,
         value,
-        query_positions,
-        key_positions,
-        encoding.scores,
-        encoding.values,
+        bound.query_positions,
+        bound.key_positions,
+        bound.scores,
+        bound.values,
         attn_mask,
         is_causal,
         dropout_p,
         scale,
         return_lse,
     )
+
+
+def _bind(scheme: Scheme | None, query_positions: Positions, key_positions: Positions, dtype: torch.dtype) -> Encoding:
+    if scheme is None:
+        return Encoding(query_positions, key_positions)
+    if "add" in scheme.doors:
+        raise ValueError(
+            f"{type(scheme).__name__} adds to the input, before query, key and value are projected from it: "
+            "bind it, encoding = scheme(positions), call x = encoding.add(x), and pass that encoding"
+        )
+    return scheme.tokens(query_positions, key_positions, dtype=dtype) + scheme.pairs(query_positions, key_positions)
 
 
 def _default_positions(
@@ -188,7 +190,9 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
     if key.size(-1) != query.size(-1):
         raise ValueError(f"key must have head_dim {query.size(-1)} like query, got {key.size(-1)}")
     if value.shape[1:3] != key.shape[1:3]:
-        raise ValueError(f"value must have heads and tokens {tuple(key.shape[1:3])} like key, got {tuple(value.shape[1:3])}")
+        raise ValueError(
+            f"value must have heads and tokens {tuple(key.shape[1:3])} like key, got {tuple(value.shape[1:3])}"
+        )
     if key.size(1) == 0 or query.size(1) % key.size(1):
         raise ValueError(f"query heads must be a multiple of key heads, got {query.size(1)} and {key.size(1)}")
 
@@ -199,4 +203,6 @@ def _check_mask(mask: Tensor, shape: tuple[int, ...], query: Tensor) -> None:
     if mask.device != query.device:
         raise ValueError(f"attn_mask must be on {query.device} like query, got {mask.device}")
     if not 2 <= mask.dim() <= 4 or any(m not in (1, n) for m, n in zip(mask.shape[::-1], shape[::-1], strict=False)):
-        raise ValueError(f"attn_mask must broadcast to (batch, heads, queries, keys) = {shape}, got {tuple(mask.shape)}")
+        raise ValueError(
+            f"attn_mask must broadcast to (batch, heads, queries, keys) = {shape}, got {tuple(mask.shape)}"
+        )

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from posenc.encoding import RowScore, Score, Value
+from posenc.encoding import Block, RowScore, Score, Value
 from posenc.positions import Positions, visible
 
 
@@ -46,15 +46,10 @@ class Call:
             return seen
         return self.attn_mask if seen is None else seen & self.attn_mask
 
-    def indices(self, rows: int | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """b, h, i, j as tensors that broadcast to (rows, heads, queries, keys); rows defaults to the batch."""
-        batch, heads, queries, _ = self.query.shape
-        sizes = (batch if rows is None else rows, heads, queries, self.key.size(2))
-        shapes = ((-1, 1, 1, 1), (1, -1, 1, 1), (1, 1, -1, 1), (1, 1, 1, -1))
-        b, h, i, j = (
-            torch.arange(n, device=self.query.device).view(s) for n, s in zip(sizes, shapes, strict=True)
-        )
-        return b, h, i, j
+    def block(self, rows: int | None = None) -> Block:
+        """All queries against all keys, in the precision of the scores; of the first ``rows`` rows if given."""
+        query, key = self.query[:rows].to(self.dtype), self.key[:rows].to(self.dtype)
+        return Block(query, key, self.query_positions, self.key_positions, self.scale)
 
 
 @dataclass(frozen=True)

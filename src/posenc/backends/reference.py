@@ -15,16 +15,15 @@ def dense_logits(call: Call) -> Float[Tensor, "batch heads queries keys"]:
 
     Half-precision inputs are taken to float32.
     """
-    query, key = call.query.to(call.dtype), call.key.to(call.dtype)
-    batch, heads, queries, _ = query.shape
-    grouped = query.unflatten(1, (key.size(1), heads // key.size(1)))
-    scores = torch.einsum("bgrid,bgjd->bgrij", grouped, key).reshape(batch, heads, queries, -1) * call.scale
-    b, h, i, j = call.indices()
+    block = call.block()
+    query, key = block.query, block.key
+    grouped = query.unflatten(1, (key.size(1), query.size(1) // key.size(1)))
+    scores = torch.einsum("bgrid,bgjd->bgrij", grouped, key).flatten(1, 2) * call.scale
     for term in call.scores:
         if isinstance(term, RowScore):
-            scores = term.bind(query, key, call.scale)(scores, b, h, i, j, call.visible())
+            scores = term.bind(block)(scores, *block.indices, call.visible())
         else:
-            scores = term.bind(query, key, call.scale)(scores, b, h, i, j)
+            scores = term.bind(block)(scores, *block.indices)
     return scores
 
 
@@ -46,7 +45,8 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     grouped = dropped.unflatten(1, (kv_heads, heads // kv_heads))
     out = torch.einsum("bgrij,bgjd->bgrid", grouped, value).flatten(1, 2)
     for term in call.values:
-        bucket = term.bind(weights.size(0))(*call.indices()).expand(weights.shape)
+        block = call.block()
+        bucket = term.bind(block)(*block.indices).expand(weights.shape)
         table = term.table.to(call.dtype)
         mass = weights.new_zeros(*weights.shape[:3], table.size(-2)).scatter_add(-1, bucket, dropped)
         out = out + mass @ table

@@ -28,13 +28,12 @@ def _bias(call: Call) -> Tensor | None:
     bias: Tensor | None = None
     if call.attn_mask is not None and call.attn_mask.dtype != torch.bool:
         bias = call.attn_mask.to(call.dtype)
-    zero = torch.zeros((), dtype=call.dtype, device=call.query.device)
     one_row = call.query_positions.rows == call.key_positions.rows == 1
+    zero = torch.zeros((), dtype=call.dtype, device=call.query.device)
     for term in call.scores:
         assert isinstance(term, Score)
-        query, key = call.query.to(call.dtype), call.key.to(call.dtype)
-        indices = call.indices(1 if term.content_free and one_row else None)
-        added = term.bind(query, key, call.scale)(zero, *indices)
+        block = call.block(1 if term.content_free and one_row else None)
+        added = term.bind(block)(zero, *block.indices)
         bias = added if bias is None else bias + added
     return bias
 
@@ -60,9 +59,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
         # see everything, then drop it: where() hands zeros back to the kernel's backward.
         mask = mask | blind if mask.dtype == torch.bool else mask.masked_fill(blind, 0.0)
         mask = mask.expand(*mask.shape[:2], query.size(2), key.size(2))
-    out = F.scaled_dot_product_attention(
-        query, key, value, mask, call.dropout_p, scale=call.scale, enable_gqa=grouped
-    )
+    out = F.scaled_dot_product_attention(query, key, value, mask, call.dropout_p, scale=call.scale, enable_gqa=grouped)
     return out if blind is None else out.masked_fill(blind, 0.0), None
 
 

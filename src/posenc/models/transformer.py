@@ -134,8 +134,9 @@ class Trunk(nn.Module):
     def forward(self, x: Tensor, positions: Positions, cache: KVCache | None) -> Tensor:
         known = positions if cache is None or cache.positions is None else Positions.cat([cache.positions, positions])
         dtype = torch.promote_types(x.dtype, torch.float32)
-        tokens = [scheme.tokens(positions, dtype=dtype) for scheme in self.positions]
-        pairs = [scheme.pairs(positions, known) for scheme in self.positions]
+        schemes = [scheme for scheme in self.positions if isinstance(scheme, Scheme)]
+        tokens = [scheme.tokens(positions, dtype=dtype) for scheme in schemes]
+        pairs = [scheme.pairs(positions, known) for scheme in schemes]
         for layer, block in enumerate(self.blocks):
             own = layer % len(tokens)  # one scheme for all layers, or one each
             if layer == 0 or self.inject == "every_layer":

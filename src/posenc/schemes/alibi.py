@@ -7,8 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from posenc.encoding import Score, ScoreFunction, Scheme
-from posenc.positions import Positions
+from posenc.encoding import Block, Scheme, Score, ScoreFunction
 
 
 class ALiBi(Scheme):
@@ -44,26 +43,23 @@ class ALiBi(Scheme):
         exponents += [8 * (h + 1) / (2 * power) for h in range(0, 2 * power, 2)][: self.num_heads - power]
         return tuple(2.0**-e for e in exponents)
 
-    def score(self, query_positions: Positions, key_positions: Positions) -> Score:
+    def score(self) -> Score:
         """The bias, a function of positions alone."""
-        query_positions.scalar("ALiBi"), key_positions.scalar("ALiBi")
+        return Score(self._bind, additive=True, content_free=True)
 
-        def bind(query: Tensor, key: Tensor, scale: float) -> ScoreFunction:
-            if query.size(1) != self.num_heads:
-                raise ValueError(f"ALiBi has slopes for {self.num_heads} heads, got queries of {query.size(1)}")
-            slopes = torch.tensor(self.slopes, dtype=torch.float64, device=query.device)
-            x = query_positions.expand(query.size(0)).scalar("ALiBi")
-            y = key_positions.expand(query.size(0)).scalar("ALiBi")
+    def _bind(self, block: Block) -> ScoreFunction:
+        if block.query.size(1) != self.num_heads:
+            raise ValueError(f"ALiBi has slopes for {self.num_heads} heads, got queries of {block.query.size(1)}")
+        slopes = torch.tensor(self.slopes, dtype=torch.float64, device=block.query.device)
+        x, y = block.query_positions.scalar("ALiBi"), block.key_positions.scalar("ALiBi")
 
-            def biased(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-                distance = x[b, i] - y[b, j]
-                if self.bidirectional:
-                    distance = distance.abs()
-                return score - slopes.to(score.dtype)[h] * distance.to(score.dtype)
+        def biased(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            distance = x[b, i] - y[b, j]
+            if self.bidirectional:
+                distance = distance.abs()
+            return score - slopes.to(score.dtype)[h] * distance.to(score.dtype)
 
-            return biased
-
-        return Score(bind, additive=True, content_free=True)
+        return biased
 
     def extra_repr(self) -> str:
         return f"{self.num_heads}, bidirectional={self.bidirectional}"

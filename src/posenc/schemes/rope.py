@@ -17,8 +17,8 @@ class RoPE(Scheme):
         (a, b) -> (a cos p theta_k - b sin p theta_k,  a sin p theta_k + b cos p theta_k)
 
     on the channels (k, k + rotary_dim/2) in the "half" layout (Llama, GPT-NeoX) and (2k, 2k + 1) in the "interleaved"
-    one (the paper, GPT-J). Channels past rotary_dim are not turned. The inner product of a turned query and a turned key
-    depends on their positions through p_j - p_i alone. Values are not touched; nothing is learned.
+    one (the paper, GPT-J). Channels past rotary_dim are not turned. The inner product of a turned query and a turned
+    key depends on their positions through p_j - p_i alone. Values are not touched; nothing is learned.
 
     The layout is a property of the checkpoint: weights trained in one give silent nonsense in the other.
 

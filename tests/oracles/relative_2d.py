@@ -1,0 +1,50 @@
+"""Relative positions on a grid: one vector for the rows' distance and one for the columns'.
+
+    s_ij = (q_i . k_j + q_i . (R_h[dr + h - 1] + R_w[dc + w - 1])) / sqrt(d)        (dr, dc) = (row, column)_j - _i
+
+Bello et al. 2019 (arXiv 1904.09925), Eq. 3; BoTNet (arXiv 2101.11605), Figure 4. Ramachandran et al. 2019 (arXiv
+1906.05909) join two half-width vectors instead of adding two whole ones. Conventions: deltas are key minus query; h
+counts rows and w columns, and need not be equal; the term is divided by sqrt(d). `row_tables` is (H, 2h-1, d) and
+`column_tables` (H, 2w-1, d), one of each a head: pass a shared one H times. A position is a (row, column) pair of
+integers, so the order of the tokens does not matter.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from torch import Tensor
+
+from .attention import Heads, Matrix, Score, dot, heads, matrices
+
+Grid: TypeAlias = Sequence[Sequence[tuple[int, int] | list[int]]]  # (batch, tokens) of (row, column)
+
+
+def centred(delta: int, size: int) -> int:
+    """delta + size - 1, the row of a table for distances -(size-1) .. size-1."""
+    if not -size < delta < size:
+        raise IndexError(f"distance {delta} is outside the table's -{size - 1}..{size - 1}")
+    return delta + size - 1
+
+
+def score(
+    query: Tensor | Heads,
+    row_tables: Tensor | list[Matrix],
+    column_tables: Tensor | list[Matrix],
+    query_positions: Grid,
+    key_positions: Grid,
+    scale: float | None = None,
+) -> Score:
+    """s_ij + scale * q_i . (R_h + R_w); scale is 1/sqrt(d) unless given."""
+    q, rows, columns = heads(query), matrices(row_tables), matrices(column_tables)
+    factor = 1.0 / math.sqrt(len(rows[0][0])) if scale is None else scale
+    height, width = (len(rows[0]) + 1) // 2, (len(columns[0]) + 1) // 2
+
+    def with_relative(s: float, b: int, h: int, i: int, j: int) -> float:
+        delta_row = key_positions[b][j][0] - query_positions[b][i][0]
+        delta_column = key_positions[b][j][1] - query_positions[b][i][1]
+        by_row = dot(q[b][h][i], rows[h][centred(delta_row, height)])
+        by_column = dot(q[b][h][i], columns[h][centred(delta_column, width)])
+        return s + factor * (by_row + by_column)
+
+    return with_relative

@@ -1,0 +1,72 @@
+"""Rotary position embedding.
+
+    (x_a, x_b) <- (x_a cos pθ_k - x_b sin pθ_k,  x_a sin pθ_k + x_b cos pθ_k)
+    θ_k = base^(-2k/D),   k = 0 .. D/2 - 1,   D = rotary_dim
+
+Su et al. 2021, RoFormer (arXiv 2104.09864), Eqs. 14-16; the bound is section 3.4.3. Conventions: a position turns its
+pair counter-clockwise, q and k alike, so q_i . k_j depends on p_j - p_i alone. Pair k is (2k, 2k+1) in the paper's
+"interleaved" layout and (k, k + D/2) in the "half" layout. Partial rotary: the first rotary_dim channels are paired and
+rotated, with frequencies over rotary_dim; the last head_dim - rotary_dim are untouched. Any real position will do.
+"""
+
+import cmath
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .attention import Heads, Vector, heads
+
+
+def frequencies(dim: int, base: float = 10000.0) -> Vector:
+    """θ_0 = 1 is the fastest."""
+    return [base ** (-2.0 * k / dim) for k in range(dim // 2)]
+
+
+def rotate(
+    x_row: Vector, position: float, base: float = 10000.0, layout: str = "half", rotary_dim: int | None = None
+) -> Vector:
+    """One token's query or key, turned to its position."""
+    dim = len(x_row) if rotary_dim is None else rotary_dim
+    assert dim % 2 == 0, f"rotary_dim must be even, got {dim}"
+    out = list(x_row)
+    for k in range(dim // 2):
+        if layout == "half":
+            a, b = k, k + dim // 2
+        elif layout == "interleaved":
+            a, b = 2 * k, 2 * k + 1
+        else:
+            raise ValueError(f"layout must be half or interleaved, got {layout!r}")
+        angle = position * base ** (-2.0 * k / dim)
+        out[a] = x_row[a] * math.cos(angle) - x_row[b] * math.sin(angle)
+        out[b] = x_row[a] * math.sin(angle) + x_row[b] * math.cos(angle)
+    return out
+
+
+def rotate_all(
+    x: Tensor | Heads,
+    positions: Sequence[Sequence[float]],
+    base: float = 10000.0,
+    layout: str = "half",
+    rotary_dim: int | None = None,
+) -> Tensor:
+    """Every token of x (B, H, N, head_dim), turned to positions (B, N); in float64."""
+    out = [
+        [[rotate(row, positions[b][n], base, layout, rotary_dim) for n, row in enumerate(tokens)] for tokens in sample]
+        for b, sample in enumerate(heads(x))
+    ]
+    return torch.tensor(out, dtype=torch.float64)
+
+
+def bound(distance: float, dim: int, base: float = 10000.0) -> float:
+    """B(r) = (2/D) sum_{j=1..D/2} |S_j|,  S_j = sum_{k<j} e^{i r θ_k}: an upper bound up to a factor, not a behaviour.
+
+    The factor, max_k |h_{k+1} - h_k| of the query-key products, is left out as in the paper's figure. B(0) is the mean
+    of 1 .. D/2.
+    """
+    partial, total = 0j, 0.0
+    for theta in frequencies(dim, base):
+        partial += cmath.exp(1j * distance * theta)
+        total += abs(partial)
+    return 2.0 * total / dim

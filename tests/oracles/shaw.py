@@ -1,0 +1,52 @@
+"""Relative position representations in keys and values.
+
+    e_ij = q_i . (k_j + aK_c) / sqrt(d)          z_i = sum_j alpha_ij (v_j + aV_c)
+    c    = clip(p_j - p_i, -k, k) + k
+
+Shaw, Uszkoreit, Vaswani 2018 (arXiv 1803.02155), Eqs. 3 and 4 and section 3.2. Conventions: the distance is key minus
+query, so row 0 of a table is "k or more to the left" and row k the token itself; the key term is divided by sqrt(d)
+with the content; each table is (2k+1) x d and shared across heads. Integer positions.
+"""
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from .attention import Heads, Matrix, Score, ValueTerm, dot, heads, matrix
+
+
+def index(query_position: int, key_position: int, max_distance: int) -> int:
+    """c, the row of a table of 2 * max_distance + 1 rows."""
+    return max(-max_distance, min(max_distance, key_position - query_position)) + max_distance
+
+
+def score(
+    query: Tensor | Heads,
+    key_table: Tensor | Matrix,
+    query_positions: Sequence[Sequence[int]],
+    key_positions: Sequence[Sequence[int]],
+    scale: float | None = None,
+) -> Score:
+    """s_ij + scale * q_i . aK_c; scale is 1/sqrt(d) unless given."""
+    q, table = heads(query), matrix(key_table)
+    factor = 1.0 / math.sqrt(len(table[0])) if scale is None else scale
+    k = (len(table) - 1) // 2
+
+    def with_keys(s: float, b: int, h: int, i: int, j: int) -> float:
+        return s + factor * dot(q[b][h][i], table[index(query_positions[b][i], key_positions[b][j], k)])
+
+    return with_keys
+
+
+def value_term(
+    value_table: Tensor | Matrix, query_positions: Sequence[Sequence[int]], key_positions: Sequence[Sequence[int]]
+) -> ValueTerm:
+    """w_ij = aV_c."""
+    table = matrix(value_table)
+    k = (len(table) - 1) // 2
+
+    def row_of(b: int, h: int, i: int, j: int) -> list[float]:
+        return table[index(query_positions[b][i], key_positions[b][j], k)]
+
+    return row_of
