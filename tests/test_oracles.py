@@ -457,8 +457,8 @@ def test_cope_with_open_gates_is_a_relative_position() -> None:
     torch.testing.assert_close((logits[0, 0] - 1e4)[lower], difference[lower])
 
 
-def seed_004_relative_to_absolute(q: list[list[float]]) -> list[list[float]]:
-    """The seed's pad, flatten, pad, fold and slice, on lists."""
+def pad_and_reshape(q: list[list[float]]) -> list[list[float]]:
+    """The usual pad, flatten, pad, fold and slice, on lists."""
     n = len(q)
     flat = [x for row in q for x in [*row, 0.0]] + [0.0] * (n - 1)
     folded = [flat[r * (2 * n - 1) : (r + 1) * (2 * n - 1)] for r in range(n + 1)]
@@ -466,12 +466,12 @@ def seed_004_relative_to_absolute(q: list[list[float]]) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("n", [1, 4, 7])
-def test_relative_1d_is_seed_004s_shift(n: int) -> None:
+def test_relative_1d_is_the_pad_and_reshape_shift(n: int) -> None:
     q = normal(1, 1, n, 2 * n - 1)  # R = identity, so q.R[c] = q[c]
     score = relative_1d.score(q, [identity(2 * n - 1)], [list(range(n))], [list(range(n))], scale=1.0)
     rows = q[0, 0].tolist()
     term = [[score(0.0, 0, 0, i, j) for j in range(n)] for i in range(n)]
-    assert term == seed_004_relative_to_absolute(rows)
+    assert term == pad_and_reshape(rows)
     assert term == [[rows[i][j - i + n - 1] for j in range(n)] for i in range(n)]
 
 

@@ -3,9 +3,9 @@
     s_ij = (q_i . k_j + q_i . R[p_j - p_i + N - 1]) / sqrt(d)        R: (2N-1) x d, learned
 
 Bello et al. 2019 (arXiv 1904.09925), Eq. 3, in one dimension; BoTNet, Srinivas et al. 2021 (arXiv 2101.11605), Figure
-4, whose pad-and-reshape port `relative_to_absolute` is this indexing. Conventions: the distance is key minus query, so row N - 1
-is the token itself; the term is divided by sqrt(d) with the content (that port leaves it to its caller). `tables` is
-one R a head, (H, 2N-1, d): pass a shared one H times. Integer positions; a distance of N or more has no row.
+4, whose pad-and-reshape port `relative_to_absolute` is this indexing. Conventions: the distance is key minus query, so
+row N - 1 is the token itself; the term is divided by sqrt(d) with the content (that port leaves it to its caller).
+`tables` is one R a head, (H, 2N-1, d): pass a shared one H times. Integer positions; a distance past N - 1 has no row.
 """
 
 import math
