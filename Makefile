@@ -1,0 +1,57 @@
+# Each target works alone on a fresh clone. Other Python: make test PYTHON=python3.12 (after make clean).
+
+PYTHON ?= python3
+# Test processes; raise it on a machine with more cores.
+WORKERS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+LAB := $(VENV)/.installed-lab
+DEV := $(VENV)/.installed-dev
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format clean
+# Two targets must not install into the same environment at once.
+.NOTPARALLEL:
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(LAB) ## set up, compare the schemes on real text, write runs/demo/report.html
+	$(BIN)/posenc compare --out runs/demo
+	@echo "The report: $(CURDIR)/runs/demo/report.html"
+
+# One thread a process: the processes share the cores already.
+test: $(DEV) ## set up and run the tests
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS)
+
+lint: $(DEV) ## check format, lint, types and which room imports which
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --no-logo
+
+format: $(DEV) ## format, and fix what ruff can fix
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+clean: ## remove what make has made
+	rm -rf $(VENV) runs/demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# $(call install,EXTRA): pip is quiet unless it fails.
+define install
+	@echo "Setting up $(VENV) with posenc[$(1)] (a few minutes the first time)"
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$(1)]' \
+		>$(VENV)/install.log 2>&1 || { tail -n 25 $(VENV)/install.log >&2; exit 1; }
+	@touch $@
+endef
+
+$(LAB): pyproject.toml constraints.txt
+	$(call install,lab)
+
+# dev contains lab.
+$(DEV): pyproject.toml constraints.txt
+	$(call install,dev)
+	@touch $(LAB)
