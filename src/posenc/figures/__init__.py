@@ -1,0 +1,1 @@
+"""Pictures and reports, made from the records of a comparison."""

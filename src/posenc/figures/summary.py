@@ -1,0 +1,215 @@
+"""From records to numbers: what was measured, what is undefined, and what is not there.
+
+The figures, the tables and the sentences all read one `Summary`, so they cannot disagree. Nothing here expects a
+finished run: a number that is not there is None, and `Summary.missing` says in words which measurement it would be.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from posenc.lab.evaluate import plan
+from posenc.lab.statistics import Interval, mean_interval
+
+Record = Mapping[str, Any]
+
+# Two trainings that differ in their seed alone differ by about 0.015 nats at this scale: a smaller gap decides nothing.
+SEED_NOISE_NATS = 0.015
+SEED_NOISE = SEED_NOISE_NATS / math.log(2)
+
+# Measurements as a reader calls them.
+CALLED = {
+    "training": "training",
+    "speed": "the step time",
+    "windows": "separate windows",
+    "sliding": "sliding windows",
+    "truncated": "the truncated baseline",
+    "final_tokens": "the final tokens",
+    "by_position": "loss by position",
+}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean in bits per byte with its 95 % interval, over ``windows`` windows and ``seeds`` trainings."""
+
+    mean: float
+    low: float
+    high: float
+    windows: int
+    seeds: int
+
+    @property
+    def finite(self) -> bool:
+        """False where some window's loss was not a number, or past the largest."""
+        return math.isfinite(self.mean)
+
+    @property
+    def tie(self) -> bool:
+        """For a difference: zero lies in the interval, or the gap is smaller than the noise between seeds."""
+        return self.low <= 0 <= self.high or abs(self.mean) < SEED_NOISE
+
+
+class Summary:
+    """The records of one comparison, asked by kind, scheme and length.
+
+    Where records of several comparisons come, those of the latest count, and ``left_out`` says how many do not.
+    """
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        given = list(records)
+        latest = given[-1].get("fingerprint") if given else None
+        self.records: list[Record] = [record for record in given if record.get("fingerprint") == latest]
+        self.left_out = len(given) - len(self.records)
+        self.configuration: Mapping[str, Any] = self.records[-1].get("configuration") or {} if self.records else {}
+        # The latest of equals stands: a measurement made again replaces the first.
+        self._found = {
+            (r["kind"], r["scheme"], r.get("seed"), r.get("length")): r
+            for r in self.records
+            if "kind" in r and "scheme" in r
+        }
+        asked = [(r.get("configuration") or {}) for r in self.records]
+        # Schemes and seeds can be added to a comparison later, so each record is asked what its run was to measure.
+        self.trainings: tuple[tuple[str, int], ...] = _unique(
+            (scheme, seed) for c in asked for seed in c.get("seeds", ()) for scheme in c.get("schemes", ())
+        ) or _unique((key[1], key[2]) for key in self._found)
+        self.schemes = _unique(scheme for scheme, _ in self.trainings)
+        self.train_length = int(self.configuration.get("train_length", 0))
+        self.test_lengths = tuple(sorted(self.configuration.get("test_lengths", ()))) or self.lengths("windows")
+
+    @property
+    def reference(self) -> str:
+        """The scheme that the others are compared with: the one without positions, else the first."""
+        return "nope" if "nope" in self.schemes else next(iter(self.schemes), "")
+
+    @property
+    def timed_against(self) -> str:
+        """The scheme whose training step is the unit of the others', trained itself or not."""
+        return next((str(r["relative_to"]) for r in self.records if r.get("relative_to")), self.reference)
+
+    def seeds(self, scheme: str) -> tuple[int, ...]:
+        """The seeds that a scheme is trained with, measured or not."""
+        return tuple(seed for name, seed in self.trainings if name == scheme)
+
+    def measured(self, scheme: str) -> tuple[int, ...]:
+        """Those of its seeds at which something was tested."""
+        return _unique(key[2] for key in self._found if key[1] == scheme and key[3] is not None)
+
+    def get(self, kind: str, scheme: str, seed: int, length: int | None = None) -> Record | None:
+        """The record of one measurement, if it was made."""
+        return self._found.get((kind, scheme, seed, length))
+
+    def of(self, kind: str, scheme: str) -> list[Record]:
+        """A scheme's records of a kind, one per seed (and length)."""
+        return [record for key, record in self._found.items() if key[:2] == (kind, scheme)]
+
+    def lengths(self, kind: str) -> tuple[int, ...]:
+        """The lengths at which some scheme has a record of this kind."""
+        return tuple(sorted({key[3] for key in self._found if key[0] == kind and key[3] is not None}))
+
+    def bits(self, kind: str, scheme: str, length: int) -> Estimate | None:
+        """Mean bits per byte over windows and over the seeds that are there."""
+        rows = list(self._rows(kind, scheme, length).values())
+        return _estimate(rows) if rows else None
+
+    def difference(self, kind: str, scheme: str, other: str, length: int, kind_of_other: str = "") -> Estimate | None:
+        """scheme - other in bits per byte, paired over the same windows and the seeds that both have."""
+        mine, theirs = self._rows(kind, scheme, length), self._rows(kind_of_other or kind, other, length)
+        pairs = [(row, theirs[s]) for s, row in mine.items() if s in theirs and len(row) == len(theirs[s])]
+        return _estimate([row - its for row, its in pairs]) if pairs else None
+
+    def undefined(self, scheme: str, length: int, kind: str = "windows") -> str:
+        """Why the scheme has no value at this length; empty where it has one, or was not measured."""
+        records = [self.get(kind, scheme, seed, length) for seed in self.seeds(scheme)]
+        return next((str(r["undefined"]) for r in records if r and r.get("undefined")), "")
+
+    def end(self, scheme: str, kind: str = "windows") -> str:
+        """Why the scheme's line stops before the longest length: "undefined past 128", or empty."""
+        lengths = self.lengths(kind)
+        if not any(self.undefined(scheme, length, kind) for length in lengths):
+            return ""
+        defined = [length for length in lengths if self.bits(kind, scheme, length)]
+        return f"undefined past {defined[-1]:,}" if defined else "undefined at every length"
+
+    def number(self, kind: str, scheme: str, name: str) -> float | None:
+        """A number that each training has one of: the median over seeds."""
+        values = [record[name] for record in self.of(kind, scheme) if record.get(name) is not None]
+        return float(median(values)) if values else None
+
+    def lacking(self) -> dict[tuple[str, int], str]:
+        """What each training that is not complete lacks, by scheme and seed."""
+        expected = plan(self.test_lengths, self.train_length) if self.test_lengths else []
+        found = {}
+        for scheme, seed in self.trainings:
+            lacks = {kind: "" for kind in ("training", "speed") if not self.get(kind, scheme, seed)}
+            for kind in dict.fromkeys(kind for kind, _ in expected):
+                lengths = [length for other, length in expected if other == kind]
+                gone = [length for length in lengths if not self.get(kind, scheme, seed, length)]
+                if gone:
+                    some = len(gone) < len(lengths)
+                    lacks[kind] = f" at {listed(f'{length:,}' for length in gone)} tokens" if some else ""
+            if lacks:
+                parts = [CALLED[kind] + at for kind, at in lacks.items()]
+                found[scheme, seed] = "everything" if len(parts) == len(CALLED) else "; ".join(parts)
+        return found
+
+    def missing(self) -> list[str]:
+        """What is lacking, a line for the schemes that lack the same at a seed."""
+        groups: dict[tuple[int, str], list[str]] = {}
+        for (scheme, seed), what in self.lacking().items():
+            groups.setdefault((seed, what), []).append(scheme)
+        return [f"{listed(schemes)}, seed {seed}: {what}" for (seed, what), schemes in groups.items()]
+
+    def _rows(self, kind: str, scheme: str, length: int) -> dict[int, NDArray[np.float64]]:
+        """Bits per window, by seed. A window without a finite value came as null, and stays not a number."""
+        found = {seed: self.get(kind, scheme, seed, length) for seed in self.seeds(scheme)}
+        rows = {s: np.array(r["bits"], dtype=np.float64) for s, r in found.items() if r and r.get("bits")}
+        # Seeds share their windows; one cut short by an older version of the lab cannot be paired with the others.
+        most = max((row.size for row in rows.values()), default=0)
+        return {seed: row for seed, row in rows.items() if row.size == most}
+
+
+def multiple(tokens: float, train_length: int) -> str:
+    """A length in training lengths: "½×", "8×"; empty without one.
+
+    >>> multiple(64, 128), multiple(192, 128)
+    ('½×', '1.5×')
+    """
+    if not train_length:
+        return ""
+    times = tokens / train_length
+    return {0.5: "½", 0.25: "¼", 0.125: "⅛"}.get(times, f"{times:g}") + "×"
+
+
+def listed(words: Iterable[str]) -> str:
+    """Words as a sentence has them.
+
+    >>> listed(["rope", "alibi", "nope"])
+    'rope, alibi and nope'
+    """
+    *first, last = ["", *words]
+    return f"{', '.join(first[1:])} and {last}" if first[1:] else last
+
+
+def _estimate(rows: Sequence[NDArray[np.float64]]) -> Estimate:
+    values = np.stack(rows)
+    seeds, windows = values.shape
+    if not np.isfinite(values).all():
+        return Estimate(math.nan, math.nan, math.nan, windows, seeds)
+    return Estimate(*_interval(values.tobytes(), seeds), windows, seeds)
+
+
+# A report asks for the same interval a dozen times: in figures, light and dark, in tables and in sentences.
+@lru_cache(maxsize=4096)
+def _interval(values: bytes, seeds: int) -> Interval:
+    return mean_interval(np.frombuffer(values).reshape(seeds, -1))
+
+
+def _unique(items: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(dict.fromkeys(items))
