@@ -1,0 +1,1 @@
+"""The lab behind ``posenc compare``: trains every scheme short, tests it long, and records what it measured."""

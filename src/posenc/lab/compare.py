@@ -1,0 +1,282 @@
+"""``posenc compare``: every scheme in the same model, trained on the same batches, tested at the same places."""
+
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from types import FrameType
+from typing import Any, Literal, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+
+from posenc.encoding import Scheme
+from posenc.lab import data
+from posenc.lab.config import MIN_WINDOWS, CompareConfig, fingerprint, saved_identity
+from posenc.lab.evaluate import Evaluator, plan, tokens_to_score
+from posenc.lab.machine import machine, versions
+from posenc.lab.memory import peak_bytes
+from posenc.lab.progress import Progress
+from posenc.lab.records import Record, Records
+from posenc.lab.train import batch, loss_of, optimizer_for, step_of, train
+from posenc.models import Decoder
+from posenc.schemes.catalog import Shape, entries_of, scheme_from_names
+
+Build: TypeAlias = Callable[[CompareConfig, str, int], nn.Module]
+"""(configuration, scheme, seed) -> model."""
+
+CONFIG = "config.toml"
+PLAIN = "nope"  # what step times are relative to: the model without positions
+
+# A scheme draws its parameters from a stream of its own, or a learned table would begin with the embedding's numbers.
+SCHEME_STREAM = 2**31  # torch seeds with 32 bits, and config leaves this one free
+
+SPEED_ROUNDS = 10
+# The unit of work is a token forward. A token in training goes forward and, at twice the cost, backward; one in testing
+# stands in longer texts.
+TRAINING_WORK = 3.0
+TESTING_WORK = 1.5
+
+
+def build_model(config: CompareConfig, scheme: str, seed: int) -> nn.Module:
+    """The decoder with a scheme. At a seed, all that is not the scheme begins with the same weights in each."""
+    shape = Shape(config.dim, config.heads, config.dim // config.heads, config.train_length)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed + SCHEME_STREAM)
+        position = scheme_from_names(scheme, shape)
+        torch.default_generator.manual_seed(seed)
+        return Decoder(
+            256,
+            config.dim,
+            config.layers,
+            config.heads,
+            config.kv_heads,
+            position=position,
+            inject=cast(Literal["input", "every_layer"], config.inject),
+            per_layer=config.per_layer,
+        )
+
+
+def check(config: CompareConfig) -> None:
+    """ValueError for a scheme that is unknown, that plain text has no positions for, or that does not fit the model,
+    and for a device that is not there."""
+    for scheme in config.schemes:
+        for entry in entries_of(scheme):
+            if entry.needs_segments:
+                raise ValueError(f"schemes must do without segments, of which plain text has none, got {scheme!r}")
+        build_model(config, scheme, 0)
+    _device(config)
+
+
+def compare(
+    config: CompareConfig, out: str | Path, progress: Progress | None = None, *, build: Build = build_model
+) -> list[Record]:
+    """Trains and tests every scheme at every seed, and gives the records in ``out``, old and new.
+
+    Each measurement is recorded when it is made. What ``out`` has already is not made again, and a training that was
+    stopped goes on from its last checkpoint; schemes and seeds may be added to a folder, all else must be the same.
+    The first SIGINT or SIGTERM saves the training under way and raises KeyboardInterrupt.
+
+    Raises ValueError for too little text, and for a folder that holds another comparison or is in use.
+    """
+    check(config)
+    out, progress = Path(out), progress or Progress()
+    device = _device(config)
+    longest = config.test_lengths[-1]
+    corpus = data.load(config.text, held_out=config.windows * (longest + 1))
+    sizes = {"train_length": config.train_length, "batch_size": config.batch_size, "longest": longest}
+    data.require(corpus, **sizes, windows=MIN_WINDOWS)
+    made_with = {"text_digest": corpus.digest, **{k: versions()[k] for k in ("posenc", "torch", "numpy")}}
+    with Records(out) as records, _Stop() as stop, progress:
+        _claim(out, config, made_with, empty=not len(records))
+        lab = _Lab(config, out, corpus, device, made_with, records, progress, stop, build)
+        for line in filter(None, (records.notice, corpus.about, lab.notice)):
+            progress.say(line)
+        progress.begin(len(config.seeds) * len(config.schemes) * lab.work)
+        for seed in config.seeds:
+            for scheme in config.schemes:
+                lab.train_and_test(scheme, seed)
+            for scheme in config.schemes:
+                lab.time_steps(scheme, seed)
+        return list(records)
+
+
+class _Lab:
+    """One comparison under way."""
+
+    def __init__(
+        self,
+        config: CompareConfig,
+        out: Path,
+        corpus: data.Corpus,
+        device: torch.device,
+        made_with: dict[str, str],
+        records: Records,
+        progress: Progress,
+        stop: "_Stop",
+        build: Build,
+    ) -> None:
+        self.config, self.out, self.corpus, self.device = config, out, corpus, device
+        self.records, self.progress, self.stop, self.build = records, progress, stop, build
+        self.windows = corpus.validation.spread(config.windows, config.test_lengths[-1] + 1)
+        self.about = {
+            "fingerprint": fingerprint(config.identity(**made_with)),
+            "configuration": config.to_dict(),
+            "text": {"about": corpus.about, "digest": corpus.digest},
+            "versions": versions(),
+            "machine": machine(device),
+        }
+        few = len(self.windows) < config.windows
+        self.notice = f"room for {len(self.windows)} of {config.windows} evaluation windows" if few else ""
+        step = TRAINING_WORK * config.batch_size * config.train_length
+        self.step_work = step
+        self.training_work = step * config.steps
+        self.testing_work = TESTING_WORK * tokens_to_score(config.test_lengths, len(self.windows))
+        self.speed_work = step * 2 * SPEED_ROUNDS
+        self.work = self.training_work + self.testing_work + self.speed_work
+
+    def train_and_test(self, scheme: str, seed: int) -> None:
+        """Everything that needs the trained model, as far as it is not there."""
+        config, progress = self.config, self.progress
+        checkpoint = self.out / "checkpoints" / f"{scheme}-{seed}.pt"
+        planned = plan(config.test_lengths, config.train_length)
+        trained = self.records.has("training", scheme, seed)
+        if trained and all(self.records.has(kind, scheme, seed, length) for kind, length in planned):
+            checkpoint.unlink(missing_ok=True)
+            progress.skip(self.training_work + self.testing_work)
+            return
+        model = self.build(config, scheme, seed).to(self.device)
+        last = 0
+
+        def after_step(step: int, bits: float) -> bool:
+            nonlocal last
+            progress.skip(self.step_work * (step - last - 1))  # those a checkpoint has
+            last = step
+            loss = "" if math.isnan(bits) else f", {bits:.2f} bits per byte"
+            progress.advance(self.step_work, f"{scheme}, seed {seed}: training", f"{step}/{config.steps}{loss}")
+            return self.stop.asked
+
+        training = train(model, self.corpus.train, config, seed, checkpoint, tick=after_step)
+        progress.skip(self.step_work * (config.steps - last))
+        if not trained:
+            tokens = batch(self.corpus.train, config, seed, 0).to(self.device)
+            own = {id(p): p for m in model.modules() if isinstance(m, Scheme) for p in m.parameters()}
+            self._record(
+                "training",
+                scheme,
+                seed,
+                parameters=sum(p.numel() for p in model.parameters()),
+                position_parameters=sum(p.numel() for p in own.values()),
+                tokens_per_second=round(config.steps * tokens[:, 1:].numel() / training.seconds, 1),
+                peak_bytes=peak_bytes(lambda: loss_of(model, tokens).backward(), self.device),
+                seconds=round(training.seconds, 3),
+                curve=[[step, round(bits, 6)] for step, bits in training.curve],
+                final_bits=round(training.curve[-1][1], 6),
+            )
+            model.zero_grad(set_to_none=True)
+
+        def after_pass(tokens: int) -> None:
+            progress.advance(TESTING_WORK * tokens, f"{scheme}, seed {seed}: testing")
+            self.stop.check()
+
+        evaluator = Evaluator(model, self.windows, config.test_lengths, config.train_length, self.device, after_pass)
+        for kind, length in planned:
+            if not self.records.has(kind, scheme, seed, length):
+                self._record(kind, scheme, seed, length, **evaluator.measure(kind, length))
+        progress.skip(self.testing_work - TESTING_WORK * evaluator.tokens)
+        checkpoint.unlink()
+
+    def time_steps(self, scheme: str, seed: int) -> None:
+        """The time of a training step relative to the plain model's, taken in turns, so that a machine that is busy
+        with something else for a while slows both."""
+        if self.records.has("speed", scheme, seed):
+            self.progress.skip(self.speed_work)
+            return
+        tokens = batch(self.corpus.train, self.config, seed, 0).to(self.device)
+        models = [self.build(self.config, name, seed).to(self.device) for name in (PLAIN, scheme)]
+        steps = [_timed_step(model, self.config, tokens) for model in models]
+        times = []
+        for _ in range(SPEED_ROUNDS):
+            times.append([step() for step in steps])
+            self.progress.advance(2 * self.step_work, f"{scheme}, seed {seed}: timing steps")
+            self.stop.check()
+        ratio = median(own / plain for plain, own in times[1:])  # the first round warms up
+        seconds = median(own for _, own in times[1:])
+        self._record(
+            "speed", scheme, seed, relative_to=PLAIN, step_ratio=round(ratio, 4), step_seconds=round(seconds, 6)
+        )
+
+    def _record(self, kind: str, scheme: str, seed: int, length: int | None = None, **result: Any) -> None:
+        named = {"kind": kind, "scheme": scheme, "seed": seed} | ({} if length is None else {"length": length})
+        self.records.append({**named, **result, **self.about})
+        self.stop.check()
+
+
+def _timed_step(model: nn.Module, config: CompareConfig, tokens: Tensor) -> Callable[[], float]:
+    optimizer = optimizer_for(model, config)
+
+    def step() -> float:
+        begin = time.perf_counter()
+        float(step_of(model, optimizer, tokens, config))
+        if tokens.is_cuda:
+            torch.cuda.synchronize(tokens.device)
+        return time.perf_counter() - begin
+
+    return step
+
+
+def _claim(out: Path, config: CompareConfig, made_with: dict[str, str], *, empty: bool) -> None:
+    """Saves the configuration in ``out``. ValueError, saying what differs, if another comparison has been there."""
+    path = out / CONFIG
+    if path.exists():
+        old, new = saved_identity(path), config.identity(**made_with)
+        differ = [f"{k} {old.get(k)!r} there and {new.get(k)!r} here" for k in new if old.get(k) != new.get(k)]
+        if differ:
+            raise ValueError(f"{out} holds another comparison, with {', '.join(differ)}: give another folder")
+    elif not empty:
+        raise ValueError(f"{out} holds records but no {CONFIG} to tell of what: give another folder")
+    temporary = path.with_suffix(".writing")
+    temporary.write_text(config.to_toml(made_with), encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def _device(config: CompareConfig) -> torch.device:
+    try:
+        device = torch.device(config.device)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device must be one that is here, got {config.device!r}: {reason}") from None
+    return device
+
+
+class _Stop:
+    """Notes the first SIGINT or SIGTERM, so that work can stop where its state is whole; a second one stops at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "_Stop":
+        if threading.current_thread() is threading.main_thread():  # no other may set handlers, or gets signals
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def check(self) -> None:
+        """KeyboardInterrupt if a signal came."""
+        if self.asked:
+            raise KeyboardInterrupt

@@ -1,0 +1,177 @@
+"""What one comparison is: every choice that changes a measurement, in one frozen value."""
+
+import difflib
+import hashlib
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_origin
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+T = TypeVar("T")
+
+# Fewer evaluation windows than this give no interval worth drawing.
+MIN_WINDOWS = 8
+
+# Fields that say what to measure and leave each single measurement as it is: schemes and seeds can be added later. The
+# text counts by its bytes, wherever they lie.
+EXTENSIBLE = ("schemes", "seeds", "text")
+
+# The table of a saved configuration that is not the user's to set.
+MADE_WITH = "made_with"
+
+
+def _option(default: T, what: str) -> T:
+    """A field with its description, which is also the help of the command-line option of the same name."""
+    option: T = field(default=default, metadata={"help": what})
+    return option
+
+
+@dataclass(frozen=True)
+class CompareConfig:
+    """The configuration of ``posenc compare``.
+
+    Checked when it is made: a wrong value is a ValueError that names the field, what was expected and what came.
+
+    >>> CompareConfig(train_length=64).test_lengths
+    (32, 64, 128, 256, 512)
+    """
+
+    schemes: tuple[str, ...] = _option(
+        ("nope", "learned", "sinusoidal", "rope", "alibi"), "schemes to compare, joined by + to compose: rope+alibi"
+    )
+    text: tuple[str, ...] = _option((), "files, folders or globs to train and test on (default: Python's own sources)")
+    train_length: int = _option(128, "bytes the models see at once in training")
+    test_lengths: tuple[int, ...] = _option((), "bytes they see in testing (default: 1/2, 1, 2, 4, 8 x train length)")
+    steps: int = _option(400, "training steps")
+    seeds: tuple[int, ...] = _option((0,), "one training of every scheme per seed")
+    layers: int = _option(3, "layers of the decoder")
+    dim: int = _option(96, "width of the decoder")
+    heads: int = _option(4, "attention heads")
+    kv_heads: int | None = _option(None, "heads of keys and values (default: as many as heads)")
+    inject: str = _option("input", "where vectors of position are added: input or every_layer")
+    per_layer: bool = _option(False, "a learned scheme has parameters of its own in every layer")
+    batch_size: int = _option(16, "windows in a training batch")
+    learning_rate: float = _option(2e-3, "highest learning rate")
+    warmup: float = _option(0.1, "share of the steps in which the learning rate rises")
+    weight_decay: float = _option(0.1, "weight decay of matrices")
+    clip: float = _option(1.0, "highest norm of the gradient")
+    windows: int = _option(64, "evaluation windows, each of the longest test length")
+    device: str = _option("cpu", "where to train: cpu, cuda, cuda:1")
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            object.__setattr__(self, item.name, _typed(item.name, getattr(self, item.name), item.type))
+        self._require("train_length", self.train_length >= 4, "at least 4")
+        if not self.test_lengths:
+            t = self.train_length
+            object.__setattr__(self, "test_lengths", (t // 2, t, 2 * t, 4 * t, 8 * t))
+        object.__setattr__(self, "test_lengths", tuple(sorted(self.test_lengths)))
+        if self.kv_heads is None:
+            object.__setattr__(self, "kv_heads", self.heads)
+        assert self.kv_heads is not None
+        for name in ("steps", "layers", "dim", "heads", "kv_heads", "batch_size"):
+            self._require(name, getattr(self, name) >= 1, "at least 1")
+        for name in ("schemes", "seeds", "test_lengths"):
+            value = getattr(self, name)
+            self._require(name, len(set(value)) == len(value) > 0, "one or more different values")
+        self._require("test_lengths", self.test_lengths[0] >= 2, "at least 2 each")
+        self._require("seeds", min(self.seeds) >= 0 and max(self.seeds) < 2**31, "at least 0 and below 2**31 each")
+        self._require("dim", self.dim % self.heads == 0, f"a multiple of heads ({self.heads})")
+        self._require("kv_heads", self.heads % self.kv_heads == 0, f"a divisor of heads ({self.heads})")
+        self._require("inject", self.inject in ("input", "every_layer"), "input or every_layer")
+        self._require("learning_rate", self.learning_rate > 0, "above 0")
+        self._require("warmup", 0 <= self.warmup < 1, "at least 0 and below 1")
+        self._require("weight_decay", self.weight_decay >= 0, "at least 0")
+        self._require("clip", self.clip > 0, "above 0")
+        self._require("windows", self.windows >= MIN_WINDOWS, f"at least {MIN_WINDOWS}")
+
+    def _require(self, name: str, fine: bool, expected: str) -> None:
+        if not fine:
+            raise ValueError(f"{name} must be {expected}, got {_shown(getattr(self, name))}")
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], source: str = "configuration") -> "CompareConfig":
+        """A configuration from names and values. ValueError for a name it does not know, with the closest it does."""
+        known = [item.name for item in fields(cls)]
+        for name in values:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
+                raise ValueError(f"{source} has an unknown key {name!r}: {hint}")
+        return cls(**values)
+
+    @classmethod
+    def from_toml(cls, path: str | Path, **overrides: Any) -> "CompareConfig":
+        """A configuration from a TOML file, with ``overrides`` put over what the file says."""
+        values = {name: value for name, value in _toml(path).items() if name != MADE_WITH}
+        return cls.from_mapping({**values, **overrides}, str(path))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Names and values, as JSON has them."""
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
+
+    def to_toml(self, made_with: Mapping[str, str] | None = None) -> str:
+        """The text of a TOML file that `from_toml` reads as this configuration, and what it was made with."""
+
+        # JSON's strings, numbers, arrays and booleans are TOML's too; there is no null, since nothing here stays None.
+        def lines(values: Mapping[str, Any]) -> str:
+            return "".join(f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in values.items())
+
+        return lines(self.to_dict()) + (f"\n[{MADE_WITH}]\n{lines(made_with)}" if made_with else "")
+
+    def identity(self, **made_with: str) -> dict[str, Any]:
+        """What two measurements must share to be of one comparison: these fields, and what they were made with."""
+        return {name: value for name, value in self.to_dict().items() if name not in EXTENSIBLE} | made_with
+
+
+def saved_identity(path: Path) -> dict[str, Any]:
+    """The identity of a configuration that `CompareConfig.to_toml` has saved."""
+    return CompareConfig.from_toml(path).identity(**_toml(path).get(MADE_WITH, {}))
+
+
+def fingerprint(identity: Mapping[str, Any]) -> str:
+    """A short name that changes when anything in ``identity`` does."""
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _toml(path: str | Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not a TOML file: {error}") from None
+
+
+_WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def _typed(name: str, value: Any, kind: Any) -> Any:
+    """The value as the field has it: lists become tuples, whole numbers floats, paths text; the rest must fit."""
+    if get_origin(kind) is tuple:
+        if isinstance(value, list | tuple):
+            return tuple(_typed(name, item, get_args(kind)[0]) for item in value)
+        raise ValueError(f"{name} must be a list, got {_shown(value)}")
+    if NoneType in get_args(kind):
+        return value if value is None else _typed(name, value, get_args(kind)[0])
+    if kind is float and type(value) in (int, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{name} must be a finite number, got {value!r}")
+        return float(value)
+    if kind is str and isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if type(value) is not kind:  # exactly: True is not a number of layers
+        raise ValueError(f"{name} must be {_WORDS[kind]}, got {_shown(value)}")
+    return value
+
+
+def _shown(value: Any) -> str:
+    return repr(list(value) if isinstance(value, tuple) else value)

@@ -1,0 +1,181 @@
+"""The text: which bytes train the models and which test them.
+
+Bytes are the tokens, so every text is readable and bits per byte compare across texts.
+
+- **No leak.** Several files are split by file, in the order of a hash of their path; of files with the same content
+  one is kept. A file alone is split in two blocks and its end is held out.
+- **No seams.** A window lies inside one file. Bytes joined from two files would make a long context look useless for
+  reasons that have nothing to do with positions. Files shorter than a window give none.
+- **The same for everyone.** Training windows follow from seed and step, evaluation windows from the text alone.
+"""
+
+import glob
+import hashlib
+import os
+import sysconfig
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+
+HELD_OUT = 1 / 10  # of the text, or more where the evaluation needs it
+MOST_HELD_OUT = 1 / 3
+
+# Left out of Python's own sources: what others installed, and what is not written text or is nearly the same many
+# times over, so that it would stand on both sides (tests of the same template, character tables, generated topics).
+NOT_TEXT = frozenset(
+    {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data", "__pycache__"}
+)
+
+
+@dataclass(frozen=True)
+class Text:
+    """One side of the split: the bytes of some files, end to end, and where each begins (and the last one ends)."""
+
+    data: Bytes
+    bounds: NDArray[np.int64]
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """The bytes of each file."""
+        return np.diff(self.bounds)
+
+    def room(self, size: int) -> int:
+        """How many windows of ``size`` bytes there are side by side, each inside one file."""
+        return int((self.sizes // size).sum())
+
+    def draw(self, rng: np.random.Generator, count: int, size: int) -> Bytes:
+        """``count`` random windows (count, size): every place inside a file is as likely as any other."""
+        places = np.maximum(self.sizes - size + 1, 0)
+        return self._windows(self._at(rng.integers(places.sum(), size=count), places, 1), size)
+
+    def spread(self, count: int, size: int) -> Bytes:
+        """Up to ``count`` windows (windows, size) side by side, evenly spread over the whole text."""
+        room = self.room(size)
+        chosen = np.arange(min(count, room)) * room // max(min(count, room), 1)
+        return self._windows(self._at(chosen, self.sizes // size, size), size)
+
+    def _at(self, index: NDArray[np.int64], per_file: NDArray[np.int64], step: int) -> NDArray[np.int64]:
+        """Where the windows numbered ``index`` begin, if file f has ``per_file[f]`` of them, ``step`` bytes apart."""
+        ends = np.cumsum(per_file)
+        file = np.searchsorted(ends, index, side="right")
+        starts: NDArray[np.int64] = self.bounds[file] + (index - (ends[file] - per_file[file])) * step
+        return starts
+
+    def _windows(self, starts: NDArray[np.int64], size: int) -> Bytes:
+        windows: Bytes = self.data[starts[:, None] + np.arange(size)]
+        return windows
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A text, split. ``about`` says in one line what it is; ``digest`` names its bytes and their split."""
+
+    train: Text
+    validation: Text
+    about: str
+    digest: str
+
+
+def load(text: Sequence[str] = (), *, held_out: int = 0) -> Corpus:
+    """Reads and splits a text: files, folders or globs; by default the running Python's own standard library.
+
+    A tenth is held out, or ``held_out`` bytes where that is more, though never more than a third.
+
+    Raises ValueError where a name matches nothing or there is nothing to split, OSError for what cannot be read.
+    """
+    paths = _files(text) if text else _standard_library()
+    root = os.path.commonpath([path.parent for path in paths])
+    contents: dict[bytes, str] = {}
+    for path in paths:
+        contents.setdefault(path.read_bytes(), path.relative_to(root).as_posix())
+    contents.pop(b"", None)
+    files = sorted(((name, data) for data, name in contents.items()), key=lambda file: _hash(file[0].encode()))
+    total = sum(len(data) for _, data in files)
+    wanted = max(int(total * HELD_OUT), min(held_out, int(total * MOST_HELD_OUT)))
+    if not wanted:
+        raise ValueError(f"text must be of some bytes to split, got {total} in {' '.join(text) or 'the library'}")
+    if len(files) == 1:
+        (_, data), how = files[0], "its end"
+        train, validation = [data[:-wanted]], [data[-wanted:]]
+    else:
+        how = "whole files"
+        train, validation = [], []
+        for _, data in files:
+            held = sum(map(len, validation))
+            # One large file must not take the training text along.
+            (validation if held < wanted and held + len(data) <= total // 2 else train).append(data)
+    sides = _text(train), _text(validation)
+    where = " ".join(text) if text else "the standard library of this Python"
+    count = "1 file" if len(files) == 1 else f"{len(files):,} files"
+    about = f"{where}: {total:,} bytes in {count}, {len(sides[1].data):,} held out ({how})"
+    digest = _hash(b"".join(_hash(side.bounds.tobytes() + side.data.tobytes()) for side in sides)).hex()[:16]
+    return Corpus(*sides, about, digest)
+
+
+def require(corpus: Corpus, *, train_length: int, batch_size: int, longest: int, windows: int) -> None:
+    """ValueError, with both numbers, unless the text has room for a batch and for as many evaluation windows."""
+    for side, name, count, size in (
+        (corpus.train, "training", batch_size, train_length + 1),
+        (corpus.validation, "evaluation", windows, longest + 1),
+    ):
+        room = side.room(size)
+        if room < count:
+            raise ValueError(
+                f"too little text: {name} needs {count} windows of {size:,} bytes, each inside one file, "
+                f"{count * size:,} bytes in all; there are {room}, {room * size:,} bytes, "
+                f"in the {len(side.data):,} bytes for {name} of {corpus.about}"
+            )
+
+
+def _files(text: Iterable[str]) -> list[Path]:
+    """The files that names, folders and globs stand for, in the order of their paths, each once."""
+    found: set[Path] = set()
+    for name in text:
+        path = Path(name).expanduser()
+        if path.is_file():
+            new = [path]
+        elif path.is_dir():
+            new = _below(path)
+        else:
+            new = [p for p in map(Path, glob.glob(str(path), recursive=True)) if p.is_file()]
+        if not new:
+            raise ValueError(f"text must be of files, folders or globs that match some, got {name!r}")
+        found.update(p.resolve() for p in new)
+    return sorted(found)
+
+
+def _below(folder: Path, suffix: str = "", skip: Set[str] = frozenset()) -> list[Path]:
+    """The files of text below a folder: not the hidden ones, nor those with a zero byte near their beginning."""
+    found: list[Path] = []
+    for parent, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in skip]
+        found += [Path(parent, name) for name in files if not name.startswith(".") and name.endswith(suffix)]
+    return sorted(path for path in found if path.is_file() and b"\0" not in _head(path))
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(8192)
+
+
+def _standard_library() -> list[Path]:
+    root = Path(sysconfig.get_path("stdlib"))
+    # _sysconfigdata_* lists the paths of one machine.
+    paths = [path for path in _below(root, ".py", NOT_TEXT) if not path.name.startswith("_sysconfigdata")]
+    if not paths:
+        raise ValueError(f"text must be given: this Python has no sources of its standard library in {root}")
+    return paths
+
+
+def _text(files: Sequence[bytes]) -> Text:
+    bounds = np.cumsum([0, *map(len, files)], dtype=np.int64)
+    return Text(np.frombuffer(b"".join(files), dtype=np.uint8), bounds)
+
+
+def _hash(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()

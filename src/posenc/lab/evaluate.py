@@ -1,0 +1,144 @@
+"""How well a model predicts text at lengths it was and was not trained on, in bits per byte.
+
+Everything is measured on the same evaluation windows, each of the longest test length and inside one file, for every
+scheme and seed, and each measurement gives one number per window. So lengths, schemes and seeds can be paired window
+by window, and a bootstrap over windows draws pieces of text that do not overlap, also where the length measured is
+short and a window holds many pieces of it. A model always sees positions that start at 0.
+
+At a length L, of windows of M bytes, in which a byte is scored by the model's prediction from the bytes before it:
+
+- ``windows``: cut into pieces of L bytes, side by side from the end; every byte is scored, from the piece's bytes
+  before it: 1 to L of them. Longer pieces do better because fewer bytes stand at a beginning (the early-token curse).
+- ``sliding``: the last half of the window is scored, in strides of L/2, each from the L bytes that end there: every
+  byte is predicted from L/2 to L bytes. The same bytes are scored at every L.
+- ``final_tokens``: the last few bytes (half of the shortest length) alone, from the L bytes that end there.
+- ``truncated``, for L above the training length: the bytes that ``sliding`` scores at L, from strides of the training
+  length. It is the same number at every L: a model that makes no use of more context should at least not fall behind.
+- ``by_position``, at the longest length: the mean over windows at each position, in buckets.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posenc.lab.data import Bytes
+from posenc.positions import PositionError
+
+Bits = NDArray[np.float64]
+
+# Tokens in one forward pass. With logits over 256 bytes and dense attention up to 1024 positions it fits in a laptop.
+TOKENS_AT_ONCE = 8192
+
+
+def plan(lengths: Sequence[int], train_length: int) -> list[tuple[str, int]]:
+    """Every (kind, length) there is to measure for a trained model, in the order that reuses most."""
+    kinds = [(kind, length) for length in lengths for kind in ("windows", "final_tokens", "sliding")]
+    kinds += [("truncated", length) for length in lengths if length > train_length]
+    return [*kinds, ("by_position", lengths[-1])]
+
+
+def tokens_to_score(lengths: Sequence[int], windows: int) -> int:
+    """About how many tokens go through a model for the whole plan."""
+    return (2 * len(lengths) - 1) * lengths[-1] * windows
+
+
+class Evaluator:
+    """Measures one model on evaluation windows (windows, longest length + 1 bytes).
+
+    ``tick`` is called with the number of tokens after each forward pass; what it raises stops the measurement.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        windows: Bytes,
+        lengths: Sequence[int],
+        train_length: int,
+        device: torch.device | str = "cpu",
+        tick: Callable[[int], None] = lambda tokens: None,
+    ) -> None:
+        self.model = model
+        self.windows = torch.from_numpy(windows.astype(np.int64)).to(device)
+        self.longest = lengths[-1]
+        self.final = max(lengths[0] // 2, 1)
+        self.train_length = train_length
+        self.tick = tick
+        self.tokens = 0  # that went through the model so far
+        self._passes: dict[tuple[str, int], Bits] = {}
+        assert self.windows.size(1) == self.longest + 1
+
+    def measure(self, kind: str, length: int) -> dict[str, Any]:
+        """One measurement: ``bits`` per byte for each window and the ``tokens`` scored in each, or, by position,
+        ``edges`` of the buckets, mean ``bits`` and ``stderr``; ``undefined`` where the scheme has no such position."""
+        try:
+            if kind == "by_position":
+                return self._by_position()
+            bits = {
+                "windows": lambda: self._side_by_side(length),
+                "final_tokens": lambda: self._side_by_side(length)[:, -self.final :],
+                "sliding": lambda: self._sliding(length),
+                "truncated": lambda: self._sliding(self.train_length),
+            }[kind]()
+        except PositionError as error:
+            return {"undefined": str(error)}
+        return {"bits": _rounded(bits.mean(axis=1)), "tokens": bits.shape[1]}
+
+    def _side_by_side(self, length: int) -> Bits:
+        stops = range(self.longest, length - 1, -length)
+        return self._pass("windows", length, [(stop - length, stop - length, stop) for stop in stops])
+
+    def _sliding(self, length: int) -> Bits:
+        begin = self.longest - max(self.longest // 2, 1)
+        stride = max(length // 2, 1)
+        stops = range(self.longest, begin, -stride)
+        pieces = [(max(stop - length, 0), max(stop - stride, begin), stop) for stop in stops]
+        if pieces == [(0, begin, self.longest)]:  # one piece, which side by side has as well
+            return self._side_by_side(self.longest)[:, begin:]
+        return self._pass("sliding", length, pieces)
+
+    def _by_position(self) -> dict[str, Any]:
+        bits = self._side_by_side(self.longest)
+        # Where a text begins every byte counts, so buckets double in width until they are wide enough to be sure of.
+        edges = [0]
+        width = 1
+        while edges[-1] < self.longest:
+            edges.append(min(edges[-1] + width, self.longest))
+            width = min(edges[-1], max(self.train_length // 4, 1))
+        buckets = np.stack([bits[:, a:b].mean(axis=1) for a, b in pairwise(edges)])
+        stderr = buckets.std(axis=1, ddof=1) / math.sqrt(len(bits))
+        return {"edges": edges, "bits": _rounded(buckets.mean(axis=1)), "stderr": _rounded(stderr)}
+
+    def _pass(self, kind: str, length: int, pieces: list[tuple[int, int, int]]) -> Bits:
+        """Bits (windows, bytes) of all bytes scored, by pieces (begin, first to score, stop) from the last one back."""
+        if (kind, length) not in self._passes:
+            scored = [self._score(*piece) for piece in reversed(pieces)]
+            self._passes[kind, length] = np.concatenate(scored, axis=1)
+        return self._passes[kind, length]
+
+    @torch.inference_mode()
+    def _score(self, begin: int, first: int, stop: int) -> Bits:
+        """Bits of the bytes after ``first`` up to ``stop``, for a model that sees those from ``begin``."""
+        was_training = self.model.training
+        self.model.eval()
+        rows = []
+        for part in self.windows.split(max(TOKENS_AT_ONCE // (stop - begin), 1)):
+            logits: Tensor = self.model(part[:, begin:stop])[:, first - begin :]
+            target = part[:, first + 1 : stop + 1]
+            nats = F.cross_entropy(logits.flatten(0, 1).float(), target.flatten(), reduction="none")
+            rows.append(nats.view(target.shape).double().cpu().numpy() / math.log(2))
+            self.tokens += part.size(0) * (stop - begin)
+            self.tick(part.size(0) * (stop - begin))
+        self.model.train(was_training)
+        return np.concatenate(rows)
+
+
+def _rounded(values: Bits) -> list[float | None]:
+    """Values as JSON has them, which knows no infinity: None where a loss was not a number."""
+    return [round(float(value), 6) if math.isfinite(value) else None for value in values]

@@ -1,0 +1,151 @@
+"""Training, paired and resumable: a batch follows from seed and step alone, and so does all else."""
+
+import math
+import os
+import pickle
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posenc.lab.config import CompareConfig
+from posenc.lab.data import Text
+
+CURVE_POINTS = 50
+SAVE_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a training went: mean bits per byte up to each step of the curve, and the time spent in steps."""
+
+    curve: list[tuple[int, float]]
+    seconds: float
+
+
+def batch(text: Text, config: CompareConfig, seed: int, step: int) -> Tensor:
+    """The batch of a step (batch_size, train_length + 1), whatever came before it: every scheme sees the same ones."""
+    rng = np.random.default_rng((seed, step))
+    return torch.from_numpy(text.draw(rng, config.batch_size, config.train_length + 1).astype(np.int64))
+
+
+def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
+    """The mean loss, in nats, of every token after the first."""
+    logits: Tensor = model(tokens[:, :-1])
+    return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+
+def learning_rate(config: CompareConfig, step: int) -> float:
+    """Rises linearly over the warm-up, then falls along a half cosine to a tenth."""
+    warmup = round(config.warmup * config.steps)
+    if step < warmup:
+        return config.learning_rate * (step + 1) / warmup
+    done = (step - warmup) / max(config.steps - warmup, 1)
+    return config.learning_rate * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def optimizer_for(model: nn.Module, config: CompareConfig) -> torch.optim.AdamW:
+    """AdamW; matrices decay, vectors (norms, biases) do not."""
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    vectors = [p for p in model.parameters() if p.ndim < 2]
+    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=config.weight_decay)
+
+
+def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor, config: CompareConfig) -> Tensor:
+    """One training step. Gives the loss before it, in nats, without waiting for the device."""
+    loss = loss_of(model, tokens)
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+    optimizer.step()
+    return loss.detach()
+
+
+def train(
+    model: nn.Module,
+    text: Text,
+    config: CompareConfig,
+    seed: int,
+    checkpoint: Path,
+    *,
+    tick: Callable[[int, float], bool] = lambda step, bits: False,
+    save_seconds: float = SAVE_SECONDS,
+) -> Training:
+    """Trains ``model`` in place, on from ``checkpoint`` where there is one, and leaves its final state there.
+
+    ``tick(step, bits)`` is called after every step with the latest point of the curve (NaN before the first); if it
+    says True, the state is saved and KeyboardInterrupt raised. A resumed training is the same, on the CPU to the bit,
+    as one that was never stopped.
+
+    Raises ValueError where the loss is no longer a number.
+    """
+    device = next(model.parameters()).device
+    optimizer = optimizer_for(model, config)
+    curve: list[tuple[int, float]] = []
+    begin, spent = 0, 0.0
+    running = torch.zeros((), device=device)  # kept there: reading every loss would make a GPU wait
+    if checkpoint.exists():
+        state = _load(checkpoint, device)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        curve = [(int(step), float(bits)) for step, bits in state["curve"]]
+        begin, spent, running = state["step"], state["seconds"], state["running"]
+
+    def save(step: int) -> None:
+        state = {"step": step, "seconds": spent, "running": running, "curve": [list(point) for point in curve]}
+        _save({**state, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, checkpoint)
+
+    model.train()
+    every = max(config.steps // CURVE_POINTS, 1)
+    saved = clock = time.perf_counter()
+    for step in range(begin, config.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(config, step)
+        running += step_of(model, optimizer, batch(text, config, seed, step).to(device), config)
+        done = step + 1
+        if done % every == 0 or done == config.steps:
+            points = done - (curve[-1][0] if curve else 0)
+            bits = float(running) / points / math.log(2)
+            if not math.isfinite(bits):
+                raise ValueError(
+                    f"learning_rate {config.learning_rate:g} is too high: the loss is {bits} at step {done}"
+                )
+            curve.append((done, bits))
+            running.zero_()
+        now = time.perf_counter()
+        spent, clock = spent + now - clock, now
+        stop = tick(done, curve[-1][1] if curve else math.nan)
+        if stop or done == config.steps or now - saved >= save_seconds:
+            save(done)
+            saved = clock = time.perf_counter()
+        if stop and done < config.steps:
+            raise KeyboardInterrupt
+    return Training(curve, spent)
+
+
+def _load(path: Path, device: torch.device) -> dict[str, Any]:
+    try:
+        state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise ValueError(
+            f"{path} is not a whole checkpoint ({type(error).__name__}): remove it to train anew"
+        ) from None
+    return state
+
+
+def _save(state: dict[str, Any], path: Path) -> None:
+    """Writes all or nothing: what stops the process here leaves the state before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".writing")
+    with temporary.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)

@@ -1,0 +1,199 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posenc.lab.compare import build_model, compare
+from posenc.lab.config import CompareConfig
+from posenc.lab.evaluate import plan
+from posenc.lab.progress import Progress
+from posenc.lab.records import FILE, Record, key, read
+from tests.lab.small import SCHEMES, small_config, write_text
+
+TIMES = {"time", "seconds", "tokens_per_second", "peak_bytes", "step_ratio", "step_seconds"}
+
+
+def planned(config: CompareConfig) -> list[tuple[Any, ...]]:
+    once = [(kind, None) for kind in ("training", "speed")]
+    kinds = [*once, *plan(config.test_lengths, config.train_length)]
+    kinds = [(kind, None if kind == "by_position" else length) for kind, length in kinds]
+    return sorted((str(k), s, seed, n or 0) for k, n in kinds for s in config.schemes for seed in config.seeds)
+
+
+def measured(records: list[Record]) -> list[tuple[Any, ...]]:
+    found = [key(record) for record in records]
+    return sorted((k, s, seed, 0 if k == "by_position" else n or 0) for k, s, seed, n in found)
+
+
+def untimed(records: list[Record]) -> list[Record]:
+    ordered = sorted(records, key=lambda record: str(key(record)))
+    return [{name: value for name, value in record.items() if name not in TIMES} for record in ordered]
+
+
+class Interrupting(Progress):
+    """Sends this process a signal at the n-th piece of work."""
+
+    def __init__(self, at: int, number: int = signal.SIGINT) -> None:
+        super().__init__()
+        self.at = at
+        self.number = number
+
+    def advance(self, work: float, stage: str, detail: str = "") -> None:
+        self.at -= 1
+        if self.at == 0:
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A comparison that nothing stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    compare(small_config(write_text(folder / "text")), folder / "out")
+    return folder
+
+
+def test_every_measurement_is_there_once_with_all_that_made_it(whole: Path) -> None:
+    config = small_config(whole / "text")
+    records = read(whole / "out")
+    assert measured(records) == planned(config)
+    for record in records:
+        assert record["configuration"] == config.to_dict()
+        assert record["versions"].keys() >= {"python", "torch", "posenc"}
+        assert record["machine"].keys() >= {"processor", "cores", "memory_bytes", "threads", "device"}
+        assert record["text"]["digest"]
+        assert record["fingerprint"]
+        assert record["time"]
+    assert CompareConfig.from_toml(whole / "out" / "config.toml") == config
+    assert list((whole / "out" / "checkpoints").iterdir()) == []
+
+
+def test_what_is_recorded(whole: Path) -> None:
+    records = {key(record): record for record in read(whole / "out")}
+    plain, learned = records["training", "nope", 0, None], records["training", "learned", 0, None]
+    assert (plain["position_parameters"], learned["position_parameters"]) == (0, 16 * 16)
+    assert learned["parameters"] - plain["parameters"] == 16 * 16
+    assert [step for step, _ in plain["curve"]] == [1, 2, 3, 4, 5, 6]
+    assert plain["final_bits"] == plain["curve"][-1][1]
+    assert plain["tokens_per_second"] > 0
+    assert plain["peak_bytes"] > plain["parameters"] * 4  # a gradient of each, and what they are computed from
+    for scheme in SCHEMES:
+        speed = records["speed", scheme, 0, None]
+        assert speed["relative_to"] == "nope"
+        assert 0.1 < speed["step_ratio"] < 10
+        for kind in ("windows", "sliding", "final_tokens"):
+            for length in (8, 16, 32, 64, 128):
+                record = records[kind, scheme, 0, length]
+                if scheme == "learned" and length > 16:
+                    assert record["undefined"] == "Learned encodes positions 0 to 15, got 31" or length > 32
+                    assert "bits" not in record
+                else:
+                    assert len(record["bits"]) == 8
+    assert len(records["truncated", "learned", 0, 128]["bits"]) == 8
+
+
+def test_a_second_run_repeats_nothing(whole: Path) -> None:
+    before = (whole / "out" / FILE).read_bytes()
+    compare(small_config(whole / "text"), whole / "out", build=refuse)
+    assert (whole / "out" / FILE).read_bytes() == before
+
+
+def refuse(config: CompareConfig, scheme: str, seed: int) -> Any:
+    raise AssertionError(f"{scheme} was built again")
+
+
+def test_another_configuration_is_refused_and_said_how_it_differs(whole: Path) -> None:
+    before = (whole / "out" / FILE).read_bytes()
+    with pytest.raises(
+        ValueError, match=r"out holds another comparison, with steps 6 there and 7 here: give another fo"
+    ):
+        compare(small_config(whole / "text", steps=7), whole / "out")
+    other = write_text(whole / "other", seed=1)
+    with pytest.raises(ValueError, match=r"out holds another comparison, with text_digest '\w+' there and '\w+' here"):
+        compare(small_config(other), whole / "out")
+    assert (whole / "out" / FILE).read_bytes() == before
+
+
+def test_schemes_and_seeds_can_be_added_later(tmp_path: Path) -> None:
+    text = write_text(tmp_path / "text")
+    compare(small_config(text, schemes=("nope",)), tmp_path / "out")
+    both = small_config(text, schemes=("nope", "rope+alibi"), seeds=(0, 1))
+    assert measured(compare(both, tmp_path / "out")) == planned(both)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("at", [2, 9, 33, 60])
+def test_interrupted_and_resumed_is_the_same_as_never_stopped(
+    whole: Path, tmp_path: Path, at: int, number: signal.Signals
+) -> None:
+    config = small_config(whole / "text")
+    handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(KeyboardInterrupt):
+        compare(config, tmp_path / "out", Interrupting(at, number))
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
+    kept = read(tmp_path / "out")
+    assert len(kept) < len(planned(config))
+    records = compare(config, tmp_path / "out")
+    assert records[: len(kept)] == kept
+    assert untimed(records) == untimed(read(whole / "out"))
+
+
+def test_killed_and_resumed_has_every_record_once(whole: Path, tmp_path: Path) -> None:
+    """Killed without warning at whatever it was doing when enough records were there."""
+    out = tmp_path / "out"
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from posenc.lab.compare import compare; from tests.lab.small import small_config\n"
+        "compare(small_config(Path(sys.argv[1])), sys.argv[2])"
+    )
+    for enough in (1, 20):
+        process = subprocess.Popen([sys.executable, "-c", script, str(whole / "text"), str(out)])
+        end = time.monotonic() + 60
+        while process.poll() is None and len(read(out)) < enough and time.monotonic() < end:
+            time.sleep(0.002)
+        process.kill()
+        process.wait()
+        assert enough <= len(read(out)) < len(planned(small_config(whole / "text")))
+    assert untimed(compare(small_config(whole / "text"), out)) == untimed(read(whole / "out"))
+
+
+def test_schemes_that_cannot_be_compared(tmp_path: Path) -> None:
+    text = write_text(tmp_path / "text")
+    for schemes, message in (
+        (("segment",), "schemes must do without segments, of which plain text has none, got 'segment'"),
+        (("rope+segment",), "of which plain text has none, got 'rope\\+segment'"),
+        (("roap",), "got 'roap'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            compare(small_config(text, schemes=schemes), tmp_path / "out")
+    with pytest.raises(ValueError, match="device must be one that is here, got 'abacus'"):
+        compare(small_config(text, device="abacus"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_fewer_windows_than_asked_are_announced(tmp_path: Path) -> None:
+    lines: list[str] = []
+
+    class Saying(Progress):
+        def say(self, line: str) -> None:
+            lines.append(line)
+
+    config = small_config(write_text(tmp_path / "text", 6000), schemes=("nope",), steps=1, windows=100)
+    records = compare(config, tmp_path / "out", Saying())
+    assert "room for 15 of 100 evaluation windows" in lines
+    assert len(next(record for record in records if record["kind"] == "windows")["bits"]) == 15
+
+
+def test_a_model_of_ones_own_can_be_compared(tmp_path: Path) -> None:
+    built: list[tuple[str, int]] = []
+
+    def build(config: CompareConfig, scheme: str, seed: int) -> Any:
+        built.append((scheme, seed))
+        return build_model(config, "nope", seed)
+
+    compare(small_config(write_text(tmp_path / "text"), schemes=("rope",), steps=1), tmp_path / "out", build=build)
+    assert ("rope", 0) in built

@@ -1,0 +1,113 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from posenc.lab import data
+from posenc.lab.compare import build_model
+from posenc.lab.train import batch, learning_rate, train
+from tests.lab.small import SCHEMES, small_config, write_text
+
+
+def test_every_scheme_begins_with_the_same_weights_and_sees_the_same_batches(tmp_path: Path) -> None:
+    config = small_config(write_text(tmp_path / "text"))
+    before = torch.random.get_rng_state()
+    models = [build_model(config, scheme, 3) for scheme in SCHEMES]
+    assert torch.equal(torch.random.get_rng_state(), before)
+    common = set.intersection(*(set(model.state_dict()) for model in models))
+    assert len(common) == len(models[0].state_dict())  # of nope, which has no parameters of its own
+    for name in common:
+        for model in models[1:]:
+            assert torch.equal(model.state_dict()[name], models[0].state_dict()[name])
+    other = build_model(config, "nope", 4).state_dict()
+    assert not torch.equal(other["head.weight"], models[0].state_dict()["head.weight"])
+
+    text = data.load(config.text).train
+    assert torch.equal(batch(text, config, 3, 5), batch(text, config, 3, 5))
+    assert batch(text, config, 3, 5).shape == (4, 17)
+    assert len({tuple(batch(text, config, seed, step).flatten().tolist()) for seed in (0, 1) for step in (0, 1)}) == 4
+
+
+def test_a_learned_table_does_not_repeat_the_embedding(tmp_path: Path) -> None:
+    state = build_model(small_config(tmp_path), "learned", 0).state_dict()
+    (table,) = (value for name, value in state.items() if value.shape == (16, 16) and "position" in name)
+    embedding = state["embedding.weight"][:16]
+    cosine = torch.nn.functional.cosine_similarity(table.flatten(), embedding.flatten(), dim=0)
+    assert cosine.abs() < 0.3  # 256 numbers: 1/16 is what chance gives
+
+
+def test_learning_rate_rises_and_falls(tmp_path: Path) -> None:
+    config = small_config(tmp_path, steps=100, warmup=0.1, learning_rate=1.0)
+    rates = [learning_rate(config, step) for step in range(100)]
+    assert rates[0] == pytest.approx(0.1)
+    assert max(rates) == rates[9] == rates[10] == 1.0
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[-1] == pytest.approx(0.1, abs=0.001)
+    assert learning_rate(small_config(tmp_path, steps=1, learning_rate=1.0), 0) == 1.0
+
+
+def test_training_learns(tmp_path: Path) -> None:
+    config = small_config(write_text(tmp_path / "text"), steps=100, learning_rate=0.01)
+    training = train(build_model(config, "alibi", 0), data.load(config.text).train, config, 0, tmp_path / "state.pt")
+    assert training.curve[0][1] > 6
+    assert training.curve[-1][1] < 3
+    assert [step for step, _ in training.curve] == list(range(2, 101, 2))
+    assert training.seconds > 0
+
+
+def stopping_after(last: int) -> Callable[[int, float], bool]:
+    return lambda step, bits: step == last
+
+
+@pytest.mark.parametrize("stops", [[1], [7], [3, 4, 12], [13]])
+def test_a_training_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path, stops: list[int]) -> None:
+    config = small_config(write_text(tmp_path / "text"), steps=13)
+    text = data.load(config.text).train
+
+    model = build_model(config, "learned", 0)
+    whole = train(model, text, config, 0, tmp_path / "whole.pt")
+
+    for stop in stops:
+        again = build_model(config, "learned", 0)
+        try:
+            train(again, text, config, 0, tmp_path / "part.pt", tick=stopping_after(stop))
+        except KeyboardInterrupt:
+            assert stop < 13
+    again = build_model(config, "learned", 0)
+    resumed = train(again, text, config, 0, tmp_path / "part.pt")
+
+    assert resumed.curve == whole.curve
+    for name, value in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value), name
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["part.pt", "text", "whole.pt"]
+
+
+def test_a_crash_costs_no_more_than_what_came_after_the_last_checkpoint(tmp_path: Path) -> None:
+    config = small_config(write_text(tmp_path / "text"), steps=9)
+    text = data.load(config.text).train
+    seen: list[int] = []
+
+    def crash(step: int, bits: float) -> bool:
+        seen.append(step)
+        if len(seen) == 6:
+            raise RuntimeError("the power is gone")
+        return False
+
+    with pytest.raises(RuntimeError, match="power"):
+        train(build_model(config, "nope", 0), text, config, 0, tmp_path / "part.pt", tick=crash, save_seconds=0)
+    train(build_model(config, "nope", 0), text, config, 0, tmp_path / "part.pt", tick=crash)
+    assert seen == [1, 2, 3, 4, 5, 6, 6, 7, 8, 9]
+
+
+def test_a_loss_that_is_no_number_and_a_damaged_checkpoint_are_clear_errors(tmp_path: Path) -> None:
+    config = small_config(write_text(tmp_path / "text"))
+    text = data.load(config.text).train
+    model = build_model(config, "nope", 0)
+    with torch.no_grad():
+        next(model.parameters()).fill_(float("nan"))
+    with pytest.raises(ValueError, match=r"learning_rate 0.002 is too high: the loss is nan at step 1"):
+        train(model, text, config, 0, tmp_path / "part.pt")
+    (tmp_path / "part.pt").write_bytes(b"PK nonsense")
+    with pytest.raises(ValueError, match=r"part.pt is not a whole checkpoint .*: remove it to train anew"):
+        train(model, text, config, 0, tmp_path / "part.pt")

@@ -1,0 +1,164 @@
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import posenc
+import posenc.figures
+from posenc.cli import main
+from tests.lab.small import write_text
+
+SMALL = [
+    *("--train-length", "16", "--steps", "2", "--batch-size", "4", "--windows", "8"),
+    *("--layers", "1", "--dim", "16", "--heads", "2"),
+]
+
+
+@pytest.fixture(autouse=True)
+def reports(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many records each report was written from; drawing is not what is tested here."""
+    written: list[int] = []
+
+    def write(records: list[Any], out: Path) -> Path:
+        written.append(len(records))
+        return out / "report.html"
+
+    fake = SimpleNamespace(write=write, terminal_table=lambda records: "the table")
+    monkeypatch.setitem(sys.modules, "posenc.figures.report", fake)
+    monkeypatch.setattr(posenc.figures, "report", fake, raising=False)
+    return written
+
+
+def test_help_and_version_do_not_wait_for_torch() -> None:
+    script = (
+        "import sys; from posenc.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit as end: assert end.code == 0\n"
+        "assert not {'torch', 'numpy', 'rich', 'matplotlib'} & set(sys.modules)"
+    )
+    for arguments, shown in (
+        (["--help"], "compare"),
+        (["compare", "--help"], "--train-length N"),
+        (["--version"], "0."),
+    ):
+        done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert shown in done.stdout
+
+
+def test_python_m_posenc() -> None:
+    done = subprocess.run([sys.executable, "-m", "posenc", "--version"], capture_output=True, text=True)
+    assert done.stdout == f"posenc {posenc.__version__}\n"
+
+
+def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str], reports: list[int]) -> None:
+    text = write_text(tmp_path / "text, mine.txt")
+    out = tmp_path / "out"
+    command = ["compare", "--text", str(text), "--schemes", "nope,alibi", "--out", str(out), *SMALL]
+    assert main([*command, "--test-lengths", "8,16", "32", "--seeds", "0", "1"]) == 0
+    shown = capsys.readouterr()
+    assert "the table" in shown.out
+    assert f"The report: {out / 'report.html'}" in shown.out
+    assert "alibi, seed 1: training" in shown.err
+    assert reports == [2 * 2 * (2 + 3 * 3 + 1 + 1)]
+
+
+def test_the_command_line_wins_over_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "lab.toml").write_text('steps = 0\nschemes = ["roap"]\nper_layer = true\n')
+    text, out = write_text(tmp_path / "text.txt"), tmp_path / "out"
+    command = ["compare", "--config", str(tmp_path / "lab.toml"), "--text", str(text), "--out", str(out)]
+    assert main([*command, *SMALL, "--schemes", "nope", "--no-per-layer"]) == 0
+    saved = (out / "config.toml").read_text()
+    assert "steps = 2\n" in saved
+    assert "per_layer = false\n" in saved
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "required"),
+        (["compute"], "invalid choice"),
+        (["compare", "--steps", "many"], "argument --steps: invalid int value"),
+        (["compare", "--seeds", "1,x"], "argument --seeds: must be whole numbers, got '1,x'"),
+        (["compare", "--schemes"], "expected at least one argument"),
+        (["compare", "--stepz", "3"], "unrecognized arguments"),
+    ],
+)
+def test_wrong_use_is_2(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments", "message"),
+    [
+        (2, ["--steps", "0"], "steps must be at least 1, got 0 (see posenc compare --help)"),
+        (2, ["--schemes", "roap"], "got 'roap' (did you mean 'rope'?)"),
+        (2, ["--schemes", "rope+segment"], "schemes must do without segments"),
+        (2, ["--device", "abacus"], "device must be one that is here, got 'abacus'"),
+        (1, ["--config", "no-such-file.toml"], "No such file"),
+        (1, ["--text", "no-such-text"], "text must be of files, folders or globs that match some, got 'no-such-text'"),
+        (1, ["--text", __file__, "--train-length", "4000"], "too little text: "),
+    ],
+)
+def test_what_fails_says_so_in_one_line(
+    code: int,
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    reports: list[int],
+) -> None:
+    assert main(["compare", "--out", str(tmp_path / "out"), *arguments]) == code
+    error = capsys.readouterr().err
+    assert error.startswith("posenc: error: ")
+    assert message in error
+    assert error.count("\n") == 1
+    assert reports == []
+
+
+def test_interrupting_leaves_a_partial_report_and_is_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], reports: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["compare", "--text", str(write_text(tmp_path / "text")), "--out", str(tmp_path / "out"), *SMALL]
+    monkeypatch.setattr("posenc.lab.compare._Lab.time_steps", _interrupt)
+    assert main([*command, "--schemes", "nope"]) == 1
+    shown = capsys.readouterr()
+    assert "A partial report: " in shown.out
+    assert shown.err.splitlines()[-1].startswith("posenc: error: interrupted: 20 records are kept in ")
+    assert reports == [20]
+    monkeypatch.undo()
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_schemes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schemes"]) == 0
+    shown = capsys.readouterr().out
+    for entry in posenc.catalog():
+        assert entry.name in shown
+
+
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    assert main(["schemes"]) == 1
+    assert "rich" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_text_of_ones_own_gives_a_report_about_it(tmp_path: Path) -> None:
+    text = write_text(tmp_path / "mine.txt")
+    command = ["compare", "--text", str(text), "--schemes", "nope,learned", "--out", str(tmp_path / "out"), *SMALL]
+    done = subprocess.run([sys.executable, "-m", "posenc", *command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "mine.txt" in page
+    assert "learned" in page
