@@ -146,13 +146,14 @@ class Encoding:
 
         Raises ValueError where x is not (batch, tokens, dim) for the positions and vectors at hand.
         """
+        added = x
         for table in self.tables:
             rows, tokens, dim = table.shape
             if x.dim() != 3 or x.shape[1:] != (tokens, dim) or rows not in (1, x.size(0)):
                 batch = "batch" if rows == 1 else rows
                 raise ValueError(f"x must be ({batch}, {tokens}, {dim}) to add positions to, got {tuple(x.shape)}")
-            x = (x + table).to(x.dtype)
-        return x
+            added = added + table
+        return added.to(x.dtype)  # rounded once, however many there are
 
     def rotate(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ class PositionError(ValueError):
     """A position that a scheme cannot encode: the message names the scheme, its limit and the position."""
 
 
+@dataclass(frozen=True, slots=True, init=False, repr=False, eq=False)
 class Positions:
     """The positions of a batch of token rows.
 
@@ -36,8 +38,6 @@ class Positions:
 
     Raises ValueError for a wrong shape, dtype or device, naming the argument.
     """
-
-    __slots__ = ("_bounds", "_run", "coords", "document", "order", "segment")
 
     coords: Shaped[Tensor, "rows tokens *axes"]
     order: Int[Tensor, "rows tokens"]
@@ -84,12 +84,16 @@ class Positions:
             order = torch.arange(tokens, device=coords.device)[None]
         if document is None:
             document = torch.zeros((1, tokens), dtype=torch.int64, device=coords.device)
-        self.coords = coords.expand(rows, *coords.shape[1:])
-        self.order = order.expand(rows, -1)
-        self.document = document.expand(rows, -1)
-        self.segment = None if segment is None else segment.expand(rows, -1)
-        self._run = _run
-        self._bounds = _bounds
+        fields = {
+            "coords": coords.expand(rows, *coords.shape[1:]),
+            "order": order.expand(rows, -1),
+            "document": document.expand(rows, -1),
+            "segment": None if segment is None else segment.expand(rows, -1),
+            "_run": _run,
+            "_bounds": _bounds,
+        }
+        for name, field in fields.items():  # the class is frozen
+            object.__setattr__(self, name, field)
 
     # -- making them --------------------------------------------------------------------------------------------------
 
@@ -181,6 +185,9 @@ class Positions:
         segments = [part.segment for part in wide if part.segment is not None]
         if segments and len(segments) != len(parts):
             raise ValueError("segment must be given in every part or in none")
+        for part in parts[1:]:
+            if part.coords.dtype != parts[0].coords.dtype or part.coords.shape[2:] != parts[0].coords.shape[2:]:
+                raise ValueError(f"cat needs parts of one dtype and as many axes, got {parts[0]} and {part}")
         run = parts[0]._run
         for part in parts[1:]:
             run = (run[0], part._run[1]) if run and part._run and run[1] == part._run[0] else None
@@ -247,16 +254,25 @@ class Positions:
         They continue the document of the row's last token, its coordinate and its order. Text only (one axis).
         """
         coords = self.scalar("following")
+        if n < 0:
+            raise ValueError(f"n must not be negative, got {n}")
         if len(self) == 0:
             return Positions.arange(n, device=self.device)
-        if self._run is not None and self._bounds == (self._run[0], self._run[1] - 1) and self.segment is None:
-            return Positions.arange(n, self._run[1], device=self.device)
-        token = self.document != PADDING
-        last = torch.where(token, self.order, -1).argmax(1, keepdim=True)
         ahead = torch.arange(1, n + 1, device=self.device)
-        bounds = None if self._bounds is None else (self._bounds[0], self._bounds[1] + n)
+        if self._run is not None:  # the last token is the last in the tensor
+            return Positions(
+                coords[:, -1:] + ahead,
+                order=self.order[:, -1:] + ahead,
+                document=self.document[:, -1:].expand(-1, n),
+                segment=None if self.segment is None else self.segment[:, -1:].expand(-1, n),
+                _run=(self._run[1], self._run[1] + n),
+                _bounds=None if self._bounds is None else (self._bounds[0], self._bounds[1] + n),
+            )
+        token = self.document != PADDING
+        last = torch.where(token, self.order, torch.iinfo(torch.int64).min).argmax(1, keepdim=True)
         # A row of padding alone has no document to continue: its first token opens document 0 at position 0.
         empty = ~token.any(1, keepdim=True)
+        bounds = None if self._bounds is None else (min(self._bounds[0], 0), max(self._bounds[1], -1) + n)
         return Positions(
             torch.where(empty, ahead - 1, coords.gather(1, last) + ahead),
             order=torch.where(empty, ahead - 1, self.order.gather(1, last) + ahead),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from jaxtyping import Bool, Float
@@ -59,7 +60,7 @@ def attention(
     )
     chosen = _choose(call, backend)
     # Autocast would cast the bias together with the query: a bfloat16 ALiBi has 769 values over 4096 keys.
-    with torch.autocast(query.device.type, enabled=False):
+    with _without_autocast(query):
         out, lse = chosen.run(call)
     if not return_lse:
         return out
@@ -83,7 +84,7 @@ def logits(
     Float32 for half-precision inputs, float64 for float64 ones.
     """
     call = _call(query, key, key, encoding, query_positions, key_positions, None, is_causal, 0.0, scale, False)
-    with torch.autocast(query.device.type, enabled=False):
+    with _without_autocast(query):
         return dense_logits(call)
 
 
@@ -130,9 +131,8 @@ def _call(
     if not 0 <= dropout_p < 1:
         raise ValueError(f"dropout_p must be within [0, 1), got {dropout_p}")
     scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
-    kind = query.device.type
-    if torch.is_autocast_enabled(kind):  # as PyTorch's own attention does
-        query, key, value = (x.to(torch.get_autocast_dtype(kind)) for x in (query, key, value))
+    if _is_autocast(query):  # as PyTorch's own attention does
+        query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
     query, key = bound.rotate(query, key)
     return Call(
         query,
@@ -161,6 +161,17 @@ def _bind(scheme: Scheme | None, query_positions: Positions, key_positions: Posi
     return scheme.tokens(query_positions, key_positions, dtype=dtype) + scheme.pairs(query_positions, key_positions)
 
 
+def _is_autocast(x: Tensor) -> bool:
+    """Whether autocast would cast x: it leaves float64 alone, and does not know every device (meta)."""
+    kind = x.device.type
+    return x.dtype != torch.float64 and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+
+
+def _without_autocast(x: Tensor) -> AbstractContextManager[object]:
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+
+
 def _default_positions(
     query: Tensor, key: Tensor, query_positions: Positions | None, key_positions: Positions | None
 ) -> tuple[Positions, Positions]:
@@ -183,10 +194,12 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
             raise ValueError(f"{name} must be a floating tensor (batch, heads, tokens, head_dim), got {found}")
         if x.device != query.device:
             raise ValueError(f"{name} must be on {query.device} like query, got {x.device}")
-        if x.dtype != query.dtype and not torch.is_autocast_enabled(query.device.type):
+        if x.dtype != query.dtype and not (_is_autocast(query) and _is_autocast(x)):
             raise ValueError(f"{name} must be {query.dtype} like query, got {x.dtype}")
         if x.size(0) != query.size(0):
             raise ValueError(f"{name} must have batch {query.size(0)} like query, got {x.size(0)}")
+    if query.size(-1) == 0:
+        raise ValueError(f"query must have a head_dim above 0, got {tuple(query.shape)}")
     if key.size(-1) != query.size(-1):
         raise ValueError(f"key must have head_dim {query.size(-1)} like query, got {key.size(-1)}")
     if value.shape[1:3] != key.shape[1:3]:
@@ -198,8 +211,9 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 
 def _check_mask(mask: Tensor, shape: tuple[int, ...], query: Tensor) -> None:
-    if mask.dtype != torch.bool and not mask.is_floating_point():
-        raise ValueError(f"attn_mask must be bool (True = may be seen) or float (added to scores), got {mask.dtype}")
+    if not isinstance(mask, Tensor) or (mask.dtype != torch.bool and not mask.is_floating_point()):
+        found = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(f"attn_mask must be bool (True = may be seen) or float (added to scores), got {found}")
     if mask.device != query.device:
         raise ValueError(f"attn_mask must be on {query.device} like query, got {mask.device}")
     if not 2 <= mask.dim() <= 4 or any(m not in (1, n) for m, n in zip(mask.shape[::-1], shape[::-1], strict=False)):

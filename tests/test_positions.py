@@ -1,0 +1,578 @@
+"""Positions: what constructors and methods give, what may be seen, and what is known without reading the values."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posenc import PositionError, Positions
+from posenc.positions import PADDING, check_index, same_run, visible
+
+LAW = settings(deadline=None, derandomize=True, max_examples=150)
+
+Rows = list[list[int]]
+
+
+def facts(positions: Positions) -> tuple[Any, Rows, Rows, Rows | None]:
+    segment = None if positions.segment is None else positions.segment.tolist()
+    return positions.coords.tolist(), positions.order.tolist(), positions.document.tolist(), segment
+
+
+def rows_of(*rows: str) -> torch.Tensor:
+    """A mask from a picture: x is a token, a dot is padding."""
+    return torch.tensor([[mark == "x" for mark in row] for row in rows])
+
+
+# --- making them ----------------------------------------------------------------------------------------------------
+
+
+def test_left_out_order_counts_and_all_tokens_are_of_one_document() -> None:
+    positions = Positions(torch.tensor([[5, 5, -2], [1, 0, 7]]))
+    assert facts(positions) == ([[5, 5, -2], [1, 0, 7]], [[0, 1, 2]] * 2, [[0, 0, 0]] * 2, None)
+    assert (positions.rows, len(positions), positions.device) == (2, 3, torch.device("cpu"))
+
+
+def test_what_has_more_rows_widens_what_has_one() -> None:
+    document = torch.tensor([[0, 1], [0, 0], [PADDING, 0]])
+    positions = Positions(torch.tensor([[3, 4]]), order=torch.tensor([[1, 0]]), document=document)
+    assert facts(positions) == ([[3, 4]] * 3, [[1, 0]] * 3, document.tolist(), None)
+    assert Positions(torch.zeros(1, 2, 4), segment=document.abs()).coords.shape == (3, 2, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.float64])
+def test_coordinates_keep_their_dtype(dtype: torch.dtype) -> None:
+    coords = torch.tensor([[0.5, -3.25]]).to(dtype)
+    assert Positions(coords).coords.dtype == dtype
+    assert torch.equal(Positions(coords).coords, coords)
+
+
+def test_arange() -> None:
+    assert facts(Positions.arange(3)) == ([[0, 1, 2]], [[0, 1, 2]], [[0, 0, 0]], None)
+    assert facts(Positions.arange(2, start=7)) == ([[7, 8]], [[7, 8]], [[0, 0]], None)
+    assert facts(Positions.arange(2, -1)) == ([[-1, 0]], [[-1, 0]], [[0, 0]], None)
+    assert facts(Positions.arange(0)) == ([[]], [[]], [[]], None)
+    assert Positions.arange(2, device="meta").device.type == "meta"
+
+
+def test_grid_is_in_raster_order() -> None:
+    positions = Positions.grid(2, 3)
+    assert positions.coords.tolist() == [[[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]]
+    assert facts(positions)[1:] == ([[0, 1, 2, 3, 4, 5]], [[0] * 6], None)
+    assert Positions.grid(0, 3).coords.shape == (1, 0, 2)
+    assert Positions.grid(1, 2, device="meta").device.type == "meta"
+
+
+def test_one_packed_row() -> None:
+    expected = ([[0, 1, 0, 1, 2]], [[0, 1, 2, 3, 4]], [[0, 0, 1, 1, 1]], None)
+    assert facts(Positions.packed([2, 3])) == expected
+    assert facts(Positions.packed([[2, 3]])) == expected
+    assert facts(Positions.packed([0, 1, 0, 2])) == ([[0, 0, 1]], [[0, 1, 2]], [[1, 3, 3]], None)
+    assert facts(Positions.packed([])) == ([[]], [[]], [[]], None)
+    assert Positions.packed([1], device="meta").device.type == "meta"
+
+
+def test_packed_rows_that_end_early_are_padded_on_the_right() -> None:
+    positions = Positions.packed([[2, 2], [1], []])
+    assert facts(positions) == (
+        [[0, 1, 0, 1], [0, 0, 0, 0], [0, 0, 0, 0]],
+        [[0, 1, 2, 3], [0, 0, 0, 0], [0, 0, 0, 0]],
+        [[0, 0, 1, 1], [0, PADDING, PADDING, PADDING], [PADDING] * 4],
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("picture", "count"),
+    [
+        ("xxxx", [0, 1, 2, 3]),
+        ("..xx", [0, 0, 0, 1]),
+        ("xx..", [0, 1, 0, 0]),
+        ("x..x", [0, 0, 0, 1]),
+        (".x.x", [0, 0, 0, 1]),
+        ("....", [0, 0, 0, 0]),
+    ],
+    ids=["none", "left", "right", "inside", "mixed", "nothing else"],
+)
+def test_padding_is_skipped_and_belongs_to_no_document(picture: str, count: list[int]) -> None:
+    document = [0 if mark == "x" else PADDING for mark in picture]
+    alone = Positions.padded(rows_of(picture))
+    assert facts(alone) == ([count], [count], [document], None)
+    below_another = Positions.padded(rows_of("xxxx", picture))
+    assert facts(below_another) == ([[0, 1, 2, 3], count], [[0, 1, 2, 3], count], [[0] * 4, document], None)
+
+
+def test_with_segment() -> None:
+    positions = Positions.arange(3).with_segment(torch.tensor([[0, 0, 1], [1, 1, 0]]))
+    assert facts(positions) == ([[0, 1, 2]] * 2, [[0, 1, 2]] * 2, [[0, 0, 0]] * 2, [[0, 0, 1], [1, 1, 0]])
+    assert facts(positions.with_segment(torch.tensor([[2, 2, 2]])))[3] == [[2, 2, 2]] * 2
+
+
+# --- changing them --------------------------------------------------------------------------------------------------
+
+
+def two_rows() -> Positions:
+    """Nothing alike in any two facts, rows or tokens."""
+    return Positions(
+        torch.tensor([[10, 11, 12, 13], [20, 21, 22, 23]]),
+        order=torch.tensor([[3, 1, 2, 0], [4, 5, 6, 7]]),
+        document=torch.tensor([[0, 0, 1, 1], [2, 2, 2, PADDING]]),
+        segment=torch.tensor([[1, 0, 1, 0], [0, 0, 1, 1]]),
+    )
+
+
+@pytest.mark.parametrize(
+    "cut", [slice(1, 3), slice(None, 2), slice(-3, -1), slice(None), slice(2, 2), slice(3, 1), slice(2, 99)]
+)
+def test_a_slice_takes_those_tokens_of_every_row(cut: slice) -> None:
+    def of(rows: Rows) -> Rows:
+        return [row[cut] for row in rows]
+
+    coords, order, document, segment = facts(two_rows())
+    assert segment is not None
+    assert facts(two_rows()[cut]) == (of(coords), of(order), of(document), of(segment))
+    assert Positions.grid(2, 2)[cut].coords.tolist() == [[[0, 0], [0, 1], [1, 0], [1, 1]][cut]]
+
+
+def test_a_slice_may_step() -> None:
+    assert Positions.arange(7)[1::2].coords.tolist() == [[1, 3, 5]]
+    assert Positions.arange(7)[1::2].order.tolist() == [[1, 3, 5]]
+
+
+@pytest.mark.parametrize("chosen", [[3, 0, 2, 1], [2], [1, 1, -1], []])
+def test_an_index_takes_those_tokens_of_every_row(chosen: list[int]) -> None:
+    def of(rows: Rows) -> Rows:
+        return [[row[n] for n in chosen] for row in rows]
+
+    coords, order, document, segment = facts(two_rows())
+    assert segment is not None
+    index = torch.tensor(chosen, dtype=torch.int64)
+    assert facts(two_rows()[index]) == (of(coords), of(order), of(document), of(segment))
+
+
+def test_cat_lays_the_tokens_of_all_parts_in_turn() -> None:
+    whole = two_rows()
+    assert facts(Positions.cat([whole[:1], whole[1:1], whole[1:]])) == facts(whole)
+    assert facts(Positions.cat([Positions.arange(2), Positions.arange(2, start=8)])) == (
+        [[0, 1, 8, 9]],
+        [[0, 1, 8, 9]],
+        [[0, 0, 0, 0]],
+        None,
+    )
+    assert facts(Positions.cat([Positions.arange(1, start=4), Positions.padded(rows_of("x", "."))])) == (
+        [[4, 0], [4, 0]],
+        [[4, 0], [4, 0]],
+        [[0, 0], [0, PADDING]],
+        None,
+    )
+    assert Positions.cat([Positions.grid(1, 2), Positions.grid(2, 1)]).coords.tolist() == [
+        [[0, 0], [0, 1], [0, 0], [1, 0]]
+    ]
+
+
+def test_expand_repeats_one_row_and_keeps_as_many() -> None:
+    one = Positions.arange(2).with_segment(torch.tensor([[1, 0]]))
+    assert facts(one.expand(3)) == ([[0, 1]] * 3, [[0, 1]] * 3, [[0, 0]] * 3, [[1, 0]] * 3)
+    assert one.expand(3).coords.data_ptr() == one.coords.data_ptr()
+    assert one.expand(0).rows == 0
+    both = two_rows()
+    assert both.expand(2) is both
+
+
+def test_shift_moves_coordinates_alone() -> None:
+    coords, *others = facts(two_rows())
+    assert facts(two_rows().shift(-5)) == ([[c - 5 for c in row] for row in coords], *others)
+    assert Positions.grid(1, 2).shift(3).coords.tolist() == [[[3, 3], [3, 4]]]
+
+
+def test_to_moves_every_fact() -> None:
+    positions = two_rows().to("meta")
+    for fact in (positions.coords, positions.order, positions.document, positions.segment):
+        assert fact is not None
+        assert fact.device.type == "meta"
+    assert positions.device.type == "meta"
+    assert facts(two_rows().to("cpu")) == facts(two_rows())
+    assert Positions.arange(2).to("meta").segment is None
+
+
+# --- following ------------------------------------------------------------------------------------------------------
+
+SHIFTED = Positions.arange(2).shift(2)  # coordinates 2, 3 in order 0, 1
+FOLLOWING = {
+    "text": (Positions.arange(5), [[5, 6]], [[5, 6]], [[0, 0]]),
+    "an offset": (Positions.arange(3, start=40), [[43, 44]], [[43, 44]], [[0, 0]]),
+    "a slice": (Positions.arange(9)[2:4], [[4, 5]], [[4, 5]], [[0, 0]]),
+    "nothing": (Positions.arange(0), [[0, 1]], [[0, 1]], [[0, 0]]),
+    "shifted coordinates": (SHIFTED, [[4, 5]], [[2, 3]], [[0, 0]]),
+    "coordinates that are not the order": (
+        Positions.cat([SHIFTED, Positions.arange(2, start=2).shift(-2)]),
+        [[2, 3]],
+        [[4, 5]],
+        [[0, 0]],
+    ),
+    "repeated rows": (Positions.arange(3).expand(2), [[3, 4]] * 2, [[3, 4]] * 2, [[0, 0]] * 2),
+    "permuted": (Positions.arange(4)[torch.tensor([1, 3, 0, 2])], [[4, 5]], [[4, 5]], [[0, 0]]),
+    "left padded rows": (Positions.padded(rows_of("..xx", "xxxx")), [[2, 3], [4, 5]], [[2, 3], [4, 5]], [[0, 0]] * 2),
+    "right padded rows": (Positions.padded(rows_of("x...", "xxx.")), [[1, 2], [3, 4]], [[1, 2], [3, 4]], [[0, 0]] * 2),
+    "padded inside": (Positions.padded(rows_of("x..x", ".xx.")), [[2, 3], [2, 3]], [[2, 3], [2, 3]], [[0, 0]] * 2),
+    "a row of padding": (Positions.padded(rows_of("xx", "..")), [[2, 3], [0, 1]], [[2, 3], [0, 1]], [[0, 0]] * 2),
+    "padding after negative orders": (
+        Positions.cat([Positions.arange(2, start=-5), Positions.padded(rows_of(".."))]),
+        [[-3, -2]],
+        [[-3, -2]],
+        [[0, 0]],
+    ),
+    "packed": (Positions.packed([2, 3]), [[3, 4]], [[5, 6]], [[1, 1]]),
+    "packed rows": (Positions.packed([[2, 2], [1]]), [[2, 3], [1, 2]], [[4, 5], [1, 2]], [[1, 1], [0, 0]]),
+    "fractional": (Positions(torch.tensor([[0.5, 2.25]])), [[3.25, 4.25]], [[2, 3]], [[0, 0]]),
+    "one axis": (Positions(torch.tensor([[[3], [8]]])), [[9, 10]], [[2, 3]], [[0, 0]]),
+}
+
+
+@pytest.mark.parametrize("case", FOLLOWING)
+def test_following_continues_each_rows_last_token(case: str) -> None:
+    positions, coords, order, document = FOLLOWING[case]
+    assert facts(positions.following(2)) == (coords, order, document, None)
+    assert facts(positions.following())[0] == [row[:1] for row in coords]
+    assert facts(positions.following(0)) == ([[]] * len(coords), [[]] * len(coords), [[]] * len(coords), None)
+
+
+def test_following_is_in_the_last_tokens_segment() -> None:
+    segment = torch.tensor([[0, 0, 1], [0, 2, 1]])
+    assert facts(Positions.arange(3).with_segment(segment).following(2))[3] == [[1, 1], [1, 1]]
+    ragged = Positions.padded(rows_of("xxx", "xx.")).with_segment(segment)
+    assert facts(ragged.following(2))[3] == [[1, 1], [2, 2]]
+
+
+@LAW
+@given(st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=3), st.integers(0, 3))
+def test_decoding_after_any_padding_counts_on(mask: list[list[bool]], n: int) -> None:
+    """The tokens of every row, padding left out, are 0, 1, 2, ... whether what follows comes at once or one by one."""
+    prompt = Positions.padded(torch.tensor(mask))
+    at_once = Positions.cat([prompt, prompt.following(n)])
+    one_by_one = prompt
+    for _ in range(n):
+        one_by_one = Positions.cat([one_by_one, one_by_one.following()])
+    assert facts(one_by_one) == facts(at_once)
+    coords, order, document, _ = facts(at_once)
+    for row, real in enumerate(mask):
+        kept = [c for c, d in zip(coords[row], document[row], strict=True) if d == 0]
+        assert kept == list(range(sum(real) + n))
+        assert order[row] == coords[row]
+
+
+# --- what may be seen, and what is known without looking ------------------------------------------------------------
+
+
+@st.composite
+def positions_of_rows(draw: st.DrawFn, rows: int) -> Positions:
+    """Positions made in any way, then changed in any way; one row or ``rows``."""
+    small = st.integers(0, 4)
+
+    def table(values: st.SearchStrategy[int], tokens: int) -> torch.Tensor:
+        height = draw(st.sampled_from([1, rows]))
+        row = st.lists(values, min_size=tokens, max_size=tokens)
+        made = draw(st.lists(row, min_size=height, max_size=height))
+        return torch.tensor(made, dtype=torch.int64).reshape(height, tokens)
+
+    kind = draw(st.sampled_from(["arange", "coords", "raw", "packed", "padded"]))
+    tokens = draw(st.integers(0, 6))
+    if kind == "arange":
+        made = Positions.arange(tokens, start=draw(st.integers(-2, 5)))
+    elif kind == "coords":
+        made = Positions(table(st.integers(-3, 9), tokens))
+    elif kind == "raw":
+        coords, order, document = (table(st.integers(low, 3), tokens) for low in (-3, -2, PADDING))
+        made = Positions(coords, order=order, document=document)
+    elif kind == "packed":
+        made = Positions.packed(draw(st.lists(st.lists(small, max_size=3), min_size=rows, max_size=rows)))
+    else:
+        made = Positions.padded(table(st.integers(0, 1), tokens).bool())
+
+    changes = st.sampled_from(["slice", "index", "shift", "cat", "following", "expand"])
+    for change in draw(st.lists(changes, max_size=3)):
+        if change == "slice":
+            ends = st.none() | st.integers(-7, 7)
+            made = made[draw(ends) : draw(ends) : draw(st.sampled_from([None, 1, 2]))]
+        elif change == "index" and len(made):
+            chosen = draw(st.lists(st.integers(-len(made), len(made) - 1), max_size=6))
+            made = made[torch.tensor(chosen, dtype=torch.int64)]
+        elif change == "shift":
+            made = made.shift(draw(st.integers(-6, 6)))
+        elif change == "cat":
+            cut = draw(st.integers(0, len(made)))
+            made = Positions.cat(draw(st.permutations([made[:cut], made[cut:], Positions.arange(2, start=len(made))])))
+        elif change == "following":
+            made = made.following(draw(st.integers(0, 3)))
+        elif change == "expand":
+            made = made.expand(rows)
+    return made
+
+
+def rebuilt(positions: Positions) -> Positions:
+    """The same facts, with nothing known about them."""
+    return Positions(positions.coords, order=positions.order, document=positions.document)
+
+
+def seen_by_definition(query: Positions, key: Positions, rows: int, causal: bool) -> list[list[list[bool]]]:
+    query, key = query.expand(rows), key.expand(rows)
+
+    def sees(b: int, i: int, j: int) -> bool:
+        of_one = int(query.document[b, i]) == int(key.document[b, j]) != PADDING
+        return of_one and (not causal or int(key.order[b, j]) <= int(query.order[b, i]))
+
+    return [[[sees(b, i, j) for j in range(len(key))] for i in range(len(query))] for b in range(rows)]
+
+
+def check_visibility(query: Positions, key: Positions, rows: int, causal: bool) -> None:
+    """What may be seen is what the definition says, with and without what is known of the values."""
+    expected = torch.tensor(seen_by_definition(query, key, rows, causal)).reshape(rows, len(query), len(key))
+    for q, k in ((query, key), (rebuilt(query), key), (rebuilt(query), rebuilt(key))):
+        seen = visible(q, k, is_causal=causal)
+        assert torch.equal(torch.ones_like(expected) if seen is None else seen.expand_as(expected), expected)
+    if same_run(query, key):
+        assert torch.equal(expected, torch.ones_like(expected).tril() if causal else torch.ones_like(expected))
+
+
+@LAW
+@given(st.data(), st.integers(1, 3), st.booleans())
+def test_what_may_be_seen_is_the_definition(data: st.DataObject, rows: int, causal: bool) -> None:
+    query, key = (data.draw(positions_of_rows(rows)) for _ in range(2))
+    check_visibility(query, key, rows, causal)
+    check_visibility(key, key, rows, causal)
+
+
+def test_visibility_of_permuted_shuffled_and_stitched_text() -> None:
+    """Where the shortcut could be taken wrongly: text that is all there, but not in its order."""
+    text = Positions.arange(6)
+    stitched = Positions.cat([text[3:], text[:3]])
+    for positions in (text, text[torch.tensor([5, 0, 3, 1, 4, 2])], stitched, text[::2], text.shift(3), text[2:5]):
+        for causal in (True, False):
+            check_visibility(positions, text, 1, causal)
+            check_visibility(text, positions, 1, causal)
+            check_visibility(positions, positions, 1, causal)
+
+
+@LAW
+@given(st.data(), st.integers(1, 3))
+def test_coordinates_lie_within_the_bounds_that_are_known(data: st.DataObject, rows: int) -> None:
+    positions = data.draw(positions_of_rows(rows))
+    if positions._bounds is not None and len(positions):
+        lowest, highest = positions._bounds
+        assert lowest <= int(positions.coords.min())
+        assert int(positions.coords.max()) <= highest
+
+
+def test_nothing_is_masked_where_every_query_sees_every_key() -> None:
+    text = Positions.arange(6)
+    assert visible(text, text, is_causal=False) is None
+    assert visible(text[5:], text, is_causal=True) is None  # a decoding step
+    assert visible(text.following(), text, is_causal=True) is None
+    assert visible(text[4:], text, is_causal=True) is not None
+    assert same_run(text, Positions.arange(6))
+    assert same_run(Positions.cat([text[:2], text[2:]]), text.shift(9))
+    assert not same_run(text[1:], text)
+    assert not same_run(Positions.padded(rows_of("xxxxxx")), text)
+
+
+# --- immutable ------------------------------------------------------------------------------------------------------
+
+
+def test_no_method_changes_the_positions_it_is_called_on() -> None:
+    positions = two_rows()
+    before, known = facts(positions), (positions._run, positions._bounds)
+    positions[1:], positions[torch.tensor([0])], positions.expand(2), positions.shift(3)
+    positions.following(2), positions.to("meta"), positions.with_segment(torch.tensor([[7, 7, 7, 7]]))
+    Positions.cat([positions, positions]), positions.index("Scheme", 30), visible(positions, positions, is_causal=True)
+    assert (facts(positions), (positions._run, positions._bounds)) == (before, known)
+
+
+@pytest.mark.parametrize("name", ["coords", "order", "document", "segment", "_run", "anything"])
+def test_nothing_can_be_assigned(name: str) -> None:
+    with pytest.raises((AttributeError, TypeError)):
+        setattr(Positions.arange(3), name, torch.tensor([[2, 1, 0]]))
+
+
+def test_copies_and_pickles_are_the_same_positions() -> None:
+    for positions in (two_rows(), Positions.arange(4, start=3)):
+        for other in (copy.copy(positions), copy.deepcopy(positions), pickle.loads(pickle.dumps(positions))):
+            assert facts(other) == facts(positions)
+            assert (other._run, other._bounds) == (positions._run, positions._bounds)
+
+
+def test_repr_says_how_many_and_of_what() -> None:
+    assert repr(Positions.arange(3)) == "Positions(rows=1, tokens=3, torch.int64, cpu)"
+    assert repr(Positions.grid(2, 2)) == "Positions(rows=1, tokens=4, axes=2, torch.int64, cpu)"
+
+
+# --- reading them, as schemes do ------------------------------------------------------------------------------------
+
+
+def test_scalar_is_the_one_coordinate() -> None:
+    assert Positions.arange(2).scalar("Scheme").tolist() == [[0, 1]]
+    assert Positions(torch.tensor([[[4], [5]]])).scalar("Scheme").tolist() == [[4, 5]]
+
+
+def test_index_reads_row_0_for_padding_wherever_it_is_said_to_stand() -> None:
+    positions = Positions(torch.tensor([[99, 1, 2]]), document=torch.tensor([[PADDING, 0, 0]]))
+    assert positions.index("Scheme", 3).tolist() == [[0, 1, 2]]
+
+
+def test_index_accepts_the_whole_table_and_no_more() -> None:
+    for positions in (Positions.arange(4), Positions(torch.tensor([[0, 1, 2, 3]])), Positions.arange(9)[:4]):
+        assert positions.index("Scheme", 4).tolist() == [[0, 1, 2, 3]]
+        with pytest.raises(PositionError, match=r"Scheme encodes positions 0 to 2, got 3"):
+            positions.index("Scheme", 3)
+
+
+def test_empty_and_meta_positions_are_within_every_table() -> None:
+    assert Positions.arange(0, start=9).index("Scheme", 1).shape == (1, 0)
+    assert Positions.arange(3, device="meta").index("Scheme", 1).shape == (1, 3)
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------
+
+COORDS = torch.tensor([[0, 1, 2]])
+META = torch.zeros(1, 3, dtype=torch.int64, device="meta")
+ERRORS: dict[str, tuple[Callable[[], object], str]] = {
+    "coords is a list": (
+        lambda: Positions([[0, 1]]),
+        r"coords must be a tensor \(rows, tokens\) or \(rows, tokens, axes\), got list \[\[0, 1\]\]",
+    ),
+    "coords of one axis": (lambda: Positions(COORDS[0]), r"coords must be a tensor .*, got torch.int64 \(3,\)"),
+    "coords of four axes": (
+        lambda: Positions(COORDS[None, None]),
+        r"coords must be .*, got torch.int64 \(1, 1, 1, 3\)",
+    ),
+    "coords in half precision": (
+        lambda: Positions(COORDS.bfloat16()),
+        r"coords must be int64, float32 or float64 \(half precision cannot tell 256 from 257\), got torch.bfloat16",
+    ),
+    "coords int32": (lambda: Positions(COORDS.int()), r"coords must be int64, float32 or float64 .*, got torch.int32"),
+    "order is a list": (
+        lambda: Positions(COORDS, order=[[0, 1, 2]]),
+        r"order must be a tensor \(rows, 3\) like coords, got list \[\[0, 1, 2\]\]",
+    ),
+    "order of other length": (
+        lambda: Positions(COORDS, order=COORDS[:, :2]),
+        r"order must be a tensor \(rows, 3\) like coords, got torch.int64 \(1, 2\)",
+    ),
+    "document of one axis": (
+        lambda: Positions(COORDS, document=COORDS[0]),
+        r"document must be a tensor \(rows, 3\) like coords, got torch.int64 \(3,\)",
+    ),
+    "segment of another dtype": (
+        lambda: Positions(COORDS, segment=COORDS.bool()),
+        r"segment must be int64, got torch.bool",
+    ),
+    "with_segment of another dtype": (
+        lambda: Positions.arange(3).with_segment(COORDS.int()),
+        r"segment must be int64, got torch.int32",
+    ),
+    "order elsewhere": (lambda: Positions(COORDS, order=META), r"order must be on cpu like coords, got meta"),
+    "document with other rows": (
+        lambda: Positions(COORDS.expand(3, -1), document=COORDS.expand(2, -1)),
+        r"document must have 1 or 3 rows like coords, got 2",
+    ),
+    "arange of a negative number": (lambda: Positions.arange(-1), r"n must not be negative, got -1"),
+    "grid of a negative size": (
+        lambda: Positions.grid(2, -3),
+        r"height and width must not be negative, got 2 and -3",
+    ),
+    "packed with a negative length": (
+        lambda: Positions.packed([2, -1]),
+        r"lengths must not be negative, got \[2, -1\]",
+    ),
+    "packed rows with a negative length": (
+        lambda: Positions.packed([[2], [1, -1]]),
+        r"lengths must not be negative, got \[\[2\], \[1, -1\]\]",
+    ),
+    "mask of integers": (
+        lambda: Positions.padded(COORDS),
+        r"mask must be a bool tensor \(rows, tokens\), True = token, got torch.int64 \(1, 3\)",
+    ),
+    "mask of one axis": (
+        lambda: Positions.padded(torch.tensor([True])),
+        r"mask must be a bool tensor .*, got torch.bool \(1,\)",
+    ),
+    "mask is a list": (lambda: Positions.padded([[True]]), r"mask must be a bool tensor .*, got list \[\[True\]\]"),
+    "cat of nothing": (lambda: Positions.cat([]), r"cat needs at least one Positions, got none"),
+    "cat of unlike rows": (
+        lambda: Positions.cat([Positions(COORDS.expand(2, -1)), Positions(COORDS.expand(3, -1))]),
+        r"positions have 2 rows, which do not fit a batch of 3",
+    ),
+    "cat with a segment here and there": (
+        lambda: Positions.cat([Positions.arange(3).with_segment(COORDS), Positions.arange(3)]),
+        r"segment must be given in every part or in none",
+    ),
+    "cat of unlike axes": (
+        lambda: Positions.cat([Positions.arange(3), Positions.grid(1, 3)]),
+        r"cat needs parts of one dtype and as many axes, got Positions\(.*tokens=3, torch.int64.* and .*axes=2",
+    ),
+    "cat of unlike dtypes": (
+        lambda: Positions.cat([Positions.arange(3), Positions(COORDS.float())]),
+        r"cat needs parts of one dtype and as many axes, got .*int64.* and .*float32",
+    ),
+    "indexed by a number": (
+        lambda: Positions.arange(3)[1],
+        r"positions are indexed by a slice or a 1-D int64 tensor of tokens, got int 1",
+    ),
+    "indexed by a mask": (
+        lambda: Positions.arange(3)[torch.tensor([True, False, True])],
+        r"positions are indexed by a slice or a 1-D int64 tensor of tokens, got torch.bool \(3,\)",
+    ),
+    "indexed by a table": (lambda: Positions.arange(3)[COORDS], r"positions are indexed .*, got torch.int64 \(1, 3\)"),
+    "expanded to other rows": (
+        lambda: Positions(COORDS.expand(2, -1)).expand(3),
+        r"positions have 2 rows, which do not fit a batch of 3",
+    ),
+    "following a grid": (
+        lambda: Positions.grid(2, 2).following(),
+        r"following takes one coordinate per token, got positions of 2 axes",
+    ),
+    "following by a negative number": (lambda: Positions.arange(3).following(-1), r"n must not be negative, got -1"),
+    "scalar of a grid": (
+        lambda: Positions.grid(2, 2).scalar("Scheme"),
+        r"Scheme takes one coordinate per token, got positions of 2 axes",
+    ),
+    "index of fractions": (
+        lambda: Positions(COORDS.double()).index("Scheme", 9),
+        r"Scheme looks positions up in a table and needs int64 coordinates, got torch.float64",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors_name_the_argument_what_was_expected_and_what_came(case: str) -> None:
+    provoke, message = ERRORS[case]
+    with pytest.raises(ValueError, match=message):
+        provoke()
+
+
+@pytest.mark.parametrize(
+    ("positions", "found"),
+    [
+        (Positions.arange(6), 5),
+        (Positions.arange(3).shift(2), 4),
+        (Positions.arange(3).shift(-1), -1),
+        (Positions(torch.tensor([[0, -7, 99]])), -7),
+        (Positions.packed([2, 5]), 4),
+        (Positions.padded(rows_of(".xxxxx")), 4),
+        (Positions.arange(4).following(2), 5),
+        (Positions.cat([Positions.arange(2), Positions.arange(1, start=8)]), 8),
+    ],
+)
+def test_a_position_outside_the_table_is_named(positions: Positions, found: int) -> None:
+    with pytest.raises(PositionError, match=rf"^Scheme encodes positions 0 to 3, got {found}$"):
+        positions.index("Scheme", 4)
+
+
+def test_check_index_names_what_it_checks() -> None:
+    check_index(torch.tensor([0, 1]), 2, "Scheme", "segments")
+    with pytest.raises(PositionError, match="Scheme encodes segments 0 to 1, got 2"):
+        check_index(torch.tensor([0, 2]), 2, "Scheme", "segments")
+    assert issubclass(PositionError, ValueError)
