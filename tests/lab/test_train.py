@@ -106,7 +106,7 @@ def test_a_loss_that_is_no_number_and_a_damaged_checkpoint_are_clear_errors(tmp_
     model = build_model(config, "nope", 0)
     with torch.no_grad():
         next(model.parameters()).fill_(float("nan"))
-    with pytest.raises(ValueError, match=r"learning_rate 0.002 is too high: the loss is nan at step 1"):
+    with pytest.raises(ValueError, match=r"learning_rate 0.005 is too high: the loss is nan at step 1"):
         train(model, text, config, 0, tmp_path / "part.pt")
     (tmp_path / "part.pt").write_bytes(b"PK nonsense")
     with pytest.raises(ValueError, match=r"part.pt is not a whole checkpoint .*: remove it to train anew"):

@@ -61,7 +61,7 @@ class CompareConfig:
     inject: str = _option("input", "where vectors of position are added: input or every_layer")
     per_layer: bool = _option(False, "a learned scheme has parameters of its own in every layer")
     batch_size: int = _option(16, "windows in a training batch")
-    learning_rate: float = _option(2e-3, "highest learning rate")
+    learning_rate: float = _option(5e-3, "highest learning rate")
     warmup: float = _option(0.1, "share of the steps in which the learning rate rises")
     weight_decay: float = _option(0.1, "weight decay of matrices")
     clip: float = _option(1.0, "highest norm of the gradient")
