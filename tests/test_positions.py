@@ -279,7 +279,7 @@ def positions_of_rows(draw: st.DrawFn, rows: int) -> Positions:
         made = draw(st.lists(row, min_size=height, max_size=height))
         return torch.tensor(made, dtype=torch.int64).reshape(height, tokens)
 
-    kind = draw(st.sampled_from(["arange", "coords", "raw", "packed", "padded"]))
+    kind = draw(st.sampled_from(["arange", "arange", "arange", "coords", "raw", "packed", "padded"]))
     tokens = draw(st.integers(0, 6))
     if kind == "arange":
         made = Positions.arange(tokens, start=draw(st.integers(-2, 5)))
@@ -299,7 +299,8 @@ def positions_of_rows(draw: st.DrawFn, rows: int) -> Positions:
             ends = st.none() | st.integers(-7, 7)
             made = made[draw(ends) : draw(ends) : draw(st.sampled_from([None, 1, 2]))]
         elif change == "index" and len(made):
-            chosen = draw(st.lists(st.integers(-len(made), len(made) - 1), max_size=6))
+            some = st.lists(st.integers(-len(made), len(made) - 1), max_size=6)
+            chosen = draw(st.permutations(range(len(made))) | some)
             made = made[torch.tensor(chosen, dtype=torch.int64)]
         elif change == "shift":
             made = made.shift(draw(st.integers(-6, 6)))
@@ -319,11 +320,12 @@ def rebuilt(positions: Positions) -> Positions:
 
 
 def seen_by_definition(query: Positions, key: Positions, rows: int, causal: bool) -> list[list[list[bool]]]:
-    query, key = query.expand(rows), key.expand(rows)
+    _, query_order, query_document, _ = facts(query.expand(rows))
+    _, key_order, key_document, _ = facts(key.expand(rows))
 
     def sees(b: int, i: int, j: int) -> bool:
-        of_one = int(query.document[b, i]) == int(key.document[b, j]) != PADDING
-        return of_one and (not causal or int(key.order[b, j]) <= int(query.order[b, i]))
+        of_one = query_document[b][i] == key_document[b][j] != PADDING
+        return of_one and (not causal or key_order[b][j] <= query_order[b][i])
 
     return [[[sees(b, i, j) for j in range(len(key))] for i in range(len(query))] for b in range(rows)]
 
@@ -338,12 +340,31 @@ def check_visibility(query: Positions, key: Positions, rows: int, causal: bool) 
         assert torch.equal(expected, torch.ones_like(expected).tril() if causal else torch.ones_like(expected))
 
 
+def check_known(positions: Positions) -> None:
+    """What the positions know of their values without reading them is so."""
+    if positions._run is not None:
+        start, stop = positions._run
+        assert facts(positions)[1] == [list(range(start, stop))] * positions.rows
+        assert facts(positions)[2] == [[0] * len(positions)] * positions.rows
+    if positions._bounds is not None and len(positions):
+        lowest, highest = positions._bounds
+        assert lowest <= int(positions.coords.min())
+        assert int(positions.coords.max()) <= highest
+
+
 @LAW
-@given(st.data(), st.integers(1, 3), st.booleans())
-def test_what_may_be_seen_is_the_definition(data: st.DataObject, rows: int, causal: bool) -> None:
+@given(st.data(), st.integers(1, 3))
+def test_what_may_be_seen_is_the_definition(data: st.DataObject, rows: int) -> None:
     query, key = (data.draw(positions_of_rows(rows)) for _ in range(2))
-    check_visibility(query, key, rows, causal)
-    check_visibility(key, key, rows, causal)
+    for causal in (True, False):
+        check_visibility(query, key, rows, causal)
+        check_visibility(key, key, rows, causal)
+
+
+@LAW
+@given(st.data(), st.integers(1, 3))
+def test_what_is_known_without_looking_is_so(data: st.DataObject, rows: int) -> None:
+    check_known(data.draw(positions_of_rows(rows)))
 
 
 def test_visibility_of_permuted_shuffled_and_stitched_text() -> None:
@@ -351,20 +372,17 @@ def test_visibility_of_permuted_shuffled_and_stitched_text() -> None:
     text = Positions.arange(6)
     stitched = Positions.cat([text[3:], text[:3]])
     for positions in (text, text[torch.tensor([5, 0, 3, 1, 4, 2])], stitched, text[::2], text.shift(3), text[2:5]):
+        check_known(positions)
         for causal in (True, False):
             check_visibility(positions, text, 1, causal)
             check_visibility(text, positions, 1, causal)
             check_visibility(positions, positions, 1, causal)
 
 
-@LAW
-@given(st.data(), st.integers(1, 3))
-def test_coordinates_lie_within_the_bounds_that_are_known(data: st.DataObject, rows: int) -> None:
-    positions = data.draw(positions_of_rows(rows))
-    if positions._bounds is not None and len(positions):
-        lowest, highest = positions._bounds
-        assert lowest <= int(positions.coords.min())
-        assert int(positions.coords.max()) <= highest
+def test_lengths_that_are_none_are_named() -> None:
+    for lengths in (torch.tensor([2, 3]), [2.5], [2, [3]], [[2], ["3"]]):
+        with pytest.raises(ValueError, match="lengths must be whole numbers, or a sequence of them for each row, got"):
+            Positions.packed(lengths)  # type: ignore[arg-type]
 
 
 def test_nothing_is_masked_where_every_query_sees_every_key() -> None:

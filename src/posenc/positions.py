@@ -137,9 +137,10 @@ class Positions:
         >>> packed.coords.tolist(), packed.document.tolist()
         ([[0, 1, 0, 1, 2]], [[0, 0, 1, 1, 1]])
         """
-        rows = [[n] if isinstance(n, int) else list(n) for n in lengths]
-        if all(isinstance(n, int) for n in lengths):
-            rows = [[n for row in rows for n in row]]
+        given: Sequence[Any] = [lengths] if all(isinstance(n, int) for n in lengths) else lengths
+        rows: list[list[int]] = [list(row) for row in given if isinstance(row, Sequence)]
+        if len(rows) != len(given) or not all(isinstance(n, int) for row in rows for n in row):
+            raise ValueError(f"lengths must be whole numbers, or a sequence of them for each row, got {lengths!r}")
         if any(n < 0 for row in rows for n in row):
             raise ValueError(f"lengths must not be negative, got {list(lengths)}")
         tokens = max((sum(row) for row in rows), default=0)
@@ -268,10 +269,9 @@ class Positions:
                 _run=(self._run[1], self._run[1] + n),
                 _bounds=None if self._bounds is None else (self._bounds[0], self._bounds[1] + n),
             )
-        token = self.document != PADDING
-        last = torch.where(token, self.order, torch.iinfo(torch.int64).min).argmax(1, keepdim=True)
+        last = self.last[:, None]
         # A row of padding alone has no document to continue: its first token opens document 0 at position 0.
-        empty = ~token.any(1, keepdim=True)
+        empty = (self.document == PADDING).all(1, keepdim=True)
         bounds = None if self._bounds is None else (min(self._bounds[0], 0), max(self._bounds[1], -1) + n)
         return Positions(
             torch.where(empty, ahead - 1, coords.gather(1, last) + ahead),
@@ -310,6 +310,12 @@ class Positions:
     def device(self) -> torch.device:
         """Where the positions are kept."""
         return self.coords.device
+
+    @property
+    def last(self) -> Int[Tensor, " rows"]:
+        """The index in each row of its last token, the one of the highest order; padding does not count."""
+        unseen = torch.iinfo(torch.int64).min  # below any order, negative ones too
+        return self.order.masked_fill(self.document == PADDING, unseen).argmax(1)
 
     def __repr__(self) -> str:
         axes = f", axes={self.coords.size(2)}" if self.coords.dim() == 3 else ""

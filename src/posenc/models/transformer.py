@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from posenc.backends.attention import attention
 from posenc.encoding import Encoding, Scheme
-from posenc.positions import PADDING, Positions
+from posenc.positions import Positions
 from posenc.schemes.nope import NoPE
 
 
@@ -31,14 +31,16 @@ class KVCache:
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Keeps one layer's new keys and values (batch, kv_heads, tokens, head_dim); gives all there are."""
-        if torch.is_grad_enabled() and key.requires_grad:
+        if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
             raise ValueError("a KVCache is for inference: call the model under torch.no_grad()")
         start, stop = len(self), len(self) + key.size(2)
         if layer == len(self._buffers):
             self._buffers.append((key.new_empty(0), value.new_empty(0)))
         kept = list(self._buffers[layer])
+        if start and kept[0].size(0) != key.size(0):
+            raise ValueError(f"the cache holds a batch of {kept[0].size(0)}, got keys of a batch of {key.size(0)}")
         for n, new in enumerate((key, value)):
-            if kept[n].dim() != 4 or kept[n].size(2) < stop:
+            if start == 0 or kept[n].size(2) < stop:
                 grown = new.new_empty(*new.shape[:2], max(stop, 2 * start), new.size(3))
                 if start:
                     grown[:, :, :start] = kept[n][:, :, :start]
@@ -112,6 +114,10 @@ class Trunk(nn.Module):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         position = NoPE() if position is None else position
+        sizes = {"num_layers": num_layers, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
+        for name, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"{name} must be positive, got {size}")
         if dim % num_heads:
             raise ValueError(f"dim must be a multiple of num_heads = {num_heads}, got {dim}")
         if num_heads % num_kv_heads:
@@ -214,8 +220,7 @@ class Decoder(nn.Module):
         chosen: list[Tensor] = []
         while len(chosen) < max_new_tokens:
             logits = self(tokens, positions, cache=cache)
-            last = torch.where(positions.document != PADDING, positions.order, -1).argmax(1).expand(tokens.size(0))
-            logits = logits[torch.arange(tokens.size(0), device=tokens.device), last]
+            logits = logits[torch.arange(tokens.size(0), device=tokens.device), positions.last.expand(tokens.size(0))]
             if temperature:
                 tokens = torch.multinomial(F.softmax(logits / temperature, -1), 1, generator=generator)
             else:

@@ -1,0 +1,742 @@
+"""attention() and logits(): PyTorch's own without an encoding, what positions rule, and what is refused."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+import posenc
+from posenc import ALiBi, Encoding, Learned, NoPE, Positions, RoPE, Scheme, Sinusoidal
+from tests.awkward import TrialCoPE, TrialDistanceAware, TrialShaw
+
+LAW = settings(deadline=None, derandomize=True, max_examples=25)
+BACKENDS = ["reference", "sdpa"]
+HEADS, HEAD_DIM, VALUE_DIM = 12, 6, 5
+TWO_DOORS = RoPE(HEAD_DIM, base=313.0) + ALiBi(HEADS)
+
+
+def named(scheme: Scheme | None) -> str:
+    return "none" if scheme is None else "+".join(type(part).__name__ for part in scheme.parts)
+
+
+def attend(*tensors: Tensor, **how: Any) -> Tensor:
+    out = posenc.attention(*tensors, **how)
+    assert isinstance(out, Tensor)
+    return out
+
+
+def attend_lse(*tensors: Tensor, **how: Any) -> tuple[Tensor, Tensor]:
+    out, lse = posenc.attention(*tensors, return_lse=True, **how)
+    return out, lse
+
+
+def qkv(
+    queries: int = 7, keys: int = 7, kv_heads: int = 4, batch: int = 2, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sizes that nothing can be mistaken for: 12 and 4 heads, 6 and 5 channels, two rows."""
+    return (
+        torch.randn(batch, HEADS, queries, HEAD_DIM, dtype=dtype),
+        torch.randn(batch, kv_heads, keys, HEAD_DIM, dtype=dtype),
+        torch.randn(batch, kv_heads, keys, VALUE_DIM, dtype=dtype),
+    )
+
+
+def seeing(*shape: int) -> Tensor:
+    """A random bool mask in which every query sees the first key, so that no row is blind."""
+    mask = torch.rand(*shape) > 0.4
+    mask[..., 0] = True
+    return mask
+
+
+# --- without an encoding it is PyTorch's ----------------------------------------------------------------------------
+
+PLAIN: dict[str, tuple[int, int, Callable[[], dict[str, Any]]]] = {
+    "square": (7, 7, dict),
+    "causal square": (7, 7, lambda: {"is_causal": True}),
+    "a scale": (7, 7, lambda: {"scale": 0.3, "is_causal": True}),
+    "bool mask": (7, 9, lambda: {"attn_mask": seeing(7, 9)}),
+    "bool mask of each row": (7, 9, lambda: {"attn_mask": seeing(2, 1, 7, 9)}),
+    "bool mask of each head": (7, 9, lambda: {"attn_mask": seeing(HEADS, 7, 9)}),
+    "bool mask of keys": (7, 9, lambda: {"attn_mask": seeing(2, 1, 1, 9)}),
+    "float mask": (7, 9, lambda: {"attn_mask": torch.randn(2, HEADS, 7, 9, dtype=torch.float64)}),
+    "float mask of queries": (7, 9, lambda: {"attn_mask": torch.randn(1, HEADS, 7, 1, dtype=torch.float64)}),
+    "float mask that hides": (
+        7,
+        9,
+        lambda: {"attn_mask": torch.zeros(7, 9, dtype=torch.float64).masked_fill(~seeing(7, 9), -torch.inf)},
+    ),
+    "fewer queries": (3, 9, dict),
+    "more queries than keys": (9, 3, lambda: {"query_positions": Positions.arange(9)}),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kv_heads", [HEADS, 4, 1])
+@pytest.mark.parametrize("case", PLAIN)
+def test_without_an_encoding_it_is_pytorchs(case: str, kv_heads: int, backend: str) -> None:
+    queries, keys, make = PLAIN[case]
+    leaves = [x.requires_grad_() for x in qkv(queries, keys, kv_heads)]
+    how = make()
+    asked = {name: value for name, value in how.items() if name != "query_positions"}
+    expected = F.scaled_dot_product_attention(*leaves, **asked, enable_gqa=True)
+    weight = torch.randn_like(expected)
+    for encoding in (None, NoPE()):
+        out = attend(*leaves, encoding, **how, backend=backend)
+        torch.testing.assert_close(out, expected)
+        torch.testing.assert_close(
+            torch.autograd.grad(out, leaves, weight), torch.autograd.grad(expected, leaves, weight, retain_graph=True)
+        )
+
+
+def test_a_mask_and_causality_both_hide() -> None:
+    q, k, v = qkv()
+    mask = seeing(7, 7)
+    expected = F.scaled_dot_product_attention(q, k, v, mask & torch.ones(7, 7).tril().bool(), enable_gqa=True)
+    for backend in BACKENDS:
+        torch.testing.assert_close(attend(q, k, v, attn_mask=mask, is_causal=True, backend=backend), expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_learned_float_mask_has_its_gradient(backend: str) -> None:
+    q, k, v = qkv()
+    mask = torch.randn(1, HEADS, 7, 7, dtype=torch.float64, requires_grad=True)
+    out = attend(q, k, v, attn_mask=mask, backend=backend)
+    expected = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+    weight = torch.randn_like(out)
+    torch.testing.assert_close(*(torch.autograd.grad((o * weight).sum(), mask) for o in (out, expected)))
+
+
+# --- where queries and keys stand -----------------------------------------------------------------------------------
+
+
+def check_queries_are_the_last_of_the_keys(backend: str) -> None:
+    q, k, v = qkv(9, 9)
+    positions = Positions.arange(9)
+    for causal in (True, False):
+        whole = attend(
+            q,
+            k,
+            v,
+            TWO_DOORS,
+            query_positions=positions,
+            key_positions=positions,
+            is_causal=causal,
+            backend="reference",
+        )
+        for m in (9, 4, 1):
+            last = attend(q[:, :, 9 - m :], k, v, TWO_DOORS, is_causal=causal, backend=backend)
+            torch.testing.assert_close(last, whole[:, :, 9 - m :])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_by_default_queries_are_the_last_of_the_keys(backend: str) -> None:
+    check_queries_are_the_last_of_the_keys(backend)
+
+
+def test_queries_are_the_last_of_the_key_positions_that_are_given() -> None:
+    q, k, v = qkv(3, 7)
+    known = Positions.packed([4, 3]).shift(11)
+    out = attend(q, k, v, TWO_DOORS, key_positions=known, is_causal=True)
+    torch.testing.assert_close(out, attend(q, k, v, TWO_DOORS(known[4:], known, dtype=torch.float64), is_causal=True))
+
+
+def test_keys_count_from_zero_where_queries_alone_are_given() -> None:
+    q, k, v = qkv(9, 3)
+    asking = Positions.arange(9, start=2)
+    out = attend(q, k, v, TWO_DOORS, query_positions=asking)
+    torch.testing.assert_close(out, attend(q, k, v, TWO_DOORS(asking, Positions.arange(3), dtype=torch.float64)))
+
+
+def check_causality_compares_order(backend: str) -> None:
+    """Coordinates say the opposite of the order here, and the index says something else again."""
+    q, k, v = qkv()
+    order = torch.tensor([[4, 0, 6, 2, 5, 1, 3], [6, 5, 4, 3, 2, 1, 0]])
+    positions = Positions(10 - order, order=order)
+    mask = (order[:, None, :] <= order[:, :, None])[:, None]
+    expected = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+    out = attend(q, k, v, query_positions=positions, key_positions=positions, is_causal=True, backend=backend)
+    torch.testing.assert_close(out, expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_causality_compares_order_and_nothing_else(backend: str) -> None:
+    check_causality_compares_order(backend)
+
+
+def check_packing(backend: str, scheme: Scheme | None) -> None:
+    """Packed documents are each what it is alone, and what one holds never reaches another, forward or backward."""
+    lengths = [3, 1, 4]
+    positions = Positions.packed(lengths)
+    leaves = [x.requires_grad_() for x in qkv(8, 8)]
+    at = {"query_positions": positions, "key_positions": positions, "is_causal": True, "backend": backend}
+    packed = attend(*leaves, scheme, **at)
+
+    start = 0
+    for n in lengths:
+        alone = attend(*(x[:, :, start : start + n] for x in leaves), scheme, is_causal=True, backend=backend)
+        torch.testing.assert_close(packed[:, :, start : start + n], alone)
+        start += n
+
+    first, last = slice(0, 3), slice(4, 8)
+    for gradient in torch.autograd.grad(packed[:, :, last].square().sum(), leaves, retain_graph=True):
+        assert (gradient[:, :, last] != 0).any()
+        assert (gradient[:, :, :4] == 0).all()
+    moved = [x.detach().clone() for x in leaves]
+    for x in moved:
+        x[:, :, first] += 100 * torch.randn_like(x[:, :, first])
+    assert torch.equal(attend(*moved, scheme, **at)[:, :, 3:], packed[:, :, 3:])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("scheme", [None, RoPE(HEAD_DIM), ALiBi(HEADS), TWO_DOORS], ids=named)
+def test_packed_documents_are_what_they_are_alone(backend: str, scheme: Scheme | None) -> None:
+    check_packing(backend, scheme)
+
+
+def check_padding(backend: str) -> None:
+    """Real tokens, wherever the padding is, are what they are without it, and padding gives zeros."""
+    mask = torch.tensor([[False, False, True, True, True, True, True], [True, False, True, True, False, True, False]])
+    q, k, v = qkv()
+    positions = Positions.padded(mask)
+    for causal in (True, False):
+        out = attend(q, k, v, TWO_DOORS(positions, dtype=torch.float64), is_causal=causal, backend=backend)
+        for row in range(2):
+            kept = [x[row : row + 1, :, mask[row]] for x in (q, k, v)]
+            alone = attend(*kept, TWO_DOORS, is_causal=causal, backend="reference")
+            torch.testing.assert_close(out[row : row + 1, :, mask[row]], alone)
+            assert (out[row, :, ~mask[row]] == 0).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_padding_changes_nothing(backend: str) -> None:
+    check_padding(backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@LAW
+@given(st.permutations(range(7)), st.booleans(), st.sampled_from(["text", "packed", "padded", "fractional"]))
+def test_tokens_permuted_with_their_positions_permute_the_output(
+    backend: str, shuffle: list[int], causal: bool, kind: str
+) -> None:
+    torch.manual_seed(0)
+    q, k, v = qkv()
+    positions = {
+        "text": Positions.arange(7, start=3),
+        "packed": Positions.packed([[3, 4], [2, 2, 2]]),
+        "padded": Positions.padded(seeing(2, 7).flip(-1)),
+        "fractional": Positions(torch.randn(2, 7, dtype=torch.float64)),
+    }[kind]
+    index = torch.tensor(shuffle)
+    out = attend(q, k, v, TWO_DOORS(positions, dtype=torch.float64), is_causal=causal, backend=backend)
+    permuted = attend(
+        *(x[:, :, index] for x in (q, k, v)),
+        TWO_DOORS(positions[index], dtype=torch.float64),
+        is_causal=causal,
+        backend=backend,
+    )
+    torch.testing.assert_close(permuted, out[:, :, index])
+
+
+# --- queries that see nothing ---------------------------------------------------------------------------------------
+
+BLIND = (0, 3)  # of five queries, in batch row 1 alone
+
+
+def blinding(kind: str) -> dict[str, Any]:
+    """Ways to hide every key from some queries."""
+    mask = seeing(2, 1, 5, 7)
+    mask[1, :, BLIND] = False
+    asking, known = Positions.arange(5, start=2), Positions.arange(7)
+    if kind == "bool mask":
+        return {"attn_mask": mask}
+    if kind == "float mask":
+        floats = torch.randn(2, HEADS, 5, 7, dtype=torch.float64).masked_fill(~mask, -torch.inf)
+        return {"attn_mask": floats.requires_grad_()}
+    if kind == "float mask of queries":
+        floats = torch.zeros(2, 1, 5, 1, dtype=torch.float64)
+        floats[1, :, BLIND] = -torch.inf
+        return {"attn_mask": floats.requires_grad_()}
+    document = torch.zeros(2, 5, dtype=torch.int64)
+    order = asking.order.repeat(2, 1)
+    if kind == "padding":
+        document[1, BLIND] = -1
+    elif kind == "another document":
+        document[1, BLIND] = 6
+    elif kind == "earlier than every key":
+        order[1, BLIND] = -1
+    return {
+        "query_positions": Positions(asking.coords, order=order, document=document),
+        "key_positions": known,
+        "is_causal": True,
+    }
+
+
+KINDS = ["bool mask", "float mask", "float mask of queries", "padding", "another document", "earlier than every key"]
+
+
+def check_blind_queries(kind: str, backend: str, encoding: Scheme | None) -> None:
+    leaves = [x.requires_grad_() for x in qkv(5, 7)]
+    how = blinding(kind)
+    out = attend(*leaves, encoding, **how, backend=backend)
+    if isinstance(how.get("attn_mask"), Tensor) and how["attn_mask"].requires_grad:
+        leaves.append(how["attn_mask"])
+    seeing_nothing = torch.zeros(2, 5, dtype=torch.bool)
+    seeing_nothing[1, BLIND] = True
+    blind, others = out.transpose(1, 2)[seeing_nothing], out.transpose(1, 2)[~seeing_nothing]
+    assert (blind == 0).all()
+    assert others.isfinite().all()
+    assert (others != 0).all()
+    for gradient in torch.autograd.grad(blind.square().sum() + blind.sum(), leaves, retain_graph=True):
+        assert (gradient == 0).all()
+    gradients = torch.autograd.grad(others.square().sum(), leaves)
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    assert all((gradient != 0).any() for gradient in gradients[:3])
+    assert (gradients[0].transpose(1, 2)[seeing_nothing] == 0).all()
+    if backend == "reference":
+        again, lse = attend_lse(*leaves[:3], encoding, **how, backend=backend)
+        assert torch.equal(again, out)
+        assert (lse.transpose(1, 2)[seeing_nothing] == -torch.inf).all()
+        assert lse.transpose(1, 2)[~seeing_nothing].isfinite().all()
+        for gradient in torch.autograd.grad(lse.exp().sum(), [leaves[0], leaves[1]]):
+            assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("encoding", [None, RoPE(HEAD_DIM), ALiBi(HEADS)], ids=named)
+@pytest.mark.parametrize("kind", KINDS)
+def test_queries_that_see_nothing_give_zeros(kind: str, backend: str, encoding: Scheme | None) -> None:
+    check_blind_queries(kind, backend, encoding)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_so_they_do_in_every_precision_and_where_no_query_sees_anything(backend: str, dtype: torch.dtype) -> None:
+    leaves = [x.requires_grad_() for x in qkv(dtype=dtype)]
+    for how in (
+        {"attn_mask": torch.zeros(7, 7, dtype=torch.bool)},
+        {"attn_mask": torch.full((7, 7), -torch.inf)},
+        {"key_positions": Positions.padded(torch.zeros(2, 7, dtype=torch.bool)), "is_causal": True},
+    ):
+        out = attend(*leaves, TWO_DOORS, **how, backend=backend)
+        assert (out == 0).all()
+        assert all((g == 0).all() for g in torch.autograd.grad(out.float().sum(), leaves))
+
+
+# --- empty sequences ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("encoding", [None, TWO_DOORS], ids=named)
+@pytest.mark.parametrize(("queries", "keys"), [(0, 7), (5, 0), (0, 0)])
+def test_empty_sequences(queries: int, keys: int, encoding: Scheme | None, backend: str) -> None:
+    leaves = [x.requires_grad_() for x in qkv(queries, keys)]
+    asking = Positions.arange(queries) if queries > keys else None
+    for causal in (True, False):
+        out = attend(*leaves, encoding, query_positions=asking, is_causal=causal, backend=backend)
+        assert out.shape == (2, HEADS, queries, VALUE_DIM)
+        assert (out == 0).all()
+        assert all((g == 0).all() for g in torch.autograd.grad(out.sum(), leaves))
+
+
+def test_the_log_sum_exp_of_no_keys_is_minus_infinity() -> None:
+    _, lse = attend_lse(*qkv(5, 0), query_positions=Positions.arange(5))
+    assert lse.shape == (2, HEADS, 5)
+    assert (lse == -torch.inf).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_batch_of_nothing(backend: str) -> None:
+    assert attend(*qkv(batch=0), TWO_DOORS, is_causal=True, backend=backend).shape == (0, HEADS, 7, VALUE_DIM)
+
+
+# --- precision ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_output_is_in_the_querys_dtype_and_scores_in_single_precision_at_least(dtype: torch.dtype) -> None:
+    q, k, v = qkv(dtype=dtype)
+    wide = torch.promote_types(dtype, torch.float32)
+    for backend in BACKENDS:
+        assert attend(q, k, v, TWO_DOORS, backend=backend).dtype == dtype
+    assert attend_lse(q, k, v, TWO_DOORS)[1].dtype == wide
+    assert posenc.logits(q, k, TWO_DOORS).dtype == wide
+
+
+def relative_error(out: Tensor, exact: Tensor) -> float:
+    return ((out.double() - exact).norm() / exact.norm()).item()
+
+
+def check_half_precision(dtype: torch.dtype, backend: str, scheme: Scheme, causal: bool) -> None:
+    """In half precision plain attention rounds twice: the weights and the output. A scheme may cost two more roundings,
+    those of the turned query and key, each of which moves a score of order 1 by as much as rounding a weight does. Four
+    roundings instead of two are sqrt(2) times the error; less than 2 is asked for, and phases or biases in half
+    precision miss it by far: at these positions they are wrong by radians and by whole units."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, heads, 33, 32).to(dtype) for heads in (HEADS, 4, 4))
+    exact = [x.double() for x in (q, k, v)]
+    plain = relative_error(
+        F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True),
+        F.scaled_dot_product_attention(*exact, is_causal=causal, enable_gqa=True),
+    )
+    positions = Positions.arange(33, start=5000)
+    at = {"query_positions": positions, "key_positions": positions, "is_causal": causal}
+    found = relative_error(
+        attend(q, k, v, scheme, **at, backend=backend), attend(*exact, scheme, **at, backend="reference")
+    )
+    assert found < 2 * plain
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "scheme", [NoPE(), RoPE(32), ALiBi(HEADS), ALiBi(HEADS, bidirectional=True), RoPE(32) + ALiBi(HEADS)], ids=named
+)
+def test_half_precision_costs_no_more_than_twice_plain_attentions_error(
+    scheme: Scheme, dtype: torch.dtype, backend: str
+) -> None:
+    for causal in (True, False):
+        check_half_precision(dtype, backend, scheme, causal)
+
+
+def far_keys() -> tuple[Tensor, Tensor, Tensor, Positions, Positions]:
+    """One query that looks back at eight keys, 1000 to 1007 tokens away. Their ALiBi biases at slope 1/2 are -500,
+    -500.5 .. -503.5, and of those bfloat16 knows only the even integers. Values are the unit vectors, so the output is
+    the attention weights."""
+    q, k = torch.zeros(1, 8, 1, 8), torch.zeros(1, 8, 8, 8)
+    v = torch.eye(8).expand(1, 8, 8, 8)
+    return q, k, v, Positions.arange(1, start=1007), Positions.arange(8)
+
+
+def check_bias_is_not_rounded_under_autocast(backend: str) -> None:
+    q, k, v, asking, known = far_keys()
+    exact = torch.tensor([2.0**-h for h in range(1, 9)])[:, None] * torch.arange(8.0)  # -m (i - j), less a constant
+    with torch.autocast("cpu", torch.bfloat16):
+        out = attend(q, k, v, ALiBi(8), query_positions=asking, key_positions=known, is_causal=True, backend=backend)
+    assert out.dtype == torch.bfloat16
+    # The weight is rounded and the output is, by at most 2^-8 of itself each.
+    torch.testing.assert_close(out[0, :, 0].float(), exact.softmax(-1), rtol=2 * 2**-8, atol=0)
+    rounded = (exact - (exact[:, -1:] + 1000 * exact[:, 1:2])).bfloat16().float()
+    assert (rounded.softmax(-1) - exact.softmax(-1)).abs().max() > 0.05  # and it would show
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_autocast_does_not_round_the_bias(backend: str) -> None:
+    check_bias_is_not_rounded_under_autocast(backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_under_autocast_the_output_is_that_of_tensors_cast_before(backend: str) -> None:
+    q, k, v = qkv(dtype=torch.float32)
+    expected = attend(*(x.bfloat16() for x in (q, k, v)), TWO_DOORS, is_causal=True, backend=backend)
+    encoding = TWO_DOORS(Positions.arange(7))
+    with torch.autocast("cpu", torch.bfloat16):
+        for given in (TWO_DOORS, TWO_DOORS(Positions.arange(7)), encoding):
+            assert torch.equal(attend(q, k, v, given, is_causal=True, backend=backend), expected)
+        mixed = attend(q.bfloat16(), k, v.bfloat16(), TWO_DOORS, is_causal=True, backend=backend)
+        assert torch.equal(mixed, expected)
+        assert posenc.logits(q, k, TWO_DOORS).dtype == torch.float32
+    full = attend(q, k, v, TWO_DOORS, is_causal=True, backend=backend)
+    # q, k, v, the turned q and k, the weights and the output are rounded, by at most 2^-8 each.
+    assert relative_error(expected, full.double()) < 7 * 2**-8
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_autocast_leaves_double_precision_alone(backend: str) -> None:
+    q, k, v = qkv()
+    expected = attend(q, k, v, TWO_DOORS, is_causal=True, backend=backend)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert F.scaled_dot_product_attention(q, k, v, enable_gqa=True).dtype == torch.float64
+        assert torch.equal(attend(q, k, v, TWO_DOORS, is_causal=True, backend=backend), expected)
+        with pytest.raises(ValueError, match=r"key must be torch.float64 like query, got torch.float32"):
+            attend(q, k.float(), v, backend=backend)
+
+
+def test_tensors_on_meta_have_shapes_alone() -> None:
+    q, k, v = (x.to("meta") for x in qkv(5, 7))
+    for backend in BACKENDS:
+        out = attend(q, k, v, TWO_DOORS, is_causal=True, backend=backend)
+        assert (out.shape, out.device.type) == ((2, HEADS, 5, VALUE_DIM), "meta")
+    assert posenc.logits(q, k, TWO_DOORS).shape == (2, HEADS, 5, 7)
+
+
+# --- dropout --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_dropout_keeps_the_expectation(backend: str) -> None:
+    """The mean over many draws is the output without dropout, within five standard errors of the mean."""
+    draws = 4000
+    q, k, v = (x.expand(draws, -1, -1, -1) for x in qkv(3, 3, batch=1, dtype=torch.float32))
+    exact = attend(q[:1], k[:1], v[:1], TWO_DOORS, is_causal=True, backend=backend)
+    dropped = attend(q, k, v, TWO_DOORS, is_causal=True, dropout_p=0.3, backend=backend)
+    assert dropped.shape == (draws, HEADS, 3, VALUE_DIM)
+    standard_error = dropped.std(0, keepdim=True) / math.sqrt(draws)
+    assert ((dropped.mean(0, keepdim=True) - exact).abs() <= 5 * standard_error).all()
+    # The first query sees one key: its output is dropped, or divided by what is kept.
+    first = dropped[:, :, 0] / exact[:, :, 0]
+    torch.testing.assert_close(first, torch.where(first == 0, first, torch.full_like(first, 1 / 0.7)))
+    assert 0.25 < (first == 0).float().mean() < 0.35
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_dropout_follows_the_seed(backend: str) -> None:
+    q, k, v = qkv(dtype=torch.float32)
+    drawn = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        drawn.append(attend(q, k, v, TWO_DOORS, dropout_p=0.5, backend=backend))
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_dropout_leaves_blind_queries_at_zero(backend: str) -> None:
+    out = attend(*qkv(5, 7), **blinding("padding"), dropout_p=0.5, backend=backend)
+    assert (out[1, :, BLIND] == 0).all()
+    assert out.isfinite().all()
+
+
+# --- partial results ------------------------------------------------------------------------------------------------
+
+
+def merge(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Attention over all keys from attention over some of them each: weights are exp(lse - lse of all)."""
+    lse = torch.stack([part_lse for _, part_lse in parts]).logsumexp(0)
+    weights = [(part_lse - lse).exp().masked_fill(lse == -torch.inf, 0.0) for _, part_lse in parts]
+    out = sum((weight[..., None] * part for weight, (part, _) in zip(weights, parts, strict=True)), torch.tensor(0.0))
+    return out, lse
+
+
+SHARDS = {
+    "contiguous": [[0, 1, 2, 3], [4, 5, 6, 7]],
+    "zigzag": [[0, 1, 6, 7], [2, 3, 4, 5]],
+    "uneven": [[5], [], [7, 0, 1, 2, 3, 4, 6]],
+}
+
+
+@pytest.mark.parametrize("shards", SHARDS.values(), ids=SHARDS)
+@pytest.mark.parametrize(
+    "positions",
+    [
+        Positions.arange(8, start=3),
+        Positions.packed([[3, 5], [2, 4]]),
+        Positions.padded(torch.tensor([[False, False, True, True, True, True, True, True], [True] * 8])),
+    ],
+    ids=["text", "packed", "padded"],
+)
+@pytest.mark.parametrize("causal", [True, False])
+def test_shards_of_keys_merged_by_log_sum_exp_are_the_whole(
+    shards: list[list[int]], positions: Positions, causal: bool
+) -> None:
+    q, k, v = qkv(8, 8)
+    whole = attend_lse(q, k, v, TWO_DOORS(positions, dtype=torch.float64), is_causal=causal)
+    parts = []
+    for shard in shards:
+        index = torch.tensor(shard, dtype=torch.int64)
+        encoding = TWO_DOORS(positions, positions[index], dtype=torch.float64)
+        parts.append(attend_lse(q, k[:, :, index], v[:, :, index], encoding, is_causal=causal))
+    torch.testing.assert_close(merge(parts), whole)
+
+
+# --- logits ---------------------------------------------------------------------------------------------------------
+
+
+def test_logits_are_the_scores_before_mask_and_softmax() -> None:
+    q, k, v = qkv(5, 7)
+    positions = Positions.padded(seeing(2, 7))
+    encoding = TWO_DOORS(positions[2:], positions, dtype=torch.float64)
+    for causal in (True, False):
+        scores = posenc.logits(q, k, encoding, is_causal=causal, scale=0.7)
+        turned_q, turned_k = encoding.rotate(q, k)
+        plain = 0.7 * turned_q @ turned_k.repeat_interleave(3, 1).mT
+        distance = positions[2:].coords[:, None, :, None] - positions.coords[:, None, None, :]
+        slopes = torch.tensor(ALiBi(HEADS).slopes, dtype=torch.float64)[:, None, None]
+        torch.testing.assert_close(scores, plain - slopes * distance)
+    seen = positions[2:].document[:, None, :, None] == positions.document[:, None, None, :]
+    seen = seen & (positions.document != -1)[:, None, None, :]
+    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    expected = (weights @ v.repeat_interleave(3, 1)).nan_to_num()
+    torch.testing.assert_close(attend(q, k, v, encoding, scale=0.7), expected)
+
+
+def test_logits_take_positions_as_attention_does() -> None:
+    q, k, _ = qkv(3, 7)
+    positions = Positions.arange(7)
+    default = posenc.logits(q, k, TWO_DOORS)
+    given = posenc.logits(q, k, TWO_DOORS, query_positions=positions[4:], key_positions=positions)
+    assert torch.equal(default, given)
+    with pytest.raises(ValueError, match="queries are by default the last of the keys"):
+        posenc.logits(k.repeat(1, 3, 1, 1), q[:, :4], TWO_DOORS)
+
+
+# --- backends -------------------------------------------------------------------------------------------------------
+
+REFUSED: dict[str, tuple[Callable[[], Scheme | None], dict[str, Any], str]] = {
+    "value door": (
+        lambda: TrialShaw(HEAD_DIM, 2),
+        {},
+        "the value door needs the attention weights, which the fused kernel does not give",
+    ),
+    "row score": (
+        lambda: TrialCoPE(4, HEAD_DIM),
+        {},
+        "a score term needs whole rows of scores, which the fused kernel does not give",
+    ),
+    "product": (
+        lambda: TrialDistanceAware(HEADS),
+        {},
+        "a score term is not additive, and the fused kernel only adds a mask",
+    ),
+    "log-sum-exp": (lambda: None, {"return_lse": True}, "the fused kernel does not return the log-sum-exp"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_backend_that_refuses_says_why_and_names_those_that_can(case: str) -> None:
+    make, how, reason = REFUSED[case]
+    scheme, (q, k, _) = make(), qkv()
+    with pytest.raises(ValueError, match=rf"^backend 'sdpa' cannot run this: {reason}; these can: reference$"):
+        posenc.attention(q, k, k, scheme, **how, backend="sdpa")
+    auto = posenc.attention(q, k, k, scheme, **how)
+    by_name = posenc.attention(q, k, k, scheme, **how, backend="reference")
+    torch.testing.assert_close(auto, by_name, rtol=0, atol=0)
+
+
+def test_an_unknown_backend_is_refused_with_the_names_of_all() -> None:
+    with pytest.raises(ValueError, match=r"^backend must be 'auto' or one of sdpa, reference, got 'flash'$"):
+        attend(*qkv(), backend="flash")
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------
+
+Q, K, V = (torch.zeros(2, heads, n, d) for heads, n, d in ((6, 5, 4), (3, 7, 4), (3, 7, 8)))
+BOUND = RoPE(4)(Positions.arange(5), Positions.arange(7))
+MASK_SHAPE = r"attn_mask must broadcast to \(batch, heads, queries, keys\) = \(2, 6, 5, 7\), got "
+ERRORS: dict[str, tuple[Callable[[], object], str]] = {
+    "query is no tensor": (
+        lambda: attend([1.0], K, V),
+        r"query must be a floating tensor \(batch, heads, tokens, head_dim\), got list",
+    ),
+    "query of integers": (
+        lambda: attend(Q.long(), K, V),
+        r"query must be a floating .*, got torch.int64 \(2, 6, 5, 4\)",
+    ),
+    "key of three axes": (lambda: attend(Q, K[0], V), r"key must be a floating .*, got torch.float32 \(3, 7, 4\)"),
+    "value of five axes": (lambda: attend(Q, K, V[None]), r"value must be .*, got torch.float32 \(1, 2, 3, 7, 8\)"),
+    "key elsewhere": (lambda: attend(Q, K.to("meta"), V), r"key must be on cpu like query, got meta"),
+    "value elsewhere": (lambda: attend(Q, K, V.to("meta")), r"value must be on cpu like query, got meta"),
+    "key dtype": (lambda: attend(Q, K.double(), V), r"key must be torch.float32 like query, got torch.float64"),
+    "value dtype": (lambda: attend(Q, K, V.half()), r"value must be torch.float32 like query, got torch.float16"),
+    "key batch": (lambda: attend(Q, K[:1], V), r"key must have batch 2 like query, got 1"),
+    "value batch": (lambda: attend(Q, K, V.repeat(2, 1, 1, 1)), r"value must have batch 2 like query, got 4"),
+    "no channels": (
+        lambda: attend(Q[..., :0], K[..., :0], V),
+        r"query must have a head_dim above 0, got \(2, 6, 5, 0\)",
+    ),
+    "key head_dim": (lambda: attend(Q, K[..., :2], V), r"key must have head_dim 4 like query, got 2"),
+    "value heads": (
+        lambda: attend(Q, K, V[:, :1]),
+        r"value must have heads and tokens \(3, 7\) like key, got \(1, 7\)",
+    ),
+    "value tokens": (
+        lambda: attend(Q, K, V[:, :, :5]),
+        r"value must have heads and tokens \(3, 7\) like key, got \(3, 5\)",
+    ),
+    "heads that do not group": (
+        lambda: attend(Q[:, :4], K, V),
+        r"query heads must be a multiple of key heads, got 4 and 3",
+    ),
+    "no key heads": (
+        lambda: attend(Q, K[:, :0], V[:, :0]),
+        r"query heads must be a multiple of key heads, got 6 and 0",
+    ),
+    "mask of integers": (
+        lambda: attend(Q, K, V, attn_mask=torch.ones(5, 7, dtype=torch.int64)),
+        r"attn_mask must be bool \(True = may be seen\) or float \(added to scores\), got torch.int64",
+    ),
+    "mask is a list": (lambda: attend(Q, K, V, attn_mask=[True]), r"attn_mask must be bool .* or float .*, got list"),
+    "mask elsewhere": (
+        lambda: attend(Q, K, V, attn_mask=torch.ones(5, 7, device="meta")),
+        r"attn_mask must be on cpu like query, got meta",
+    ),
+    "mask of keys alone": (lambda: attend(Q, K, V, attn_mask=torch.ones(7)), MASK_SHAPE + r"\(7,\)"),
+    "mask of other keys": (lambda: attend(Q, K, V, attn_mask=torch.ones(5, 5)), MASK_SHAPE + r"\(5, 5\)"),
+    "mask of key heads": (lambda: attend(Q, K, V, attn_mask=torch.ones(2, 3, 5, 7)), MASK_SHAPE + r"\(2, 3, 5, 7\)"),
+    "mask of five axes": (
+        lambda: attend(Q, K, V, attn_mask=torch.ones(1, 2, 6, 5, 7)),
+        MASK_SHAPE + r"\(1, 2, 6, 5, 7\)",
+    ),
+    "dropout of everything": (lambda: attend(Q, K, V, dropout_p=1.0), r"dropout_p must be within \[0, 1\), got 1.0"),
+    "negative dropout": (lambda: attend(Q, K, V, dropout_p=-0.1), r"dropout_p must be within \[0, 1\), got -0.1"),
+    "encoding is a name": (
+        lambda: attend(Q, K, V, "rope"),
+        r"encoding must be an Encoding, a Scheme or None, got str",
+    ),
+    "a scheme that adds": (
+        lambda: attend(Q, K, V, Sinusoidal(24)),
+        r"Sinusoidal adds to the input, before query, key and value are projected from it: bind it, encoding = "
+        r"scheme\(positions\), call x = encoding.add\(x\), and pass that encoding",
+    ),
+    "a composition that adds": (
+        lambda: attend(Q, K, V, RoPE(4) + Learned(9, 24)),
+        r"Composition adds to the input, before query, key and value",
+    ),
+    "bound, and query positions": (
+        lambda: attend(Q, K, V, BOUND, query_positions=Positions.arange(5)),
+        r"encoding is bound to positions already; give it alone, or a scheme with positions",
+    ),
+    "bound, and key positions": (
+        lambda: attend(Q, K, V, BOUND, key_positions=Positions.arange(7)),
+        r"encoding is bound to positions already; give it alone, or a scheme with positions",
+    ),
+    "bound to other tokens": (
+        lambda: attend(Q, K, V, RoPE(4)(Positions.arange(7))),
+        r"query has 5 tokens, but the encoding was made for 7",
+    ),
+    "bound to other rows": (
+        lambda: attend(Q, K, V, RoPE(4)(Positions.arange(5), Positions.arange(7).expand(3))),
+        r"key has batch 2, but the encoding's positions have 3 rows",
+    ),
+    "positions of other tokens": (
+        lambda: attend(Q, K, V, query_positions=Positions.arange(5), key_positions=Positions.arange(6)),
+        r"key has 7 tokens, but the encoding was made for 6",
+    ),
+    "positions elsewhere": (
+        lambda: attend(Q, K, V, query_positions=Positions.arange(5, device="meta")),
+        r"query is on cpu, but the encoding's positions are on meta",
+    ),
+    "more queries than keys": (
+        lambda: attend(Q, K[:, :, :4], V[:, :, :4]),
+        r"queries are by default the last of the keys, but there are 5 queries and 4 keys: give query_positions and "
+        r"key_positions",
+    ),
+    "slopes for other heads": (
+        lambda: attend(Q, K, V, ALiBi(5)),
+        r"ALiBi has slopes for 5 heads, got queries of 6",
+    ),
+    "a rotation of another width": (
+        lambda: attend(Q, K, V, RoPE(6)),
+        r"the rotation was made for head_dim 6, got q or k of head_dim 4",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors_name_the_argument_what_was_expected_and_what_came(case: str) -> None:
+    provoke, message = ERRORS[case]
+    with pytest.raises(ValueError, match=message):
+        provoke()
+
+
+def test_a_bound_encoding_is_taken_to_have_been_added() -> None:
+    q, k, v = qkv()
+    positions = Positions.arange(7)
+    bound = (Sinusoidal(24) + RoPE(HEAD_DIM))(positions, dtype=torch.float64)
+    assert isinstance(bound, Encoding)
+    torch.testing.assert_close(attend(q, k, v, bound), attend(q, k, v, RoPE(HEAD_DIM)))

@@ -1,0 +1,401 @@
+"""The whole model: equal to its truth, blind across documents and padding, fair between schemes, clear when refused."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from posenc import ALiBi, Learned, NoPE, Positions, RoPE, Scheme, Segment, Sinusoidal
+from posenc.models import Decoder, Encoder
+from tests import cases
+from tests.cases import CASES, DIM, HEAD_DIM, HEADS, KV_HEADS
+from tests.models import zoo
+from tests.models.zoo import (
+    CLOSE,
+    GRADIENT_CLOSE,
+    LAYERS,
+    LEARNED,
+    NAMES,
+    PLACES,
+    SCHEMES,
+    SCHEMES_AND_WAYS,
+    TOKENS,
+    VOCAB,
+    WAYS,
+    Model,
+)
+from tests.oracles import attention
+
+BOTH = pytest.mark.parametrize("kind", [Decoder, Encoder])
+
+
+# -- the truth ---------------------------------------------------------------------------------------------------------
+
+
+def normed(x: Tensor, norm: nn.LayerNorm) -> Tensor:
+    x = x - x.mean(-1, keepdim=True)
+    return x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight + norm.bias
+
+
+def truth(model: Any, case: cases.Case, ids: Tensor, positions: Positions, causal: bool, every_layer: bool) -> Tensor:
+    """The forward pass written out, with the scheme and attention of the scalar-loop oracles."""
+    wide = positions.expand(2)
+    seen = attention.visible_from(*[wide.order.tolist()] * 2, *[wide.document.tolist()] * 2, causal)
+    x = model.embedding.weight[ids]
+    for layer, block in enumerate(model.trunk.blocks):
+        held = model.trunk.positions[layer if len(model.trunk.positions) > 1 else 0]
+        if layer == 0 or every_layer:
+            x = case.add(x, positions, held)
+        y = normed(x, block.attention_norm)
+        query, key, value = (
+            (y @ projection.weight.T).unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2)
+            for projection in (block.attention.query, block.attention.key, block.attention.value)
+        )
+        out, _, _ = attention.attend(
+            case.rotate(query, positions),
+            case.rotate(key, positions),
+            value,
+            score=None if case.score is None else case.score(wide, wide),
+            visible=seen,
+        )
+        x = x + out.transpose(1, 2).flatten(2) @ block.attention.out.weight.T
+        first, _, second = block.mlp
+        hidden = normed(x, block.mlp_norm) @ first.weight.T + first.bias
+        hidden = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2
+        x = x + hidden @ second.weight.T + second.bias
+    x = normed(x, model.trunk.norm)
+    return x @ model.head.weight.T if isinstance(model, Decoder) else x
+
+
+@BOTH
+@pytest.mark.parametrize("name", CASES)
+@torch.no_grad()
+def test_the_forward_pass_is_the_oracles(name: str, kind: type[Model]) -> None:
+    """What the rest of this folder cannot see: that the model opens every door of its scheme, where it should."""
+    case, ids = CASES[name], zoo.tokens(count=cases.TOKENS)
+    positions = cases.positions_cases()["packed" if kind is Decoder else "left padded"]
+    way = {"inject": "every_layer", "per_layer": True} if kind is Decoder else {}
+    model = zoo.model(kind, case.scheme(), **way)
+    real = zoo.real(positions)
+    expected = truth(model, case, ids, positions, kind is Decoder, every_layer=kind is Decoder)
+    torch.testing.assert_close(model(ids, positions)[real], expected[real], **CLOSE)
+
+
+# -- documents and padding ---------------------------------------------------------------------------------------------
+
+
+def gradients(model: nn.Module, objective: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad(objective, list(model.parameters()), materialize_grads=True))
+
+
+@BOTH
+@pytest.mark.parametrize("place", [place for place in PLACES if place != "plain"])
+@pytest.mark.parametrize("name", SCHEMES)
+def test_every_document_is_what_it_is_alone(name: str, place: str, kind: type[Model]) -> None:
+    """Packed or padded, in outputs and in the gradient of every parameter; and padding is finite."""
+    model, ids, positions = zoo.model(kind, name), zoo.tokens(), PLACES[place]
+    out = model(ids, positions)
+    weight = torch.randn_like(out)
+    assert torch.isfinite(out).all()
+
+    apart = torch.zeros((), dtype=torch.float64)
+    for row, columns, alone in zoo.documents(positions):
+        expected = model(ids[row, columns][None], alone)[0]
+        torch.testing.assert_close(out[row, columns], expected, **CLOSE)
+        apart = apart + (expected * weight[row, columns]).sum()
+    real = zoo.real(positions)
+    together = gradients(model, (out * weight)[real].sum())
+    for mine, theirs in zip(together, gradients(model, apart), strict=True):
+        torch.testing.assert_close(mine, theirs, **GRADIENT_CLOSE)
+    # A loss that forgets to leave the padding out is a mistake, but not a reason for NaN.
+    careless = gradients(model, (model(ids, positions) * weight).sum())
+    assert all(torch.isfinite(gradient).all() for gradient in careless)
+
+
+@BOTH
+@pytest.mark.parametrize("changed", [0, 1, 2])
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_document_does_not_reach_another(name: str, changed: int, kind: type[Model]) -> None:
+    """Nor does padding. To the bit: what is masked has a weight of exactly zero, and so has its gradient."""
+    positions = zoo.segmented(Positions.packed([[4, 3, 4], [5, 1, 3]]))
+    wide = positions.expand(2)
+    model = zoo.model(kind, name)
+    ids = torch.randint(VOCAB // 2, (2, TOKENS))  # the lower half of the vocabulary...
+    other = (wide.document != changed) & zoo.real(positions)
+    moved = torch.where(other, ids, torch.randint(VOCAB // 2, VOCAB, ids.shape))  # ...and the upper for what changes
+
+    before, after = model(ids, positions), model(moved, positions)
+    assert torch.equal(before[other], after[other])
+    assert not torch.isclose(before[~other], after[~other]).all(-1).any()
+
+    (gradient,) = torch.autograd.grad((after * torch.randn_like(after))[other].sum(), model.embedding.weight)
+    assert (gradient[VOCAB // 2 :] == 0).all()
+    assert (gradient[: VOCAB // 2] != 0).any()
+
+
+@pytest.mark.parametrize("order", ["plain", "permuted"])
+@pytest.mark.parametrize("name", SCHEMES)
+@torch.no_grad()
+def test_a_decoder_does_not_see_the_future(name: str, order: str) -> None:
+    """To the bit, also where the tokens are shuffled: the future is what comes later in order, not in index."""
+    model, ids, positions = zoo.model(Decoder, name), zoo.tokens(), PLACES["plain"]
+    if order == "permuted":
+        positions = positions[torch.randperm(TOKENS)]
+    past = positions.order[0] < 6
+    moved = torch.where(past, ids, (ids + 1) % VOCAB)
+    before, after = model(ids, positions), model(moved, positions)
+    assert torch.equal(before[:, past], after[:, past])
+    assert not torch.isclose(before[:, ~past], after[:, ~past]).all(-1).any()
+
+
+# -- the encoder -------------------------------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("place", ["plain", "packed and padded"])
+@pytest.mark.parametrize("name", SCHEMES)
+@torch.no_grad()
+def test_tokens_carry_their_positions_with_them(name: str, place: str, kind: type[Model]) -> None:
+    """Permuting tokens together with their positions permutes the outputs: no index is ever read."""
+    model, ids, positions = zoo.model(kind, name), zoo.tokens(), PLACES[place]
+    shuffle = torch.randperm(TOKENS)
+    real = zoo.real(positions)[:, shuffle]
+    straight = model(ids, positions)[:, shuffle]
+    torch.testing.assert_close(model(ids[:, shuffle], positions[shuffle])[real], straight[real], **CLOSE)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@torch.no_grad()
+def test_without_its_positions_a_permutation_shows(name: str) -> None:
+    """Unless the scheme tells none apart: NoPE, and Segment within one segment."""
+    model, ids = zoo.model(Encoder, name), zoo.tokens()
+    positions = Positions.arange(TOKENS).with_segment(torch.zeros(1, TOKENS, dtype=torch.int64))
+    shuffle = torch.randperm(TOKENS)
+    straight, shuffled = model(ids, positions)[:, shuffle], model(ids[:, shuffle], positions)
+    if name in ("nope", "segment"):
+        torch.testing.assert_close(shuffled, straight, **CLOSE)
+    else:
+        assert (shuffled - straight).abs().amax() > 1e-3
+
+
+@BOTH
+@pytest.mark.parametrize("name", ["segment", "learned+segment"])
+@torch.no_grad()
+def test_segments_change_the_output(name: str, kind: type[Model]) -> None:
+    model, ids = zoo.model(kind, name), zoo.tokens()
+    first, second = (Positions.arange(TOKENS).with_segment(torch.full((1, TOKENS), which)) for which in (0, 1))
+    assert ((model(ids, first) - model(ids, second)).abs().amax(-1) > 1e-3).all()
+    with pytest.raises(ValueError, match="Segment needs positions with a segment per token"):
+        model(ids)
+
+
+@BOTH
+@torch.no_grad()
+def test_positions_default_to_those_of_text(kind: type[Model]) -> None:
+    model, ids = zoo.model(kind, "learned"), zoo.tokens()
+    assert torch.equal(model(ids), model(ids, Positions.arange(TOKENS)))
+    without = zoo.model(kind, NoPE())
+    torch.manual_seed(1)
+    default = kind(VOCAB, DIM, LAYERS, HEADS, KV_HEADS).double()
+    default.load_state_dict(without.state_dict())
+    assert torch.equal(default(ids), without(ids))
+
+
+# -- parameters --------------------------------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("way", WAYS)
+def test_a_seed_gives_every_scheme_the_same_trunk(way: str, kind: type[Model]) -> None:
+    """Else a comparison of schemes compares luck."""
+
+    def trunk(position: Scheme | None, how: dict[str, Any]) -> dict[str, Tensor]:
+        torch.manual_seed(7)
+        state = kind(VOCAB, DIM, LAYERS, HEADS, KV_HEADS, position=position, **how).state_dict()
+        return {key: value for key, value in state.items() if not key.startswith("trunk.positions.")}
+
+    bare = trunk(None, {})
+    for seed, name in enumerate(SCHEMES):
+        torch.manual_seed(seed)
+        held = trunk(zoo.scheme(name), WAYS[way])
+        assert held.keys() == bare.keys()
+        assert all(torch.equal(held[key], bare[key]) for key in bare), name
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_layers_share_parameters_or_have_their_own(name: str) -> None:
+    position = zoo.scheme(name)
+    alone = sum(p.numel() for p in position.parameters())
+    bare = sum(p.numel() for p in Decoder(VOCAB, DIM, LAYERS, HEADS, KV_HEADS).parameters())
+
+    shared = Decoder(VOCAB, DIM, LAYERS, HEADS, KV_HEADS, position=position, inject="every_layer")
+    assert list(shared.trunk.positions) == [position]  # the one given, not a copy
+    assert sum(p.numel() for p in shared.parameters()) == bare + alone
+
+    each = Decoder(VOCAB, DIM, LAYERS, HEADS, KV_HEADS, position=position, inject="every_layer", per_layer=True)
+    assert len(each.trunk.positions) == LAYERS
+    assert sum(p.numel() for p in each.parameters()) == bare + LAYERS * alone
+    if name in NAMES:  # the trial schemes do not say how they are drawn
+        first, second = (list(held.parameters()) for held in each.trunk.positions)
+        assert not any((a == b).any() for a, b in zip(first, second, strict=True))
+
+
+@BOTH
+@pytest.mark.parametrize(("name", "way"), [run for run in SCHEMES_AND_WAYS if run[0] in LEARNED])
+def test_a_gradient_reaches_every_parameter(name: str, way: str, kind: type[Model]) -> None:
+    model = zoo.model(kind, name, **WAYS[way])
+    out = model(zoo.tokens(), PLACES["plain"])
+    (out * torch.randn_like(out)).sum().backward()
+    for key, parameter in model.named_parameters():
+        assert parameter.grad is not None, key
+        assert torch.isfinite(parameter.grad).all(), key
+        assert parameter.grad.any(), key
+    if name == "learned":
+        for held in model.trunk.positions:  # every position that occurs, and none besides
+            assert (held.weight.grad != 0).any(-1).tolist() == [True] * TOKENS + [False] * (zoo.LONGEST - TOKENS)
+
+
+@BOTH
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_parameter_free_schemes_leave_no_trace_in_the_state(per_layer: bool, kind: type[Model]) -> None:
+    position = Sinusoidal(DIM) + RoPE(HEAD_DIM) + ALiBi(HEADS) + NoPE()
+    model = zoo.model(kind, position, inject="every_layer", per_layer=per_layer)
+    bare = zoo.model(kind, NoPE())
+    assert list(model.state_dict()) == list(bare.state_dict())
+    assert not any("positions" in key for key in model.state_dict())
+    model(zoo.tokens())
+    assert list(model.state_dict()) == list(bare.state_dict())
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((72, 2, 7), r"dim must be a multiple of num_heads = 7, got 72"),
+        ((72, 2, 12, 5), r"num_heads must be a multiple of num_kv_heads = 5, got 12"),
+        ((72, 2, 0), r"num_heads must be positive, got 0"),
+        ((72, 2, 12, 0), r"num_kv_heads must be positive, got 0"),
+        ((72, 0, 12), r"num_layers must be positive, got 0"),
+    ],
+)
+def test_sizes_that_do_not_fit(sizes: tuple[int, ...], message: str, kind: type[Model]) -> None:
+    with pytest.raises(ValueError, match=message):
+        kind(VOCAB, *sizes)
+
+
+@BOTH
+def test_injection_that_makes_no_sense(kind: type[Model]) -> None:
+    with pytest.raises(ValueError, match=r"inject must be 'input' or 'every_layer', got 'everywhere'"):
+        kind(VOCAB, DIM, LAYERS, HEADS, inject="everywhere")  # type: ignore[arg-type]
+    for position in (Learned(9, DIM), Sinusoidal(DIM) + RoPE(HEAD_DIM)):
+        with pytest.raises(ValueError, match=r"inject='input' adds the first one alone: use inject='every_layer'"):
+            kind(VOCAB, DIM, LAYERS, HEADS, position=position, per_layer=True)
+    kind(VOCAB, DIM, LAYERS, HEADS, position=RoPE(HEAD_DIM), per_layer=True)  # nothing to add: nothing to refuse
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("position", "message"),
+    [
+        (RoPE(HEAD_DIM + 2), "the rotation was made for head_dim 8, got q or k of head_dim 6"),
+        (ALiBi(HEADS + 1), "ALiBi has slopes for 13 heads, got queries of 12"),
+        (Sinusoidal(DIM + 2), r"x must be \(batch, 11, 74\) to add positions to, got \(2, 11, 72\)"),
+        (Learned(TOKENS - 1, DIM), "Learned encodes positions 0 to 9, got 10"),
+        (Segment(1, DIM), "Segment encodes segments 0 to 0, got 1"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Scheme) else "",
+)
+def test_a_scheme_that_does_not_fit_the_model(position: Scheme, message: str, kind: type[Model]) -> None:
+    model = kind(VOCAB, DIM, LAYERS, HEADS, KV_HEADS, position=position)
+    with pytest.raises(ValueError, match=message):
+        model(zoo.tokens(), PLACES["plain"])
+
+
+@BOTH
+def test_positions_that_do_not_fit_the_tokens(kind: type[Model]) -> None:
+    model = zoo.model(kind, "rope")
+    with pytest.raises(ValueError, match="has 11 tokens, but the encoding was made for 9"):
+        model(zoo.tokens(), Positions.arange(9))
+    with pytest.raises(ValueError, match="batch 2, but the encoding's positions have 3 rows"):
+        model(zoo.tokens(), Positions.arange(TOKENS).expand(3))
+
+
+# -- devices and precision ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "way"), [run for run in SCHEMES_AND_WAYS if run[0] in NAMES])
+@torch.no_grad()
+def test_construction_on_meta(name: str, way: str) -> None:
+    """Weights come from a state_dict; what follows from the configuration needs none."""
+    model, ids = zoo.model(Decoder, name, **WAYS[way]), zoo.tokens()
+    with torch.device("meta"):
+        empty = Decoder(VOCAB, DIM, LAYERS, HEADS, KV_HEADS, position=zoo.scheme(name), **WAYS[way]).double()
+    assert all(parameter.is_meta for parameter in empty.parameters())
+    filled = empty.to_empty(device="cpu")
+    filled.load_state_dict(model.state_dict())
+    assert torch.equal(filled(ids, PLACES["plain"]), model(ids, PLACES["plain"]))
+
+
+def rms(x: Tensor) -> Tensor:
+    return x.float().square().mean().sqrt()
+
+
+@BOTH
+@pytest.mark.parametrize("how", ["cast", "autocast"])
+@pytest.mark.parametrize("far", [False, True], ids=["near", "far"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "nope"])
+@torch.no_grad()
+def test_bfloat16_loses_no_more_than_the_trunk_does(name: str, far: bool, how: str, kind: type[Model]) -> None:
+    """The budget is the error of the same trunk without positions, in bfloat16 against float32 with the same weights.
+    Each door rounds at most once where the trunk rounds already (the sum, the turned query and key), so errors, which
+    add in squares, grow by at most a factor of sqrt(2); 2 allows for chance. Far out too, at 2^20 where nothing ends
+    before, since a phase taken in bfloat16 would be off there by thousands of radians."""
+    start = (zoo.LONGEST if "learned" in name else 2**20) - TOKENS if far else 0
+    positions = zoo.segmented(Positions.arange(TOKENS, start=start))
+    ids = zoo.tokens()
+
+    def error(position: Scheme) -> Tensor:
+        torch.manual_seed(3)
+        model = kind(VOCAB, DIM, LAYERS, HEADS, KV_HEADS, position=position).bfloat16()
+        with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
+            low = (model.float() if how == "autocast" else model)(ids, positions)
+        assert how == "autocast" or low.dtype == torch.bfloat16
+        assert torch.isfinite(low).all()
+        return rms(low.float() - model.float()(ids, positions))
+
+    assert error(zoo.scheme(name, causal=kind is Decoder)) <= 2 * error(NoPE())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "way", "place"),
+    [
+        ("rope+alibi", "input", "plain"),
+        ("learned", "per layer", "packed and padded"),
+        ("sinusoidal+rope", "every layer", "left padded"),
+        ("Shaw", "per layer", "plain"),
+        pytest.param(
+            *("segment", "input", "plain"),
+            marks=pytest.mark.xfail(
+                reason="Segment compares the values of segments with its table: a break in the graph"
+            ),
+        ),
+    ],
+)
+def test_compiled_in_one_graph(name: str, way: str, place: str) -> None:
+    """Forward and backward. With aot_eager: whether the graphs can be taken is posenc's matter, what a compiler makes
+    of them is not, and takes a minute and a half."""
+    torch._dynamo.reset()
+    model, ids, positions = zoo.model(Decoder, name, **WAYS[way]), zoo.tokens(), PLACES[place]
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    out, expected = compiled(ids, positions), model(ids, positions)
+    torch.testing.assert_close(out, expected, **CLOSE)
+    weight = torch.randn_like(out)
+    pairs = zip(gradients(model, (out * weight).sum()), gradients(model, (expected * weight).sum()), strict=True)
+    for mine, theirs in pairs:
+        torch.testing.assert_close(mine, theirs, **GRADIENT_CLOSE)

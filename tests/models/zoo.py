@@ -1,0 +1,115 @@
+"""The models the tests run: every scheme, in every way a model can hold it, small and in double precision."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posenc import Positions, RoPE, Scheme, catalog
+from posenc.models import Decoder, Encoder
+from posenc.positions import PADDING
+from posenc.schemes.catalog import Shape, scheme_from_names
+from tests import awkward
+from tests.cases import DIM, HEAD_DIM, HEADS, KV_HEADS
+
+LAYERS, VOCAB, TOKENS, LONGEST = 2, 30, 11, 24
+
+# Derived, not fitted: every number of a model here is of order 1 and comes out of some 20 sums in a row, none of more
+# than 4 * DIM = 288 terms. At 2^-53 a term, that is below 20 * 288 * 1.1e-16 = 6.4e-13.
+CLOSE = {"rtol": 1e-11, "atol": 1e-12}
+# A gradient sums that over every token, head and layer, and is itself of order 10.
+GRADIENT_CLOSE = {"rtol": 1e-10, "atol": 1e-11}
+
+Arguments = dict[str, Any]
+Model = Decoder | Encoder
+
+NAMES = (*(entry.name for entry in catalog()), "rope+alibi", "sinusoidal+rope", "learned+segment")
+AWKWARD: dict[str, Callable[[], Scheme]] = {
+    "Shaw": lambda: awkward.TrialShaw(HEAD_DIM, 3),
+    "Transformer-XL": lambda: awkward.TrialTransformerXL(HEADS, HEAD_DIM, 10),
+    "DA": lambda: awkward.TrialDistanceAware(HEADS),
+    "CoPE": lambda: awkward.TrialCoPE(5, HEAD_DIM),
+    "partial rope": lambda: RoPE(HEAD_DIM, base=77.0, layout="interleaved", rotary_dim=4),
+}
+SCHEMES = (*NAMES, *AWKWARD)
+TABLED = tuple(name for name in SCHEMES if {"sinusoidal", "learned", "segment"} & set(name.split("+")))
+LEARNED = (*(name for name in TABLED if not name.startswith("sin")), *(name for name in AWKWARD if "rope" not in name))
+# Where positions enter, and whose parameters they are. A scheme without the add door is the same at the input and in
+# every layer, so it takes the first and the last.
+WAYS: dict[str, Arguments] = {
+    "input": {},
+    "every layer": {"inject": "every_layer"},
+    "per layer": {"inject": "every_layer", "per_layer": True},
+}
+SCHEMES_AND_WAYS = [(name, way) for name in SCHEMES for way in WAYS if name in TABLED or way != "every layer"]
+
+
+def scheme(name: str, causal: bool = True) -> Scheme:
+    """A scheme for these models, with room for LONGEST positions where it has a table."""
+    shape = Shape(dim=DIM, num_heads=HEADS, head_dim=HEAD_DIM, max_positions=LONGEST, causal=causal)
+    return AWKWARD[name]() if name in AWKWARD else scheme_from_names(name, shape)
+
+
+def model(kind: type[Model], position: Scheme | str, **how: Any) -> Any:
+    """A model in double precision, without a part that hides: positions are learned layer by layer and large enough to
+    matter (at the published 0.02 a wrong row of a table would hardly show), and no norm is like another."""
+    position = scheme(position, causal=kind is Decoder) if isinstance(position, str) else position
+    made = kind(VOCAB, DIM, LAYERS, HEADS, KV_HEADS, position=position, **how).double()
+    for parameter in made.trunk.positions.parameters():
+        nn.init.normal_(parameter)
+    for norm in (part for part in made.modules() if isinstance(part, nn.LayerNorm)):
+        nn.init.normal_(norm.weight, mean=1.0, std=0.2)
+        nn.init.normal_(norm.bias, std=0.2)
+    return made
+
+
+def tokens(rows: int = 2, count: int = TOKENS) -> Tensor:
+    """Random ids."""
+    return torch.randint(VOCAB, (rows, count))
+
+
+def segmented(positions: Positions) -> Positions:
+    """With a segment per token: changes within every document, and not in step with any chunk."""
+    return positions.with_segment((torch.arange(len(positions)) // 2 % 2)[None].expand(positions.rows, -1))
+
+
+def _places() -> dict[str, Positions]:
+    left, right, inside = (torch.ones(2, TOKENS, dtype=torch.bool) for _ in range(3))
+    left[1, :4] = False
+    right[0, 6:] = False
+    inside[0, [0, 3, 4]] = False
+    inside[1, [2, 5, 10]] = False
+    return {
+        "plain": Positions.arange(TOKENS),
+        "left padded": Positions.padded(left),
+        "right padded": Positions.padded(right),
+        "padded inside": Positions.padded(inside),
+        "packed": Positions.packed([[4, 7], [5, 3, 3]]),
+        "packed and padded": Positions.packed([[2, 4], [3, 1, 7]]),
+    }
+
+
+PLACES: dict[str, Positions] = {name: segmented(positions) for name, positions in _places().items()}
+
+# A row of one token, whose order is that of padding.
+_SINGLE = torch.zeros(2, TOKENS, dtype=torch.bool).index_fill(1, torch.tensor(TOKENS - 1), True)
+PROMPTS = {**PLACES, "a single token": segmented(Positions.padded(_SINGLE | torch.tensor([[True], [False]])))}
+
+
+def real(positions: Positions, rows: int = 2) -> Tensor:
+    """Where there is a token, (rows, tokens)."""
+    return positions.expand(rows).document != PADDING
+
+
+def documents(positions: Positions, rows: int = 2) -> Iterator[tuple[int, Tensor, Positions]]:
+    """Every document of every row: its row, its columns, and its positions were it alone, counted afresh."""
+    wide = positions.expand(rows)
+    for row in range(rows):
+        for document in wide.document[row].unique():
+            if document != PADDING:
+                columns = (wide.document[row] == document).nonzero()[:, 0]
+                alone = Positions.arange(len(columns))
+                if wide.segment is not None:
+                    alone = alone.with_segment(wide.segment[row, columns][None])
+                yield row, columns, alone

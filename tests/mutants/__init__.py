@@ -1,0 +1,41 @@
+"""Bugs, planted one at a time to see that the tests notice. Each is one that somebody has shipped, or could.
+
+A mutant puts one wrong attribute in the place of the right one, and names the check that must fail for it: a check that
+the tests run on the real thing, not one of its own.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from posenc.schemes.catalog import entries_of
+from tests.cases import CASES
+from tests.schemes import test_against_oracles
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """``wrong``, planted as ``owner.name``, makes ``check`` fail."""
+
+    bug: str
+    owner: object
+    name: str
+    wrong: object
+    check: Callable[[], None]
+
+
+def oracles(scheme: str, *where: str) -> Callable[[], None]:
+    """The comparison with the scalar loops, of every case that holds the scheme, at some awkward positions."""
+    (entry,) = entries_of(scheme)
+
+    def check() -> None:
+        torch.manual_seed(0)
+        for case in CASES.values():
+            if any(type(part) is entry.scheme for part in case.scheme().parts):
+                for positions in where or ("offset", "permuted"):
+                    test_against_oracles.test_output_is_the_oracles(
+                        case, test_against_oracles.POSITIONS[positions], "reference"
+                    )
+
+    return check

@@ -1,0 +1,213 @@
+"""Bugs of what all schemes stand on: positions, what may be seen, composition, and the backends."""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from posenc import Encoding, Positions
+from posenc.backends import attention, call, reference, sdpa
+from posenc.backends.call import Backend, Call
+from posenc.encoding import Composition
+from posenc.positions import PADDING
+from tests import test_encoding, test_positions
+from tests.backends import test_attention
+from tests.mutants import Mutant, oracles
+
+# --- what may be seen -----------------------------------------------------------------------------------------------
+
+
+def seen(query: Positions, key: Positions, *, is_causal: bool, wrong: str) -> Tensor:
+    """What may be seen, but for one thing."""
+    x, y = (query.coords, key.coords) if wrong == "coords" else (query.order, key.order)
+    same = (query.document[:, :, None] == key.document[:, None, :]) | (wrong == "documents")
+    same = same & ((key.document != PADDING)[:, None, :] | (wrong == "padding"))
+    not_later = y[:, None, :] < x[:, :, None] if wrong == "itself" else y[:, None, :] <= x[:, :, None]
+    return same & (not_later | (not is_causal))
+
+
+def first_of_the_keys(
+    query: Tensor, key: Tensor, query_positions: Positions | None, key_positions: Positions | None
+) -> tuple[Positions, Positions]:
+    key_positions = Positions.arange(key.size(2)) if key_positions is None else key_positions
+    return key_positions[: query.size(2)] if query_positions is None else query_positions, key_positions
+
+
+def run_kept_by_any_index(self: Positions, index: slice | Tensor) -> Positions:
+    return Positions(
+        self.coords[:, index], order=self.order[:, index], document=self.document[:, index], _run=self._run
+    )
+
+
+def run_kept_by_any_cat(parts: list[Positions]) -> Positions:
+    coords, order, document = (
+        torch.cat([getattr(p, name) for p in parts], 1) for name in ("coords", "order", "document")
+    )
+    return Positions(coords, order=order, document=document, _run=(0, coords.size(1)))
+
+
+def bounds_kept_by_a_shift(self: Positions, offset: int) -> Positions:
+    return self._like(coords=self.coords + offset)
+
+
+def from_the_last_column(self: Positions, n: int = 1) -> Positions:
+    ahead = torch.arange(1, n + 1)
+    document = self.document[:, -1:].expand(-1, n)
+    return Positions(self.coords[:, -1:] + ahead, order=self.order[:, -1:] + ahead, document=document)
+
+
+def from_the_bounds(self: Positions, n: int = 1) -> Positions:
+    assert self._bounds is not None
+    return Positions.arange(n, self._bounds[1] + 1)
+
+
+# --- encodings ------------------------------------------------------------------------------------------------------
+
+
+def rounded_every_time(self: Encoding, x: Tensor) -> Tensor:
+    for table in self.tables:
+        x = (x + table).to(x.dtype)
+    return x
+
+
+def first_part_alone(self: Composition, query: Positions, key: Positions | None = None) -> Encoding:
+    return self.parts[0].pairs(query, query if key is None else key)
+
+
+# --- backends -------------------------------------------------------------------------------------------------------
+
+
+def heads_in_turn(run: Call) -> Tensor:
+    """Query head h reads key head h modulo their number, and not h divided by the size of a group."""
+    block = run.block()
+    key = block.key.repeat(1, block.query.size(1) // block.key.size(1), 1, 1)
+    return block.query @ key.mT * run.scale
+
+
+def careless(run: Call) -> tuple[Tensor, None]:
+    """Softmax over nothing is 0/0."""
+    scores = reference.dense_logits(run)
+    hidden = run.visible()
+    scores = scores if hidden is None else scores.masked_fill(~hidden, -torch.inf)
+    return scores.softmax(-1) @ run.value.repeat_interleave(scores.size(1) // run.value.size(1), 1), None
+
+
+def kept(run: Call) -> tuple[Tensor, Tensor | None]:
+    """Zeroed after the softmax and not before it: the output is right, and the gradient is not a number."""
+    out, _ = careless(run)
+    return out.nan_to_num(), None
+
+
+def with_reference(run: object) -> tuple[Backend, ...]:
+    return (sdpa.SDPA, Backend("reference", lambda call: None, run))  # type: ignore[arg-type]
+
+
+MUTANTS = (
+    Mutant(
+        "causality compares coordinates",
+        call,
+        "visible",
+        partial(seen, wrong="coords"),
+        partial(test_attention.check_causality_compares_order, "reference"),
+    ),
+    Mutant(
+        "causality compares indices",
+        sdpa,
+        "same_run",
+        lambda query, key: len(query) == len(key),
+        partial(test_attention.check_causality_compares_order, "sdpa"),
+    ),
+    Mutant("a token does not see itself", call, "visible", partial(seen, wrong="itself"), oracles("nope")),
+    Mutant(
+        "packed documents leak",
+        call,
+        "visible",
+        partial(seen, wrong="documents"),
+        partial(test_attention.check_packing, "reference", None),
+    ),
+    Mutant(
+        "padding sees padding",
+        call,
+        "visible",
+        partial(seen, wrong="padding"),
+        partial(test_attention.check_padding, "sdpa"),
+    ),
+    Mutant(
+        "queries are the first of the keys",
+        attention,
+        "_default_positions",
+        first_of_the_keys,
+        partial(test_attention.check_queries_are_the_last_of_the_keys, "reference"),
+    ),
+    Mutant(
+        "a permutation is taken for the text in order",
+        Positions,
+        "__getitem__",
+        run_kept_by_any_index,
+        test_positions.test_visibility_of_permuted_shuffled_and_stitched_text,
+    ),
+    Mutant(
+        "parts in any order are taken for the text in order",
+        Positions,
+        "cat",
+        staticmethod(run_kept_by_any_cat),
+        test_positions.test_visibility_of_permuted_shuffled_and_stitched_text,
+    ),
+    Mutant(
+        "a shift is not noticed by the check of a table's end",
+        Positions,
+        "shift",
+        bounds_kept_by_a_shift,
+        test_positions.test_what_is_known_without_looking_is_so,
+    ),
+    Mutant(
+        "decoding goes on from the last column, be it padding",
+        Positions,
+        "following",
+        from_the_last_column,
+        partial(test_positions.test_following_continues_each_rows_last_token, "right padded rows"),
+    ),
+    Mutant(
+        "decoding goes on from the highest position that is known of",
+        Positions,
+        "following",
+        from_the_bounds,
+        partial(test_positions.test_following_continues_each_rows_last_token, "coordinates that are not the order"),
+    ),
+    Mutant(
+        "vectors are rounded one after the other",
+        Encoding,
+        "add",
+        rounded_every_time,
+        partial(test_encoding.test_half_precision_is_rounded_once_however_many_vectors_are_added, torch.bfloat16),
+    ),
+    Mutant("a composition forgets its second part", Composition, "pairs", first_part_alone, oracles("alibi")),
+    Mutant(
+        "grouped queries read the wrong keys",
+        reference,
+        "dense_logits",
+        heads_in_turn,
+        partial(test_attention.test_without_an_encoding_it_is_pytorchs, "square", 4, "reference"),
+    ),
+    Mutant(
+        "a query that sees nothing gives NaN",
+        attention,
+        "BACKENDS",
+        with_reference(careless),
+        partial(test_attention.check_blind_queries, "padding", "reference", None),
+    ),
+    Mutant(
+        "a query that sees nothing gives zeros, and NaN for a gradient",
+        attention,
+        "BACKENDS",
+        with_reference(kept),
+        partial(test_attention.check_blind_queries, "padding", "reference", None),
+    ),
+    Mutant(
+        "autocast rounds the bias",
+        attention,
+        "_without_autocast",
+        lambda x: torch.autocast("cpu", torch.bfloat16),
+        partial(test_attention.check_bias_is_not_rounded_under_autocast, "sdpa"),
+    ),
+)

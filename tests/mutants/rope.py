@@ -1,0 +1,86 @@
+"""RoPE with other angles, other pairs, or too little precision."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from posenc import Positions, RoPE
+from posenc.encoding import Rotation
+from posenc.phases import PairRotation, frequencies, phases
+from posenc.schemes import rope
+from tests.mutants import Mutant, oracles
+from tests.schemes import test_life_cycle, test_precision
+
+
+def rotation(
+    theta: Callable[[RoPE], Tensor] = lambda self: frequencies(self.rotary_dim, self.base),
+    coords: Callable[[Positions], Tensor] = lambda positions: positions.scalar("RoPE"),
+    layout: dict[str, str] | None = None,
+    sense: tuple[int, int] = (1, 1),
+) -> Callable[..., Rotation]:
+    """The method as it is, but for one thing."""
+
+    def wrong(self: RoPE, positions: Positions, dtype: torch.dtype = torch.float32) -> Rotation:
+        angle = phases(coords(positions), theta(self))[:, None]
+        pairs = self.layout if layout is None else layout[self.layout]
+        cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+        query, key = (PairRotation(cos if s else cos * 0 + 1, s * sin, pairs, self.head_dim) for s in sense)
+        return Rotation(query, key)
+
+    return wrong
+
+
+def remembered(self: RoPE, positions: Positions, dtype: torch.dtype = torch.float32) -> Rotation:
+    """Makes the table at its first call, and again only when a longer one is asked for."""
+    if getattr(self, "length", 0) < len(positions):
+        self.length, self.table_of = len(positions), rotation()(self, positions, dtype)
+    return self.table_of
+
+
+def single_precision(coords: Tensor, theta: Tensor) -> Tensor:
+    return coords.float()[..., None] * theta.float()
+
+
+def in_half_precision(self: PairRotation, x: Tensor) -> Tensor:
+    pairs = self.cos.size(-1)
+    turned = x[..., : 2 * pairs].unflatten(-1, (2, pairs) if self.layout == "half" else (pairs, 2))
+    axis = -2 if self.layout == "half" else -1
+    a, b = turned.unbind(axis)
+    cos, sin = self.cos.to(x.dtype), self.sin.to(x.dtype)
+    return torch.cat((torch.stack((a * cos - b * sin, a * sin + b * cos), axis).flatten(-2), x[..., 2 * pairs :]), -1)
+
+
+HALF, INTERLEAVED = {"half": "half", "interleaved": "half"}, {"half": "interleaved", "interleaved": "interleaved"}
+COMPARED = oracles("rope")
+PRECISE = partial(test_precision.check_rope_phases, "built", "half")
+ROUNDED_ONCE = partial(
+    test_precision.test_rope_turns_any_query_to_its_own_precision, "built", "interleaved", torch.bfloat16
+)
+MUTANTS = (
+    Mutant("ignores the base", RoPE, "rotation", rotation(theta=lambda s: frequencies(s.rotary_dim, 1e4)), COMPARED),
+    Mutant("is half where interleaved was asked for", RoPE, "rotation", rotation(layout=HALF), COMPARED),
+    Mutant("is interleaved where half was asked for", RoPE, "rotation", rotation(layout=INTERLEAVED), COMPARED),
+    Mutant("turns by the negative angle", RoPE, "rotation", rotation(sense=(-1, -1)), COMPARED),
+    Mutant("turns keys the other way", RoPE, "rotation", rotation(sense=(1, -1)), COMPARED),
+    Mutant("does not turn keys", RoPE, "rotation", rotation(sense=(1, 0)), COMPARED),
+    Mutant(
+        "takes its frequencies over head_dim, not rotary_dim",
+        RoPE,
+        "rotation",
+        rotation(theta=lambda s: frequencies(s.head_dim, s.base)[: s.rotary_dim // 2]),
+        COMPARED,
+    ),
+    Mutant(
+        "counts tokens and reads no coordinates",
+        RoPE,
+        "rotation",
+        rotation(coords=lambda positions: torch.arange(len(positions))[None]),
+        oracles("rope", "permuted"),
+    ),
+    Mutant("holds positions in bfloat16", RoPE, "rotation", rotation(coords=lambda p: p.coords.bfloat16()), PRECISE),
+    Mutant("computes phases in single precision", rope, "phases", single_precision, PRECISE),
+    Mutant("turns in the precision of the query", PairRotation, "__call__", in_half_precision, ROUNDED_ONCE),
+    Mutant("remembers a table", RoPE, "rotation", remembered, partial(test_life_cycle.check_purity, "rope")),
+)

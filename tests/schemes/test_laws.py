@@ -1,0 +1,218 @@
+"""Every law of the catalog, measured: what claims it has it, and what does not claim it has it not."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import posenc
+from posenc import PositionError, Positions
+from posenc.schemes.catalog import CATALOG, Entry, Shape
+
+TESTS = Path(__file__).parents[1]
+HEADS, KV_HEADS, HEAD_DIM, TOKENS = 12, 4, 6, 9
+DIM = HEADS * HEAD_DIM
+SHIFTS = (1, 1000, 100_000)
+SHAPE = Shape(DIM, HEADS, HEAD_DIM, max_positions=max(SHIFTS) + TOKENS)
+FARTHEST = 2**20 - 1
+
+# Double precision. An angle p theta at p = 10^5 is off by at most 10^5 * 2^-52 (theta and the product, rounded), and so
+# is a distance; sums of some 10^2 terms of order 1 add 10^2 * 2^-53. Scores here are of order 1 to 10.
+TOLERANCE = 10 * 1e5 * 2.0**-52
+# What counts as different is not rounding by a wide margin: a table drawn at 0.02 moves scores by some 10^-2.
+DIFFERENT = 1e-4
+
+
+def features(batch: int = 2) -> Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(batch, TOKENS, DIM, generator=generator, dtype=torch.float64)
+
+
+def split(x: Tensor) -> tuple[Tensor, Tensor]:
+    heads = x.unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2)
+    return heads, heads[:, 2 : 2 + KV_HEADS]
+
+
+def segments(entry: Entry, positions: Positions) -> Positions:
+    """Alternating segments, where the scheme asks for them."""
+    kind = torch.arange(len(positions))[None] % 2
+    return positions.with_segment(kind) if entry.needs_segments else positions
+
+
+def built(entry: Entry, shape: Shape = SHAPE) -> posenc.Scheme:
+    torch.manual_seed(0)
+    return entry.build(shape).double()
+
+
+def scores(scheme: posenc.Scheme, positions: Positions, x: Tensor) -> Tensor:
+    """The logits of x at these positions, every door open."""
+    encoding = scheme(positions, dtype=torch.float64)
+    return posenc.logits(*split(encoding.add(x)), encoding)
+
+
+def moved_by(entry: Entry, shift: int) -> float:
+    """How far the scores go, at most, when all positions move."""
+    scheme, positions, x = built(entry), segments(entry, Positions.arange(TOKENS)), features()
+    return (scores(scheme, positions.shift(shift), x) - scores(scheme, positions, x)).abs().max().item()
+
+
+def check_relative(entry: Entry) -> None:
+    for shift in SHIFTS:
+        moved = moved_by(entry, shift)
+        assert moved <= TOLERANCE, f"a shift by {shift} changes the scores by {moved}"
+
+
+def check_absolute(entry: Entry) -> None:
+    for shift in SHIFTS:
+        moved = moved_by(entry, shift)
+        assert moved > DIFFERENT, f"a shift by {shift} changes the scores by {moved} alone"
+
+
+def check_bounded(entry: Entry) -> None:
+    places = segments(entry, Positions(torch.tensor([[0, 1, 2, 7, 100, 1001, 65_537, 100_000]])))
+    vectors = built(entry).table(places, torch.float64)
+    assert vectors is not None, "it adds no vectors"
+    norms = vectors.norm(dim=-1)
+    torch.testing.assert_close(norms, norms[:, :1].expand_as(norms), rtol=TOLERANCE, atol=0)
+
+
+def check_encodes(entry: Entry, positions: Positions) -> None:
+    found = scores(built(entry), segments(entry, positions), features(1)[:, : len(positions)])
+    assert found.isfinite().all()
+
+
+def check_length_free(entry: Entry) -> None:
+    for far in (FARTHEST, 2**31, -7):
+        try:
+            check_encodes(entry, Positions(torch.tensor([[0, 3, far]])))
+        except PositionError as error:
+            raise AssertionError(f"position {far} has no encoding: {error}") from error
+
+
+def check_fractional(entry: Entry) -> None:
+    for dtype in (torch.float32, torch.float64):
+        positions = Positions(torch.tensor([[0.5, 2.75, -1.125]], dtype=dtype))
+        try:
+            check_encodes(entry, positions)
+        except ValueError as error:
+            if "needs int64 coordinates" not in str(error):
+                raise
+            raise AssertionError(f"fractional positions have no encoding: {error}") from error
+    scheme, x = built(entry), features(1)[:, :3]
+    close, closer = (
+        scores(scheme, segments(entry, Positions(torch.tensor([[0.0, 2.5, 4.0 + step]], dtype=torch.float64))), x)
+        for step in (1e-7, 0.0)
+    )
+    # Real positions are not rounded to integers on the way: the scores are continuous in them.
+    assert (close - closer).abs().max() < 1e-5
+    if "order_free" not in entry.laws:
+        assert (close - closer).abs().max() > 0
+
+
+def check_order_free(entry: Entry) -> None:
+    """Tokens change places, with what is their own (their segment), and positions stay: the output permutes."""
+    shuffle = torch.tensor([4, 1, 8, 0, 6, 2, 7, 3, 5])
+    scheme, x = built(entry), features()
+    positions = segments(entry, Positions.arange(TOKENS))
+    moved = positions if positions.segment is None else positions.with_segment(positions.segment[:, shuffle])
+
+    def output(where: Positions, what: Tensor) -> Tensor:
+        encoding = scheme(where, dtype=torch.float64)
+        query, key = split(encoding.add(what))
+        value = what.unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2)[:, :KV_HEADS]
+        out = posenc.attention(query, key, value, encoding)
+        assert isinstance(out, Tensor)
+        return out
+
+    torch.testing.assert_close(
+        output(moved, x[:, shuffle]), output(positions, x)[:, :, shuffle], rtol=TOLERANCE, atol=TOLERANCE
+    )
+
+
+def check_parameter_free(entry: Entry) -> None:
+    assert [name for name, _ in built(entry).named_parameters()] == []
+
+
+LAWS: dict[str, Callable[[Entry], None]] = {
+    "relative": check_relative,
+    "absolute": check_absolute,
+    "bounded": check_bounded,
+    "length_free": check_length_free,
+    "fractional": check_fractional,
+    "order_free": check_order_free,
+    "parameter_free": check_parameter_free,
+}
+RUNS = [pytest.param(entry, law, id=f"{entry.name}-{law}") for entry in CATALOG for law in LAWS]
+
+
+def check_claim(entry: Entry, law: str) -> None:
+    """The law holds if it is claimed, and does not hold if it is not."""
+    if law in entry.laws:
+        LAWS[law](entry)
+        return
+    try:
+        LAWS[law](entry)
+    except AssertionError:
+        return
+    raise AssertionError(f"{entry.name} is {law}, and the catalog does not say so")
+
+
+@pytest.mark.parametrize(("entry", "law"), RUNS)
+def test_a_scheme_has_the_laws_it_claims_and_no_others(entry: Entry, law: str) -> None:
+    check_claim(entry, law)
+
+
+@pytest.mark.parametrize("entry", CATALOG, ids=lambda entry: entry.name)
+def test_every_law_claimed_is_one_that_is_measured(entry: Entry) -> None:
+    assert entry.laws <= LAWS.keys()
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_every_law_is_described_where_it_is_declared(law: str) -> None:
+    assert Entry.__doc__ is not None
+    assert f"``{law}``" in Entry.__doc__
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_every_law_is_had_by_some_scheme_and_not_by_another(law: str) -> None:
+    assert {law in entry.laws for entry in CATALOG} == {True, False}
+
+
+# --- the catalog ----------------------------------------------------------------------------------------------------
+
+
+def test_catalog_files_oracles_and_public_names_are_of_the_same_schemes() -> None:
+    names = {entry.name for entry in posenc.catalog()}
+    assert len(names) == len(CATALOG)
+    schemes = Path(posenc.__file__).parent / "schemes"
+    assert {path.stem for path in schemes.glob("*.py")} == names | {"__init__", "catalog"}
+    assert {path.stem for path in (TESTS / "oracles").glob("*.py")} >= names
+    classes = {value for value in map(posenc.__getattr__, posenc.__all__) if isinstance(value, type)}
+    public = {scheme for scheme in classes if issubclass(scheme, posenc.Scheme) and scheme is not posenc.Scheme}
+    assert public == {entry.scheme for entry in CATALOG}
+
+
+@pytest.mark.parametrize("entry", CATALOG, ids=lambda entry: entry.name)
+def test_an_entry_is_true_of_the_scheme_it_builds(entry: Entry) -> None:
+    scheme = entry.build(SHAPE)
+    assert type(scheme) is entry.scheme
+    assert entry.title == entry.scheme.__name__
+    assert entry.title in posenc.__all__
+    assert entry.scheme.__module__ == f"posenc.schemes.{entry.name}"
+    assert entry.doors == scheme.doors
+    assert {entry.name, entry.title.lower()} == {entry.name}
+    assert entry.paper
+    assert entry.cost
+
+
+@pytest.mark.parametrize("entry", CATALOG, ids=lambda entry: entry.name)
+def test_segments_are_needed_by_the_schemes_that_say_so(entry: Entry) -> None:
+    positions = Positions.arange(3)
+    if not entry.needs_segments:
+        entry.build(SHAPE)(positions)
+        return
+    with pytest.raises(ValueError, match=f"^{entry.title} needs positions with a segment per token"):
+        entry.build(SHAPE)(positions)
+    entry.build(SHAPE)(segments(entry, positions))

@@ -1,0 +1,307 @@
+"""Nothing that befalls a module before its use changes what it encodes, and its use changes nothing of the module."""
+
+import copy
+import io
+import os
+import pickle
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import posenc
+from posenc import ALiBi, Positions, RoPE, Scheme
+from posenc.schemes.catalog import CATALOG, Shape, entries_of, scheme_from_names
+
+HEADS, HEAD_DIM, TOKENS = 12, 6, 7
+SHAPE = Shape(HEADS * HEAD_DIM, HEADS, HEAD_DIM, max_positions=50)
+NAMES = [*(entry.name for entry in CATALOG), "learned+segment+rope+alibi"]
+POSITIONS = (
+    Positions.padded(torch.tensor([[True] * TOKENS, [False, True, True, False, True, True, True]]))
+    .shift(31)
+    .with_segment(torch.arange(TOKENS)[None] % 2)
+)
+of_every_scheme = pytest.mark.parametrize("names", NAMES)
+
+
+def build(names: str, seed: int = 5) -> Scheme:
+    torch.manual_seed(seed)
+    return scheme_from_names(names, SHAPE)
+
+
+def leaves() -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(2, TOKENS, SHAPE.dim, generator=generator)
+    query, key = torch.randn(2, 2, HEADS, TOKENS, HEAD_DIM, generator=generator)
+    return x, query, key
+
+
+def encode(scheme: Scheme) -> list[Tensor]:
+    """What the scheme does to an input, to queries and keys, and to scores."""
+    x, query, key = leaves()
+    encoding = scheme(POSITIONS)
+    return [encoding.add(x), *encoding.rotate(query, key), posenc.logits(query, key, encoding)]
+
+
+def assert_same_encoding(one: Scheme, other: Scheme) -> None:
+    for a, b in zip(encode(one), encode(other), strict=True):
+        assert a.isfinite().all()
+        assert torch.equal(a, b)
+
+
+# --- what is kept ---------------------------------------------------------------------------------------------------
+
+
+def check_state(names: str) -> None:
+    """There are no buffers, so no derived state can be cast, lost on meta or loaded stale."""
+    scheme = build(names)
+    assert list(scheme.buffers()) == []
+    assert scheme.state_dict().keys() == {name for name, _ in scheme.named_parameters()}
+    for module in scheme.modules():
+        tensors = [name for name, value in vars(module).items() if isinstance(value, Tensor)]
+        assert tensors == []
+
+
+@of_every_scheme
+def test_only_parameters_are_kept(names: str) -> None:
+    check_state(names)
+
+
+@of_every_scheme
+def test_parameters_are_declared_where_something_is_learned(names: str) -> None:
+    learns = any("parameter_free" not in entry.laws for entry in entries_of(names))
+    assert (len(build(names).state_dict()) > 0) == learns
+
+
+# --- building, copying, loading -------------------------------------------------------------------------------------
+
+
+def check_meta(names: str) -> None:
+    with torch.device("meta"):
+        scheme = scheme_from_names(names, SHAPE)
+    assert all(parameter.is_meta for parameter in scheme.parameters())
+    scheme.to_empty(device="cpu")
+    with torch.no_grad():
+        for parameter in scheme.parameters():
+            parameter.fill_(torch.nan)
+    torch.manual_seed(5)
+    scheme.reset_parameters()
+    assert_same_encoding(scheme, build(names, seed=5))
+
+
+@of_every_scheme
+def test_built_on_meta_and_reset_it_is_as_built_on_the_spot(names: str) -> None:
+    check_meta(names)
+
+
+@of_every_scheme
+def test_loaded_over_meta_it_is_the_one_that_was_saved(names: str) -> None:
+    with torch.device("meta"):
+        scheme = scheme_from_names(names, SHAPE)
+    scheme.load_state_dict(build(names).state_dict(), assign=True)
+    assert_same_encoding(scheme, build(names))
+
+
+def saved_and_loaded(names: str) -> Scheme:
+    buffer = io.BytesIO()
+    torch.save(build(names).state_dict(), buffer)
+    buffer.seek(0)
+    scheme = build(names, seed=6)
+    scheme.load_state_dict(torch.load(buffer, weights_only=True))
+    return scheme
+
+
+COPIES: dict[str, Callable[[str], Scheme]] = {
+    "copy": lambda names: copy.copy(build(names)),
+    "deepcopy": lambda names: copy.deepcopy(build(names)),
+    "pickle": lambda names: pickle.loads(pickle.dumps(build(names))),
+    "state_dict": saved_and_loaded,
+    "double and back": lambda names: build(names).double().float(),
+}
+
+
+@pytest.mark.parametrize("way", COPIES)
+@of_every_scheme
+def test_a_copy_encodes_the_same_to_the_bit(names: str, way: str) -> None:
+    assert_same_encoding(COPIES[way](names), build(names))
+
+
+@of_every_scheme
+def test_another_seed_gives_other_parameters_and_changes_nothing_else(names: str) -> None:
+    """So the comparisons here can fail."""
+    same = all(torch.equal(a, b) for a, b in zip(encode(build(names)), encode(build(names, seed=6)), strict=True))
+    assert same == (len(build(names).state_dict()) == 0)
+
+
+# --- casting --------------------------------------------------------------------------------------------------------
+
+
+def check_cast(names: str, dtype: torch.dtype) -> None:
+    """Down to half precision and up again: what is learned is rounded once, and nothing else is touched."""
+    expected = build(names)
+    with torch.no_grad():
+        for parameter in expected.parameters():
+            parameter.copy_(parameter.to(dtype))
+    assert_same_encoding(build(names).to(dtype).float(), expected)
+    # Left in half precision it encodes the same: vectors leave the table in float32, and are added in it.
+    assert_same_encoding(build(names).to(dtype), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@of_every_scheme
+def test_a_cast_to_half_precision_and_back_rounds_what_is_learned_and_nothing_else(
+    names: str, dtype: torch.dtype
+) -> None:
+    check_cast(names, dtype)
+
+
+@pytest.mark.parametrize("entry", CATALOG, ids=lambda entry: entry.name)
+def test_parameter_free_schemes_are_untouched_by_casts(entry: posenc.schemes.catalog.Entry) -> None:
+    if "parameter_free" in entry.laws:
+        assert_same_encoding(build(entry.name).bfloat16().float(), build(entry.name))
+    else:
+        with pytest.raises(AssertionError):
+            assert_same_encoding(build(entry.name).bfloat16().float(), build(entry.name))
+
+
+# --- using it -------------------------------------------------------------------------------------------------------
+
+
+def attributes(scheme: nn.Module) -> dict[str, object]:
+    """Everything the modules hold, by value."""
+    held: dict[str, object] = {}
+    for path, module in scheme.named_modules():
+        for name, value in vars(module).items():
+            held[f"{path}.{name}"] = repr(value)
+    for name, parameter in scheme.named_parameters():
+        held[name] = (id(parameter), parameter.tolist(), parameter._version)
+    return held
+
+
+def check_purity(names: str) -> None:
+    scheme = build(names)
+    before = attributes(scheme)
+    first = encode(scheme)
+    for longer in (Positions.arange(40), Positions.arange(3)):
+        scheme(longer.with_segment(torch.zeros_like(longer.coords)))
+    assert attributes(scheme) == before
+    for a, b in zip(encode(scheme), first, strict=True):
+        assert torch.equal(a, b)
+
+
+@of_every_scheme
+def test_forward_changes_nothing_of_the_module(names: str) -> None:
+    check_purity(names)
+
+
+def check_inference_then_training(names: str) -> None:
+    """Nothing made under inference_mode is left behind to meet autograd."""
+    scheme = build(names)
+    with torch.inference_mode():
+        encode(scheme)
+    x, query, key = (leaf.requires_grad_() for leaf in leaves())
+    encoding = scheme(POSITIONS)
+    out = posenc.attention(query, key, key, encoding, is_causal=True)
+    assert isinstance(out, Tensor)
+    (out.square().sum() + encoding.add(x).square().sum()).backward()
+    for leaf in (x, query, key, *scheme.parameters()):
+        assert leaf.grad is not None
+        assert leaf.grad.isfinite().all()
+        assert (leaf.grad != 0).any()
+
+
+@of_every_scheme
+def test_a_training_step_after_inference_mode(names: str) -> None:
+    check_inference_then_training(names)
+
+
+@of_every_scheme
+def test_gradients_reach_the_rows_that_were_read_and_no_others(names: str) -> None:
+    scheme = build(names)
+    x, *_ = leaves()
+    added = scheme(POSITIONS).add(x)
+    weights = dict(scheme.named_parameters())
+    if not weights:
+        assert not added.requires_grad
+        return
+    added.square().sum().backward()
+    for part in scheme.parts:
+        for parameter in part.parameters():
+            assert parameter.grad is not None
+            touched = (parameter.grad != 0).any(-1).nonzero().flatten().tolist()
+            read = POSITIONS.segment if isinstance(part, posenc.Segment) else POSITIONS.index("Learned", 50)
+            assert read is not None
+            assert touched == sorted(set(read.flatten().tolist()))
+
+
+# --- compiled -------------------------------------------------------------------------------------------------------
+
+EVERYTHING = RoPE(HEAD_DIM) + ALiBi(HEADS)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    out = posenc.attention(query, key, value, EVERYTHING(Positions.padded(mask)), is_causal=True)
+    assert isinstance(out, Tensor)
+    return out
+
+
+def example(tokens: int = TOKENS) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    query, key, value = (torch.randn(2, heads, tokens, HEAD_DIM) for heads in (HEADS, 4, 4))
+    mask = torch.ones(2, tokens, dtype=torch.bool)
+    mask[0, :2] = False
+    return query, key, value, mask
+
+
+@contextmanager
+def fresh_compiler() -> Iterator[None]:
+    torch.compiler.reset()
+    try:
+        yield
+    finally:
+        torch.compiler.reset()
+
+
+no_guards = pytest.mark.skipif(
+    os.environ.get("POSENC_SHAPES") == "1", reason="torch.compile cannot see through the checks of shapes"
+)
+
+
+@pytest.mark.slow
+@no_guards
+def test_the_graph_is_whole_and_real() -> None:
+    """One graph without a break, and no complex number in it: those neither export nor fuse."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
+        graphs.append(graph)
+        return graph.forward
+
+    with fresh_compiler():
+        inputs = example()
+        compiled = torch.compile(attend, fullgraph=True, backend=keep)(*inputs)
+        torch.testing.assert_close(compiled, attend(*inputs))
+    assert len(graphs) == 1
+    values = [node.meta.get("example_value") for node in graphs[0].graph.nodes]
+    dtypes = {value.dtype for value in values if isinstance(value, Tensor)}
+    assert torch.float32 in dtypes
+    assert not any(dtype.is_complex for dtype in dtypes)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="compiling for the CPU needs g++")
+@no_guards
+def test_compiled_and_eager_agree() -> None:
+    """Forward and backward, with padding on the left. Both compute in single precision, in another order."""
+    with fresh_compiler():
+        results = []
+        for run in (attend, torch.compile(attend, fullgraph=True)):
+            torch.manual_seed(0)
+            *tensors, mask = example()
+            wanted = [x.requires_grad_() for x in tensors]
+            out = run(*wanted, mask)
+            results.append((out.detach(), *torch.autograd.grad(out.square().sum(), wanted)))
+        torch.testing.assert_close(results[1], results[0])
+        assert (results[1][0][0, :, :2] == 0).all()

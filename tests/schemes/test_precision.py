@@ -1,0 +1,178 @@
+"""Phases and distances are exact to single precision up to position 2^20, whatever the dtype of the module or autocast.
+
+The bounds are derived. The angle p theta is formed in double precision: theta and the product are each off by at most
+2^-52 of themselves, on either side of the comparison, so at p = 2^20 the angles differ by less than 2^-30. A sine or
+cosine of it, rounded to single precision, adds half a unit in the last place: 2^-25 for numbers within [1/2, 1), and
+less below. In all
+
+    |table - oracle| <= 2^-25 + 2^-30
+
+where single-precision phases would be off by up to 2^20 * 2^-24 = 0.06, and half-precision ones by radians.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import pytest
+import torch
+from torch import Tensor
+
+import posenc
+from posenc import ALiBi, Positions, RoPE, Scheme, Sinusoidal
+from tests.oracles import alibi, rope, sinusoidal
+
+PLACES = [0, 255, 256, 257, 2047, 2049, 65_535, 2**20 - 1]
+PHASE = 2.0**-30
+SINE = 2.0**-25 + PHASE
+DIM, BASE = 24, 313.0
+
+WAYS: dict[str, tuple[Callable[[Scheme], Scheme], Callable[[], AbstractContextManager[object]]]] = {
+    "built": (lambda scheme: scheme, nullcontext),
+    "bfloat16": (lambda scheme: scheme.to(torch.bfloat16), nullcontext),
+    "half": (lambda scheme: scheme.half(), nullcontext),
+    "autocast to bfloat16": (lambda scheme: scheme, lambda: torch.autocast("cpu", torch.bfloat16)),
+    "autocast to float16": (lambda scheme: scheme, lambda: torch.autocast("cpu", torch.float16)),
+    "both": (lambda scheme: scheme.bfloat16(), lambda: torch.autocast("cpu", torch.bfloat16)),
+}
+DTYPES = {torch.float32: SINE, torch.float64: PHASE}
+
+
+def places() -> Positions:
+    return Positions(torch.tensor([PLACES]))
+
+
+def check_sinusoidal(way: str, layout: str) -> None:
+    cast, context = WAYS[way]
+    expected = torch.tensor([sinusoidal.table(PLACES, DIM, BASE, layout)], dtype=torch.float64)
+    scheme = cast(Sinusoidal(DIM, BASE, layout))
+    for dtype, tolerance in DTYPES.items():
+        with context():
+            table = scheme(places(), dtype=dtype).add(torch.zeros(1, len(PLACES), DIM, dtype=dtype))
+        assert table.dtype == dtype
+        torch.testing.assert_close(table.double(), expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "concatenated"])
+@pytest.mark.parametrize("way", WAYS)
+def test_sinusoidal_vectors(way: str, layout: str) -> None:
+    check_sinusoidal(way, layout)
+
+
+def unit_pairs(layout: str) -> Tensor:
+    """A query of which every pair is (1, 0), so that turning it gives (cos, sin) itself and rounds nothing more."""
+    pairs = torch.tensor([[1.0] * (DIM // 2), [0.0] * (DIM // 2)])
+    return (pairs if layout == "half" else pairs.mT).reshape(1, 1, 1, DIM).repeat(1, 1, len(PLACES), 1)
+
+
+def check_rope_phases(way: str, layout: str) -> None:
+    cast, context = WAYS[way]
+    x = unit_pairs(layout)
+    expected = rope.rotate_all(x, [PLACES], BASE, layout)
+    scheme = cast(RoPE(DIM, BASE, layout))
+    for dtype, tolerance in DTYPES.items():
+        with context():
+            encoding = scheme(places(), dtype=dtype)
+            for turned in encoding.rotate(x.to(dtype), x.to(dtype)):
+                assert turned.dtype == dtype
+                torch.testing.assert_close(turned.double(), expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize("way", WAYS)
+def test_rope_phases(way: str, layout: str) -> None:
+    check_rope_phases(way, layout)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize("way", WAYS)
+def test_rope_turns_any_query_to_its_own_precision(way: str, layout: str, dtype: torch.dtype) -> None:
+    """a cos - b sin in single precision: cos and sin are off by 2^-25, the two products and the difference by 2^-24 of
+    themselves, so the result by at most (|a| + |b|)(2^-25 + 2^-24 + 2^-24) = 5 * 2^-25 (|a| + |b|), and by as much as
+    the phases are. In half precision the result is then rounded, once: half a unit in its last place."""
+    cast, context = WAYS[way]
+    x = torch.randn(1, 2, len(PLACES), DIM).to(dtype)
+    expected = rope.rotate_all(x.double(), [PLACES], BASE, layout)
+    scheme = cast(RoPE(DIM, BASE, layout))
+    with context():
+        turned, _ = scheme(places()).rotate(x, x)
+    assert turned.dtype == dtype
+    pairs = x.double().abs().unflatten(-1, (2, -1) if layout == "half" else (-1, 2))
+    axis = -2 if layout == "half" else -1
+    magnitude = pairs.sum(axis, keepdim=True).expand_as(pairs).flatten(-2)
+    allowed = (5 * 2.0**-25 + PHASE) * magnitude
+    if dtype != torch.float32:
+        smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+        allowed = allowed + torch.finfo(dtype).eps / 2 * (expected.abs() + allowed) + smallest
+    assert ((turned.double() - expected).abs() <= allowed).all()
+
+
+def neighbours() -> Positions:
+    """Every position up to 4096, and some beyond, each before the one that follows it."""
+    far = [p + step for p in (65_535, 2**17, 2**19 + 1, 2**20 - 2) for step in (0, 1)]
+    return Positions(torch.tensor([[*range(4097), *far]]))
+
+
+def check_no_neighbours_collide(table: Tensor) -> None:
+    """Row p of 0 .. 4096, then pairs of rows: no row is bit-equal to the one after it."""
+    near, far = table[:4097], table[4097:].unflatten(0, (-1, 2))
+    assert (near[1:] != near[:-1]).any(-1).all()
+    assert (far[:, 1] != far[:, 0]).any(-1).all()
+
+
+@pytest.mark.parametrize("dim", [2, DIM])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("way", WAYS)
+def test_neighbours_stay_distinct_in_half_precision(way: str, dtype: torch.dtype, dim: int) -> None:
+    """The vectors themselves, and a query turned, are cast last: neighbours are a radian apart in the fastest pair, a
+    chord of 0.96, which every dtype tells apart. (Added to an x of some hundreds the table drowns in x's own rounding,
+    in any implementation; so the claim is about the table.)"""
+    cast, context = WAYS[way]
+    positions = neighbours()
+    with context():
+        table = cast(Sinusoidal(dim))(positions).add(torch.zeros(1, len(positions), dim, dtype=dtype))
+        query = torch.ones(1, 1, len(positions), dim, dtype=dtype)
+        turned, _ = cast(RoPE(dim))(positions).rotate(query, query)
+    assert table.dtype == turned.dtype == dtype
+    check_no_neighbours_collide(table[0])
+    check_no_neighbours_collide(turned[0, 0])
+
+
+def check_alibi(way: str, num_heads: int) -> None:
+    """The bias of slope m at distance D is m D. Distances are exact, being integers below 2^24. The slopes of 8 heads
+    are powers of two, so their bias is exact as well; for other head counts the slope and the product are rounded, by
+    2^-24 of themselves each."""
+    cast, context = WAYS[way]
+    exact = num_heads == 8
+    zeros = torch.zeros(1, num_heads, len(PLACES), 4)
+    for bidirectional in (True, False):
+        score = alibi.score(alibi.slopes(num_heads), [PLACES], [PLACES], causal=not bidirectional)
+        expected = torch.tensor(
+            [
+                [
+                    [[score(0.0, 0, h, i, j) for j in range(len(PLACES))] for i in range(len(PLACES))]
+                    for h in range(num_heads)
+                ]
+            ],
+            dtype=torch.float64,
+        )
+        scheme = cast(ALiBi(num_heads, bidirectional))
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            with context():
+                bias = posenc.logits(zeros.to(dtype), zeros.to(dtype), scheme(places()))
+            assert bias.dtype == torch.float32
+            torch.testing.assert_close(bias.double(), expected, rtol=0 if exact else 2 * 2.0**-24, atol=0)
+
+
+@pytest.mark.parametrize("num_heads", [8, 12, 5])
+@pytest.mark.parametrize("way", WAYS)
+def test_alibi_distances_are_exact(way: str, num_heads: int) -> None:
+    check_alibi(way, num_heads)
+
+
+def test_alibi_tells_neighbours_apart_a_million_tokens_away() -> None:
+    far = torch.tensor([[2**20 - 1, 2**20 - 2, 1, 0]])
+    bias = posenc.logits(torch.zeros(1, 8, 4, 4), torch.zeros(1, 8, 4, 4), ALiBi(8)(Positions(far)))
+    for i, j in ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)):
+        distance = int(far[0, i] - far[0, j])
+        assert bias[0, :, i, j].tolist() == [-distance * 2.0**-h for h in range(1, 9)]
