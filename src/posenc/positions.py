@@ -317,6 +317,11 @@ class Positions:
         unseen = torch.iinfo(torch.int64).min  # below any order, negative ones too
         return self.order.masked_fill(self.document == PADDING, unseen).argmax(1)
 
+    @property
+    def starts_a_text(self) -> bool:
+        """True where the tokens are known to be one unbroken text whose order begins at 0."""
+        return self._run is not None and self._run[0] == 0 and len(self) > 0
+
     def __repr__(self) -> str:
         axes = f", axes={self.coords.size(2)}" if self.coords.dim() == 3 else ""
         return f"Positions(rows={self.rows}, tokens={len(self)}{axes}, {self.coords.dtype}, {self.device})"
@@ -344,8 +349,15 @@ class Positions:
 
 
 def check_index(index: Int[Tensor, "..."], limit: int, scheme: str, what: str) -> None:
-    """PositionError unless every entry lies within 0..limit-1. Reads the values, so it waits for a GPU."""
+    """PositionError unless every entry lies within 0..limit-1. Reads the values, so it waits for a GPU.
+
+    A compiled graph cannot raise: there it is a RuntimeError of the same words, up to the value that came.
+    """
     if index.numel() == 0 or index.is_meta:
+        return
+    if torch.compiler.is_compiling():
+        inside = ((index >= 0) & (index < limit)).all()
+        torch._assert_async(inside, f"{scheme} encodes {what} 0 to {limit - 1}, got one outside")
         return
     lowest, highest = (int(v) for v in torch.aminmax(index))
     if lowest < 0 or highest >= limit:

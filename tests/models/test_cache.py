@@ -151,8 +151,8 @@ def test_token_doors_open_for_new_tokens_alone(way: str) -> None:
     """Once per model where the layers share a scheme, once per layer where each has its own."""
     model = zoo.model(Decoder, CountedSinusoidal(DIM) + CountedRoPE(HEAD_DIM) + ALiBi(HEADS), **WAYS[way])
     model.generate(zoo.tokens(count=7), 5)
-    assert len(model.trunk.positions) == (LAYERS if way == "per layer" else 1)
-    for held in model.trunk.positions:
+    assert len(model.trunk.schemes) == (LAYERS if way == "per layer" else 1)
+    for held in model.trunk.schemes:
         counted = [part.asked for part in held.parts if hasattr(part, "asked")]
         assert counted == [[7, 1, 1, 1, 1]] * 2
 
@@ -334,3 +334,14 @@ def test_generate_checks_what_it_is_given() -> None:
         model.generate(zoo.tokens(), 2, Positions.padded(torch.ones(3, TOKENS, dtype=torch.bool)))
     with pytest.raises(ValueError, match="following takes one coordinate per token, got positions of 2 axes"):
         model.generate(zoo.tokens(count=6), 2, Positions.grid(2, 3))
+
+
+@torch.no_grad()
+def test_positions_that_do_not_follow_the_cache_are_an_error() -> None:
+    """Left without an order, the new token would see the first key alone."""
+    model, cache = zoo.model(Decoder, "rope"), KVCache()
+    model(zoo.tokens()[:, :5], cache=cache)
+    with pytest.raises(ValueError, match=r"follow a cache of 5 must go on with its order, got order from 0"):
+        model(zoo.tokens()[:, 5:6], Positions(torch.tensor([[5]])), cache=cache)
+    model(zoo.tokens()[:, 5:6], Positions(torch.tensor([[5]]), order=torch.tensor([[5]])), cache=cache)
+    assert len(cache) == 6

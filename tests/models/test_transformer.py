@@ -45,7 +45,7 @@ def truth(model: Any, case: cases.Case, ids: Tensor, positions: Positions, causa
     seen = attention.visible_from(*[wide.order.tolist()] * 2, *[wide.document.tolist()] * 2, causal)
     x = model.embedding.weight[ids]
     for layer, block in enumerate(model.trunk.blocks):
-        held = model.trunk.positions[layer if len(model.trunk.positions) > 1 else 0]
+        held = model.trunk.schemes[layer if len(model.trunk.schemes) > 1 else 0]
         if layer == 0 or every_layer:
             x = case.add(x, positions, held)
         y = normed(x, block.attention_norm)
@@ -214,7 +214,7 @@ def test_a_seed_gives_every_scheme_the_same_trunk(way: str, kind: type[Model]) -
     def trunk(position: Scheme | None, how: dict[str, Any]) -> dict[str, Tensor]:
         torch.manual_seed(7)
         state = kind(VOCAB, DIM, LAYERS, HEADS, KV_HEADS, position=position, **how).state_dict()
-        return {key: value for key, value in state.items() if not key.startswith("trunk.positions.")}
+        return {key: value for key, value in state.items() if not key.startswith("trunk.schemes.")}
 
     bare = trunk(None, {})
     for seed, name in enumerate(SCHEMES):
@@ -231,14 +231,14 @@ def test_layers_share_parameters_or_have_their_own(name: str) -> None:
     bare = sum(p.numel() for p in Decoder(VOCAB, DIM, LAYERS, HEADS, KV_HEADS).parameters())
 
     shared = Decoder(VOCAB, DIM, LAYERS, HEADS, KV_HEADS, position=position, inject="every_layer")
-    assert list(shared.trunk.positions) == [position]  # the one given, not a copy
+    assert list(shared.trunk.schemes) == [position]  # the one given, not a copy
     assert sum(p.numel() for p in shared.parameters()) == bare + alone
 
     each = Decoder(VOCAB, DIM, LAYERS, HEADS, KV_HEADS, position=position, inject="every_layer", per_layer=True)
-    assert len(each.trunk.positions) == LAYERS
+    assert len(each.trunk.schemes) == LAYERS
     assert sum(p.numel() for p in each.parameters()) == bare + LAYERS * alone
     if name in NAMES:  # the trial schemes do not say how they are drawn
-        first, second = (list(held.parameters()) for held in each.trunk.positions)
+        first, second = (list(held.parameters()) for held in each.trunk.schemes)
         assert not any((a == b).any() for a, b in zip(first, second, strict=True))
 
 
@@ -253,7 +253,7 @@ def test_a_gradient_reaches_every_parameter(name: str, way: str, kind: type[Mode
         assert torch.isfinite(parameter.grad).all(), key
         assert parameter.grad.any(), key
     if name == "learned":
-        for held in model.trunk.positions:  # every position that occurs, and none besides
+        for held in model.trunk.schemes:  # every position that occurs, and none besides
             assert (held.weight.grad != 0).any(-1).tolist() == [True] * TOKENS + [False] * (zoo.LONGEST - TOKENS)
 
 
@@ -379,12 +379,7 @@ def test_bfloat16_loses_no_more_than_the_trunk_does(name: str, far: bool, how: s
         ("learned", "per layer", "packed and padded"),
         ("sinusoidal+rope", "every layer", "left padded"),
         ("Shaw", "per layer", "plain"),
-        pytest.param(
-            *("segment", "input", "plain"),
-            marks=pytest.mark.xfail(
-                reason="Segment compares the values of segments with its table: a break in the graph"
-            ),
-        ),
+        ("segment", "input", "plain"),
     ],
 )
 def test_compiled_in_one_graph(name: str, way: str, place: str) -> None:

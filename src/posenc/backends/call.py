@@ -46,10 +46,16 @@ class Call:
             return seen
         return self.attn_mask if seen is None else seen & self.attn_mask
 
-    def block(self, rows: int | None = None) -> Block:
-        """All queries against all keys, in the precision of the scores; of the first ``rows`` rows if given."""
-        query, key = self.query[:rows].to(self.dtype), self.key[:rows].to(self.dtype)
+    def block(self) -> Block:
+        """All queries against all keys, in the precision of the scores."""
+        query, key = self.query.to(self.dtype), self.key.to(self.dtype)
         return Block(query, key, self.query_positions, self.key_positions, self.scale)
+
+    def content_free_block(self) -> Block:
+        """The same for a term that looks at positions alone: in the inputs' own precision, since casting a whole cache
+        for a term that never reads it would cost more than the term, and of one row where the positions have one."""
+        rows = 1 if self.query_positions.rows == self.key_positions.rows == 1 else None
+        return Block(self.query[:rows], self.key[:rows], self.query_positions, self.key_positions, self.scale)
 
 
 @dataclass(frozen=True)

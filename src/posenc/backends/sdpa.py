@@ -28,11 +28,10 @@ def _bias(call: Call) -> Tensor | None:
     bias: Tensor | None = None
     if call.attn_mask is not None and call.attn_mask.dtype != torch.bool:
         bias = call.attn_mask.to(call.dtype)
-    one_row = call.query_positions.rows == call.key_positions.rows == 1
     zero = torch.zeros((), dtype=call.dtype, device=call.query.device)
     for term in call.scores:
         assert isinstance(term, Score)
-        block = call.block(1 if term.content_free and one_row else None)
+        block = call.content_free_block() if term.content_free else call.block()
         added = term.bind(block)(zero, *block.indices)
         bias = added if bias is None else bias + added
     return bias

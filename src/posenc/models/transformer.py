@@ -62,16 +62,16 @@ class SelfAttention(nn.Module):
         self.out = nn.Linear(num_heads * self.head_dim, dim, bias=False)
 
     def forward(
-        self, x: Tensor, tokens: Encoding, pairs: Encoding, is_causal: bool, cache: KVCache | None, layer: int
+        self, x: Tensor, token_doors: Encoding, pair_doors: Encoding, is_causal: bool, cache: KVCache | None, layer: int
     ) -> Tensor:
         query, key, value = (
             project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for project in (self.query, self.key, self.value)
         )
-        query, key = tokens.rotate(query, key)
+        query, key = token_doors.rotate(query, key)
         if cache is not None:
             key, value = cache.append(layer, key, value)
-        out = attention(query, key, value, pairs, is_causal=is_causal)
+        out = attention(query, key, value, pair_doors, is_causal=is_causal)
         assert isinstance(out, Tensor)
         return self.out(out.transpose(1, 2).flatten(2))
 
@@ -86,9 +86,9 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
 
     def forward(
-        self, x: Tensor, tokens: Encoding, pairs: Encoding, is_causal: bool, cache: KVCache | None, layer: int
+        self, x: Tensor, token_doors: Encoding, pair_doors: Encoding, is_causal: bool, cache: KVCache | None, layer: int
     ) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), tokens, pairs, is_causal, cache, layer)
+        x = x + self.attention(self.attention_norm(x), token_doors, pair_doors, is_causal, cache, layer)
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -135,19 +135,19 @@ class Trunk(nn.Module):
         copies = [copy.deepcopy(position) for _ in range(num_layers - 1)] if per_layer else []
         for scheme in copies:
             scheme.reset_parameters()
-        self.positions = nn.ModuleList([position, *copies])
+        self.schemes = nn.ModuleList([position, *copies])
 
     def forward(self, x: Tensor, positions: Positions, cache: KVCache | None) -> Tensor:
         known = positions if cache is None or cache.positions is None else Positions.cat([cache.positions, positions])
         dtype = torch.promote_types(x.dtype, torch.float32)
-        schemes = [scheme for scheme in self.positions if isinstance(scheme, Scheme)]
-        tokens = [scheme.tokens(positions, dtype=dtype) for scheme in schemes]
-        pairs = [scheme.pairs(positions, known) for scheme in schemes]
+        schemes = [scheme for scheme in self.schemes if isinstance(scheme, Scheme)]
+        token_doors = [scheme.tokens(positions, dtype=dtype) for scheme in schemes]
+        pair_doors = [scheme.pairs(positions, known) for scheme in schemes]
         for layer, block in enumerate(self.blocks):
-            own = layer % len(tokens)  # one scheme for all layers, or one each
+            own = layer % len(schemes)  # one scheme for all layers, or one each
             if layer == 0 or self.inject == "every_layer":
-                x = tokens[own].add(x)
-            x = block(x, tokens[own], pairs[own], self.is_causal, cache, layer)
+                x = token_doors[own].add(x)
+            x = block(x, token_doors[own], pair_doors[own], self.is_causal, cache, layer)
         if cache is not None:
             cache.positions = known
         return self.norm(x)
@@ -193,6 +193,11 @@ class Decoder(nn.Module):
                 positions = cache.positions.following(tokens.size(1))
             else:
                 positions = Positions.arange(tokens.size(1), device=tokens.device)
+        elif cache and positions.starts_a_text:
+            raise ValueError(
+                f"positions of tokens that follow a cache of {len(cache)} must go on with its order, got order from 0: "
+                "give Positions an order, or use cache.positions.following(n)"
+            )
         return self.head(self.trunk(self.embedding(tokens), positions, cache))
 
     @torch.no_grad()
@@ -222,7 +227,7 @@ class Decoder(nn.Module):
             logits = self(tokens, positions, cache=cache)
             logits = logits[torch.arange(tokens.size(0), device=tokens.device), positions.last.expand(tokens.size(0))]
             if temperature:
-                tokens = torch.multinomial(F.softmax(logits / temperature, -1), 1, generator=generator)
+                tokens = torch.multinomial(F.softmax(logits.float() / temperature, -1), 1, generator=generator)
             else:
                 tokens = logits.argmax(-1, keepdim=True)
             chosen.append(tokens)

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.encoding import Scheme
-from posenc.positions import Positions, check_index
+from posenc.positions import PADDING, Positions, check_index
 
 
 class Segment(Scheme):
@@ -37,8 +37,9 @@ class Segment(Scheme):
         """The rows W[segment]."""
         if positions.segment is None:
             raise ValueError("Segment needs positions with a segment per token: positions.with_segment(segment)")
-        check_index(positions.segment, self.weight.size(0), "Segment", "segments")
-        return self.weight[positions.segment].to(dtype)
+        segment = positions.segment.masked_fill(positions.document == PADDING, 0)
+        check_index(segment, self.weight.size(0), "Segment", "segments")
+        return self.weight[segment].to(dtype)
 
     def extra_repr(self) -> str:
         return ", ".join(str(size) for size in self.weight.shape)
