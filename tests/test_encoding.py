@@ -310,4 +310,4 @@ def test_a_scheme_that_overrides_nothing_keeps_every_door_closed() -> None:
 def test_segments_of_padding_do_not_count() -> None:
     mask = torch.tensor([[True, True, False]])
     positions = Positions.padded(mask).with_segment(torch.tensor([[0, 1, -1]]))
-    assert posenc.Segment(2, 4)(positions).add(torch.zeros(1, 3, 4)).isfinite().all()
+    assert Segment(2, 4)(positions).add(torch.zeros(1, 3, 4)).isfinite().all()
