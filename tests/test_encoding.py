@@ -311,3 +311,21 @@ def test_segments_of_padding_do_not_count() -> None:
     mask = torch.tensor([[True, True, False]])
     positions = Positions.padded(mask).with_segment(torch.tensor([[0, 1, -1]]))
     assert Segment(2, 4)(positions).add(torch.zeros(1, 3, 4)).isfinite().all()
+
+
+def test_positions_are_not_added_to_integers() -> None:
+    with pytest.raises(ValueError, match=r"x must be floating to add positions to, got torch.int64"):
+        Sinusoidal(4)(Positions.arange(3)).add(torch.zeros(1, 3, 4, dtype=torch.int64))
+
+
+def test_the_table_of_a_composition_is_the_sum_of_its_parts() -> None:
+    sinusoidal, learned, positions = Sinusoidal(4), Learned(8, 4), Positions.arange(3)
+    table = (sinusoidal + RoPE(4) + learned).table(positions)
+    torch.testing.assert_close(table, sinusoidal.table(positions) + learned.table(positions))
+    assert (RoPE(4) + ALiBi(2)).table(positions) is None
+
+
+def test_token_doors_refuse_half_precision() -> None:
+    for scheme in (RoPE(4), RoPE(4) + ALiBi(2)):
+        with pytest.raises(ValueError, match=r"dtype must be float32 or float64, got torch.bfloat16"):
+            scheme.tokens(Positions.arange(3), dtype=torch.bfloat16)

@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from posenc import models as models
     from posenc.backends.attention import attention as attention
     from posenc.backends.attention import logits as logits
     from posenc.encoding import Encoding as Encoding
@@ -48,6 +49,8 @@ __all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "models":
+        return importlib.import_module("posenc.models")
     if name not in _HOMES:
         raise AttributeError(f"module 'posenc' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"posenc.{_HOMES[name]}"), name)
@@ -56,4 +59,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted([*globals(), *_HOMES, "models"])

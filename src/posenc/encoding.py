@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import TypeAlias
 
 import torch
@@ -144,14 +145,19 @@ class Encoding:
     def add(self, x: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch tokens dim"]:
         """The add door: x_i + P[p_i] at the query positions, in x's dtype. Returns x itself where the door is closed.
 
-        Raises ValueError where x is not (batch, tokens, dim) for the positions and vectors at hand.
+        Raises ValueError where x is not a floating tensor (batch, tokens, dim) for the positions and vectors at hand.
         """
+        positions = self.query_positions
+        rows, tokens = positions.order.shape
+        dim = self.tables[0].size(2) if self.tables else None
+        fits = x.dim() == 3 and x.size(1) == tokens and dim in (None, x.size(2)) and (rows == 1 or rows == x.size(0))
+        if not fits:
+            shape = f"({'batch' if rows == 1 else rows}, {tokens}, {'dim' if dim is None else dim})"
+            raise ValueError(f"x must be {shape} to add positions to, got {tuple(x.shape)}")
+        if not x.is_floating_point():
+            raise ValueError(f"x must be floating to add positions to, got {x.dtype}")
         added = x
         for table in self.tables:
-            rows, tokens, dim = table.shape
-            if x.dim() != 3 or x.shape[1:] != (tokens, dim) or rows not in (1, x.size(0)):
-                batch = "batch" if rows == 1 else rows
-                raise ValueError(f"x must be ({batch}, {tokens}, {dim}) to add positions to, got {tuple(x.shape)}")
             added = added + table
         return added.to(x.dtype)  # rounded once, however many there are
 
@@ -174,7 +180,7 @@ class Encoding:
         for name, x, positions in (("query", query, self.query_positions), ("key", key, self.key_positions)):
             if x.dim() != 4:
                 raise ValueError(f"{name} must be (batch, heads, tokens, head_dim), got {tuple(x.shape)}")
-            if x.size(2) != len(positions):
+            if x.size(2) != positions.order.size(1):
                 raise ValueError(f"{name} has {x.size(2)} tokens, but the encoding was made for {len(positions)}")
             if positions.rows not in (1, x.size(0)):
                 raise ValueError(
@@ -236,7 +242,13 @@ class Scheme(nn.Module):
     def tokens(
         self, query_positions: Positions, key_positions: Positions | None = None, *, dtype: torch.dtype = torch.float32
     ) -> Encoding:
-        """The token doors alone, for positions whose vectors or rotated keys are to be kept."""
+        """The token doors alone, for positions whose vectors or rotated keys are to be kept.
+
+        ``dtype`` is that of what the encoding holds: float32, or float64 for float64 inputs, which would otherwise lose
+        digits. Half precision cannot hold a phase and is a ValueError.
+        """
+        if dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"dtype must be float32 or float64, got {dtype}")
         key_positions = query_positions if key_positions is None else key_positions
         table = self.table(query_positions, dtype)
         rotation = self.rotation(query_positions, dtype)
@@ -265,10 +277,10 @@ class Scheme(nn.Module):
     def forward(
         self, query_positions: Positions, key_positions: Positions | None = None, *, dtype: torch.dtype = torch.float32
     ) -> Encoding:
-        """Binds the scheme to positions; keys default to the queries'. ``dtype`` is that of what the encoding holds:
-        float32, or float64 to compare with the truth. Half precision cannot hold a phase and is a ValueError."""
-        if dtype not in (torch.float32, torch.float64):
-            raise ValueError(f"dtype must be float32 or float64, got {dtype}")
+        """Binds the scheme to positions, token doors and pair doors; keys default to the queries' positions.
+
+        ``dtype`` is as for `tokens`.
+        """
         key_positions = query_positions if key_positions is None else key_positions
         token_doors = self.tokens(query_positions, key_positions, dtype=dtype)
         return token_doors + self.pairs(query_positions, key_positions)
@@ -293,7 +305,10 @@ class Scheme(nn.Module):
 
 
 class Composition(Scheme):
-    """Several schemes as one: ``rope + alibi``. Terms are opened in the order of the parts."""
+    """Several schemes as one: ``rope + alibi``. Terms are opened in the order of the parts.
+
+    It opens doors by asking every part for its own encoding; one rotation, score or value of its own it has not.
+    """
 
     def __init__(self, *parts: Scheme) -> None:
         super().__init__()
@@ -309,6 +324,11 @@ class Composition(Scheme):
         """The names of the doors that any of the parts can open."""
         opened = {door for part in self.parts for door in part.doors}
         return tuple(door for door in DOORS if door in opened)
+
+    def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Tensor | None:
+        """The sum of the vectors that the parts add."""
+        tables = [table for part in self.parts if (table := part.table(positions, dtype)) is not None]
+        return reduce(torch.add, tables) if tables else None
 
     def tokens(
         self, query_positions: Positions, key_positions: Positions | None = None, *, dtype: torch.dtype = torch.float32

@@ -31,7 +31,7 @@ class Positions:
     - ``segment`` (B or 1, N), int64 or None: premise or hypothesis, for schemes that encode it.
 
     Left out, ``order`` counts 0..N-1 and every token is of document 0. One row serves the whole batch. Instances are
-    immutable: every method returns new positions.
+    immutable: every method returns new positions, and the tensors must not be written to either.
 
     >>> Positions.arange(5)[2:].coords
     tensor([[2, 3, 4]])
@@ -212,7 +212,7 @@ class Positions:
         run = None
         if isinstance(index, slice):
             if self._run is not None and index.step in (None, 1):
-                start, stop, _ = index.indices(len(self))
+                start, stop = _ends(index, self.order.size(1))
                 run = (self._run[0] + start, self._run[0] + max(start, stop))
         elif not (isinstance(index, Tensor) and index.dim() == 1 and index.dtype == torch.int64):
             raise ValueError(
@@ -382,6 +382,13 @@ def visible(
 def same_run(query_positions: Positions, key_positions: Positions) -> bool:
     """True where queries and keys are known to be the same unbroken run of tokens: a plain square of attention."""
     return query_positions._run is not None and query_positions._run == key_positions._run
+
+
+def _ends(index: slice, tokens: int) -> tuple[int, int]:
+    """Where a slice of step 1 begins and ends: slice.indices, which a compiled graph would pin to one length."""
+    start, stop = (0 if index.start is None else index.start), (tokens if index.stop is None else index.stop)
+    start, stop = (end + tokens if end < 0 else end for end in (start, stop))
+    return min(max(start, 0), tokens), min(max(stop, 0), tokens)
 
 
 def _describe(value: object) -> str:

@@ -705,7 +705,7 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "positions of other tokens": (
         lambda: attend(Q, K, V, query_positions=Positions.arange(5), key_positions=Positions.arange(6)),
-        r"key has 7 tokens, but the encoding was made for 6",
+        r"key_positions must be of 7 tokens like key, got 6",
     ),
     "positions elsewhere": (
         lambda: attend(Q, K, V, query_positions=Positions.arange(5, device="meta")),

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 
 import posenc
 from posenc import ALiBi, Positions, RoPE, Scheme
@@ -305,3 +306,18 @@ def test_compiled_and_eager_agree() -> None:
             results.append((out.detach(), *torch.autograd.grad(out.square().sum(), wanted)))
         torch.testing.assert_close(results[1], results[0])
         assert (results[1][0][0, :, :2] == 0).all()
+
+
+@no_guards
+@pytest.mark.parametrize("scheme", [None, RoPE(HEAD_DIM), ALiBi(HEADS), EVERYTHING], ids=str)
+def test_lengths_may_change_without_compiling_anew(scheme: Scheme | None) -> None:
+    """One graph for the first length, one for all others."""
+    counter = CompileCounter()
+    with fresh_compiler():
+        compiled = torch.compile(
+            lambda x: posenc.attention(x, x, x, scheme, is_causal=True), backend=counter, fullgraph=True
+        )
+        for tokens in (5, 8, 13, 21, 34, 55, 89, 100):
+            x = torch.randn(2, HEADS, tokens, HEAD_DIM)
+            torch.testing.assert_close(compiled(x), posenc.attention(x, x, x, scheme, is_causal=True))
+    assert counter.frame_count <= 2

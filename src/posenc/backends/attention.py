@@ -177,6 +177,8 @@ def _default_positions(
 ) -> tuple[Positions, Positions]:
     if key_positions is None:
         key_positions = Positions.arange(key.size(2), device=key.device)
+    elif key_positions.order.size(1) != key.size(2):
+        raise ValueError(f"key_positions must be of {key.size(2)} tokens like key, got {len(key_positions)}")
     if query_positions is None:
         if query.size(2) > key.size(2):
             raise ValueError(

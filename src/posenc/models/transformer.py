@@ -37,9 +37,13 @@ class KVCache:
         if layer == len(self._buffers):
             self._buffers.append((key.new_empty(0), value.new_empty(0)))
         kept = list(self._buffers[layer])
-        if start and kept[0].size(0) != key.size(0):
-            raise ValueError(f"the cache holds a batch of {kept[0].size(0)}, got keys of a batch of {key.size(0)}")
         for n, new in enumerate((key, value)):
+            held = kept[n]
+            if start and (held.shape[:2], held.shape[3:]) != (new.shape[:2], new.shape[3:]):
+                fixed = (*held.shape[:2], "tokens", held.size(3))
+                raise ValueError(f"the cache holds keys or values of shape {fixed}, got {tuple(new.shape)}")
+            if start and (held.dtype, held.device) != (new.dtype, new.device):
+                raise ValueError(f"the cache holds {held.dtype} on {held.device}, got {new.dtype} on {new.device}")
             if start == 0 or kept[n].size(2) < stop:
                 grown = new.new_empty(*new.shape[:2], max(stop, 2 * start), new.size(3))
                 if start:
@@ -144,7 +148,7 @@ class Trunk(nn.Module):
         token_doors = [scheme.tokens(positions, dtype=dtype) for scheme in schemes]
         pair_doors = [scheme.pairs(positions, known) for scheme in schemes]
         for layer, block in enumerate(self.blocks):
-            own = layer % len(schemes)  # one scheme for all layers, or one each
+            own = layer if len(schemes) > 1 else 0
             if layer == 0 or self.inject == "every_layer":
                 x = token_doors[own].add(x)
             x = block(x, token_doors[own], pair_doors[own], self.is_causal, cache, layer)

@@ -22,9 +22,11 @@ class ALiBi(Scheme):
     h = 1 .. H. For any other H: the slopes of the largest power of two below, then every other slope of twice that many
     heads. The bidirectional form is blind to direction. Nothing is learned.
 
-    The causal form gives a key after its query a positive bias; under a causal mask no query sees one.
+    The causal form rewards a key whose coordinate lies after the query's. Under a causal mask no query sees one, as
+    long as coordinates grow with the order.
 
-    Shapes: score (batch, num_heads, queries, keys). Distances are taken between integers and are exact.
+    Shapes: score (batch, num_heads, queries, keys). Any real positions; distances are taken before they are rounded to
+    the score's dtype, so those between integers are exact up to 2^24.
     Errors: ValueError for num_heads below 1, or queries with another number of heads.
     Source: Press, Smith & Lewis 2022, "Train Short, Test Long", section 3 and the authors' code for other head counts.
     """
