@@ -135,6 +135,30 @@ def test_interrupting_leaves_a_partial_report_and_is_1(
     monkeypatch.undo()
 
 
+@pytest.mark.parametrize("error", [ValueError, RuntimeError, OSError])
+def test_what_fails_on_the_way_leaves_a_partial_report_and_is_1(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    reports: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[Exception],
+) -> None:
+    def fail(*_: object) -> None:
+        raise error("no room\non the device")
+
+    command = ["compare", "--text", str(write_text(tmp_path / "text")), "--out", str(tmp_path / "out"), *SMALL]
+    with monkeypatch.context() as patched:
+        patched.setattr("posenc.lab.compare._Lab.time_steps", fail)
+        assert main([*command, "--schemes", "nope"]) == 1
+    shown = capsys.readouterr()
+    assert "A partial report: " in shown.out
+    assert shown.err.splitlines()[-1].startswith("posenc: error: no room on the device: 20 records are kept in ")
+    # What is refused has no part in the records that are there.
+    assert main([*command, "--schemes", "nope", "--clip", "2"]) == 1
+    assert "holds another comparison, with clip" in capsys.readouterr().err
+    assert reports == [20]
+
+
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 

@@ -129,13 +129,23 @@ def _compare(arguments: argparse.Namespace) -> int:
     from posenc.lab.records import read
 
     stopped = ""
+    progress = for_console(Console(stderr=True))
     try:
-        records = compare(config, arguments.out, for_console(Console(stderr=True)))
-    except KeyboardInterrupt:
+        records = compare(config, arguments.out, progress)
+    except (KeyboardInterrupt, ValueError, OSError, RuntimeError) as error:
+        interrupted = isinstance(error, KeyboardInterrupt)
+        if not (interrupted or progress.begun):  # refused: what lies in the folder is not this comparison's
+            raise
         records = read(arguments.out)
-        stopped = f"interrupted: {len(records)} records are kept in {arguments.out}; the same command resumes"
+        stopped = "interrupted" if interrupted else " ".join(str(error).split()) or type(error).__name__
+        stopped += f": {len(records)} records are kept in {arguments.out}; the same command resumes"
     if records:
-        path = report.write(records, arguments.out)
+        try:
+            path = report.write(records, arguments.out)
+        except OSError as error:
+            if not stopped:
+                raise
+            return _failed(f"{stopped}; no report could be written: {error}")  # first what stopped it
         _stdout().print(report.terminal_table(records))
         _stdout().print(f"{'A partial' if stopped else 'The'} report: {path}", highlight=False, soft_wrap=True)
     return _failed(stopped) if stopped else 0

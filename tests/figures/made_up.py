@@ -59,6 +59,19 @@ def records(
     return made
 
 
+def diverge(records: list[dict[str, Any]], scheme: str, seed: int = 0) -> list[dict[str, Any]]:
+    """The same comparison, had this training diverged."""
+    results = {"bits", "tokens", "edges", "stderr", "undefined", "curve", "final_bits", "seconds", "peak_bytes"}
+    results |= {"parameters", "position_parameters", "tokens_per_second"}
+    made = []
+    for record in records:
+        if (record["scheme"], record["seed"]) == (scheme, seed) and record["kind"] != "speed":
+            record = {name: value for name, value in record.items() if name not in results}
+            record["diverged"] = "the loss is nan at step 40"
+        made.append(record)
+    return made
+
+
 def _loss(scheme: str, context: float) -> float:
     """Mean bits per byte of a byte with this much context."""
     near = LEVEL[scheme] + 2.5 / (1 + min(context, TRAIN_LENGTH) / 3) - 2.5 / (1 + TRAIN_LENGTH / 3)

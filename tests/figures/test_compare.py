@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 
 from posenc.figures import style
 from posenc.figures.compare import FIGURES, by_position, differences, final_tokens, sliding, training, windows
-from posenc.figures.summary import SEED_NOISE, Summary
+from posenc.figures.summary import TIE_AT_ONE_SEED, Summary
 from tests.figures import made_up
 from tests.figures.test_summary import bits
 
@@ -131,8 +131,34 @@ def test_differences_are_paired_and_show_the_zone_of_ties() -> None:
     ]
     assert list(drawn["rope"].get_ydata()) == pytest.approx(means)
     zone = next(patch for patch in figure.axes[0].patches if patch.get_label() == "ties")
-    assert zone.get_extents().transformed(figure.axes[0].transData.inverted()).ymax == pytest.approx(SEED_NOISE)
+    assert zone.get_extents().transformed(figure.axes[0].transData.inverted()).ymax == pytest.approx(TIE_AT_ONE_SEED)
     assert any("−1.45 ↓" in text for text in texts(figure))
+
+
+def test_with_several_seeds_there_is_no_zone_of_ties() -> None:
+    figure = differences(made_up.records(seeds=(0, 1)))
+    assert not [patch for patch in figure.axes[0].patches if patch.get_label() == "ties"]
+    assert not [text for text in texts(figure) if "ties" in text]
+    assert "grey: with one seed, gaps under 0.02 bits are called ties" in texts(differences(made_up.records()))
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_what_diverged_is_said_in_every_figure(name: str) -> None:
+    records = made_up.diverge(made_up.records(), "rope")
+    figure = FIGURES[name](records, False)
+    figure.draw_without_rendering()
+    assert any("diverged at step 40" in text for text in texts(figure))
+    assert "rope" not in lines(figure)
+    every = made_up.records(("nope", "rope"))
+    for scheme in ("nope", "rope"):
+        every = made_up.diverge(every, scheme)
+    said = texts(FIGURES[name](every, False))
+    assert any("diverged at step 40" in text for text in said)
+    assert "not measured yet" not in said
+
+
+def test_differences_from_a_reference_that_diverged_say_so() -> None:
+    assert "nope diverged at step 40: 4 schemes" in texts(differences(made_up.diverge(made_up.records(), "nope")))
 
 
 def test_positions_are_counted_from_one_in_the_middle_of_their_bucket() -> None:

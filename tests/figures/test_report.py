@@ -141,7 +141,8 @@ def test_it_says_how_to_read_it_and_how_to_repeat_it() -> None:
         "At the training length of 128 tokens, rope (2.30) and alibi (2.31) bits per byte tie",
         "What must not be concluded",
         "There is one seed",
-        "about 0.015 nats",
+        "With one seed, gaps under 0.02 bits are called ties: a convention, about the seed noise others have published "
+        "at a similar size.",
         "posenc compare --schemes nope,learned,sinusoidal,rope,alibi --text poems --train-length 128",
         "poems: 1,234,567 bytes in 3 files",
         "An Example 9000",
@@ -236,3 +237,29 @@ def test_many_lengths_still_fit_the_terminal() -> None:
     assert max(map(len, shown.splitlines())) <= 100
     head = next(line.split() for line in shown.splitlines() if line.split()[:1] == ["scheme"])
     assert head[5:] == ["32", "128", "384", "512", "1,024"]
+
+
+def test_what_diverged_is_said_and_no_number() -> None:
+    records = made_up.diverge(made_up.records(), "rope")
+    parsed = page(records)
+    row = parsed.row("schemes", "rope")
+    assert row[0] == "rope diverged at step 40"
+    assert row[1:9] == ["diverged"] * 5 + ["diverged diverged", "diverged", "1.09×"]
+    assert parsed.row("differences", "rope")[1:] == ["diverged"] * 5 + ["0"]
+    assert "rope diverged at step 40: its loss was no longer a number, so it was not tested." in parsed.text
+    assert "the learning rate was too high for it here" in " ".join(parsed.text.split())
+    assert "not finished" not in parsed.text
+    shown = printed(records)
+    assert next(line.split() for line in shown.splitlines() if line.split()[:1] == ["rope"])[5:] == ["diverged"] * 5
+    assert "rope diverged at step 40." in shown
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_a_comparison_in_which_everything_diverged_can_be_reported() -> None:
+    records = made_up.records(("nope", "rope"))
+    for scheme in ("nope", "rope"):
+        records = made_up.diverge(records, scheme)
+    parsed = page(records)
+    assert "nope diverged at step 40" in parsed.text
+    assert "Nothing yet" not in parsed.text
+    assert printed(records).count("diverged at step 40") == 2

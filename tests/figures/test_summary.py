@@ -1,6 +1,7 @@
 """Numbers recomputed from the records by other means, and what is not there said in words."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from posenc.figures import sentences, tables
-from posenc.figures.summary import SEED_NOISE, Estimate, Summary, listed
+from posenc.figures.summary import TIE_AT_ONE_SEED, Estimate, Summary, listed
 from posenc.lab.statistics import mean_interval
 from tests.figures import made_up
 
@@ -119,8 +120,8 @@ def test_no_records_at_all() -> None:
         (-0.5, -0.6, -0.4, "lower"),
         (0.5, 0.4, 0.6, "higher"),
         (0.5, -0.1, 1.1, "tie"),  # zero lies inside
-        (0.02, 0.019, 0.021, "tie"),  # sure, and smaller than the noise between seeds
-        (0.023, 0.022, 0.024, "higher"),
+        (0.019, 0.018, 0.0195, "tie"),  # sure, and too small for one seed to decide
+        (0.021, 0.0205, 0.022, "higher"),
         (math.nan, math.nan, math.nan, "not finite"),
     ],
 )
@@ -128,8 +129,29 @@ def test_verdicts(mean: float, low: float, high: float, word: str) -> None:
     assert sentences.verdict(Estimate(mean, low, high, windows=9, seeds=1)) == word
 
 
-def test_seed_noise_is_15_thousandths_of_a_nat_in_bits() -> None:
-    assert pytest.approx(0.0216, abs=5e-5) == SEED_NOISE
+def test_with_several_seeds_the_interval_alone_decides() -> None:
+    small = Estimate(0.005, 0.004, 0.006, windows=9, seeds=1)
+    assert small.mean < TIE_AT_ONE_SEED
+    assert small.tie
+    assert not replace(small, seeds=2).tie
+    one, two = (" ".join(sentences.how_to_read(Summary(made_up.records(seeds=seeds)))) for seeds in ((0,), (0, 1)))
+    assert "With one seed, gaps under 0.02 bits are called ties: a convention" in one
+    assert "convention" not in two
+
+
+def test_a_seed_that_diverged_is_said_and_the_others_count() -> None:
+    records = made_up.diverge(made_up.records(seeds=(0, 1)), "alibi", seed=1)
+    summary = Summary(records)
+    assert summary.diverged("alibi") == "diverged at step 40 with seed 1"
+    assert summary.diverged("rope") == ""
+    assert summary.missing() == []
+    assert summary.measured("alibi") == (0,)
+    value = summary.bits("sliding", "alibi", 512)
+    assert value is not None
+    assert value.seeds == 1
+    said = sentences.observed(summary)[-1]
+    assert said.startswith("alibi diverged at step 40 with seed 1: ")
+    assert said.endswith("what is shown of it is from its other seeds.")
 
 
 def test_observations_follow_the_numbers() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from posenc.lab.compare import build_model, compare
 from posenc.lab.config import CompareConfig
@@ -85,6 +86,9 @@ def test_what_is_recorded(whole: Path) -> None:
         speed = records["speed", scheme, 0, None]
         assert speed["relative_to"] == "nope"
         assert 0.1 < speed["step_ratio"] < 10
+        assert speed["step_seconds"] > 0
+        if scheme == "nope":
+            assert speed["step_ratio"] == 1.0  # by definition: it is the unit
         for kind in ("windows", "sliding", "final_tokens"):
             for length in (8, 16, 32, 64, 128):
                 record = records[kind, scheme, 0, length]
@@ -197,3 +201,70 @@ def test_a_model_of_ones_own_can_be_compared(tmp_path: Path) -> None:
 
     compare(small_config(write_text(tmp_path / "text"), schemes=("rope",), steps=1), tmp_path / "out", build=build)
     assert ("rope", 0) in built
+
+
+def diverging(config: CompareConfig, scheme: str, seed: int) -> Any:
+    """A model that is no number from the start where the scheme is alibi and the seed 0."""
+    model = build_model(config, scheme, seed)
+    if (scheme, seed) == ("alibi", 0):
+        with torch.no_grad():
+            next(model.parameters()).fill_(float("nan"))
+    return model
+
+
+def test_a_scheme_that_diverges_is_recorded_so_and_the_others_go_on(whole: Path, tmp_path: Path) -> None:
+    config = small_config(whole / "text", schemes=("alibi", "nope"))
+    records = compare(config, tmp_path / "out", build=diverging)
+    assert measured(records) == planned(config)
+    about = {"kind", "scheme", "seed", "length", "time", "fingerprint", "configuration", "text", "versions", "machine"}
+    for record in records:
+        if record["scheme"] == "alibi" and record["kind"] != "speed":
+            assert record["diverged"] == "the loss is nan at step 1"
+            assert record.keys() - about == {"diverged"}  # and no made-up numbers
+        else:
+            assert "diverged" not in record
+    assert list((tmp_path / "out").glob("checkpoints/*")) == []
+
+
+@pytest.mark.parametrize("kept", [1, 5])
+def test_what_diverged_is_not_trained_again(whole: Path, tmp_path: Path, kept: int) -> None:
+    config = small_config(whole / "text", schemes=("alibi",))
+    compare(config, tmp_path / "out", build=diverging)
+    path = tmp_path / "out" / FILE
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:kept], lines[-1]]))  # as if it had been stopped there, and the speed were known
+    assert measured(compare(config, tmp_path / "out", build=refuse)) == planned(config)
+
+
+def test_a_folder_in_which_nothing_was_measured_takes_a_corrected_command(whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        compare(small_config(whole / "text", steps=7), out, Interrupting(3))
+    assert read(out) == []
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["nope-0.pt"]
+    (out / "checkpoints" / "rope-0.pt").write_bytes(b"stray")
+    config = small_config(whole / "text")
+    assert untimed(compare(config, out)) == untimed(read(whole / "out"))
+    assert CompareConfig.from_toml(out / "config.toml") == config
+    assert list((out / "checkpoints").iterdir()) == []
+
+
+def test_the_same_command_goes_on_from_a_checkpoint_before_any_record(whole: Path, tmp_path: Path) -> None:
+    steps: list[str] = []
+
+    class Noting(Progress):
+        def advance(self, work: float, stage: str, detail: str = "") -> None:
+            steps.append(f"{stage} {detail.partition('/')[0]}")
+
+    with pytest.raises(KeyboardInterrupt):
+        compare(small_config(whole / "text"), tmp_path / "out", Interrupting(3))
+    compare(small_config(whole / "text"), tmp_path / "out", Noting())
+    assert steps[0] == "nope, seed 0: training 4"
+
+
+def test_a_large_file_beside_a_small_one_can_be_compared(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    write_text(tmp_path / "texts" / "large")
+    write_text(tmp_path / "texts" / "small", 300, seed=1)
+    records = compare(small_config(tmp_path / "texts", schemes=("nope",), steps=1), tmp_path / "out")
+    assert "held out (the end of the largest file, as whole files" in records[0]["text"]["about"]

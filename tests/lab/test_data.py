@@ -1,3 +1,4 @@
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -110,3 +111,38 @@ def test_the_standard_library_is_text_enough() -> None:
     assert "standard library" in corpus.about
     data.require(corpus, train_length=128, batch_size=16, longest=1024, windows=64)
     assert not files_of(corpus.train) & files_of(corpus.validation)
+
+
+@pytest.mark.parametrize("large", ["a", "b", "c", "d"])  # either may come first in the order of hashes
+def test_where_whole_files_leave_too_little_room_the_end_of_the_largest_is_held_out(tmp_path: Path, large: str) -> None:
+    content = write_text(tmp_path / large, 20_000).read_bytes()
+    small = write_text(tmp_path / "small", 500, seed=1).read_bytes()
+    least = data.least(train_length=16, batch_size=4, longest=127, windows=8)
+    corpus = data.load([str(tmp_path)], held_out=3000, least=least)
+    data.require(corpus, train_length=16, batch_size=4, longest=127, windows=8)
+    assert files_of(corpus.validation) == {content[-3000:]}
+    assert files_of(corpus.train) == {content[:-3000], small}
+    assert corpus.about.endswith(
+        "20,500 bytes in 2 files, 3,000 held out (the end of the largest file, as whole files leave too little room)"
+    )
+
+
+def test_what_repeats_the_largest_file_is_not_on_both_sides(tmp_path: Path) -> None:
+    # In the order of the split, so that the small files, too short for a window, are held out first.
+    *small, chapter, end, whole = sorted(map(str, range(32)), key=lambda name: hashlib.sha256(name.encode()).digest())
+    others = {write_text(tmp_path / name, 500, seed=n).read_bytes() for n, name in enumerate(small, 1)}
+    content = write_text(tmp_path / whole, 20_000).read_bytes()
+    (tmp_path / chapter).write_bytes(content[-4600:-3600])  # over the edge of the split
+    (tmp_path / end).write_bytes(b"Once more:\n" + content[-4200:])
+    corpus = data.load([str(tmp_path)], held_out=4100, least=((4, 17), (8, 501)))
+    assert files_of(corpus.validation) == {content[-4100:]}
+    assert files_of(corpus.train) == {content[:-4100], *others}
+    assert "2 that repeat it left out" in corpus.about
+
+
+def test_whole_files_stay_whole_where_they_have_room_and_where_nothing_helps(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    for least in (((4, 17), (8, 100)), ((4, 17), (8, 5000))):
+        corpus = data.load([str(tmp_path)], least=least)
+        assert corpus.digest == data.load([str(tmp_path)]).digest
+        assert corpus.about.endswith("held out (whole files)")

@@ -4,9 +4,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from posenc.encoding import Scheme
 from posenc.lab import data
 from posenc.lab.compare import build_model
-from posenc.lab.train import batch, learning_rate, train
+from posenc.lab.train import CheckpointError, DivergedError, batch, learning_rate, train
 from tests.lab.small import SCHEMES, small_config, write_text
 
 
@@ -30,9 +31,9 @@ def test_every_scheme_begins_with_the_same_weights_and_sees_the_same_batches(tmp
 
 
 def test_a_learned_table_does_not_repeat_the_embedding(tmp_path: Path) -> None:
-    state = build_model(small_config(tmp_path), "learned", 0).state_dict()
-    (table,) = (value for name, value in state.items() if value.shape == (16, 16) and "position" in name)
-    embedding = state["embedding.weight"][:16]
+    model = build_model(small_config(tmp_path), "learned", 0)
+    (table,) = (p for module in model.modules() if isinstance(module, Scheme) for p in module.parameters())
+    embedding = model.state_dict()["embedding.weight"][:16]
     cosine = torch.nn.functional.cosine_similarity(table.flatten(), embedding.flatten(), dim=0)
     assert cosine.abs() < 0.3  # 256 numbers: 1/16 is what chance gives
 
@@ -106,8 +107,22 @@ def test_a_loss_that_is_no_number_and_a_damaged_checkpoint_are_clear_errors(tmp_
     model = build_model(config, "nope", 0)
     with torch.no_grad():
         next(model.parameters()).fill_(float("nan"))
-    with pytest.raises(ValueError, match=r"learning_rate 0.005 is too high: the loss is nan at step 1"):
+    with pytest.raises(DivergedError, match=r"^the loss is nan at step 1$"):
         train(model, text, config, 0, tmp_path / "part.pt")
     (tmp_path / "part.pt").write_bytes(b"PK nonsense")
-    with pytest.raises(ValueError, match=r"part.pt is not a whole checkpoint .*: remove it to train anew"):
+    with pytest.raises(CheckpointError, match=r"part.pt is not a whole checkpoint .*: remove it to train anew"):
         train(model, text, config, 0, tmp_path / "part.pt")
+
+
+def test_a_checkpoint_of_another_comparison_is_refused(tmp_path: Path) -> None:
+    config = small_config(write_text(tmp_path / "text"))
+    text, path = data.load(config.text).train, tmp_path / "part.pt"
+    with pytest.raises(KeyboardInterrupt):
+        train(build_model(config, "nope", 0), text, config, 0, path, fingerprint="one", tick=stopping_after(3))
+    before = path.read_bytes()
+    with pytest.raises(
+        CheckpointError, match=r"part.pt is a checkpoint of another .* \(one there, other here\): remove"
+    ):
+        train(build_model(config, "nope", 0), text, config, 0, path, fingerprint="other")
+    assert path.read_bytes() == before
+    train(build_model(config, "nope", 0), text, config, 0, path, fingerprint="one")

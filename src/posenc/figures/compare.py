@@ -8,8 +8,8 @@ from itertools import pairwise
 from matplotlib.figure import Figure
 
 from posenc.figures import style
-from posenc.figures.drawing import BITS, Line, canvas, draw, empty, names
-from posenc.figures.summary import SEED_NOISE, Estimate, Record, Summary
+from posenc.figures.drawing import BITS, Line, canvas, draw, empty, names, note
+from posenc.figures.summary import TIE_AT_ONE_SEED, Estimate, Record, Summary
 
 
 def windows(records: Iterable[Record], dark: bool = False) -> Figure:
@@ -40,24 +40,29 @@ def final_tokens(records: Iterable[Record], dark: bool = False) -> Figure:
 
 
 def differences(records: Iterable[Record], dark: bool = False) -> Figure:
-    """Paired differences to the reference scheme against test length, with the zone in which gaps are ties."""
+    """Paired differences to the reference scheme against test length; with one seed, the zone where gaps are ties."""
     summary = Summary(records)
     lines = []
     for scheme in summary.schemes:
         pairs = {n: summary.difference("sliding", scheme, summary.reference, n) for n in summary.lengths("sliding")}
         points = tuple((float(n), value) for n, value in pairs.items() if value)
         if scheme != summary.reference:
-            lines.append(Line(scheme, points, _end(summary, "sliding", scheme, [int(x) for x, _ in points])))
+            end = _end(summary, "sliding", scheme, [int(x) for x, _ in points])
+            if not points and not summary.diverged(scheme) and (why := summary.diverged(summary.reference)):
+                end = f"{summary.reference} {why}"
+            lines.append(Line(scheme, points, end))
     shown = [abs(v) for line in lines for x, p in line.finite() if x <= summary.train_length for v in (p.low, p.high)]
-    near = min(max([5 * SEED_NOISE, *(2.5 * v for v in shown)]), 1.0)
+    near = min(max([5 * TIE_AT_ONE_SEED, *(2.5 * v for v in shown)]), 1.0)
     means = [value.mean for line in lines for _, value in line.finite()]
-    limits = (max(-near, min([-2 * SEED_NOISE, *means])), min(near, max([2 * SEED_NOISE, *means])))
+    limits = (max(-near, min([-2 * TIE_AT_ONE_SEED, *means])), min(near, max([2 * TIE_AT_ONE_SEED, *means])))
     title = f"Difference from {summary.reference or 'the reference'}: sliding windows"
-    words = f"grey: gaps under {SEED_NOISE:.3f} bits, the noise between seeds, are ties"
+    one_seed = any(value.seeds == 1 for line in lines for _, value in line.points)
+    words = f"grey: with one seed, gaps under {TIE_AT_ONE_SEED:.2f} bits are called ties" if one_seed else ""
     figure = draw(summary, lines, limits, dark, title, "test length (tokens)", f"difference in {BITS}", words=words)
     if lines:
         axes, paper = figure.axes[0], style.theme(dark)
-        axes.axhspan(-SEED_NOISE, SEED_NOISE, color=paper.grid, zorder=0, label="ties")
+        if one_seed:
+            axes.axhspan(-TIE_AT_ONE_SEED, TIE_AT_ONE_SEED, color=paper.grid, zorder=0, label="ties")
         axes.axhline(0, color=paper.faint, linewidth=1, zorder=1)
     return figure
 
@@ -78,14 +83,17 @@ def by_position(records: Iterable[Record], dark: bool = False) -> Figure:
 def training(records: Iterable[Record], dark: bool = False) -> Figure:
     """The loss in training: every seed a thin line."""
     summary = Summary(records)
-    figure, axes = canvas(summary, dark, "Loss in training", "step", bottom=0.62)
+    diverged = [f"not drawn: {scheme} {words}" for scheme in summary.schemes if (words := summary.diverged(scheme))]
+    figure, axes = canvas(summary, dark, "Loss in training", "step", rows=len(diverged), bottom=0.62)
     curves = {
         scheme: [r["curve"] for r in summary.of("training", scheme) if r.get("curve")] for scheme in summary.schemes
     }
     points = [point for group in curves.values() for curve in group for point in curve]
     with style.context(dark):
+        for row, words in enumerate(diverged):
+            note(axes, row, words)
         if not points:
-            return empty(figure, axes, dark)
+            return empty(figure, axes, dark, "no curve" if diverged else "")
         # The first fifth of the steps falls from chance to about the final loss, and would flatten all that follows.
         late = [bits for step, bits in points if step >= 0.2 * max(step for step, _ in points)]
         margin = 0.05 * (max(late) - min(late)) or 0.1
@@ -137,6 +145,8 @@ def _end(summary: Summary, kind: str, scheme: str, measured: Sequence[int]) -> s
     lengths = summary.lengths(kind)
     if not lengths or (measured and measured[-1] == lengths[-1]):
         return ""
+    if not measured and summary.diverged(scheme):
+        return summary.diverged(scheme)
     undefined = summary.end(scheme, kind)
     if undefined:
         return undefined
@@ -159,7 +169,7 @@ def _positions(summary: Summary, scheme: str) -> tuple[tuple[float, Estimate], .
 
 def _absent(summary: Summary, scheme: str) -> str:
     undefined = any(record.get("undefined") for record in summary.of("by_position", scheme))
-    return (summary.end(scheme) or "undefined") if undefined else "not measured"
+    return (summary.end(scheme) or "undefined") if undefined else summary.diverged(scheme) or "not measured"
 
 
 def _limits(lines: Sequence[Line], train_length: int) -> tuple[float, float]:

@@ -60,10 +60,10 @@ def draw(
     figure, axes = canvas(summary, dark, title, xlabel, ylabel, len(outside) + bool(words))
     with style.context(dark):
         if not drawn:
-            return empty(figure, axes, dark)
+            return empty(figure, axes, dark, "\n".join(absent))
         axes.set_ylim(low, high)
         _tokens_axis(axes, summary, sorted({x for line in drawn for x, _ in line.points}))
-        _row(axes, len(outside), words)
+        note(axes, len(outside), words)
         for line in baselines:
             look = style.look(line.scheme, dark)
             label = f"{line.scheme}, truncated"
@@ -76,8 +76,8 @@ def draw(
             _outside(axes, line, row, 7.0 * (row - (len(outside) - 1) / 2), dark)
         for row, line in enumerate(reversed(ended), len(absent)):
             _stop(axes, line, row, aside[line.scheme], dark)
-        for row, note in enumerate(absent):
-            _note(axes, row, 0.015, note, dark)
+        for row, words in enumerate(absent):
+            _note(axes, row, 0.015, words, dark)
         ends = {line.scheme: line.points[-1] for line in drawn if not line.end}
         names(axes, {s: (x, value.mean) for s, (x, value) in ends.items() if _within(value, low, high)}, dark)
     return figure
@@ -123,10 +123,10 @@ def canvas(
     return figure, axes
 
 
-def empty(figure: Figure, axes: Axes, dark: bool) -> Figure:
-    """The figure of what is not there yet."""
+def empty(figure: Figure, axes: Axes, dark: bool, why: str = "") -> Figure:
+    """The figure of what is not there, in words or because it is yet to come."""
     axes.set(xticks=[], yticks=[])
-    axes.text(0.5, 0.5, "not measured yet", transform=axes.transAxes, ha="center", color=style.theme(dark).faint)
+    axes.text(0.5, 0.5, why or "not measured yet", transform=axes.transAxes, ha="center", color=style.theme(dark).faint)
     return figure
 
 
@@ -209,7 +209,8 @@ def _above(row: int) -> float:
     return 1 + (GAP + (row + 0.5) * ROW) / AXES[1]
 
 
-def _row(axes: Axes, row: int, words: str) -> None:
+def note(axes: Axes, row: int, words: str) -> None:
+    """Words in a row above the axes."""
     axes.text(0, _above(row), words, transform=axes.transAxes, va="center", size=8.5)
 
 

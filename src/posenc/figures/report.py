@@ -100,6 +100,7 @@ def terminal_table(records: Sequence[Record]) -> Table:
         table.add_row(Text(scheme), *once, *bits)
     unit = f"step: time ÷ {summary.timed_against}'s"
     notes = [f"* lowest, or tied with it; ±: half the 95 % interval; {unit}; –: not measured."]
+    notes += [f"{scheme} {words}." for scheme in summary.schemes if (words := summary.diverged(scheme))]
     missing = len(summary.lacking())
     if missing:
         notes.append(
@@ -116,7 +117,7 @@ def _short(value: float | None, form: str, scale: float = 1) -> str:
 def _bits(summary: Summary, scheme: str, length: int) -> str:
     value = summary.bits(tables.KIND, scheme, length)
     if value is None:
-        return "undefined" if summary.undefined(scheme, length, tables.KIND) else "–"
+        return summary.no_value(scheme, length, tables.KIND) or "–"
     if not value.finite:
         return "not finite"
     half = (value.high - value.low) / 2

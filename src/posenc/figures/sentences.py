@@ -2,17 +2,21 @@
 
 import math
 
-from posenc.figures.summary import SEED_NOISE, SEED_NOISE_NATS, Estimate, Summary, listed
+from posenc.figures.summary import TIE_AT_ONE_SEED, Estimate, Summary, listed
 
 
 def observed(summary: Summary) -> list[str]:
-    """What was seen at the training length, at the longest length, and of the use of more context."""
+    """What was seen at the training length, at the longest length, of the use of more context, and what diverged."""
     trained, longest = summary.train_length, max(summary.lengths("sliding"), default=0)
     found = [_order(summary, trained, f"At the training length of {trained:,} tokens")]
     if longest > trained:
         times = longest / trained
         found.append(_order(summary, longest, f"At {longest:,} tokens, {times:g}× the training length"))
         found.append(_use_of_context(summary, longest))
+    for scheme in summary.schemes:
+        if words := summary.diverged(scheme):
+            rest = "what is shown of it is from its other seeds" if summary.measured(scheme) else "it was not tested"
+            found.append(f"{scheme} {words}: its loss was no longer a number, so {rest}.")
     return [sentence for sentence in found if sentence]
 
 
@@ -48,8 +52,13 @@ def how_to_read(summary: Summary) -> list[str]:
         "line makes use of the longer context; one above it is confused by it.",
         f"Bars are 95 % bootstrap intervals over {over}. All schemes read the same windows, so two bars that overlap "
         "may still be apart: the paired differences decide.",
-        f"Gaps below {SEED_NOISE:.3f} bits per byte are called ties, whatever their interval: two trainings of one "
-        f"model that differ in their seed differ by about {SEED_NOISE_NATS} nats, which is as much.",
+        "A gap whose interval holds zero is called a tie."
+        + (
+            f" With one seed, gaps under {TIE_AT_ONE_SEED:.2f} bits are called ties: a convention, about the seed "
+            "noise others have published at a similar size."
+            if any(len(summary.measured(scheme)) == 1 for scheme in summary.schemes)
+            else ""
+        ),
     ]
 
 
@@ -69,6 +78,11 @@ def not_concluded(summary: Summary) -> list[str]:
         "Speed and memory are those of this machine and this size of model. Tokens per second also count whatever else "
         f"the machine was doing; step times were taken in turns with {summary.timed_against}'s, which evens that out.",
     ]
+    if any(map(summary.diverged, summary.schemes)):
+        found.append(
+            "A training that diverged shows that the learning rate was too high for it here, not that the scheme "
+            "cannot be trained."
+        )
     if few:
         whose = "" if len(few) == len(tested) else f" of {listed(few)}"
         found.insert(
@@ -95,7 +109,7 @@ def _order(summary: Summary, length: int, where: str) -> str:
     parts = [listed(f"{s} is {gap:.2f} above" for s, gap in sorted(above.items(), key=lambda item: item[1]))]
     parts += [f"{s} is not finite" for s, e in bits.items() if not e.finite]
     parts += [f"{s} is {summary.end(s, 'sliding')}" for s in summary.schemes if summary.undefined(s, length, "sliding")]
-    absent = [s for s in summary.schemes if s not in bits and not summary.undefined(s, length, "sliding")]
+    absent = [s for s in summary.schemes if s not in bits and not summary.no_value(s, length, "sliding")]
     parts += [f"{listed(absent)} {'is' if len(absent) == 1 else 'are'} not measured there"] if absent else []
     return "; ".join([words, *filter(None, parts)]) + "."
 

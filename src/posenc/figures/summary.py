@@ -1,4 +1,4 @@
-"""From records to numbers: what was measured, what is undefined, and what is not there.
+"""From records to numbers: what was measured, what is undefined or diverged, and what is not there.
 
 The figures, the tables and the sentences all read one `Summary`, so they cannot disagree. Nothing here expects a
 finished run: a number that is not there is None, and `Summary.missing` says in words which measurement it would be.
@@ -19,9 +19,8 @@ from posenc.lab.statistics import Interval, mean_interval
 
 Record = Mapping[str, Any]
 
-# Two trainings that differ in their seed alone differ by about 0.015 nats at this scale: a smaller gap decides nothing.
-SEED_NOISE_NATS = 0.015
-SEED_NOISE = SEED_NOISE_NATS / math.log(2)
+# Bits per byte. With one seed nothing here says how much seeds differ, so smaller gaps are called ties by convention.
+TIE_AT_ONE_SEED = 0.02
 
 # Measurements as a reader calls them.
 CALLED = {
@@ -52,8 +51,8 @@ class Estimate:
 
     @property
     def tie(self) -> bool:
-        """For a difference: zero lies in the interval, or the gap is smaller than the noise between seeds."""
-        return self.low <= 0 <= self.high or abs(self.mean) < SEED_NOISE
+        """For a difference: zero lies in the interval, or there is one seed and the gap is small."""
+        return self.low <= 0 <= self.high or (self.seeds == 1 and abs(self.mean) < TIE_AT_ONE_SEED)
 
 
 class Summary:
@@ -99,7 +98,8 @@ class Summary:
 
     def measured(self, scheme: str) -> tuple[int, ...]:
         """Those of its seeds at which something was tested."""
-        return _unique(key[2] for key in self._found if key[1] == scheme and key[3] is not None)
+        tested = (key for key, r in self._found.items() if key[3] is not None and not r.get("diverged"))
+        return _unique(key[2] for key in tested if key[1] == scheme)
 
     def get(self, kind: str, scheme: str, seed: int, length: int | None = None) -> Record | None:
         """The record of one measurement, if it was made."""
@@ -128,6 +128,23 @@ class Summary:
         """Why the scheme has no value at this length; empty where it has one, or was not measured."""
         records = [self.get(kind, scheme, seed, length) for seed in self.seeds(scheme)]
         return next((str(r["undefined"]) for r in records if r and r.get("undefined")), "")
+
+    def diverged(self, scheme: str) -> str:
+        """Which of the scheme's trainings diverged: "diverged at step 40", with seeds where not all did, or empty."""
+        why = {r["seed"]: str(r["diverged"]) for r in self.of("training", scheme) if r.get("diverged")}
+        steps = {seed: words.rpartition("at step ")[2] for seed, words in why.items()}
+        if not steps:
+            return ""
+        if len(steps) == len(self.seeds(scheme)):
+            return f"diverged at step {listed(_unique(steps.values()))}"
+        return listed(f"diverged at step {step} with seed {seed}" for seed, step in steps.items())
+
+    def no_value(self, scheme: str, length: int, kind: str = "windows") -> str:
+        """In a word, why there are no bits: undefined, diverged, or empty where it was not measured."""
+        if self.undefined(scheme, length, kind):
+            return "undefined"
+        records = [self.get(kind, scheme, seed, length) for seed in self.seeds(scheme)]
+        return "diverged" if any(r and r.get("diverged") for r in records) else ""
 
     def end(self, scheme: str, kind: str = "windows") -> str:
         """Why the scheme's line stops before the longest length: "undefined past 128", or empty."""

@@ -33,7 +33,8 @@ def row(summary: Summary, scheme: str) -> dict[str, Any]:
 
     def shown(kind: str, name: str, form: str, scale: float = 1) -> str:
         value = summary.number(kind, scheme, name)
-        return "missing" if value is None else form.format(value * scale)
+        absent = "diverged" if kind == "training" and summary.diverged(scheme) else "missing"
+        return absent if value is None else form.format(value * scale)
 
     lowest = {length: sentences.best(summary, KIND, length) for length in summary.test_lengths}
     return {
@@ -45,6 +46,7 @@ def row(summary: Summary, scheme: str) -> dict[str, Any]:
         "memory": shown("training", "peak_bytes", "{:,.0f} MB", 1e-6),
         "bits": [(*cell(summary, KIND, scheme, n), scheme in lowest[n]) for n in summary.test_lengths],
         "end": summary.end(scheme, KIND),
+        "diverged": summary.diverged(scheme),
         "why": next((why for n in summary.test_lengths if (why := summary.undefined(scheme, n, KIND))), ""),
     }
 
@@ -53,7 +55,7 @@ def cell(summary: Summary, kind: str, scheme: str, length: int) -> tuple[str, st
     """A mean and its interval, or one word that says why there is none."""
     value = summary.bits(kind, scheme, length)
     if value is None:
-        return ("undefined" if summary.undefined(scheme, length, kind) else "missing"), ""
+        return summary.no_value(scheme, length, kind) or "missing", ""
     return (f"{value.mean:.3f}", f"{value.low:.2f}–{value.high:.2f}") if value.finite else ("not finite", "")
 
 
@@ -70,7 +72,8 @@ def differences(summary: Summary) -> list[dict[str, Any]]:
             seeds = max(seeds, value.seeds if value else 0)
             if value is None:
                 mine, its = (cell(summary, KIND, name, length)[0] for name in (scheme, summary.reference))
-                cells.append(("undefined" if "undefined" in (mine, its) else "missing", "", ""))
+                why = next((word for word in ("diverged", "undefined") if word in (mine, its)), "missing")
+                cells.append((why, "", ""))
             elif value.finite:
                 mean, interval = f"{value.mean:+.3f}", f"{value.low:+.3f} to {value.high:+.3f}"
                 cells.append((mean.replace("-", "−"), interval.replace("-", "−"), sentences.verdict(value)))

@@ -21,8 +21,8 @@ from posenc.lab.evaluate import Evaluator, plan, tokens_to_score
 from posenc.lab.machine import machine, versions
 from posenc.lab.memory import peak_bytes
 from posenc.lab.progress import Progress
-from posenc.lab.records import Record, Records
-from posenc.lab.train import batch, loss_of, optimizer_for, step_of, train
+from posenc.lab.records import Record, Records, key
+from posenc.lab.train import DivergedError, batch, loss_of, optimizer_for, step_of, train
 from posenc.models import Decoder
 from posenc.schemes.catalog import Shape, entries_of, scheme_from_names
 
@@ -79,7 +79,8 @@ def compare(
 
     Each measurement is recorded when it is made. What ``out`` has already is not made again, and a training that was
     stopped goes on from its last checkpoint; schemes and seeds may be added to a folder, all else must be the same.
-    The first SIGINT or SIGTERM saves the training under way and raises KeyboardInterrupt.
+    A training whose loss stops being a number is recorded as diverged, and the others go on. The first SIGINT or
+    SIGTERM saves the training under way and raises KeyboardInterrupt.
 
     Raises ValueError for too little text, and for a folder that holds another comparison or is in use.
     """
@@ -87,8 +88,9 @@ def compare(
     out, progress = Path(out), progress or Progress()
     device = _device(config)
     longest = config.test_lengths[-1]
-    corpus = data.load(config.text, held_out=config.windows * (longest + 1))
     sizes = {"train_length": config.train_length, "batch_size": config.batch_size, "longest": longest}
+    least = data.least(**sizes, windows=MIN_WINDOWS)
+    corpus = data.load(config.text, held_out=config.windows * (longest + 1), least=least)
     data.require(corpus, **sizes, windows=MIN_WINDOWS)
     made_with = {"text_digest": corpus.digest, **{k: versions()[k] for k in ("posenc", "torch", "numpy")}}
     with Records(out) as records, _Stop() as stop, progress:
@@ -149,6 +151,10 @@ class _Lab:
             checkpoint.unlink(missing_ok=True)
             progress.skip(self.training_work + self.testing_work)
             return
+        if trained and (why := self._diverged(scheme, seed)):
+            self._leave_untested(scheme, seed, planned, why)
+            progress.skip(self.training_work + self.testing_work)
+            return
         model = self.build(config, scheme, seed).to(self.device)
         last = 0
 
@@ -160,7 +166,16 @@ class _Lab:
             progress.advance(self.step_work, f"{scheme}, seed {seed}: training", f"{step}/{config.steps}{loss}")
             return self.stop.asked
 
-        training = train(model, self.corpus.train, config, seed, checkpoint, tick=after_step)
+        of = str(self.about["fingerprint"])
+        try:
+            training = train(model, self.corpus.train, config, seed, checkpoint, fingerprint=of, tick=after_step)
+        except DivergedError as error:
+            progress.say(f"{scheme}, seed {seed}, diverged: {error} (learning_rate {config.learning_rate:g})")
+            progress.skip(self.training_work - self.step_work * last + self.testing_work)
+            if not trained:
+                self._record("training", scheme, seed, diverged=str(error))
+            self._leave_untested(scheme, seed, planned, str(error))
+            return
         progress.skip(self.step_work * (config.steps - last))
         if not trained:
             tokens = batch(self.corpus.train, config, seed, 0).to(self.device)
@@ -190,22 +205,33 @@ class _Lab:
         progress.skip(self.testing_work - TESTING_WORK * evaluator.tokens)
         checkpoint.unlink()
 
+    def _diverged(self, scheme: str, seed: int) -> str:
+        """How this training is recorded to have diverged; empty where it did not."""
+        return next((r.get("diverged", "") for r in self.records if key(r) == ("training", scheme, seed, None)), "")
+
+    def _leave_untested(self, scheme: str, seed: int, planned: list[tuple[str, int]], why: str) -> None:
+        """Records that a training which diverged has nothing to test."""
+        for kind, length in planned:
+            if not self.records.has(kind, scheme, seed, length):
+                self._record(kind, scheme, seed, length, diverged=why)
+        (self.out / "checkpoints" / f"{scheme}-{seed}.pt").unlink(missing_ok=True)
+
     def time_steps(self, scheme: str, seed: int) -> None:
         """The time of a training step relative to the plain model's, taken in turns, so that a machine that is busy
-        with something else for a while slows both."""
+        with something else for a while slows both. The plain model's own is 1, as that is the unit."""
         if self.records.has("speed", scheme, seed):
             self.progress.skip(self.speed_work)
             return
         tokens = batch(self.corpus.train, self.config, seed, 0).to(self.device)
-        models = [self.build(self.config, name, seed).to(self.device) for name in (PLAIN, scheme)]
+        models = [self.build(self.config, name, seed).to(self.device) for name in dict.fromkeys((PLAIN, scheme))]
         steps = [_timed_step(model, self.config, tokens) for model in models]
         times = []
         for _ in range(SPEED_ROUNDS):
             times.append([step() for step in steps])
             self.progress.advance(2 * self.step_work, f"{scheme}, seed {seed}: timing steps")
             self.stop.check()
-        ratio = median(own / plain for plain, own in times[1:])  # the first round warms up
-        seconds = median(own for _, own in times[1:])
+        ratio = median(each[-1] / each[0] for each in times[1:])  # the first round warms up
+        seconds = median(each[-1] for each in times[1:])
         self._record(
             "speed", scheme, seed, relative_to=PLAIN, step_ratio=round(ratio, 4), step_seconds=round(seconds, 6)
         )
@@ -230,12 +256,16 @@ def _timed_step(model: nn.Module, config: CompareConfig, tokens: Tensor) -> Call
 
 
 def _claim(out: Path, config: CompareConfig, made_with: dict[str, str], *, empty: bool) -> None:
-    """Saves the configuration in ``out``. ValueError, saying what differs, if another comparison has been there."""
+    """Saves the configuration in ``out``. ValueError, saying what differs, if another comparison has records there."""
     path = out / CONFIG
     if path.exists():
         old, new = saved_identity(path), config.identity(**made_with)
         differ = [f"{k} {old.get(k)!r} there and {new.get(k)!r} here" for k in new if old.get(k) != new.get(k)]
-        if differ:
+        if differ and empty:  # nothing was measured, and what was begun cannot be gone on from
+            for stray in (out / "checkpoints").glob("*-*.*"):
+                if stray.suffix in (".pt", ".writing"):
+                    stray.unlink()
+        elif differ:
             raise ValueError(f"{out} holds another comparison, with {', '.join(differ)}: give another folder")
     elif not empty:
         raise ValueError(f"{out} holds records but no {CONFIG} to tell of what: give another folder")

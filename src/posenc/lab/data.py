@@ -3,7 +3,8 @@
 Bytes are the tokens, so every text is readable and bits per byte compare across texts.
 
 - **No leak.** Several files are split by file, in the order of a hash of their path; of files with the same content
-  one is kept. A file alone is split in two blocks and its end is held out.
+  one is kept. A file alone is split in two blocks and its end is held out; so is that of the largest file where whole
+  files would leave too little room on a side, and files that repeat it or its end are then left out.
 - **No seams.** A window lies inside one file. Bytes joined from two files would make a long context look useless for
   reasons that have nothing to do with positions. Files shorter than a window give none.
 - **The same for everyone.** Training windows follow from seed and step, evaluation windows from the text alone.
@@ -16,6 +17,7 @@ import sysconfig
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +26,9 @@ Bytes = NDArray[np.uint8]
 
 HELD_OUT = 1 / 10  # of the text, or more where the evaluation needs it
 MOST_HELD_OUT = 1 / 3
+
+Least: TypeAlias = tuple[tuple[int, int], tuple[int, int]]
+"""How many windows, and of how many bytes, there must be to train on and to evaluate with."""
 
 # Left out of Python's own sources: what others installed, and what is not written text or is nearly the same many
 # times over, so that it would stand on both sides (tests of the same template, character tables, generated topics).
@@ -81,10 +86,11 @@ class Corpus:
     digest: str
 
 
-def load(text: Sequence[str] = (), *, held_out: int = 0) -> Corpus:
+def load(text: Sequence[str] = (), *, held_out: int = 0, least: Least = ((0, 1), (0, 1))) -> Corpus:
     """Reads and splits a text: files, folders or globs; by default the running Python's own standard library.
 
-    A tenth is held out, or ``held_out`` bytes where that is more, though never more than a third.
+    A tenth is held out, or ``held_out`` bytes where that is more, though never more than a third. Whole files are, or
+    the end of the largest one where only that leaves room for the ``least`` on both sides.
 
     Raises ValueError where a name matches nothing or there is nothing to split, OSError for what cannot be read.
     """
@@ -110,6 +116,18 @@ def load(text: Sequence[str] = (), *, held_out: int = 0) -> Corpus:
             # One large file must not take the training text along.
             (validation if held < wanted and held + len(data) <= total // 2 else train).append(data)
     sides = _text(train), _text(validation)
+    if len(files) > 1 and not _fits(sides, least):
+        largest = max((data for _, data in files), key=len)
+        end = min(wanted, int(len(largest) * MOST_HELD_OUT))
+        begin, held_end = largest[: len(largest) - end], largest[len(largest) - end :]
+        # Its own parts as files of their own would be on both sides, and so would its end inside another file.
+        others = [data for _, data in files if data not in largest and held_end not in data]
+        cut = _text([*others, begin]), _text([held_end])
+        if _fits(cut, least):
+            how = "the end of the largest file, as whole files leave too little room"
+            if left_out := len(files) - 1 - len(others):
+                how += f"; {left_out} that repeat it left out"
+            sides, total = cut, sum(map(len, [*others, largest]))
     where = " ".join(text) if text else "the standard library of this Python"
     count = "1 file" if len(files) == 1 else f"{len(files):,} files"
     about = f"{where}: {total:,} bytes in {count}, {len(sides[1].data):,} held out ({how})"
@@ -117,12 +135,20 @@ def load(text: Sequence[str] = (), *, held_out: int = 0) -> Corpus:
     return Corpus(*sides, about, digest)
 
 
+def least(*, train_length: int, batch_size: int, longest: int, windows: int) -> Least:
+    """The windows of a batch, and those of an evaluation; each has a byte more, which is only predicted."""
+    return (batch_size, train_length + 1), (windows, longest + 1)
+
+
+def _fits(sides: tuple[Text, Text], least: Least) -> bool:
+    return all(side.room(size) >= count for side, (count, size) in zip(sides, least, strict=True))
+
+
 def require(corpus: Corpus, *, train_length: int, batch_size: int, longest: int, windows: int) -> None:
     """ValueError, with both numbers, unless the text has room for a batch and for as many evaluation windows."""
-    for side, name, count, size in (
-        (corpus.train, "training", batch_size, train_length + 1),
-        (corpus.validation, "evaluation", windows, longest + 1),
-    ):
+    wanted = least(train_length=train_length, batch_size=batch_size, longest=longest, windows=windows)
+    sides = (corpus.train, "training"), (corpus.validation, "evaluation")
+    for (side, name), (count, size) in zip(sides, wanted, strict=True):
         room = side.room(size)
         if room < count:
             raise ValueError(

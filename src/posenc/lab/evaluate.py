@@ -7,8 +7,10 @@ short and a window holds many pieces of it. A model always sees positions that s
 
 At a length L, of windows of M bytes, in which a byte is scored by the model's prediction from the bytes before it:
 
-- ``windows``: cut into pieces of L bytes, side by side from the end; every byte is scored, from the piece's bytes
-  before it: 1 to L of them. Longer pieces do better because fewer bytes stand at a beginning (the early-token curse).
+- ``windows``: cut into pieces of L bytes, side by side from the end; every byte of a piece is scored, from the piece's
+  bytes before it: 1 to L of them. What is left over at the window's beginning, M mod L bytes, is not scored: lengths
+  that divide M score the same bytes, others a few less. Longer pieces do better because fewer bytes stand at a
+  beginning (the early-token curse).
 - ``sliding``: the last half of the window is scored, in strides of L/2, each from the L bytes that end there: every
   byte is predicted from L/2 to L bytes. The same bytes are scored at every L.
 - ``final_tokens``: the last few bytes (half of the shortest length) alone, from the L bytes that end there.

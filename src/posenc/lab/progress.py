@@ -11,11 +11,13 @@ class Progress:
     """Keeps count of work done and to do, in any unit; shows nothing. `for_console` gives one that does."""
 
     def __init__(self) -> None:
+        self.begun = False
         self._total = self._done = 0.0
         self._started = time.monotonic()
 
     def begin(self, total: float) -> None:
         """Starts the clock, with ``total`` work ahead."""
+        self.begun = True
         self._total, self._done, self._started = total, 0.0, time.monotonic()
 
     def skip(self, work: float) -> None:

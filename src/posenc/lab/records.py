@@ -11,7 +11,8 @@ records of a comparison share. The results, by kind:
     by_position     edges of the buckets, and for each bucket bits (the mean) and stderr
     speed           relative_to, step_ratio (time of a training step over that scheme's), step_seconds
 
-Where a scheme has no encoding for a length, ``undefined`` says why and there are no bits. A bit that is null was not a
+Where a scheme has no encoding for a length, ``undefined`` says why and there are no bits. Where a training diverged,
+``diverged`` says when, and stands in place of its results and of those of all its tests. A bit that is null was not a
 finite number.
 """
 

@@ -40,22 +40,6 @@ def mean_interval(values: ArrayLike, *, level: float = 0.95, resamples: int = 20
     return Interval(float(rows.mean()), float(low), float(high))
 
 
-def paired_difference(
-    first: ArrayLike, second: ArrayLike, *, level: float = 0.95, resamples: int = 2000, seed: int = 0
-) -> Interval:
-    """The mean of first - second and its interval, where both were measured on the same windows (and seeds).
-
-    What makes a window hard for one scheme makes it hard for the other, so the difference is far surer than the two
-    means are. The resampling is that of `mean_interval`.
-
-    Raises ValueError where the two have different shapes.
-    """
-    one, other = _rows("first", first), _rows("second", second)
-    if one.shape != other.shape:
-        raise ValueError(f"first and second must be of the same seeds and windows, got {one.shape} and {other.shape}")
-    return mean_interval(one - other, level=level, resamples=resamples, seed=seed)
-
-
 def _rows(name: str, values: ArrayLike) -> NDArray[np.float64]:
     array = np.asarray(values, dtype=np.float64)
     if array.ndim not in (1, 2) or array.size == 0:

@@ -21,6 +21,14 @@ CURVE_POINTS = 50
 SAVE_SECONDS = 20.0
 
 
+class DivergedError(ValueError):
+    """The loss of a training is no longer a number; the message says since which step that is known."""
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is damaged, or of another comparison."""
+
+
 @dataclass(frozen=True)
 class Training:
     """How a training went: mean bits per byte up to each step of the curve, and the time spent in steps."""
@@ -75,16 +83,19 @@ def train(
     seed: int,
     checkpoint: Path,
     *,
+    fingerprint: str = "",
     tick: Callable[[int, float], bool] = lambda step, bits: False,
     save_seconds: float = SAVE_SECONDS,
 ) -> Training:
     """Trains ``model`` in place, on from ``checkpoint`` where there is one, and leaves its final state there.
 
+    A checkpoint carries the ``fingerprint`` of its comparison, and one with another is refused.
+
     ``tick(step, bits)`` is called after every step with the latest point of the curve (NaN before the first); if it
     says True, the state is saved and KeyboardInterrupt raised. A resumed training is the same, on the CPU to the bit,
     as one that was never stopped.
 
-    Raises ValueError where the loss is no longer a number.
+    Raises DivergedError where the loss is no longer a number, CheckpointError for a checkpoint it cannot go on from.
     """
     device = next(model.parameters()).device
     optimizer = optimizer_for(model, config)
@@ -92,7 +103,7 @@ def train(
     begin, spent = 0, 0.0
     running = torch.zeros((), device=device)  # kept there: reading every loss would make a GPU wait
     if checkpoint.exists():
-        state = _load(checkpoint, device)
+        state = _load(checkpoint, device, fingerprint)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         curve = [(int(step), float(bits)) for step, bits in state["curve"]]
@@ -100,7 +111,8 @@ def train(
 
     def save(step: int) -> None:
         state = {"step": step, "seconds": spent, "running": running, "curve": [list(point) for point in curve]}
-        _save({**state, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, checkpoint)
+        whole = {**state, "model": model.state_dict(), "optimizer": optimizer.state_dict(), "fingerprint": fingerprint}
+        _save(whole, checkpoint)
 
     model.train()
     every = max(config.steps // CURVE_POINTS, 1)
@@ -114,9 +126,7 @@ def train(
             points = done - (curve[-1][0] if curve else 0)
             bits = float(running) / points / math.log(2)
             if not math.isfinite(bits):
-                raise ValueError(
-                    f"learning_rate {config.learning_rate:g} is too high: the loss is {bits} at step {done}"
-                )
+                raise DivergedError(f"the loss is {bits} at step {done}")
             curve.append((done, bits))
             running.zero_()
         now = time.perf_counter()
@@ -130,13 +140,17 @@ def train(
     return Training(curve, spent)
 
 
-def _load(path: Path, device: torch.device) -> dict[str, Any]:
+def _load(path: Path, device: torch.device, fingerprint: str) -> dict[str, Any]:
     try:
         state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
     except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise ValueError(
+        raise CheckpointError(
             f"{path} is not a whole checkpoint ({type(error).__name__}): remove it to train anew"
         ) from None
+    if (its := state.get("fingerprint")) != fingerprint:
+        raise CheckpointError(
+            f"{path} is a checkpoint of another comparison ({its} there, {fingerprint} here): remove it to train anew"
+        )
     return state
 
 
