@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc import Positions, Scheme
+from posenc import DistanceAware, Positions, Relative2D, Scheme, Shaw, TransformerXL
 from tests import awkward
 from tests.oracles import attention, cope, distance_aware, relative_2d, shaw, transformer_xl, yarn
 
@@ -19,11 +19,13 @@ Arguments = dict[str, Any]  # what the scheme adds to the oracle's attend
 
 def of_shaw(s: Any, q: Tensor, k: Tensor, x: Positions, y: Positions, causal: bool) -> Arguments:
     where = (x.coords.tolist(), y.coords.tolist())
-    return {"score": shaw.score(q, s.keys, *where), "value_term": shaw.value_term(s.values, *where)}
+    return {"score": shaw.score(q, s.key_table, *where), "value_term": shaw.value_term(s.value_table, *where)}
 
 
 def of_transformer_xl(s: Any, q: Tensor, k: Tensor, x: Positions, y: Positions, causal: bool) -> Arguments:
-    terms = transformer_xl.terms(q, k, s.project, s.u, s.v, x.coords.tolist(), y.coords.tolist())
+    terms = transformer_xl.terms(
+        q, k, s.projection, s.content_bias, s.position_bias, x.coords.tolist(), y.coords.tolist()
+    )
     return {"score": transformer_xl.score(terms)}
 
 
@@ -37,11 +39,18 @@ def of_cope(s: Any, q: Tensor, k: Tensor, x: Positions, y: Positions, causal: bo
 
 
 def of_relative_2d(s: Any, q: Tensor, k: Tensor, x: Positions, y: Positions, causal: bool) -> Arguments:
-    return {"score": relative_2d.score(q, s.rows, s.columns, x.coords.tolist(), y.coords.tolist())}
+    return {"score": relative_2d.score(q, s.row_table, s.column_table, x.coords.tolist(), y.coords.tolist())}
 
 
 def of_yarn(s: Any, q: Tensor, k: Tensor, x: Positions, y: Positions, causal: bool) -> Arguments:
     return {}
+
+
+def wide(scheme: Scheme) -> Scheme:
+    """Parameters of order 1, in double precision."""
+    for parameter in scheme.double().parameters():
+        torch.nn.init.normal_(parameter)
+    return scheme
 
 
 LINES = {
@@ -52,11 +61,11 @@ LINES = {
 }
 GRID = {"grid": Positions.grid(3, 5), "part of a grid": Positions.grid(3, 5)[4:]}
 SCHEMES: dict[str, tuple[Callable[[], Scheme], Callable[..., Arguments], dict[str, Positions]]] = {
-    "Shaw": (lambda: awkward.TrialShaw(HEAD_DIM, 2), of_shaw, LINES),
-    "Transformer-XL": (lambda: awkward.TrialTransformerXL(HEADS, HEAD_DIM, 10), of_transformer_xl, LINES),
-    "DA": (lambda: awkward.TrialDistanceAware(HEADS), of_distance_aware, LINES),
+    "Shaw": (lambda: wide(Shaw(HEAD_DIM, 2)), of_shaw, LINES),
+    "Transformer-XL": (lambda: wide(TransformerXL(HEADS, HEAD_DIM, 10)), of_transformer_xl, LINES),
+    "DA": (lambda: wide(DistanceAware(HEADS)), of_distance_aware, LINES),
     "CoPE": (lambda: awkward.TrialCoPE(4, HEAD_DIM), of_cope, LINES),
-    "relative 2D": (lambda: awkward.TrialRelative2D(3, 5, HEADS, HEAD_DIM), of_relative_2d, GRID),
+    "relative 2D": (lambda: wide(Relative2D((3, 5), HEAD_DIM, HEADS)), of_relative_2d, GRID),
     "YaRN": (lambda: awkward.TrialYaRN(HEAD_DIM, 8.0, 64), of_yarn, LINES),
 }
 RUNS = [
@@ -126,7 +135,7 @@ def test_a_block_of_queries_is_those_rows_of_the_whole(name: str) -> None:
 
 def test_terms_open_from_left_to_right() -> None:
     """DA multiplies what came before it: with ALiBi first its bias is rescaled too, with ALiBi last it is not."""
-    da, alibi = awkward.TrialDistanceAware(HEADS), posenc.ALiBi(HEADS)
+    da, alibi = wide(DistanceAware(HEADS)), posenc.ALiBi(HEADS)
     query, key = (torch.randn(1, HEADS, TOKENS, HEAD_DIM, dtype=torch.float64) for _ in range(2))
     positions = Positions.arange(TOKENS)
     plain = posenc.logits(query, key, None)

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc import ALiBi, Encoding, Learned, NoPE, Positions, RoPE, Scheme, Segment, Sinusoidal
+from posenc import ALiBi, Encoding, Learned, NoPE, Positions, RoPE, Scheme, Segment, Shaw, Sinusoidal
 from posenc.encoding import DOORS, Block, Composition, Rotation, RowScore, Score, Value
-from tests.awkward import TrialCoPE, TrialShaw
+from tests.awkward import TrialCoPE
 
 TOKENS, DIM, HEADS, HEAD_DIM = 5, 6, 3, 2
 
@@ -156,7 +156,7 @@ def test_a_rotation_refuses_another_head_dim() -> None:
 
 
 def everything() -> tuple[Scheme, Positions]:
-    scheme = Sinusoidal(DIM) + RoPE(HEAD_DIM) + ALiBi(HEADS) + TrialShaw(HEAD_DIM, 2)
+    scheme = Sinusoidal(DIM) + RoPE(HEAD_DIM) + ALiBi(HEADS) + Shaw(HEAD_DIM, 2)
     return scheme, Positions.arange(TOKENS)
 
 
@@ -170,7 +170,7 @@ def test_doors_are_those_that_are_open() -> None:
         (Learned(9, DIM), ("add",)),
         (RoPE(HEAD_DIM), ("rotate",)),
         (ALiBi(HEADS), ("score",)),
-        (TrialShaw(HEAD_DIM, 2), ("score", "value")),
+        (Shaw(HEAD_DIM, 2), ("score", "value")),
         (ALiBi(HEADS) + Sinusoidal(DIM), ("add", "score")),
         (NoPE() + NoPE(), ()),
     ):
@@ -213,7 +213,7 @@ def test_keys_stand_where_the_queries_do_unless_told() -> None:
 
 def test_sum_of_encodings_holds_the_terms_of_both_in_their_order() -> None:
     positions = Positions.arange(TOKENS)
-    first, second = ALiBi(HEADS)(positions), (TrialShaw(HEAD_DIM, 2) + RoPE(HEAD_DIM))(positions)
+    first, second = ALiBi(HEADS)(positions), (Shaw(HEAD_DIM, 2) + RoPE(HEAD_DIM))(positions)
     both = first + second
     assert both.scores == first.scores + second.scores
     assert both.values == second.values

@@ -14,6 +14,8 @@ from tests.oracles import (
     attention,
     cope,
     distance_aware,
+    exponential_decay,
+    fourier_features,
     learned,
     nope,
     relative_1d,
@@ -115,6 +117,26 @@ def test_a_query_that_sees_nothing_gives_zeros() -> None:
     assert (output[:, :, [0, 2, 3]] != 0).all()
 
 
+def test_a_score_of_minus_infinity_is_a_mask() -> None:
+    q, k, v = normal(2, 4, 5, 3), normal(2, 2, 7, 3, seed=1), normal(2, 2, 7, 2, seed=2)
+    seen = [[(i + 2 * j + b) % 3 > 0 for j in range(7)] for b in range(2) for i in range(5)]
+    seen[1], seen[8] = [False] * 7, [False] * 7
+    masked = attention.attend(q, k, v, visible=lambda b, i, j: seen[5 * b + i][j])
+    scored = attention.attend(q, k, v, score=lambda s, b, h, i, j: s if seen[5 * b + i][j] else -math.inf)
+    assert torch.equal(scored[0], masked[0])
+    assert torch.equal(scored[1], masked[1])
+    assert (scored[0][0, :, 1] == 0).all()
+    assert (scored[1][1, :, 3] == -math.inf).all()
+    assert scored[2].isneginf().sum() == 4 * sum(not x for row in seen for x in row)  # the logits are shown as they are
+
+    # What is left when the mask hides one part and the score the other is nothing.
+    output, lse, _ = attention.attend(
+        q, k, v, score=lambda s, b, h, i, j: s if j < 3 else -math.inf, visible=lambda b, i, j: j >= 3
+    )
+    assert (output == 0).all()
+    assert (lse == -math.inf).all()
+
+
 def test_what_is_out_of_sight_does_not_reach_the_output() -> None:
     q, k, v = normal(1, 2, 3, 4), normal(1, 2, 5, 4, seed=1), normal(1, 2, 5, 4, seed=2)
     expected, _, _ = attention.attend(q, k[:, :, :3], v[:, :, :3])
@@ -194,6 +216,134 @@ def test_sinusoidal_layouts_are_permutations_of_one_another() -> None:
     assert concatenated[1][:3] == [math.sin(50.0 ** (-k / 3)) for k in range(3)]
     with pytest.raises(ValueError, match="layout"):
         sinusoidal.table([0], 6, layout="half")
+
+
+SIN = {0: 0.0, 0.1: 0.0998334166, 0.2: 0.1986693308, 1: 0.8414709848, 2: 0.9092974268}
+COS = {0: 1.0, 0.1: 0.9950041653, 0.2: 0.9800665778, 1: 0.5403023059, 2: -0.4161468365}
+
+
+def test_sinusoidal_grid_of_two_rows_and_three_columns_by_hand() -> None:
+    """Four channels an axis; base 100 gives them the frequencies 1 and 1/10. The row comes first."""
+    points = [(r, c) for r in range(2) for c in range(3)]
+    by_hand = {
+        "interleaved": {p: [SIN[p], COS[p], SIN[p / 10], COS[p / 10]] for p in range(3)},
+        "concatenated": {p: [SIN[p], SIN[p / 10], COS[p], COS[p / 10]] for p in range(3)},
+    }
+    for layout, axis in by_hand.items():
+        table = sinusoidal.grid_table(points, 8, base=100.0, layout=layout)
+        assert table == [pytest.approx(axis[r] + axis[c], abs=1e-10) for r, c in points]
+        turned = sinusoidal.grid_table([(c, r) for r, c in points], 8, base=100.0, layout=layout)
+        assert turned == [row[4:] + row[:4] for row in table]  # MAE's order: the column first
+
+
+def test_sinusoidal_grid_frequencies_are_over_the_channels_of_an_axis() -> None:
+    # Twelve channels on two axes: 10000^(-2k/6); over all twelve it would be 10000^(-2k/12).
+    row = sinusoidal.grid_table([(0.5, -1.0)], 12)[0]
+    thirds = [1.0, 0.046415888336, 0.0021544346900]
+    assert row[0::2] == pytest.approx([math.sin(0.5 * f) for f in thirds] + [-math.sin(f) for f in thirds], rel=1e-10)
+    assert row[1::2] == pytest.approx([math.cos(0.5 * f) for f in thirds] + [math.cos(f) for f in thirds], rel=1e-10)
+    assert norm(row) == pytest.approx(math.sqrt(6), rel=1e-14)
+    for layout in ("interleaved", "concatenated"):
+        one = sinusoidal.grid_table([(7,), (-2.5,)], 6, base=77.0, layout=layout)
+        assert one == sinusoidal.table([7, -2.5], 6, base=77.0, layout=layout)
+        assert len(sinusoidal.grid_table([(1, 2, 3)], 18, layout=layout)[0]) == 18
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "concatenated"])
+def test_sinusoidal_shift_is_the_vector_further_on(layout: str) -> None:
+    quarter = sinusoidal.shift([0.6, 0.8], [math.pi / 2], layout=layout)  # one pair: (sin, cos) -> (cos, -sin)
+    assert quarter == pytest.approx([0.8, -0.6])
+    (before,) = sinusoidal.table([17.25], 10, base=300.0, layout=layout)
+    for offset in (0.0, 4.0, -30.5, 1000.0):
+        (after,) = sinusoidal.table([17.25 + offset], 10, base=300.0, layout=layout)
+        assert sinusoidal.shift(before, [offset], base=300.0, layout=layout) == pytest.approx(after, abs=1e-12)
+    before, after = sinusoidal.grid_table([(3, 5, -1), (7, 5, 1.5)], 18, base=50.0, layout=layout)
+    assert sinusoidal.shift(before, [4, 0, 2.5], base=50.0, layout=layout) == pytest.approx(after, abs=1e-12)
+    with pytest.raises(ValueError, match="layout"):
+        sinusoidal.shift(before, [1.0], layout="half")
+
+
+def test_fourier_features_by_hand() -> None:
+    # Directions (1/4, 0), (0, 1/12), (1/2, 1/6) and the point (1, 2): a quarter, a sixth and 5/6 of a turn.
+    directions = [[0.25, 0.0], [0.0, 1 / 12], [0.5, 1 / 6]]
+    (row,) = fourier_features.table([(1, 2)], directions)
+    high = math.sqrt(0.75)
+    assert row == pytest.approx([0.0, 0.5, 0.5, 1.0, high, -high])
+    assert fourier_features.table([(0, 0), (4, 12)], directions)[0] == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+    assert fourier_features.table([(4, 12)], directions)[0] == pytest.approx([1.0, 1.0, 1.0, 0.0, 0.0, 0.0], abs=1e-14)
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_fourier_features_have_one_norm_and_products_of_the_difference_alone(axes: int) -> None:
+    directions = 0.3 * normal(7, axes)
+    points = normal(3, axes, seed=1).tolist()
+    table = fourier_features.table(points, directions)
+    assert [norm(row) for row in table] == pytest.approx([math.sqrt(7)] * 3, rel=1e-14)
+    moved = fourier_features.table([[x + 2.75 for x in point] for point in points], directions)
+    assert attention.dot(moved[0], moved[1]) == pytest.approx(attention.dot(table[0], table[1]), abs=1e-12)
+    assert abs(moved[0][0] - table[0][0]) > 0.01
+
+
+@pytest.mark.parametrize("sigma", [0.25, 1.5])
+def test_fourier_features_average_to_the_gaussian_kernel(sigma: float) -> None:
+    """P[x].P[y] / (dim/2) is the mean of cos z, z = 2 pi b.(x - y) being normal of variance s^2 = (2 pi sigma r)^2.
+
+    E cos z = exp(-s^2/2) = phi, and Var cos z = (1 + phi^4)/2 - phi^2 = (1 - phi^2)^2 / 2: five deviations of the mean.
+    """
+    count = 20_000
+    directions = (sigma * normal(count, 2, seed=3)).tolist()
+    for r in (0.0, 0.02, 0.1, 0.3, 1.0):
+        x, y = fourier_features.table([(1.0, -2.0), (1.0 + 0.6 * r, -2.0 - 0.8 * r)], directions)
+        expected = math.exp(-2.0 * math.pi**2 * sigma**2 * r**2)
+        tolerance = 5.0 * (1.0 - expected**2) / math.sqrt(2.0 * count) + 1e-12
+        assert abs(attention.dot(x, y) / count - expected) <= tolerance
+
+
+def test_learned_fourier_features_by_hand() -> None:
+    # One direction of a quarter turn: P[1] = (0, 1), over sqrt 2. The hidden layer sees 3 and, from the bias alone, -1.
+    root = math.sqrt(2.0)
+    w1, b1 = [[5.0, 2.0 * root], [7.0, 0.0]], [1.0, -1.0]
+    w2, b2 = [[1.0, 0.0], [0.0, 1.0], [10.0, 100.0]], [0.0, 0.0, 0.5]
+    (row,) = fourier_features.learned_table([(1.0,)], [[0.25]], w1, b1, w2, b2)
+    gelu_3, gelu_minus_1 = 3 * 0.9986501020, -0.1586552539  # z times the normal distribution's Phi(z)
+    assert row == pytest.approx([gelu_3, gelu_minus_1, 10 * gelu_3 + 100 * gelu_minus_1 + 0.5], rel=1e-9)
+    assert fourier_features.gelu(0.0) == 0.0
+
+
+def test_learned_fourier_features_are_two_linear_layers_of_pytorch() -> None:
+    points, directions = normal(4, 2), 0.4 * normal(5, 2, seed=1)
+    w1, b1, w2, b2 = normal(6, 10, seed=2), normal(6, seed=3), normal(3, 6, seed=4), normal(3, seed=5)
+    angles = 2.0 * math.pi * points @ directions.T
+    features = torch.cat([angles.cos(), angles.sin()], dim=-1) / math.sqrt(10)
+    expected = torch.nn.functional.gelu(features @ w1.T + b1) @ w2.T + b2
+    table = fourier_features.learned_table(points.tolist(), directions, w1, b1, w2, b2)
+    torch.testing.assert_close(torch.tensor(table, dtype=DOUBLE), expected)
+
+
+def test_exponential_decay_by_hand() -> None:
+    # longest 16 over four channels: time constants 2, 4, 8, 16, so 16 ln 2 is 8, 4, 2 and 1 half-lives.
+    halved = exponential_decay.table([0, 16 * math.log(2), 8], 4, longest=16.0)
+    assert halved[0] == [1.0, 1.0, 1.0, 1.0]
+    assert halved[1] == pytest.approx([1 / 256, 1 / 16, 1 / 4, 1 / 2])
+    assert halved[2] == pytest.approx([0.0183156389, 0.1353352832, 0.3678794412, 0.6065306597])  # e to -4, -2, -1, -1/2
+    assert exponential_decay.table([10_000], 5)[0][-1] == pytest.approx(0.3678794412)  # the last constant is `longest`
+    assert exponential_decay.table([10], 4)[0][0] == pytest.approx(0.3678794412)  # the first 10000^(1/4)
+    for negative in (-1, -0.5):
+        with pytest.raises(IndexError, match=f"position {negative} is negative"):
+            exponential_decay.table([0, negative], 4)
+
+
+def test_exponential_decay_falls_with_the_position_and_rises_with_the_channel() -> None:
+    table = exponential_decay.table([0, 0.25, 1, 2, 7, 40, 300], 6, longest=300.0)
+    for before, after in pairwise(table):
+        assert all(x > y > 0 for x, y in zip(before, after, strict=True))
+    for row in table[1:]:
+        assert all(x < y < 1 for x, y in pairwise(row))
+
+
+def test_exponential_decay_shift_is_one_factor_a_channel() -> None:
+    start, step, moved = exponential_decay.table([3.5, 9, 12.5], 6, longest=50.0)
+    assert moved == pytest.approx([x * y for x, y in zip(start, step, strict=True)], rel=1e-13)
 
 
 def test_learned_adds_the_row_of_the_position() -> None:
@@ -354,6 +504,45 @@ def test_alibi_bias_is_not_divided_by_the_root_of_d() -> None:
     assert attention.attend(q, k, k, score=score)[2].tolist() == [[[[-1.0, -0.5, 0.0]]]]
 
 
+def test_alibi_directed_by_hand() -> None:
+    # Two heads look left and two right, each pair with the slopes of two heads: 2^-4 and 2^-8.
+    score = alibi.directed_score(4, [[10.0, 3.5]], [[6.0, 10.0, 12.0]])
+    rows = [[score(1.0, 0, h, 0, j) for j in range(3)] for h in range(4)]
+    assert rows == [
+        [0.75, 1.0, -math.inf],  # 1 - 4/16
+        [0.984375, 1.0, -math.inf],  # 1 - 4/256
+        [-math.inf, 1.0, 0.875],  # 1 - 2/16
+        [-math.inf, 1.0, 0.9921875],  # 1 - 2/256
+    ]
+    assert [score(1.0, 0, h, 1, 0) for h in range(4)] == [-math.inf, -math.inf, 0.84375, 0.990234375]  # 2.5 away
+    twelve = alibi.directed_score(12, [[0]], [[-1, 1]])
+    assert [-twelve(0.0, 0, h, 0, h // 6) for h in range(12)] == 2 * alibi.slopes(6)
+    with pytest.raises(AssertionError, match="even, got 5"):
+        alibi.directed_score(5, [[0]], [[0]])
+
+
+def test_alibi_directed_is_causal_attention_beside_its_mirror_image() -> None:
+    q, k, v = normal(2, 6, 4, 3), normal(2, 2, 5, 3, seed=1), normal(2, 2, 5, 2, seed=2)
+    queries, keys = [[9, 3, 4, -1], [2, 0, 2, 50]], [[0, 9, 3, 2, 5], [1, 0, 7, 3, 50]]
+    output, lse, logits = attention.attend(q, k, v, score=alibi.directed_score(6, queries, keys))
+    one = [[0] * 5] * 2
+    for half, sign in ((slice(0, 3), 1), (slice(3, 6), -1)):
+        x, y = [[sign * p for p in row] for row in queries], [[sign * p for p in row] for row in keys]
+        expected, expected_lse, _ = attention.attend(
+            q[:, half],
+            k.repeat_interleave(3, dim=1)[:, half],
+            v.repeat_interleave(3, dim=1)[:, half],
+            score=alibi.score(alibi.slopes(3), x, y, causal=True),
+            visible=attention.visible_from(x, y, one, one, causal=True),
+        )
+        torch.testing.assert_close(output[:, half], expected)
+        torch.testing.assert_close(lse[:, half], expected_lse)
+    assert (output[0, :3, 3] == 0).all()  # nothing lies before -1
+    assert (lse[0, :3, 3] == -math.inf).all()
+    assert output.isfinite().all()
+    assert (logits[:, :3].isneginf() != logits[:, 3:].isneginf()).sum() == 3 * (2 * 4 * 5 - 4)  # but for 9, 3, 0 and 50
+
+
 def test_shaw_window_of_two() -> None:
     assert [shaw.index(4, j, 2) - 2 for j in (1, 2, 3, 4, 5, 6, 7)] == [-2, -2, -1, 0, 1, 2, 2]
     assert [shaw.index(3, j, 2) - 2 for j in (1, 2, 3)] == [-2, -1, 0]
@@ -372,6 +561,28 @@ def test_shaw_by_hand() -> None:
     term = shaw.value_term([[100.0], [10.0], [1.0]], [[5]], [[1, 5, 6]])
     output, _, _ = attention.attend(zeros, [[[[0.0]] * 3] * 2], values, value_term=term)
     torch.testing.assert_close(output, torch.tensor([[[[43.0]], [[37.0]]]], dtype=DOUBLE))
+
+
+def test_shaw_with_a_table_a_head() -> None:
+    query = [[[[2.0]], [[3.0]]]]
+    keys = [[[10.0], [20.0], [30.0]], [[1.0], [2.0], [3.0]]]
+    values = [[[100.0], [200.0], [300.0]], [[7.0], [8.0], [9.0]]]
+    score = shaw.score(query, keys, [[5]], [[1, 5, 6]])
+    assert [[score(1.0, 0, h, 0, j) for j in range(3)] for h in range(2)] == [[21.0, 41.0, 61.0], [4.0, 7.0, 10.0]]
+    term = shaw.value_term(values, [[5]], [[6, 1]])
+    assert [[term(0, h, 0, j) for j in range(2)] for h in range(2)] == [[[300.0], [100.0]], [[9.0], [7.0]]]
+
+
+def test_shaw_tables_as_tensors_or_lists_shared_or_repeated() -> None:
+    q, table = normal(2, 3, 2, 4), normal(7, 4, seed=5)
+    queries, keys = [[5, 11], [2, 7]], [[0, 9, 3, 18], [1, 0, 7, 4]]
+    tables = table.expand(3, 7, 4)
+    expected = shaw.score(q, table, queries, keys), shaw.value_term(table, queries, keys)
+    for same in (table.tolist(), tables, tables.tolist()):
+        score, term = shaw.score(q, same, queries, keys), shaw.value_term(same, queries, keys)
+        for b, h, i, j in [(0, 0, 0, 0), (1, 2, 1, 3), (0, 2, 1, 1), (1, 1, 0, 2)]:
+            assert score(0.3, b, h, i, j) == expected[0](0.3, b, h, i, j)
+            assert term(b, h, i, j) == expected[1](b, h, i, j)
 
 
 def test_transformer_xl_terms_by_hand() -> None:
@@ -475,6 +686,18 @@ def test_relative_1d_is_the_pad_and_reshape_shift(n: int) -> None:
     assert term == [[rows[i][j - i + n - 1] for j in range(n)] for i in range(n)]
 
 
+def test_relative_index_of_four_tokens_as_printed() -> None:
+    """Rows 0 .. 6 of a table stand for the distances -3 .. +3; the diagonal is row 3."""
+    printed = [[3, 4, 5, 6], [2, 3, 4, 5], [1, 2, 3, 4], [0, 1, 2, 3]]
+    rows = [[float(c)] for c in range(7)]
+    for start in (0, 17):
+        tokens = [[start + n for n in range(4)]]
+        score = relative_1d.score([[[[1.0]] * 4]], [rows], tokens, tokens)
+        assert [[score(0.0, 0, 0, i, j) for j in range(4)] for i in range(4)] == printed
+        assert [[shaw.index(i, j, 3) for j in tokens[0]] for i in tokens[0]] == printed
+        assert [[c - 3 for c in row] for row in printed] == [[j - i for j in range(4)] for i in range(4)]
+
+
 def test_relative_1d_by_hand() -> None:
     query = [[[[4.0, 0.0, 0.0, 0.0]], [[0.0, 2.0, 0.0, 0.0]]]]
     tables = [[[float(c), 0.0, 0.0, 0.0] for c in range(5)], [[0.0, 10.0 * c, 0.0, 0.0] for c in range(5)]]  # N = 3
@@ -536,6 +759,7 @@ def scores(q: torch.Tensor, k: torch.Tensor, queries: Positions, keys: Positions
         "relative_1d": relative_1d.score(q, tables, queries, keys),
         "relative_2d": relative_2d.score(q, tables[:, :9], tables[:, 9:16], query_grid, key_grid),
         "shaw": shaw.score(q, tables[0, :7], queries, keys),
+        "shaw per head": shaw.score(q, tables[:, :7], queries, keys),
         "transformer_xl": transformer_xl.score(transformer_xl.terms(q, k, w_r, u, v, queries, keys)),
     }
 

@@ -18,13 +18,21 @@ if TYPE_CHECKING:
     from posenc.encoding import Scheme as Scheme
     from posenc.positions import PositionError as PositionError
     from posenc.positions import Positions as Positions
+    from posenc.schemes.absolute_in_attention import AbsoluteInAttention as AbsoluteInAttention
     from posenc.schemes.alibi import ALiBi as ALiBi
     from posenc.schemes.catalog import catalog as catalog
+    from posenc.schemes.distance_aware import DistanceAware as DistanceAware
+    from posenc.schemes.exponential_decay import ExponentialDecay as ExponentialDecay
+    from posenc.schemes.fourier_features import FourierFeatures as FourierFeatures
     from posenc.schemes.learned import Learned as Learned
     from posenc.schemes.nope import NoPE as NoPE
+    from posenc.schemes.relative_1d import Relative1D as Relative1D
+    from posenc.schemes.relative_2d import Relative2D as Relative2D
     from posenc.schemes.rope import RoPE as RoPE
     from posenc.schemes.segment import Segment as Segment
+    from posenc.schemes.shaw import Shaw as Shaw
     from posenc.schemes.sinusoidal import Sinusoidal as Sinusoidal
+    from posenc.schemes.transformer_xl import TransformerXL as TransformerXL
 
 __version__ = "0.1.0"
 
@@ -38,6 +46,14 @@ _HOMES = {
     "Positions": "positions",
     "catalog": "schemes.catalog",
     "ALiBi": "schemes.alibi",
+    "AbsoluteInAttention": "schemes.absolute_in_attention",
+    "DistanceAware": "schemes.distance_aware",
+    "ExponentialDecay": "schemes.exponential_decay",
+    "FourierFeatures": "schemes.fourier_features",
+    "Relative1D": "schemes.relative_1d",
+    "Relative2D": "schemes.relative_2d",
+    "Shaw": "schemes.shaw",
+    "TransformerXL": "schemes.transformer_xl",
     "Learned": "schemes.learned",
     "NoPE": "schemes.nope",
     "RoPE": "schemes.rope",

@@ -1,4 +1,4 @@
-"""The command line: ``posenc compare``, ``posenc schemes``.
+"""The command line: ``posenc compare``, ``laws``, ``plot``, ``schemes``.
 
 torch is imported by the commands that need it, so that ``posenc --help`` answers at once. Exit codes: 0 done, 1 failed
 or interrupted, with one line on stderr, 2 wrong use.
@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 import posenc
+from posenc.figures import command as plot
+from posenc.laws import command as laws
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,6 +58,9 @@ def _parser() -> argparse.ArgumentParser:
         "--config", type=Path, metavar="FILE", help="TOML file with values for the options below; the command line wins"
     )
     _add_options(compare)
+
+    laws.add_parser(commands)
+    plot.add_parser(commands)
 
     schemes = commands.add_parser("schemes", help="list the schemes", description="Lists every scheme of the catalog.")
     schemes.set_defaults(run=_schemes)

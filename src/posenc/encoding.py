@@ -14,16 +14,17 @@ backend never knows which scheme it runs: they share the types of this file and 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TypeAlias
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posenc.positions import Positions
+from posenc.positions import Positions, check_reach
 
 TokenMap: TypeAlias = Callable[[Tensor], Tensor]
 """A linear map per token: x (batch, heads, tokens, head_dim) to the same shape and dtype."""
@@ -76,6 +77,39 @@ class Block:
             for axis, n in enumerate(sizes)
         )
         return b, h, i, j
+
+    def check_heads(self, scheme: str, num_heads: int | None, head_dim: int | None = None) -> None:
+        """ValueError in the scheme's name unless the queries have so many heads of that width; None: any."""
+        if num_heads not in (None, self.query.size(1)):
+            raise ValueError(f"{scheme} was made for {num_heads} heads, got queries of {self.query.size(1)}")
+        if head_dim not in (None, self.query.size(3)):
+            raise ValueError(f"{scheme} was made for head_dim {head_dim}, got queries of head_dim {self.query.size(3)}")
+
+    def table_coordinates(
+        self, scheme: str, reach: tuple[int, ...] | None = None, axes: int = 1
+    ) -> tuple[Int[Tensor, "batch queries *axes"], Int[Tensor, "batch keys *axes"]]:
+        """Coordinates of queries and keys, as int64, for schemes that look distances up in a table.
+
+        ``reach`` says how many distances from 0 on the table has along each axis. ValueError for fractional coordinates
+        or another number of axes; PositionError where two tokens of one document are further apart than the table.
+        """
+        x, y = self.query_positions, self.key_positions
+        for positions in (x, y):
+            if positions.coords.dtype != torch.int64:
+                raise ValueError(
+                    f"{scheme} looks distances up in a table and needs int64 coordinates, got {positions.coords.dtype}"
+                )
+        if axes == 1:
+            pair = (x.scalar(scheme), y.scalar(scheme))
+        else:
+            pair = (x.coords, y.coords)
+            for coords in pair:
+                if coords.dim() != 3 or coords.size(2) != axes:
+                    found = 1 if coords.dim() == 2 else coords.size(2)
+                    raise ValueError(f"{scheme} takes {axes} coordinates per token, got positions of {found}")
+        if reach is not None:
+            check_reach(x, y, reach, scheme)
+        return pair
 
 
 @dataclass(frozen=True)
@@ -239,6 +273,12 @@ class Scheme(nn.Module):
     def reset_parameters(self) -> None:
         """Draws the parameters anew. Schemes without any have nothing to do."""
 
+    def another(self) -> Scheme:
+        """One like this for another layer, with parameters of its own, freshly drawn."""
+        other = copy.deepcopy(self)
+        other.reset_parameters()
+        return other
+
     def tokens(
         self, query_positions: Positions, key_positions: Positions | None = None, *, dtype: torch.dtype = torch.float32
     ) -> Encoding:
@@ -288,9 +328,13 @@ class Scheme(nn.Module):
     @property
     def doors(self) -> tuple[str, ...]:
         """The names of the doors this scheme can open."""
-        methods = ("table", "rotation", "score", "value")
-        own = (getattr(type(self), name) is not getattr(Scheme, name) for name in methods)
-        return tuple(door for door, opened in zip(DOORS, own, strict=True) if opened)
+        opened = (
+            type(self).table is not Scheme.table,
+            type(self).rotation is not Scheme.rotation,
+            self.score() is not None,
+            self.value() is not None,
+        )
+        return tuple(door for door, is_open in zip(DOORS, opened, strict=True) if is_open)
 
     def __add__(self, other: Scheme) -> Scheme:
         """Both schemes as one; their terms are opened from left to right."""
@@ -347,6 +391,10 @@ class Composition(Scheme):
         for part in self.parts:
             encoding = encoding + part.pairs(query_positions, key_positions)
         return encoding
+
+    def another(self) -> Composition:
+        """Another of every part."""
+        return Composition(*(part.another() for part in self.parts))
 
     def reset_parameters(self) -> None:
         """Draws the parameters of every part anew."""

@@ -364,6 +364,25 @@ def check_index(index: Int[Tensor, "..."], limit: int, scheme: str, what: str) -
         raise PositionError(f"{scheme} encodes {what} 0 to {limit - 1}, got {lowest if lowest < 0 else highest}")
 
 
+def check_reach(query_positions: Positions, key_positions: Positions, reach: tuple[int, ...], scheme: str) -> None:
+    """PositionError unless any two tokens that may see one another lie less than ``reach`` apart along each axis."""
+    query, key = query_positions, key_positions
+    if query._bounds is not None and key._bounds is not None:
+        ends = (*query._bounds, *key._bounds)
+        if max(ends) - min(ends) < min(reach):
+            return
+    if query.coords.is_meta or not len(query) or not len(key):
+        return
+    seen = visible(query, key, is_causal=False)
+    for axis, limit in enumerate(reach):
+        x, y = (p.coords if p.coords.dim() == 2 else p.coords[..., axis] for p in (query, key))
+        distance = (y[:, None, :] - x[:, :, None]).abs()
+        furthest = int((distance if seen is None else distance.masked_fill(~seen, 0)).max())
+        if furthest >= limit:
+            along = "" if len(reach) == 1 else f" along axis {axis}"
+            raise PositionError(f"{scheme} encodes distances up to {limit - 1}{along}, got {furthest}")
+
+
 def visible(
     query_positions: Positions, key_positions: Positions, *, is_causal: bool
 ) -> Bool[Tensor, "rows queries keys"] | None:

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import posenc
-from posenc import ALiBi, Encoding, Learned, NoPE, Positions, RoPE, Scheme, Sinusoidal
-from tests.awkward import TrialCoPE, TrialDistanceAware, TrialShaw
+from posenc import ALiBi, DistanceAware, Encoding, Learned, NoPE, Positions, RoPE, Scheme, Shaw, Sinusoidal
+from tests.awkward import TrialCoPE
 
 LAW = settings(deadline=None, derandomize=True, max_examples=25)
 BACKENDS = ["reference", "sdpa"]
@@ -395,7 +395,7 @@ def check_half_precision(dtype: torch.dtype, backend: str, scheme: Scheme, causa
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    "scheme", [NoPE(), RoPE(32), ALiBi(HEADS), ALiBi(HEADS, bidirectional=True), RoPE(32) + ALiBi(HEADS)], ids=named
+    "scheme", [NoPE(), RoPE(32), ALiBi(HEADS), ALiBi(HEADS, "bidirectional"), RoPE(32) + ALiBi(HEADS)], ids=named
 )
 def test_half_precision_costs_no_more_than_twice_plain_attentions_error(
     scheme: Scheme, dtype: torch.dtype, backend: str
@@ -579,7 +579,7 @@ def test_logits_take_positions_as_attention_does() -> None:
 
 REFUSED: dict[str, tuple[Callable[[], Scheme | None], dict[str, Any], str]] = {
     "value door": (
-        lambda: TrialShaw(HEAD_DIM, 2),
+        lambda: Shaw(HEAD_DIM, 2).double(),
         {},
         "the value door needs the attention weights, which the fused kernel does not give",
     ),
@@ -589,7 +589,7 @@ REFUSED: dict[str, tuple[Callable[[], Scheme | None], dict[str, Any], str]] = {
         "a score term needs whole rows of scores, which the fused kernel does not give",
     ),
     "product": (
-        lambda: TrialDistanceAware(HEADS),
+        lambda: DistanceAware(HEADS).double(),
         {},
         "a score term is not additive, and the fused kernel only adds a mask",
     ),
@@ -718,7 +718,7 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "slopes for other heads": (
         lambda: attend(Q, K, V, ALiBi(5)),
-        r"ALiBi has slopes for 5 heads, got queries of 6",
+        r"ALiBi was made for 5 heads, got queries of 6",
     ),
     "a rotation of another width": (
         lambda: attend(Q, K, V, RoPE(6)),

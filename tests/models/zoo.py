@@ -24,17 +24,17 @@ GRADIENT_CLOSE = {"rtol": 1e-10, "atol": 1e-11}
 Arguments = dict[str, Any]
 Model = Decoder | Encoder
 
-NAMES = (*(entry.name for entry in catalog()), "rope+alibi", "sinusoidal+rope", "learned+segment")
+NAMES = (
+    *(entry.name for entry in catalog() if entry.axes != "two"),
+    "rope+alibi",
+    "sinusoidal+rope",
+    "learned+segment",
+)
 AWKWARD: dict[str, Callable[[], Scheme]] = {
-    "Shaw": lambda: awkward.TrialShaw(HEAD_DIM, 3),
-    "Transformer-XL": lambda: awkward.TrialTransformerXL(HEADS, HEAD_DIM, 10),
-    "DA": lambda: awkward.TrialDistanceAware(HEADS),
     "CoPE": lambda: awkward.TrialCoPE(5, HEAD_DIM),
     "partial rope": lambda: RoPE(HEAD_DIM, base=77.0, layout="interleaved", rotary_dim=4),
 }
 SCHEMES = (*NAMES, *AWKWARD)
-TABLED = tuple(name for name in SCHEMES if {"sinusoidal", "learned", "segment"} & set(name.split("+")))
-LEARNED = (*(name for name in TABLED if not name.startswith("sin")), *(name for name in AWKWARD if "rope" not in name))
 # Where positions enter, and whose parameters they are. A scheme without the add door is the same at the input and in
 # every layer, so it takes the first and the last.
 WAYS: dict[str, Arguments] = {
@@ -42,13 +42,17 @@ WAYS: dict[str, Arguments] = {
     "every layer": {"inject": "every_layer"},
     "per layer": {"inject": "every_layer", "per_layer": True},
 }
-SCHEMES_AND_WAYS = [(name, way) for name in SCHEMES for way in WAYS if name in TABLED or way != "every layer"]
 
 
 def scheme(name: str, causal: bool = True) -> Scheme:
     """A scheme for these models, with room for LONGEST positions where it has a table."""
     shape = Shape(dim=DIM, num_heads=HEADS, head_dim=HEAD_DIM, max_positions=LONGEST, causal=causal)
     return AWKWARD[name]() if name in AWKWARD else scheme_from_names(name, shape)
+
+
+TABLED = tuple(name for name in SCHEMES if "add" in scheme(name).doors)
+LEARNED = tuple(name for name in SCHEMES if any(True for _ in scheme(name).parameters()))
+SCHEMES_AND_WAYS = [(name, way) for name in SCHEMES for way in WAYS if name in TABLED or way != "every layer"]
 
 
 def model(kind: type[Model], position: Scheme | str, **how: Any) -> Any:

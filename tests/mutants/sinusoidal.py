@@ -15,25 +15,40 @@ from tests.schemes import test_precision
 Table = Callable[..., Tensor]
 
 
+def by_axis(positions: Positions) -> Tensor:
+    return positions.coords if positions.coords.dim() == 3 else positions.coords[..., None]
+
+
 def table(
-    theta: Callable[[Sinusoidal], Tensor] = lambda self: frequencies(self.dim, self.base),
-    coords: Callable[[Positions], Tensor] = lambda positions: positions.scalar("Sinusoidal"),
+    theta: Callable[[Sinusoidal], Tensor] = lambda self: frequencies(self.dim // self.axes, self.base),
+    coords: Callable[[Positions], Tensor] = by_axis,
     first: str = "sin",
     interleaved: str = "interleaved",
+    axes: str = "in turn",
 ) -> Table:
     """The method as it is, but for one thing."""
 
     def wrong(self: Sinusoidal, positions: Positions, dtype: torch.dtype = torch.float32) -> Tensor:
-        angle = phases(coords(positions), theta(self))
+        angle = torch.stack([phases(axis, theta(self)) for axis in coords(positions).unbind(-1)], -2)
+        angle = {
+            "in turn": lambda: angle,
+            "one by one": lambda: angle.mT.reshape_as(angle),
+            "as one": lambda: angle.flatten(-2)[..., None, :],
+            "summed": lambda: angle.sum(-2, keepdim=True).expand_as(angle),
+        }[axes]()
         waves = (angle.sin(), angle.cos()) if first == "sin" else (angle.cos(), angle.sin())
-        return torch.stack(waves, -1 if self.layout == interleaved else -2).flatten(-2).to(dtype)
+        return torch.stack(waves, -1 if self.layout == interleaved else -2).flatten(-3).to(dtype)
 
     return wrong
 
 
 def over_all_but_one(self: Sinusoidal) -> Tensor:
-    k = torch.arange(self.dim // 2, dtype=torch.float64)
-    return self.base ** (-k / (self.dim / 2 - 1))
+    pairs = self.dim // (2 * self.axes)
+    return self.base ** (-torch.arange(pairs, dtype=torch.float64) / (pairs - 1))
+
+
+def over_all_axes(self: Sinusoidal) -> Tensor:
+    return frequencies(self.dim, self.base)[: self.dim // (2 * self.axes)]
 
 
 def single_precision(coords: Tensor, theta: Tensor) -> Tensor:
@@ -41,17 +56,24 @@ def single_precision(coords: Tensor, theta: Tensor) -> Tensor:
 
 
 def by_index(positions: Positions) -> Tensor:
-    return torch.arange(len(positions))[None]
+    return torch.arange(len(positions))[None, :, None].expand(-1, -1, by_axis(positions).size(-1))
 
 
 COMPARED = oracles("sinusoidal")
 PRECISE = partial(test_precision.check_sinusoidal, "built", "interleaved")
 MUTANTS = (
     Mutant("divides by dim/2 - 1, as tensor2tensor does", Sinusoidal, "table", table(theta=over_all_but_one), COMPARED),
-    Mutant("ignores the base", Sinusoidal, "table", table(theta=lambda s: frequencies(s.dim, 10_000.0)), COMPARED),
+    Mutant(
+        "ignores the base", Sinusoidal, "table", table(theta=lambda s: frequencies(s.dim // s.axes, 10_000.0)), COMPARED
+    ),
     Mutant("swaps the layouts", Sinusoidal, "table", table(interleaved="concatenated"), COMPARED),
     Mutant("puts the cosine first", Sinusoidal, "table", table(first="cos"), COMPARED),
     Mutant("counts tokens and reads no coordinates", Sinusoidal, "table", table(coords=by_index), COMPARED),
-    Mutant("holds positions in bfloat16", Sinusoidal, "table", table(coords=lambda p: p.coords.bfloat16()), PRECISE),
+    Mutant("holds positions in bfloat16", Sinusoidal, "table", table(coords=lambda p: by_axis(p).bfloat16()), PRECISE),
     Mutant("computes phases in single precision", sinusoidal, "phases", single_precision, PRECISE),
+    Mutant("swaps the axes", Sinusoidal, "table", table(coords=lambda p: by_axis(p).flip(-1)), COMPARED),
+    Mutant("takes its frequencies over dim, not dim/axes", Sinusoidal, "table", table(theta=over_all_axes), COMPARED),
+    Mutant("interleaves the axes", Sinusoidal, "table", table(axes="one by one"), COMPARED),
+    Mutant("puts the sines of all axes first", Sinusoidal, "table", table(axes="as one"), COMPARED),
+    Mutant("sums the axes", Sinusoidal, "table", table(axes="summed"), COMPARED),
 )

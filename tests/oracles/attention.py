@@ -7,7 +7,8 @@
     o_i   = sum_j a_ij (v_j + w_ij)        w_ij = value_term(b, h, i, j)
 
 Vaswani et al. 2017, "Attention Is All You Need" (arXiv 1706.03762), Eq. 1. Grouped queries: query head h reads key and
-value head h // (H / Hk). A query that sees nothing gives zeros, and a log-sum-exp of -inf.
+value head h // (H / Hk). A score of -inf leaves its key no weight. A query that sees nothing gives zeros, and a
+log-sum-exp of -inf.
 """
 
 import math
@@ -67,7 +68,7 @@ def attend(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output (B, H, M, dv), log-sum-exp (B, H, M) and logits (B, H, M, N), in float64.
 
-    The logits are those after `score` and `row` and before the mask: keys out of sight keep a finite number.
+    The logits are those after `score` and `row` and before the mask: what the mask alone hides keeps a finite number.
     """
     q, k, v = heads(query), heads(key), heads(value)
     num_heads, num_kv_heads = len(q[0]), len(k[0])
@@ -98,8 +99,8 @@ def attend(
 
                 out = [0.0] * len(values[0])
                 log_total = -math.inf
-                if any(seen):
-                    largest = max(s[j] for j in range(len(keys)) if seen[j])
+                largest = max((s[j] for j in range(len(keys)) if seen[j]), default=-math.inf)
+                if largest != -math.inf:
                     total = sum(math.exp(s[j] - largest) for j in range(len(keys)) if seen[j])
                     log_total = largest + math.log(total)
                     for j in range(len(keys)):

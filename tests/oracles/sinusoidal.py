@@ -2,18 +2,22 @@
 
     P[p, 2k]   = sin(p * base^(-2k/dim))
     P[p, 2k+1] = cos(p * base^(-2k/dim))        k = 0 .. dim/2 - 1
+    grid of A axes:  P[x] = [ P[x_1] | .. | P[x_A] ],   each of dim/A channels, with dim/A for dim
+    shift:  (sin, cos)_k of p + r = (sin cos a + cos sin a, cos cos a - sin sin a),   a = r * base^(-2k/dim)
 
-Vaswani et al. 2017 (arXiv 1706.03762), section 3.5. Conventions: the denominator of the exponent is dim
-(tensor2tensor divides k by dim/2 - 1 instead); index 0 is the fastest; P is added to the input without a factor.
-"interleaved" is the paper's order of channels; "concatenated" is Transformer-XL's [sin | cos] of the same numbers:
-channel k holds sin and channel k + dim/2 holds cos of frequency k. Any real position is meaningful, negative and
-fractional too.
+Vaswani et al. 2017 (arXiv 1706.03762), section 3.5. Conventions: the denominator of the exponent is dim (tensor2tensor
+divides k by dim/2 - 1 instead); index 0 is the fastest; P is added to the input without a factor. "interleaved" is the
+paper's order of channels; "concatenated" is Transformer-XL's [sin | cos] of the same numbers: channel k holds sin and
+channel k + dim/2 holds cos of frequency k. Any real position is meaningful, negative and fractional too. On a grid the
+axes come in the coordinates' order, and the layout holds within each axis. MAE (arXiv 2111.06377) has these frequencies
+(big_vision divides by dim/4 - 1), concatenated; but its code puts the column first, under the name of emb_h: its table
+is that of (column, row) points.
 """
 
 import math
 from collections.abc import Sequence
 
-from .attention import Matrix
+from .attention import Matrix, Vector
 
 
 def table(positions: Sequence[float], dim: int, base: float = 10000.0, layout: str = "interleaved") -> Matrix:
@@ -32,3 +36,36 @@ def table(positions: Sequence[float], dim: int, base: float = 10000.0, layout: s
                 raise ValueError(f"layout must be interleaved or concatenated, got {layout!r}")
         rows.append(row)
     return rows
+
+
+def grid_table(
+    coords: Sequence[Sequence[float]], dim: int, base: float = 10000.0, layout: str = "interleaved"
+) -> Matrix:
+    """One row of dim numbers per point; a point has one coordinate an axis."""
+    rows: Matrix = []
+    for point in coords:
+        assert dim % (2 * len(point)) == 0, f"dim must be a multiple of {2 * len(point)}, got {dim}"
+        row: Vector = []
+        for coordinate in point:
+            row += table([coordinate], dim // len(point), base, layout)[0]
+        rows.append(row)
+    return rows
+
+
+def shift(vector: Vector, offsets: Sequence[float], base: float = 10000.0, layout: str = "interleaved") -> Vector:
+    """The vector of the point that lies `offsets` (one an axis) further on, from the vector of the point alone."""
+    assert len(vector) % (2 * len(offsets)) == 0, f"{len(vector)} channels are not pairs on {len(offsets)} axes"
+    dim = len(vector) // len(offsets)
+    out = list(vector)
+    for axis, offset in enumerate(offsets):
+        for k in range(dim // 2):
+            if layout == "interleaved":
+                s, c = axis * dim + 2 * k, axis * dim + 2 * k + 1
+            elif layout == "concatenated":
+                s, c = axis * dim + k, axis * dim + k + dim // 2
+            else:
+                raise ValueError(f"layout must be interleaved or concatenated, got {layout!r}")
+            angle = offset * base ** (-2.0 * k / dim)
+            out[s] = vector[s] * math.cos(angle) + vector[c] * math.sin(angle)
+            out[c] = vector[c] * math.cos(angle) - vector[s] * math.sin(angle)
+    return out

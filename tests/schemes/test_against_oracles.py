@@ -6,14 +6,18 @@ from torch import Tensor
 
 import posenc
 from posenc import Positions, Scheme
-from tests.cases import CASES, DIM, TOKENS, Case, oracle, positions_cases, split
+from tests.cases import CASES, DIM, TOKENS, Case, oracle, split
 
-POSITIONS = positions_cases()
-RUNS = [
+PLACES = [
     pytest.param(case, positions, id=f"{name}-{where}")
     for name, case in CASES.items()
-    for where, positions in POSITIONS.items()
-    if not (case.integers_only and positions.coords.is_floating_point())
+    for where, positions in case.positions().items()
+]
+RUNS = [
+    pytest.param(*place.values, backend, id=f"{place.id}-{backend}")
+    for place in PLACES
+    for backend in ("reference", "sdpa")
+    if backend not in place.values[0].refused_by
 ]
 
 
@@ -35,8 +39,7 @@ def run(
     )
 
 
-@pytest.mark.parametrize("backend", ["reference", "sdpa"])
-@pytest.mark.parametrize(("case", "positions"), RUNS)
+@pytest.mark.parametrize(("case", "positions", "backend"), RUNS)
 def test_output_is_the_oracles(case: Case, positions: Positions, backend: str) -> None:
     scheme = case.scheme()
     x = torch.randn(2, TOKENS, DIM, dtype=torch.float64)
@@ -45,7 +48,7 @@ def test_output_is_the_oracles(case: Case, positions: Positions, backend: str) -
         torch.testing.assert_close(run(scheme, x, positions, last, causal, backend), expected, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize(("case", "positions"), RUNS)
+@pytest.mark.parametrize(("case", "positions"), PLACES)
 def test_log_sum_exp_is_the_oracles(case: Case, positions: Positions) -> None:
     scheme = case.scheme()
     x = torch.randn(2, TOKENS, DIM, dtype=torch.float64)
@@ -54,8 +57,7 @@ def test_log_sum_exp_is_the_oracles(case: Case, positions: Positions) -> None:
     torch.testing.assert_close(lse, expected, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("backend", ["reference", "sdpa"])
-@pytest.mark.parametrize(("case", "positions"), RUNS)
+@pytest.mark.parametrize(("case", "positions", "backend"), RUNS)
 def test_gradients_are_the_oracles(case: Case, positions: Positions, backend: str) -> None:
     """Along one random direction of the input and of every parameter together, the derivative of a random projection
     of the output equals the oracle's central difference. Step 1e-5: truncation 1e-10, rounding 1e-11, both far below
@@ -87,3 +89,15 @@ def test_the_catalog_is_covered() -> None:
     assert {entry.scheme for entry in posenc.catalog()} <= {
         type(part) for c in CASES.values() for part in c.scheme().parts
     }
+
+
+@pytest.mark.parametrize(("name", "case"), CASES.items())
+def test_a_backend_refuses_what_is_said_and_nothing_else(name: str, case: Case) -> None:
+    positions = next(iter(case.positions().values()))
+    x = torch.randn(2, TOKENS, DIM, dtype=torch.float64)
+    for backend in ("reference", "sdpa"):
+        if backend in case.refused_by:
+            with pytest.raises(ValueError, match=rf"backend '{backend}' cannot run this: .*; these can: "):
+                run(case.scheme(), x, positions, TOKENS, True, backend)
+        else:
+            run(case.scheme(), x, positions, TOKENS, True, backend)

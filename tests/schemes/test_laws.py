@@ -1,6 +1,8 @@
-"""Every law of the catalog, measured: what claims it has it, and what does not claim it has it not."""
+"""The plainest laws of the catalog, measured a second time, apart from `posenc.laws`: what claims one has it, and what
+does not claim it has it not. tests/laws holds every claim to the measurements of `posenc.laws`."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from torch import Tensor
 
 import posenc
 from posenc import PositionError, Positions
+from posenc.laws import laws
 from posenc.schemes.catalog import CATALOG, Entry, Shape
 
 TESTS = Path(__file__).parents[1]
@@ -36,8 +39,10 @@ def split(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def segments(entry: Entry, positions: Positions) -> Positions:
-    """Alternating segments, where the scheme asks for them."""
+    """Alternating segments, where the scheme asks for them; a second coordinate, where it must have two."""
     kind = torch.arange(len(positions))[None] % 2
+    if entry.axes == "two":
+        positions = Positions(torch.stack((positions.coords, positions.coords.flip(1)), -1))
     return positions.with_segment(kind) if entry.needs_segments else positions
 
 
@@ -70,21 +75,13 @@ def check_absolute(entry: Entry) -> None:
         assert moved > DIFFERENT, f"a shift by {shift} changes the scores by {moved} alone"
 
 
-def check_bounded(entry: Entry) -> None:
-    places = segments(entry, Positions(torch.tensor([[0, 1, 2, 7, 100, 1001, 65_537, 100_000]])))
-    vectors = built(entry).table(places, torch.float64)
-    assert vectors is not None, "it adds no vectors"
-    norms = vectors.norm(dim=-1)
-    torch.testing.assert_close(norms, norms[:, :1].expand_as(norms), rtol=TOLERANCE, atol=0)
-
-
 def check_encodes(entry: Entry, positions: Positions) -> None:
     found = scores(built(entry), segments(entry, positions), features(1)[:, : len(positions)])
     assert found.isfinite().all()
 
 
 def check_length_free(entry: Entry) -> None:
-    for far in (FARTHEST, 2**31, -7):
+    for far in (FARTHEST, 2**31):
         try:
             check_encodes(entry, Positions(torch.tensor([[0, 3, far]])))
         except PositionError as error:
@@ -93,7 +90,7 @@ def check_length_free(entry: Entry) -> None:
 
 def check_fractional(entry: Entry) -> None:
     for dtype in (torch.float32, torch.float64):
-        positions = Positions(torch.tensor([[0.5, 2.75, -1.125]], dtype=dtype))
+        positions = Positions(torch.tensor([[0.5, 2.75, 1.125]], dtype=dtype))
         try:
             check_encodes(entry, positions)
         except ValueError as error:
@@ -138,7 +135,6 @@ def check_parameter_free(entry: Entry) -> None:
 LAWS: dict[str, Callable[[Entry], None]] = {
     "relative": check_relative,
     "absolute": check_absolute,
-    "bounded": check_bounded,
     "length_free": check_length_free,
     "fractional": check_fractional,
     "order_free": check_order_free,
@@ -166,7 +162,7 @@ def test_a_scheme_has_the_laws_it_claims_and_no_others(entry: Entry, law: str) -
 
 @pytest.mark.parametrize("entry", CATALOG, ids=lambda entry: entry.name)
 def test_every_law_claimed_is_one_that_is_measured(entry: Entry) -> None:
-    assert entry.laws <= LAWS.keys()
+    assert entry.laws <= LAWS.keys() | laws.LAWS.keys()
 
 
 @pytest.mark.parametrize("law", LAWS)
@@ -202,14 +198,14 @@ def test_an_entry_is_true_of_the_scheme_it_builds(entry: Entry) -> None:
     assert entry.title in posenc.__all__
     assert entry.scheme.__module__ == f"posenc.schemes.{entry.name}"
     assert entry.doors == scheme.doors
-    assert {entry.name, entry.title.lower()} == {entry.name}
+    assert entry.name.replace("_", "") == entry.title.lower()
     assert entry.paper
     assert entry.cost
 
 
 @pytest.mark.parametrize("entry", CATALOG, ids=lambda entry: entry.name)
 def test_segments_are_needed_by_the_schemes_that_say_so(entry: Entry) -> None:
-    positions = Positions.arange(3)
+    positions = segments(replace(entry, needs_segments=False), Positions.arange(3))
     if not entry.needs_segments:
         entry.build(SHAPE)(positions)
         return

@@ -156,7 +156,7 @@ def check_alibi(way: str, num_heads: int) -> None:
             ],
             dtype=torch.float64,
         )
-        scheme = cast(ALiBi(num_heads, bidirectional))
+        scheme = cast(ALiBi(num_heads, "bidirectional" if bidirectional else "causal"))
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             with context():
                 bias = posenc.logits(zeros.to(dtype), zeros.to(dtype), scheme(places()))

@@ -28,7 +28,7 @@ _FOUNDERS = {
     "rope": (4, "^"),
     "alibi": (3, "v"),
     "shaw": (5, "p"),
-    "transformer-xl": (2, "h"),
+    "transformer_xl": (2, "h"),
 }
 _MARKERS = ("P", "d", "<", ">", "8", "*", "H")
 _DASHES: tuple[Dashes, ...] = ((0, (5, 1.2)), (0, (7, 1.5, 1.5, 1.5)), (0, (5, 1.2, 1.2, 1.2, 1.2, 1.2)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Literal
 
 import torch
@@ -136,10 +135,8 @@ class Trunk(nn.Module):
         self.inject, self.is_causal = inject, is_causal
         self.blocks = nn.ModuleList(Block(dim, num_heads, num_kv_heads) for _ in range(num_layers))
         self.norm = nn.LayerNorm(dim)
-        copies = [copy.deepcopy(position) for _ in range(num_layers - 1)] if per_layer else []
-        for scheme in copies:
-            scheme.reset_parameters()
-        self.schemes = nn.ModuleList([position, *copies])
+        others = [position.another() for _ in range(num_layers - 1)] if per_layer else []
+        self.schemes = nn.ModuleList([position, *others])
 
     def forward(self, x: Tensor, positions: Positions, cache: KVCache | None) -> Tensor:
         known = positions if cache is None or cache.positions is None else Positions.cat([cache.positions, positions])

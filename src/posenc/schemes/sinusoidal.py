@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from posenc.encoding import Scheme
@@ -21,13 +23,18 @@ class Sinusoidal(Scheme):
         interleaved:   P[p, 2k] = sin(p theta_k)    P[p, 2k + 1]     = cos(p theta_k)
         concatenated:  P[p, k]  = sin(p theta_k)    P[p, k + dim/2]  = cos(p theta_k)
 
+    With several ``axes`` (the row and column of a patch; the time, row and column of a video), every axis has dim/axes
+    channels of its own, in turn, each by the formula above with dim/axes for dim.
+
     Index 0 turns fastest, one radian per position. Every vector has norm sqrt(dim/2), P[p + k] is a rotation of P[p]
     that depends on k alone, and any real position has a vector. Nothing is learned.
 
     Shapes: table (rows, tokens, dim), float32 or float64, accurate to that dtype up to position 2^20 and beyond.
-    Errors: ValueError for an odd dim, a base not above 1, an unknown layout, or positions of several axes.
+    Errors: ValueError for a dim that is not a multiple of 2 axes, a base not above 1, an unknown layout, or positions
+    of another number of axes.
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.5 (interleaved); Dai et al. 2019,
-    "Transformer-XL", whose code concatenates.
+    "Transformer-XL", whose code concatenates; He et al. 2022, "Masked Autoencoders", whose code has two axes,
+    concatenates and, despite its names, puts the column first.
 
     >>> Sinusoidal(4).table(Positions.arange(2))
     tensor([[[0.0000, 1.0000, 0.0000, 1.0000],
@@ -35,23 +42,56 @@ class Sinusoidal(Scheme):
     """
 
     def __init__(
-        self, dim: int, base: float = 10_000.0, layout: Literal["interleaved", "concatenated"] = "interleaved"
+        self,
+        dim: int,
+        base: float = 10_000.0,
+        layout: Literal["interleaved", "concatenated"] = "interleaved",
+        axes: int = 1,
     ) -> None:
         super().__init__()
-        if dim < 2 or dim % 2:
-            raise ValueError(f"dim must be positive and even (sines and cosines come in pairs), got {dim}")
+        if axes < 1:
+            raise ValueError(f"axes must be positive, got {axes}")
+        if dim < 2 or dim % (2 * axes):
+            each = "" if axes == 1 else f" on each of {axes} axes"
+            raise ValueError(f"dim must be positive and even{each} (sines and cosines come in pairs), got {dim}")
         if not base > 1:
             raise ValueError(f"base must be above 1, got {base}")
         if layout not in ("interleaved", "concatenated"):
             raise ValueError(f"layout must be 'interleaved' or 'concatenated', got {layout!r}")
-        self.dim, self.base, self.layout = dim, base, layout
+        self.dim, self.base, self.layout, self.axes = dim, base, layout, axes
 
     def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "rows tokens dim"]:
         """The vectors P[p]."""
-        coords = positions.scalar("Sinusoidal")
-        angle = phases(coords, frequencies(self.dim, self.base, coords.device))
+        coords = positions.coords if positions.coords.dim() == 3 else positions.coords[..., None]
+        if coords.size(-1) != self.axes:
+            raise ValueError(f"Sinusoidal takes {self._takes()}, got positions of {coords.size(-1)} axes")
+        theta = frequencies(self.dim // self.axes, self.base, coords.device)
+        angle = torch.stack([phases(axis, theta) for axis in coords.unbind(-1)], -2)
         axis = -1 if self.layout == "interleaved" else -2
-        return torch.stack((angle.sin(), angle.cos()), axis).flatten(-2).to(dtype)
+        return torch.stack((angle.sin(), angle.cos()), axis).flatten(-3).to(dtype)
+
+    def linear_map(self, offset: Sequence[int | float]) -> Float64[Tensor, "dim dim"]:
+        """M with P[p + offset] = M P[p] for every p: a rotation of each pair by offset theta_k. One offset per axis.
+
+        >>> scheme = Sinusoidal(8)
+        >>> M = scheme.linear_map([3])
+        """
+        if len(offset) != self.axes:
+            raise ValueError(f"offset must have {self.axes} numbers, one per axis, got {len(offset)}")
+        pairs = self.dim // (2 * self.axes)
+        matrix = torch.zeros(self.dim, self.dim, dtype=torch.float64)
+        for axis, step in enumerate(offset):
+            for k, theta in enumerate(frequencies(self.dim // self.axes, self.base).tolist()):
+                start = 2 * pairs * axis
+                interleaved = self.layout == "interleaved"
+                sin, cos = (start + 2 * k, start + 2 * k + 1) if interleaved else (start + k, start + k + pairs)
+                # sin(a + b) = sin a cos b + cos a sin b, cos(a + b) = cos a cos b - sin a sin b
+                matrix[sin, sin] = matrix[cos, cos] = math.cos(step * theta)
+                matrix[sin, cos], matrix[cos, sin] = math.sin(step * theta), -math.sin(step * theta)
+        return matrix
+
+    def _takes(self) -> str:
+        return "one coordinate per token" if self.axes == 1 else f"{self.axes} coordinates per token"
 
     def extra_repr(self) -> str:
-        return f"{self.dim}, base={self.base}, layout={self.layout!r}"
+        return f"{self.dim}, base={self.base}, layout={self.layout!r}, axes={self.axes}"

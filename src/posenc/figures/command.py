@@ -1,0 +1,189 @@
+"""``posenc plot``: the figures of schemes, by name, as PNG or SVG.
+
+matplotlib and torch are imported when a figure is drawn, so that ``posenc --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import inspect
+import io
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One figure: the function ``posenc.figures.<home>.<name>``, and what it shows in a line."""
+
+    name: str
+    home: str
+    about: str
+
+    @property
+    def function(self) -> Callable[..., Figure]:
+        """What draws it."""
+        return getattr(importlib.import_module(f"posenc.figures.{self.home}"), self.name)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The names of the arguments that the command line can give it."""
+        return tuple(name for name in inspect.signature(self.function).parameters if name in OPTIONS)
+
+
+FIGURES = (
+    Entry("lines", "vectors", "single dimensions of the added vectors, over positions"),
+    Entry("table", "vectors", "heat map of the table of added vectors"),
+    Entry(
+        "similarity", "vectors", "cosine of every two positions' vectors; the scheme 'minilm' is a real model's table"
+    ),
+    Entry("bias", "pairs", "matrices of what is added to the score, or multiplies it, per head"),
+    Entry("bias_by_distance", "pairs", "the same as lines against distance, scheme by scheme on common axes"),
+    Entry("shaw_window", "pairs", "Shaw: which vector each pair of words uses, and where the window clips"),
+    Entry("distance_aware_factor", "pairs", "DA-Transformer: the family f(R; v) and its bounds"),
+    Entry("transformer_xl_terms", "pairs", "Transformer-XL: the four terms of a score on a sentence"),
+    Entry("attention", "pairs", "attention on a sentence without positions and with them"),
+    Entry("rope_rotation", "rotations", "RoPE: the turn of each pair of channels, position by position"),
+    Entry("rope_phases", "rotations", "RoPE: the angle of every pair at every position"),
+    Entry("rope_decay", "rotations", "RoPE: the bound that falls with distance, and scores that need not"),
+    Entry("relative_index", "grids", "the 2N - 1 distances of N tokens and their indices in the table"),
+    Entry("relative_to_absolute", "grids", "how products with 2N - 1 distances become scores of N keys"),
+    Entry("offsets_2d", "grids", "row and column offsets of every pixel from one of them"),
+)
+
+_NUMBER: dict[str, Any] = {"type": int, "metavar": "N"}
+_NUMBERS: dict[str, Any] = {"type": int, "metavar": "N", "nargs": "+"}
+_PLACE: dict[str, Any] = {"type": int, "nargs": 2, "metavar": ("ROW", "COLUMN")}
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "schemes": {"nargs": "+", "metavar": "SCHEME", "help": "names of the catalog, or several joined by +"},
+    "sentence": {"metavar": "WORDS", "help": "the words to draw, in quotes"},
+    "length": {**_NUMBER, "help": "positions, or the largest distance"},
+    "dim": {**_NUMBER, "help": "width of the model"},
+    "num_heads": {**_NUMBER, "help": "heads to build the schemes for"},
+    "head_dim": {**_NUMBER, "help": "width of a head"},
+    "dimensions": {**_NUMBERS, "help": "which dimensions of the vectors, from 0"},
+    "pairs": {**_NUMBER, "help": "how many pairs of channels, from the first"},
+    "max_distance": {**_NUMBER, "help": "Shaw's window to either side"},
+    "positions": {**_NUMBERS, "help": "which words to frame, from 1"},
+    "grid": {**_PLACE, "metavar": ("ROWS", "COLUMNS"), "help": "tokens in rows and columns"},
+    "pixel": {**_PLACE, "help": "the pixel that offsets are counted from, from 0"},
+    "peak": {**_NUMBER, "help": "the distance that the key is built for"},
+    "draws": {**_NUMBER, "help": "how many Gaussian queries and keys"},
+    "v": {"type": float, "nargs": "+", "metavar": "V", "help": "values of DA-Transformer's v"},
+    "w": {"type": float, "metavar": "W", "help": "DA-Transformer's weight of the distance"},
+    "causal": {"action": "store_true", "help": "no key after its query"},
+    "common": {"action": "store_true", "help": "one axis of biases for all schemes"},
+}
+"""What figures can be given on the command line, by the name of their argument. --list says which figure takes what."""
+
+
+def find(name: str) -> Entry:
+    """The figure of that name; ValueError, naming those there are, for another."""
+    known = {entry.name: entry for entry in FIGURES}
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise ValueError(f"figure must be one of {', '.join(known)}, got {name!r}{hint}")
+    return known[name]
+
+
+def save(figure: Figure, path: Path, dark: bool = False) -> None:
+    """Writes a PNG or an SVG, by the file's ending; the same figure gives the same bytes.
+
+    Raises ValueError for another ending.
+    """
+    import matplotlib
+
+    from posenc.figures import style
+
+    _check_ending(path)
+    buffer = io.BytesIO()
+    with style.context(dark), matplotlib.rc_context({"svg.hashsalt": "posenc"}):
+        metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
+        figure.savefig(buffer, format=path.suffix[1:].lower(), metadata=metadata)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(buffer.getvalue())
+
+
+def _check_ending(path: Path) -> None:
+    if path.suffix.lower() not in (".png", ".svg"):
+        raise ValueError(f"--out must end in .png or .svg, got {str(path)!r}")
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds ``plot`` to the commands."""
+    parser = commands.add_parser(
+        "plot",
+        help="draw how the schemes work",
+        description="Draws a figure of positional encodings as PNG or SVG. posenc plot --list names the figures and "
+        "the options each of them takes.",
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("figure", nargs="?", metavar="FIGURE", help="which figure: see --list")
+    parser.add_argument("--list", action="store_true", help="name every figure and its options")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="a .png or .svg file (default: FIGURE.png)")
+    parser.add_argument("--dark", action="store_true", help="light on dark")
+    group = parser.add_argument_group("options of figures")
+    for name, about in OPTIONS.items():
+        group.add_argument("--" + name.replace("_", "-"), dest=name, default=argparse.SUPPRESS, **about)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Draws the figure asked for, writes it and says where. 0 done, 1 something is not installed, 2 wrong use."""
+    try:
+        if arguments.list:
+            _print_list()
+            return 0
+        entry, options = _asked(arguments)
+        out = arguments.out or Path(f"{entry.name}{'-dark' if arguments.dark else ''}.png")
+        _check_ending(out)
+        figure = entry.function(dark=arguments.dark, **options)
+    except ValueError as error:
+        return _failed(f"{error} (see posenc plot --list)", code=2)
+    except ModuleNotFoundError as error:
+        if "pip install" not in str(error):  # a plain one is for the caller to explain
+            raise
+        return _failed(str(error), code=1)
+    save(figure, out, arguments.dark)
+    print(out)
+    return 0
+
+
+def _asked(arguments: argparse.Namespace) -> tuple[Entry, dict[str, Any]]:
+    if arguments.figure is None:
+        raise ValueError(f"figure must be one of {', '.join(entry.name for entry in FIGURES)}, got none")
+    entry = find(arguments.figure)
+    options = {name: value for name, value in vars(arguments).items() if name in OPTIONS}
+    for name in options:
+        if name not in entry.options:
+            raise ValueError(f"{entry.name} takes {_flags(entry.options)}, got {_flags([name])}")
+    if "schemes" in options:
+        options["schemes"] = [name for words in options["schemes"] for name in words.split(",") if name]
+    for name in ("grid", "pixel"):
+        if name in options:
+            options[name] = tuple(options[name])
+    return entry, options
+
+
+def _print_list() -> None:
+    width = max(len(entry.name) for entry in FIGURES)
+    for entry in FIGURES:
+        print(f"{entry.name:{width}}  {entry.about}\n{'':{width}}  {_flags(entry.options)}")
+
+
+def _flags(names: Sequence[str]) -> str:
+    return " ".join("--" + name.replace("_", "-") for name in names)
+
+
+def _failed(line: str, code: int) -> int:
+    print(f"posenc: error: {' '.join(line.split())}", file=sys.stderr)
+    return code

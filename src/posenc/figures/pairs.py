@@ -1,0 +1,473 @@
+"""Figures of the score and value doors: what a scheme does to a pair of tokens, query down and key across.
+
+A figure shows what the score door makes of a score: the *bias* added to it where the scheme adds, the *factor* it is
+multiplied with where it multiplies. Terms that meet the query are shown for a fixed Gaussian query, the same at every
+position: one for each head of a scheme that has heads of its own, and one for a scheme whose heads share a table.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.colors import BoundaryNorm, ListedColormap, Normalize
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+from torch import Tensor
+
+import posenc
+from posenc.encoding import Block, RowScore, Scheme
+from posenc.figures import panels, style
+from posenc.figures.panels import Named, Schemes
+from posenc.positions import Positions, visible
+from posenc.schemes.alibi import ALiBi
+from posenc.schemes.catalog import Shape
+from posenc.schemes.distance_aware import DistanceAware
+from posenc.schemes.shaw import Shaw
+from posenc.schemes.transformer_xl import TransformerXL
+
+BIAS, FACTOR = "bias (added to the score)", "factor (times the score)"
+MOST_HEADS = 4  # in one figure
+
+
+# -- what a scheme does to a score ------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def effect(scheme: Scheme, query_positions: Positions, key_positions: Positions, head_dim: int) -> tuple[Tensor, str]:
+    """What the score door does, (heads, queries, keys) in float64, and in words: a bias or a factor.
+
+    The keys are zero vectors, so that of a term with the query only the part of the position is left. ValueError for a
+    scheme that looks along the row, or both adds and multiplies: its doing is neither a bias nor a factor.
+    """
+    scores = scheme.pairs(query_positions, key_positions).scores
+    kinds = {None if isinstance(term, RowScore) else term.additive for term in scores}
+    if kinds not in ({True}, {False}):
+        raise ValueError(
+            "schemes must add to the score or multiply it, got one that does both, neither, or needs the whole row"
+        )
+    heads, width = _sizes(scheme, head_dim)
+    generator = torch.Generator().manual_seed(panels.SEED)
+    fixed = torch.randn(1, heads, 1, width, generator=generator, dtype=torch.float64)
+    key = torch.zeros(1, heads, len(key_positions), width, dtype=torch.float64)
+    block = Block(fixed.expand(-1, -1, len(query_positions), -1), key, query_positions, key_positions, width**-0.5)
+    adds = True in kinds
+    score = torch.full((1, heads, len(query_positions), len(key_positions)), 0.0 if adds else 1.0, dtype=torch.float64)
+    for term in scores:
+        assert not isinstance(term, RowScore)
+        score = term.bind(block)(score, *block.indices)
+    return score[0], BIAS if adds else FACTOR
+
+
+def _sizes(scheme: Scheme, head_dim: int) -> tuple[int, int]:
+    """The heads and head_dim that the scheme was made for, else one head and the head_dim given."""
+    num_heads = 1
+    for part in scheme.parts:
+        num_heads = getattr(part, "num_heads", None) or num_heads
+        head_dim = getattr(part, "head_dim", None) or head_dim
+    return num_heads, head_dim
+
+
+def _unseen(scheme: Scheme, query: Positions, key: Positions, causal: bool) -> Tensor | None:
+    """Which pairs no model looks at: what comes after the query, in a decoder and in ALiBi's causal form."""
+    causal = causal or any(isinstance(part, ALiBi) and part.form == "causal" for part in scheme.parts)
+    seen = visible(query, key, is_causal=causal)
+    return None if seen is None else ~seen[0]
+
+
+def alibi_forms(num_heads: int = 4) -> dict[str, Scheme]:
+    """ALiBi for decoders and in both forms for encoders."""
+    return {f"alibi, {form}": ALiBi(num_heads, form) for form in ("causal", "bidirectional", "directed")}
+
+
+# -- bias matrices and bias by distance -------------------------------------------------------------------------------
+
+
+def bias(
+    schemes: Schemes | None = None,
+    *,
+    num_heads: int = 4,
+    head_dim: int = 64,
+    length: int = 24,
+    grid: tuple[int, int] | None = None,
+    causal: bool = False,
+    dark: bool = False,
+) -> Figure:
+    """Matrices of bias or factor: a row for each scheme, a column for each head, of the first four. By default ALiBi's
+    three forms.
+
+    ``grid`` puts the tokens in rows and columns, for schemes that need them there. ``causal`` hides the keys after a
+    query.
+
+    Raises ValueError for a scheme that opens no score door.
+    """
+    positions = panels.places(length, grid)
+    shape = Shape(num_heads * head_dim, num_heads, head_dim, len(positions), causal=causal, grid=grid)
+    drawn = panels.named(alibi_forms(num_heads) if schemes is None else schemes, shape, doors=("score",))
+    matrices: list[list[NDArray[np.float64]]] = []
+    kinds = []
+    for each in drawn:
+        values, kind = effect(each.scheme, positions, positions, head_dim)
+        unseen = _unseen(each.scheme, positions, positions, causal)
+        values = values if unseen is None else values.masked_fill(unseen, -torch.inf)
+        matrices.append([panels.numbers(head) for head in values])
+        kinds.append(kind)
+    columns = min(MOST_HEADS, max(map(len, matrices)))
+    token = "position" if grid is None else "patch"
+    with style.context(dark):
+        side = {1: 3.4, 2: 2.7, 3: 2.1}.get(columns, 1.85)
+        size = (1.9 + side * columns, 0.9 + (side + 0.15) * len(drawn))
+        title = "What the scheme does to the score of query and key"
+        figure, axes = panels.panels(len(drawn), columns, size, title)
+        for row, (each, heads, kind) in enumerate(zip(drawn, matrices, kinds, strict=True)):
+            line = axes[row * columns : (row + 1) * columns]
+            colors = panels.scale(heads[:columns], dark, centre=1.0 if kind == FACTOR else None)
+            for index, (panel, shown) in enumerate(zip(line, heads, strict=False)):  # the first four heads
+                image = panels.matrix(panel, shown, colors, dark)
+                panel.set_title(_head(each.scheme, index, len(heads)), fontsize=9, weight="normal")
+                panel.tick_params(labelsize=9, labelleft=index == 0)
+                if row == len(drawn) - 1:
+                    panel.set_xlabel(f"key ({token})", size=10)
+            line[0].set_ylabel("\n".join([*each.title.split(", "), f"query ({token})"]), size=10)
+            for spare in line[len(heads) :]:
+                spare.set_axis_off()
+            panels.bar(figure, image, line, kind.replace(" (", "\n("), aspect=14)
+        if any(np.isnan(head).any() for heads in matrices for head in heads[:columns]):
+            figure.supxlabel("grey: never seen", x=0.012, ha="left", size=9)
+    return figure
+
+
+def _head(scheme: Scheme, index: int, heads: int) -> str:
+    if heads == 1:
+        return "one query, the same in every row"
+    alibi = next((part for part in scheme.parts if isinstance(part, ALiBi)), None)
+    words = f"head {index + 1} of {heads}"
+    return words if alibi is None else f"{words}, slope {_number(alibi.slopes[index])}"
+
+
+def _number(value: float) -> str:
+    """A slope as a fraction where that is shorter."""
+    whole = round(1 / value)
+    return f"1/{whole}" if whole * value == 1 else f"{value:.3g}"
+
+
+def bias_by_distance(
+    schemes: Schemes | None = None,
+    *,
+    num_heads: int = 4,
+    head_dim: int = 64,
+    length: int = 32,
+    common: bool = False,
+    causal: bool = False,
+    dark: bool = False,
+) -> Figure:
+    """Bias or factor against distance, up to ``length`` positions to either side, on one axis of distances: a panel for
+    each scheme, a line for each head, of the first four.
+
+    ``common`` gives all panels of biases one axis of biases too. The default shows ALiBi's three forms, the term q . K
+    of Shaw (window 8) and of relative 1D, Transformer-XL's (q + v) . W R, and DA-Transformer's factor for weights -0.3,
+    -0.1, 0.1 and 0.3.
+
+    Raises ValueError for a scheme that opens no score door.
+    """
+    if length < 1:
+        raise ValueError(f"length must be positive, got {length}")
+    keys = Positions.arange(2 * length + 1)
+    query = keys[length : length + 1]
+    shape = Shape(num_heads * head_dim, num_heads, head_dim, len(keys), causal=causal)
+    drawn = _examples(num_heads, head_dim, shape) if schemes is None else panels.named(schemes, shape, doors=("score",))
+    curves, kinds = [], []
+    for each in drawn:
+        values, kind = effect(each.scheme, query, keys, head_dim)
+        unseen = _unseen(each.scheme, query, keys, causal)
+        values = values if unseen is None else values.masked_fill(unseen, -torch.inf)
+        curves.append(panels.numbers(values[:, 0]))
+        kinds.append(kind)
+    distance = np.arange(-length, length + 1)
+    rows, columns = panels.layout(len(drawn))
+    biases = [curve for curve, kind in zip(curves, kinds, strict=True) if kind == BIAS]
+    with style.context(dark):
+        size = (1.3 + 2.75 * columns, 1.5 + 2.15 * rows)
+        title = "What the scheme does to the score, by distance"
+        figure, axes = panels.panels(rows, columns, size, title, share=True, used=len(drawn) + 1)
+        colors = panels.ordered(MOST_HEADS, dark)
+        for index, (panel, each, heads, kind) in enumerate(zip(axes, drawn, curves, kinds, strict=False)):
+            for head, values in enumerate(heads[:MOST_HEADS]):
+                panel.plot(distance, values, color=colors[head], linestyle=panels.DASHES[head])
+            more = f" ({MOST_HEADS} of {len(heads)} heads)" if len(heads) > MOST_HEADS else ""
+            panels.titled(panel, each.title + more)
+            panel.axvline(0, color=style.theme(dark).faint, linewidth=0.8, zorder=1)
+            panel.set_xlim(-length, length)
+            panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+            panel.tick_params(labelsize=9, labelbottom=True)
+            panel.set_ylabel(kind.split(" (")[0], size=10)
+            if common and kind == BIAS:
+                every = np.concatenate([curve.ravel() for curve in biases])
+                low, high = float(np.nanmin(every)), float(np.nanmax(every))
+                room = 0.05 * (high - low) or 1.0
+                panel.set_ylim(low - room, high + room)
+            if index + columns >= len(drawn):
+                panel.set_xlabel("key − query (positions)", size=10)
+        alibi = [p for p in axes if p.get_title(loc="left").startswith("alibi")]
+        for panel in alibi[1:]:
+            panel.sharey(alibi[0])
+        handles = [
+            Line2D([], [], color=colors[h], linestyle=panels.DASHES[h], label=f"head {h + 1}")
+            for h in range(min(MOST_HEADS, max(map(len, curves))))
+        ]
+        words: dict[str, Any] = {"title": f"{BIAS}\n{FACTOR}", "alignment": "left", "fontsize": 9, "title_fontsize": 9}
+        if len(axes) > len(drawn):
+            axes[-1].set_axis_off()
+            axes[-1].legend(handles=handles, loc="center left", **words)
+        else:
+            figure.legend(handles=handles, loc="outside lower left", ncols=4, **words)
+    return figure
+
+
+def _examples(num_heads: int, head_dim: int, shape: Shape) -> list[Named]:
+    drawn = panels.named(alibi_forms(num_heads), shape)
+    with panels.fixed_draws(), torch.no_grad():
+        fresh = Shaw(head_dim, max_distance=8)
+        drawn.append(Named("shaw, k = 8", fresh, fresh=True))
+        aware = DistanceAware(num_heads)
+        aware.w.copy_(torch.linspace(-0.3, 0.3, num_heads))
+    drawn += panels.named(("relative_1d", "transformer_xl"), shape)
+    return [*drawn, Named("distance_aware, w = −0.3 … 0.3", aware, fresh=False)]
+
+
+# -- DA-Transformer ---------------------------------------------------------------------------------------------------
+
+
+def distance_aware_factor(
+    *, v: Sequence[float] = (-2.0, 0.0, 1.0, 2.0), w: float = 0.2, length: int = 40, dark: bool = False
+) -> Figure:
+    """DA-Transformer's family f(R; v) = (1 + e^v) / (1 + e^(v - R)): against the weighted distance R = w |i - j|, with
+    its bounds 1 + e^v, and against the distance itself for weights +w and -w.
+
+    Source: Wu, Wu & Huang 2021, "DA-Transformer", section 3.2.
+    """
+    if not v or not w > 0:
+        raise ValueError(f"v must have a number or more and w be above 0, got {tuple(v)} and {w}")
+    reach = 8.0
+    R = torch.linspace(-reach, reach, 321, dtype=torch.float64)
+    r = torch.arange(length + 1, dtype=torch.float64)
+    with style.context(dark):
+        title = "DA-Transformer: the factor that a head learns"
+        figure, (left, right) = panels.panels(1, 2, (9.0, 4.2), title)
+        colors = panels.ordered(len(v), dark)
+        for index, (color, each) in enumerate(zip(colors, v, strict=True)):
+            look: dict[str, Any] = {"color": color, "linestyle": panels.DASHES[index % 4]}
+            bound = 1 + float(np.exp(each))
+            left.plot(R, panels.numbers(_factor(R, 1.0, each)), label=f"v = {_signed(each)}, bound {bound:.3g}", **look)
+            left.axhline(bound, color=color, linewidth=0.8, linestyle=(0, (1, 2)))
+            for sign in (1, -1):
+                right.plot(r, panels.numbers(_factor(r, sign * w, each)), **look)
+        faint = style.theme(dark).faint
+        for panel in (left, right):
+            panel.axhline(1, color=faint, linewidth=0.8, zorder=1)
+            panel.set_ylim(bottom=0)
+        left.axvline(0, color=faint, linewidth=0.8, zorder=1)
+        left.set(xlabel="weighted distance R = w |i − j|", ylabel="factor f(R; v) (times the score)")
+        left.set_xlim(-reach, reach)
+        left.legend(loc="upper left", bbox_to_anchor=(0, 0.93), fontsize=9)
+        panels.titled(left, "f(0) = 1; dotted: the bound $1 + e^v$")
+        right.set(xlabel="distance |i − j| (positions)", xlim=(0, length))
+        right.sharey(left)
+        panels.titled(right, f"w = +{w:g} favours the far, w = −{w:g} lets it fade")
+    return figure
+
+
+@torch.no_grad()
+@panels.fixed_draws()
+def _factor(distance: Tensor, w: float, v: float) -> Tensor:
+    """The scheme's own factor for w |r| where r may have a sign, as R has."""
+    scheme = DistanceAware(2).double()
+    scheme.w.copy_(torch.tensor([w, -w]))
+    scheme.v.fill_(v)
+    both = scheme.factor(distance[:, None])
+    return torch.where(distance < 0, both[:, 1], both[:, 0])
+
+
+# -- on a sentence ----------------------------------------------------------------------------------------------------
+
+
+def shaw_window(
+    sentence: str = "the rock rolled down the steep hill",
+    *,
+    max_distance: int = 2,
+    positions: Sequence[int] = (3, 4),
+    dark: bool = False,
+) -> Figure:
+    """Shaw's window on a sentence: which of the 2k + 1 vectors each pair of query and key uses, counted from 1.
+
+    The rows of ``positions`` are framed: past the window of ``max_distance`` words all distances share a vector.
+
+    Source: Shaw, Uszkoreit & Vaswani 2018, section 3.2.
+    """
+    words = panels.words_of(sentence)
+    n, k = len(words), max_distance
+    if not all(1 <= position <= n for position in positions):
+        raise ValueError(f"positions must be some of 1 to {n}, the words of the sentence, got {list(positions)}")
+    offsets = shaw_offsets(n, k)
+    with style.context(dark):
+        title = f"Shaw: the vector of each pair, with a window of {k}"
+        figure, (panel,) = panels.panels(1, 1, (2.1 + 0.68 * n, 1.5 + 0.44 * n), title)
+        shades = panels.diverging(dark)(np.linspace(0.12, 0.88, 2 * k + 1))
+        colors = ListedColormap(shades), BoundaryNorm(np.arange(-k - 0.5, k + 1), 2 * k + 1)
+        image = panels.matrix(panel, offsets, colors, dark, square=False)
+        panels.gaps(panel, n, n, dark)
+        panels.write(panel, image, [[f"$w_{{{c:+d}}}$" if c else "$w_0$" for c in row] for row in offsets], size=13)
+        for position in positions:
+            panels.frame(panel, position - 1, 0, 1, n, style.theme(dark).ink)
+        named = [f"{word}\n{i}" for i, word in enumerate(words, 1)]
+        panel.set_xticks(range(n), named, size=10)
+        panel.set_yticks(range(n), [f"{word}  {i}" for i, word in enumerate(words, 1)], size=10)
+        panels.bare(panel)
+        panel.set(xlabel="key: word and position", ylabel="query: word and position")
+    return figure
+
+
+@panels.fixed_draws()
+def shaw_offsets(length: int, max_distance: int) -> NDArray[np.int64]:
+    """Which vector Shaw's scheme takes for each pair, (queries, keys), from -k to k."""
+    scheme = Shaw(1, max_distance)
+    term = scheme.value()
+    assert term is not None
+    positions, zeros = Positions.arange(length), torch.zeros(1, 1, length, 1)
+    block = Block(zeros, zeros, positions, positions, 1.0)
+    bucket: NDArray[np.int64] = term.bind(block)(*block.indices)[0, 0].numpy()
+    return bucket - max_distance
+
+
+def _signed(number: float) -> str:
+    return f"{number:g}".replace("-", "−")
+
+
+def transformer_xl_terms(
+    sentence: str = "the dog chased the cat up the tree",
+    *,
+    num_heads: int = 1,
+    head_dim: int = 64,
+    scheme: TransformerXL | None = None,
+    dark: bool = False,
+) -> Figure:
+    """Transformer-XL's four terms of a score as four matrices, for the first head: their sum is the score.
+
+    Queries and keys are fixed projections of fixed Gaussian embeddings of the words. Without a ``scheme`` of your own
+    the parameters are untrained, and the three terms of W, u and v small: every matrix has a scale of its own.
+
+    Source: Dai et al. 2019, "Transformer-XL", section 3.3.
+    """
+    words = panels.words_of(sentence)
+    positions = Positions.arange(len(words))
+    title = "Transformer-XL: the four terms of a score" + (", untrained" if scheme is None else "")
+    if scheme is None:
+        shape = Shape(num_heads * head_dim, num_heads, head_dim, len(words))
+        made = panels.named("transformer_xl", shape)[0].scheme
+        assert isinstance(made, TransformerXL)
+        scheme = made
+    query, key = _projected(panels.embeddings(words, scheme.dim), scheme.num_heads, scheme.head_dim)
+    with torch.no_grad():
+        terms = scheme.terms(Block(query, key, positions, positions, scheme.head_dim**-0.5))
+    matrices = [panels.numbers(term[0, 0]) for term in terms]
+    names = (
+        "content\n$q_i \\cdot k_j$",
+        "content-dependent position bias\n$q_i \\cdot W R_{i-j}$",
+        "global content bias\n$u \\cdot k_j$",
+        "global position bias\n$v \\cdot W R_{i-j}$",
+    )
+    with style.context(dark):
+        figure, axes = panels.panels(2, 2, (8.4, 7.4), title)
+        for index, (panel, values, name) in enumerate(zip(axes, matrices, names, strict=True)):
+            image = panels.matrix(panel, values, panels.scale([values], dark, centre=0.0), dark)
+            panels.gaps(panel, len(words), len(words), dark)
+            panels.titled(panel, name)
+            panels.name_words(panel, words, rows=index % 2 == 0)
+            if index % 2 == 0:
+                panel.set_ylabel("query")
+            if index > 1:
+                panel.set_xlabel("key")
+            panels.bar(figure, image, panel, "term (in logits)", shrink=0.85)
+    return figure
+
+
+def attention(
+    sentence: str = "the dog saw the cat",
+    schemes: Schemes = ("nope", "sinusoidal", "rope", "alibi"),
+    *,
+    dim: int = 64,
+    num_heads: int = 8,
+    head_dim: int = 32,
+    causal: bool = False,
+    dark: bool = False,
+) -> Figure:
+    """Attention on a sentence, without positions and with them: the weights of the first head, for each scheme.
+
+    The embeddings are fixed and Gaussian, one for each word, and so are the projections. Without positions, and without
+    a causal mask, a word that stands twice has the same row twice and is given the same weight at both places: its
+    places are framed.
+    """
+    words = panels.words_of(sentence)
+    positions = panels.places(len(words))
+    drawn = panels.named(schemes, Shape(dim, num_heads, head_dim, len(words), causal=causal))
+    weights = [
+        panels.numbers(weights_on(words, each.scheme, positions, dim, num_heads, head_dim, causal)) for each in drawn
+    ]
+    twice = [j for j, word in enumerate(words) if words.count(word) > 1]
+    rows, columns = panels.layout(len(drawn), most=2)
+    seen = visible(positions, positions, is_causal=causal)
+    hidden = np.zeros((len(words), len(words)), bool) if seen is None else ~seen[0].numpy()
+    colors = panels.sequential(), Normalize(0.0, max(float(w.max()) for w in weights))
+    with style.context(dark):
+        side = 0.8 + 0.5 * len(words)
+        size = (1.7 + side * columns, 0.9 + side * rows)
+        figure, axes = panels.panels(rows, columns, size, "Attention on a sentence", used=len(drawn))
+        for index, (panel, one, values) in enumerate(zip(axes, drawn, weights, strict=True)):
+            image = panels.matrix(panel, np.where(hidden, np.nan, values), colors, dark)
+            panels.gaps(panel, len(words), len(words), dark)
+            shares = [[f"{weight:.2f}".lstrip("0") for weight in row] for row in values]
+            panels.write(panel, image, np.where(hidden, "", shares).tolist())
+            for j in twice:
+                panels.frame(panel, 0, j, len(words), 1, style.theme(dark).palette[1])
+            same = [np.allclose(values[:, j], values[:, words.index(words[j])]) for j in twice]
+            panels.titled(panel, one.title + (": equal where framed" if same and all(same) else ""))
+            panels.name_words(panel, words, rows=index % columns == 0)
+            if index % columns == 0:
+                panel.set_ylabel("query")
+            if index + columns >= len(drawn):
+                panel.set_xlabel("key")
+        panels.bar(figure, image, axes, "attention weight (rows sum to 1)", shrink=0.7)
+        if twice:
+            figure.supxlabel("framed: the places of a word that stands twice", x=0.012, ha="left", size=9)
+    return figure
+
+
+@torch.no_grad()
+def weights_on(
+    words: Sequence[str],
+    scheme: Scheme,
+    positions: Positions,
+    dim: int,
+    num_heads: int,
+    head_dim: int,
+    causal: bool = False,
+) -> Tensor:
+    """The attention weights (queries, keys) of the first head on a sentence of fixed embeddings, in float64."""
+    encoding = scheme(positions, dtype=torch.float64)
+    query, key = _projected(encoding.add(panels.embeddings(words, dim)), num_heads, head_dim)
+    scores = posenc.logits(query, key, encoding, is_causal=causal)
+    seen = visible(positions, positions, is_causal=causal)
+    if seen is not None:
+        scores = scores.masked_fill(~seen[:, None], -torch.inf)
+    return scores.softmax(-1)[0, 0]
+
+
+def _projected(x: Tensor, num_heads: int, head_dim: int) -> tuple[Tensor, Tensor]:
+    """Queries and keys (1, heads, words, head_dim) of x, by fixed Gaussian projections."""
+    generator = torch.Generator().manual_seed(panels.SEED + 1)
+    width = x.size(-1)
+    drawn = torch.randn(2, width, num_heads * head_dim, generator=generator, dtype=torch.float64) * width**-0.5
+    query, key = ((x @ matrix).unflatten(-1, (num_heads, head_dim)).transpose(1, 2) for matrix in drawn)
+    return query, key

@@ -1,0 +1,284 @@
+"""What the figures of schemes share: named schemes, panels, matrices with a scale, cells with words in them.
+
+Figures are made without pyplot, so making one leaves nothing behind in the process.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import matplotlib
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from posenc.encoding import Scheme
+from posenc.figures import style
+from posenc.positions import Positions
+from posenc.schemes.catalog import Shape, catalog, entries_of, scheme_from_names
+
+Schemes: TypeAlias = str | Sequence[str] | Mapping[str, Scheme]
+"""Names of the catalog (or several joined by ``+``), built for the figure's sizes; or schemes, each with its label."""
+
+SEED = 0  # of whatever a figure draws at random: fresh parameters, embeddings of words, fixed queries
+
+
+@dataclass(frozen=True)
+class Named:
+    """A scheme to draw, and what to call it."""
+
+    name: str
+    scheme: Scheme
+    fresh: bool  # built for this figure, with parameters that nothing has trained
+
+    @property
+    def title(self) -> str:
+        """Its name, and a warning where its numbers are no more than an initialisation."""
+        return f"{self.name}, untrained" if self.fresh else self.name
+
+
+def named(schemes: Schemes, shape: Shape, doors: Sequence[str] = ()) -> list[Named]:
+    """The schemes to draw; those named are built with parameters that are the same every time.
+
+    Raises ValueError for a name that the catalog does not know, for none at all, and for a scheme that opens none of
+    ``doors``.
+    """
+    if isinstance(schemes, str):
+        schemes = (schemes,)
+    if isinstance(schemes, Mapping):
+        found = [Named(name, scheme, fresh=False) for name, scheme in schemes.items()]
+    else:
+        found = []
+        for name in schemes:
+            entries_of(name)  # a wrong name is said before anything is built
+            with fixed_draws():
+                scheme = scheme_from_names(name, shape)
+            found.append(Named(name, scheme, fresh=any(True for _ in scheme.parameters())))
+    if not found:
+        raise ValueError("schemes must name at least one, got none")
+    for each in found:
+        if doors and not set(doors) & set(each.scheme.doors):
+            able = ", ".join(entry.name for entry in catalog() if set(doors) & set(entry.doors))
+            opens = " and ".join(each.scheme.doors) or "none"
+            raise ValueError(
+                f"schemes must open the {' or '.join(doors)} door ({able}), got {each.name!r}, which opens {opens}"
+            )
+    return found
+
+
+@contextmanager
+def fixed_draws() -> Iterator[None]:
+    """Parameters made within are the same every time, and PyTorch's own generator stays as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        yield
+
+
+def places(length: int, grid: tuple[int, int] | None = None) -> Positions:
+    """Positions 0 .. length - 1, or those of a grid in raster order; the second half is of segment 1."""
+    if length < 2:
+        raise ValueError(f"length must be at least 2, got {length}")
+    if grid is not None and min(grid) < 1:
+        raise ValueError(f"grid must be two numbers above 0, got {grid}")
+    positions = Positions.arange(length) if grid is None else Positions.grid(*grid)
+    tokens = torch.arange(len(positions))
+    return positions.with_segment((tokens >= len(positions) // 2).long()[None])
+
+
+def words_of(sentence: str) -> list[str]:
+    """The words of a sentence; ValueError for fewer than two."""
+    words = sentence.split()
+    if len(words) < 2:
+        raise ValueError(f"sentence must have two words or more, got {sentence!r}")
+    return words
+
+
+def embeddings(words: Sequence[str], dim: int) -> Tensor:
+    """A fixed Gaussian vector (1, words, dim) for each word, the same wherever the word stands."""
+    generator = torch.Generator().manual_seed(SEED)
+    vectors = {word: torch.randn(dim, generator=generator, dtype=torch.float64) for word in dict.fromkeys(words)}
+    return torch.stack([vectors[word] for word in words])[None]
+
+
+def numbers(tensor: Tensor) -> NDArray[np.float64]:
+    """The numbers of a tensor, for matplotlib; minus infinity (a key that is never seen) becomes NaN."""
+    values: NDArray[np.float64] = tensor.detach().double().cpu().numpy()
+    return np.where(np.isneginf(values), np.nan, values)
+
+
+# -- colours ----------------------------------------------------------------------------------------------------------
+
+_DIVERGING = {
+    False: ("#08306b", "#2b78c5", "#9cc7ea", "#f6f6f6", "#f2b377", "#cf6512", "#6b2503"),
+    True: ("#b8dcff", "#5ea4ea", "#2a568a", "#20242b", "#8a5220", "#e88f37", "#ffd9a8"),
+}
+
+
+def diverging(dark: bool) -> Colormap:
+    """Blue below, orange above, paper between: told apart by all kinds of colour vision."""
+    return LinearSegmentedColormap.from_list("posenc-diverging", _DIVERGING[dark])
+
+
+def sequential() -> Colormap:
+    """Viridis: lightness rises all the way."""
+    return matplotlib.colormaps["viridis"]
+
+
+def never_seen(dark: bool) -> str:
+    """The colour of what has no value: in neither of the maps."""
+    return "#4a525c" if dark else "#c6ccd2"
+
+
+def ordered(count: int, dark: bool) -> list[tuple[float, float, float, float]]:
+    """Colours for lines that have an order, all with a contrast to the paper."""
+    low, high = (0.36, 1.0) if dark else (0.0, 0.6)
+    shades = sequential()(np.linspace(low, high, max(count, 2))[:count])
+    return [(float(r), float(g), float(b), float(a)) for r, g, b, a in shades]
+
+
+DASHES: tuple[style.Dashes, ...] = (style.SOLID, (0, (6, 1.5)), (0, (6, 1.5, 1.5, 1.5)), (0, (1.5, 1.5)))
+
+
+# -- panels -----------------------------------------------------------------------------------------------------------
+
+
+def panels(
+    rows: int,
+    columns: int,
+    size: tuple[float, float],
+    title: str,
+    *,
+    share: bool = False,
+    used: int | None = None,
+    widths: Sequence[float] | None = None,
+) -> tuple[Figure, list[Axes]]:
+    """A figure of so many inches with the axes in rows, of which the first ``used`` are kept. Call within
+    `style.context`."""
+    room = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06, wspace=0.03, hspace=0.04)
+    figure = Figure(figsize=size, layout=room)
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=share, width_ratios=widths)
+    axes = list(grid.flat)
+    for spare in axes[used:] if used is not None else ():
+        spare.remove()
+    axes = axes[:used]
+    for each in axes:
+        each.title.set_fontsize(10)
+    figure.suptitle(title, x=0.012, ha="left", weight="bold", size=12)
+    return figure, axes
+
+
+def layout(count: int, most: int = 3) -> tuple[int, int]:
+    """Rows and columns for so many panels."""
+    columns = min(count, most)
+    return -(-count // columns), columns
+
+
+def titled(axes: Axes, words: str) -> None:
+    """A panel's title."""
+    axes.set_title(words, fontsize=10)
+
+
+def scale(values: Iterable[ArrayLike], dark: bool, centre: float | None = None) -> tuple[Colormap, Normalize]:
+    """One scale for all these numbers: diverging around ``centre`` if given; else around 0 where they have both signs,
+    and sequential where they do not."""
+    flat = np.concatenate([np.asarray(v, dtype=float).ravel() for v in values])
+    flat = flat[np.isfinite(flat)]
+    low, high = (float(flat.min()), float(flat.max())) if flat.size else (0.0, 1.0)
+    # A sign that only rounding gave does not make numbers signed.
+    if centre is not None or min(-low, high) > 1e-9 * max(-low, high):
+        middle = centre or 0.0
+        reach = max(middle - low, high - middle) or 1.0
+        return diverging(dark), Normalize(middle - reach, middle + reach)
+    return sequential(), Normalize(low, high if high > low else low + 1.0)
+
+
+def matrix(
+    axes: Axes,
+    values: ArrayLike,
+    colors: tuple[Colormap, Normalize],
+    dark: bool,
+    *,
+    square: bool = True,
+    upright: bool = False,
+) -> AxesImage:
+    """A matrix as an image, row 0 on top unless ``upright``; NaN in the colour of what is never seen."""
+    values = np.asarray(values, dtype=float)
+    colormap, norm = colors
+    axes.grid(False)
+    image = axes.imshow(
+        values,
+        cmap=colormap.with_extremes(bad=never_seen(dark)),
+        norm=norm,
+        aspect="equal" if square else "auto",
+        origin="lower" if upright else "upper",
+        interpolation="nearest" if max(values.shape) <= 300 else "auto",  # less than a pixel per cell shows moire
+    )
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 4, 5, 10]))
+    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 4, 5, 10]))
+    return image
+
+
+def bar(
+    figure: Figure, image: AxesImage, axes: Axes | Sequence[Axes], label: str, pad: float = 0.02, **options: Any
+) -> Axes:
+    """A colour bar beside the axes."""
+    made = figure.colorbar(image, ax=axes, pad=pad, **options)
+    made.set_label(label, size=10)
+    made.outline.set_visible(False)
+    made.ax.tick_params(labelsize=9)
+    return made.ax
+
+
+def ink_on(color: Sequence[float]) -> str:
+    """Black or white, whichever is read better on this colour."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in color[:3]]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "#101418" if luminance > 0.18 else "#ffffff"
+
+
+def write(axes: Axes, image: AxesImage, words: Sequence[Sequence[str]], size: float = 9) -> None:
+    """Words in the cells of a matrix, in black or white as the cell asks for."""
+    values = image.get_array()
+    assert values is not None
+    for i, row in enumerate(words):
+        for j, word in enumerate(row):
+            color = ink_on(image.to_rgba(np.ma.atleast_1d(values[i, j]))[0])
+            axes.text(j, i, word, ha="center", va="center", size=size, color=color)
+
+
+def frame(axes: Axes, row: float, column: float, height: int, width: int, color: str, linewidth: float = 2.2) -> None:
+    """A frame around the cells of a matrix from (row, column) on."""
+    box = (column - 0.5, row - 0.5), width, height
+    axes.add_patch(Rectangle(*box, fill=False, edgecolor=color, linewidth=linewidth, zorder=4, clip_on=False))
+
+
+def gaps(axes: Axes, rows: int, columns: int, dark: bool) -> None:
+    """Lines of paper between the cells of a matrix."""
+    paper = style.theme(dark).background
+    for edge in range(1, rows):
+        axes.axhline(edge - 0.5, color=paper, linewidth=1.5)
+    for edge in range(1, columns):
+        axes.axvline(edge - 0.5, color=paper, linewidth=1.5)
+
+
+def bare(axes: Axes) -> None:
+    """No ticks' marks: labels alone."""
+    axes.tick_params(length=0)
+
+
+def name_words(axes: Axes, words: Sequence[str], rows: bool = True) -> None:
+    """The words of a sentence along both axes of a matrix: queries down, keys across."""
+    axes.set_xticks(range(len(words)), words, rotation=45, ha="right", rotation_mode="anchor", size=9)
+    axes.set_yticks(range(len(words)), words if rows else [""] * len(words), size=9)
+    bare(axes)

@@ -1,0 +1,197 @@
+"""Figures of the rotate door: how far every pair of channels is turned, and what that does to a score.
+
+Angles are read off the rotation that a scheme gives, so scaled and partial variants are drawn as they are.
+"""
+
+import copy
+import math
+from typing import Any
+
+import matplotlib
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Circle
+from numpy.typing import NDArray
+
+from posenc.encoding import Scheme
+from posenc.figures import panels, style
+from posenc.figures.panels import Named, Schemes
+from posenc.laws.decay import counterexample, rotary_bound
+from posenc.laws.probe import Probe
+from posenc.phases import PairRotation
+from posenc.positions import Positions
+from posenc.schemes.catalog import Shape
+
+
+def rope_rotation(
+    schemes: Schemes = ("rope",), *, head_dim: int = 16, length: int = 10, pairs: int = 4, dark: bool = False
+) -> Figure:
+    """The turn of the first ``pairs`` pairs of channels at positions 0 .. length - 1: an arrow on a circle for each.
+
+    Pair 0 turns fastest, by one radian per position. Source: Su et al. 2021, "RoFormer", figure 1.
+    """
+    drawn = _named(schemes, head_dim, length)
+    angles = [np.angle(turns(each.scheme, length))[:, :pairs] for each in drawn]
+    with style.context(dark):
+        count = max(found.shape[1] for found in angles)
+        size = (2.9 + 0.64 * length, 0.7 + (0.75 + 0.64 * count) * len(drawn))
+        title = "RoPE: the turn of each pair of channels"
+        figure, axes = panels.panels(len(drawn), 1, size, title)
+        for panel, each, found in zip(axes, drawn, angles, strict=True):
+            _circles(panel, found, dark)
+            theta = np.angle(turns(each.scheme, 2))[1]
+            for pair in range(found.shape[1]):
+                words = f"{theta[pair]:.3g} rad per position"
+                panel.text(length - 0.4, pair, words, va="center", size=9)
+            panels.titled(panel, each.title)
+            panel.set(xlabel="position (tokens)")
+            panel.set_yticks(range(found.shape[1]), [f"pair {pair}" for pair in range(found.shape[1])])
+    return figure
+
+
+def _circles(axes: Axes, angles: NDArray[np.float64], dark: bool) -> None:
+    length, pairs = angles.shape
+    paper = style.theme(dark)
+    colors = panels.ordered(pairs, dark)
+    x, y = np.meshgrid(np.arange(length), np.arange(pairs), indexing="ij")
+    axes.grid(False)
+    for place, pair in zip(x.ravel(), y.ravel(), strict=True):
+        axes.add_patch(Circle((float(place), float(pair)), 0.42, fill=False, edgecolor=paper.faint, linewidth=0.8))
+    # y runs down, so that pair 0 is on top; arrows are turned back for it.
+    u, v = 0.42 * np.cos(angles), -0.42 * np.sin(angles)
+    look: dict[str, Any] = {
+        "angles": "xy",
+        "scale_units": "xy",
+        "scale": 1,
+        "width": 0.05,
+        "units": "xy",
+        "headwidth": 3.6,
+    }
+    axes.quiver(x, y, u, v, color=[colors[pair] for pair in y.ravel()], headlength=4, headaxislength=3.6, **look)
+    axes.set(xlim=(-0.55, length - 0.45), ylim=(pairs - 0.45, -0.55), aspect="equal", xticks=range(length))
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    panels.bare(axes)
+
+
+def rope_phases(schemes: Schemes = ("rope",), *, head_dim: int = 64, length: int = 256, dark: bool = False) -> Figure:
+    """The phase map: by what angle each pair is turned at each position, with the position of its first full turn.
+
+    Pairs right of the line have come round within the length; pairs it does not reach have phases that longer texts
+    will be the first to show.
+    """
+    drawn = _named(schemes, head_dim, length)
+    rows, columns = panels.layout(len(drawn), most=2)
+    with style.context(dark):
+        size = (7.6 if columns == 1 else 9.6, 0.5 + 3.5 * rows)
+        title = "RoPE: the angle of every pair at every position"
+        figure, axes = panels.panels(rows, columns, size, title, used=len(drawn))
+        # A cyclic map: 0 and 2 pi are one colour, that of the paper, and half a turn is furthest from it.
+        colors = matplotlib.colormaps["twilight_shifted" if dark else "twilight"], Normalize(0, 2 * math.pi)
+        for panel, each in zip(axes, drawn, strict=True):
+            found = turns(each.scheme, length)
+            image = panels.matrix(panel, (np.angle(found) % (2 * math.pi)).T, colors, dark, square=False)
+            theta = np.angle(found[1])
+            once = 2 * math.pi / np.where(theta > 0, theta, np.nan)
+            inside = once < length
+            pairs = np.arange(len(theta))
+            panel.plot(once[inside], pairs[inside], color="#ffffff", linewidth=3.4, solid_capstyle="butt")
+            panel.plot(once[inside], pairs[inside], color="#101418", linewidth=1.6, linestyle=(0, (3, 1.5)))
+            panel.set(xlim=(-0.5, length - 0.5), ylim=(len(theta) - 0.5, -0.5))
+            panels.titled(panel, f"{each.title}; dashed: the first full turn")
+            panel.set(xlabel="position (tokens)", ylabel="pair of channels (index)")
+            bar = panels.bar(figure, image, panel, "angle (radians)")
+            bar.set_yticks([0, math.pi / 2, math.pi, 3 * math.pi / 2, 2 * math.pi], ["0", "π/2", "π", "3π/2", "2π"])
+    return figure
+
+
+def rope_decay(
+    schemes: Schemes = ("rope",),
+    *,
+    head_dim: int = 128,
+    length: int = 256,
+    peak: int = 100,
+    draws: int = 512,
+    dark: bool = False,
+) -> Figure:
+    """The bound B(r) that falls with distance, over scores that need not: a bound, not behaviour.
+
+    Above, B(r) of `posenc.laws`. Below, scores q . k / sqrt(d): of one query and the key built to be met best at
+    distance ``peak``, both of norm sqrt(d); and of Gaussian queries and keys, whose mean is 0 and whose spread is the
+    same at every distance.
+
+    Source: Su et al. 2021, "RoFormer", section 3.4.3 (the bound); Barbero et al. 2025, "Round and Round We Go!",
+    propositions 3.1 and 3.2 (why it says little).
+    """
+    if not 0 <= peak < length:
+        raise ValueError(f"peak must be within 0..{length - 1}, the distances drawn, got {peak}")
+    if draws < 2:
+        raise ValueError(f"draws must be at least 2, got {draws}")
+    drawn = _named(schemes, head_dim, length)
+    r = np.arange(length)
+    with style.context(dark):
+        title = "RoPE: a bound that falls with distance, and scores that need not"
+        figure, axes = panels.panels(2, len(drawn), (2.6 + 5.4 * len(drawn) ** 0.8, 6.2), title, share=True)
+        ink, orange, blue = (style.theme(dark).palette[index] for index in (0, 1, 2))
+        for column, each in enumerate(drawn):
+            above, below = axes[column], axes[len(drawn) + column]
+            above.plot(r, bound(each.scheme, length), color=ink)
+            above.set_ylim(bottom=0)
+            panels.titled(above, f"{each.title}: B(r), a bound, not behaviour")
+            built, mean, spread = _counterexample(each.scheme, head_dim, length, peak, draws)
+            below.plot(r, built, color=orange, linestyle=panels.DASHES[1], label=f"a key built for distance {peak}")
+            below.plot(r, mean, color=blue, label=f"mean of {draws} Gaussian queries and keys")
+            words = "± 1 standard deviation of theirs"
+            below.fill_between(r, mean - spread, mean + spread, label=words, color=blue, alpha=0.3, linewidth=0)
+            below.axvline(peak, color=style.theme(dark).faint, linewidth=1, linestyle=":")
+            below.legend(loc="upper right", fontsize=9)
+            panels.titled(below, f"{each.title}: scores")
+            below.set(xlabel="distance r = query − key (positions)", xlim=(0, length - 1))
+            below.set_ylim(top=1.6 * float(built.max()))
+            if column == 0:
+                above.set_ylabel("B(r) (no unit)")
+                below.set_ylabel("score (in logits)")
+            above.tick_params(labelbottom=True)
+    return figure
+
+
+# -- the numbers ------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def turns(scheme: Scheme, length: int) -> NDArray[np.complex128]:
+    """e^(i angle) of every pair at positions 0 .. length - 1, (positions, pairs), as the scheme's rotation has it.
+
+    ValueError for a scheme that does not turn pairs, or turns queries and keys apart.
+    """
+    rotations = scheme.tokens(Positions.arange(length), dtype=torch.float64).rotations
+    turn = rotations[0].query if len(rotations) == 1 else None
+    if not isinstance(turn, PairRotation) or rotations[0].key is not turn:
+        raise ValueError("schemes must turn pairs of channels, queries and keys alike, got one that does not")
+    return np.asarray(torch.complex(turn.cos[0, 0].double(), turn.sin[0, 0].double()).numpy())
+
+
+def bound(scheme: Scheme, length: int) -> NDArray[np.float64]:
+    """B(r) at the distances 0 .. length - 1, for the angles by which the scheme turns from one position to the next."""
+    theta = torch.from_numpy(np.angle(turns(scheme, 2))[1].copy())
+    return panels.numbers(rotary_bound(theta, torch.arange(length)))
+
+
+def _counterexample(
+    scheme: Scheme, head_dim: int, length: int, peak: int, draws: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Scores in logits: of the built key, and the mean and spread of those of Gaussian ones."""
+    head_dim = next((width for part in scheme.parts if (width := getattr(part, "head_dim", None))), head_dim)
+    probe = Probe(lambda shape: copy.deepcopy(scheme), Shape(head_dim, 1, head_dim, length))
+    found = counterexample(probe, peak, length, draws)
+    assert found is not None
+    return panels.numbers(found.built * head_dim**0.5), panels.numbers(found.mean), panels.numbers(found.spread)
+
+
+def _named(schemes: Schemes, head_dim: int, length: int) -> list[Named]:
+    if length < 2:
+        raise ValueError(f"length must be at least 2, got {length}")
+    return panels.named(schemes, Shape(head_dim, 1, head_dim, length), doors=("rotate",))

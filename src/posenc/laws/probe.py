@@ -1,0 +1,238 @@
+"""What a scheme does to tokens of known content: its vectors, scores and outputs, with every door open."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from posenc.backends.attention import attention, logits
+from posenc.encoding import Block, Scheme
+from posenc.positions import PositionError, Positions
+from posenc.schemes.catalog import Shape, scheme_from_names
+from posenc.schemes.nope import NoPE
+
+Build: TypeAlias = Callable[[Shape], Scheme]
+Places: TypeAlias = "Tensor | Sequence[int] | Sequence[float]"
+"""Where tokens are: a number for each, (tokens,), or several, (tokens, axes)."""
+
+SHAPE = Shape(dim=96, num_heads=6, head_dim=16, max_positions=1024)
+"""The model that schemes are measured in: six heads, so that a rule for powers of two alone would show."""
+
+FARTHEST = 2**31
+"""The position up to which the end of what a scheme can encode is looked for."""
+
+CONTENTS = 4  # that many contents are tried at once, as the rows of a batch
+HIDDEN = -1e4  # what a score of -inf counts as, so that it can be compared
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """A scheme among fixed random contents and fixed random projections, so that what it does can be measured.
+
+    ``build`` makes the scheme for a shape; parameters are drawn at ``seed``. Everything is in ``dtype``: the content,
+    the projections and the scheme's parameters, as in a model of that dtype. Raises what the scheme does where it
+    takes positions of neither one, two nor three axes.
+
+    >>> probe = Probe.named("rope")
+    >>> places = torch.arange(5)
+    >>> probe.internals(places, places).shape  # contents, heads, queries, keys, 1
+    torch.Size([4, 6, 5, 5, 1])
+    """
+
+    build: Build
+    shape: Shape = SHAPE
+    seed: int = 0
+    dtype: torch.dtype = torch.float64
+
+    @classmethod
+    def named(cls, names: str, shape: Shape = SHAPE) -> Probe:
+        """Of a scheme of the catalog, ``"rope"``, or several, ``"rope+alibi"``."""
+        return cls(lambda shape: scheme_from_names(names, shape), shape)
+
+    @cached_property
+    def scheme(self) -> Scheme:
+        """The scheme itself. Drawing its parameters leaves PyTorch's global generator as it was."""
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(self.seed)
+            return self.build(self.shape).to(self.dtype).requires_grad_(False)
+
+    # -- tokens -------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def axes(self) -> int:
+        """The fewest coordinates per token that the scheme takes."""
+        refused = self.refusal(1)
+        if refused is None:
+            return 1
+        for axes in (2, 3):
+            if self.refusal(axes) is None:
+                return axes
+        raise refused
+
+    def refusal(self, axes: int) -> ValueError | None:
+        """What the scheme, as it is built, says to tokens of so many coordinates; None: it takes them."""
+        places = torch.arange(2)[:, None].expand(2, axes)
+        positions = Positions(places[None] if axes > 1 else places[None, :, 0], segment=torch.zeros(1, 2).long())
+        x = self.content(2, equal=True)
+        try:
+            self._internals(self.scheme, positions, positions, x, x, tied=False)
+        except ValueError as error:
+            return error
+        return None
+
+    def with_axes(self, axes: int) -> Probe | None:
+        """The same scheme, made for so many coordinates per token; None where there is no such thing."""
+        probes = [self]
+        if axes == 2:
+            square = (self.shape.max_positions, self.shape.max_positions)
+            probes.append(replace(self, shape=replace(self.shape, grid=square)))
+        if "axes" in inspect.signature(type(self.scheme)).parameters:
+            divisible = replace(self.shape, dim=self.shape.dim // (2 * axes) * 2 * axes)
+            probes.append(replace(self, build=lambda shape: type(self.scheme)(shape.dim, axes=axes), shape=divisible))
+        return next((probe for probe in probes if probe.refusal(axes) is None), None)
+
+    def positions(self, places: Places, segment: Int[Tensor, " tokens"] | None = None) -> Positions:
+        """Tokens at these places. A place of one number, where tokens have several coordinates, lies on the diagonal:
+        every coordinate is that number. All tokens are of segment 0 unless told otherwise."""
+        places = torch.as_tensor(places)
+        if places.dim() == 1 and self.axes > 1:
+            places = places[:, None].expand(-1, self.axes)
+        segment = torch.zeros(len(places), dtype=torch.int64) if segment is None else segment
+        return Positions(places[None], segment=segment[None])
+
+    def draw(self, *size: int, seed: int) -> Tensor:
+        """Numbers from N(0, 1), the same at every call."""
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(*size, generator=generator, dtype=torch.float64).to(self.dtype)
+
+    def content(self, tokens: int, equal: bool = False) -> Float[Tensor, "contents tokens dim"]:
+        """What the tokens are before positions: N(0, 1). ``equal``: all tokens of a content are the same."""
+        drawn = self.draw(CONTENTS, 1 if equal else tokens, self.shape.dim, seed=1)
+        return drawn.expand(-1, tokens, -1)
+
+    def project(self, x: Float[Tensor, "batch tokens dim"], which: int) -> Float[Tensor, "batch heads tokens head_dim"]:
+        """x as queries (0), keys (1) or values (2)."""
+        heads, head_dim = self.shape.num_heads, self.shape.head_dim
+        weight = self.draw(self.shape.dim, heads * head_dim, seed=2 + which) / self.shape.dim**0.5
+        return (x @ weight).unflatten(-1, (heads, head_dim)).transpose(1, 2)
+
+    # -- what the scheme does to them ---------------------------------------------------------------------------------
+
+    def internals(
+        self,
+        queries: Places,
+        keys: Places,
+        *,
+        content: Float[Tensor, "contents tokens dim"] | None = None,
+        segment: Int[Tensor, " tokens"] | None = None,
+        tied: bool = False,
+    ) -> Float[Tensor, "contents heads queries keys channels"]:
+        """What happens between two tokens: the score, and after it the vector that the value door adds, if it is open.
+
+        Without ``content`` all tokens are the same; with it, queries and keys are the same tokens. ``tied`` projects
+        keys as queries are.
+        """
+        asking, asked = self.positions(queries, segment), self.positions(keys, segment)
+        x = self.content(len(asking), equal=True) if content is None else content
+        y = self.content(len(asked), equal=True) if content is None else content
+        return self._internals(self.scheme, asking, asked, x, y, tied)
+
+    def effect(self, queries: Places, keys: Places) -> Float[Tensor, "contents heads queries keys channels"]:
+        """What the scheme changes between tokens that are all the same: its internals less the score without it."""
+        asking, asked = self.positions(queries), self.positions(keys)
+        x, y = self.content(len(asking), equal=True), self.content(len(asked), equal=True)
+        changed = self._internals(self.scheme, asking, asked, x, y, tied=False)
+        changed[..., :1] -= self._internals(NoPE(), asking, asked, x, y, tied=False)
+        return changed
+
+    def _internals(
+        self, scheme: Scheme, queries: Positions, keys: Positions, x: Tensor, y: Tensor, tied: bool
+    ) -> Tensor:
+        dtype = torch.promote_types(self.dtype, torch.float32)
+        encoding = scheme(queries, keys, dtype=dtype)
+        query = self.project(encoding.add(x), 0)
+        key = self.project(scheme.tokens(keys, dtype=dtype).add(y), 0 if tied else 1)
+        scores = torch.nan_to_num(logits(query, key, encoding), neginf=HIDDEN)
+        parts = [scores[..., None]]
+        block = Block(query, key, queries, keys, self.shape.head_dim**-0.5)
+        for term in encoding.values:
+            b, h, i, j = block.indices
+            bucket = term.bind(block)(b, h, i, j).expand(scores.shape)
+            vectors = term.table[bucket] if term.table.dim() == 2 else term.table[h.expand(scores.shape), bucket]
+            parts.append(vectors.to(scores.dtype))
+        return torch.cat(parts, -1)
+
+    def vectors(self, places: Places) -> Float[Tensor, "tokens channels"] | None:
+        """What the token doors give each position, in one row: the vector it adds, and a fixed query and a fixed key as
+        it turns them. None where both are closed."""
+        if not {"add", "rotate"} & set(self.scheme.doors):
+            return None
+        positions = self.positions(places)
+        encoding = self.scheme.tokens(positions, dtype=torch.promote_types(self.dtype, torch.float32))
+        rows = [table[0].to(self.dtype) for table in encoding.tables]
+        if encoding.rotations:
+            sizes = (1, self.shape.num_heads, 1, self.shape.head_dim)
+            fixed = (self.draw(*sizes, seed=seed).expand(-1, -1, len(positions), -1) for seed in (5, 6))
+            rows += [x[0].transpose(0, 1).flatten(1) for x in encoding.rotate(*fixed)]
+        return torch.cat(rows, -1)
+
+    def maps(self, places: Places) -> tuple[Tensor, Tensor] | None:
+        """What the rotate door does to queries and to keys of head 0, as matrices (tokens, head_dim, head_dim) of
+        float64; None where it is closed."""
+        if "rotate" not in self.scheme.doors:
+            return None
+        positions = self.positions(places)
+        encoding = self.scheme.tokens(positions, dtype=torch.float64)
+        basis = torch.eye(self.shape.head_dim, dtype=torch.float64)[:, None, None]
+        turned = encoding.rotate(*[basis.expand(-1, self.shape.num_heads, len(positions), -1)] * 2)
+        query, key = (x[:, 0].permute(1, 2, 0) for x in turned)
+        return query, key
+
+    def output(
+        self, places: Places, content: Float[Tensor, "contents tokens dim"], segment: Int[Tensor, " tokens"]
+    ) -> Float[Tensor, "contents heads tokens head_dim"]:
+        """Attention of these tokens to each other, without a mask."""
+        encoding = self.scheme(self.positions(places, segment), dtype=torch.float64)
+        x = encoding.add(content)
+        out = attention(self.project(x, 0), self.project(x, 1), self.project(x, 2), encoding, backend="reference")
+        assert isinstance(out, Tensor)
+        return out
+
+    # -- where it ends ------------------------------------------------------------------------------------------------
+
+    def encodes(self, places: Sequence[int]) -> bool:
+        """Whether tokens at these places have an encoding, of finite numbers."""
+        try:
+            found = self.internals(places, places)
+        except PositionError:
+            return False
+        return bool(found.isfinite().all())
+
+    @cached_property
+    def limit(self) -> int | None:
+        """The last place that a token can have beside one at 0, found by bisection; None if there is no end."""
+        if self.encodes([0, FARTHEST]):
+            return None
+        low, high = 0, FARTHEST
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.encodes([0, middle]) else (low, middle)
+        return low
+
+    @cached_property
+    def limit_is_a_distance(self) -> bool:
+        """Whether what ends is the distance between two tokens, and not where they are."""
+        return self.limit is not None and self.encodes([FARTHEST, FARTHEST])
+
+    @cached_property
+    def sees_coordinates(self) -> bool:
+        """Whether it makes any difference where the tokens are."""
+        near, far = torch.arange(8), torch.tensor([5, 0, 9, 2, 14, 7, 11, 3])
+        return not torch.equal(self.internals(near, near), self.internals(far, far))

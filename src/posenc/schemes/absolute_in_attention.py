@@ -1,0 +1,51 @@
+"""Absolute in attention: a learned vector of the key's position, met by the query in every layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from posenc.encoding import Block, Scheme, Score, ScoreFunction
+
+
+class AbsoluteInAttention(Scheme):
+    """A learned vector per key position, that the query meets like a second key.
+
+    Formula: s_ij = (q_i . k_j + q_i . R[p_j]) / sqrt(d), R of max_positions x d, shared by the heads.
+
+    Unlike a vector added to the input it acts in every layer and never reaches the values. Undefined past the table.
+
+    Parameters: max_positions x d, drawn from N(0, 1/d). Shapes: query (batch, heads, queries, head_dim).
+    Coordinates must be int64.
+    Errors: PositionError for a key outside the table; ValueError for another head_dim or fractional coordinates.
+    Source: the absolute variant of Srinivas et al. 2021, "Bottleneck Transformers for Visual Recognition", section 4.2.
+    """
+
+    def __init__(self, max_positions: int, head_dim: int) -> None:
+        super().__init__()
+        if max_positions < 1 or head_dim < 1:
+            raise ValueError(f"max_positions and head_dim must be positive, got {max_positions} and {head_dim}")
+        self.max_positions, self.head_dim = max_positions, head_dim
+        self.weight = nn.Parameter(torch.empty(max_positions, head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """R from N(0, 1/d)."""
+        nn.init.normal_(self.weight, std=self.head_dim**-0.5)
+
+    def score(self) -> Score:
+        """q_i . R[p_j] / sqrt(d)."""
+        return Score(self._bind)
+
+    def _bind(self, block: Block) -> ScoreFunction:
+        block.check_heads("AbsoluteInAttention", None, self.head_dim)
+        y = block.key_positions.index("AbsoluteInAttention", self.max_positions)
+        met = block.scale * block.query @ self.weight.to(block.query.dtype).mT
+
+        def biased(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return score + met[b, h, i, y[b, j]]
+
+        return biased
+
+    def extra_repr(self) -> str:
+        return f"{self.max_positions}, {self.head_dim}"

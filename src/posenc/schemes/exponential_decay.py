@@ -1,0 +1,45 @@
+"""Exponential decay: vectors that fade with the position at many rates, added to the input."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.encoding import Scheme
+from posenc.positions import PositionError, Positions
+
+
+class ExponentialDecay(Scheme):
+    """A vector whose channels fade with the position, each at a rate of its own, added to the input.
+
+    Formula, for k = 0 .. dim - 1: P[p, k] = exp(-p / tau_k), tau_k = longest^((k + 1) / dim).
+
+    Every channel is monotone, so the vector orders positions without repeating, where a sinusoid comes back; but two
+    positions well past ``longest`` can hardly be told apart, since all channels are near 0 there. Nothing is learned.
+
+    Shapes: table (rows, tokens, dim). Any real position from 0 on.
+    Errors: PositionError for a negative position, where the vector would grow without bound; ValueError for a dim below
+    1 or ``longest`` not above 1.
+    Source: named among the alternatives to sines in introductions to positional encoding; no paper defines it. The
+    geometric rates follow Vaswani et al. 2017, section 3.5.
+    """
+
+    def __init__(self, dim: int, longest: float = 10_000.0) -> None:
+        super().__init__()
+        if dim < 1:
+            raise ValueError(f"dim must be positive, got {dim}")
+        if not longest > 1:
+            raise ValueError(f"longest must be above 1, got {longest}")
+        self.dim, self.longest = dim, longest
+
+    def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "rows tokens dim"]:
+        """The vectors P[p]."""
+        coords = positions.scalar("ExponentialDecay").double()
+        if coords.numel() and not coords.is_meta and float(coords.min()) < 0:
+            raise PositionError(f"ExponentialDecay encodes positions from 0 on, got {float(coords.min()):g}")
+        powers = torch.arange(1, self.dim + 1, dtype=torch.float64, device=coords.device) / self.dim
+        return torch.exp(-coords[..., None] * self.longest**-powers).to(dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.dim}, longest={self.longest}"

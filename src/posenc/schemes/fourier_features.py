@@ -1,0 +1,77 @@
+"""Fourier features: sines and cosines of random or learned directions, added to the input."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posenc.encoding import Scheme
+from posenc.positions import Positions
+
+
+class FourierFeatures(Scheme):
+    """Sines and cosines along directions in the space of coordinates, added to the input.
+
+    Formula, for coordinates x of any number of axes and dim/2 directions B:
+
+        fixed    P[x] = [cos 2 pi B x | sin 2 pi B x],  B ~ N(0, sigma^2)
+        learned  P[x] = W2 gelu(W1 [cos 2 pi B x | sin 2 pi B x] / sqrt(dim)),  B, W1 and W2 learned
+
+    Two vectors are alike by exp(-2 pi^2 sigma^2 r^2) on average, r the Euclidean distance: 1/(2 pi sigma) is how far
+    the likeness reaches. Unlike one sinusoid per axis this sees oblique distances too.
+
+    Parameters: none when fixed, since B follows from ``seed`` and is computed when asked for; else B (dim/2 x axes),
+    W1 (hidden x dim) and W2 (dim x hidden) with their biases.
+    Shapes: table (rows, tokens, dim); coordinates (rows, tokens[, axes]), any real ones.
+    Errors: ValueError for an odd dim, a sigma not above 0, or positions with another number of axes.
+    Source: Rahimi & Recht 2007, "Random Features for Large-Scale Kernel Machines"; Tancik et al. 2020, "Fourier
+    Features Let Networks Learn High Frequency Functions", equation 5 (fixed); Li et al. 2021, "Learnable Fourier
+    Features for Multi-Dimensional Spatial Positional Encoding", equations 2 and 3 (learned).
+    """
+
+    def __init__(
+        self, dim: int, axes: int = 1, sigma: float = 0.05, learned: bool = False, hidden: int = 32, seed: int = 0
+    ) -> None:
+        super().__init__()
+        if dim < 2 or dim % 2:
+            raise ValueError(f"dim must be positive and even (sines and cosines come in pairs), got {dim}")
+        if axes < 1 or hidden < 1:
+            raise ValueError(f"axes and hidden must be positive, got {axes} and {hidden}")
+        if not sigma > 0:
+            raise ValueError(f"sigma must be above 0, got {sigma}")
+        self.dim, self.axes, self.sigma, self.seed = dim, axes, sigma, seed
+        self.directions = nn.Parameter(torch.empty(dim // 2, axes)) if learned else None
+        self.mix = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim)) if learned else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """B from N(0, sigma^2); W1 and W2 as linear layers are."""
+        if self.directions is not None and self.mix is not None:
+            nn.init.normal_(self.directions, std=self.sigma)
+            for layer in (self.mix[0], self.mix[2]):
+                assert isinstance(layer, nn.Linear)
+                layer.reset_parameters()
+
+    def _directions(self, device: torch.device) -> Tensor:
+        if self.directions is not None:
+            return self.directions.double()
+        generator = torch.Generator().manual_seed(self.seed)
+        drawn = torch.randn(self.dim // 2, self.axes, generator=generator, dtype=torch.float64)
+        return (self.sigma * drawn).to(device)
+
+    def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "rows tokens dim"]:
+        """The vectors P[x]."""
+        coords = positions.coords if positions.coords.dim() == 3 else positions.coords[..., None]
+        if coords.size(-1) != self.axes:
+            raise ValueError(f"FourierFeatures takes {self.axes} coordinates per token, got {coords.size(-1)}")
+        angle = 2 * math.pi * coords.double() @ self._directions(coords.device).mT
+        features = torch.cat((angle.cos(), angle.sin()), -1).to(dtype)
+        if self.mix is None:
+            return features
+        return self.mix((features / math.sqrt(self.dim)).to(next(self.mix.parameters()).dtype)).to(dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.dim}, axes={self.axes}, sigma={self.sigma}, learned={self.directions is not None}"

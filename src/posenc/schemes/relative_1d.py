@@ -1,0 +1,55 @@
+"""Relative 1D: a learned vector per signed distance, met by the query."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from posenc.encoding import Block, Scheme, Score, ScoreFunction
+
+
+class Relative1D(Scheme):
+    """A learned vector for every distance -(N-1) .. N-1, that the query meets like a second key.
+
+    Formula: s_ij = (q_i . k_j + q_i . R[p_j - p_i + N - 1]) / sqrt(d), R of (2N - 1) x d.
+
+    Indexed by p_j - p_i, so no shift of a padded matrix is needed and any two sets of positions will do. Distances of N
+    or more have no vector, and say so.
+
+    Parameters: (2N - 1) x d shared by the heads, or H x (2N - 1) x d with ``num_heads``; drawn from N(0, 1/d).
+    Shapes: query (batch, heads, queries, head_dim). Coordinates must be int64.
+    Errors: PositionError for a distance outside the table; ValueError for another head_dim or number of heads.
+    Source: Bello et al. 2019, "Attention Augmented Convolutional Networks", equation 3, in one dimension.
+    """
+
+    def __init__(self, max_positions: int, head_dim: int, num_heads: int | None = None) -> None:
+        super().__init__()
+        if max_positions < 1 or head_dim < 1:
+            raise ValueError(f"max_positions and head_dim must be positive, got {max_positions} and {head_dim}")
+        self.max_positions, self.head_dim, self.num_heads = max_positions, head_dim, num_heads
+        heads = () if num_heads is None else (num_heads,)
+        self.weight = nn.Parameter(torch.empty(*heads, 2 * max_positions - 1, head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """R from N(0, 1/d)."""
+        nn.init.normal_(self.weight, std=self.head_dim**-0.5)
+
+    def score(self) -> Score:
+        """q_i . R[p_j - p_i + N - 1] / sqrt(d)."""
+        return Score(self._bind)
+
+    def _bind(self, block: Block) -> ScoreFunction:
+        block.check_heads("Relative1D", self.num_heads, self.head_dim)
+        x, y = block.table_coordinates("Relative1D", (self.max_positions,))
+        met = block.scale * block.query @ self.weight.to(block.query.dtype).mT
+        last = self.weight.size(-2) - 1
+
+        def biased(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            # Only pairs that nothing may see, of padding or of two documents, can lie outside: reach was checked.
+            return score + met[b, h, i, (y[b, j] - x[b, i] + self.max_positions - 1).clamp(0, last)]
+
+        return biased
+
+    def extra_repr(self) -> str:
+        return f"{self.max_positions}, {self.head_dim}, num_heads={self.num_heads}"

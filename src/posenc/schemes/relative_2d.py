@@ -1,0 +1,78 @@
+"""Relative 2D: a learned vector per row distance and per column distance, met by the query."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posenc.encoding import Block, Scheme, Score, ScoreFunction
+
+
+class Relative2D(Scheme):
+    """Learned vectors for the row and the column distance of two patches of a grid, summed and met by the query.
+
+    Formula, for patches (a, b) of query and (a', b') of key on a grid of h rows and w columns:
+
+        s_ij = (q_i . k_j + q_i . (R_h[a' - a + h - 1] + R_w[b' - b + w - 1])) / sqrt(d)
+
+    Row tables go with rows and column tables with columns, so rectangles work, and so does any subset of the patches.
+
+    Parameters: (2h - 1) x d and (2w - 1) x d shared by the heads, or one pair per head with ``num_heads``; N(0, 1/d).
+    Shapes: query (batch, heads, queries, head_dim); coordinates (rows, tokens, 2), int64, as `Positions.grid` gives.
+    Errors: PositionError for a distance outside the tables; ValueError for positions that have not two axes.
+    Source: Ramachandran et al. 2019, "Stand-Alone Self-Attention in Vision Models", section 3.1; Bello et al. 2019,
+    equation 3; Srinivas et al. 2021, "Bottleneck Transformers", figure 4.
+    """
+
+    def __init__(self, grid: tuple[int, int], head_dim: int, num_heads: int | None = None) -> None:
+        super().__init__()
+        height, width = grid
+        if height < 1 or width < 1 or head_dim < 1:
+            raise ValueError(f"grid and head_dim must be positive, got {grid} and {head_dim}")
+        self.grid, self.head_dim, self.num_heads = (height, width), head_dim, num_heads
+        heads = () if num_heads is None else (num_heads,)
+        self.row_table = nn.Parameter(torch.empty(*heads, 2 * height - 1, head_dim))
+        self.column_table = nn.Parameter(torch.empty(*heads, 2 * width - 1, head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Both tables from N(0, 1/d)."""
+        for table in self.parameters():
+            nn.init.normal_(table, std=self.head_dim**-0.5)
+
+    def score(self) -> Score:
+        """q_i . (R_h + R_w) / sqrt(d)."""
+        return Score(self._bind)
+
+    def _bind(self, block: Block) -> ScoreFunction:
+        block.check_heads("Relative2D", self.num_heads, self.head_dim)
+        x, y = block.table_coordinates("Relative2D", self.grid, axes=2)
+        query = block.scale * block.query
+        rows, columns = (query @ table.to(query.dtype).mT for table in (self.row_table, self.column_table))
+        height, width = self.grid
+
+        def biased(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            # Only pairs that nothing may see can lie outside the tables: reach was checked.
+            row = (y[b, j, 0] - x[b, i, 0] + height - 1).clamp(0, 2 * height - 2)
+            column = (y[b, j, 1] - x[b, i, 1] + width - 1).clamp(0, 2 * width - 2)
+            return score + rows[b, h, i, row] + columns[b, h, i, column]
+
+        return biased
+
+    @torch.no_grad()
+    def resized(self, grid: tuple[int, int]) -> Relative2D:
+        """A copy for another grid. The distance of neighbours is kept as a share of the grid: tables are interpolated
+        linearly between their ends, which stay the ends. The same grid gives the same tables, bit for bit."""
+        other = Relative2D(grid, self.head_dim, self.num_heads).to(self.row_table)
+        for mine, theirs in ((self.row_table, other.row_table), (self.column_table, other.column_table)):
+            if mine.shape == theirs.shape:
+                theirs.copy_(mine)
+                continue
+            lines = mine.reshape(-1, *mine.shape[-2:]).mT.to(torch.promote_types(mine.dtype, torch.float32))
+            stretched = F.interpolate(lines, size=theirs.size(-2), mode="linear", align_corners=True)
+            theirs.copy_(stretched.mT.reshape(theirs.shape))
+        return other
+
+    def extra_repr(self) -> str:
+        return f"{self.grid}, {self.head_dim}, num_heads={self.num_heads}"

@@ -1,0 +1,121 @@
+"""Transformer-XL: four terms of content and distance, with a sinusoid of the distance projected per head."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posenc.encoding import Block, Scheme, Score, ScoreFunction
+from posenc.phases import frequencies, phases
+
+
+class TransformerXL(Scheme):
+    """Relative attention in four terms, each with its own reading.
+
+    Formula, with r = p_i - p_j and R_r = [sin(r theta_k) | cos(r theta_k)], k = 0 .. dim/2 - 1, as wide as the model:
+
+        s_ij = (q_i . k_j  +  q_i . W R_r  +  u . k_j  +  v . W R_r) / sqrt(d)
+                content       content-        global      global
+                              dependent       content     position
+                              position bias   bias        bias
+
+    W projects the sinusoid for each head, apart from the projection of the keys. The distance is signed, so a
+    bidirectional model tells left from right; keys before the first query (a memory) are just smaller positions.
+
+    R is never laid out by distance: sin(p_i - p_j) and cos(p_i - p_j) come from angle addition, so any real positions
+    have a score and no matrix needs shifting.
+
+    Parameters: W H x d x dim, u and v H x d; all N(0, 0.02^2). A model that gives every layer its own W may share u and
+    v between them, as the paper does: ``share_biases`` says whether `another` keeps them.
+    Shapes: query (batch, num_heads, queries, head_dim). Any real positions, of one axis.
+    Errors: ValueError for an odd dim, a base not above 1, another head_dim or number of heads.
+    Source: Dai et al. 2019, "Transformer-XL: Attentive Language Models beyond a Fixed-Length Context", section 3.3.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        dim: int | None = None,
+        base: float = 10_000.0,
+        share_biases: bool = True,
+    ) -> None:
+        super().__init__()
+        dim = num_heads * head_dim if dim is None else dim
+        if num_heads < 1 or head_dim < 1:
+            raise ValueError(f"num_heads and head_dim must be positive, got {num_heads} and {head_dim}")
+        if dim < 2 or dim % 2:
+            raise ValueError(f"dim must be positive and even (sines and cosines come in pairs), got {dim}")
+        if not base > 1:
+            raise ValueError(f"base must be above 1, got {base}")
+        self.num_heads, self.head_dim, self.dim = num_heads, head_dim, dim
+        self.base, self.share_biases = base, share_biases
+        self.projection = nn.Parameter(torch.empty(num_heads, head_dim, dim))
+        self.content_bias = nn.Parameter(torch.empty(num_heads, head_dim))
+        self.position_bias = nn.Parameter(torch.empty(num_heads, head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """W, u and v from N(0, 0.02^2)."""
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=0.02)
+
+    def another(self) -> TransformerXL:
+        """One for another layer: W of its own, and u and v too unless ``share_biases``."""
+        shared = (self.content_bias, self.position_bias) if self.share_biases else ()
+        other = copy.deepcopy(self, {id(parameter): parameter for parameter in shared})
+        nn.init.normal_(other.projection, std=0.02)
+        if not self.share_biases:
+            other.reset_parameters()
+        return other
+
+    def terms(self, block: Block) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The four terms in the order of the formula, each (batch, heads, queries, keys) and already scaled."""
+        block.check_heads("TransformerXL", self.num_heads, self.head_dim)
+        query, key = block.query, block.key
+        group = query.size(1) // key.size(1)
+        grouped = query.unflatten(1, (-1, group))
+        u = self.content_bias.to(query.dtype).unflatten(0, (-1, group))
+        v = self.position_bias.to(query.dtype)[:, None].expand(-1, query.size(2), -1)[None]
+        content = torch.einsum("bguid,bgjd->bguij", grouped, key).flatten(1, 2)
+        global_content = torch.einsum("gud,bgjd->bguj", u, key).flatten(1, 2)[:, :, None].expand_as(content)
+        content_position = self._meet(query, block)
+        global_position = self._meet(v, block).expand_as(content)
+        four = (content, content_position, global_content, global_position)
+        return tuple(block.scale * term for term in four)  # type: ignore[return-value]
+
+    def _meet(self, vectors: Float[Tensor, "#batch heads queries head_dim"], block: Block) -> Tensor:
+        """vectors . W R_r for every pair: with a = vectors W split over sines and cosines,
+
+        a_s sin(x - y) + a_c cos(x - y) = (a_s sin x + a_c cos x) cos y + (a_c sin x - a_s cos x) sin y
+        """
+        theta = frequencies(self.dim, self.base, vectors.device)
+        x = phases(block.query_positions.scalar("TransformerXL"), theta)[:, None]
+        y = phases(block.key_positions.scalar("TransformerXL"), theta)
+        sin_x, cos_x, sin_y, cos_y = (t.to(vectors.dtype) for t in (x.sin(), x.cos(), y.sin(), y.cos()))
+        of_sin, of_cos = (vectors @ self.projection.to(vectors.dtype)).chunk(2, -1)
+        left = torch.cat((of_sin * sin_x + of_cos * cos_x, of_cos * sin_x - of_sin * cos_x), -1)
+        return torch.einsum("bhic,bjc->bhij", left, torch.cat((cos_y, sin_y), -1))
+
+    def score(self) -> Score:
+        """The last three terms; the first is the score itself."""
+        return Score(self._bind)
+
+    def _bind(self, block: Block) -> ScoreFunction:
+        block.check_heads("TransformerXL", self.num_heads, self.head_dim)
+        group = block.query.size(1) // block.key.size(1)
+        dtype = block.query.dtype
+        u = self.content_bias.to(dtype).unflatten(0, (-1, group))
+        content = block.scale * torch.einsum("gud,bgjd->bguj", u, block.key).flatten(1, 2)
+        position = block.scale * self._meet(block.query + self.position_bias.to(dtype)[:, None], block)
+
+        def biased(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return score + content[b, h, j] + position[b, h, i, j]
+
+        return biased
+
+    def extra_repr(self) -> str:
+        return f"{self.num_heads}, {self.head_dim}, dim={self.dim}, base={self.base}, share_biases={self.share_biases}"

@@ -1,0 +1,47 @@
+"""The laws and the oracles, tested: every planted bug is noticed by the one that should."""
+
+from dataclasses import replace
+
+import pytest
+
+import posenc
+from posenc.laws.laws import LAWS
+from posenc.laws.probe import Probe
+from tests.cases import CASES
+from tests.laws.broken import LAWLESS, UNTRUE, Lawless, Untrue
+from tests.schemes import test_against_oracles
+
+CLAIMS = {entry.name: entry.laws for entry in posenc.catalog()}
+
+
+@pytest.mark.parametrize("broken", LAWLESS, ids=lambda broken: f"{broken.scheme}-{broken.law}")
+def test_a_law_notices(broken: Lawless) -> None:
+    finding = LAWS[broken.law](Probe(broken.build))
+    assert (finding.holds is True) != (broken.law in CLAIMS[broken.scheme]), finding.words
+
+
+@pytest.mark.parametrize("untrue", UNTRUE, ids=lambda untrue: untrue.case)
+def test_the_oracle_notices(untrue: Untrue) -> None:
+    case = CASES[untrue.case]
+    name = "permuted" if "permuted" in case.positions() else next(iter(case.positions()))
+    positions = case.positions()[name]
+    test_against_oracles.test_output_is_the_oracles(case, positions, "reference")
+    with pytest.raises(AssertionError):
+        test_against_oracles.test_output_is_the_oracles(replace(case, scheme=untrue.build), positions, "reference")
+
+
+def test_every_scheme_has_broken_copies() -> None:
+    by_law = {broken.scheme for broken in LAWLESS}
+    by_oracle = {type(part) for untrue in UNTRUE for part in CASES[untrue.case].scheme().parts}
+    assert by_law == CLAIMS.keys()
+    assert by_oracle == {entry.scheme for entry in posenc.catalog()}
+
+
+def test_most_laws_are_broken_by_some_copy() -> None:
+    """What no copy breaks is either the counterpart of one that is (absolute, orthogonal) or cannot be missed."""
+    assert LAWS.keys() - {broken.law for broken in LAWLESS} == {
+        "absolute",
+        "orthogonal",
+        "extensible",
+        "parameter_free",
+    }

@@ -1,0 +1,186 @@
+"""The tables: text, JSON, HTML, and the command that writes them."""
+
+import argparse
+import io
+import json
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import posenc
+from posenc.laws import table as tables
+from posenc.laws.command import add_parser
+from posenc.laws.laws import LAWS, QUESTIONS
+from posenc.laws.table import TABLES, Audit, as_html, as_json, audit, audit_all, text_tables
+from tests.laws.audited import audited
+
+NAMES = tuple(entry.name for entry in posenc.catalog())
+
+
+def audits() -> tuple[Audit, ...]:
+    return tuple(map(audited, NAMES))
+
+
+def printed(width: int = 120) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    for table in text_tables(audits()):
+        console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_every_scheme_is_held_to_every_law_and_asked_both_questions() -> None:
+    for one in audits():
+        assert one.findings.keys() == LAWS.keys() | QUESTIONS.keys()
+        assert one.disagreements == ()
+
+
+def test_every_law_and_question_stands_in_one_table() -> None:
+    shown = [law for laws in TABLES.values() for law in laws]
+    assert sorted(shown) == sorted([*LAWS, *QUESTIONS])
+    assert TABLES["An ideal encoding, and two questions"] == tables.IDEAL
+
+
+def test_the_text_fits_a_terminal_and_cuts_nothing() -> None:
+    text = printed()
+    assert "…" not in text
+    assert all(text.count(name) >= len(TABLES) for name in NAMES)
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_the_text_says_where_a_scheme_ends_and_how_far_a_phrase_moves() -> None:
+    rows = {line.split()[0]: line for line in printed().splitlines() if line.split()}  # the last table's rows win
+    first = printed().split("Where tokens are")[0]
+    learned, shaw = (next(line for line in first.splitlines() if name in line) for name in ("learned", "shaw"))
+    assert "no 1023" in learned
+    assert "yes positions" in learned
+    assert "no from 17" in shaw
+    assert "yes 100%" in rows["alibi"]
+
+
+def test_json_holds_every_finding_and_is_json() -> None:
+    document = json.loads(as_json(audits()), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert [scheme["name"] for scheme in document["schemes"]] == list(NAMES)
+    assert document["laws"].keys() == LAWS.keys()
+    assert document["questions"].keys() == QUESTIONS.keys()
+    assert all(document["laws"].values())
+    for scheme, entry in zip(document["schemes"], posenc.catalog(), strict=True):
+        assert {law for law, finding in scheme["laws"].items() if finding["holds"]} == set(scheme["claims"])
+        assert set(scheme["claims"]) == entry.laws
+        assert scheme["questions"]["hinders"]["words"].startswith(("yes: ", "no: "))
+        assert scheme["laws"]["unique"].keys() == {"holds", "value", "threshold", "words", "numbers"}
+
+
+class Page(HTMLParser):
+    """Whether tags are closed, and what a page would fetch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.targets: list[str] = []
+        self.ids: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        if tag != "meta":
+            self.open.append(tag)
+        self.targets += [str(found[name]) for name in ("href", "src") if name in found]
+        self.ids += [str(found["id"])] if "id" in found else []
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_stands_alone_and_is_well_formed() -> None:
+    text = as_html(audits())
+    page = Page()
+    page.feed(text)
+    page.close()
+    assert page.open == []
+    assert all(target.startswith("#") for target in page.targets)
+    assert {target[1:] for target in page.targets} == set(page.ids) == set(NAMES)
+    assert "bound, not behaviour" in text
+    assert "url(" not in text
+    assert "@import" not in text
+
+
+def test_the_page_escapes_what_it_is_given() -> None:
+    one = audits()[0]
+    finding = replace(one.findings["unique"], words='<b>"&')
+    text = as_html([replace(one, findings={**one.findings, "unique": finding})])
+    assert "<b>" not in text
+    assert "&lt;b&gt;&quot;&amp;" in text
+
+
+def test_a_false_claim_and_an_untold_law_are_disagreements() -> None:
+    one = audited("nope")
+    assert one.claims is not None
+    wrong = replace(one, claims=one.claims ^ {"unique", "relative"})
+    assert set(wrong.disagreements) == {"unique", "relative"}
+    text = as_html([wrong])
+    assert "The catalog claims it." in text
+    assert "Not claimed." in text
+
+
+def test_of_a_composition_nothing_is_claimed() -> None:
+    one = audited("learned+segment")
+    assert one.claims is None
+    assert one.disagreements == ()
+    assert json.loads(as_json([one]))["schemes"][0]["claims"] is None
+
+
+def test_all_of_the_catalog_is_what_is_audited_unless_some_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "audit", lambda name, shape: replace(audited("nope"), name=name))
+    assert tuple(one.name for one in audit_all()) == NAMES
+    assert [one.name for one in audit_all(["rope", "nope"])] == ["rope", "nope"]
+
+
+def test_an_unknown_scheme_is_named() -> None:
+    with pytest.raises(ValueError, match=r"got 'ropee' \(did you mean 'rope'\?\)"):
+        audit("ropee")
+
+
+# --- posenc laws ----------------------------------------------------------------------------------------------------
+
+
+def command(*words: str) -> int:
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    arguments = parser.parse_args(["laws", *words])
+    return int(arguments.run(arguments))
+
+
+def test_the_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    json_file, html_file = tmp_path / "new" / "laws.json", tmp_path / "laws.html"
+    words = ("--schemes", "nope,alibi", "segment", "--json", str(json_file), "--html", str(html_file))
+    assert command(*words) == 0
+    out, err = capsys.readouterr()
+    assert all(name in out for name in ("nope", "alibi", "segment"))
+    assert "rope" not in out
+    assert err == ""
+    assert [scheme["name"] for scheme in json.loads(json_file.read_text())["schemes"]] == ["nope", "alibi", "segment"]
+    assert html_file.read_text().startswith("<!doctype html>")
+
+
+def test_the_command_names_a_wrong_scheme(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("--schemes", "nope,ropee") == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("posenc: error: scheme must be one of")
+    assert "got 'ropee'" in err
+
+
+def test_the_command_fails_where_the_catalog_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = audited("nope")
+    assert one.claims is not None
+    wrong = replace(one, claims=one.claims ^ {"unique", "relative"})
+    monkeypatch.setattr(tables, "audit_all", lambda names: (wrong,))
+    assert command("--schemes", "nope") == 1
+    err = capsys.readouterr().err
+    assert "posenc: nope: the catalog claims it, but unique: it opens no door" in err
+    assert "posenc: nope: the catalog does not claim it, but relative: " in err

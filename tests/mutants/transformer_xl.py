@@ -1,0 +1,96 @@
+"""TransformerXL with other distances, another sinusoid, or its terms mixed up."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from posenc import TransformerXL
+from posenc.encoding import Block, ScoreFunction
+from posenc.phases import frequencies
+from posenc.schemes import transformer_xl
+from tests.mutants import Mutant, oracles
+from tests.schemes import test_life_cycle
+
+
+def as_shifted(distance: Tensor) -> Tensor:
+    """What the padded and reshaped matrix holds where the key is after its query: the end of the next row."""
+    return torch.where(distance < 0, distance + distance.size(-1) + 1, distance)
+
+
+def sines_then_cosines(angle: Tensor) -> Tensor:
+    return torch.cat((angle.sin(), angle.cos()), -1)
+
+
+def bind(
+    distance: Callable[[Tensor], Tensor] = lambda distance: distance,
+    of_index: bool = False,
+    waves: Callable[[Tensor], Tensor] = sines_then_cosines,
+    theta: Callable[[TransformerXL], Tensor] = lambda self: frequencies(self.dim, self.base),
+    projection: Callable[[Tensor], Tensor] = lambda projection: projection,
+    biases: tuple[str, str] = ("content_bias", "position_bias"),
+    scaled: tuple[bool, bool, bool] = (True, True, True),
+    tiled: bool = False,
+) -> Callable[[TransformerXL, Block], ScoreFunction]:
+    """The last three terms, written out for every pair, as they are but for one thing."""
+
+    def wrong(self: TransformerXL, block: Block) -> ScoreFunction:
+        u, v = (getattr(self, name) for name in biases)
+        query, group = block.query, block.query.size(1) // block.key.size(1)
+        key = block.key.repeat(1, group, 1, 1) if tiled else block.key.repeat_interleave(group, 1)
+        x, y = block.query_positions.coords.double(), block.key_positions.coords.double()
+        if of_index:
+            x, y = (torch.arange(t.size(1)).double().expand_as(t) for t in (x, y))
+        met = waves(distance(x[:, :, None] - y[:, None, :])[..., None] * theta(self)).to(query.dtype)
+        relative = torch.einsum("hdc,bijc->bhijd", projection(self.projection), met)
+        terms = (
+            torch.einsum("bhid,bhijd->bhij", query, relative),
+            torch.einsum("hd,bhjd->bhj", u, key)[:, :, None].expand(-1, -1, query.size(2), -1),
+            torch.einsum("hd,bhijd->bhij", v, relative),
+        )
+        three = sum((block.scale if s else 1.0) * term for s, term in zip(scaled, terms, strict=True))
+        assert isinstance(three, Tensor)
+        return lambda score, b, h, i, j: score + three[b, h, i, j]
+
+    return wrong
+
+
+def single_precision(coords: Tensor, theta: Tensor) -> Tensor:
+    return coords.float()[..., None] * theta.float()
+
+
+def projection_alone(self: TransformerXL) -> None:
+    nn.init.normal_(self.projection, std=0.02)
+
+
+def mutant(bug: str, wrong: object) -> Mutant:
+    return Mutant(bug, TransformerXL, "_bind", wrong, oracles("transformer_xl"))
+
+
+MUTANTS = (
+    mutant("takes key minus query", bind(distance=torch.neg)),
+    mutant("takes the end of the next row for what lies ahead", bind(distance=as_shifted)),
+    mutant("is blind to direction", bind(distance=torch.abs)),
+    mutant("knows no distance to what lies ahead", bind(distance=lambda distance: distance.clamp(min=0))),
+    mutant("takes distances between indices", bind(of_index=True)),
+    mutant("puts the cosine first", bind(waves=lambda angle: torch.cat((angle.cos(), angle.sin()), -1))),
+    mutant("interleaves", bind(waves=lambda angle: torch.stack((angle.sin(), angle.cos()), -1).flatten(-2))),
+    mutant("ignores the base", bind(theta=lambda self: frequencies(self.dim, 10_000.0))),
+    mutant("has one projection for all heads", bind(projection=lambda w: w[:1].expand_as(w))),
+    mutant("swaps u and v", bind(biases=("position_bias", "content_bias"))),
+    mutant("has one bias for both", bind(biases=("content_bias", "content_bias"))),
+    mutant("does not scale the global terms", bind(scaled=(True, False, False))),
+    mutant("does not scale the position terms", bind(scaled=(False, True, False))),
+    mutant("lets u meet the keys of another group", bind(tiled=True)),
+    Mutant(
+        "computes phases in single precision", transformer_xl, "phases", single_precision, oracles("transformer_xl")
+    ),
+    Mutant(
+        "does not draw u and v",
+        TransformerXL,
+        "reset_parameters",
+        projection_alone,
+        partial(test_life_cycle.check_meta, "transformer_xl"),
+    ),
+)

@@ -1,0 +1,52 @@
+"""Fourier features of coordinates.
+
+    P[x] = [ cos 2 pi b_1.x .. cos 2 pi b_m.x | sin 2 pi b_1.x .. sin 2 pi b_m.x ],        m = dim/2
+    learned:  y = W2 gelu( W1 P[x] / sqrt(dim) + b1 ) + b2,        gelu(z) = z (1 + erf(z / sqrt 2)) / 2
+
+Tancik et al. 2020 (arXiv 2006.10739), the Gaussian mapping; learned: Li et al. 2021 (arXiv 2106.02795), Eqs. 2 and 6,
+with one group. Conventions: all cosines come first; `directions` is (m, axes), one row a direction, drawn from N(0,
+sigma^2) by whoever calls; coordinates are taken as they come, neither centred nor divided by the grid's size. Li's W_r
+has no 2 pi in front: it is 2 pi B. The dim under the root counts the features, not the width of y. Weights are (out,
+in). The norm of P is sqrt(dim/2) everywhere; P[x].P[y] depends on x - y alone and its mean over the draw of B is
+(dim/2) exp(-2 pi^2 sigma^2 |x - y|^2). Any real coordinates will do.
+"""
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from .attention import Matrix, Vector, dot, matrix, vector
+
+
+def table(coords: Sequence[Sequence[float]], directions: Tensor | Matrix) -> Matrix:
+    """One row of dim numbers per point; a point has one coordinate an axis."""
+    b = matrix(directions)
+    rows: Matrix = []
+    for point in coords:
+        angles = [2.0 * math.pi * dot(direction, list(point)) for direction in b]
+        rows.append([math.cos(a) for a in angles] + [math.sin(a) for a in angles])
+    return rows
+
+
+def gelu(z: float) -> float:
+    """z Phi(z), exactly; not the tanh approximation."""
+    return 0.5 * z * (1.0 + math.erf(z / math.sqrt(2.0)))
+
+
+def learned_table(
+    coords: Sequence[Sequence[float]],
+    directions: Tensor | Matrix,
+    w1: Tensor | Matrix,
+    b1: Tensor | Vector,
+    w2: Tensor | Matrix,
+    b2: Tensor | Vector,
+) -> Matrix:
+    """One row of the second layer's width per point; w1: (hidden, dim), w2: (out, hidden)."""
+    first, second = list(zip(matrix(w1), vector(b1), strict=True)), list(zip(matrix(w2), vector(b2), strict=True))
+    rows: Matrix = []
+    for features in table(coords, directions):
+        scaled = [f / math.sqrt(len(features)) for f in features]
+        hidden = [gelu(dot(weights, scaled) + bias) for weights, bias in first]
+        rows.append([dot(weights, hidden) + bias for weights, bias in second])
+    return rows

@@ -1,0 +1,92 @@
+"""What single schemes offer beside their doors."""
+
+import math
+
+import pytest
+import torch
+
+import posenc
+from posenc import (
+    DistanceAware,
+    ExponentialDecay,
+    FourierFeatures,
+    PositionError,
+    Positions,
+    Relative2D,
+    Sinusoidal,
+    TransformerXL,
+)
+from posenc.encoding import Block
+from tests.oracles import transformer_xl
+
+
+def test_fourier_features_are_alike_as_far_as_sigma_says() -> None:
+    """The mean inner product is exp(-2 pi^2 sigma^2 r^2); within 5 / sqrt(2 x 2000) for 2000 directions."""
+    for sigma in (0.05, 0.2):
+        table = FourierFeatures(4000, sigma=sigma).table(Positions.arange(6), torch.float64)[0]
+        likeness = table @ table[0] / 2000
+        expected = [math.exp(-2 * (math.pi * sigma * r) ** 2) for r in range(6)]
+        torch.testing.assert_close(likeness, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=5 / 4000**0.5)
+
+
+def test_fourier_features_follow_their_seed() -> None:
+    one, same, other = (FourierFeatures(8, seed=s).table(Positions.arange(3)) for s in (1, 1, 2))
+    assert torch.equal(one, same)
+    assert not torch.isclose(one[:, 1:], other[:, 1:]).all()
+
+
+def test_distance_aware_overflows_for_neither_sign() -> None:
+    scheme = DistanceAware(3)
+    with torch.no_grad():
+        scheme.v.copy_(torch.tensor([200.0, -200.0, 0.0]))
+        scheme.w.copy_(torch.tensor([1.0, 1.0, -1.0]))
+    factor = scheme.factor(torch.tensor([[0.0], [3.0], [-3.0]]))
+    torch.testing.assert_close(factor[0], torch.ones(3))  # f(0) = 1
+    torch.testing.assert_close(factor[1], factor[2])  # blind to direction
+    assert factor.isfinite().all()
+    torch.testing.assert_close(factor[1, 0].log(), torch.tensor(3.0))  # far below v, f(R) = e^R
+    torch.testing.assert_close(factor[1, 2], torch.tensor(2 / (1 + math.exp(3))))
+
+
+def test_exponential_decay_begins_at_zero() -> None:
+    with pytest.raises(PositionError, match="ExponentialDecay encodes positions from 0 on, got -2"):
+        ExponentialDecay(4)(Positions.arange(3, start=-2))
+
+
+def test_the_four_terms_of_transformer_xl_are_the_oracles_and_sum_to_the_score() -> None:
+    scheme = TransformerXL(6, 4, dim=10).double()
+    for parameter in scheme.parameters():
+        torch.nn.init.normal_(parameter)
+    query, key = torch.randn(1, 6, 5, 4, dtype=torch.float64), torch.randn(1, 3, 7, 4, dtype=torch.float64)
+    x, y = Positions.arange(5, start=4), Positions.arange(7)
+    terms = scheme.terms(Block(query, key, x, y, 0.5))
+    four = transformer_xl.terms(
+        query, key, scheme.projection, scheme.content_bias, scheme.position_bias, x.coords.tolist(), y.coords.tolist()
+    )
+    for n, term in enumerate(terms):
+        expected = [[[four(0, h, i, j)[n] for j in range(7)] for i in range(5)] for h in range(6)]
+        torch.testing.assert_close(term[0], torch.tensor(expected, dtype=torch.float64))
+    torch.testing.assert_close(sum(terms), posenc.logits(query, key, scheme(x, y, dtype=torch.float64)))
+
+
+@pytest.mark.parametrize("num_heads", [None, 3])
+def test_relative_2d_resized_keeps_its_ends(num_heads: int | None) -> None:
+    scheme = Relative2D((3, 5), 4, num_heads)
+    same, larger = scheme.resized((3, 5)), scheme.resized((6, 9))
+    for mine, copied, stretched in zip(scheme.parameters(), same.parameters(), larger.parameters(), strict=True):
+        assert torch.equal(mine, copied)
+        assert mine is not copied
+        torch.testing.assert_close(stretched[..., [0, -1], :], mine[..., [0, -1], :])
+        torch.testing.assert_close(stretched[..., stretched.size(-2) // 2, :], mine[..., mine.size(-2) // 2, :])
+    assert larger.grid == (6, 9)
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "concatenated"])
+def test_the_linear_map_carries_every_axis(layout: str) -> None:
+    scheme = Sinusoidal(24, base=77.0, layout=layout, axes=2)  # type: ignore[arg-type]
+    here = Positions.grid(3, 4)
+    there = Positions(here.coords + torch.tensor([2, -5]))
+    carried = scheme.table(here, torch.float64) @ scheme.linear_map([2, -5]).mT
+    torch.testing.assert_close(carried, scheme.table(there, torch.float64))
+    with pytest.raises(ValueError, match="offset must have 2 numbers, one per axis, got 1"):
+        scheme.linear_map([2])
