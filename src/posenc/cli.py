@@ -29,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _failed("interrupted")
     except ModuleNotFoundError as error:
-        return _failed(f"{error.name} is not installed: pip install 'posenc[lab]'")
+        extra = "images" if (error.name or "").startswith("sklearn") else "lab"
+        return _failed(f"{error.name} is not installed: pip install 'posenc[{extra}]'")
     except (ValueError, OSError, RuntimeError) as error:  # RuntimeError: what torch says of a full GPU
         return _failed(" ".join(str(error).split()))
 
@@ -47,8 +48,10 @@ def _parser() -> argparse.ArgumentParser:
     compare = commands.add_parser(
         "compare",
         help="train short, test long: which positional encoding to use",
-        description="Trains the same small decoder with every scheme on short windows of a text, tests it on longer "
-        "ones, and writes records and a report. Run again to resume. Lists take commas or spaces.",
+        description="Trains the same small model with every scheme and writes records and a report: on short windows "
+        "of a text, tested on longer ones; on images of digits, tested on other grids (--task digits); or on the order "
+        "and the distance of words, tested at other lengths (--task classify). Run again to resume. Lists take commas "
+        "or spaces.",
     )
     compare.set_defaults(run=_compare)
     compare.add_argument(

@@ -24,8 +24,8 @@ def sliding(records: Iterable[Record], dark: bool = False) -> Figure:
     baselines = []
     for scheme in summary.schemes:
         # Sliding windows of the training length *are* the baseline, so its line begins there.
-        begin = _line(summary, "sliding", scheme, [summary.train_length]).points
-        rest = _line(summary, "truncated", scheme, summary.lengths("truncated")).points
+        begin = line_of(summary, "sliding", scheme, [summary.train_length]).points
+        rest = line_of(summary, "truncated", scheme, summary.lengths("truncated")).points
         baselines.append(Line(scheme, begin + rest if rest else ()))
     title = "Loss at each test length: sliding windows"
     return _by_length(summary, "sliding", title, dark, [line for line in baselines if line.points])
@@ -34,7 +34,7 @@ def sliding(records: Iterable[Record], dark: bool = False) -> Figure:
 def final_tokens(records: Iterable[Record], dark: bool = False) -> Figure:
     """Bits per byte of the same few tokens as their left context grows."""
     summary = Summary(records)
-    lines = [_line(summary, "final_tokens", scheme, summary.lengths("final_tokens")) for scheme in summary.schemes]
+    lines = [line_of(summary, "final_tokens", scheme, summary.lengths("final_tokens")) for scheme in summary.schemes]
     limits = _limits(lines, summary.train_length)
     return draw(summary, lines, limits, dark, "The same final tokens, as context grows", "context (tokens)")
 
@@ -84,7 +84,8 @@ def training(records: Iterable[Record], dark: bool = False) -> Figure:
     """The loss in training: every seed a thin line."""
     summary = Summary(records)
     diverged = [f"not drawn: {scheme} {words}" for scheme in summary.schemes if (words := summary.diverged(scheme))]
-    figure, axes = canvas(summary, dark, "Loss in training", "step", rows=len(diverged), bottom=0.62)
+    loss = BITS if summary.task == "text" else "cross-entropy (bits)"
+    figure, axes = canvas(summary, dark, "Loss in training", "step", loss, rows=len(diverged), bottom=0.62)
     curves = {
         scheme: [r["curve"] for r in summary.of("training", scheme) if r.get("curve")] for scheme in summary.schemes
     }
@@ -126,15 +127,16 @@ FIGURES: dict[str, Callable[[Iterable[Record], bool], Figure]] = {
 
 
 def _by_length(summary: Summary, kind: str, title: str, dark: bool, baselines: Sequence[Line] = ()) -> Figure:
-    lines = [_line(summary, kind, scheme, summary.test_lengths) for scheme in summary.schemes]
+    lines = [line_of(summary, kind, scheme, summary.test_lengths) for scheme in summary.schemes]
     # One scale for separate and sliding windows, so that the two figures can be held against each other.
-    both = [_line(summary, k, s, summary.test_lengths) for k in ("windows", "sliding") for s in summary.schemes]
+    both = [line_of(summary, k, s, summary.test_lengths) for k in ("windows", "sliding") for s in summary.schemes]
     limits = _limits(both, summary.train_length)
     words = f"dashed: the same model, shown only the last {summary.train_length:,} tokens" if baselines else ""
     return draw(summary, lines, limits, dark, title, "test length (tokens)", baselines=baselines, words=words)
 
 
-def _line(summary: Summary, kind: str, scheme: str, lengths: Iterable[int]) -> Line:
+def line_of(summary: Summary, kind: str, scheme: str, lengths: Iterable[int]) -> Line:
+    """A scheme's measurements of a kind at these lengths, and why they stop."""
     found = [(n, summary.bits(kind, scheme, n)) for n in lengths]
     points = tuple((float(n), value) for n, value in found if value)
     return Line(scheme, points, _end(summary, kind, scheme, [n for n, value in found if value]))

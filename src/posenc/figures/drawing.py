@@ -141,16 +141,17 @@ def _tokens_axis(axes: Axes, summary: Summary, tokens: Sequence[float]) -> None:
     ticks = [n for n in (*summary.test_lengths, trained) if low / pad <= n <= high * pad]
     below = min(ticks, default=high)
     ticks += [below / 2**k for k in range(1, 12) if below / 2**k >= low / pad]
+    mark = "training grid" if summary.task == "digits" else "training length"
     axes.xaxis.set_major_locator(FixedLocator(_spaced(axes, ticks, trained, _tick_width)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _tick(x, trained)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _tick(x, trained, mark)))
     axes.xaxis.set_minor_locator(NullLocator())
     if low / pad <= trained <= high * pad:
         axes.axvline(trained, color=axes.spines["bottom"].get_edgecolor(), linewidth=1, linestyle=":", zorder=1)
 
 
-def _tick(tokens: float, trained: int) -> str:
+def _tick(tokens: float, trained: int, mark: str) -> str:
     if tokens == trained:
-        return f"{tokens:,.0f}\n1×\ntraining length"
+        return f"{tokens:,.0f}\n1×\n{mark}"
     words = multiple(tokens, trained)
     return f"{tokens:,.0f}\n{words}" if words and "." not in words else f"{tokens:,.0f}"
 

@@ -16,12 +16,13 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from posenc.figures import sentences, style, tables
-from posenc.figures.compare import FIGURES
+from posenc.figures import accuracy, compare, sentences, style, tables
 from posenc.figures.summary import Record, Summary, multiple
+from posenc.lab.tasks import TASKS
 
 FILE = "report.html"
-TEMPLATE = "report.html.j2"
+TEMPLATES = {"text": "report.html.j2", "digits": "accuracy.html.j2", "classify": "accuracy.html.j2"}
+FIGURES = {"text": compare.FIGURES, **accuracy.FIGURES}  # of each task
 FOLDER = "figures"
 
 
@@ -31,7 +32,9 @@ def write(records: Sequence[Record], out: str | Path) -> Path:
     Each file is written whole or not at all, so a reader never meets half of one.
     """
     out = Path(out)
-    images = {name: {dark: png(records, name, dark) for dark in (False, True)} for name in FIGURES}
+    images = {
+        name: {dark: png(records, name, dark) for dark in (False, True)} for name in FIGURES[Summary(records).task]
+    }
     for name, pair in images.items():
         for dark, data in pair.items():
             _write(out / FOLDER / f"{name}{'-dark' if dark else ''}.png", data)
@@ -44,7 +47,7 @@ def png(records: Sequence[Record], name: str, dark: bool = False) -> bytes:
     """One of the figures, as the bytes of a PNG."""
     buffer = io.BytesIO()
     with style.context(dark):
-        FIGURES[name](records, dark).savefig(buffer, format="png")
+        FIGURES[Summary(records).task][name](records, dark).savefig(buffer, format="png")
     return buffer.getvalue()
 
 
@@ -52,31 +55,47 @@ def html(records: Sequence[Record], images: dict[str, dict[bool, bytes]]) -> str
     """The page, with the PNGs of each figure (by whether they are dark) inside it."""
     summary = Summary(records)
     environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+        loader=jinja2.FunctionLoader(lambda name: files("posenc.figures").joinpath(name).read_text(encoding="utf-8")),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
     )
-    template = environment.from_string(files("posenc.figures").joinpath(TEMPLATE).read_text(encoding="utf-8"))
+    template = environment.get_template(TEMPLATES[summary.task])
     latest = summary.records[-1] if summary.records else {}
+    words = sentences if summary.task == "text" else accuracy
+    if summary.task == "text":
+        own = {
+            "rows": [tables.row(summary, scheme) for scheme in summary.schemes],
+            "differences": tables.differences(summary),
+            "means": tables.means(summary),
+        }
+    else:
+        own = accuracy.page(summary)
     return template.render(
         summary=summary,
         about=(latest.get("text") or {}).get("about", ""),
         images={name: {dark: _uri(data) for dark, data in pair.items()} for name, pair in images.items()},
         missing=summary.missing(),
-        observed=sentences.observed(summary),
-        how_to_read=sentences.how_to_read(summary),
-        not_concluded=sentences.not_concluded(summary),
-        rows=[tables.row(summary, scheme) for scheme in summary.schemes],
-        differences=tables.differences(summary),
-        means=tables.means(summary),
+        left_out=TASKS[summary.task].left_out(),
+        observed=words.observed(summary),
+        how_to_read=words.how_to_read(summary),
+        not_concluded=words.not_concluded(summary),
         times=[multiple(length, summary.train_length) for length in summary.test_lengths],
         environment=tables.environment(summary),
         command=tables.command(summary),
         theme={dark: style.theme(dark) for dark in (False, True)},
+        **own,
     )
 
 
 def terminal_table(records: Sequence[Record]) -> Table:
     """The main numbers of every scheme, for a terminal of 100 columns."""
     summary = Summary(records)
+    return _bits_table(summary) if summary.task == "text" else _accuracy_table(summary)
+
+
+def _bits_table(summary: Summary) -> Table:
     lengths = _few(summary.test_lengths, summary.train_length)
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.title = f"Bits per byte at each test length (sliding windows), trained at {summary.train_length:,} tokens"
@@ -100,14 +119,44 @@ def terminal_table(records: Sequence[Record]) -> Table:
         table.add_row(Text(scheme), *once, *bits)
     unit = f"step: time ÷ {summary.timed_against}'s"
     notes = [f"* lowest, or tied with it; ±: half the 95 % interval; {unit}; –: not measured."]
-    notes += [f"{scheme} {words}." for scheme in summary.schemes if (words := summary.diverged(scheme))]
-    missing = len(summary.lacking())
-    if missing:
-        notes.append(
-            f"{missing} of {len(summary.trainings)} trainings are not complete: the report says what is missing."
-        )
-    table.caption = "\n".join(notes)
+    table.caption = "\n".join(notes + _incomplete(summary))
     return table
+
+
+def _accuracy_table(summary: Summary) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    trained = f"trained at {summary.train_length:,} {summary.unit}"
+    table.title = f"Share of right answers, {trained}"
+    table.add_column("scheme", overflow="fold", max_width=21)
+    table.add_column("step", justify="right")
+    planned = {pair for scheme in summary.schemes for pair in summary.plan(scheme)}
+    lengths = {kind: sorted(n for k, n in planned if k == kind) for kind in accuracy.NAMES[summary.task]}
+    kinds = [(kind, n) for kind, every in lengths.items() for n in _few(every, summary.train_length, 4)]
+    for kind, length in kinds:
+        table.add_column(f"{kind.replace('distance', 'dist.')}\n{length:,} ", justify="right", overflow="fold")
+    highest = {(kind, length): accuracy.highest(summary, kind, length) for kind, length in kinds}
+    for scheme in summary.schemes:
+        cells = []
+        for kind, length in kinds:
+            value = summary.bits(kind, scheme, length)
+            undefined = "undef." if summary.undefined(scheme, length, kind) else "–"
+            shown = f"{value.mean:.3f}" if value else undefined
+            top = scheme in highest[kind, length]
+            cells.append(Text(shown + ("*" if top else " "), style="bold" if top else ""))
+        table.add_row(Text(scheme), _short(summary.number("speed", scheme, "step_ratio"), "{:.2f}×"), *cells)
+    notes = [f"* highest, or tied with it; step: time ÷ {summary.timed_against}'s; undef.: no such positions."]
+    table.caption = "\n".join(notes + _incomplete(summary))
+    return table
+
+
+def _incomplete(summary: Summary) -> list[str]:
+    notes = [f"{scheme} {words}." for scheme in summary.schemes if (words := summary.diverged(scheme))]
+    missing = len(summary.lacking())
+    return notes + (
+        [f"{missing} of {len(summary.trainings)} trainings are not complete: the report says what is missing."]
+        if missing
+        else []
+    )
 
 
 def _short(value: float | None, form: str, scale: float = 1) -> str:
@@ -124,12 +173,12 @@ def _bits(summary: Summary, scheme: str, length: int) -> str:
     return f"{value.mean:.2f}±" + (f"{half:.2f}".removeprefix("0") if half < 1 else f"{half:.1f}")
 
 
-def _few(lengths: Sequence[int], trained: int) -> list[int]:
+def _few(lengths: Sequence[int], trained: int, most: int = 5) -> list[int]:
     """As many lengths as a terminal has room for: the shortest, the training length, and the longest ones."""
-    if len(lengths) <= 5:
+    if len(lengths) <= most:
         return list(lengths)
     keep = {lengths[0], trained if trained in lengths else lengths[1]}
-    return sorted(keep | set(lengths[-3:]))
+    return sorted(keep | set(lengths[2 - most :]))
 
 
 def _uri(data: bytes) -> str:

@@ -21,9 +21,10 @@ def observed(summary: Summary) -> list[str]:
 
 
 def best(summary: Summary, kind: str, length: int) -> tuple[str, ...]:
-    """The schemes with the lowest loss: the lowest mean first, then those whose paired difference to it is a tie."""
+    """The schemes with the lowest loss (or the highest accuracy): the best mean first, then those whose paired
+    difference to it is a tie."""
     means = {s: e.mean for s in summary.schemes if (e := summary.bits(kind, s, length)) and e.finite}
-    order = sorted(means, key=means.__getitem__)
+    order = sorted(means, key=means.__getitem__, reverse=summary.task != "text")
     gaps = {s: summary.difference(kind, s, order[0], length) for s in order[1:]}
     return (*order[:1], *(s for s, gap in gaps.items() if gap and gap.tie))
 

@@ -28,15 +28,15 @@ def command(summary: Summary) -> str:
     return shlex.join(words)
 
 
-def row(summary: Summary, scheme: str) -> dict[str, Any]:
-    """A line of the main table, in the words it has there."""
+def row(summary: Summary, scheme: str, measured: str = KIND) -> dict[str, Any]:
+    """A line of the main table, in the words it has there, of one kind of measurement."""
 
     def shown(kind: str, name: str, form: str, scale: float = 1) -> str:
         value = summary.number(kind, scheme, name)
         absent = "diverged" if kind == "training" and summary.diverged(scheme) else "missing"
         return absent if value is None else form.format(value * scale)
 
-    lowest = {length: sentences.best(summary, KIND, length) for length in summary.test_lengths}
+    lowest = {length: sentences.best(summary, measured, length) for length in summary.test_lengths}
     return {
         "scheme": scheme,
         "parameters": shown("training", "parameters", "{:,.0f}"),
@@ -44,10 +44,10 @@ def row(summary: Summary, scheme: str) -> dict[str, Any]:
         "tokens_per_second": shown("training", "tokens_per_second", "{:,.0f}"),
         "step": shown("speed", "step_ratio", "{:.2f}×"),
         "memory": shown("training", "peak_bytes", "{:,.0f} MB", 1e-6),
-        "bits": [(*cell(summary, KIND, scheme, n), scheme in lowest[n]) for n in summary.test_lengths],
-        "end": summary.end(scheme, KIND),
+        "bits": [(*cell(summary, measured, scheme, n), scheme in lowest[n]) for n in summary.test_lengths],
+        "end": summary.end(scheme, measured),
         "diverged": summary.diverged(scheme),
-        "why": next((why for n in summary.test_lengths if (why := summary.undefined(scheme, n, KIND))), ""),
+        "why": next((why for n in summary.test_lengths if (why := summary.undefined(scheme, n, measured))), ""),
     }
 
 

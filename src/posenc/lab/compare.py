@@ -6,30 +6,31 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from types import FrameType
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from posenc.encoding import Scheme
-from posenc.lab import data
-from posenc.lab.config import MIN_WINDOWS, CompareConfig, fingerprint, saved_identity
-from posenc.lab.evaluate import Evaluator, plan, tokens_to_score
+from posenc.lab.config import CompareConfig, fingerprint, saved_identity
 from posenc.lab.machine import machine, versions
 from posenc.lab.memory import peak_bytes
 from posenc.lab.progress import Progress
 from posenc.lab.records import Record, Records, key
-from posenc.lab.train import DivergedError, batch, loss_of, optimizer_for, step_of, train
-from posenc.models import Decoder
-from posenc.schemes.catalog import Shape, entries_of, scheme_from_names
+from posenc.lab.task import Loaded, Task
+from posenc.lab.tasks import TASKS
+from posenc.lab.train import DivergedError, Loss, batch, optimizer_for, step_of, train
+from posenc.schemes.catalog import scheme_from_names
 
 Build: TypeAlias = Callable[[CompareConfig, str, int], nn.Module]
 """(configuration, scheme, seed) -> model."""
 
 CONFIG = "config.toml"
+ALL = "all"  # the name that stands for every scheme of the catalog that the task has positions for
 PLAIN = "nope"  # what step times are relative to: the model without positions
 
 # A scheme draws its parameters from a stream of its own, or a learned table would begin with the embedding's numbers.
@@ -43,31 +44,28 @@ TESTING_WORK = 1.5
 
 
 def build_model(config: CompareConfig, scheme: str, seed: int) -> nn.Module:
-    """The decoder with a scheme. At a seed, all that is not the scheme begins with the same weights in each."""
-    shape = Shape(config.dim, config.heads, config.dim // config.heads, config.train_length)
+    """The task's model with a scheme. At a seed, all that is not the scheme begins with the same weights in each."""
+    task = TASKS[config.task]
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed + SCHEME_STREAM)
-        position = scheme_from_names(scheme, shape)
+        position = scheme_from_names(scheme, task.shape(config, scheme))
         torch.default_generator.manual_seed(seed)
-        return Decoder(
-            256,
-            config.dim,
-            config.layers,
-            config.heads,
-            config.kv_heads,
-            position=position,
-            inject=cast(Literal["input", "every_layer"], config.inject),
-            per_layer=config.per_layer,
-        )
+        return task.model(config, scheme, position)
+
+
+def resolved(config: CompareConfig) -> CompareConfig:
+    """The same comparison with the names of all schemes that apply in place of ``all``."""
+    every = TASKS[config.task].applicable()
+    names = [name for scheme in config.schemes for name in (every if scheme == ALL else (scheme,))]
+    return replace(config, schemes=tuple(dict.fromkeys(names))) if ALL in config.schemes else config
 
 
 def check(config: CompareConfig) -> None:
-    """ValueError for a scheme that is unknown, that plain text has no positions for, or that does not fit the model,
+    """ValueError for a scheme that is unknown, that the task has no positions for, or that does not fit the model,
     and for a device that is not there."""
+    config = resolved(config)
     for scheme in config.schemes:
-        for entry in entries_of(scheme):
-            if entry.needs_segments:
-                raise ValueError(f"schemes must do without segments, of which plain text has none, got {scheme!r}")
+        TASKS[config.task].require(scheme)
         build_model(config, scheme, 0)
     _device(config)
 
@@ -86,18 +84,18 @@ def compare(
     """
     check(config)
     out, progress = Path(out), progress or Progress()
-    device = _device(config)
-    longest = config.test_lengths[-1]
-    sizes = {"train_length": config.train_length, "batch_size": config.batch_size, "longest": longest}
-    least = data.least(**sizes, windows=MIN_WINDOWS)
-    corpus = data.load(config.text, held_out=config.windows * (longest + 1), least=least)
-    data.require(corpus, **sizes, windows=MIN_WINDOWS)
-    made_with = {"text_digest": corpus.digest, **{k: versions()[k] for k in ("posenc", "torch", "numpy")}}
+    task, device = TASKS[config.task], _device(config)
+    left_out = task.left_out() if ALL in config.schemes else {}
+    config = resolved(config)
+    loaded = task.load(config)
+    made_with = {"text_digest": loaded.digest, **{k: versions()[k] for k in ("posenc", "torch", "numpy")}}
     with Records(out) as records, _Stop() as stop, progress:
         _claim(out, config, made_with, empty=not len(records))
-        lab = _Lab(config, out, corpus, device, made_with, records, progress, stop, build)
-        for line in filter(None, (records.notice, corpus.about, lab.notice)):
+        lab = _Lab(config, out, task, loaded, device, made_with, records, progress, stop, build)
+        for line in filter(None, (records.notice, loaded.about, loaded.notice)):
             progress.say(line)
+        for name, reason in left_out.items():
+            progress.say(f"{name} is left out: {reason}")
         progress.begin(len(config.seeds) * len(config.schemes) * lab.work)
         for seed in config.seeds:
             for scheme in config.schemes:
@@ -114,7 +112,8 @@ class _Lab:
         self,
         config: CompareConfig,
         out: Path,
-        corpus: data.Corpus,
+        task: Task,
+        loaded: Loaded,
         device: torch.device,
         made_with: dict[str, str],
         records: Records,
@@ -122,22 +121,19 @@ class _Lab:
         stop: "_Stop",
         build: Build,
     ) -> None:
-        self.config, self.out, self.corpus, self.device = config, out, corpus, device
+        self.config, self.out, self.task, self.loaded, self.device = config, out, task, loaded, device
         self.records, self.progress, self.stop, self.build = records, progress, stop, build
-        self.windows = corpus.validation.spread(config.windows, config.test_lengths[-1] + 1)
         self.about = {
             "fingerprint": fingerprint(config.identity(**made_with)),
             "configuration": config.to_dict(),
-            "text": {"about": corpus.about, "digest": corpus.digest},
+            "text": {"about": loaded.about, "digest": loaded.digest},
             "versions": versions(),
             "machine": machine(device),
         }
-        few = len(self.windows) < config.windows
-        self.notice = f"room for {len(self.windows)} of {config.windows} evaluation windows" if few else ""
-        step = TRAINING_WORK * config.batch_size * config.train_length
+        step = TRAINING_WORK * config.batch_size * task.tokens(config)
         self.step_work = step
         self.training_work = step * config.steps
-        self.testing_work = TESTING_WORK * tokens_to_score(config.test_lengths, len(self.windows))
+        self.testing_work = TESTING_WORK * loaded.testing_tokens
         self.speed_work = step * 2 * SPEED_ROUNDS
         self.work = self.training_work + self.testing_work + self.speed_work
 
@@ -145,7 +141,7 @@ class _Lab:
         """Everything that needs the trained model, as far as it is not there."""
         config, progress = self.config, self.progress
         checkpoint = self.out / "checkpoints" / f"{scheme}-{seed}.pt"
-        planned = plan(config.test_lengths, config.train_length)
+        planned = self.task.plan(scheme, config.test_lengths, config.train_length)
         trained = self.records.has("training", scheme, seed)
         if trained and all(self.records.has(kind, scheme, seed, length) for kind, length in planned):
             checkpoint.unlink(missing_ok=True)
@@ -162,13 +158,15 @@ class _Lab:
             nonlocal last
             progress.skip(self.step_work * (step - last - 1))  # those a checkpoint has
             last = step
-            loss = "" if math.isnan(bits) else f", {bits:.2f} bits per byte"
+            loss = "" if math.isnan(bits) else f", {bits:.2f} {self.task.unit}"
             progress.advance(self.step_work, f"{scheme}, seed {seed}: training", f"{step}/{config.steps}{loss}")
             return self.stop.asked
 
-        of = str(self.about["fingerprint"])
+        of, train_on, loss_of = str(self.about["fingerprint"]), self.loaded.train, self.task.loss
         try:
-            training = train(model, self.corpus.train, config, seed, checkpoint, fingerprint=of, tick=after_step)
+            training = train(
+                model, train_on, config, seed, checkpoint, fingerprint=of, loss_of=loss_of, tick=after_step
+            )
         except DivergedError as error:
             progress.say(f"{scheme}, seed {seed}, diverged: {error} (learning_rate {config.learning_rate:g})")
             progress.skip(self.training_work - self.step_work * last + self.testing_work)
@@ -178,7 +176,7 @@ class _Lab:
             return
         progress.skip(self.step_work * (config.steps - last))
         if not trained:
-            tokens = batch(self.corpus.train, config, seed, 0).to(self.device)
+            tokens = batch(train_on, config, seed, 0).to(self.device)
             own = {id(p): p for m in model.modules() if isinstance(m, Scheme) for p in m.parameters()}
             self._record(
                 "training",
@@ -186,7 +184,7 @@ class _Lab:
                 seed,
                 parameters=sum(p.numel() for p in model.parameters()),
                 position_parameters=sum(p.numel() for p in own.values()),
-                tokens_per_second=round(config.steps * tokens[:, 1:].numel() / training.seconds, 1),
+                tokens_per_second=round(config.steps * len(tokens) * self.task.tokens(config) / training.seconds, 1),
                 peak_bytes=peak_bytes(lambda: loss_of(model, tokens).backward(), self.device),
                 seconds=round(training.seconds, 3),
                 curve=[[step, round(bits, 6)] for step, bits in training.curve],
@@ -198,7 +196,7 @@ class _Lab:
             progress.advance(TESTING_WORK * tokens, f"{scheme}, seed {seed}: testing")
             self.stop.check()
 
-        evaluator = Evaluator(model, self.windows, config.test_lengths, config.train_length, self.device, after_pass)
+        evaluator = self.loaded.evaluator(model, self.device, after_pass)
         for kind, length in planned:
             if not self.records.has(kind, scheme, seed, length):
                 self._record(kind, scheme, seed, length, **evaluator.measure(kind, length))
@@ -222,9 +220,9 @@ class _Lab:
         if self.records.has("speed", scheme, seed):
             self.progress.skip(self.speed_work)
             return
-        tokens = batch(self.corpus.train, self.config, seed, 0).to(self.device)
+        tokens = batch(self.loaded.train, self.config, seed, 0).to(self.device)
         models = [self.build(self.config, name, seed).to(self.device) for name in dict.fromkeys((PLAIN, scheme))]
-        steps = [_timed_step(model, self.config, tokens) for model in models]
+        steps = [_timed_step(model, self.config, tokens, self.task.loss) for model in models]
         times = []
         for _ in range(SPEED_ROUNDS):
             times.append([step() for step in steps])
@@ -242,12 +240,12 @@ class _Lab:
         self.stop.check()
 
 
-def _timed_step(model: nn.Module, config: CompareConfig, tokens: Tensor) -> Callable[[], float]:
+def _timed_step(model: nn.Module, config: CompareConfig, tokens: Tensor, loss_of: Loss) -> Callable[[], float]:
     optimizer = optimizer_for(model, config)
 
     def step() -> float:
         begin = time.perf_counter()
-        float(step_of(model, optimizer, tokens, config))
+        float(step_of(model, optimizer, tokens, config, loss_of))
         if tokens.is_cuda:
             torch.cuda.synchronize(tokens.device)
         return time.perf_counter() - begin

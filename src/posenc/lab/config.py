@@ -26,6 +26,33 @@ MIN_WINDOWS = 8
 # text counts by its bytes, wherever they lie.
 EXTENSIBLE = ("schemes", "seeds", "text")
 
+# Each task, with the values it begins with in place of those below.
+TASKS: dict[str, dict[str, Any]] = {
+    "text": {},
+    "digits": {
+        "schemes": ("nope", "learned", "sinusoidal", "rope", "alibi", "fourier_features", "relative_2d"),
+        "train_length": 8,
+        "steps": 400,
+        "layers": 2,
+        "dim": 48,
+        "batch_size": 32,
+        "learning_rate": 3e-3,
+        "windows": 500,
+    },
+    "classify": {
+        "schemes": ("nope", "learned", "sinusoidal", "rope", "alibi", "shaw", "distance_aware"),
+        "train_length": 32,
+        "steps": 300,
+        "layers": 2,
+        "dim": 48,
+        "batch_size": 64,
+        "windows": 128,
+    },
+}
+
+# Where a task tests, in training lengths.
+MULTIPLES = {"text": (0.5, 1, 2, 4, 8), "digits": (0.75, 1, 1.5, 2), "classify": (0.5, 1, 2, 4)}
+
 # The table of a saved configuration that is not the user's to set.
 MADE_WITH = "made_with"
 
@@ -46,35 +73,42 @@ class CompareConfig:
     (32, 64, 128, 256, 512)
     """
 
+    task: str = _option("text", "what to learn: text, digits or classify; defaults below are those of text")
     schemes: tuple[str, ...] = _option(
-        ("nope", "learned", "sinusoidal", "rope", "alibi"), "schemes to compare, joined by + to compose: rope+alibi"
+        ("nope", "learned", "sinusoidal", "rope", "alibi"),
+        "schemes to compare, joined by + to compose: rope+alibi; all: every one that the task has positions for",
     )
     text: tuple[str, ...] = _option((), "files, folders or globs to train and test on (default: Python's own sources)")
-    train_length: int = _option(128, "bytes the models see at once in training")
-    test_lengths: tuple[int, ...] = _option((), "bytes they see in testing (default: 1/2, 1, 2, 4, 8 x train length)")
+    train_length: int = _option(128, "bytes (words, patches a side) the models see at once in training")
+    test_lengths: tuple[int, ...] = _option((), "as many in testing (default: 1/2, 1, 2, 4, 8 x train length)")
     steps: int = _option(400, "training steps")
     seeds: tuple[int, ...] = _option((0,), "one training of every scheme per seed")
-    layers: int = _option(3, "layers of the decoder")
-    dim: int = _option(96, "width of the decoder")
+    layers: int = _option(3, "layers of the model")
+    dim: int = _option(96, "width of the model")
     heads: int = _option(4, "attention heads")
     kv_heads: int | None = _option(None, "heads of keys and values (default: as many as heads)")
     inject: str = _option("input", "where vectors of position are added: input or every_layer")
     per_layer: bool = _option(False, "a learned scheme has parameters of its own in every layer")
-    batch_size: int = _option(16, "windows in a training batch")
+    batch_size: int = _option(16, "windows (images, sequences) in a training batch")
     learning_rate: float = _option(5e-3, "highest learning rate")
     warmup: float = _option(0.1, "share of the steps in which the learning rate rises")
     weight_decay: float = _option(0.1, "weight decay of matrices")
     clip: float = _option(1.0, "highest norm of the gradient")
-    windows: int = _option(64, "evaluation windows, each of the longest test length")
+    windows: int = _option(64, "evaluation windows, each of the longest test length (images, groups of sequences)")
     device: str = _option("cpu", "where to train: cpu, cuda, cuda:1")
 
     def __post_init__(self) -> None:
         for item in fields(self):
             object.__setattr__(self, item.name, _typed(item.name, getattr(self, item.name), item.type))
+        self._require("task", self.task in TASKS, "text, digits or classify")
         self._require("train_length", self.train_length >= 4, "at least 4")
+        if self.task == "digits":
+            self._require("train_length", self.train_length in (4, 8), "4 or 8, patches along a side of 8 pixels")
+        if self.task == "classify":
+            self._require("train_length", self.train_length % 8 == 0, "a multiple of 8")
         if not self.test_lengths:
-            t = self.train_length
-            object.__setattr__(self, "test_lengths", (t // 2, t, 2 * t, 4 * t, 8 * t))
+            lengths = tuple(int(times * self.train_length) for times in MULTIPLES[self.task])
+            object.__setattr__(self, "test_lengths", lengths)
         object.__setattr__(self, "test_lengths", tuple(sorted(self.test_lengths)))
         if self.kv_heads is None:
             object.__setattr__(self, "kv_heads", self.heads)
@@ -85,6 +119,9 @@ class CompareConfig:
             value = getattr(self, name)
             self._require(name, len(set(value)) == len(value) > 0, "one or more different values")
         self._require("test_lengths", self.test_lengths[0] >= 2, "at least 2 each")
+        if self.task == "classify":
+            half = self.train_length // 2
+            self._require("test_lengths", self.test_lengths[0] >= half, f"at least {half} each, half of train_length")
         self._require("seeds", min(self.seeds) >= 0 and max(self.seeds) < 2**31, "at least 0 and below 2**31 each")
         self._require("dim", self.dim % self.heads == 0, f"a multiple of heads ({self.heads})")
         self._require("kv_heads", self.heads % self.kv_heads == 0, f"a divisor of heads ({self.heads})")
@@ -101,14 +138,20 @@ class CompareConfig:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], source: str = "configuration") -> "CompareConfig":
-        """A configuration from names and values. ValueError for a name it does not know, with the closest it does."""
+        """A configuration from names and values, with the task's own for those not given. ValueError for a name it does
+        not know, with the closest it does.
+
+        >>> CompareConfig.from_mapping({"task": "digits"}).test_lengths
+        (6, 8, 12, 16)
+        """
         known = [item.name for item in fields(cls)]
         for name in values:
             if name not in known:
                 close = difflib.get_close_matches(name, known, n=1)
                 hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
                 raise ValueError(f"{source} has an unknown key {name!r}: {hint}")
-        return cls(**values)
+        task = values.get("task", "text")
+        return cls(**{**(TASKS.get(task, {}) if isinstance(task, str) else {}), **values})
 
     @classmethod
     def from_toml(cls, path: str | Path, **overrides: Any) -> "CompareConfig":
@@ -131,7 +174,8 @@ class CompareConfig:
 
     def identity(self, **made_with: str) -> dict[str, Any]:
         """What two measurements must share to be of one comparison: these fields, and what they were made with."""
-        return {name: value for name, value in self.to_dict().items() if name not in EXTENSIBLE} | made_with
+        unsaid = {"task"} if self.task == "text" else set()  # there was no other when the first runs were recorded
+        return {name: v for name, v in self.to_dict().items() if name not in {*EXTENSIBLE, *unsaid}} | made_with
 
 
 def saved_identity(path: Path) -> dict[str, Any]:

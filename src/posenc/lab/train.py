@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -15,7 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.lab.config import CompareConfig
-from posenc.lab.data import Text
+from posenc.lab.data import Bytes
+
+Loss: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
+"""(model, batch) -> the mean loss in nats."""
 
 CURVE_POINTS = 50
 SAVE_SECONDS = 20.0
@@ -37,7 +40,15 @@ class Training:
     seconds: float
 
 
-def batch(text: Text, config: CompareConfig, seed: int, step: int) -> Tensor:
+class Source(Protocol):
+    """What training draws from: rows of tokens, of which the last is what is to be told from those before it."""
+
+    def draw(self, rng: np.random.Generator, count: int, size: int) -> Bytes:
+        """``count`` random rows (count, size)."""
+        ...
+
+
+def batch(text: Source, config: CompareConfig, seed: int, step: int) -> Tensor:
     """The batch of a step (batch_size, train_length + 1), whatever came before it: every scheme sees the same ones."""
     rng = np.random.default_rng((seed, step))
     return torch.from_numpy(text.draw(rng, config.batch_size, config.train_length + 1).astype(np.int64))
@@ -66,7 +77,9 @@ def optimizer_for(model: nn.Module, config: CompareConfig) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=config.weight_decay)
 
 
-def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor, config: CompareConfig) -> Tensor:
+def step_of(
+    model: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor, config: CompareConfig, loss_of: Loss = loss_of
+) -> Tensor:
     """One training step. Gives the loss before it, in nats, without waiting for the device."""
     loss = loss_of(model, tokens)
     optimizer.zero_grad(set_to_none=True)
@@ -78,12 +91,13 @@ def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor, 
 
 def train(
     model: nn.Module,
-    text: Text,
+    text: Source,
     config: CompareConfig,
     seed: int,
     checkpoint: Path,
     *,
     fingerprint: str = "",
+    loss_of: Loss = loss_of,
     tick: Callable[[int, float], bool] = lambda step, bits: False,
     save_seconds: float = SAVE_SECONDS,
 ) -> Training:
@@ -120,7 +134,7 @@ def train(
     for step in range(begin, config.steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(config, step)
-        running += step_of(model, optimizer, batch(text, config, seed, step).to(device), config)
+        running += step_of(model, optimizer, batch(text, config, seed, step).to(device), config, loss_of)
         done = step + 1
         if done % every == 0 or done == config.steps:
             points = done - (curve[-1][0] if curve else 0)

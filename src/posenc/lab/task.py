@@ -1,0 +1,132 @@
+"""A task: what the models learn and are tested on. Everything else about a comparison is the same for all tasks."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from posenc.encoding import Scheme
+from posenc.lab.config import CompareConfig
+from posenc.lab.train import Source
+from posenc.positions import PositionError
+from posenc.schemes.catalog import Entry, Shape, catalog, entries_of
+
+Tick: TypeAlias = Callable[[int], None]
+"""Called with the number of tokens after each forward pass of a test; what it raises stops the test."""
+
+
+class Measures(Protocol):
+    """Tests one trained model."""
+
+    tokens: int  # that went through the model so far
+
+    def measure(self, kind: str, length: int) -> dict[str, Any]:
+        """One measurement of the plan, as it is recorded."""
+        ...
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a task trains and tests with, ready to use. ``digest`` names its bytes, ``about`` says what they are."""
+
+    train: Source
+    evaluator: Callable[[nn.Module, torch.device, Tick], Measures]
+    testing_tokens: int  # about as many as go through a model in testing
+    about: str
+    digest: str
+    notice: str = ""
+
+
+class Task(ABC):
+    """One task. It has no state: what it loads is a value of its own.
+
+    A batch is rows of int64: what the model sees and then, last in the row, what it is to tell.
+    """
+
+    called: ClassVar[str]  # what its examples are
+    unit: ClassVar[str] = "bits"  # of the training loss
+    segments: ClassVar[bool] = False  # whether its tokens are of one segment or another
+    grid: ClassVar[bool] = False  # whether they have a row and a column
+
+    def refusal(self, entry: Entry) -> str:
+        """What a scheme would have to do without here; empty where it can be used."""
+        if entry.needs_segments and not self.segments:
+            return f"do without segments, of which {self.called} has none"
+        if entry.axes == "two" and not self.grid:
+            return f"do with one coordinate per token, since {self.called} has no second one"
+        return ""
+
+    def require(self, scheme: str) -> None:
+        """ValueError for a scheme that is unknown or that this task has no positions for."""
+        for entry in entries_of(scheme):
+            if reason := self.refusal(entry):
+                raise ValueError(f"schemes must {reason}, got {scheme!r}")
+
+    def applicable(self) -> tuple[str, ...]:
+        """The name of every scheme of the catalog that can be used here."""
+        return tuple(entry.name for entry in catalog() if not self.refusal(entry))
+
+    def left_out(self) -> dict[str, str]:
+        """Every scheme of the catalog that cannot be used here, and why."""
+        return {entry.name: f"schemes must {reason}" for entry in catalog() if (reason := self.refusal(entry))}
+
+    def tokens(self, config: CompareConfig) -> int:
+        """The tokens of one training example."""
+        return config.train_length
+
+    @abstractmethod
+    def shape(self, config: CompareConfig, scheme: str) -> Shape:
+        """What the scheme is built for."""
+
+    @abstractmethod
+    def model(self, config: CompareConfig, scheme: str, position: Scheme) -> nn.Module:
+        """The model with that scheme, its other weights drawn from torch's generator."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
+        """The mean loss of a batch, in nats."""
+
+    @abstractmethod
+    def plan(self, scheme: str, lengths: Sequence[int], train_length: int) -> list[tuple[str, int]]:
+        """Every (kind, length) there is to measure of a trained model."""
+
+    @abstractmethod
+    def load(self, config: CompareConfig) -> Loaded:
+        """Gets the examples. ValueError where there are too few."""
+
+
+class Accuracy(ABC):
+    """Measures the share of right answers, for each of the units of examples that a bootstrap draws."""
+
+    AT_ONCE = 8192  # tokens in one forward pass
+
+    def __init__(self, tick: Tick) -> None:
+        self.tokens, self._tick = 0, tick
+
+    def measure(self, kind: str, length: int) -> dict[str, Any]:
+        """``accuracy`` of each unit and the ``examples`` in one, or ``undefined``: the scheme has no such position."""
+        try:
+            right = self._right(kind, length).double()
+        except PositionError as error:
+            return {"undefined": str(error)}
+        return {"accuracy": [round(value, 6) for value in right.mean(1).tolist()], "examples": right.size(1)}
+
+    @abstractmethod
+    def _right(self, kind: str, length: int) -> Tensor:
+        """Which answers are right, (units, examples of each)."""
+
+    @torch.inference_mode()
+    def _scores(self, model: nn.Module, examples: Tensor, tokens: int, *more: object) -> Tensor:
+        """The scores a model gives to examples of so many tokens each (and ``more``), in its testing mode."""
+        was_training = model.training
+        model.eval()
+        found = []
+        for part in examples.split(max(self.AT_ONCE // tokens, 1)):
+            found.append(model(part, *more))
+            self.tokens += part.size(0) * tokens
+            self._tick(part.size(0) * tokens)
+        model.train(was_training)
+        return torch.cat(found).float()
