@@ -206,7 +206,9 @@ def test_a_partial_figure_says_what_it_lacks() -> None:
 def test_a_single_length_and_a_single_scheme_can_be_drawn() -> None:
     records = made_up.records(("rope",), lengths=(128,))
     for draw in FIGURES.values():
-        draw(records, False).draw_without_rendering()
+        figure = draw(records, False)
+        figure.draw_without_rendering()
+        assert figure.axes
 
 
 def test_nothing_is_left_behind_in_the_process() -> None:
