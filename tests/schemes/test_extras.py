@@ -90,3 +90,19 @@ def test_the_linear_map_carries_every_axis(layout: str) -> None:
     torch.testing.assert_close(carried, scheme.table(there, torch.float64))
     with pytest.raises(ValueError, match="offset must have 2 numbers, one per axis, got 1"):
         scheme.linear_map([2])
+
+
+@pytest.mark.parametrize("num_heads", [0, -1])
+def test_a_number_of_heads_is_positive(num_heads: int) -> None:
+    for make in (
+        lambda: posenc.Shaw(4, 2, num_heads=num_heads),
+        lambda: posenc.Relative1D(4, 4, num_heads),
+        lambda: posenc.Relative2D((2, 3), 4, num_heads),
+    ):
+        with pytest.raises(ValueError, match=f"num_heads must be positive or None, got {num_heads}"):
+            make()
+
+
+def test_exponential_decay_does_not_look_at_padding() -> None:
+    positions = Positions(torch.tensor([[0, 1, -1]]), document=torch.tensor([[0, 0, -1]]))
+    assert ExponentialDecay(4).table(positions).isfinite().all()

@@ -18,7 +18,7 @@ class AbsoluteInAttention(Scheme):
     Parameters: max_positions x d, drawn from N(0, 1/d). Shapes: query (batch, heads, queries, head_dim).
     Coordinates must be int64.
     Errors: PositionError for a key outside the table; ValueError for another head_dim or fractional coordinates.
-    Source: the absolute variant of Srinivas et al. 2021, "Bottleneck Transformers for Visual Recognition", section 4.2.
+    Source: the absolute variant of Srinivas et al. 2021, "Bottleneck Transformers for Visual Recognition".
     """
 
     def __init__(self, max_positions: int, head_dim: int) -> None:

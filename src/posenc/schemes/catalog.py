@@ -204,7 +204,7 @@ CATALOG = (
         TransformerXL,
         "Dai et al. 2019",
         frozenset({"relative", "unique", "bounded", "directed", "length_free", "fractional"}),
-        "two more products as wide as the model on every score in every layer; dim^2 + 2 dim parameters",
+        "a product as wide as the model per score, one of head_dim per key, per layer; dim^2 + 2 dim parameters",
         lambda shape: TransformerXL(shape.num_heads, shape.head_dim, shape.dim - shape.dim % 2),
     ),
     Entry(

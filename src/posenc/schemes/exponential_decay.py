@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.encoding import Scheme
-from posenc.positions import PositionError, Positions
+from posenc.positions import PADDING, PositionError, Positions
 
 
 class ExponentialDecay(Scheme):
@@ -35,7 +35,7 @@ class ExponentialDecay(Scheme):
 
     def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "rows tokens dim"]:
         """The vectors P[p]."""
-        coords = positions.scalar("ExponentialDecay").double()
+        coords = positions.scalar("ExponentialDecay").double().masked_fill(positions.document == PADDING, 0.0)
         if coords.numel() and not coords.is_meta and float(coords.min()) < 0:
             raise PositionError(f"ExponentialDecay encodes positions from 0 on, got {float(coords.min()):g}")
         powers = torch.arange(1, self.dim + 1, dtype=torch.float64, device=coords.device) / self.dim

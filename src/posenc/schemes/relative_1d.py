@@ -26,6 +26,8 @@ class Relative1D(Scheme):
         super().__init__()
         if max_positions < 1 or head_dim < 1:
             raise ValueError(f"max_positions and head_dim must be positive, got {max_positions} and {head_dim}")
+        if num_heads is not None and num_heads < 1:
+            raise ValueError(f"num_heads must be positive or None, got {num_heads}")
         self.max_positions, self.head_dim, self.num_heads = max_positions, head_dim, num_heads
         heads = () if num_heads is None else (num_heads,)
         self.weight = nn.Parameter(torch.empty(*heads, 2 * max_positions - 1, head_dim))

@@ -21,7 +21,7 @@ class Relative2D(Scheme):
     Parameters: (2h - 1) x d and (2w - 1) x d shared by the heads, or one pair per head with ``num_heads``; N(0, 1/d).
     Shapes: query (batch, heads, queries, head_dim); coordinates (rows, tokens, 2), int64, as `Positions.grid` gives.
     Errors: PositionError for a distance outside the tables; ValueError for positions that have not two axes.
-    Source: Ramachandran et al. 2019, "Stand-Alone Self-Attention in Vision Models", section 3.1; Bello et al. 2019,
+    Source: Ramachandran et al. 2019, "Stand-Alone Self-Attention in Vision Models"; Bello et al. 2019,
     equation 3; Srinivas et al. 2021, "Bottleneck Transformers", figure 4.
     """
 
@@ -30,6 +30,8 @@ class Relative2D(Scheme):
         height, width = grid
         if height < 1 or width < 1 or head_dim < 1:
             raise ValueError(f"grid and head_dim must be positive, got {grid} and {head_dim}")
+        if num_heads is not None and num_heads < 1:
+            raise ValueError(f"num_heads must be positive or None, got {num_heads}")
         self.grid, self.head_dim, self.num_heads = (height, width), head_dim, num_heads
         heads = () if num_heads is None else (num_heads,)
         self.row_table = nn.Parameter(torch.empty(*heads, 2 * height - 1, head_dim))

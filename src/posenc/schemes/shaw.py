@@ -42,6 +42,8 @@ class Shaw(Scheme):
         super().__init__()
         if head_dim < 1 or max_distance < 1:
             raise ValueError(f"head_dim and max_distance must be positive, got {head_dim} and {max_distance}")
+        if num_heads is not None and num_heads < 1:
+            raise ValueError(f"num_heads must be positive or None, got {num_heads}")
         if not (keys or values):
             raise ValueError("keys or values must be True, got neither")
         self.head_dim, self.max_distance, self.num_heads = head_dim, max_distance, num_heads
