@@ -69,6 +69,11 @@ class Block:
         object.__setattr__(self, "key_positions", self.key_positions.expand(batch))
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The precision of scores: float32, or float64 for float64 inputs."""
+        return torch.promote_types(self.query.dtype, torch.float32)
+
+    @property
     def indices(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """b, h, i, j as index tensors that broadcast to (batch, heads, queries, keys)."""
         sizes = (*self.query.shape[:3], self.key.size(2))
@@ -113,6 +118,14 @@ class Block:
 
 
 @dataclass(frozen=True)
+class ByDistance:
+    """What a term adds to the scores of pairs at some distances r = p_j - p_i: q_i . vectors[r] + bias[r]."""
+
+    vectors: Float[Tensor, "#heads distances head_dim"] | None = None
+    bias: Float[Tensor, "#heads distances"] | None = None
+
+
+@dataclass(frozen=True)
 class Score:
     """A term of the score door: ``bind(block)`` gives the function that changes one score of that block.
 
@@ -123,11 +136,23 @@ class Score:
 
     - ``additive``: f(s) = s + f(0), so the term can be laid in an additive mask.
     - ``content_free``: the function looks at positions alone, so it is the same in every batch row whose positions are.
+    - ``fold(block)``: the term factors over i and j, so it is an inner product that attention computes anyway. Gives
+      (query, key) to use in place of the block's, with as many channels or more, such that scale query . key holds the
+      score and the term.
+    - ``by_distance(block, distances)``: the term looks at positions through p_j - p_i alone. Gives what it adds at each
+      of these distances (int64, 1-D), in the block's ``dtype``. With ``fold`` too, the term is the sum of what each of
+      them gives.
+    - ``constant_past``: what ``by_distance`` gives at a distance of that or more, to either side, is the same.
+    - ``linear_past``: from there on, to either side, its bias runs in a straight line.
     """
 
     bind: Callable[[Block], ScoreFunction]
     additive: bool = True
     content_free: bool = False
+    fold: Callable[[Block], tuple[Tensor, Tensor]] | None = None
+    by_distance: Callable[[Block, Tensor], ByDistance] | None = None
+    constant_past: int | None = None
+    linear_past: int | None = None
 
 
 @dataclass(frozen=True)

@@ -377,10 +377,23 @@ def check_reach(query_positions: Positions, key_positions: Positions, reach: tup
     for axis, limit in enumerate(reach):
         x, y = (p.coords if p.coords.dim() == 2 else p.coords[..., axis] for p in (query, key))
         distance = (y[:, None, :] - x[:, :, None]).abs()
-        furthest = int((distance if seen is None else distance.masked_fill(~seen, 0)).max())
-        if furthest >= limit:
-            along = "" if len(reach) == 1 else f" along axis {axis}"
-            raise PositionError(f"{scheme} encodes distances up to {limit - 1}{along}, got {furthest}")
+        along = "" if len(reach) == 1 else f" along axis {axis}"
+        check_distances(distance if seen is None else distance.masked_fill(~seen, 0), limit, scheme, along)
+
+
+def check_distances(distances: Int[Tensor, "..."], limit: int, scheme: str, along: str = "") -> None:
+    """PositionError unless every distance, to either side, is below ``limit``. Reads the values.
+
+    A compiled graph cannot raise: there it is a RuntimeError of the same words, up to the distance that came.
+    """
+    if distances.numel() == 0 or distances.is_meta:
+        return
+    furthest = distances.abs().max()
+    words = f"{scheme} encodes distances up to {limit - 1}{along}, got "
+    if torch.compiler.is_compiling():
+        torch._assert_async(furthest < limit, words + "one further")
+    elif int(furthest) >= limit:
+        raise PositionError(f"{words}{int(furthest)}")
 
 
 def visible(

@@ -35,7 +35,12 @@ class AbsoluteInAttention(Scheme):
 
     def score(self) -> Score:
         """q_i . R[p_j] / sqrt(d)."""
-        return Score(self._bind)
+        return Score(self._bind, fold=self._fold)
+
+    def _fold(self, block: Block) -> tuple[Tensor, Tensor]:
+        block.check_heads("AbsoluteInAttention", None, self.head_dim)
+        y = block.key_positions.index("AbsoluteInAttention", self.max_positions)
+        return block.query, block.key + self.weight.to(block.key.dtype)[y][:, None]
 
     def _bind(self, block: Block) -> ScoreFunction:
         block.check_heads("AbsoluteInAttention", None, self.head_dim)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from posenc.encoding import Block, Scheme, Score, ScoreFunction
+from posenc.encoding import Block, ByDistance, Scheme, Score, ScoreFunction
+from posenc.positions import check_distances
 
 
 class Relative1D(Scheme):
@@ -39,7 +40,13 @@ class Relative1D(Scheme):
 
     def score(self) -> Score:
         """q_i . R[p_j - p_i + N - 1] / sqrt(d)."""
-        return Score(self._bind)
+        return Score(self._bind, by_distance=self._by_distance)
+
+    def _by_distance(self, block: Block, distances: Tensor) -> ByDistance:
+        block.check_heads("Relative1D", self.num_heads, self.head_dim)
+        check_distances(distances, self.max_positions, "Relative1D")
+        vectors = block.scale * self.weight.to(block.dtype)[..., distances + self.max_positions - 1, :]
+        return ByDistance(vectors=vectors if vectors.dim() == 3 else vectors[None])
 
     def _bind(self, block: Block) -> ScoreFunction:
         block.check_heads("Relative1D", self.num_heads, self.head_dim)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.encoding import Block, Scheme, Score, ScoreFunction, Value
+from posenc.encoding import Block, ByDistance, Scheme, Score, ScoreFunction, Value
 
 
 class Shaw(Scheme):
@@ -61,16 +61,28 @@ class Shaw(Scheme):
 
     def score(self) -> Score | None:
         """q_i . K[c] / sqrt(d)."""
-        return None if self.key_table is None else Score(self._bind)
+        if self.key_table is None:
+            return None
+        return Score(self._bind, by_distance=self._by_distance, constant_past=self.max_distance)
 
     def value(self) -> Value | None:
         """V[c], by bucket."""
-        return None if self.value_table is None else Value(self.value_table, self._bucket)
+        if self.value_table is None:
+            return None
+        return Value(self.value_table, self._bucket, by_distance=self._row, constant_past=self.max_distance)
+
+    def _row(self, distances: Tensor) -> Tensor:
+        return distances.clamp(-self.max_distance, self.max_distance) + self.max_distance
+
+    def _by_distance(self, block: Block, distances: Tensor) -> ByDistance:
+        assert self.key_table is not None
+        block.check_heads("Shaw", self.num_heads, self.head_dim)
+        vectors = block.scale * self.key_table.to(block.dtype)[..., self._row(distances), :]
+        return ByDistance(vectors=vectors if vectors.dim() == 3 else vectors[None])
 
     def _bucket(self, block: Block) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
         x, y = block.table_coordinates("Shaw")
-        k = self.max_distance
-        return lambda b, h, i, j: (y[b, j] - x[b, i]).clamp(-k, k) + k
+        return lambda b, h, i, j: self._row(y[b, j] - x[b, i])
 
     def _bind(self, block: Block) -> ScoreFunction:
         assert self.key_table is not None

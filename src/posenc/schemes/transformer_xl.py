@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.encoding import Block, Scheme, Score, ScoreFunction
+from posenc.encoding import Block, ByDistance, Scheme, Score, ScoreFunction
 from posenc.phases import frequencies, phases
 
 
@@ -102,7 +102,18 @@ class TransformerXL(Scheme):
 
     def score(self) -> Score:
         """The last three terms; the first is the score itself."""
-        return Score(self._bind)
+        return Score(self._bind, fold=self._fold, by_distance=self._by_distance)
+
+    def _fold(self, block: Block) -> tuple[Tensor, Tensor]:
+        block.check_heads("TransformerXL", self.num_heads, self.head_dim)
+        return block.query + self.content_bias.to(block.query.dtype)[:, None], block.key
+
+    def _by_distance(self, block: Block, distances: Tensor) -> ByDistance:
+        block.check_heads("TransformerXL", self.num_heads, self.head_dim)
+        angle = phases(-distances[None], frequencies(self.dim, self.base, distances.device))[0]
+        sinusoid = torch.cat((angle.sin(), angle.cos()), -1).to(block.dtype)
+        vectors = block.scale * sinusoid @ self.projection.to(block.dtype).mT
+        return ByDistance(vectors, (vectors @ self.position_bias.to(block.dtype)[..., None])[..., 0])
 
     def _bind(self, block: Block) -> ScoreFunction:
         block.check_heads("TransformerXL", self.num_heads, self.head_dim)
