@@ -170,10 +170,15 @@ class Value:
     ``table`` is (buckets, d) or (heads, buckets, d). ``bind(block)`` gives ``bucket(b, h, i, j)``, an int64 index. A
     table and an index, not w itself: the attention mass per bucket times the table is linear in memory, where w would
     be M x N x d.
+
+    Facts that backends may use and never need: ``by_distance(distances)``, the bucket of each distance p_j - p_i where
+    nothing else decides it, and ``constant_past``, the distance from which on, to either side, the bucket is the same.
     """
 
     table: Float[Tensor, "*heads buckets head_dim"]
     bind: Callable[[Block], Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]]
+    by_distance: Callable[[Tensor], Tensor] | None = None
+    constant_past: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
