@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc import (
+    T5,
     AbsoluteInAttention,
     ALiBi,
     DistanceAware,
@@ -39,6 +40,7 @@ from tests.oracles import (
     segment,
     shaw,
     sinusoidal,
+    t5,
     transformer_xl,
 )
 
@@ -144,7 +146,7 @@ def _alibi(causal: bool) -> Callable[[Positions, Positions], attention.Score]:
 
 
 def _rope(base: float, layout: str, rotary_dim: int) -> Callable[[Tensor, Positions], Tensor]:
-    return lambda x, p: rope.rotate_all(x, _rows(p), base, layout, rotary_dim)
+    return lambda x, p: rope.rotate_all(x, p.expand(2).coords.tolist(), base, layout, rotary_dim)
 
 
 def _grid_table(base: float, layout: str) -> Callable[[Tensor, Positions, Scheme], Tensor]:
@@ -175,6 +177,11 @@ def _shaw(s: Any, q: Tensor, k: Tensor, x: Positions, y: Positions) -> dict[str,
     where = (x.coords.tolist(), y.coords.tolist())
     keys = {} if s.key_table is None else {"score": shaw.score(q, s.key_table, *where)}
     return keys if s.value_table is None else {**keys, "value_term": shaw.value_term(s.value_table, *where)}
+
+
+def _t5(s: Any, q: Tensor, k: Tensor, x: Positions, y: Positions) -> dict[str, Any]:
+    where = (x.coords.tolist(), y.coords.tolist())
+    return {"score": t5.score(s.weight, *where, s.max_distance, bidirectional=s.bidirectional)}
 
 
 def _transformer_xl(s: Any, q: Tensor, k: Tensor, x: Positions, y: Positions) -> dict[str, Any]:
@@ -221,6 +228,10 @@ CASES: dict[str, Case] = {
         rotate=_rope(500_000.0, "interleaved", HEAD_DIM),
     ),
     "rope partial": Case(lambda: RoPE(HEAD_DIM, base=77.0, rotary_dim=4), rotate=_rope(77.0, "half", 4)),
+    "rope 2d": Case(lambda: RoPE(HEAD_DIM, 77.0, rotary_dim=4, axes=2), rotate=_rope(77.0, "half", 4), axes=2),
+    "rope 3d interleaved": Case(
+        lambda: RoPE(HEAD_DIM, 5.0, "interleaved", axes=3), rotate=_rope(5.0, "interleaved", HEAD_DIM), axes=3
+    ),
     "alibi": Case(lambda: ALiBi(HEADS), score=_alibi(causal=True)),
     "alibi bidirectional": Case(lambda: ALiBi(HEADS, "bidirectional"), score=_alibi(causal=False)),
     "alibi directed": Case(
@@ -240,6 +251,14 @@ CASES: dict[str, Case] = {
     ),
     "shaw per head": Case(
         lambda: _drawn_wide(Shaw(HEAD_DIM, 2, num_heads=HEADS)), pairs=_shaw, integers_only=True, refused_by=("sdpa",)
+    ),
+    "t5": Case(lambda: _drawn_wide(T5(HEADS)), pairs=_t5, integers_only=True),
+    "t5 odd": Case(lambda: _drawn_wide(T5(HEADS, 7, 13)), pairs=_t5, integers_only=True),
+    "t5 bidirectional": Case(  # a bucket begins at 4 exactly
+        lambda: _drawn_wide(T5(HEADS, 8, 8, bidirectional=True)), pairs=_t5, integers_only=True
+    ),
+    "t5 bidirectional odd": Case(
+        lambda: _drawn_wide(T5(HEADS, 10, 20, bidirectional=True)), pairs=_t5, integers_only=True
     ),
     "transformer_xl": Case(
         lambda: _drawn_wide(TransformerXL(HEADS, HEAD_DIM, dim=10, base=313.0)), pairs=_transformer_xl

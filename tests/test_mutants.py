@@ -23,6 +23,7 @@ from tests.mutants import (
     segment,
     shaw,
     sinusoidal,
+    t5,
     transformer_xl,
 )
 from tests.schemes import test_laws
@@ -43,6 +44,7 @@ MODULES = {
     "segment": segment,
     "shaw": shaw,
     "sinusoidal": sinusoidal,
+    "t5": t5,
     "transformer_xl": transformer_xl,
 }
 RUNS = [

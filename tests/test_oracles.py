@@ -24,6 +24,7 @@ from tests.oracles import (
     segment,
     shaw,
     sinusoidal,
+    t5,
     transformer_xl,
     yarn,
 )
@@ -585,6 +586,42 @@ def test_shaw_tables_as_tensors_or_lists_shared_or_repeated() -> None:
             assert term(b, h, i, j) == expected[1](b, h, i, j)
 
 
+def test_t5_buckets_as_published() -> None:
+    def buckets(distances: list[int], bidirectional: bool) -> list[int]:
+        return [t5.bucket(n, 32, 128, bidirectional=bidirectional) for n in distances]
+
+    assert buckets([15, 16, 20, 32, 64, 127], False) == [15, 16, 17, 21, 26, 31]
+    assert buckets([0, -1, -500, 128, 10**12], False) == [0, 0, 0, 31, 31]
+    assert buckets([0, 7, 8, 16, 64, 128, 10**12], True) == [0, 7, 8, 10, 14, 15, 15]
+    assert buckets([-1, -8, -128, -(10**12)], True) == [17, 24, 31, 31]
+
+
+@pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, 128), (16, 128), (7, 13), (2, 5), (48, 81), (64, 1000)])
+def test_t5_buckets_are_those_of_the_logarithm(num_buckets: int, max_distance: int) -> None:
+    """In double precision a bucket that begins at an integer exactly may come out one less, and no other."""
+    exact = num_buckets // 2
+    for n in range(exact, 2 * max_distance):
+        power = (num_buckets - exact) * math.log(n / exact) / math.log(max_distance / exact)
+        found = t5.bucket(n, num_buckets, max_distance, bidirectional=False)
+        assert found in {min(num_buckets - 1, exact + math.floor(power + error)) for error in (-1e-9, 1e-9)}
+
+
+def test_t5_begins_a_bucket_at_an_integer() -> None:
+    # (54/24)^24 = (81/24)^16 = 1.5^48; sqrt(2)^2, sqrt(2)^4 and sqrt(2)^6 times 8.
+    assert [t5.bucket(n, 48, 81, bidirectional=False) for n in (53, 54)] == [39, 40]
+    assert [t5.bucket(n, 16, 128, bidirectional=False) for n in (15, 16, 31, 32, 63, 64)] == [9, 10, 11, 12, 13, 14]
+
+
+def test_t5_by_hand() -> None:
+    table = [[float(bucket), 100.0 * bucket] for bucket in range(8)]  # a side is 0; 1; 2 and 3; 4 or more
+    keys = [[96, 97, 98, 99, 100, 101, 102, 104, 1000]]
+    both = t5.score(table, [[100]], keys, 8, bidirectional=True)
+    assert [both(1.0, 0, 0, 0, j) for j in range(9)] == [4.0, 3.0, 3.0, 2.0, 1.0, 6.0, 7.0, 8.0, 8.0]
+    assert [both(1.0, 0, 1, 0, j) for j in (0, 8)] == [301.0, 701.0]
+    causal = t5.score(table, [[100]], keys, 16, bidirectional=False)
+    assert [causal(0.0, 0, 0, 0, j) for j in range(9)] == [4.0, 3.0, 2.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+
+
 def test_transformer_xl_terms_by_hand() -> None:
     # d = 1, d_model = 2: W_R = (1, 0) picks sin r out of R_r = (sin r, cos r).
     query, key = [[[[2.0]]]], [[[[3.0], [4.0]]]]
@@ -760,6 +797,7 @@ def scores(q: torch.Tensor, k: torch.Tensor, queries: Positions, keys: Positions
         "relative_2d": relative_2d.score(q, tables[:, :9], tables[:, 9:16], query_grid, key_grid),
         "shaw": shaw.score(q, tables[0, :7], queries, keys),
         "shaw per head": shaw.score(q, tables[:, :7], queries, keys),
+        "t5": t5.score(tables[0, :8, :3], queries, keys, 6, bidirectional=True),
         "transformer_xl": transformer_xl.score(transformer_xl.terms(q, k, w_r, u, v, queries, keys)),
     }
 

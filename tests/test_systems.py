@@ -66,6 +66,10 @@ SYSTEMS = (
     System("Shaw, keys", lambda: posenc.Shaw(6, 2, values=False), "shaw.score", "shaw_window", "Shaw"),
     System("Shaw, values", lambda: posenc.Shaw(6, 2, keys=False), "shaw.value_term", "shaw_window", "values"),
     System("Shaw, per head", lambda: posenc.Shaw(6, 2, num_heads=12), "shaw.score", "shaw_window", "num_heads"),
+    System("T5, causal", lambda: posenc.T5(12), "t5.score", "bias_by_distance", "T5"),
+    System(
+        "T5, bidirectional", lambda: posenc.T5(12, bidirectional=True), "t5.score", "bias_by_distance", "bidirectional"
+    ),
     System(
         "Transformer-XL",
         lambda: posenc.TransformerXL(12, 6),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from posenc import models as models
     from posenc.backends.attention import attention as attention
+    from posenc.backends.attention import explain as explain
     from posenc.backends.attention import logits as logits
     from posenc.encoding import Encoding as Encoding
     from posenc.encoding import Scheme as Scheme
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from posenc.schemes.segment import Segment as Segment
     from posenc.schemes.shaw import Shaw as Shaw
     from posenc.schemes.sinusoidal import Sinusoidal as Sinusoidal
+    from posenc.schemes.t5 import T5 as T5
     from posenc.schemes.transformer_xl import TransformerXL as TransformerXL
 
 __version__ = "0.1.0"
@@ -39,6 +41,7 @@ __version__ = "0.1.0"
 # Public names and where they live. They are imported at first use, so that the command line answers before torch loads.
 _HOMES = {
     "attention": "backends.attention",
+    "explain": "backends.attention",
     "logits": "backends.attention",
     "Encoding": "encoding",
     "Scheme": "encoding",
@@ -53,6 +56,7 @@ _HOMES = {
     "Relative1D": "schemes.relative_1d",
     "Relative2D": "schemes.relative_2d",
     "Shaw": "schemes.shaw",
+    "T5": "schemes.t5",
     "TransformerXL": "schemes.transformer_xl",
     "Learned": "schemes.learned",
     "NoPE": "schemes.nope",

@@ -119,10 +119,14 @@ class Block:
 
 @dataclass(frozen=True)
 class ByDistance:
-    """What a term adds to the scores of pairs at some distances r = p_j - p_i: q_i . vectors[r] + bias[r]."""
+    """What a term does to the scores s of pairs at some distances r = p_j - p_i, part by part, None for nothing.
+
+    Adds q_i . vectors[r] + bias[r]; or makes of the score max(s, 0) factor[r], as a term that is not additive may.
+    """
 
     vectors: Float[Tensor, "#heads distances head_dim"] | None = None
     bias: Float[Tensor, "#heads distances"] | None = None
+    factor: Float[Tensor, "#heads distances"] | None = None
 
 
 @dataclass(frozen=True)

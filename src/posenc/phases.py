@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Float64, Shaped
@@ -35,6 +35,9 @@ class PairRotation:
     (a, b) -> (a cos - b sin, a sin + b cos), for the first 2 x pairs channels; the others pass untouched.
     A pair is (k, k + pairs) in the "half" layout and (2k, 2k + 1) in the "interleaved" one. Half-precision x is turned
     in float32 and rounded once, at the end.
+
+    The gradient is turned by (cos, -sin): the transpose, which needs no inverse, so cos and sin may also lengthen. What
+    is kept for it is cos and sin alone, and x where they are learned.
     """
 
     cos: Float[Tensor, "rows heads tokens pairs"]
@@ -43,15 +46,95 @@ class PairRotation:
     head_dim: int
 
     def __call__(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> Float[Tensor, "batch heads tokens head_dim"]:
-        """The turned x, in x's dtype. ValueError where its last dimension is not head_dim."""
+        """The turned x, in x's dtype. ValueError where its last dimension is not head_dim, or cos and sin are of other
+        batch rows, heads or tokens."""
         if x.size(-1) != self.head_dim:
             raise ValueError(f"the rotation was made for head_dim {self.head_dim}, got q or k of head_dim {x.size(-1)}")
-        pairs = self.cos.size(-1)
-        turned, rest = x[..., : 2 * pairs], x[..., 2 * pairs :]
+        made = self.cos.shape[:-1]
+        if x.dim() != 4 or any(m not in (1, n) for m, n in zip(made, x.shape[:-1], strict=True)):
+            raise ValueError(f"the rotation was made for (batch, heads, tokens) {tuple(made)}, got {tuple(x.shape)}")
         dtype = torch.promote_types(x.dtype, torch.float32)
         cos, sin = self.cos.to(dtype), self.sin.to(dtype)
-        paired = turned.unflatten(-1, (2, pairs) if self.layout == "half" else (pairs, 2)).to(dtype)
-        axis = -2 if self.layout == "half" else -1
-        a, b = paired.unbind(axis)
-        turned = torch.stack((a * cos - b * sin, a * sin + b * cos), axis).flatten(-2).to(x.dtype)
-        return torch.cat((turned, rest), -1) if rest.size(-1) else turned
+        if torch.compiler.is_compiling():
+            return _as_one_expression(x, cos, sin, self.layout)
+        turned: Tensor = _Turn.apply(x, cos, sin, self.layout)  # type: ignore[no-untyped-call]
+        return turned
+
+
+def _pairs(x: Tensor, pairs: int, layout: PairLayout) -> tuple[Tensor, Tensor]:
+    """Views of the first and of the second channel of every pair."""
+    if layout == "half":
+        return x[..., :pairs], x[..., pairs : 2 * pairs]
+    return x[..., 0 : 2 * pairs : 2], x[..., 1 : 2 * pairs : 2]
+
+
+def _joined(a: Tensor, b: Tensor, layout: PairLayout) -> Tensor:
+    """The channels of which a are the first and b the second of every pair."""
+    return torch.stack((a, b), -2 if layout == "half" else -1).flatten(-2)
+
+
+def _as_one_expression(x: Tensor, cos: Tensor, sin: Tensor, layout: PairLayout) -> Tensor:
+    """The turn for the compiler, which makes one loop of it. Rounded before the channels are joined: inductor would lay
+    them out in float32 first, and round them in a loop of its own."""
+    a, b = (half.to(cos.dtype) for half in _pairs(x, cos.size(-1), layout))
+    turned = _joined((a * cos - b * sin).to(x.dtype), (a * sin + b * cos).to(x.dtype), layout)
+    rest = x[..., 2 * cos.size(-1) :]
+    return torch.cat((turned, rest), -1) if rest.size(-1) else turned
+
+
+_BLOCK = 2**20  # numbers of half precision turned at a time, so that what is wide is 4 MB and soon in the caches
+
+
+def _turn_into(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: PairLayout) -> None:
+    """The turn in three passes over memory: everything times cos, then to each half of it the other times sin."""
+    pairs = cos.size(-1)
+    torch.mul(x[..., : 2 * pairs], _joined(cos, cos, layout), out=out[..., : 2 * pairs])
+    (a, b), (turned_a, turned_b) = _pairs(x, pairs, layout), _pairs(out, pairs, layout)
+    turned_a.addcmul_(b, sin, value=-1)
+    turned_b.addcmul_(a, sin)
+    out[..., 2 * pairs :] = x[..., 2 * pairs :]
+
+
+class _Turn(torch.autograd.Function):
+    """The turn where every operation is a pass over memory."""
+
+    @staticmethod
+    def forward(x: Tensor, cos: Tensor, sin: Tensor, layout: PairLayout) -> Tensor:
+        out = torch.empty_like(x)
+        if x.dtype == cos.dtype:
+            _turn_into(out, x, cos, sin, layout)
+            return out
+        tokens = max(1, _BLOCK * x.size(-2) // max(1, x.numel()))
+        for start in range(0, x.size(-2), tokens):
+            here = slice(start, start + tokens)
+            wide = x[..., here, :].to(cos.dtype)
+            turned = torch.empty_like(wide)
+            c, s = (angle if angle.size(-2) == 1 else angle[..., here, :] for angle in (cos, sin))
+            _turn_into(turned, wide, c, s, layout)
+            out[..., here, :] = turned
+        return out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, PairLayout], output: Tensor) -> None:
+        x, cos, sin, ctx.layout = inputs
+        learned = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
+        ctx.save_for_backward(cos, sin, x if learned else None)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        (gradient,), (cos, sin, x) = gradients, ctx.saved_tensors
+        of_x = None
+        if ctx.needs_input_grad[0]:
+            of_x = _Turn.apply(gradient, cos, -sin, ctx.layout)  # type: ignore[no-untyped-call]
+        if x is None:
+            return of_x, None, None, None
+        (a, b), (c, d) = (_pairs(t.to(cos.dtype), cos.size(-1), ctx.layout) for t in (x, gradient))
+        return of_x, (a * c + b * d).sum_to_size(cos.shape), (a * d - b * c).sum_to_size(sin.shape), None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, cos: Tensor, sin: Tensor, layout: PairLayout
+    ) -> tuple[Tensor, int]:
+        x = x[None].expand(info.batch_size, *x.shape) if in_dims[0] is None else x.movedim(in_dims[0], 0)
+        angles = (t if dim is None else t.movedim(dim, 0) for t, dim in ((cos, in_dims[1]), (sin, in_dims[2])))
+        return _Turn.apply(x, *torch.broadcast_tensors(*angles), layout), 0  # type: ignore[no-untyped-call]

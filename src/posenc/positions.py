@@ -46,6 +46,7 @@ class Positions:
     # What is known of the values without reading them (reading would wait for the GPU, and break a compiled graph):
     _run: tuple[int, int] | None  # one document without padding, order start, start+1, ... stop-1 in every row
     _bounds: tuple[int, int] | None  # every coordinate lies within [lowest, highest]; never too narrow
+    _lead: int | None  # of a run: the coordinate of every token is its order plus this
 
     def __init__(
         self,
@@ -56,6 +57,7 @@ class Positions:
         segment: Tensor | None = None,
         _run: tuple[int, int] | None = None,
         _bounds: tuple[int, int] | None = None,
+        _lead: int | None = None,
     ) -> None:
         if not isinstance(coords, Tensor) or coords.dim() not in (2, 3):
             raise ValueError(f"coords must be a tensor (rows, tokens) or (rows, tokens, axes), got {_describe(coords)}")
@@ -91,6 +93,7 @@ class Positions:
             "segment": None if segment is None else segment.expand(rows, -1),
             "_run": _run,
             "_bounds": _bounds,
+            "_lead": None if _run is None else _lead,
         }
         for name, field in fields.items():  # the class is frozen
             object.__setattr__(self, name, field)
@@ -108,7 +111,7 @@ class Positions:
             raise ValueError(f"n must not be negative, got {n}")
         line = torch.arange(start, start + n, device=device)[None]
         bounds = (start, start + n - 1) if n else None
-        return cls(line, order=line, _run=(start, start + n), _bounds=bounds)
+        return cls(line, order=line, _run=(start, start + n), _bounds=bounds, _lead=0)
 
     @classmethod
     def grid(cls, height: int, width: int, *, device: torch.device | str | None = None) -> Positions:
@@ -192,6 +195,7 @@ class Positions:
         run = parts[0]._run
         for part in parts[1:]:
             run = (run[0], part._run[1]) if run and part._run and run[1] == part._run[0] else None
+        leads = {part._lead for part in parts if len(part)}
         bounds = [part._bounds for part in parts if len(part)]
         known = [b for b in bounds if b is not None]
         return Positions(
@@ -203,6 +207,7 @@ class Positions:
             _bounds=(min(b[0] for b in known), max(b[1] for b in known))
             if known and len(known) == len(bounds)
             else None,
+            _lead=leads.pop() if len(leads) == 1 else None,
         )
 
     # -- changing them ------------------------------------------------------------------------------------------------
@@ -225,6 +230,7 @@ class Positions:
             segment=None if self.segment is None else self.segment[:, index],
             _run=run,
             _bounds=self._bounds,
+            _lead=self._lead,
         )
 
     def expand(self, rows: int) -> Positions:
@@ -243,7 +249,8 @@ class Positions:
     def shift(self, offset: int) -> Positions:
         """Every coordinate moved by ``offset``; order and documents stay."""
         bounds = None if self._bounds is None else (self._bounds[0] + offset, self._bounds[1] + offset)
-        return self._like(coords=self.coords + offset, _bounds=bounds)
+        lead = None if self._lead is None else self._lead + offset
+        return self._like(coords=self.coords + offset, _bounds=bounds, _lead=lead)
 
     def with_segment(self, segment: Int[Tensor, "rows tokens"]) -> Positions:
         """The same positions, with the segment of each token."""
@@ -268,6 +275,7 @@ class Positions:
                 segment=None if self.segment is None else self.segment[:, -1:].expand(-1, n),
                 _run=(self._run[1], self._run[1] + n),
                 _bounds=None if self._bounds is None else (self._bounds[0], self._bounds[1] + n),
+                _lead=self._lead,
             )
         last = self.last[:, None]
         # A row of padding alone has no document to continue: its first token opens document 0 at position 0.
@@ -414,6 +422,20 @@ def visible(
 def same_run(query_positions: Positions, key_positions: Positions) -> bool:
     """True where queries and keys are known to be the same unbroken run of tokens: a plain square of attention."""
     return query_positions._run is not None and query_positions._run == key_positions._run
+
+
+def key_level_with(query_positions: Positions, key_positions: Positions, *, is_causal: bool) -> int | None:
+    """The index of the key at the position of query 0, where query i is then known to be level with key i + that.
+
+    Known of two unbroken runs whose coordinates follow their order; the index may lie outside the keys. With
+    ``is_causal``, those are the runs in which a query sees the keys up to the one it is level with.
+    """
+    query, key = query_positions, key_positions
+    if query._run is None or key._run is None or query._lead is None or key._lead is None:
+        return None
+    if is_causal and query._lead != key._lead:
+        return None
+    return query._run[0] + query._lead - key._run[0] - key._lead
 
 
 def _ends(index: slice, tokens: int) -> tuple[int, int]:

@@ -125,7 +125,7 @@ def test_what_all_leaves_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
     [
         ("text", "relative_2d", "schemes must do with one coordinate per token, since plain text has no second one"),
         ("digits", "segment", "schemes must do without segments, of which an image has none, got 'segment'"),
-        ("digits", "relative_2d+rope", "relative_2d takes two and rope takes one"),
+        ("digits", "relative_2d+alibi", "relative_2d takes two and alibi takes one"),
         ("classify", "relative_2d", "since a sequence of words has no second one, got 'relative_2d'"),
     ],
 )
@@ -211,14 +211,14 @@ def test_learned_has_no_positions_past_the_training_length(tmp_path: Path) -> No
 
 
 def test_relative_2d_is_undefined_on_a_larger_grid_until_it_is_resized(tmp_path: Path) -> None:
-    records = {key(r): r for r in compare(tiny("digits", "relative_2d", "sinusoidal", "rope"), tmp_path)}
+    records = {key(r): r for r in compare(tiny("digits", "relative_2d", "sinusoidal", "rope", "alibi"), tmp_path)}
     assert "up to 3 along axis 0, got 5" in records["accuracy", "relative_2d", 0, 6]["undefined"]
-    for scheme in ("relative_2d", "sinusoidal"):
+    for scheme in ("relative_2d", "sinusoidal", "rope"):
         for side in (3, 6, 8):
             assert len(records["resized", scheme, 0, side]["accuracy"]) == 8
         assert ("resized", scheme, 0, 4) not in records
-    assert not any(kind == "resized" and scheme == "rope" for kind, scheme, *_ in records)
-    assert set(records["accuracy", "rope", 0, 8]["accuracy"]) <= {0.0, 1.0}
+    assert not any(kind == "resized" and scheme == "alibi" for kind, scheme, *_ in records)
+    assert set(records["accuracy", "alibi", 0, 8]["accuracy"]) <= {0.0, 1.0}
 
 
 def test_resizing_leaves_the_trained_model_as_it_is() -> None:
@@ -261,10 +261,10 @@ def test_digits_are_the_images_they_say() -> None:
 def test_schemes_of_two_coordinates_get_a_grid_and_the_others_a_line() -> None:
     digits = Digits()
     config = tiny("digits")
-    assert digits.shape(config, "sinusoidal").grid == (4, 4)
-    assert digits.shape(config, "sinusoidal+rope").grid is None
+    assert digits.shape(config, "sinusoidal+rope").grid == (4, 4)
+    assert digits.shape(config, "sinusoidal+alibi").grid is None
     assert digits.shape(config, "learned").max_positions == 16
-    assert build_model(config, "rope", 0).raster
+    assert build_model(config, "alibi", 0).raster
 
 
 # -- both -------------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from posenc import (
+    T5,
     AbsoluteInAttention,
     ALiBi,
     DistanceAware,
@@ -248,6 +249,35 @@ class MirroredShaw(Shaw):
         return lambda b, h, i, j: 2 * self.max_distance - right(b, h, i, j)
 
 
+class KeyedT5(T5):
+    """The bucket of the key's position, not of the distance."""
+
+    def _bind(self, block: Block) -> ScoreFunction:
+        return super()._bind(
+            rebound(block, moved(block.query_positions, torch.zeros_like), moved(block.key_positions, torch.neg))
+        )
+
+
+class UnsignedT5(T5):
+    def _bucket(self, distances: Tensor) -> Tensor:
+        return super()._bucket(-distances.abs())
+
+
+class EndlessT5(T5):
+    """Goes on counting past its last bucket, in a straight line."""
+
+    def _bind(self, block: Block) -> ScoreFunction:
+        right, x, y = super()._bind(block), block.query_positions.coords, block.key_positions.coords
+        return lambda score, b, h, i, j: right(score, b, h, i, j) - (x[b, i] - y[b, j] - 128).clamp(min=0)
+
+
+class MirroredT5(T5):
+    """Key minus query: every law holds."""
+
+    def _bucket(self, distances: Tensor) -> Tensor:
+        return super()._bucket(-distances)
+
+
 class EvenTransformerXL(TransformerXL):
     """The sines lost, and with them the direction."""
 
@@ -430,6 +460,9 @@ LAWLESS = (
     Lawless("shaw", lambda shape: AbsoluteShaw(shape.head_dim, 16), "relative"),
     Lawless("shaw", lambda shape: AbsoluteShaw(shape.head_dim, 16, keys=False), "relative"),
     Lawless("shaw", lambda shape: UnsignedShaw(shape.head_dim, 16), "directed"),
+    Lawless("t5", lambda shape: KeyedT5(shape.num_heads), "relative"),
+    Lawless("t5", lambda shape: UnsignedT5(shape.num_heads), "directed"),
+    Lawless("t5", lambda shape: EndlessT5(shape.num_heads), "bounded"),
     Lawless("transformer_xl", lambda shape: EvenTransformerXL(shape.num_heads, shape.head_dim), "directed"),
     Lawless("transformer_xl", lambda shape: KeyedTransformerXL(shape.num_heads, shape.head_dim), "relative"),
     Lawless("distance_aware", lambda shape: UnboundedDistanceAware(shape.num_heads), "bounded"),
@@ -463,6 +496,7 @@ UNTRUE = (
     Untrue("rope", lambda: OneBaseRoPE(HEAD_DIM, base=313.0)),
     Untrue("alibi", lambda: PowersALiBi(HEADS)),
     Untrue("shaw", lambda: drawn(MirroredShaw(HEAD_DIM, 2))),
+    Untrue("t5", lambda: drawn(MirroredT5(HEADS))),
     Untrue("transformer_xl", lambda: drawn(MirroredTransformerXL(HEADS, HEAD_DIM))),
     Untrue("distance_aware", lambda: drawn(HalvedDistanceAware(HEADS))),
     Untrue("absolute_in_attention", lambda: drawn(UnscaledAbsoluteInAttention(20, HEAD_DIM))),

@@ -2,34 +2,49 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from posenc import Positions, RoPE
 from posenc.encoding import Rotation
-from posenc.phases import PairRotation, frequencies, phases
+from posenc.phases import PairLayout, PairRotation, _Turn, frequencies, phases
 from posenc.schemes import rope
+from tests.cases import CASES, positions_cases
 from tests.mutants import Mutant, oracles
-from tests.schemes import test_life_cycle, test_precision
+from tests.schemes import test_against_oracles, test_life_cycle, test_precision, test_rope
+
+
+def by_axis(positions: Positions) -> Tensor:
+    return positions.coords if positions.coords.dim() == 3 else positions.coords[..., None]
 
 
 def rotation(
-    theta: Callable[[RoPE], Tensor] = lambda self: frequencies(self.rotary_dim, self.base),
-    coords: Callable[[Positions], Tensor] = lambda positions: positions.scalar("RoPE"),
+    theta: Callable[[RoPE], Tensor] = lambda self: frequencies(self.rotary_dim // self.axes, self.base),
+    coords: Callable[[Positions], Tensor] = by_axis,
+    join: Callable[[list[Tensor]], Tensor] = lambda angles: torch.cat(angles, -1),
     layout: dict[str, str] | None = None,
     sense: tuple[int, int] = (1, 1),
 ) -> Callable[..., Rotation]:
     """The method as it is, but for one thing."""
 
     def wrong(self: RoPE, positions: Positions, dtype: torch.dtype = torch.float32) -> Rotation:
-        angle = phases(coords(positions), theta(self))[:, None]
+        angle = join([phases(axis, theta(self)) for axis in coords(positions).unbind(-1)])[:, None]
         pairs = self.layout if layout is None else layout[self.layout]
         cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
         query, key = (PairRotation(cos if s else cos * 0 + 1, s * sin, pairs, self.head_dim) for s in sense)
         return Rotation(query, key)
 
     return wrong
+
+
+def by_index(positions: Positions) -> Tensor:
+    return torch.arange(len(positions))[None, :, None].expand(-1, -1, by_axis(positions).size(-1))
+
+
+def over_all_axes(self: RoPE) -> Tensor:
+    return frequencies(self.rotary_dim, self.base)[: self.rotary_dim // (2 * self.axes)]
 
 
 def remembered(self: RoPE, positions: Positions, dtype: torch.dtype = torch.float32) -> Rotation:
@@ -52,14 +67,35 @@ def in_half_precision(self: PairRotation, x: Tensor) -> Tensor:
     return torch.cat((torch.stack((a * cos - b * sin, a * sin + b * cos), axis).flatten(-2), x[..., 2 * pairs :]), -1)
 
 
+def turned_forwards(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+    cos, sin, _ = ctx.saved_tensors
+    return _Turn.apply(gradient, cos, sin, ctx.layout), None, None, None
+
+
+def keeping_x(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, PairLayout], output: Tensor) -> None:
+    x, cos, sin, ctx.layout = inputs
+    ctx.save_for_backward(cos, sin, x)
+
+
 HALF, INTERLEAVED = {"half": "half", "interleaved": "half"}, {"half": "interleaved", "interleaved": "interleaved"}
 COMPARED = oracles("rope")
+SEVERAL_AXES = partial(test_rope.test_each_axis_turns_the_pairs_of_its_own, "half")
+GRADIENT = partial(
+    test_against_oracles.test_gradients_are_the_oracles, CASES["rope"], positions_cases()["offset"], "reference"
+)
+KEPT = partial(test_rope.test_what_is_kept_for_the_gradient_is_the_angles_and_x_where_they_are_learned, "half")
 PRECISE = partial(test_precision.check_rope_phases, "built", "half")
 ROUNDED_ONCE = partial(
     test_precision.test_rope_turns_any_query_to_its_own_precision, "built", "interleaved", torch.bfloat16
 )
 MUTANTS = (
-    Mutant("ignores the base", RoPE, "rotation", rotation(theta=lambda s: frequencies(s.rotary_dim, 1e4)), COMPARED),
+    Mutant(
+        "ignores the base",
+        RoPE,
+        "rotation",
+        rotation(theta=lambda s: frequencies(s.rotary_dim // s.axes, 1e4)),
+        COMPARED,
+    ),
     Mutant("is half where interleaved was asked for", RoPE, "rotation", rotation(layout=HALF), COMPARED),
     Mutant("is interleaved where half was asked for", RoPE, "rotation", rotation(layout=INTERLEAVED), COMPARED),
     Mutant("turns by the negative angle", RoPE, "rotation", rotation(sense=(-1, -1)), COMPARED),
@@ -69,18 +105,35 @@ MUTANTS = (
         "takes its frequencies over head_dim, not rotary_dim",
         RoPE,
         "rotation",
-        rotation(theta=lambda s: frequencies(s.head_dim, s.base)[: s.rotary_dim // 2]),
+        rotation(theta=lambda s: frequencies(s.head_dim // s.axes, s.base)[: s.rotary_dim // (2 * s.axes)]),
         COMPARED,
     ),
     Mutant(
         "counts tokens and reads no coordinates",
         RoPE,
         "rotation",
-        rotation(coords=lambda positions: torch.arange(len(positions))[None]),
-        oracles("rope", "permuted"),
+        rotation(coords=by_index),
+        COMPARED,
     ),
-    Mutant("holds positions in bfloat16", RoPE, "rotation", rotation(coords=lambda p: p.coords.bfloat16()), PRECISE),
+    Mutant("holds positions in bfloat16", RoPE, "rotation", rotation(coords=lambda p: by_axis(p).bfloat16()), PRECISE),
     Mutant("computes phases in single precision", rope, "phases", single_precision, PRECISE),
     Mutant("turns in the precision of the query", PairRotation, "__call__", in_half_precision, ROUNDED_ONCE),
+    Mutant("swaps the axes", RoPE, "rotation", rotation(coords=lambda p: by_axis(p).flip(-1)), COMPARED),
+    Mutant(
+        "takes its frequencies over rotary_dim, not rotary_dim/axes",
+        RoPE,
+        "rotation",
+        rotation(theta=over_all_axes),
+        SEVERAL_AXES,
+    ),
+    Mutant(
+        "interleaves the axes",
+        RoPE,
+        "rotation",
+        rotation(join=lambda angles: torch.stack(angles, -1).flatten(-2)),
+        SEVERAL_AXES,
+    ),
+    Mutant("turns the gradient forwards", _Turn, "backward", turned_forwards, GRADIENT),
+    Mutant("keeps x for the gradient", _Turn, "setup_context", keeping_x, KEPT),
     Mutant("remembers a table", RoPE, "rotation", remembered, partial(test_life_cycle.check_purity, "rope")),
 )

@@ -7,6 +7,9 @@ Su et al. 2021, RoFormer (arXiv 2104.09864), Eqs. 14-16; the bound is section 3.
 pair counter-clockwise, q and k alike, so q_i . k_j depends on p_j - p_i alone. Pair k is (2k, 2k+1) in the paper's
 "interleaved" layout and (k, k + D/2) in the "half" layout. Partial rotary: the first rotary_dim channels are paired and
 rotated, with frequencies over rotary_dim; the last head_dim - rotary_dim are untouched. Any real position will do.
+
+Axial, for a position of A coordinates (Heo et al. 2024, Rotary Position Embedding for Vision Transformer,
+with A = 2): pair k turns by coordinate k // (D/2A), with the frequencies of k mod (D/2A) over D/A channels.
 """
 
 import cmath
@@ -25,11 +28,17 @@ def frequencies(dim: int, base: float = 10000.0) -> Vector:
 
 
 def rotate(
-    x_row: Vector, position: float, base: float = 10000.0, layout: str = "half", rotary_dim: int | None = None
+    x_row: Vector,
+    position: float | Sequence[float],
+    base: float = 10000.0,
+    layout: str = "half",
+    rotary_dim: int | None = None,
 ) -> Vector:
-    """One token's query or key, turned to its position."""
+    """One token's query or key, turned to its position, which has one coordinate or several."""
+    coordinates = [position] if isinstance(position, (int, float)) else position
     dim = len(x_row) if rotary_dim is None else rotary_dim
-    assert dim % 2 == 0, f"rotary_dim must be even, got {dim}"
+    each, left = divmod(dim, 2 * len(coordinates))
+    assert left == 0, f"rotary_dim must be even on each axis, got {dim}"
     out = list(x_row)
     for k in range(dim // 2):
         if layout == "half":
@@ -38,7 +47,7 @@ def rotate(
             a, b = 2 * k, 2 * k + 1
         else:
             raise ValueError(f"layout must be half or interleaved, got {layout!r}")
-        angle = position * base ** (-2.0 * k / dim)
+        angle = coordinates[k // each] * base ** (-(k % each) / each)
         out[a] = x_row[a] * math.cos(angle) - x_row[b] * math.sin(angle)
         out[b] = x_row[a] * math.sin(angle) + x_row[b] * math.cos(angle)
     return out
@@ -46,12 +55,12 @@ def rotate(
 
 def rotate_all(
     x: Tensor | Heads,
-    positions: Sequence[Sequence[float]],
+    positions: Sequence[Sequence[float]] | Sequence[Sequence[Sequence[float]]],
     base: float = 10000.0,
     layout: str = "half",
     rotary_dim: int | None = None,
 ) -> Tensor:
-    """Every token of x (B, H, N, head_dim), turned to positions (B, N); in float64."""
+    """Every token of x (B, H, N, head_dim), turned to positions (B, N) or (B, N, axes); in float64."""
     out = [
         [[rotate(row, positions[b][n], base, layout, rotary_dim) for n, row in enumerate(tokens)] for tokens in sample]
         for b, sample in enumerate(heads(x))

@@ -16,7 +16,7 @@ PLACES = [
 RUNS = [
     pytest.param(*place.values, backend, id=f"{place.id}-{backend}")
     for place in PLACES
-    for backend in ("reference", "sdpa")
+    for backend in ("reference", "sdpa", "chunked")
     if backend not in place.values[0].refused_by
 ]
 
@@ -95,7 +95,7 @@ def test_the_catalog_is_covered() -> None:
 def test_a_backend_refuses_what_is_said_and_nothing_else(name: str, case: Case) -> None:
     positions = next(iter(case.positions().values()))
     x = torch.randn(2, TOKENS, DIM, dtype=torch.float64)
-    for backend in ("reference", "sdpa"):
+    for backend in ("reference", "sdpa", "chunked"):
         if backend in case.refused_by:
             with pytest.raises(ValueError, match=rf"backend '{backend}' cannot run this: .*; these can: "):
                 run(case.scheme(), x, positions, TOKENS, True, backend)

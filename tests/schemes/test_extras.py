@@ -7,6 +7,7 @@ import torch
 
 import posenc
 from posenc import (
+    T5,
     DistanceAware,
     ExponentialDecay,
     FourierFeatures,
@@ -17,7 +18,7 @@ from posenc import (
     TransformerXL,
 )
 from posenc.encoding import Block
-from tests.oracles import transformer_xl
+from tests.oracles import t5, transformer_xl
 
 
 def test_fourier_features_are_alike_as_far_as_sigma_says() -> None:
@@ -106,3 +107,95 @@ def test_a_number_of_heads_is_positive(num_heads: int) -> None:
 def test_exponential_decay_does_not_look_at_padding() -> None:
     positions = Positions(torch.tensor([[0, 1, -1]]), document=torch.tensor([[0, 0, -1]]))
     assert ExponentialDecay(4).table(positions).isfinite().all()
+
+
+# Buckets, max_distance, bidirectional.
+T5_SIZES = (
+    (32, 128, False),
+    (32, 128, True),
+    (48, 81, False),
+    (7, 13, False),
+    (10, 20, True),
+    (2, 2, False),
+    (4, 2, True),
+)
+
+
+def t5_bias(scheme: T5, distances: torch.Tensor) -> torch.Tensor:
+    """What it adds to the score of one query far from 0, for keys at these distances."""
+    here = Positions(torch.tensor([[1000]]))
+    zeros = torch.zeros(1, scheme.num_heads, len(distances), 4, dtype=torch.float64)
+    encoding = scheme(here, Positions((1000 + distances)[None]), dtype=torch.float64)
+    return posenc.logits(zeros[:, :, :1], zeros, encoding)[0, :, 0]
+
+
+def check_t5_facts() -> None:
+    for buckets, longest, both in T5_SIZES:
+        scheme = T5(3, buckets, longest, bidirectional=both).double()
+        distances = torch.arange(-2 * longest, 2 * longest + 1)
+        wanted = t5_bias(scheme, distances)
+        expected = [t5.bucket(-int(r), buckets, longest, bidirectional=both) for r in distances]
+        assert torch.equal(wanted, scheme.weight[expected].mT)
+
+        term, here = scheme.score(), Positions.arange(1)
+        block = Block(torch.zeros(1, 3, 1, 4, dtype=torch.float64), torch.zeros(1, 3, 1, 4), here, here, 0.5)
+        assert term.additive
+        assert term.content_free
+        assert term.by_distance is not None
+        given = term.by_distance(block, distances)
+        assert given.vectors is None
+        assert given.bias is not None
+        assert torch.equal(given.bias, wanted)
+
+        past = max(n for n in range(1, 2 * longest) if expected[2 * longest - n] != expected[2 * longest - n + 1])
+        assert term.constant_past == past
+
+
+def test_t5_says_its_bias_by_distance_and_from_where_on_it_is_constant() -> None:
+    check_t5_facts()
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_t5_has_the_buckets_of_single_precision_where_models_were_released(bidirectional: bool) -> None:
+    """The published formula as it stands, of which only distances past the exact ones take the logarithm."""
+    side = 16 if bidirectional else 32
+    exact = side // 2
+    n = torch.arange(exact, 5000)
+    ratio = torch.log(n.float() / exact) / math.log(128 / exact)
+    published = (exact + (ratio * (side - exact)).long()).clamp(max=side - 1)
+    scheme = T5(1, bidirectional=bidirectional)
+    with torch.no_grad():
+        scheme.weight[:, 0] = torch.arange(32)
+    assert torch.equal(t5_bias(scheme, -n)[0].long(), published)
+    assert scheme.edges[-1] == (91 if bidirectional else 113)
+
+
+def test_t5_adds_its_bias_to_products_that_are_not_divided() -> None:
+    scheme, x = T5(2, bidirectional=True).double(), torch.randn(1, 2, 5, 4, dtype=torch.float64)
+    products = posenc.logits(x, x, scheme, scale=1.0) - posenc.logits(0 * x, x, scheme, scale=0.25)
+    torch.testing.assert_close(products, x @ x.mT)
+
+
+def test_t5_is_drawn_with_glorots_bound() -> None:
+    weight = T5(500, 1000, 1000).weight  # the largest of 500,000 numbers is within 1e-4 of the bound, but for e^-50
+    bound = (6 / 1500) ** 0.5
+    assert (1 - 1e-4) * bound < weight.abs().max() <= bound
+    assert weight.mean().abs() < 5 * bound / (3 * 500_000) ** 0.5
+
+
+def test_t5_refuses_what_it_cannot_bucket() -> None:
+    for arguments, message in (
+        ({"num_heads": 0}, "num_heads must be positive, got 0"),
+        ({"num_buckets": 1}, "num_buckets must be at least 2, got 1"),
+        ({"num_buckets": 7, "bidirectional": True}, "num_buckets must be even and at least 4 if bidirectional, got 7"),
+        ({"num_buckets": 2, "bidirectional": True}, "num_buckets must be even and at least 4 if bidirectional, got 2"),
+        ({"max_distance": 16}, "max_distance must be above 16, up to which distances have a bucket to .*, got 16"),
+        ({"max_distance": 8, "bidirectional": True}, "max_distance must be above 8, .*, got 8"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            T5(**{"num_heads": 3, **arguments})
+    x = torch.zeros(1, 3, 2, 4)
+    with pytest.raises(ValueError, match="T5 was made for 5 heads, got queries of 3"):
+        posenc.attention(x, x, x, T5(5))
+    with pytest.raises(ValueError, match="T5 looks distances up in a table and needs int64 coordinates, got"):
+        posenc.attention(x, x, x, T5(3)(Positions(torch.tensor([[0.5, 1.0]]))))

@@ -9,13 +9,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from posenc.backends.call import Backend, Call
-from posenc.backends.reference import REFERENCE, dense_logits
-from posenc.backends.sdpa import SDPA
+from posenc.backends import choice
+from posenc.backends.call import Call
+from posenc.backends.choice import BACKENDS as BACKENDS
+from posenc.backends.choice import Explanation
+from posenc.backends.reference import dense_logits
 from posenc.encoding import Encoding, Scheme
 from posenc.positions import Positions
-
-BACKENDS: tuple[Backend, ...] = (SDPA, REFERENCE)  # in the order that "auto" tries them
 
 
 def attention(
@@ -40,7 +40,8 @@ def attention(
     - ``encoding``: what a scheme gave for some positions, or the scheme itself, which is then bound to
       ``query_positions`` and ``key_positions``. By default keys are at 0 .. N-1 and queries are the last M of them.
       Without an encoding the positions still rule what is seen.
-    - ``backend``: ``"auto"``, or the name of one, which then runs or raises ValueError, and never falls back.
+    - ``backend``: ``"auto"``, of which `explain` says what it takes; or the name of one, ``"sdpa"``, ``"near_far"``,
+      ``"flex"``, ``"chunked"`` or ``"reference"``, which then runs or raises ValueError, and never falls back.
     - ``return_lse``: also return the log-sum-exp of each row of scores, (batch, heads, queries), to merge partial
       results by.
 
@@ -58,7 +59,7 @@ def attention(
     call = _call(
         query, key, value, encoding, query_positions, key_positions, attn_mask, is_causal, dropout_p, scale, return_lse
     )
-    chosen = _choose(call, backend)
+    chosen = choice.choose(call)[0] if backend == "auto" else choice.named(call, backend)
     # Autocast would cast the bias together with the query: a bfloat16 ALiBi has 769 values over 4096 keys.
     with _without_autocast(query):
         out, lse = chosen.run(call)
@@ -88,17 +89,29 @@ def logits(
         return dense_logits(call)
 
 
-def _choose(call: Call, name: str) -> Backend:
-    known = {backend.name: backend for backend in BACKENDS}
-    if name == "auto":
-        return next(backend for backend in BACKENDS if backend.refuses(call) is None)
-    if name not in known:
-        raise ValueError(f"backend must be 'auto' or one of {', '.join(known)}, got {name!r}")
-    reason = known[name].refuses(call)
-    if reason is not None:
-        able = [backend.name for backend in BACKENDS if backend.refuses(call) is None]
-        raise ValueError(f"backend {name!r} cannot run this: {reason}; these can: {', '.join(able)}")
-    return known[name]
+def explain(
+    query: Float[Tensor, "batch heads queries head_dim"],
+    key: Float[Tensor, "batch kv_heads keys head_dim"],
+    value: Float[Tensor, "batch kv_heads keys value_dim"],
+    encoding: Encoding | Scheme | None = None,
+    *,
+    query_positions: Positions | None = None,
+    key_positions: Positions | None = None,
+    attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    return_lse: bool = False,
+) -> Explanation:
+    """Which backend `attention` takes for these arguments, why, and why the others cannot run them.
+
+    >>> print(posenc.explain(q, k, v, posenc.ALiBi(12), is_causal=True))
+    near_far: past some distance the bias is constant or a straight line
+    """
+    call = _call(
+        query, key, value, encoding, query_positions, key_positions, attn_mask, is_causal, dropout_p, scale, return_lse
+    )
+    return choice.explain(call)
 
 
 def _call(

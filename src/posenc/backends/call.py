@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from posenc.encoding import Block, RowScore, Score, Value
-from posenc.positions import Positions, visible
+from posenc.positions import Positions, key_level_with, visible
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +45,38 @@ class Call:
         if self.attn_mask is None or self.attn_mask.dtype != torch.bool:
             return seen
         return self.attn_mask if seen is None else seen & self.attn_mask
+
+    @property
+    def folding(self) -> Score | None:
+        """The score term that the inner product is to hold: the first that wholly factors.
+
+        One alone: the product of two that were would hold terms that nobody asked for. And none after a term that does
+        not add, since that one must see the score as it is.
+        """
+        for term in self.scores:
+            if isinstance(term, RowScore) or not term.additive:
+                return None
+            if term.fold is not None and term.by_distance is None:
+                return term
+        return None
+
+    @property
+    def unfolded(self) -> tuple[Score | RowScore, ...]:
+        """The other score terms. They are bound to the call's own query and key."""
+        folding = self.folding
+        return tuple(term for term in self.scores if term is not folding)
+
+    def inner(self) -> tuple[Tensor, Tensor]:
+        """Query and key whose inner product holds the `folding` term too, in the inputs' dtype."""
+        if self.folding is None or self.folding.fold is None:
+            return self.query, self.key
+        query, key = self.folding.fold(self.block())
+        return query.to(self.query.dtype), key.to(self.key.dtype)
+
+    @property
+    def ahead(self) -> int | None:
+        """Where distance is an index: query i is level with key i + ahead. None where that is not known."""
+        return key_level_with(self.query_positions, self.key_positions, is_causal=self.is_causal)
 
     def block(self) -> Block:
         """All queries against all keys, in the precision of the scores."""

@@ -29,7 +29,7 @@ def _bias(call: Call) -> Tensor | None:
     if call.attn_mask is not None and call.attn_mask.dtype != torch.bool:
         bias = call.attn_mask.to(call.dtype)
     zero = torch.zeros((), dtype=call.dtype, device=call.query.device)
-    for term in call.scores:
+    for term in call.unfolded:
         assert isinstance(term, Score)
         block = call.content_free_block() if term.content_free else call.block()
         added = term.bind(block)(zero, *block.indices)
@@ -38,14 +38,17 @@ def _bias(call: Call) -> Tensor | None:
 
 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
-    query, key, value = call.query, call.key, call.value
+    query, key = call.inner()
+    value, width = call.value, call.value.size(-1)
+    if query.size(-1) > value.size(-1):  # a folded term brings channels, and fused kernels want all three as wide
+        value = F.pad(value, (0, query.size(-1) - width))
     grouped = query.size(1) != key.size(1)
-    plain = call.attn_mask is None and len(call.scores) == 0
+    plain = len(call.unfolded) == 0 and call.attn_mask is None
     if plain and call.is_causal and same_run(call.query_positions, call.key_positions):
         out = F.scaled_dot_product_attention(
             query, key, value, None, call.dropout_p, is_causal=True, scale=call.scale, enable_gqa=grouped
         )
-        return out, None
+        return out[..., :width], None
 
     seen, bias = call.visible(), _bias(call)
     if bias is None:
@@ -59,6 +62,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
         mask = mask | blind if mask.dtype == torch.bool else mask.masked_fill(blind, 0.0)
         mask = mask.expand(*mask.shape[:2], query.size(2), key.size(2))
     out = F.scaled_dot_product_attention(query, key, value, mask, call.dropout_p, scale=call.scale, enable_gqa=grouped)
+    out = out[..., :width]
     return out if blind is None else out.masked_fill(blind, 0.0), None
 
 

@@ -61,18 +61,15 @@ class ALiBi(Scheme):
 
     def score(self) -> Score:
         """The bias, a function of positions alone."""
-        straight = None if self.form == "directed" else 0
-        return Score(self._bind, content_free=True, by_distance=self._by_distance, linear_past=straight)
+        if self.form == "directed":
+            return Score(self._bind, content_free=True)
+        return Score(self._bind, content_free=True, by_distance=self._by_distance, linear_past=0)
 
     def _by_distance(self, block: Block, distances: Tensor) -> ByDistance:
         block.check_heads("ALiBi", self.num_heads)
         slopes = torch.tensor(self.slopes, dtype=block.dtype, device=distances.device)[:, None]
         away = -distances if self.form == "causal" else distances.abs()
-        bias = -slopes * away.to(block.dtype)
-        if self.form == "directed":
-            looks_back = torch.arange(self.num_heads, device=distances.device)[:, None] < self.num_heads // 2
-            bias = bias.masked_fill(torch.where(looks_back, distances > 0, distances < 0), -torch.inf)
-        return ByDistance(bias=bias)
+        return ByDistance(bias=-slopes * away.to(block.dtype))
 
     def _bind(self, block: Block) -> ScoreFunction:
         block.check_heads("ALiBi", self.num_heads)

@@ -23,6 +23,7 @@ from posenc.schemes.rope import RoPE
 from posenc.schemes.segment import Segment
 from posenc.schemes.shaw import Shaw
 from posenc.schemes.sinusoidal import Sinusoidal
+from posenc.schemes.t5 import T5
 from posenc.schemes.transformer_xl import TransformerXL
 
 
@@ -164,12 +165,14 @@ CATALOG = (
                 "decaying_bound",
                 "length_free",
                 "fractional",
+                "separable",
                 "deterministic",
                 "parameter_free",
             }
         ),
         "one pass over queries and keys in every layer",
-        lambda shape: RoPE(shape.head_dim),
+        lambda shape: RoPE(shape.head_dim, axes=1 if shape.grid is None else 2),
+        axes="any",
     ),
     Entry(
         "alibi",
@@ -198,6 +201,14 @@ CATALOG = (
         frozenset({"relative", "bounded", "directed", "length_free"}),
         "a (2k + 1)-wide product per query and a sum per bucket in every layer; 2 (2k + 1) x d parameters",
         lambda shape: Shaw(shape.head_dim, max_distance=16),
+    ),
+    Entry(
+        "t5",
+        T5,
+        "Raffel et al. 2020",
+        frozenset({"relative", "bounded", "directed", "length_free"}),
+        "one bias on every score in every layer; a parameter per bucket and head",
+        lambda shape: T5(shape.num_heads, bidirectional=not shape.causal),
     ),
     Entry(
         "transformer_xl",

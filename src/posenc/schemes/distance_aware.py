@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.encoding import Block, Scheme, Score, ScoreFunction
+from posenc.encoding import Block, ByDistance, Scheme, Score, ScoreFunction
 
 
 class DistanceAware(Scheme):
@@ -53,7 +53,11 @@ class DistanceAware(Scheme):
 
     def score(self) -> Score:
         """ReLU(s_ij) f(w |p_i - p_j|; v)."""
-        return Score(self._bind, additive=False)
+        return Score(self._bind, additive=False, by_distance=self._by_distance)
+
+    def _by_distance(self, block: Block, distances: Tensor) -> ByDistance:
+        block.check_heads("DistanceAware", self.num_heads)
+        return ByDistance(factor=self.factor(distances[:, None].to(block.dtype)).mT)
 
     def _bind(self, block: Block) -> ScoreFunction:
         block.check_heads("DistanceAware", self.num_heads)

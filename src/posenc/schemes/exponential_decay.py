@@ -36,8 +36,12 @@ class ExponentialDecay(Scheme):
     def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "rows tokens dim"]:
         """The vectors P[p]."""
         coords = positions.scalar("ExponentialDecay").double().masked_fill(positions.document == PADDING, 0.0)
-        if coords.numel() and not coords.is_meta and float(coords.min()) < 0:
-            raise PositionError(f"ExponentialDecay encodes positions from 0 on, got {float(coords.min()):g}")
+        if coords.numel() and not coords.is_meta:
+            words = "ExponentialDecay encodes positions from 0 on, got "
+            if torch.compiler.is_compiling():  # a compiled graph cannot raise: there it is a RuntimeError
+                torch._assert_async((coords >= 0).all(), words + "one below")
+            elif (lowest := float(coords.min())) < 0:
+                raise PositionError(f"{words}{lowest:g}")
         powers = torch.arange(1, self.dim + 1, dtype=torch.float64, device=coords.device) / self.dim
         return torch.exp(-coords[..., None] * self.longest**-powers).to(dtype)
 

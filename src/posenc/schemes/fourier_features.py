@@ -12,6 +12,13 @@ from posenc.encoding import Scheme
 from posenc.positions import Positions
 
 
+@torch.compiler.assume_constant_result  # a graph cannot hold a generator
+def _drawn(count: int, axes: int, seed: int) -> Float[Tensor, "count axes"]:
+    """So many directions from N(0, 1), the same for a seed at every call."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, axes, generator=generator, dtype=torch.float64)
+
+
 class FourierFeatures(Scheme):
     """Sines and cosines along directions in the space of coordinates, added to the input.
 
@@ -58,9 +65,7 @@ class FourierFeatures(Scheme):
     def _directions(self, device: torch.device) -> Tensor:
         if self.directions is not None:
             return self.directions.double()
-        generator = torch.Generator().manual_seed(self.seed)
-        drawn = torch.randn(self.dim // 2, self.axes, generator=generator, dtype=torch.float64)
-        return (self.sigma * drawn).to(device)
+        return self.sigma * _drawn(self.dim // 2, self.axes, self.seed).to(device)
 
     def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "rows tokens dim"]:
         """The vectors P[x]."""

@@ -65,15 +65,19 @@ class Relative2D(Scheme):
     @torch.no_grad()
     def resized(self, grid: tuple[int, int]) -> Relative2D:
         """A copy for another grid. The distance of neighbours is kept as a share of the grid: tables are interpolated
-        linearly between their ends, which stay the ends. The same grid gives the same tables, bit for bit."""
-        other = Relative2D(grid, self.head_dim, self.num_heads).to(self.row_table)
-        for mine, theirs in ((self.row_table, other.row_table), (self.column_table, other.column_table)):
-            if mine.shape == theirs.shape:
-                theirs.copy_(mine)
-                continue
-            lines = mine.reshape(-1, *mine.shape[-2:]).mT.to(torch.promote_types(mine.dtype, torch.float32))
-            stretched = F.interpolate(lines, size=theirs.size(-2), mode="linear", align_corners=True)
-            theirs.copy_(stretched.mT.reshape(theirs.shape))
+        linearly between their ends, which stay the ends. The same grid gives the same tables, bit for bit; whether they
+        are trained, and the mode, are this one's."""
+        with torch.device("meta"):  # checks and shapes alone: nothing is drawn
+            other = Relative2D(grid, self.head_dim, self.num_heads).train(self.training)
+        for name in ("row_table", "column_table"):
+            mine, size = getattr(self, name), getattr(other, name).size(-2)
+            if mine.size(-2) == size:
+                stretched = mine.clone()
+            else:
+                lines = mine.reshape(-1, *mine.shape[-2:]).mT.to(torch.promote_types(mine.dtype, torch.float32))
+                lines = F.interpolate(lines, size=size, mode="linear", align_corners=True)
+                stretched = lines.mT.reshape(*mine.shape[:-2], size, self.head_dim).to(mine.dtype)
+            setattr(other, name, nn.Parameter(stretched, requires_grad=mine.requires_grad))
         return other
 
     def extra_repr(self) -> str:

@@ -20,34 +20,58 @@ class RoPE(Scheme):
     one (the paper, GPT-J). Channels past rotary_dim are not turned. The inner product of a turned query and a turned
     key depends on their positions through p_j - p_i alone. Values are not touched; nothing is learned.
 
-    The layout is a property of the checkpoint: weights trained in one give silent nonsense in the other.
+    With several ``axes`` (the row and column of a patch), every axis turns rotary_dim/axes channels, by the formula
+    above with rotary_dim/axes for rotary_dim and its own coordinate for p. The pairs of axis 0 come first, then those
+    of axis 1; the layout then says which channels pair k of them all has, as it does for one axis.
+
+    The layout is a property of the checkpoint: weights trained in one give silent nonsense in the other. So is the
+    order of the axes: here it is that of the coordinates, rows before columns in `Positions.grid`, while the code of
+    Heo et al. interleaves and has the columns first. Their base is 100, since images are less wide than texts are long.
 
     Shapes: query and key (batch, heads, tokens, head_dim), any floating dtype; angles are exact to float32 up to
-    position 2^20 whatever the dtype. Positions may be fractional or negative, of one axis.
-    Errors: ValueError for an odd rotary_dim, one above head_dim, a base not above 1, an unknown layout.
-    Source: Su et al. 2021, "RoFormer", equations 14, 15 and 34.
+    position 2^20 whatever the dtype. Positions may be fractional or negative.
+    Errors: ValueError for a rotary_dim that is above head_dim or not a multiple of 2 axes, a base not above 1, an
+    unknown layout, or positions of another number of axes.
+    Source: Su et al. 2021, "RoFormer", equations 14, 15 and 34; Heo et al. 2024, "Rotary Position Embedding for Vision
+    Transformer", whose axial form has two axes.
     """
 
     def __init__(
-        self, head_dim: int, base: float = 10_000.0, layout: PairLayout = "half", rotary_dim: int | None = None
+        self,
+        head_dim: int,
+        base: float = 10_000.0,
+        layout: PairLayout = "half",
+        rotary_dim: int | None = None,
+        axes: int = 1,
     ) -> None:
         super().__init__()
         rotary_dim = head_dim if rotary_dim is None else rotary_dim
-        if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim:
-            raise ValueError(f"rotary_dim must be even and within 2..head_dim = {head_dim}, got {rotary_dim}")
+        if axes < 1:
+            raise ValueError(f"axes must be positive, got {axes}")
+        if rotary_dim < 2 or rotary_dim % (2 * axes) or rotary_dim > head_dim:
+            each = "" if axes == 1 else f" on each of {axes} axes"
+            raise ValueError(f"rotary_dim must be even{each} and within 2..head_dim = {head_dim}, got {rotary_dim}")
         if not base > 1:
             raise ValueError(f"base must be above 1, got {base}")
         if layout not in ("half", "interleaved"):
             raise ValueError(f"layout must be 'half' or 'interleaved', got {layout!r}")
-        self.head_dim, self.base, self.rotary_dim = head_dim, base, rotary_dim
+        self.head_dim, self.base, self.rotary_dim, self.axes = head_dim, base, rotary_dim, axes
         self.layout: PairLayout = layout
 
     def rotation(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Rotation:
         """The same turn for queries and keys."""
-        coords = positions.scalar("RoPE")
-        angle = phases(coords, frequencies(self.rotary_dim, self.base, coords.device))[:, None]
-        turn = PairRotation(angle.cos().to(dtype), angle.sin().to(dtype), self.layout, self.head_dim)
+        coords = positions.coords if positions.coords.dim() == 3 else positions.coords[..., None]
+        if coords.size(-1) != self.axes:
+            takes = "one coordinate" if self.axes == 1 else f"{self.axes} coordinates"
+            raise ValueError(f"RoPE takes {takes} per token, got positions of {coords.size(-1)} axes")
+        theta = frequencies(self.rotary_dim // self.axes, self.base, coords.device)
+        angle = torch.cat([phases(axis, theta) for axis in coords.unbind(-1)], -1)[:, None]
+        # Stacked, so that a compiler writes them down: it would make them anew for every head and layer.
+        cos, sin = torch.stack((angle.cos().to(dtype), angle.sin().to(dtype)))
+        turn = PairRotation(cos, sin, self.layout, self.head_dim)
         return Rotation(turn, turn)
 
     def extra_repr(self) -> str:
-        return f"{self.head_dim}, base={self.base}, layout={self.layout!r}, rotary_dim={self.rotary_dim}"
+        return (
+            f"{self.head_dim}, base={self.base}, layout={self.layout!r}, rotary_dim={self.rotary_dim}, axes={self.axes}"
+        )

@@ -1,0 +1,88 @@
+"""Which backend runs a call: the one asked for, or the one that "auto" takes, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from posenc.backends import by_distance
+from posenc.backends.call import Backend, Call
+from posenc.backends.chunked import CHUNKED
+from posenc.backends.flex import FLEX
+from posenc.backends.near_far import NEAR_FAR, band_width
+from posenc.backends.reference import REFERENCE
+from posenc.backends.sdpa import SDPA
+from posenc.positions import same_run, visible
+
+BACKENDS: tuple[Backend, ...] = (SDPA, NEAR_FAR, FLEX, CHUNKED, REFERENCE)
+
+# Where the ways cross, measured on a CPU (docs/log.md). Fewer queries than this, a step of decoding, are over before
+# anything clever has begun; and as many scores as this may be held at once (16 MB in float32, of all heads).
+FEW_QUERIES = 16
+FEW_SCORES = 2**22
+# Below this many band widths of keys, what is near is most of it.
+BANDS = 8
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What ``backend="auto"`` takes for a call, why, and the reason of every backend that could not run it."""
+
+    backend: str
+    why: str
+    refusals: Mapping[str, str]
+
+    def __str__(self) -> str:
+        lines = [f"{self.backend}: {self.why}"]
+        lines += [f"not {name}: {reason}" for name, reason in self.refusals.items()]
+        return "\n".join(lines)
+
+
+def named(call: Call, name: str) -> Backend:
+    """The backend of that name. ValueError where there is none, or it cannot run the call."""
+    known = {backend.name: backend for backend in BACKENDS}
+    if name not in known:
+        raise ValueError(f"backend must be 'auto' or one of {', '.join(known)}, got {name!r}")
+    reason = known[name].refuses(call)
+    if reason is not None:
+        able = [backend.name for backend in BACKENDS if backend.refuses(call) is None]
+        raise ValueError(f"backend {name!r} cannot run this: {reason}; these can: {', '.join(able)}")
+    return known[name]
+
+
+def choose(call: Call) -> tuple[Backend, str]:
+    """The backend that "auto" takes, and why."""
+    batch, heads, queries, _ = call.query.shape
+    keys = call.key.size(2)
+    dense = SDPA if SDPA.refuses(call) is None else REFERENCE
+    if dense is SDPA and len(call.unfolded) == 0 and call.attn_mask is None and _needs_no_mask(call):
+        return SDPA, "nothing is added to the scores, so it is the fused kernel alone"
+    # A graph compiled for all lengths must not be told apart by them; that there is one query it knows anyway.
+    compiling = torch.compiler.is_compiling()
+    if queries == 1 or (not compiling and queries < FEW_QUERIES):
+        return dense, "there are few queries: one row of scores for each is the least work"
+    if NEAR_FAR.refuses(call) is None and (compiling or BANDS * band_width(call) <= keys):
+        return NEAR_FAR, "past some distance the bias is constant or a straight line"
+    if call.query.device.type == "cuda" and FLEX.refuses(call) is None:
+        return FLEX, "one fused kernel computes the score function as it goes"
+    if by_distance.suits(call):
+        return CHUNKED, "the bias is a function of the distance, laid out one block at a time"
+    if batch * heads * queries * keys <= FEW_SCORES:
+        return dense, "the scores are few enough to lay out a mask" if dense is SDPA else "the scores are few"
+    return CHUNKED, "the scores are too many to hold at once"
+
+
+def _needs_no_mask(call: Call) -> bool:
+    x, y = call.query_positions, call.key_positions
+    if call.is_causal and same_run(x, y):
+        return True
+    return x._run is not None and y._run is not None and visible(x, y, is_causal=call.is_causal) is None
+
+
+def explain(call: Call) -> Explanation:
+    """What "auto" takes for a call, and why not the others."""
+    backend, why = choose(call)
+    reasons = {other.name: other.refuses(call) for other in BACKENDS}
+    return Explanation(backend.name, why, {name: reason for name, reason in reasons.items() if reason is not None})

@@ -1,0 +1,101 @@
+"""Blocks of queries: any score function in linear memory, forward and backward, on any device.
+
+Each block meets only the keys that causality and documents let it see, and its backward pass computes it again, so no
+more than one block of scores exists at a time. The gradients of everything that a term reads come by themselves. Where
+every term is a function of the distance and the distance is an index, `by_distance` does the same faster.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from posenc.backends import by_distance
+from posenc.backends.call import Backend, Call
+from posenc.backends.reference import REFERENCE
+from posenc.backends.sdpa import SDPA
+
+# Scores held at once, of all batch rows and heads: 16 MB in float32. And the fewest queries of a block, which would
+# otherwise be too thin for the products.
+SCORES = 2**22
+ROWS = 64
+# A graph compiled once for all lengths cannot hold a loop as long as the text.
+BLOCKS_IN_A_GRAPH = 8
+
+
+def _run(call: Call) -> tuple[Tensor, Tensor | None]:
+    # Its log-sum-exp has no gradient.
+    if by_distance.suits(call) and not (call.return_lse and torch.is_grad_enabled()):
+        return by_distance.run(call)
+    batch, heads, queries, _ = call.query.shape
+    if torch.compiler.is_compiling():
+        rows = -(-queries // BLOCKS_IN_A_GRAPH)
+        starts = [number * rows for number in range(BLOCKS_IN_A_GRAPH)]
+    else:
+        rows = max(ROWS, SCORES // max(1, batch * heads * call.key.size(2)))
+        starts = list(range(0, max(queries, 1), rows))
+    spans = _spans(call, starts, rows)
+    outs, sums = [], []
+    for start, (first, last) in zip(starts, spans, strict=True):
+        block = _block(call, slice(start, start + rows), slice(first, last))
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            out, lse = checkpoint(_of_block, block, use_reentrant=False, preserve_rng_state=bool(call.dropout_p))
+        else:
+            out, lse = _of_block(block)
+        outs.append(out)
+        sums.append(lse)
+    return torch.cat(outs, 2), torch.cat(sums, 2) if call.return_lse else None
+
+
+def _of_block(block: Call) -> tuple[Tensor, Tensor | None]:
+    return (REFERENCE if SDPA.refuses(block) else SDPA).run(block)
+
+
+def _block(call: Call, queries: slice, keys: slice) -> Call:
+    """The same call for some queries, which see some of the keys."""
+    mask = call.attn_mask
+    if mask is not None:
+        mask = mask if mask.size(2) == 1 else mask[:, :, queries]
+        mask = mask if mask.size(3) == 1 else mask[..., keys]
+    return replace(
+        call,
+        query=call.query[:, :, queries],
+        key=call.key[:, :, keys],
+        value=call.value[:, :, keys],
+        query_positions=call.query_positions[queries],
+        key_positions=call.key_positions[keys],
+        attn_mask=mask,
+    )
+
+
+def _spans(call: Call, starts: list[int], rows: int) -> list[tuple[int, int]]:
+    """For each block of queries the keys from the first to the last that any of them may see."""
+    query, key = call.query_positions, call.key_positions
+    keys = call.key.size(2)
+    if query._run is not None and key._run is not None:
+        if not call.is_causal:
+            return [(0, keys)] * len(starts)
+        ahead = query._run[0] - key._run[0]
+        return [(0, min(max(start + rows + ahead, 0), keys)) for start in starts]
+    if torch.compiler.is_compiling() or call.query.is_meta or not keys:
+        return [(0, keys)] * len(starts)
+    # Every batch row has a say: a key is needed that is of a document between the least and the greatest of a block's
+    # own and, if causal, comes no later than the latest of its queries. One wait for the device, for all blocks.
+    needed = []
+    for start in starts:
+        document = query.document[:, start : start + rows]
+        seen = (key.document >= document.amin(1, keepdim=True)) & (key.document <= document.amax(1, keepdim=True))
+        if call.is_causal:
+            seen = seen & (key.order <= query.order[:, start : start + rows].amax(1, keepdim=True))
+        needed.append((seen & (key.document >= 0)).any(0))
+    indices = torch.arange(keys, device=key.device)
+    every = torch.stack(needed)
+    first = torch.where(every, indices, keys).amin(1).tolist()
+    last = (torch.where(every, indices, -1).amax(1) + 1).tolist()
+    return [(int(a), int(b)) if a < b else (0, 0) for a, b in zip(first, last, strict=True)]
+
+
+CHUNKED = Backend("chunked", refuses=lambda call: None, run=_run)

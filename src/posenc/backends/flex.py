@@ -1,0 +1,280 @@
+"""FlexAttention: one fused kernel, compiled for the score terms at hand, that skips what positions rule out.
+
+Score terms have its form already, (score, b, h, i, j) -> score, so they are bound to the whole call and chained. Of the
+mask only a table of blocks is made, O((N/128)^2), from the least and the greatest document and order of 128 tokens at a
+time. What a term binds may be wider: q times a table of every distance is queries x distances.
+
+What was learned of the kernel (torch 2.13), and shapes this file:
+
+- A term is traced with a score of the query's dtype, though the kernel keeps it in float32. ALiBi's distances in
+  bfloat16 would be wrong, so a score is made float32 first; the CPU compiler leaves the rounding out, but says nowhere
+  that it will.
+- On CPU it is for inference: no backward, no log-sum-exp, no float64.
+- On CPU lengths must not be dynamic. The C++ template writes the sizes of its tiles into the code by replacing a name,
+  ks2, in every place, and the sizes of the tensors a term indexes may be called ks24, or ks2. So the code is compiled
+  for lengths that are powers of two, and the tokens in between are padded, which the table of blocks skips. There is
+  one compilation for each doubling of the length, and one for each batch size. On CUDA lengths are dynamic.
+- On CPU it must be compiled by itself: its code cannot index a tensor that the same compiled graph computes.
+- dynamo keeps 8 compilations of one function, then goes on without compiling, with no more than a line in the log.
+  Every kind of term, dtype and length is a compilation of the same function here, so the limit is raised, and to exceed
+  it is an error (fullgraph).
+- The code is found again for another call or layer: dynamo compares what a function's code is and what it closes over,
+  not which function it is. For the same reason causality and packing are values, not code, and rows are written out.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import functional as F
+from torch.nn.attention import flex_attention as flex
+from torch.nn.attention.flex_attention import BlockMask
+
+from posenc.backends.call import Backend, Call
+from posenc.encoding import Block, RowScore, Score, ScoreFunction
+from posenc.positions import PADDING, Positions
+
+BLOCK = 128  # tokens along each side of a block of the mask: the kernel's own size
+SHORTEST = 16  # tokens that a shorter sequence is padded to on CPU
+COMPILATIONS = 256  # kept at a time, of all kinds together
+
+
+def _refuses(call: Call) -> str | None:
+    query, device = call.query, call.query.device.type
+    if device not in ("cpu", "cuda"):
+        return f"FlexAttention runs on CPU and CUDA, and the query is on {device}"
+    if query.dtype == torch.float64:
+        return "FlexAttention has no float64"
+    if query.numel() == 0 or call.value.numel() == 0:
+        return "FlexAttention needs a query, a key and a channel at least"
+    if len(call.values) > 0:
+        return "the value door needs the attention weights, which FlexAttention does not give"
+    if any(isinstance(term, RowScore) for term in call.scores):
+        return "a score term needs whole rows of scores, and FlexAttention sees one score at a time"
+    if call.dropout_p > 0:
+        return "FlexAttention has no dropout"
+    if device == "cuda":
+        narrowest = min(query.size(-1), call.value.size(-1))
+        if narrowest < 16:
+            return f"FlexAttention needs 16 channels at least on CUDA, got {narrowest}"
+    elif call.return_lse:
+        return "FlexAttention does not return the log-sum-exp on CPU"
+    elif torch.compiler.is_compiling():
+        return "FlexAttention on CPU is compiled by itself and cannot be part of a compiled graph"
+    return _derivative(call)
+
+
+def _derivative(call: Call) -> str | None:
+    """Why the derivative that would be asked for cannot be had.
+
+    A term does not say which parameters it reads: it is asked for one score of one query and key, which leads back to
+    all of them.
+    """
+    backward = call.query.device.type == "cpu" and torch.is_grad_enabled()
+    forward = forward_ad._current_level >= 0  # compiled code would leave the tangents behind without a word
+    if torch.compiler.is_compiling() or not (backward or forward):
+        return None
+    first = Block(
+        call.query[:, :, :1], call.key[:, :, :1], call.query_positions[:1], call.key_positions[:1], call.scale
+    )
+    score = torch.zeros((), device=call.query.device)
+    for term in call.scores:
+        assert isinstance(term, Score)
+        score = term.bind(first)(score, *first.indices)
+    read = {"query": call.query, "key": call.key, "value": call.value, "attn_mask": call.attn_mask}
+    for name, x in (read | {"a score term": score}).items():
+        if x is not None and forward_ad.unpack_dual(x).tangent is not None:
+            return f"FlexAttention has no forward-mode derivative, and {name} has a tangent"
+        if x is not None and backward and x.requires_grad:
+            return f"FlexAttention has no backward on CPU, and {name} requires grad"
+    return None
+
+
+def _run(call: Call) -> tuple[Tensor, Tensor | None]:
+    on_cpu = call.query.device.type == "cpu"
+    queries, keys = call.query.size(2), call.key.size(2)
+    blocks = _block_mask(call, *((_length(queries), _length(keys)) if on_cpu else (queries, keys)))
+    if on_cpu:
+        call = _padded(call, *blocks.seq_lengths)
+    query, key, terms = _fold(call)
+    function = _score_function(call, terms)
+    grouped = query.size(1) != key.size(1)
+    value = call.value
+    if not torch.is_grad_enabled():  # on CPU a leaf that requires grad is refused even where none is asked for
+        query, key, value = query.detach(), key.detach(), value.detach()
+    how = (query, key, value, function, blocks, call.scale, grouped, call.return_lse)
+    if torch.compiler.is_compiling():
+        out, lse = _attend(*how)
+    else:
+        with torch._dynamo.config.patch(cache_size_limit=COMPILATIONS):
+            out, lse = _compiled(on_cpu)(*how)
+    return out[:, :, :queries], lse
+
+
+@functools.cache
+def _compiled(static: bool) -> Callable[..., Any]:
+    return torch.compile(_attend, dynamic=not static, fullgraph=True)
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    function: ScoreFunction | None,
+    blocks: BlockMask,
+    scale: float,
+    grouped: bool,
+    return_lse: bool,
+) -> tuple[Tensor, Tensor | None]:
+    if not return_lse:
+        out = flex.flex_attention(query, key, value, function, blocks, scale, grouped)
+        return out, None
+    if hasattr(flex, "AuxRequest"):  # torch 2.9 and later, which warn of return_lse
+        wanted = flex.AuxRequest(lse=True)
+        out, more = flex.flex_attention(query, key, value, function, blocks, scale, grouped, return_aux=wanted)
+        return out, more.lse
+    return flex.flex_attention(query, key, value, function, blocks, scale, grouped, return_lse=True)
+
+
+# --- the scores -----------------------------------------------------------------------------------------------------
+
+
+def _fold(call: Call) -> tuple[Tensor, Tensor, tuple[Score, ...]]:
+    """Query and key with the first term folded in that is an inner product as a whole, and the terms that are left.
+
+    A vector per key added to the key costs a key, where q times a table of all positions costs queries x positions.
+    """
+    terms = tuple(term for term in call.scores if isinstance(term, Score))
+    for n, term in enumerate(terms):
+        if term.fold is not None and term.by_distance is None:
+            query, key = term.fold(call.block())
+            return query.to(call.query.dtype), key.to(call.key.dtype), terms[:n] + terms[n + 1 :]
+        if not term.additive:  # what comes after it must not be inside it
+            break
+    return call.query, call.key, terms
+
+
+def _score_function(call: Call, terms: tuple[Score, ...]) -> ScoreFunction | None:
+    """The terms bound to the call, one after the other, then ``attn_mask``; None where there is nothing to do."""
+    # A term that looks at positions alone need not wait for a cast, but it is asked for every row of the batch.
+    uncast = Block(call.query, call.key, call.query_positions, call.key_positions, call.scale)
+    functions = tuple(term.bind(uncast if term.content_free else call.block()) for term in terms)
+    mask = call.attn_mask
+    if mask is not None:
+        mask = mask.expand(call.query.size(0), call.query.size(1), call.query.size(2), call.key.size(2))
+    elif not functions:
+        return None
+
+    def changed(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        score = score.to(torch.float32)
+        for function in functions:
+            score = function(score, b, h, i, j)
+        if mask is None:
+            return score
+        if mask.dtype == torch.bool:
+            return torch.where(mask[b, h, i, j], score, -torch.inf)
+        return score + mask[b, h, i, j].to(torch.float32)
+
+    return changed
+
+
+# --- what is seen ---------------------------------------------------------------------------------------------------
+
+
+def _block_mask(call: Call, queries: int, keys: int) -> BlockMask:
+    """What positions let be seen, for a call padded to so many queries and keys.
+
+    A block of pairs is skipped where no pair can be seen for certain, and taken as it is where every pair is; between
+    the two each pair is looked at.
+    """
+    batch = call.query.size(0)
+    (document, order), (of_key, key_order) = (
+        (_filled(p.document, n, PADDING).expand(batch, -1), _filled(p.order, n, 0).expand(batch, -1))
+        for p, n in ((call.query_positions, queries), (call.key_positions, keys))
+    )
+    if not call.is_causal:  # a query that comes after every key sees them all, by the same code
+        order = torch.full_like(order, torch.iinfo(order.dtype).max)
+
+    least, most, earliest, latest = (ends[:, :, None] for x in (document, order) for ends in _ends(x))
+    key_least, key_most, key_earliest, key_latest = (ends[:, None] for x in (of_key, key_order) for ends in _ends(x))
+    one, key_one = least == most, key_least == key_most
+    padding = (one & (least == PADDING)) | (key_one & (key_least == PADDING))
+    some = (least <= key_most) & (key_least <= most) & (key_earliest <= latest) & ~padding
+    every = some & one & key_one & (least == key_least) & (key_latest <= earliest)
+
+    # Compiled code is for one layout, so a row for the whole batch is written out as any other.
+    document, of_key, order, key_order = (x.contiguous() for x in (document, of_key, order, key_order))
+
+    def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        mine = of_key[b, j]
+        return (document[b, i] == mine) & (mine != PADDING) & (key_order[b, j] <= order[b, i])
+
+    return BlockMask.from_kv_blocks(
+        *_listed(some & ~every), *_listed(every), BLOCK_SIZE=BLOCK, mask_mod=seen, seq_lengths=(queries, keys)
+    )
+
+
+def _ends(values: Int[Tensor, "rows tokens"]) -> tuple[Int[Tensor, "rows blocks"], Int[Tensor, "rows blocks"]]:
+    """The least and the greatest value of each block; the last one may be shorter."""
+    tokens = values.size(1)
+    blocks = (tokens + BLOCK - 1) // BLOCK
+    whole = torch.cat((values, values[:, -1:].expand(-1, blocks * BLOCK - tokens)), 1)
+    least, most = whole.unflatten(1, (blocks, BLOCK)).aminmax(dim=-1)
+    return least, most
+
+
+def _listed(
+    blocks: Bool[Tensor, "rows query_blocks key_blocks"],
+) -> tuple[Int[Tensor, "rows 1 query_blocks"], Int[Tensor, "rows 1 query_blocks key_blocks"]]:
+    """How many key blocks each block of queries has, and which: theirs come first, in order."""
+    first = (~blocks[:, None]).to(torch.int32).argsort(dim=-1, stable=True)
+    return blocks[:, None].sum(-1, dtype=torch.int32), first.to(torch.int32)
+
+
+# --- padding --------------------------------------------------------------------------------------------------------
+
+
+def _length(tokens: int) -> int:
+    """The power of two to pad to."""
+    length = SHORTEST
+    while length < tokens:
+        length *= 2
+    return length
+
+
+def _filled(x: Tensor, length: int, value: int) -> Tensor:
+    return F.pad(x, (0, length - x.size(1)), value=value)
+
+
+def _padded(call: Call, queries: int, keys: int) -> Call:
+    """The same call with more queries and keys, which the mask hides, in one layout. They stand where the last token
+    stands, so every scheme can encode them."""
+    more_queries, more_keys = queries - call.query.size(2), keys - call.key.size(2)
+    mask = call.attn_mask
+    if mask is not None:
+        wider = (0, more_keys if mask.size(3) > 1 else 0, 0, more_queries if mask.size(2) > 1 else 0)
+        mask = F.pad(mask, wider)
+    return replace(
+        call,
+        query=F.pad(call.query, (0, 0, 0, more_queries)).contiguous(),
+        key=F.pad(call.key, (0, 0, 0, more_keys)).contiguous(),
+        value=F.pad(call.value, (0, 0, 0, more_keys)).contiguous(),
+        query_positions=_stretched(call.query_positions.expand(call.query.size(0)), queries),
+        key_positions=_stretched(call.key_positions.expand(call.key.size(0)), keys),
+        attn_mask=mask,
+    )
+
+
+def _stretched(positions: Positions, tokens: int) -> Positions:
+    last = positions.order.size(1) - 1
+    return positions[torch.arange(tokens, device=positions.device).clamp(max=last)]
+
+
+FLEX = Backend("flex", refuses=_refuses, run=_run)

@@ -1,0 +1,102 @@
+"""T5: a learned bias per bucket of distances, added to the score."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import torch
+from torch import Tensor, nn
+
+from posenc.encoding import Block, ByDistance, Scheme, Score, ScoreFunction
+
+
+class T5(Scheme):
+    """A learned bias per head for every bucket of distances: near distances have their own, far ones share.
+
+    Formula, with n = p_i - p_j, how far the key lies back, B = ``num_buckets``, D = ``max_distance``, e = floor(B / 2):
+
+        s_ij + W[bucket(n), h]
+
+        causal         bucket(n) = max(n, 0)                                              for n < e
+                                   min(B - 1, e + floor((B - e) ln(n / e) / ln(D / e)))   for n >= e
+        bidirectional  the same of |n| with B / 2 in the place of B, plus B / 2 for keys after the query (n < 0)
+
+    where s_ij = q_i . k_j / sqrt(d); the bias itself is *not* divided. T5 does not divide the product either: with
+    ``scale=1.0``, `attention` computes what T5 does. From D on, and a little before (from ``edges[-1]``: 113 of 128),
+    all distances share the last bucket, so any length has an encoding. The causal form gives the keys after a query,
+    which a causal mask hides, the bucket of the query itself.
+
+    The first n of each bucket is found in integers, as n^(B - e) >= D^m e^(B - e - m) for bucket e + m, and nothing is
+    rounded. The published code takes its logarithms in float32, which puts every distance into the same bucket with
+    the sizes of the released models (B = 32, D = 128, both forms) but may fall one short of a bucket that begins at an
+    integer exactly, as 40 does at n = 54 with B = 48 and D = 81.
+
+    Parameters: B x H, drawn uniformly with Glorot's bound, as the authors' T5X draws them; ports that draw from
+    N(0, 1/d_model) need a width that no score has. T5 has one table for all layers of a stack.
+    Shapes: score (batch, num_heads, queries, keys). Coordinates must be int64.
+    Cost: one number per head and pair, read from a table of all distances up to the last bucket's, to either side.
+    Errors: ValueError for num_heads below 1, num_buckets below 2 (below 4 or odd, if bidirectional), a max_distance not
+    above the distances that have a bucket to themselves, queries of other heads, or fractional coordinates.
+    Source: Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer",
+    section 2.1, and the authors' code for the buckets.
+    """
+
+    def __init__(
+        self, num_heads: int, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = False
+    ) -> None:
+        super().__init__()
+        if num_heads < 1:
+            raise ValueError(f"num_heads must be positive, got {num_heads}")
+        if bidirectional and (num_buckets < 4 or num_buckets % 2):
+            raise ValueError(f"num_buckets must be even and at least 4 if bidirectional, got {num_buckets}")
+        if num_buckets < 2:
+            raise ValueError(f"num_buckets must be at least 2, got {num_buckets}")
+        side = num_buckets // 2 if bidirectional else num_buckets
+        if max_distance <= side // 2:
+            raise ValueError(
+                f"max_distance must be above {side // 2}, up to which distances have a bucket to themselves, "
+                f"got {max_distance}"
+            )
+        self.num_heads, self.num_buckets = num_heads, num_buckets
+        self.max_distance, self.bidirectional = max_distance, bidirectional
+        self.edges = _edges(side, max_distance)  # here, since powers beyond int64 cannot be compiled
+        self.weight = nn.Parameter(torch.empty(num_buckets, num_heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """W uniform within sqrt(6 / (B + H))."""
+        nn.init.xavier_uniform_(self.weight)
+
+    def score(self) -> Score:
+        """W[bucket(n), h], a function of positions alone."""
+        return Score(self._bind, content_free=True, by_distance=self._by_distance, constant_past=self.edges[-1])
+
+    def _bucket(self, distances: Tensor) -> Tensor:
+        edges = torch.tensor(self.edges, device=distances.device)
+        away = distances.abs() if self.bidirectional else (-distances).clamp(min=0)
+        bucket = torch.bucketize(away, edges, right=True)
+        return bucket + self.num_buckets // 2 * (distances > 0) if self.bidirectional else bucket
+
+    def _bias(self, block: Block, distances: Tensor) -> Tensor:
+        block.check_heads("T5", self.num_heads)
+        return self.weight.to(block.dtype)[self._bucket(distances)].mT
+
+    def _by_distance(self, block: Block, distances: Tensor) -> ByDistance:
+        return ByDistance(bias=self._bias(block, distances))
+
+    def _bind(self, block: Block) -> ScoreFunction:
+        x, y = block.table_coordinates("T5")
+        past = self.edges[-1]
+        bias = self._bias(block, torch.arange(-past, past + 1, device=x.device))
+        return lambda score, b, h, i, j: score + bias[h, (y[b, j] - x[b, i]).clamp(-past, past) + past]
+
+    def extra_repr(self) -> str:
+        return f"{self.num_heads}, {self.num_buckets}, {self.max_distance}, bidirectional={self.bidirectional}"
+
+
+def _edges(side: int, max_distance: int) -> tuple[int, ...]:
+    """The distances at which the buckets 1, 2, .. of a side begin. From the last of them on nothing changes."""
+    exact, shared = side // 2, side - side // 2
+    distances = range(exact, max_distance + 1)
+    starts = (max_distance**m * exact ** (shared - m) for m in range(1, shared))
+    return (*range(1, exact + 1), *(exact + bisect_left(distances, s, key=lambda n: n**shared) for s in starts))

@@ -1,0 +1,398 @@
+"""The flex backend against the reference: every score term, every kind of positions, and what it refuses."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.utils import counters
+from torch.autograd import forward_ad
+
+from posenc import (
+    AbsoluteInAttention,
+    ALiBi,
+    DistanceAware,
+    NoPE,
+    Positions,
+    RoPE,
+    Scheme,
+    Shaw,
+    catalog,
+)
+from posenc.backends.attention import _call
+from posenc.backends.call import Backend, Call
+from posenc.backends.flex import FLEX, _block_mask
+from posenc.backends.reference import REFERENCE
+from posenc.encoding import Score
+from posenc.positions import visible
+from posenc.schemes.catalog import Shape
+from tests.awkward import TrialCoPE
+
+GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")])
+HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM = 4, 2, 16, 24
+KEYS, QUERIES = 200, 150  # between the same two powers of two, so that one compilation serves both
+
+SHAPE = Shape(HEADS * HEAD_DIM, HEADS, HEAD_DIM, max_positions=KEYS)
+GRID = Shape(HEADS * HEAD_DIM, HEADS, HEAD_DIM, max_positions=KEYS, grid=(14, 15))
+
+
+def in_attention(scheme: Scheme) -> bool:
+    """Whether it opens a door that attention opens, and flex can."""
+    doors = scheme.doors
+    return ("rotate" in doors or isinstance(scheme.score(), Score)) and "value" not in doors
+
+
+SCHEMES: dict[str, Callable[[], Scheme]] = {"none": NoPE} | {
+    entry.name: partial(entry.build, GRID if entry.axes == "two" else SHAPE)
+    for entry in catalog()
+    if in_attention(entry.build(GRID if entry.axes == "two" else SHAPE))
+}
+SCHEMES |= {
+    "alibi, bidirectional": lambda: ALiBi(HEADS, "bidirectional"),
+    "alibi, directed": lambda: ALiBi(HEADS, "directed"),
+    "rope + shaw": lambda: RoPE(HEAD_DIM) + Shaw(HEAD_DIM, 5, values=False),
+    "shaw of each head": lambda: Shaw(HEAD_DIM, 5, values=False, num_heads=HEADS),
+    "distance aware + alibi": lambda: DistanceAware(HEADS) + ALiBi(HEADS),
+}
+QUICK = ("none", "rope", "absolute_in_attention", "alibi")  # the others are a compilation each
+
+
+def made(name: str) -> Scheme:
+    """The scheme, with parameters that matter."""
+    scheme = SCHEMES[name]().requires_grad_(False)
+    for parameter in scheme.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return scheme
+
+
+def positions_of(kind: str, two_axes: bool) -> tuple[Positions, Positions]:
+    """Those of queries and of keys, over a line or over a grid."""
+    base = Positions.grid(14, 15)[:KEYS] if two_axes else Positions.arange(KEYS)
+    token = torch.rand(2, KEYS) > 0.3
+    token[1, 100:] = False
+    document = {
+        "packed": Positions.packed([[100, 60, 40], [150, 30]]).document,
+        "padded": torch.where(token, 0, -1),
+    }.get(kind)
+    whole = base if document is None else Positions(base.coords, order=base.order, document=document)
+    return (whole[KEYS - QUERIES :] if kind == "fewer queries" else whole), whole
+
+
+def qkv(queries: int, keys: int, heads: int = HEADS, kv_heads: int = KV_HEADS) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        torch.randn(2, heads, queries, HEAD_DIM),
+        torch.randn(2, kv_heads, keys, HEAD_DIM),
+        torch.randn(2, kv_heads, keys, VALUE_DIM),
+    )
+
+
+def called(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scheme: Any = None,
+    at: tuple[Positions | None, Positions | None] = (None, None),
+    mask: Tensor | None = None,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+    return_lse: bool = False,
+) -> Call:
+    return _call(q, k, v, scheme, *at, mask, is_causal, dropout_p, None, return_lse)
+
+
+def run(backend: Backend, call: Call) -> Tensor:
+    assert backend.refuses(call) is None
+    return backend.run(call)[0]
+
+
+def check_as_exact_as_the_reference(make: Callable[[Callable[[Tensor], Tensor]], Call]) -> Tensor:
+    """float32 sums in another order: the error, from float64, is a few times the reference's at most. Four, since it is
+    the largest of thousands that is compared. Gives flex's output."""
+    truth = run(REFERENCE, make(lambda x: x.double()))
+    out, plain = (run(backend, make(lambda x: x)) for backend in (FLEX, REFERENCE))
+    assert out.shape == truth.shape
+    unit = torch.finfo(torch.float32).eps * float(truth.abs().max())
+    assert float((out - truth).abs().max()) <= 4 * float((plain - truth).abs().max()) + unit
+    assert (out[truth == 0] == 0).all()
+    return out
+
+
+# --- it is the reference --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["plain", "packed", "padded", "fewer queries"])
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SCHEMES]
+)
+def test_every_scheme_is_what_the_reference_says(name: str, is_causal: bool, kind: str) -> None:
+    scheme = made(name)
+    at = positions_of(kind, two_axes=name == "relative_2d")
+    tensors = qkv(len(at[0]), len(at[1]))
+    out = check_as_exact_as_the_reference(
+        lambda cast: called(*(cast(x) for x in tensors), scheme, at, is_causal=is_causal)
+    )
+    padding = (at[0].document == -1).expand(2, -1)
+    assert (out.transpose(1, 2)[padding] == 0).all()
+    assert (out.transpose(1, 2)[~padding] != 0).any(-1).all()
+
+
+def test_the_schemes_tried_are_those_of_the_catalog() -> None:
+    assert {"rope", "alibi", "transformer_xl", "distance_aware", "relative_1d", "relative_2d"} < set(SCHEMES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_unlucky_sizes(is_causal: bool) -> None:
+    """3 heads that share nothing, 6 and 5 channels, 7 tokens, of which some see nothing."""
+    tensors = [torch.randn(2, 3, n, d) for n, d in ((5, 6), (7, 6), (7, 5))]
+    keys = Positions.padded(torch.tensor([[False, True, True, False, True, True, True], [False] * 7]))
+    queries = Positions(torch.arange(5)[None], order=torch.tensor([[-1, 0, 1, 2, 3]]))
+    out = check_as_exact_as_the_reference(
+        lambda cast: called(*(cast(x) for x in tensors), None, (queries, keys), is_causal=is_causal)
+    )
+    assert (out[1] == 0).all()
+    assert bool((out[0, :, 0] == 0).all()) is is_causal
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_masks(kind: str) -> None:
+    shape = (1, KEYS, KEYS)
+    hidden = torch.rand(shape) > 0.6
+    hidden[:, 7] = True  # sees nothing
+    mask = ~hidden if kind == "bool" else torch.randn(shape).masked_fill(hidden, -torch.inf)
+    tensors = qkv(KEYS, KEYS)
+    out = check_as_exact_as_the_reference(
+        lambda cast: called(*(cast(x) for x in tensors), mask=mask if kind == "bool" else cast(mask), is_causal=True)
+    )
+    assert (out[:, :, 7] == 0).all()
+
+
+@pytest.mark.slow
+def test_bfloat16_within_its_rounding() -> None:
+    """The inputs are exact. Each weight is rounded once, relatively, and the output once. Distances are not: they
+    reach 7363 here, where bfloat16 counts in steps of 32."""
+    q, k, v = (x.bfloat16() for x in qkv(KEYS, KEYS))
+    at = Positions(torch.arange(0, 37 * KEYS, 37)[None])
+    make = partial(called, scheme=made("alibi"), at=(at, at), is_causal=True)
+    out = run(FLEX, make(q, k, v))
+    assert out.dtype == torch.bfloat16
+    q, k, v = q.double(), k.double(), v.double()
+    truth, weighed = run(REFERENCE, make(q, k, v)), run(REFERENCE, make(q, k, v.abs()))
+    unit = torch.finfo(torch.bfloat16).eps / 2
+    budget = unit * (weighed + truth.abs()) + 1e-5  # of the float32 arithmetic before: scores of order 10, eps 1e-7
+    assert ((out - truth).abs() <= budget).all()
+
+
+# --- compiled once --------------------------------------------------------------------------------------------------
+
+
+def test_lengths_layers_and_positions_share_a_compilation() -> None:
+    """Two lengths between powers of two are one compilation, whatever else the positions and the parameters are."""
+    torch.compiler.reset()
+    before = counters["stats"]["unique_graphs"]
+    kinds = [(True, "plain"), (False, "plain"), (True, "padded"), (True, "fewer queries")]
+    for is_causal, kind in kinds:
+        at = positions_of(kind, two_axes=False)
+        run(FLEX, called(*qkv(len(at[0]), KEYS), made("rope"), at, is_causal=is_causal))
+    assert counters["stats"]["unique_graphs"] - before == 1
+    for n in (130, 256, 177, 511, 257, 400, 300, 222):  # from 129 to 256, and from 257 to 512
+        run(FLEX, called(*qkv(n, n), AbsoluteInAttention(n, HEAD_DIM).requires_grad_(False), is_causal=True))
+    assert counters["stats"]["unique_graphs"] - before == 2
+
+
+def test_the_layout_of_the_inputs_does_not_matter() -> None:
+    tensors = qkv(256, 256)
+    across = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors]
+    out = run(FLEX, called(*tensors))
+    before = counters["stats"]["unique_graphs"]
+    assert torch.equal(run(FLEX, called(*across)), out)
+    assert counters["stats"]["unique_graphs"] == before
+
+
+# --- the table of blocks --------------------------------------------------------------------------------------------
+
+
+def blocks_of(call: Call) -> tuple[Tensor, Tensor]:
+    """Which blocks (rows, query blocks, key blocks) are looked at pair by pair, and which are taken as they are."""
+    mask = _block_mask(call, call.query.size(2), call.key.size(2))
+    assert mask.full_kv_num_blocks is not None
+    assert mask.full_kv_indices is not None
+    tables = []
+    for counts, indices in ((mask.kv_num_blocks, mask.kv_indices), (mask.full_kv_num_blocks, mask.full_kv_indices)):
+        table = torch.zeros(indices.shape, dtype=torch.bool)
+        for row in range(indices.size(0)):
+            for block in range(indices.size(2)):
+                table[row, 0, block, indices[row, 0, block, : counts[row, 0, block]]] = True
+        tables.append(table[:, 0])
+    return tables[0], tables[1]
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("seed", range(8))
+def test_blocks_hold_what_is_visible(seed: int, is_causal: bool) -> None:
+    """Of skipped blocks no pair may be visible, of whole ones every pair; the last blocks are shorter."""
+    torch.manual_seed(seed)
+    lengths = (413, 300)
+    positions = []
+    for n in lengths:
+        order = torch.arange(n).repeat(2, 1) + torch.randint(0, 1 + 60 * (seed % 3), (2, n))
+        document = torch.randint(-1, 3, (2, 4)).repeat_interleave(128, 1)[:, :n]
+        if seed % 2:
+            document = document.roll(31, 1)
+        positions.append(Positions(torch.zeros(2, n, dtype=torch.int64), order=order, document=document))
+    call = called(*qkv(*lengths), None, (positions[0], positions[1]), is_causal=is_causal)
+    partial_blocks, whole = blocks_of(call)
+    seen = visible(*positions, is_causal=is_causal)
+    assert seen is not None
+    for row in range(2):
+        for block in range(4):
+            for of_keys in range(3):
+                pairs = seen[row, 128 * block : 128 * (block + 1), 128 * of_keys : 128 * (of_keys + 1)]
+                if whole[row, block, of_keys]:
+                    assert pairs.all()
+                elif not partial_blocks[row, block, of_keys]:
+                    assert not pairs.any()
+                assert not (whole & partial_blocks).any()
+
+
+def test_half_of_a_causal_square_is_skipped_and_only_its_diagonal_looked_at() -> None:
+    some, whole = blocks_of(called(*qkv(512, 512), is_causal=True))
+    assert torch.equal(some[0], torch.eye(4, dtype=torch.bool))
+    assert torch.equal(whole[0], torch.ones(4, 4).tril(-1).bool())
+    packed = Positions.packed([256, 256])
+    some, whole = blocks_of(called(*qkv(512, 512), None, (packed, packed)))
+    assert not some.any()
+    assert torch.equal(whole[0], torch.block_diag(torch.ones(2, 2), torch.ones(2, 2)).bool())
+
+
+# --- what it refuses ------------------------------------------------------------------------------------------------
+
+NO_BACKWARD = "FlexAttention has no backward on CPU, and "
+WEIGHED = torch.zeros(8, 8, requires_grad=True)
+REFUSED: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Call], str]] = {
+    "meta": (
+        lambda q, k, v: called(q.to("meta"), k.to("meta"), v.to("meta")),
+        "FlexAttention runs on CPU and CUDA, and the query is on meta",
+    ),
+    "float64": (lambda q, k, v: called(q.double(), k.double(), v.double()), "FlexAttention has no float64"),
+    "no key": (
+        lambda q, k, v: called(q[:, :, :0], k[:, :, :0], v[:, :, :0]),
+        "FlexAttention needs a query, a key and a channel at least",
+    ),
+    "value door": (
+        lambda q, k, v: called(q, k, v, Shaw(HEAD_DIM, 3, keys=False)),
+        "the value door needs the attention weights, which FlexAttention does not give",
+    ),
+    "whole rows": (
+        lambda q, k, v: called(q, k, v, TrialCoPE(4, HEAD_DIM)),
+        "a score term needs whole rows of scores, and FlexAttention sees one score at a time",
+    ),
+    "dropout": (lambda q, k, v: called(q, k, v, dropout_p=0.1), "FlexAttention has no dropout"),
+    "log-sum-exp": (
+        lambda q, k, v: called(q, k, v, return_lse=True),
+        "FlexAttention does not return the log-sum-exp on CPU",
+    ),
+    "query": (lambda q, k, v: called(q.requires_grad_(), k, v), NO_BACKWARD + "query requires grad"),
+    "key, rotated": (
+        lambda q, k, v: called(q, k.requires_grad_(), v, RoPE(HEAD_DIM)),
+        NO_BACKWARD + "key requires grad",
+    ),
+    "value": (lambda q, k, v: called(q, k, v.requires_grad_()), NO_BACKWARD + "value requires grad"),
+    "mask": (lambda q, k, v: called(q, k, v, mask=WEIGHED), NO_BACKWARD + "attn_mask requires grad"),
+} | {
+    f"parameters of {name}": (
+        lambda q, k, v, make=make: called(q, k, v, make()),
+        NO_BACKWARD + "a score term requires grad",
+    )
+    for name, make in SCHEMES.items()
+    if name != "relative_2d" and any(part.score() is not None for part in make().parts) and [*make().parameters()]
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_it_refuses_in_words(case: str) -> None:
+    make, reason = REFUSED[case]
+    assert FLEX.refuses(make(*qkv(8, 8))) == reason
+
+
+def test_what_is_learned_runs_where_no_gradient_is_asked_for() -> None:
+    q, k, v = (x.requires_grad_() for x in qkv(KEYS, KEYS))
+    scheme = AbsoluteInAttention(KEYS, HEAD_DIM)
+    with torch.no_grad():
+        call = called(q, k, v, scheme)
+        torch.testing.assert_close(run(FLEX, call), run(REFERENCE, call))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # of torch's own, once
+def test_a_tangent_is_refused_and_not_left_behind() -> None:
+    q, k, v = qkv(8, 8)
+    scheme = DistanceAware(HEADS).requires_grad_(False)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(q, torch.ones_like(q))
+        reason = "FlexAttention has no forward-mode derivative, and {} has a tangent"
+        assert FLEX.refuses(called(dual, k, v)) == reason.format("query")
+        assert FLEX.refuses(called(q, k, v, scheme)) is None
+        w = scheme.w.detach()
+        del scheme.w
+        scheme.w = forward_ad.make_dual(w, torch.ones_like(w))
+        assert FLEX.refuses(called(q, k, v, scheme)) == reason.format("a score term")
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # dynamo looks at it
+def test_the_last_line_of_defence_is_an_error() -> None:
+    """Run in spite of its refusal, it raises; a gradient never goes missing without a word."""
+    q, k, v = qkv(8, 8)
+    with pytest.raises(Exception, match="does not support backward on CPU"):
+        FLEX.run(called(q.requires_grad_(), k, v))
+
+
+def test_on_cpu_it_is_no_part_of_a_compiled_graph() -> None:
+    reasons: list[str | None] = []
+
+    def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        reasons.append(FLEX.refuses(called(q, k, v)))
+        return q + 1
+
+    torch.compile(forward, backend="eager")(*qkv(8, 8))
+    assert reasons == ["FlexAttention on CPU is compiled by itself and cannot be part of a compiled graph"]
+
+
+# --- on CUDA --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", [GPU])
+@pytest.mark.parametrize("kind", ["plain", "packed", "padded", "fewer queries"])
+@pytest.mark.parametrize("name", SCHEMES)
+def test_on_cuda_it_trains(name: str, kind: str, device: str) -> None:
+    """Output, log-sum-exp and every gradient. The kernel may round products to TF32, of 11 bits."""
+    scheme = made(name).to(device).requires_grad_()
+    at = tuple(p.to(device) for p in positions_of(kind, two_axes=name == "relative_2d"))
+    tensors = qkv(len(at[0]), len(at[1]))
+    results = []
+    for backend, dtype in ((FLEX, torch.float32), (REFERENCE, torch.float64)):
+        leaves = [x.to(device, dtype).requires_grad_() for x in tensors]
+        call = called(*leaves, scheme, (at[0], at[1]), is_causal=True, return_lse=True)
+        assert backend.refuses(call) is None
+        out, lse = backend.run(call)
+        assert lse is not None
+        learned = [x for x in scheme.parameters() if x.requires_grad]
+        weight = torch.linspace(-1, 1, out.numel(), device=device).view(out.shape)
+        gradients = torch.autograd.grad((out * weight).sum(), [*leaves, *learned])
+        results.append([out, lse, *gradients])
+    unit = 2.0**-11
+    for got, truth in zip(*results, strict=True):
+        assert torch.equal(got == -torch.inf, truth == -torch.inf)
+        finite = truth.isfinite()
+        error = (got - truth)[finite].abs().max()
+        assert float(error) <= 8 * unit * float(truth[finite].abs().max())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
+def test_on_cuda_it_needs_sixteen_channels() -> None:
+    q, k, v = (x.cuda() for x in qkv(8, 8))
+    assert FLEX.refuses(called(q[..., :8], k[..., :8], v)) == "FlexAttention needs 16 channels at least on CUDA, got 8"

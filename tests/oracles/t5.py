@@ -1,0 +1,55 @@
+"""Buckets of relative distances.
+
+    s_ij + b[bucket(p_i - p_j), h]        b: (buckets, H), learned
+
+    bucket(n), of B buckets with e = B // 2 and D the largest distance told apart:
+      n < 0           0
+      n < e           n
+      otherwise       min(B - 1, e + m),  m = floor((B - e) ln(n / e) / ln(D / e))
+    bidirectional: bucket(|n|) of B / 2 buckets, and B / 2 more where n < 0
+
+Raffel et al. 2020 (arXiv 1910.10683), section 2.1 (32 buckets, logarithmic up to 128), and the authors' code, which is
+`_relative_position_bucket` of Mesh TensorFlow's transformer layers. Conventions: n is query minus key, so the key lies
+n back; the bias is added and is not divided by sqrt(d) (nor are the products of T5: scale = 1). The floor is taken
+without a logarithm: m is the number of times that (n/e)^(B-e) holds a factor D/e, compared in integers. Integer
+positions.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from .attention import Matrix, Score, matrix
+
+
+def bucket(distance: int, num_buckets: int, max_distance: int, *, bidirectional: bool) -> int:
+    """The bucket of a key that lies so far back."""
+    if bidirectional:
+        half = num_buckets // 2
+        return bucket(abs(distance), half, max_distance, bidirectional=False) + (half if distance < 0 else 0)
+    exact = num_buckets // 2
+    if distance < exact:
+        return max(distance, 0)
+    power = num_buckets - exact
+    m = 0
+    while m < power and distance**power * exact ** (m + 1) >= max_distance ** (m + 1) * exact**power:
+        m += 1
+    return min(num_buckets - 1, exact + m)
+
+
+def score(
+    table: Tensor | Matrix,
+    query_positions: Sequence[Sequence[int]],
+    key_positions: Sequence[Sequence[int]],
+    max_distance: int,
+    *,
+    bidirectional: bool,
+) -> Score:
+    """s_ij + b[bucket, h]; table: (buckets, H)."""
+    rows = matrix(table)
+
+    def biased(s: float, b: int, h: int, i: int, j: int) -> float:
+        distance = query_positions[b][i] - key_positions[b][j]
+        return s + rows[bucket(distance, len(rows), max_distance, bidirectional=bidirectional)][h]
+
+    return biased
