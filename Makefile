@@ -8,9 +8,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 LAB := $(VENV)/.installed-lab
 DEV := $(VENV)/.installed-dev
+PEERS := $(VENV)/.installed-peers
+
+# What `make bench` holds posenc against, and what that imports. Installed without dependencies, or pip would touch torch.
+PEER_PACKAGES := x-transformers einx loguru torch-einops-utils frozendict einops rotary-embedding-torch \
+	"transformers; python_version >= '3.11'" "huggingface_hub; python_version >= '3.11'" \
+	"regex; python_version >= '3.11'" "httpx2; python_version >= '3.11'" "httpcore2; python_version >= '3.11'" \
+	tqdm idna truststore h11 PyYAML safetensors
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format clean
+.PHONY: help demo bench test lint format clean
 # Two targets must not install into the same environment at once.
 .NOTPARALLEL:
 
@@ -20,6 +27,10 @@ help: ## show this list
 demo: $(LAB) ## set up, compare the schemes on real text, write runs/demo/report.html
 	$(BIN)/posenc compare --out runs/demo
 	@echo "The report: $(CURDIR)/runs/demo/report.html"
+
+# BENCH=--quick takes minutes.
+bench: $(PEERS) ## set up with other libraries, time every scheme beside them, write runs/bench/bench.md
+	$(BIN)/posenc bench $(BENCH)
 
 # One thread a process: the processes share the cores already.
 test: $(DEV) ## set up and run the tests
@@ -55,3 +66,10 @@ $(LAB): pyproject.toml constraints.txt
 $(DEV): pyproject.toml constraints.txt
 	$(call install,dev)
 	@touch $(LAB)
+
+# Peers are optional: without one, its places in the tables say so.
+$(PEERS): $(LAB) constraints.txt
+	@echo "Setting up the peers of the benchmark in $(VENV)"
+	@if $(BIN)/python -m pip install --disable-pip-version-check --no-deps -c constraints.txt $(PEER_PACKAGES) \
+		>$(VENV)/install-peers.log 2>&1; then touch $@; \
+	else tail -n 5 $(VENV)/install-peers.log >&2; echo "Going on without the peers that are missing"; fi

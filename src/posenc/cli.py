@@ -1,4 +1,4 @@
-"""The command line: ``posenc compare``, ``laws``, ``plot``, ``schemes``.
+"""The command line: ``posenc compare``, ``laws``, ``plot``, ``bench``, ``schemes``.
 
 torch is imported by the commands that need it, so that ``posenc --help`` answers at once. Exit codes: 0 done, 1 failed
 or interrupted, with one line on stderr, 2 wrong use.
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 import posenc
+from posenc.bench import command as bench
 from posenc.figures import command as plot
 from posenc.laws import command as laws
 
@@ -64,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
 
     laws.add_parser(commands)
     plot.add_parser(commands)
+    bench.add_parser(commands)
 
     schemes = commands.add_parser("schemes", help="list the schemes", description="Lists every scheme of the catalog.")
     schemes.set_defaults(run=_schemes)

@@ -379,7 +379,7 @@ def check_reach(query_positions: Positions, key_positions: Positions, reach: tup
         ends = (*query._bounds, *key._bounds)
         if max(ends) - min(ends) < min(reach):
             return
-    if query.coords.is_meta or not len(query) or not len(key):
+    if query.coords.is_meta or 0 in (query.coords.size(1), key.coords.size(1)):
         return
     seen = visible(query, key, is_causal=False)
     for axis, limit in enumerate(reach):

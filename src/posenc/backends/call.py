@@ -12,6 +12,9 @@ from torch import Tensor
 from posenc.encoding import Block, RowScore, Score, Value
 from posenc.positions import Positions, key_level_with, visible
 
+# Fewer queries than this are over before anything clever has begun (measured on a CPU: docs/log.md).
+FEW_QUERIES = 16
+
 
 @dataclass(frozen=True, eq=False)
 class Call:
@@ -47,12 +50,22 @@ class Call:
         return self.attn_mask if seen is None else seen & self.attn_mask
 
     @property
+    def has_few_queries(self) -> bool:
+        """Whether this is a step of decoding. A graph compiled for all lengths must not be told apart by theirs, but
+        that there is one query it knows anyway."""
+        queries = self.query.size(2)
+        return queries == 1 or (not torch.compiler.is_compiling() and queries < FEW_QUERIES)
+
+    @property
     def folding(self) -> Score | None:
         """The score term that the inner product is to hold: the first that wholly factors.
 
         One alone: the product of two that were would hold terms that nobody asked for. And none after a term that does
-        not add, since that one must see the score as it is.
+        not add, since that one must see the score as it is. Nor for a few queries, which are cheaper to change one by
+        one than all keys of a cache.
         """
+        if self.has_few_queries:
+            return None
         for term in self.scores:
             if isinstance(term, RowScore) or not term.additive:
                 return None

@@ -18,9 +18,7 @@ from posenc.positions import same_run, visible
 
 BACKENDS: tuple[Backend, ...] = (SDPA, NEAR_FAR, FLEX, CHUNKED, REFERENCE)
 
-# Where the ways cross, measured on a CPU (docs/log.md). Fewer queries than this, a step of decoding, are over before
-# anything clever has begun; and as many scores as this may be held at once (16 MB in float32, of all heads).
-FEW_QUERIES = 16
+# As many scores as this may be held at once, 16 MB in float32, of all heads (measured on a CPU: docs/log.md).
 FEW_SCORES = 2**22
 # Below this many band widths of keys, what is near is most of it.
 BANDS = 8
@@ -59,12 +57,13 @@ def choose(call: Call) -> tuple[Backend, str]:
     dense = SDPA if SDPA.refuses(call) is None else REFERENCE
     if dense is SDPA and len(call.unfolded) == 0 and call.attn_mask is None and _needs_no_mask(call):
         return SDPA, "nothing is added to the scores, so it is the fused kernel alone"
-    # A graph compiled for all lengths must not be told apart by them; that there is one query it knows anyway.
-    compiling = torch.compiler.is_compiling()
-    if queries == 1 or (not compiling and queries < FEW_QUERIES):
-        return dense, "there are few queries: one row of scores for each is the least work"
-    if NEAR_FAR.refuses(call) is None and (compiling or BANDS * band_width(call) <= keys):
+    if call.has_few_queries and dense is SDPA:
+        return SDPA, "there are few queries: a row of scores for each is the least work"
+    is_near_far = NEAR_FAR.refuses(call) is None
+    if is_near_far and (torch.compiler.is_compiling() or BANDS * band_width(call) <= keys):
         return NEAR_FAR, "past some distance the bias is constant or a straight line"
+    if call.has_few_queries:
+        return REFERENCE, "there are few queries: a row of scores for each is the least work"
     if call.query.device.type == "cuda" and FLEX.refuses(call) is None:
         return FLEX, "one fused kernel computes the score function as it goes"
     if by_distance.suits(call):

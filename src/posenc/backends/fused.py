@@ -103,10 +103,12 @@ def forward(
     scale: float,
     out: Tensor,
     lse: Tensor,
+    anew: bool = False,
 ) -> None:
     """Merges the attention of all parts into ``out`` and ``lse``, (batch, heads, queries[, dim]), in place.
 
-    Rows of ``out`` without anything yet have an ``lse`` of -inf.
+    Rows of ``out`` without anything yet have an ``lse`` of -inf; with ``anew`` that is all rows, and what they hold
+    does not matter.
     """
     for part in parts:
         asking = query[:, :, part.queries]
@@ -117,7 +119,10 @@ def forward(
         )
         if row is not None:
             its = its + row
-        merge(out[:, :, part.queries], lse[:, :, part.queries], one, its)
+        if anew and part.is_triangle and part.is_left:  # the first of its queries
+            out[:, :, part.queries], lse[:, :, part.queries] = one, its
+        else:
+            merge(out[:, :, part.queries], lse[:, :, part.queries], one, its)
 
 
 def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:

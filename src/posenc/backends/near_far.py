@@ -99,13 +99,19 @@ def _run_linear(
 def _linear_masks(slopes: Tensor, ahead: int) -> fused.Mask:
     """The bias of a part, slope times distance, split over its keys and its queries as counted from its corner."""
 
+    triangles: dict[tuple[int, bool], Tensor] = {}  # all of a size are alike
+
     def masks(part: fused.Part) -> tuple[Tensor | None, Tensor | None]:
         slope = slopes[0 if part.is_left else 1][:, None]
+        kind = (part.stop - part.start, part.is_left)
+        if part.is_triangle and kind in triangles:
+            return triangles[kind], None
         queries = torch.arange(part.start, part.stop, device=slopes.device) + ahead  # the key each is level with
         keys = torch.arange(part.first, part.last, device=slopes.device)
         if part.is_triangle:
             away = (queries[:, None] - keys).abs()
-            return (slope[..., None] * away)[None], None
+            triangles[kind] = (slope[..., None] * away)[None]
+            return triangles[kind], None
         corner = part.start + ahead if part.is_left else part.stop - 1 + ahead
         return (slope * (keys - corner).abs())[None, :, None], (slope * (queries - corner).abs())[None]
 
@@ -124,7 +130,7 @@ def _linear(
 ) -> tuple[Tensor, Tensor]:
     out, lse = _nothing(query)
     parts = _both_sides(query, key, ahead, is_causal)
-    fused.forward(query, key, value, parts, _linear_masks(slopes, ahead), scale, out, lse)
+    fused.forward(query, key, value, parts, _linear_masks(slopes, ahead), scale, out, lse, anew=True)
     return out.to(query.dtype), lse
 
 
@@ -226,8 +232,9 @@ class _Band:
     def __init__(self, query: Tensor, key: Tensor, width: int, ahead: int, is_causal: bool) -> None:
         self.width, self.ahead = width, ahead
         self.distances = width if is_causal else 2 * width - 1
-        # A window overlaps its successor by all distances but one, and must not reach past it.
-        self.rows = max(64, 1 << (self.distances - 2).bit_length() if self.distances > 1 else 1)
+        # A window overlaps its successor by all distances but one, and must not reach past it; a lone one may.
+        rows = max(64, 1 << (self.distances - 2).bit_length() if self.distances > 1 else 1)
+        self.rows = min(rows, query.size(2))
         self.window = self.rows + self.distances - 1
         self.queries, self.keys = query.size(2), key.size(2)
         self.dtype = torch.promote_types(query.dtype, torch.float32)
@@ -261,10 +268,13 @@ class _Band:
         """Adds the gradients of a group's windows to those of the keys."""
         first, last = self.span(group)
         blocks = group[1] - group[0]
-        over = grads.new_zeros((*grads.shape[:2], (blocks + 1) * self.rows, grads.size(-1)))
-        per_block = over.unflatten(2, (blocks + 1, self.rows))
-        per_block[:, :, :-1] += grads[..., : self.rows, :]
-        per_block[:, :, 1:, : self.window - self.rows] += grads[..., self.rows :, :]
+        if blocks == 1:
+            over = grads[:, :, 0]
+        else:
+            over = grads.new_zeros((*grads.shape[:2], (blocks + 1) * self.rows, grads.size(-1)))
+            per_block = over.unflatten(2, (blocks + 1, self.rows))
+            per_block[:, :, :-1] += grads[..., : self.rows, :]
+            per_block[:, :, 1:, : self.window - self.rows] += grads[..., self.rows :, :]
         low, high = max(first, 0), min(last, self.keys)
         if low < high:
             total[:, :, low:high] += over[:, :, low - first : high - first]

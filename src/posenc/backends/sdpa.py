@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.backends.call import Backend, Call
-from posenc.encoding import RowScore, Score
+from posenc.encoding import Block, RowScore, Score
 from posenc.positions import same_run
 
 
@@ -23,6 +23,10 @@ def _refuses(call: Call) -> str | None:
     return None
 
 
+def _by_distance(term: Score | RowScore) -> bool:
+    return isinstance(term, Score) and term.by_distance is not None
+
+
 def _bias(call: Call) -> Tensor | None:
     """The sum of all additive terms and of a float ``attn_mask``, (1 or B, 1 or H, M or 1, N), or None."""
     bias: Tensor | None = None
@@ -31,10 +35,30 @@ def _bias(call: Call) -> Tensor | None:
     zero = torch.zeros((), dtype=call.dtype, device=call.query.device)
     for term in call.unfolded:
         assert isinstance(term, Score)
-        block = call.content_free_block() if term.content_free else call.block()
-        added = term.bind(block)(zero, *block.indices)
+        if call.query.size(2) == 1 and term.by_distance is not None and term.fold is None and call.ahead is not None:
+            added = _row(call, call.ahead, term)
+        else:
+            block = call.content_free_block() if term.content_free else call.block()
+            added = term.bind(block)(zero, *block.indices)
         bias = added if bias is None else bias + added
     return bias
+
+
+def _row(call: Call, ahead: int, term: Score) -> Tensor:
+    """What a term by distance gives one query, (1 or B, H, 1, N): decoding is to cost no more than the cache it reads."""
+    assert term.by_distance is not None
+    block = Block(call.query, call.key, call.query_positions, call.key_positions, call.scale)
+    keys = call.key.size(2)
+    far = 0  # keys that are so far back that they all get the same
+    if term.constant_past is not None and keys - 1 <= ahead:
+        far = max(0, min(ahead - term.constant_past, keys - 1))
+    given = term.by_distance(block, torch.arange(far - ahead, keys - ahead, device=call.query.device))
+    row = torch.zeros((), dtype=call.dtype, device=call.query.device)
+    if given.vectors is not None:
+        row = call.query.to(call.dtype) @ given.vectors.mT
+    if given.bias is not None:
+        row = row + given.bias[None, :, None]
+    return torch.cat((row[..., :1].expand(*row.shape[:-1], far), row), -1) if far else row
 
 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
@@ -55,7 +79,9 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
         mask, blind = seen, None if seen is None else ~seen.any(-1, keepdim=True)
     else:
         mask = bias if seen is None else bias.masked_fill(~seen, -torch.inf)
-        blind = (mask == -torch.inf).all(-1, keepdim=True)
+        # What goes by distance is finite: where nothing hides a key, no row is blind.
+        finite = seen is None and call.attn_mask is None and all(_by_distance(term) for term in call.unfolded)
+        blind = None if finite else (mask == -torch.inf).all(-1, keepdim=True)
     if blind is not None and mask is not None:
         # The kernel's answer for a row that sees nothing is not promised to be zero, nor its gradient. Let such a row
         # see everything, then drop it: where() hands zeros back to the kernel's backward.

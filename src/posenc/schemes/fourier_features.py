@@ -12,13 +12,6 @@ from posenc.encoding import Scheme
 from posenc.positions import Positions
 
 
-@torch.compiler.assume_constant_result  # a graph cannot hold a generator
-def _drawn(count: int, axes: int, seed: int) -> Float[Tensor, "count axes"]:
-    """So many directions from N(0, 1), the same for a seed at every call."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(count, axes, generator=generator, dtype=torch.float64)
-
-
 class FourierFeatures(Scheme):
     """Sines and cosines along directions in the space of coordinates, added to the input.
 
@@ -30,7 +23,7 @@ class FourierFeatures(Scheme):
     Two vectors are alike by exp(-2 pi^2 sigma^2 r^2) on average, r the Euclidean distance: 1/(2 pi sigma) is how far
     the likeness reaches. Unlike one sinusoid per axis this sees oblique distances too.
 
-    Parameters: none when fixed, since B follows from ``seed`` and is computed when asked for; else B (dim/2 x axes),
+    Parameters: none when fixed, since B follows from ``seed`` and is kept as plain numbers; else B (dim/2 x axes),
     W1 (hidden x dim) and W2 (dim x hidden) with their biases.
     Shapes: table (rows, tokens, dim); coordinates (rows, tokens[, axes]), any real ones.
     Errors: ValueError for an odd dim, a sigma not above 0, or positions with another number of axes.
@@ -50,6 +43,10 @@ class FourierFeatures(Scheme):
         if not sigma > 0:
             raise ValueError(f"sigma must be above 0, got {sigma}")
         self.dim, self.axes, self.sigma, self.seed = dim, axes, sigma, seed
+        # Now, and as numbers, which a graph can hold; a generator it cannot.
+        generator = torch.Generator().manual_seed(seed)
+        drawn = torch.randn(dim // 2, axes, generator=generator, dtype=torch.float64, device="cpu")
+        self._drawn: list[list[float]] = [] if learned else drawn.tolist()
         self.directions = nn.Parameter(torch.empty(dim // 2, axes)) if learned else None
         self.mix = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim)) if learned else None
         self.reset_parameters()
@@ -65,7 +62,7 @@ class FourierFeatures(Scheme):
     def _directions(self, device: torch.device) -> Tensor:
         if self.directions is not None:
             return self.directions.double()
-        return self.sigma * _drawn(self.dim // 2, self.axes, self.seed).to(device)
+        return self.sigma * torch.tensor(self._drawn, dtype=torch.float64, device=device)
 
     def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "rows tokens dim"]:
         """The vectors P[x]."""

@@ -45,7 +45,29 @@ class Relative2D(Scheme):
 
     def score(self) -> Score:
         """q_i . (R_h + R_w) / sqrt(d)."""
-        return Score(self._bind)
+        return Score(self._bind, fold=self._fold)
+
+    def _fold(self, block: Block) -> tuple[Tensor, Tensor]:
+        """Channels for the rows and the columns of the grid: a key says by a 1 where it lies, and a query holds there
+        what it gives to a key that does."""
+        block.check_heads("Relative2D", self.num_heads, self.head_dim)
+        x, y = block.table_coordinates("Relative2D", self.grid, axes=2)
+        bounds = block.key_positions._bounds
+        queries, keys = [block.query], [block.key]
+        for axis, (size, table) in enumerate(zip(self.grid, (self.row_table, self.column_table), strict=True)):
+            # One channel a place where the places are known to be few. Else places are counted round: of 2 size - 1 in
+            # a row no two lie at the same distance from a query.
+            period = 2 * size - 1
+            lowest, places = 0, period
+            if bounds is not None and bounds[1] - bounds[0] < period:
+                lowest, places = bounds[0], bounds[1] - bounds[0] + 1
+            place = torch.arange(places, device=x.device) + lowest
+            met = block.query @ table.to(block.query.dtype).mT
+            distance = (place - x[:, None, :, axis, None] + size - 1).remainder(period)
+            queries.append(met.gather(-1, distance.expand(*met.shape[:3], places)))
+            here = (y[:, None, :, axis, None] - lowest).remainder(period) == place - lowest
+            keys.append(here.to(block.key.dtype).expand(*block.key.shape[:3], places))
+        return torch.cat(queries, -1), torch.cat(keys, -1)
 
     def _bind(self, block: Block) -> ScoreFunction:
         block.check_heads("Relative2D", self.num_heads, self.head_dim)

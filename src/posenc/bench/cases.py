@@ -1,0 +1,300 @@
+"""What is measured: groups of competitors that are timed in turns, each with the baseline of its ratios."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import posenc
+from posenc.backends.choice import Explanation
+from posenc.bench import peers
+from posenc.bench.command import AUTO
+from posenc.bench.measure import LeftOutError, Make, Work
+from posenc.encoding import Encoding, Scheme
+from posenc.positions import Positions
+from posenc.schemes.catalog import Shape, catalog, entries_of, scheme_from_names
+from posenc.schemes.shaw import Shaw
+
+if TYPE_CHECKING:
+    from posenc.bench.command import Settings
+
+PLAIN = "plain"  # causal scaled_dot_product_attention, without positions: the baseline
+CLONE = "clone"  # of queries and keys
+PHASES = ("forward", "training")
+SHAW_KEYS = "shaw_keys"  # beside the catalog's, which has values too
+PEER_SCHEMES = ("alibi", "t5", SHAW_KEYS)
+WINDOW = 16  # of both Shaws
+
+
+@dataclass(frozen=True)
+class Built:
+    """Competitors with tensors to work on, the baseline first, and what else the record should say of them."""
+
+    makes: Mapping[str, Make]
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Group:
+    """One interleaved run, and about how much work it is."""
+
+    kind: str
+    scheme: str
+    length: int
+    build: Callable[[], Built]
+    work: float
+    memory: bool = False
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Queries, keys, values and the gradient that comes back. In training the first three ask for theirs."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    gradient: Tensor
+    training: bool
+
+    @classmethod
+    def draw(cls, settings: Settings, queries: int, keys: int, training: bool) -> Inputs:
+        """Gaussian ones, the same each time."""
+        dtype, device = getattr(torch, settings.dtype), torch.device(settings.device)
+        generator = torch.Generator(device).manual_seed(0)
+
+        def tensor(tokens: int) -> Tensor:
+            shape = (1, settings.heads, tokens, settings.head_dim)
+            return torch.randn(shape, generator=generator, dtype=dtype, device=device)
+
+        made = (tensor(queries), tensor(keys), tensor(keys))
+        query, key, value = (x.requires_grad_(training) for x in made)
+        return cls(query, key, value, tensor(queries), training)
+
+    def work(self, attend: Callable[[], Tensor], parameters: tuple[Tensor, ...] = ()) -> Work:
+        """The call, or the call and its backward pass to queries, keys, values and parameters."""
+
+        def forward() -> tuple[Tensor, ...]:
+            with torch.no_grad():
+                return (attend(),)
+
+        def training() -> tuple[Tensor, ...]:
+            out = attend()
+            return (out, *torch.autograd.grad(out, (self.query, self.key, self.value, *parameters), self.gradient))
+
+        return training if self.training else forward
+
+    def plain(self) -> Work:
+        """The baseline."""
+        return self.work(lambda: F.scaled_dot_product_attention(self.query, self.key, self.value, is_causal=True))
+
+
+def all_schemes() -> tuple[str, ...]:
+    """The catalog's, and Shaw without values."""
+    names = [entry.name for entry in catalog()]
+    names.insert(names.index("shaw") + 1, SHAW_KEYS)
+    return tuple(names)
+
+
+def check_schemes(names: tuple[str, ...]) -> None:
+    """ValueError for a name that is neither the catalog's nor `SHAW_KEYS`."""
+    for name in names:
+        if name != SHAW_KEYS:
+            entries_of(name)
+
+
+def build_scheme(name: str, settings: Settings, length: int) -> Scheme:
+    """The scheme for so many positions, with parameters that are the same each time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        if name == SHAW_KEYS:
+            scheme: Scheme = Shaw(settings.head_dim, WINDOW, values=False)
+        else:
+            grid = _grid(length) if _needs_grid(name) else None
+            dim = settings.heads * settings.head_dim
+            scheme = scheme_from_names(name, Shape(dim, settings.heads, settings.head_dim, length, grid=grid))
+    return scheme.to(settings.device)
+
+
+def positions_of(name: str, length: int, device: torch.device | str) -> Positions:
+    """Positions that the scheme can take: text, with segments or as a grid where it needs them."""
+    if _needs_grid(name):
+        return Positions.grid(*_grid(length), device=device)
+    line = Positions.arange(length, device=device)
+    if name != SHAW_KEYS and any(entry.needs_segments for entry in entries_of(name)):
+        return line.with_segment((torch.arange(length, device=device) >= length // 2).long()[None])
+    return line
+
+
+def _needs_grid(name: str) -> bool:
+    return name != SHAW_KEYS and any(entry.axes == "two" for entry in entries_of(name))
+
+
+def _grid(length: int) -> tuple[int, int]:
+    """As square as a power of two can be."""
+    rows = 2 ** ((length.bit_length() - 1) // 2)
+    return rows, length // rows
+
+
+# -- price and growth -------------------------------------------------------------------------------------------------
+
+
+def prices(settings: Settings, kind: str, schemes: tuple[str, ...], backends: tuple[str, ...]) -> Iterator[Group]:
+    """A group per length, phase and scheme, short ones first."""
+    for length, phase, scheme in itertools.product(settings.lengths, PHASES, schemes):
+        training = phase == "training"
+        build = partial(priced, settings, scheme, length, training, backends)
+        work = 1 + (3.5 if training else 1) * (length / 2048) ** 2
+        yield Group(f"{kind} {phase}", scheme, length, build, work, memory=True)
+
+
+def priced(settings: Settings, name: str, length: int, training: bool, backends: tuple[str, ...]) -> Built:
+    """Plain attention and the scheme with these backends. What auto takes is measured once, under its own name."""
+    inputs = Inputs.draw(settings, length, length, training)
+    facts = {}
+    if AUTO in backends:
+        found = explained(build_scheme(name, settings, length), name, inputs)
+        facts = {"auto": found.backend, "why": found.why}
+    makes: dict[str, Make] = {PLAIN: inputs.plain}
+    for backend in dict.fromkeys(facts["auto"] if backend == AUTO else backend for backend in backends):
+        makes[backend] = partial(attention_work, settings, name, length, inputs, backend)
+    return Built(makes, facts)
+
+
+def attention_work(settings: Settings, name: str, length: int, inputs: Inputs, backend: str) -> Work:
+    """A call of `posenc.attention`. Binding to positions is part of it, and so is adding to the input, where the scheme
+    does: a model does both once for all its layers.
+
+    Raises LeftOutError, with the reason, where the backend refuses.
+    """
+    scheme = build_scheme(name, settings, length)
+    refusals = {} if backend == AUTO else explained(scheme, name, inputs).refusals
+    if backend in refusals:
+        raise LeftOutError(refusals[backend])
+
+    def attend() -> Tensor:
+        query, encoding = _bound(scheme, name, inputs.query)
+        out = posenc.attention(query, inputs.key, inputs.value, encoding, is_causal=True, backend=backend)
+        assert isinstance(out, Tensor)
+        return out
+
+    return inputs.work(attend, tuple(scheme.parameters()))
+
+
+def explained(scheme: Scheme, name: str, inputs: Inputs) -> Explanation:
+    """What auto takes for this call, and why the others cannot."""
+    with torch.set_grad_enabled(inputs.training):
+        query, encoding = _bound(scheme, name, inputs.query)
+        return posenc.explain(query, inputs.key, inputs.value, encoding, is_causal=True)
+
+
+def _bound(scheme: Scheme, name: str, query: Tensor) -> tuple[Tensor, Encoding]:
+    """The encoding, and the queries with what it adds."""
+    length = query.size(2)
+    encoding = scheme(positions_of(name, length, query.device), dtype=torch.promote_types(query.dtype, torch.float32))
+    if not encoding.tables:
+        return query, encoding
+    # As if queries were the input: they are as many numbers, and what they mean changes no time.
+    return encoding.add(query.view(1, length, -1)).view(query.shape), encoding
+
+
+# -- rope -------------------------------------------------------------------------------------------------------------
+
+
+def rotations(settings: Settings) -> Iterator[Group]:
+    """The rotation of queries and keys alone, in each precision."""
+    for dtype in settings.rotated_dtypes:
+        yield Group(f"rope {dtype}", "rope", settings.rotated[2], partial(_rotations, settings, dtype), work=8)
+
+
+def _rotations(settings: Settings, dtype: str) -> Built:
+    device = torch.device(settings.device)
+    generator = torch.Generator(device).manual_seed(0)
+    query, key = (
+        torch.randn(settings.rotated, generator=generator, device=device).to(getattr(torch, dtype)) for _ in range(2)
+    )
+    scheme = posenc.RoPE(settings.rotated[3])
+    positions = Positions.arange(settings.rotated[2], device=device)
+    encoding = scheme.tokens(positions)
+    held = torch.empty_like(query), torch.empty_like(key)
+
+    def ready(work: Work) -> Make:
+        return lambda: work
+
+    # A copy to memory that is there already is the most that memory can give; a clone must ask for its memory first.
+    makes: dict[str, Make] = {
+        CLONE: ready(lambda: (query.clone(), key.clone())),
+        "copy into place": ready(lambda: (held[0].copy_(query), held[1].copy_(key))),
+        "posenc": ready(lambda: encoding.rotate(query, key)),
+        "posenc, bound in the call": ready(lambda: scheme.tokens(positions).rotate(query, key)),
+    }
+    rivals = peers.rotations(query, key)
+    makes |= rivals
+    if settings.compiled:
+        makes["posenc, compiled"] = lambda: peers.compiled(encoding.rotate, query, key)
+        makes["transformers, compiled"] = lambda: peers.transformers_rotation(query, key, compile=True)
+    return Built(makes, {"bytes": 2 * (query.nbytes + key.nbytes)})  # read and written
+
+
+# -- peers ------------------------------------------------------------------------------------------------------------
+
+
+def comparisons(settings: Settings) -> Iterator[Group]:
+    """ALiBi, T5 and Shaw's keys beside other ways to the same attention."""
+    for length, phase, scheme in itertools.product(settings.peer_lengths, PHASES, PEER_SCHEMES):
+        training = phase == "training"
+        build = partial(compared, settings, scheme, length, training)
+        yield Group(f"peers {phase}", scheme, length, build, work=4 + (4 if training else 1) * (length / 1024) ** 2)
+
+
+def compared(settings: Settings, name: str, length: int, training: bool) -> Built:
+    """Plain attention, posenc's, masks, FlexAttention, x-transformers."""
+    inputs = Inputs.draw(settings, length, length, training)
+    scheme = build_scheme(name, settings, length)
+    auto = explained(scheme, name, inputs).backend
+    rivals = peers.attentions(name, scheme, inputs, WINDOW)
+    if not settings.compiled:
+        rivals = {rival: make for rival, make in rivals.items() if rival != peers.FLEX}
+    ours: Make = partial(attention_work, settings, name, length, inputs, AUTO)
+    return Built({PLAIN: inputs.plain, "posenc": ours, **rivals}, {"auto": auto})
+
+
+# -- decode -----------------------------------------------------------------------------------------------------------
+
+
+def decodes(settings: Settings, schemes: tuple[str, ...]) -> Iterator[Group]:
+    """One token against a cache, with each scheme."""
+    for scheme in schemes:
+        yield Group("decode", scheme, settings.cache, partial(decoded, settings, scheme), work=1)
+
+
+def decoded(settings: Settings, name: str) -> Built:
+    """Attention of one query to keys that are rotated already, beside the same without positions."""
+    inputs = Inputs.draw(settings, 1, settings.cache, training=False)
+    query, key, value = inputs.query, inputs.key, inputs.value
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    scheme = build_scheme(name, settings, settings.cache)
+    known = positions_of(name, settings.cache, query.device)
+    last = known[-1:]
+
+    def attend() -> Tensor:
+        token = scheme.tokens(last, dtype=dtype)
+        mine = token.add(query.view(1, 1, -1)).view(query.shape) if token.tables else query
+        mine, _ = token.rotate(mine, query)  # the second stands for the new token's key
+        out = posenc.attention(mine, key, value, scheme.pairs(last, known), is_causal=True)
+        assert isinstance(out, Tensor)
+        return out
+
+    makes: dict[str, Make] = {
+        PLAIN: lambda: inputs.work(lambda: F.scaled_dot_product_attention(query, key, value)),
+        "posenc": lambda: inputs.work(attend),
+    }
+    with torch.no_grad():
+        auto = posenc.explain(query, key, value, scheme.pairs(last, known), is_causal=True).backend
+    return Built(makes, {"auto": auto})

@@ -1,0 +1,148 @@
+"""Timing in turns: every competitor once a round, so that a machine that is busy for a while slows all of them alike.
+
+What is compared is the ratio of two times of the same round; of the rounds' ratios the median is given, and the
+quartiles as its spread.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from posenc.lab.memory import peak_bytes
+
+Work: TypeAlias = Callable[[], tuple[Tensor, ...]]
+"""What is timed: it gives the tensors that its user is left with."""
+
+Make: TypeAlias = Callable[[], Work]
+"""Sets up a competitor, outside of all timing. Raises `LeftOutError` where it cannot take part."""
+
+Clock: TypeAlias = Callable[[Work], float]
+"""The seconds of one call."""
+
+# A timing repeats a call until it lasts this long, or the clock and the interpreter would be what is measured.
+SHORTEST = 5e-3
+# A round that lasts long may be the last, but a median wants this many.
+FEWEST_ROUNDS = 3
+
+
+class LeftOutError(Exception):
+    """A competitor that cannot take part; the message says why."""
+
+
+class Spread(NamedTuple):
+    """A median and the quartiles around it."""
+
+    median: float
+    low: float
+    high: float
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """The median and the quartiles.
+
+    >>> spread([4.0, 1.0, 2.0, 3.0, 5.0])
+    Spread(median=3.0, low=2.0, high=4.0)
+    """
+    if len(values) == 1:
+        return Spread(values[0], values[0], values[0])
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return Spread(median, low, high)
+
+
+def ratios(seconds: Sequence[float], baseline: Sequence[float]) -> Spread:
+    """Of the times of a competitor over those of the baseline, round by round.
+
+    >>> ratios([2.0, 4.0, 9.0], [1.0, 2.0, 3.0])
+    Spread(median=2.0, low=2.0, high=2.5)
+    """
+    return spread([mine / its for mine, its in zip(seconds, baseline, strict=True)])
+
+
+def clock_of(device: torch.device) -> Clock:
+    """A clock that waits for what a GPU was given to do, before and after the call."""
+
+    def seconds(work: Work) -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        begin = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - begin
+
+    return seconds
+
+
+def race(
+    makes: Mapping[str, Make], *, rounds: int, budget: float, clock: Clock, memory: torch.device | None = None
+) -> dict[str, Any]:
+    """Times all competitors in turns; the first is the baseline.
+
+    Each is set up and called once or twice before the first round, which is when it compiles. There are ``rounds``
+    rounds, fewer where they last over ``budget`` seconds together. With ``memory``, the device, the peak of a call is
+    taken too, beyond what it began with and what it gave.
+
+    Gives ``rounds`` and, by the competitors' names, ``results``: the seconds of a call in each round, ``ratio`` to
+    the baseline and ``peak_bytes``; or, for one that cannot take part, ``left_out`` and why.
+    """
+    works: dict[str, Work] = {}
+    results: dict[str, dict[str, Any]] = {}
+    calls: dict[str, int] = {}
+    for name, make in makes.items():
+        try:
+            work = make()
+            clock(work)
+            results[name] = {"seconds": []}
+            if memory is not None:
+                results[name]["peak_bytes"] = beyond(work, memory)
+            calls[name] = max(1, math.ceil(SHORTEST / max(clock(work), 1e-6)))
+            works[name] = work
+        except LeftOutError as error:
+            results[name] = {"left_out": str(error)}
+        except Exception as error:  # whatever a library or a compiler throws ends that one alone, and is said
+            results[name] = {"left_out": f"failed with {type(error).__name__}: {_first_line(error)}"}
+    baseline = next(iter(makes))
+    done, begin = 0, time.perf_counter()
+    while done < rounds and baseline in works:
+        for name, work in works.items():
+            repeated = works[name] if calls[name] == 1 else _repeat(work, calls[name])
+            results[name]["seconds"].append(clock(repeated) / calls[name])
+        done += 1
+        if done >= FEWEST_ROUNDS and time.perf_counter() - begin > budget:
+            break
+    for name in works:
+        if baseline in works:
+            results[name]["ratio"] = list(ratios(results[name]["seconds"], results[baseline]["seconds"]))
+        else:
+            results[name] = {"left_out": f"{baseline}, which it is compared with, was left out"}
+    return {"rounds": done, "baseline": baseline, "results": results}
+
+
+def beyond(work: Work, device: torch.device) -> int:
+    """The peak of memory during a call, beyond what it began with and what it gives."""
+    given: list[int] = []
+
+    def call() -> None:
+        given.append(sum(x.numel() * x.element_size() for x in work()))
+
+    return max(0, peak_bytes(call, device) - given[0])
+
+
+def _repeat(work: Work, times: int) -> Work:
+    def repeated() -> tuple[Tensor, ...]:
+        for _ in range(times - 1):
+            work()
+        return work()
+
+    return repeated
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "")

@@ -1,0 +1,222 @@
+"""``posenc bench``: the groups that were asked for, measured one by one, each recorded when it is made."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from posenc.backends.choice import BACKENDS
+from posenc.bench import cases, peers
+from posenc.bench.command import AUTO
+from posenc.bench.measure import Clock, LeftOutError, Make, Work, beyond, clock_of, race
+from posenc.lab.config import fingerprint
+from posenc.lab.machine import machine, versions
+from posenc.lab.progress import Progress
+from posenc.lab.records import Record, Records
+
+if TYPE_CHECKING:
+    from posenc.bench.command import Settings
+
+FILE = "settings.json"
+# A call is left out where it would need more than this share of the memory.
+SHARE = 0.5
+# A call of so many tokens or fewer is made without asking what it will need: no score fills a gigabyte there.
+SHORT = 2048
+# Where no two shorter lengths were measured, calls of these say how memory and time grow.
+PROBES = (512, 1024)
+PROBED = 3  # times each; the shortest counts
+
+
+def check(settings: Settings) -> None:
+    """ValueError for a scheme or a backend that is unknown, and for a device that is not there."""
+    cases.check_schemes(settings.schemes)
+    known = (AUTO, *(backend.name for backend in BACKENDS))
+    for name in settings.backends:
+        if name not in known:
+            raise ValueError(f"--backends must be of {', '.join(known)}, got {name!r}")
+    try:
+        torch.empty(0, device=torch.device(settings.device))
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"--device must be one that is here, got {settings.device!r}: {reason}") from None
+
+
+def groups(settings: Settings) -> Iterator[cases.Group]:
+    """What was asked for, what takes longest last. Growth is read off the prices where they are measured too."""
+    schemes = settings.schemes or cases.all_schemes()
+    if "rope" in settings.only:
+        yield from cases.rotations(settings)
+    if "decode" in settings.only:
+        yield from cases.decodes(settings, schemes)
+    if "peers" in settings.only:
+        yield from cases.comparisons(settings)
+    if "price" in settings.only:
+        backends = settings.backends or (AUTO, *(backend.name for backend in BACKENDS))
+        yield from cases.prices(settings, "price", schemes, backends)
+    elif "growth" in settings.only:
+        yield from cases.prices(settings, "growth", schemes, (AUTO,))
+
+
+def bench(
+    settings: Settings, out: str | Path, progress: Progress | None = None, *, clock: Clock | None = None
+) -> list[Record]:
+    """Measures every group and gives the records in ``out``, old and new.
+
+    Each group is one record, written when it is made; what ``out`` has already is not measured again. Sections, lengths
+    and schemes may be added to a folder, all else must be the same.
+
+    Raises ValueError for a folder that holds another benchmark or is in use.
+    """
+    check(settings)
+    out, progress, device = Path(out), progress or Progress(), torch.device(settings.device)
+    clock = clock or clock_of(device)
+    about = {
+        "settings": settings.identity(),
+        "versions": versions() | peers.versions(),
+        "machine": machine(device),
+    }
+    with Records(out) as records, progress:
+        _claim(out, about, empty=not len(records))
+        if records.notice:
+            progress.say(records.notice)
+        planned = list(groups(settings))
+        progress.begin(sum(group.work for group in planned))
+        limits = _Limits(settings, records, clock, _memory(device, about["machine"]))
+        for group in planned:
+            if records.has(group.kind, group.scheme, length=group.length):
+                progress.skip(group.work)
+                continue
+            progress.advance(0, f"{group.kind}, {group.scheme}, {group.length:,}")
+            measured = _measure(group, settings, limits, clock, device)
+            named = {"kind": group.kind, "scheme": group.scheme, "length": group.length}
+            # Beyond this run's own threads, what else kept the machine busy.
+            load = {"load": round(os.getloadavg()[0], 1)} if hasattr(os, "getloadavg") else {}
+            records.append({**named, **measured, **load, **about, "fingerprint": fingerprint(about)})
+            progress.advance(group.work, f"{group.kind}, {group.scheme}, {group.length:,}")
+        return list(records)
+
+
+def _measure(
+    group: cases.Group, settings: Settings, limits: _Limits, clock: Clock, device: torch.device
+) -> dict[str, Any]:
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()  # or what was compiled for one length would shape what is compiled for the next
+    built = group.build()
+    makes = dict(built.makes)
+    if group.memory:
+        for name in makes:
+            if name != cases.PLAIN:
+                makes[name] = partial(limits.make, group, name, makes[name])
+    memory = device if group.memory else None
+    return {**built.facts, **race(makes, rounds=settings.rounds, budget=settings.budget, clock=clock, memory=memory)}
+
+
+@dataclass(frozen=True)
+class _Grown:
+    """What a call took at a length."""
+
+    length: int
+    seconds: float
+    bytes: int
+
+
+class _Limits:
+    """Which calls would need too much memory or time, told from shorter ones before they are made."""
+
+    def __init__(self, settings: Settings, records: Records, clock: Clock, memory: int | None) -> None:
+        self.settings, self.records, self.clock, self.memory = settings, records, clock, memory
+        self._probed: dict[tuple[str, str, str], list[_Grown]] = {}
+
+    def make(self, group: cases.Group, name: str, make: Make) -> Work:
+        """What ``make`` sets up. Raises LeftOutError, with the numbers, where it would be too much."""
+        why = self.reason(group, name)
+        if why:
+            raise LeftOutError(why)
+        return make()
+
+    def reason(self, group: cases.Group, name: str) -> str:
+        """Why this is too much; empty where it is not."""
+        if group.length <= SHORT:
+            return ""
+        small, large = self._shorter(group, name)[-2:]
+        seconds = large.seconds * (group.length / large.length) ** 2
+        needed = grown(small.length, small.bytes, large.length, large.bytes, group.length)
+        told = f"told from {small.length:,} and {large.length:,} tokens"
+        if self.memory is not None and needed > SHARE * self.memory:
+            limit = f"{SHARE:.0%} of the {self.memory / 2**30:.0f} GiB here"
+            return f"would need {needed / 2**30:.0f} GiB ({told}), over {limit}"
+        if seconds > self.settings.longest:
+            return f"would take {seconds:.0f} s a call ({told}), over the {self.settings.longest:.0f} s allowed"
+        return ""
+
+    def _shorter(self, group: cases.Group, name: str) -> list[_Grown]:
+        """Two or more shorter calls: those that were measured, or two that are measured now."""
+        found = [
+            _Grown(record["length"], min(result["seconds"]), result["peak_bytes"])
+            for record in self.records
+            if (record["kind"], record["scheme"]) == (group.kind, group.scheme) and record["length"] < group.length
+            for result in [record["results"].get(name, {})]
+            if result.get("seconds")
+        ]
+        if len(found) >= 2:
+            return sorted(found, key=lambda each: each.length)
+        key = (group.kind, group.scheme, name)
+        if key not in self._probed:
+            self._probed[key] = [self._probe(group, name, length) for length in PROBES]
+        return self._probed[key]
+
+    def _probe(self, group: cases.Group, name: str, length: int) -> _Grown:
+        training = group.kind.endswith("training")
+        inputs = cases.Inputs.draw(self.settings, length, length, training)
+        work = cases.attention_work(self.settings, group.scheme, length, inputs, name)
+        self.clock(work)
+        return _Grown(
+            length, min(self.clock(work) for _ in range(PROBED)), beyond(work, torch.device(self.settings.device))
+        )
+
+
+def grown(a: int, bytes_a: float, b: int, bytes_b: float, length: int) -> float:
+    """Memory at a length, of which one part grows with the length and one with its square, from that at a and b.
+
+    >>> grown(1, 3 + 5, 2, 6 + 20, 4)  # 3 n + 5 n**2
+    92.0
+    """
+    square = max(0.0, (bytes_b / b - bytes_a / a) / (b - a))
+    line = max(0.0, bytes_b / b - square * b)
+    return line * length + square * length**2
+
+
+def _memory(device: torch.device, about: Any) -> int | None:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    found = about["memory_bytes"]
+    return found if isinstance(found, int) else None
+
+
+def _claim(out: Path, about: Mapping[str, Mapping[str, Any]], *, empty: bool) -> None:
+    """Saves what this benchmark is. ValueError, saying what differs, if ``out`` has records of another."""
+    path = out / FILE
+    text = json.dumps(about, indent=1) + "\n"
+    if not empty:
+        if not path.exists():
+            raise ValueError(f"{out} holds records but no {FILE} to tell of what: give another folder with --out")
+        there, here = json.loads(path.read_text(encoding="utf-8")), json.loads(text)
+        differ = [
+            f"{name} {there.get(part, {}).get(name)!r} there and {value!r} here"
+            for part in here
+            for name, value in here[part].items()
+            if there.get(part, {}).get(name) != value
+        ]
+        if differ:
+            raise ValueError(f"{out} holds another benchmark, with {', '.join(differ)}: give another folder with --out")
+    temporary = path.with_suffix(".writing")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)

@@ -1,0 +1,305 @@
+"""The tables of a benchmark, from its records: for the terminal, and as Markdown to paste elsewhere.
+
+A cell that has no number is a dash, and a note below the table says why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Record: TypeAlias = Mapping[str, Any]
+
+FILE, DATA = "bench.md", "bench.json"
+PHASES = ("forward", "training")
+SPREAD = "± half the distance between the quartiles of its rounds"
+
+
+@dataclass
+class Table:
+    """Rows of words under a title, with a line before them and notes after them."""
+
+    title: str
+    lead: str
+    header: Sequence[str]
+    rows: list[Sequence[str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def dash(self, reason: str) -> str:
+        """The cell that stands for no number, with the number of the note that says why."""
+        if reason not in self.notes:
+            self.notes.append(reason)
+        return f"– ({self.notes.index(reason) + 1})"
+
+
+def tables(records: Sequence[Record]) -> list[Table]:
+    """Every table that the records have something for."""
+    found = [_environment(records)]
+    for phase in PHASES:
+        found += [_price(records, phase), _by_backend(records, phase)]
+    for phase in PHASES:
+        found += [_growth(records, phase, "seconds"), _growth(records, phase, "peak_bytes")]
+    found += [_rope(records), *(_peers(records, scheme) for scheme in _schemes(_of(records, "peers")))]
+    found.append(_decode(records))
+    return [table for table in found if table.rows]
+
+
+def markdown(records: Sequence[Record], pictures: Iterable[Path] = ()) -> str:
+    """All tables and pictures as one page."""
+    parts = ["# What position costs\n"]
+    for table in tables(records):
+        parts.append(f"## {table.title}\n")
+        if table.lead:
+            parts.append(table.lead + "\n")
+        rows = [table.header, ["---"] * len(table.header), *table.rows]
+        parts.append("".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |\n" for row in rows))
+        if table.notes:
+            parts.append("".join(f"({number}) {note}  \n" for number, note in enumerate(table.notes, 1)))
+    parts += [f"![{path.stem}]({path.name})\n" for path in pictures]
+    return "\n".join(parts)
+
+
+def write(records: Sequence[Record], out: Path, pictures: Iterable[Path] = ()) -> Path:
+    """Writes ``bench.md`` and, for programs, ``bench.json``, each whole or not at all. Gives the path of the first."""
+    _write(out / DATA, json.dumps(list(records), indent=1) + "\n")
+    _write(out / FILE, markdown(records, pictures))
+    return out / FILE
+
+
+def show(records: Sequence[Record], console: Console) -> None:
+    """Prints every table."""
+    from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
+    from rich.table import Table as Printed
+
+    for table in tables(records):
+        console.print(f"[bold]{escape(table.title)}[/]", highlight=False)
+        printed = Printed(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for column, name in enumerate(table.header):
+            printed.add_column(escape(name), no_wrap=column == 0)
+        for row in table.rows:
+            printed.add_row(*(escape(cell.replace("**", "")) for cell in row))
+        console.print(printed)
+        for line in filter(None, (table.lead, *(f"({n}) {note}" for n, note in enumerate(table.notes, 1)))):
+            console.print(escape(line.replace("**", "")), highlight=False)
+
+
+# -- the tables -------------------------------------------------------------------------------------------------------
+
+
+def _environment(records: Sequence[Record]) -> Table:
+    table = Table("Environment", "", ("what", "with"))
+    found: dict[str, list[str]] = {}
+
+    def note(name: str, value: object) -> None:
+        if str(value) not in found.setdefault(name, []):
+            found[name].append(str(value))
+
+    for record in records:
+        about = record["settings"]
+        note("tensors", f"1 × {about['heads']} × length × {about['head_dim']}, {about['dtype']}")
+        note("rotated tensors", " × ".join(map(str, about["rotated"])))
+        note("rounds", f"{about['rounds']}, or fewer, at least 3, where they would last over {about['budget']:g} s")
+        for name, value in {**record["machine"], **record["versions"]}.items():
+            size = name == "memory_bytes" and value
+            note("memory" if size else name, f"{value / 2**30:.1f} GiB" if size else value)
+    loads = [record["load"] for record in records if "load" in record]
+    if loads:
+        # A run makes a load of its threads; the mean of the last minute is no more exact than this.
+        busy = max(loads) > records[0]["machine"]["threads"] + 0.5
+        note("load", f"{min(loads)} to {max(loads)}" + ("; something else was running: measure again" if busy else ""))
+    times = sorted(str(record["time"]) for record in records)
+    if times:
+        note("measured", f"{times[0]} to {times[-1]}")
+    table.rows = [(name, "; ".join(values)) for name, values in found.items()]
+    return table
+
+
+def _price(records: Sequence[Record], phase: str) -> Table:
+    found = [record for record in _of(records, f"price {phase}") if "auto" in record]
+    lengths = _lengths(found)
+    what = "forward" if phase == "forward" else "a training step"
+    lead = (
+        "Time over that of plain causal scaled_dot_product_attention on the same tensors in the same rounds, with the "
+        f"backend that auto takes; the median, {SPREAD}."
+    )
+    table = Table(f"The price of position: {what}", lead, ("scheme", "auto takes", *(f"{n:,}" for n in lengths)))
+    if found:
+        table.rows.append(("plain, ms", "", *_baseline(found, lengths)))
+    for scheme in _schemes(found):
+        cells = []
+        for length in lengths:
+            record = _one(found, scheme, length)
+            cells.append(table.dash("not measured") if record is None else _ratio(table, record, record["auto"]))
+        chosen = [_one(found, scheme, length) for length in lengths]
+        table.rows.append((scheme, " → ".join(dict.fromkeys(r["auto"] for r in chosen if r)), *cells))
+    return table
+
+
+def _by_backend(records: Sequence[Record], phase: str) -> Table:
+    found = _of(records, f"price {phase}")
+    lengths = _lengths(found)
+    what = "forward" if phase == "forward" else "a training step"
+    lead = "As above, for every backend. **Bold**: what auto takes."
+    table = Table(f"By backend: {what}", lead, ("scheme", "backend", *(f"{n:,}" for n in lengths)))
+    several = any(len(record["results"]) > 2 for record in found)
+    for scheme in _schemes(found) if several else ():
+        mine = [record for record in found if record["scheme"] == scheme]
+        for backend in dict.fromkeys(n for record in mine for n in record["results"] if n != record["baseline"]):
+            cells = []
+            for length in lengths:
+                record = _one(mine, scheme, length)
+                if record is None or backend not in record["results"]:
+                    cells.append(table.dash("not measured"))
+                    continue
+                cell = _ratio(table, record, backend)
+                cells.append(f"**{cell}**" if record.get("auto") == backend else cell)
+            table.rows.append((scheme, backend, *cells))
+    return table
+
+
+def _growth(records: Sequence[Record], phase: str, measured: str) -> Table:
+    found = [record for record in growth_of(records, phase) if record["auto"] in record["results"]]
+    lengths = _lengths(found)
+    what = "forward" if phase == "forward" else "a training step"
+    title = f"Growth of time, ms: {what}" if measured == "seconds" else f"Growth of peak memory, MiB: {what}"
+    lead = "With the backend that auto takes"
+    lead += ", the median." if measured == "seconds" else ", beyond inputs and outputs (of a step: and gradients)."
+    table = Table(title, lead, ("scheme", *(f"{n:,}" for n in lengths)))
+
+    def cell(result: Mapping[str, Any]) -> str:
+        if "left_out" in result:
+            return table.dash(result["left_out"])
+        if measured == "seconds":
+            return number(1e3 * statistics.median(result["seconds"]))
+        return number(result["peak_bytes"] / 2**20)
+
+    if found and measured == "seconds":
+        table.rows.append(("plain", *_baseline(found, lengths)))
+    elif found:  # the same in every group
+        firsts = [next(record for record in found if record["length"] == length) for length in lengths]
+        table.rows.append(("plain", *(cell(first["results"][first["baseline"]]) for first in firsts)))
+    for scheme in _schemes(found):
+        cells = []
+        for length in lengths:
+            record = _one(found, scheme, length)
+            cells.append(table.dash("not measured") if record is None else cell(record["results"][record["auto"]]))
+        table.rows.append((scheme, *cells))
+    return table
+
+
+def growth_of(records: Sequence[Record], phase: str) -> list[Record]:
+    """Records that say how time and memory grow: prices with auto, or where there are none those made for it."""
+    prices = [record for record in _of(records, f"price {phase}") if "auto" in record]
+    return prices or _of(records, f"growth {phase}")
+
+
+def _rope(records: Sequence[Record]) -> Table:
+    found = _of(records, "rope")
+    lead = f"Rotating queries and keys, over the time of cloning both; the median, {SPREAD}. GB/s: read and written."
+    table = Table("RoPE on queries and keys", lead, ("precision", "what", "ms", "over clone", "GB/s"))
+    for record in found:
+        for name, result in record["results"].items():
+            if "left_out" in result:
+                cells = (table.dash(result["left_out"]), "", "")
+            else:
+                seconds = statistics.median(result["seconds"])
+                cells = (number(1e3 * seconds), _ratio(table, record, name), f"{record['bytes'] / seconds / 1e9:.1f}")
+            table.rows.append((record["kind"].partition(" ")[2], name, *cells))
+    return table
+
+
+def _peers(records: Sequence[Record], scheme: str) -> Table:
+    found = [record for record in _of(records, "peers") if record["scheme"] == scheme]
+    columns = [(phase, n) for phase in PHASES for n in _lengths(_of(found, f"peers {phase}"))]
+    lead = f"Over plain causal attention; the median, {SPREAD}. Each time a bias with the same numbers."
+    table = Table(f"Other ways to {scheme}", lead, ("way", *(f"{phase}, {n:,}" for phase, n in columns)))
+    for name in dict.fromkeys(name for record in found for name in record["results"]):
+        cells = []
+        for phase, length in columns:
+            record = _one(_of(found, f"peers {phase}"), scheme, length)
+            missing = record is None or name not in record["results"]
+            cells.append(table.dash("not measured") if missing else _ratio(table, record, name))  # type: ignore[arg-type]
+        table.rows.append((name, *cells))
+    return table
+
+
+def _decode(records: Sequence[Record]) -> Table:
+    found = _of(records, "decode")
+    cache = found[0]["length"] if found else 0
+    lead = (
+        f"Over the same attention without positions; the median, {SPREAD}. The new token's positions are bound, its "
+        "query and key rotated; the keys of the cache are rotated already."
+    )
+    table = Table(f"One token against a cache of {cache:,}", lead, ("scheme", "auto takes", "plain, ms", "over plain"))
+    for record in found:
+        base = record["results"][record["baseline"]]
+        plain = number(1e3 * statistics.median(base["seconds"])) if "seconds" in base else "–"
+        table.rows.append((record["scheme"], record["auto"], plain, _ratio(table, record, "posenc")))
+    return table
+
+
+# -- cells ------------------------------------------------------------------------------------------------------------
+
+
+def number(value: float) -> str:
+    """Three digits, or all before the point.
+
+    >>> number(0.01234), number(5.678), number(56.78), number(5678.9), number(0)
+    ('0.0123', '5.68', '56.8', '5,679', '0')
+    """
+    if value >= 999.5:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def _ratio(table: Table, record: Record, name: str) -> str:
+    result = record["results"][name]
+    if "left_out" in result:
+        return table.dash(result["left_out"])
+    if name == record["baseline"]:
+        return "1"
+    median, low, high = result["ratio"]
+    places = 2 if median < 10 else 1
+    return f"{median:.{places}f} ± {(high - low) / 2:.{places}f}"
+
+
+def _baseline(records: Sequence[Record], lengths: Sequence[int]) -> list[str]:
+    """Milliseconds of the baseline: the median of all groups of a length."""
+    cells = []
+    for length in lengths:
+        results = [r["results"][r["baseline"]] for r in records if r["length"] == length]
+        medians = [statistics.median(result["seconds"]) for result in results if result.get("seconds")]
+        cells.append(number(1e3 * statistics.median(medians)) if medians else "–")
+    return cells
+
+
+def _of(records: Sequence[Record], kind: str) -> list[Record]:
+    """Records of a kind, or of all kinds that begin with that word."""
+    return [record for record in records if record["kind"] == kind or record["kind"].startswith(kind + " ")]
+
+
+def _one(records: Sequence[Record], scheme: str, length: int) -> Record | None:
+    return next((record for record in records if (record["scheme"], record["length"]) == (scheme, length)), None)
+
+
+def _lengths(records: Sequence[Record]) -> list[int]:
+    return sorted({record["length"] for record in records})
+
+
+def _schemes(records: Sequence[Record]) -> list[str]:
+    return list(dict.fromkeys(record["scheme"] for record in records))
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_suffix(path.suffix + ".writing")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)

@@ -1,0 +1,69 @@
+"""Records that nothing was measured for."""
+
+from typing import Any
+
+ABOUT: dict[str, Any] = {
+    "settings": {
+        "heads": 8,
+        "head_dim": 64,
+        "dtype": "float32",
+        "rotated": [4, 16, 2048, 64],
+        "rounds": 11,
+        "budget": 30.0,
+    },
+    "versions": {"torch": "2.13.0", "transformers": "not installed"},
+    "machine": {"processor": "a made-up one", "memory_bytes": 8 * 2**30, "threads": 2},
+    "load": 1.9,
+    "time": "2026-11-21T06:00:00+00:00",
+}
+
+
+def taking(seconds: float, ratio: float, low: float, high: float, mebibytes: float = 1.0) -> dict[str, Any]:
+    return {"seconds": [seconds] * 3, "ratio": [ratio, low, high], "peak_bytes": int(mebibytes * 2**20)}
+
+
+def record(kind: str, scheme: str, length: int, results: dict[str, Any], **facts: Any) -> dict[str, Any]:
+    baseline = next(iter(results))
+    return {"kind": kind, "scheme": scheme, "length": length, "rounds": 3, "baseline": baseline, "results": results} | {
+        **facts,
+        **ABOUT,
+    }
+
+
+def prices(
+    schemes: tuple[str, ...] = ("nope", "alibi"), lengths: tuple[int, ...] = (512, 1024)
+) -> list[dict[str, Any]]:
+    """Of two phases; the i-th scheme costs i + 1 times plain attention with sdpa, and reference refuses."""
+    found = []
+    for length in lengths:
+        for phase, step in (("forward", 1), ("training", 4)):
+            for i, scheme in enumerate(schemes):
+                plain = 1e-3 * step * (length / 512) ** 2
+                results = {
+                    "plain": taking(plain, 1, 1, 1, 0.5),
+                    "sdpa": taking((i + 1) * plain, i + 1, i + 0.9, i + 1.2, length / 512),
+                    "reference": {"left_out": "too slow for words"},
+                }
+                found.append(record(f"price {phase}", scheme, length, results, auto="sdpa", why="it is made up"))
+    return found
+
+
+def everything() -> list[dict[str, Any]]:
+    """A few records of every section."""
+    rope = {
+        "clone": taking(0.010, 1, 1, 1),
+        "posenc": taking(0.012, 1.2, 1.1, 1.4),
+        "transformers": {"left_out": "No module named 'transformers'"},
+    }
+    peers = {
+        "plain": taking(0.002, 1, 1, 1),
+        "posenc": taking(0.003, 1.5, 1.4, 1.6),
+        "x-transformers": {"left_out": "no"},
+    }
+    decode = {"plain": taking(0.001, 1, 1, 1), "posenc": taking(0.002, 2, 1.9, 2.1)}
+    return [
+        *prices(),
+        *(record(f"rope {dtype}", "rope", 2048, rope, bytes=1_200_000_000) for dtype in ("float32", "bfloat16")),
+        *(record(f"peers {phase}", "alibi", 2048, peers, auto="sdpa") for phase in ("forward", "training")),
+        record("decode", "alibi", 16384, decode, auto="sdpa"),
+    ]

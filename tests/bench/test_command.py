@@ -1,0 +1,155 @@
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posenc.bench import command
+from posenc.bench.command import QUICK, SECTIONS, Settings, add_parser, settings_of
+from posenc.cli import main
+
+TINY: dict[str, Any] = {
+    "lengths": (64,),
+    "rounds": 1,
+    "budget": 0.01,
+    "longest": 5.0,
+    "backends": ("auto",),
+    "compiled": False,
+    "heads": 2,
+    "head_dim": 8,
+    "rotated": (1, 2, 16, 8),
+    "peer_lengths": (64,),
+    "cache": 64,
+}
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    return parser.parse_args(["bench", *words])
+
+
+def test_lists_take_commas_and_spaces() -> None:
+    words = [
+        "--only",
+        "price,decode",
+        "--lengths",
+        "1024,512",
+        "64",
+        "--schemes",
+        "rope+alibi",
+        "rope",
+        "--rounds",
+        "2",
+    ]
+    settings = settings_of(parsed(*words, "--backends", "auto,sdpa", "--dtype", "bfloat16", "--device", "cuda:1"))
+    assert settings.only == ("price", "decode")
+    assert settings.lengths == (64, 512, 1024)
+    assert settings.schemes == ("rope+alibi", "rope")
+    assert settings.backends == ("auto", "sdpa")
+    assert (settings.dtype, settings.device, settings.rounds) == ("bfloat16", "cuda:1", 2)
+
+
+def test_what_is_not_given_is_the_default_and_quick_is_less() -> None:
+    assert settings_of(parsed()) == Settings()
+    assert Settings().only == tuple(SECTIONS)
+    assert Settings().lengths == (512, 1024, 2048, 4096, 8192, 16384, 32768)
+    assert settings_of(parsed("--quick")) == Settings(**QUICK)
+    assert settings_of(parsed("--quick", "--rounds", "9", "--lengths", "64")).lengths == (64,)
+
+
+def test_the_identity_is_what_two_runs_into_a_folder_must_share() -> None:
+    same = Settings(lengths=(64,), schemes=("rope",), only=("decode",)).identity()
+    assert same == Settings().identity()
+    for change in ({"dtype": "bfloat16"}, {"rounds": 3}, {"backends": ("auto",)}, {"heads": 4}, {"device": "cuda"}):
+        assert Settings(**change).identity() != same  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--only", "speed"], "--only must be of price, growth, rope, peers, decode, got 'speed'"),
+        (["--lengths", "500"], "--lengths must be powers of two from 64 on, got 500"),
+        (["--lengths", "32"], "--lengths must be powers of two from 64 on, got 32"),
+        (["--lengths", ","], "--lengths must be at least one length, got ()"),
+        (["--rounds", "0"], "--rounds must be at least 1, got 0"),
+        (["--schemes", "roap"], "got 'roap' (did you mean 'rope'?)"),
+        (["--backends", "abacus"], "--backends must be of auto, sdpa"),
+        (["--device", "abacus"], "--device must be one that is here, got 'abacus'"),
+    ],
+)
+def test_a_wrong_value_is_named_and_is_2(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "--out", str(tmp_path / "out"), *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("posenc: error: ")
+    assert message in error
+    assert error.endswith("(see posenc bench --help)\n")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--dtype", "int8"], "argument --dtype: invalid choice: 'int8'"),
+        (["--lengths", "512,x"], "argument --lengths: must be whole numbers, got '512,x'"),
+        (["--only"], "argument --only: expected at least one argument"),
+    ],
+)
+def test_what_cannot_be_read_is_2(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["bench", *words])
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_it_prints_and_writes_tables_and_pictures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "QUICK", TINY)
+    assert main(["bench", "--quick", "--schemes", "nope,alibi", "--out", str(tmp_path)]) == 0
+    shown = capsys.readouterr()
+    assert "The price of position: forward" in shown.out
+    assert f"The tables: {tmp_path / 'bench.md'}" in shown.out
+    assert "price training, alibi, 64" in shown.err
+    names = {path.name for path in tmp_path.iterdir()}
+    pictures = {"price.png", "price_by_length.png", "growth.png", "rope.png", "peers.png", "decode.png"}
+    assert names == {"bench.md", "bench.json", "records.jsonl", "settings.json", *pictures}
+    for picture in pictures:
+        assert f"({picture})" in (tmp_path / "bench.md").read_text(encoding="utf-8")
+
+
+def test_interrupting_leaves_partial_tables_and_is_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "QUICK", TINY)
+    words = ["bench", "--quick", "--schemes", "nope", "--only", "rope,decode", "--out", str(tmp_path)]
+    with monkeypatch.context() as patched:
+        patched.setattr("posenc.bench.cases.decoded", interrupt)
+        assert main(words) == 1
+    shown = capsys.readouterr()
+    assert "RoPE on queries and keys" in shown.out
+    assert f"Partial tables: {tmp_path / 'bench.md'}" in shown.out
+    last = shown.err.splitlines()[-1]
+    assert last == f"posenc: error: interrupted: 2 records are kept in {tmp_path}; the same command resumes"
+    assert main(words) == 0
+    assert "One token against a cache of 64" in capsys.readouterr().out
+
+
+def test_another_benchmark_in_the_folder_is_1_and_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "QUICK", TINY)
+    words = ["bench", "--quick", "--schemes", "nope", "--only", "decode", "--out", str(tmp_path)]
+    assert main(words) == 0
+    before = (tmp_path / "records.jsonl").read_bytes()
+    capsys.readouterr()
+    assert main([*words, "--dtype", "bfloat16"]) == 1
+    message = "holds another benchmark, with dtype 'float32' there and 'bfloat16' here: give another folder with --out"
+    assert message in capsys.readouterr().err
+    assert (tmp_path / "records.jsonl").read_bytes() == before

@@ -1,0 +1,218 @@
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from posenc.bench import cases, run
+from posenc.bench.command import Settings
+from posenc.bench.measure import LeftOutError, Work, clock_of
+from posenc.bench.run import bench, groups, grown
+from posenc.lab.records import key, read
+from tests.bench.test_command import TINY
+
+SMALL = Settings(**TINY, schemes=("nope", "alibi"))
+
+
+class Counting:
+    """A clock that counts calls, and is interrupted at one of them."""
+
+    def __init__(self, interrupt_at: int = 0) -> None:
+        self.calls, self.interrupt_at = 0, interrupt_at
+        self.clock = clock_of(torch.device("cpu"))
+
+    def __call__(self, work: Work) -> float:
+        self.calls += 1
+        if self.calls == self.interrupt_at:
+            raise KeyboardInterrupt
+        return self.clock(work)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A benchmark that nothing stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    bench(SMALL, folder)
+    return folder
+
+
+def test_every_group_is_a_record_with_all_that_made_it(whole: Path) -> None:
+    records = read(whole)
+    expected = [
+        *[("rope float32", "rope", 16), ("rope bfloat16", "rope", 16)],
+        *[("decode", scheme, 64) for scheme in ("nope", "alibi")],
+        *[(f"peers {phase}", s, 64) for phase in ("forward", "training") for s in ("alibi", "t5", "shaw_keys")],
+        *[(f"price {phase}", s, 64) for phase in ("forward", "training") for s in ("nope", "alibi")],
+    ]
+    assert [(record["kind"], record["scheme"], record["length"]) for record in records] == expected
+    for record in records:
+        assert record["settings"]["heads"] == 2
+        assert record["versions"].keys() >= {"posenc", "torch", "transformers", "x-transformers"}
+        assert record["machine"].keys() >= {"processor", "threads", "device"}
+        assert record["time"]
+        assert record["load"] >= 0
+        assert record["fingerprint"]
+        assert record["results"][record["baseline"]]["ratio"] == [1, 1, 1]
+    assert {record["auto"] for record in records if record["kind"].startswith("price")} <= {
+        b.name for b in run.BACKENDS
+    }
+
+
+def test_what_is_there_is_not_measured_again(whole: Path) -> None:
+    before = read(whole)
+    clock = Counting()
+    assert bench(SMALL, whole, clock=clock) == before
+    assert clock.calls == 0
+
+
+def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path, whole: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        bench(SMALL, tmp_path, clock=Counting(interrupt_at=40))
+    kept = read(tmp_path)
+    assert 0 < len(kept) < len(read(whole))
+    records = bench(SMALL, tmp_path)
+    assert records[: len(kept)] == kept
+    assert sorted(map(str, map(key, records))) == sorted(map(str, map(key, read(whole))))
+
+
+def test_schemes_lengths_and_sections_can_be_added(tmp_path: Path) -> None:
+    first = replace(SMALL, only=("decode",), schemes=("nope",))
+    bench(first, tmp_path)
+    records = bench(replace(first, only=("decode", "growth"), schemes=("nope", "t5"), lengths=(64, 128)), tmp_path)
+    assert [record["scheme"] for record in records if record["kind"] == "decode"] == ["nope", "t5"]
+    assert len([record for record in records if record["kind"].startswith("growth")]) == 2 * 2 * 2
+
+
+def test_growth_is_measured_only_where_prices_are_not() -> None:
+    both = {group.kind for group in groups(replace(SMALL, only=("price", "growth")))}
+    assert both == {"price forward", "price training"}
+    assert {group.kind for group in groups(replace(SMALL, only=("growth",)))} == {"growth forward", "growth training"}
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("scheme", cases.all_schemes())
+def test_every_scheme_can_be_priced_with_what_auto_takes(scheme: str, training: bool) -> None:
+    built = cases.priced(SMALL, scheme, 128, training, ("auto",))
+    out, *gradients = built.makes[built.facts["auto"]]()()
+    assert out.shape == (1, 2, 128, 8)
+    assert built.facts["why"]
+    parameters = list(cases.build_scheme(scheme, SMALL, 128).parameters())
+    assert [g.shape for g in gradients] == ([(1, 2, 128, 8)] * 3 + [p.shape for p in parameters] if training else [])
+
+
+@pytest.mark.parametrize("scheme", cases.all_schemes())
+def test_every_scheme_decodes(scheme: str) -> None:
+    built = cases.decoded(SMALL, scheme)
+    (plain,), (ours,) = (built.makes[name]()() for name in ("plain", "posenc"))
+    assert plain.shape == ours.shape == (1, 2, 1, 8)
+    if scheme == "nope":
+        torch.testing.assert_close(ours, plain)
+
+
+def test_a_backend_that_refuses_is_left_out_with_its_reason() -> None:
+    built = cases.priced(SMALL, "distance_aware", 64, False, ("auto", "sdpa"))
+    assert list(built.makes) == ["plain", built.facts["auto"], "sdpa"]
+    with pytest.raises(LeftOutError, match="not additive"):
+        built.makes["sdpa"]()
+
+
+def test_what_auto_takes_is_measured_once() -> None:
+    built = cases.priced(SMALL, "nope", 64, False, ("auto", "sdpa", "reference"))
+    assert list(built.makes) == ["plain", "sdpa", "reference"]
+
+
+# -- what is left out for its size ------------------------------------------------------------------------------------
+
+DENSE = cases.Group("price forward", "alibi", 8192, lambda: cases.Built({}, {}), work=1, memory=True)
+
+
+def shorter(seconds: float = 0.01, square: float = 0.0, line: float = 0.0) -> list[dict[str, Any]]:
+    return [
+        {
+            "kind": "price forward",
+            "scheme": "alibi",
+            "length": n,
+            "results": {"sdpa": {"seconds": [9.0, seconds * (n / 512) ** 2], "peak_bytes": square * n**2 + line * n}},
+        }
+        for n in (512, 1024)
+    ]
+
+
+def limits(records: list[dict[str, Any]], memory: int | None = 2**30) -> run._Limits:
+    return run._Limits(SMALL, records, Counting(), memory)  # type: ignore[arg-type]
+
+
+def test_memory_that_grows_with_the_square_is_told_from_shorter_calls() -> None:
+    # 16 bytes a pair make exactly 1 GiB of 8,192 tokens, and half of the 1 GiB is the limit.
+    assert limits(shorter(square=16)).reason(DENSE, "sdpa") == (
+        "would need 1 GiB (told from 512 and 1,024 tokens), over 50% of the 1 GiB here"
+    )
+    assert limits(shorter(square=8)).reason(DENSE, "sdpa") == ""  # half of it exactly
+    assert limits(shorter(line=1e5, square=0.1)).reason(DENSE, "sdpa") != ""
+    assert limits(shorter(line=6e4)).reason(DENSE, "sdpa") == ""  # 0.46 GiB: what is not square is not squared
+    assert limits(shorter(square=16), memory=None).reason(DENSE, "sdpa") == ""
+
+
+def test_time_grows_with_the_square() -> None:
+    # 1/64 of it at 1,024 tokens, so 16 times 0.32 s at 8,192 are 5.12 s; the allowed are 5.
+    assert limits(shorter(seconds=5.12 / 256)).reason(DENSE, "sdpa") == (
+        "would take 5 s a call (told from 512 and 1,024 tokens), over the 5 s allowed"
+    )
+    assert limits(shorter(seconds=4.9 / 256)).reason(DENSE, "sdpa") == ""
+
+
+def test_a_short_call_is_always_made() -> None:
+    assert limits(shorter(seconds=1e6)).reason(replace(DENSE, length=run.SHORT), "sdpa") == ""
+
+
+def test_where_nothing_shorter_was_measured_two_calls_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "PROBES", (64, 128))
+    small = limits([], memory=2**26)
+    assert "told from 64 and 128 tokens" in small.reason(DENSE, "reference")
+    calls = small.clock.calls  # type: ignore[attr-defined]
+    assert calls == 2 * (1 + run.PROBED)
+    small.reason(replace(DENSE, length=16384), "reference")
+    assert small.clock.calls == calls  # type: ignore[attr-defined]
+
+
+def test_a_call_that_is_too_much_is_a_dash_and_the_rest_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "SHORT", 64)
+    monkeypatch.setattr(run, "PROBES", (64, 128))
+    monkeypatch.setattr(run, "_memory", lambda device, about: 1000)
+    settings = replace(SMALL, only=("growth",), schemes=("t5",), lengths=(64, 256))
+    last = bench(settings, tmp_path)[-1]
+    assert last["length"] == 256
+    assert "over 50% of the 0 GiB here" in last["results"][last["auto"]]["left_out"]
+    assert last["results"]["plain"]["ratio"] == [1, 1, 1]
+
+
+def test_grown_tells_the_line_from_the_square() -> None:
+    def bytes_at(n: int) -> float:
+        return 7 * n + 3 * n**2
+
+    assert grown(512, bytes_at(512), 1024, bytes_at(1024), 4096) == pytest.approx(bytes_at(4096))
+    assert grown(512, 512, 1024, 1024, 4096) == pytest.approx(4096)
+    assert grown(512, 700, 1024, 1024, 4096) >= 0  # less than in proportion, as small calls may
+
+
+# -- folders ----------------------------------------------------------------------------------------------------------
+
+
+def test_records_without_settings_are_not_this_benchmarks(tmp_path: Path) -> None:
+    settings = replace(SMALL, only=("decode",), schemes=("nope",))
+    bench(settings, tmp_path)
+    (tmp_path / "settings.json").unlink()
+    with pytest.raises(ValueError, match=r"holds records but no settings\.json to tell of what: give another folder"):
+        bench(settings, tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_on_cuda(tmp_path: Path) -> None:
+    records = bench(replace(SMALL, device="cuda", schemes=("nope", "alibi", "learned")), tmp_path)
+    for record in records:
+        assert record["results"][record["baseline"]]["ratio"] == [1, 1, 1]
+        assert not [r for r in record["results"].values() if r.get("left_out", "").startswith("failed")]

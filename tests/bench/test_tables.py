@@ -1,0 +1,166 @@
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from posenc.bench.tables import Table, markdown, number, show, tables, write
+from tests.bench.made_up import everything, prices, record, taking
+
+
+def table(title: str, records: list[dict]) -> Table:  # type: ignore[type-arg]
+    return next(each for each in tables(records) if each.title == title)
+
+
+def test_the_price_is_the_ratio_of_what_auto_takes() -> None:
+    found = table("The price of position: forward", everything())
+    assert found.header == ("scheme", "auto takes", "512", "1,024")
+    assert found.rows == [
+        ("plain, ms", "", "1", "4"),
+        ("nope", "sdpa", "1.00 ± 0.15", "1.00 ± 0.15"),
+        ("alibi", "sdpa", "2.00 ± 0.15", "2.00 ± 0.15"),
+    ]
+    assert "plain causal scaled_dot_product_attention" in found.lead
+    assert table("The price of position: a training step", everything()).rows[0] == ("plain, ms", "", "4", "16")
+
+
+def test_what_auto_takes_may_change_with_length() -> None:
+    short, long = prices(("alibi",))[0], prices(("alibi",))[2]
+    long["results"]["near_far"] = taking(1, 1.1, 1.0, 1.2)
+    long["auto"] = "near_far"
+    found = table("The price of position: forward", [short, long])
+    assert found.rows[1] == ("alibi", "sdpa → near_far", "1.00 ± 0.15", "1.10 ± 0.10")
+
+
+def test_by_backend_a_dash_says_why() -> None:
+    found = table("By backend: forward", everything())
+    assert found.rows[2:] == [
+        ("alibi", "sdpa", "**2.00 ± 0.15**", "**2.00 ± 0.15**"),
+        ("alibi", "reference", "– (1)", "– (1)"),
+    ]
+    assert found.notes == ["too slow for words"]
+
+
+def test_time_and_memory_grow() -> None:
+    records = everything()
+    assert table("Growth of time, ms: forward", records).rows == [
+        ("plain", "1", "4"),
+        ("nope", "1", "4"),
+        ("alibi", "2", "8"),
+    ]
+    assert table("Growth of peak memory, MiB: a training step", records).rows == [
+        ("plain", "0.5", "0.5"),
+        ("nope", "1", "2"),
+        ("alibi", "1", "2"),
+    ]
+
+
+def test_growth_has_records_of_its_own_where_there_are_no_prices() -> None:
+    records = [{**each, "kind": each["kind"].replace("price", "growth")} for each in prices()]
+    assert [each.title for each in tables(records)] == [
+        "Environment",
+        *(
+            f"Growth of {what}: {step}"
+            for step in ("forward", "a training step")
+            for what in ("time, ms", "peak memory, MiB")
+        ),
+    ]
+
+
+def test_rope_says_its_bandwidth() -> None:
+    found = table("RoPE on queries and keys", everything())
+    # 1.2 GB in 10 and in 12 ms
+    assert found.rows[:3] == [
+        ("float32", "clone", "10", "1", "120.0"),
+        ("float32", "posenc", "12", "1.20 ± 0.15", "100.0"),
+        ("float32", "transformers", "– (1)", "", ""),
+    ]
+    assert found.notes == ["No module named 'transformers'"]
+
+
+def test_peers_and_decoding() -> None:
+    records = everything()
+    found = table("Other ways to alibi", records)
+    assert found.header == ("way", "forward, 2,048", "training, 2,048")
+    assert found.rows == [
+        ("plain", "1", "1"),
+        ("posenc", "1.50 ± 0.10", "1.50 ± 0.10"),
+        ("x-transformers", "– (1)", "– (1)"),
+    ]
+    assert table("One token against a cache of 16,384", records).rows == [("alibi", "sdpa", "1", "2.00 ± 0.10")]
+
+
+def test_what_was_not_measured_is_a_dash() -> None:
+    found = table("The price of position: forward", [*prices(("nope",), (512, 1024)), *prices(("t5",), (512,))])
+    assert found.rows[-1] == ("t5", "sdpa", "1.00 ± 0.15", "– (1)")
+    assert found.notes == ["not measured"]
+
+
+def test_a_baseline_that_was_left_out_leaves_dashes() -> None:
+    gone = {"plain": {"left_out": "no"}, "posenc": {"left_out": "plain, which it is compared with, was left out"}}
+    found = table("One token against a cache of 64", [record("decode", "rope", 64, gone, auto="sdpa")])
+    assert found.rows == [("rope", "sdpa", "–", "– (1)")]
+
+
+def test_the_environment_stands_first() -> None:
+    first = tables(everything())[0]
+    assert first.title == "Environment"
+    rows = dict(first.rows)
+    assert rows["tensors"] == "1 × 8 × length × 64, float32"
+    assert rows["memory"] == "8.0 GiB"
+    assert rows["threads"] == "2"
+    assert rows["transformers"] == "not installed"
+    assert rows["load"] == "1.9 to 1.9"
+    assert rows["rounds"] == "11, or fewer, at least 3, where they would last over 30 s"
+
+
+def test_a_busy_machine_is_said() -> None:
+    records = everything()
+    records[-1]["load"] = 3.1  # made with 2 threads
+    assert dict(tables(records)[0].rows)["load"] == "1.9 to 3.1; something else was running: measure again"
+
+
+def test_the_page_and_its_data(tmp_path: Path) -> None:
+    records = everything()
+    path = write(records, tmp_path, [tmp_path / "price.png"])
+    page = path.read_text(encoding="utf-8")
+    assert page.startswith("# What position costs\n\n## Environment\n")
+    assert "| alibi | sdpa | 2.00 ± 0.15 | 2.00 ± 0.15 |\n" in page
+    assert "(1) too slow for words" in page
+    assert page.endswith("![price](price.png)\n")
+    widths = {}
+    for line in page.splitlines():
+        if line.startswith("|"):
+            widths.setdefault(len(line.split("|")), []).append(line)
+    assert sum(len(lines) for lines in widths.values()) == sum(len(each.rows) + 2 for each in tables(records))
+    assert json.loads((tmp_path / "bench.json").read_text()) == records
+    assert {each.name for each in tmp_path.iterdir()} == {"bench.md", "bench.json"}
+
+
+def test_a_bar_in_a_cell_does_not_end_it() -> None:
+    results = {"plain": taking(1, 1, 1, 1), "a|b": taking(1, 1, 1, 1)}
+    assert "| a/b |" in markdown([record("peers forward", "alibi", 64, results)])
+
+
+def test_the_terminal_has_every_table(capsys: pytest.CaptureFixture[str]) -> None:
+    show(everything(), Console(width=120))
+    shown = capsys.readouterr().out
+    for each in tables(everything()):
+        assert each.title in shown
+    assert "(1) too slow for words" in shown
+    assert "**" not in shown
+
+
+def test_numbers() -> None:
+    assert [number(x) for x in (0.01234, 5.678, 56.78, 999.6, 5678.9, 0)] == [
+        "0.0123",
+        "5.68",
+        "56.8",
+        "1,000",
+        "5,679",
+        "0",
+    ]
+
+
+def test_nothing_measured_is_no_table() -> None:
+    assert tables([]) == []
