@@ -81,7 +81,7 @@ def run(call: Call) -> tuple[Tensor, Tensor]:
     groups = heads // key.size(1)
     key, value = (x if groups == 1 else x.repeat_interleave(groups, 1) for x in (key, call.value))
     names = ("factor", "bias", "vectors", "values")
-    out, lse = torch.ops.posenc.by_distance(
+    out, lse, _ = torch.ops.posenc.by_distance(
         query, key, value, met, *(own.get(name) for name in names), ahead, call.is_causal, call.scale
     )
     return out, lse
@@ -227,7 +227,8 @@ def _by_distance(
     ahead: int,
     is_causal: bool,
     scale: float,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The last is the output before it was rounded, for the backward pass; empty where it was not."""
     dtype = torch.promote_types(query.dtype, torch.float32)
     out = value.new_empty((*query.shape[:3], value.size(-1)), dtype=dtype)
     lse = query.new_empty(query.shape[:3], dtype=dtype)
@@ -253,7 +254,9 @@ def _by_distance(
             fused.merge(one, its, result.div_(sums.clamp_(min=1.0)), (highest + sums.log())[..., 0])
         out[tiles[0].batch, tiles[0].heads, tiles[0].queries] = one.flip(1)
         lse[tiles[0].batch, tiles[0].heads, tiles[0].queries] = its.flip(1)
-    return out.to(query.dtype), lse
+    if query.dtype == dtype:
+        return out, lse, out.new_empty(0)
+    return out.to(query.dtype), lse, out
 
 
 @torch.library.custom_op("posenc::by_distance_backward", mutates_args=())
@@ -269,6 +272,7 @@ def _by_distance_backward(
     values: Tensor | None,
     out: Tensor,
     lse: Tensor,
+    exact: Tensor,
     ahead: int,
     is_causal: bool,
     scale: float,
@@ -278,7 +282,9 @@ def _by_distance_backward(
     d_met, d_factor, d_bias, d_vectors, d_values = (
         query.new_zeros(0 if x is None else x.shape, dtype=dtype) for x in (met, factor, bias, vectors, values)
     )
-    through = (grad * out).sum(-1, dtype=dtype)  # what the softmax takes from every pair of a row
+    through = (grad * (exact if exact.numel() else out)).sum(
+        -1, dtype=dtype
+    )  # what the softmax takes from every pair of a row
     work = _Work(query, dtype)
     for tiles in _tiles(query, key, ahead, is_causal):
         first = tiles[0]
@@ -333,12 +339,13 @@ def _by_distance_backward(
 def _(query, key, value, met, factor, bias, vectors, values, ahead, is_causal, scale):  # type: ignore[no-untyped-def]
     dtype = torch.promote_types(query.dtype, torch.float32)
     out = value.new_empty((*query.shape[:3], value.size(-1)))
-    return out, query.new_empty(query.shape[:3], dtype=dtype)
+    exact = query.new_empty(0 if query.dtype == dtype else out.shape, dtype=dtype)
+    return out, query.new_empty(query.shape[:3], dtype=dtype), exact
 
 
 @_by_distance_backward.register_fake
 def _(  # type: ignore[no-untyped-def]
-    grad, query, key, value, met, factor, bias, vectors, values, out, lse, ahead, is_causal, scale
+    grad, query, key, value, met, factor, bias, vectors, values, out, lse, exact, ahead, is_causal, scale
 ):
     three = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (query, key, value))
     d_met = query.new_empty(0 if met is None else met.shape)
@@ -349,11 +356,11 @@ def _(  # type: ignore[no-untyped-def]
 def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     ctx.save_for_backward(*inputs[:8], *output)
     ctx.rest = inputs[8:]
-    ctx.mark_non_differentiable(output[1])
+    ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
 
 
-def _grads(ctx, grad, _):  # type: ignore[no-untyped-def]
+def _grads(ctx, grad, *_):  # type: ignore[no-untyped-def]
     if grad is None:
         return (None,) * 11
     grads = torch.ops.posenc.by_distance_backward(grad.contiguous(), *ctx.saved_tensors, *ctx.rest)

@@ -84,7 +84,14 @@ class Call:
         if self.folding is None or self.folding.fold is None:
             return self.query, self.key
         query, key = self.folding.fold(self.block())
-        return query.to(self.query.dtype), key.to(self.key.dtype)
+        width, dtype = self.query.size(-1), self.query.dtype
+        if query.size(-1) == width or dtype == query.dtype:
+            return query.to(dtype), key.to(dtype)
+        # What the query gives by the new channels is a bias, which half precision would round: its rounding gets
+        # channels of its own.
+        new, rounded = query[..., width:], query.to(dtype)
+        rest = (new - rounded[..., width:].to(new.dtype)).to(dtype)
+        return torch.cat((rounded, rest), -1), torch.cat((key, key[..., width:]), -1).to(dtype)
 
     @property
     def ahead(self) -> int | None:

@@ -1,0 +1,210 @@
+"""What half precision and long texts may cost: errors against double precision, held to what the reference or PyTorch's
+own attention is off by in the same precision."""
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+from typing import NoReturn
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import posenc
+from posenc import ALiBi, Positions
+from posenc.backends import attention
+from posenc.backends.call import Call
+from posenc.positions import visible
+from posenc.schemes.catalog import Shape
+from tests.backends.grounds import FAST, KINDS, LINEAR, REFUSED, Case, Refusals, case, coarse, projection, refuses
+
+HALVES = (torch.bfloat16, torch.float16)
+
+
+def ulp(x: Tensor, dtype: torch.dtype) -> float:
+    """The step between neighbours in ``dtype`` at the greatest of x."""
+    greatest = x.abs().max().item()
+    return torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(greatest)) if greatest else 0.0
+
+
+@lru_cache(maxsize=1)
+def truth(name: str, tokens: int, causal: bool) -> tuple[Case, dict[str, Tensor]]:
+    """A call on numbers that half precision holds exactly, and what it gives in double precision."""
+    it = case(name, "plain", tokens, causal, heads=2)
+    with torch.no_grad():
+        for parameter in it.scheme.parameters():
+            parameter.copy_(parameter.float())  # exactly what a model of single precision has
+        for x in (it.query, it.key, it.value):
+            x.copy_(coarse(x))
+    return it, it.run("reference")
+
+
+def of_a_rounded_output(it: Case, dtype: torch.dtype) -> dict[str, Tensor]:
+    """How far the gradients move where the backward pass has the output as rounded to ``dtype``, which is all that a
+    fused kernel keeps of it. It takes sum_d g_id o_id, the softmax's share of the gradient of each score of
+    row i, from that output. An error e_i of it makes the gradient of score s_ij wrong by -a_ij e_i, and a_ij is the
+    derivative of row i's log-sum-exp."""
+    asked = replace(it, how={**it.how, "return_lse": True})
+    out, lse = asked.attend("reference", it.query, it.key, it.value)
+    error = (projection(out) * (out.to(dtype) - out)).sum(-1).detach()
+    gradients = torch.autograd.grad((error * lse).sum(), list(it.leaves.values()), materialize_grads=True)
+    return {f"gradient of {name}": g for name, g in zip(it.leaves, gradients, strict=True)}
+
+
+def of_rounded_weights(it: Case, dtype: torch.dtype) -> dict[str, Tensor]:
+    """How far the gradient of the value moves where the weights are rounded to ``dtype`` before they are summed over
+    the queries, as a fused kernel must to multiply them with the gradient of the output."""
+    (out,) = it.attend("reference", it.query, it.key, it.value)
+    encoding = it.scheme(it.query_positions, it.key_positions, dtype=torch.float64)
+    causal = bool(it.how.get("is_causal"))
+    scores = posenc.logits(it.query, it.key, encoding, is_causal=causal)
+    seen = visible(it.query_positions, it.key_positions, is_causal=causal)
+    weights = (scores if seen is None else scores.masked_fill(~seen[:, None], -torch.inf)).softmax(-1)
+    error = (weights.to(dtype) - weights).mT @ projection(out)
+    heads = it.value.size(1)
+    return {"gradient of value": error.unflatten(1, (heads, -1)).sum(2).detach()}
+
+
+@lru_cache(maxsize=1)
+def budgets(name: str, tokens: int, causal: bool, dtype: torch.dtype) -> dict[str, float]:
+    """Twice what the reference is off by in that precision, and twice what a rounded output and rounded weights add to
+    it; and one step of ``dtype`` at the scale of the result."""
+    it, exact = truth(name, tokens, causal)
+    own = it.to(dtype).run("reference")
+    more = (of_a_rounded_output(it, dtype), of_rounded_weights(it, dtype))
+
+    def budget(what: str, x: Tensor) -> float:
+        error = (own[what].double() - x).abs().max() + sum(one[what].abs().max() for one in more if what in one)
+        return 2 * float(error) + ulp(x, dtype)
+
+    return {what: budget(what, x) for what, x in exact.items()}
+
+
+def check_budget(name: str, tokens: int, causal: bool, dtype: torch.dtype, backend: str) -> None:
+    it, exact = truth(name, tokens, causal)
+    budget = budgets(name, tokens, causal, dtype)
+    found = it.to(dtype).run(backend)
+    assert found.keys() == exact.keys()
+    assert found["output"].dtype == dtype
+    over = {
+        what: (error, budget[what])
+        for what, x in exact.items()
+        if not (error := (found[what].double() - x).abs().max().item()) <= budget[what]
+    }
+    assert over == {}
+
+
+RUNS = [
+    pytest.param(name, dtype, backend, id=f"{name}-{str(dtype)[6:]}-{backend}")
+    for name in KINDS
+    for dtype in HALVES
+    for backend in FAST
+    if not refuses(backend, name, "plain", causal=True)
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "dtype", "backend"), RUNS)
+def test_half_precision_is_within_its_budget(name: str, dtype: torch.dtype, backend: str) -> None:
+    check_budget(name, 1025, True, dtype, backend)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("name", ["alibi", "t5"])
+def test_so_it_is_over_four_thousand_tokens(name: str, dtype: torch.dtype, backend: str) -> None:
+    check_budget(name, 4096, True, dtype, backend)
+
+
+# --- far out ----------------------------------------------------------------------------------------------------------
+
+FAR = 100_000
+# No positions, or none in the weights; counts of tokens in their place; channels that all have faded, as its docstring
+# says.
+ALIKE = frozenset({"nope", "segment", "shaw values", "cope", "exponential_decay"})
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference", *FAST])
+@pytest.mark.parametrize("name", [name for name in KINDS if name not in ALIKE])
+def test_far_out_neighbours_are_told_apart_in_bfloat16(name: str, backend: str) -> None:
+    """Tokens of one content, and values that are the unit vectors, so that the output is the weights. What they are off
+    by is less than half of what the weights of one token, as key or as query, differ from those of the next: the
+    position of each is there to be read."""
+    kind = KINDS[name]
+    scheme = kind.build(Shape(16, 2, 8, max_positions=FAR + 16))
+    for parameter in scheme.parameters():
+        torch.nn.init.normal_(parameter)
+    positions = kind.at(Positions.arange(8, start=FAR))
+    if "add" in scheme.doors:
+        exact = scheme.double()(positions, dtype=torch.float64).add(torch.zeros(1, 8, 16, dtype=torch.float64))
+        found = scheme.float()(positions).add(torch.zeros(1, 8, 16, dtype=torch.bfloat16))
+        apart = (exact[:, 1:] - exact[:, :-1]).abs().amax((0, 2))
+    else:
+        content = coarse(torch.randn(1, 2, 1, 8)).expand(-1, -1, 8, -1)
+        values = torch.eye(8).expand(1, 2, 8, 8)
+        if "value" in scheme.doors:
+            for table in (part.value_table for part in scheme.parts if hasattr(part, "value_table")):
+                torch.nn.init.zeros_(table)  # it would hide the weights
+
+        def weights(dtype: torch.dtype, backend: str) -> Tensor:
+            bound = scheme.to(torch.promote_types(dtype, torch.float32))
+            tensors = (x.to(dtype) for x in (content, content, values))
+            at = {"query_positions": positions, "key_positions": positions}
+            with torch.no_grad():
+                out = posenc.attention(*tensors, bound, **at, backend=backend)
+            assert isinstance(out, Tensor)
+            return out
+
+        exact = weights(torch.float64, "reference")
+        if backend != "auto" and refuses(backend, name, "plain", causal=False):
+            with pytest.raises(ValueError, match=f"^backend '{backend}' cannot run this: "):
+                weights(torch.bfloat16, backend)
+            return
+        found = weights(torch.bfloat16, backend)
+        as_key = (exact[..., 1:] - exact[..., :-1]).abs().amax((0, 1, 2))
+        as_query = (exact[:, :, 1:] - exact[:, :, :-1]).abs().amax((0, 1, 3))
+        apart = torch.maximum(as_key, as_query)
+    assert found.dtype == torch.bfloat16
+    assert (found.double() - exact).abs().max() < apart.min() / 2
+
+
+# --- 32k tokens -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not LINEAR, reason="no backend runs 32k tokens in linear memory")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_alibi_over_32k_tokens_costs_no_more_than_twice_plain_attentions_error(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it is computed; a few rows are compared. Plain attention is given their bias as a mask in float32."""
+    heads, tokens, head_dim = 4, 32_768, 32
+    query, key, value = (torch.randn(1, heads, tokens, head_dim).to(dtype) for _ in range(3))
+    rows = torch.tensor([0, 1, 127, 128, 4095, 4096, 16_383, 20_011, 32_766, 32_767])
+    slopes = torch.tensor([2.0 ** (-8 * (h + 1) / heads) for h in range(heads)], dtype=torch.float64)
+    distance = rows[:, None] - torch.arange(tokens)
+    bias = (-slopes[:, None, None] * distance).masked_fill(distance < 0, -torch.inf)[None]
+
+    asking = query[:, :, rows]
+    exact = F.softmax(asking.double() @ key.double().mT / math.sqrt(head_dim) + bias, -1) @ value.double()
+    plain = F.scaled_dot_product_attention(asking, key, value, bias.float())
+
+    def dense(call: Call) -> NoReturn:
+        raise AssertionError("auto chose a backend that lays out 32k x 32k scores")
+
+    allowed = tuple(b if b.name in LINEAR else replace(b, run=dense) for b in attention.BACKENDS)
+    monkeypatch.setattr(attention, "BACKENDS", allowed)
+    with torch.no_grad():
+        out = posenc.attention(query, key, value, ALiBi(heads), is_causal=True)
+    assert isinstance(out, Tensor)
+    error, its = ((x.double() - exact).abs().max().item() for x in (out[:, :, rows], plain))
+    assert error <= 2 * its
+
+
+def test_the_budgets_run_what_a_backend_runs() -> None:
+    """No backend escapes: each has a run here for every scheme that its line does not name."""
+    for backend in FAST:
+        ran = {param.values[0] for param in RUNS if param.values[2] == backend}
+        assert ran == KINDS.keys() - REFUSED.get(backend, Refusals()).schemes

@@ -1,0 +1,176 @@
+"""Compiled: one whole graph for every scheme, without complex numbers, that gives what eager gives and serves every
+length."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._functorch.aot_autograd import make_boxed_func
+
+from posenc import ExponentialDecay, FourierFeatures, Positions, Relative2D
+from tests.backends.grounds import FAST, KINDS, Case, Model, attend, case, padded, refuses
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        os.environ.get("POSENC_SHAPES") == "1", reason="torch.compile cannot see through the checks of shapes"
+    ),
+]
+LENGTHS = (5, 8, 13, 21, 34, 40, 47, 50)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+class Graphs:
+    """A compiler that runs the graphs of forward and backward as they are, and keeps them."""
+
+    def __init__(self) -> None:
+        self.kept: list[torch.fx.GraphModule] = []
+        self.backend = aot_autograd(fw_compiler=self._keep, bw_compiler=self._keep)
+
+    def _keep(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        self.kept.append(graph)
+        return make_boxed_func(graph.forward)
+
+    @property
+    def dtypes(self) -> set[torch.dtype]:
+        """Of every tensor that is computed anywhere in them."""
+        values: list[Any] = [node.meta.get("val") for graph in self.kept for node in graph.graph.nodes]
+        flat = [x for value in values for x in (value if isinstance(value, (tuple, list)) else [value])]
+        return {x.dtype for x in flat if isinstance(x, Tensor)}
+
+
+def check_compiled(model: Callable[..., Tensor], it: Case, *more: Tensor, compiler: Any) -> None:
+    """Output and gradients are eager's. Both run the same arithmetic in double precision, decomposed and not."""
+    leaves, found = list(it.leaves.values()), []
+    for run in (model, torch.compile(model, fullgraph=True, backend=compiler)):
+        out = run(it.query, it.key, it.value, *more)
+        gradients = torch.autograd.grad(out.square().sum(), leaves, materialize_grads=True)
+        found.append((out.detach(), *gradients))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_graph_is_whole_and_real_and_gives_what_eager_gives(name: str) -> None:
+    it, graphs = case(name, "plain", 33, True), Graphs()
+    check_compiled(Model(it), it, compiler=graphs.backend)
+    assert len(graphs.kept) == 2  # forward and backward
+    assert torch.float64 in graphs.dtypes
+    assert not any(dtype.is_complex for dtype in graphs.dtypes)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_so_it_is_at_positions_of_which_nothing_is_known(name: str) -> None:
+    """Padded rows, as they come from a mask; so checks of range read values, in the graph."""
+    it, graphs = case(name, "padded left and right", 33, True), Graphs()
+
+    def model(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+        positions = it.kind.at(Positions.padded(mask))
+        out = attend(it.scheme, positions, positions, query, key, value, "auto", is_causal=True)
+        assert isinstance(out, Tensor)
+        return out
+
+    check_compiled(model, it, padded("lr", 33).document == 0, compiler=graphs.backend)
+    assert not any(dtype.is_complex for dtype in graphs.dtypes)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="compiling for the CPU needs g++")
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [("rope+alibi", "sdpa"), ("rope+alibi", "near_far"), ("shaw", "near_far"), ("transformer_xl", "chunked")],
+)
+def test_what_the_compiler_makes_of_it_gives_what_eager_gives(name: str, backend: str) -> None:
+    if backend not in FAST:
+        pytest.skip(f"there is no backend {backend!r}")
+    it = case(name, "plain", 33, True)
+    check_compiled(Model(it, backend), it, compiler="inductor")
+
+
+# Of each door, and of each way that a score is had.
+COUNTED = [
+    pytest.param(name, backend, id=f"{name}-{backend}")
+    for backend in ("auto", "sdpa", "near_far")
+    if backend in ("auto", *FAST)
+    for name in ("nope", "learned", "rope+alibi", "t5", "shaw", "shaw keys", "transformer_xl", "relative_2d")
+    if backend == "auto" or not refuses(backend, name, "plain", causal=True)
+]
+
+
+@pytest.mark.parametrize("way", ["forward", "training"])
+@pytest.mark.parametrize(("name", "backend"), COUNTED)
+def test_lengths_may_change_without_compiling_anew(name: str, backend: str, way: str) -> None:
+    """One graph for the first length, one for all others: so often is the compiler called."""
+    it = case(name, "plain", LENGTHS[-1], True, heads=4)
+    model, counter = Model(it, backend), CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    for tokens in LENGTHS:
+        inputs = [x[:, :, :tokens].detach().contiguous() for x in (it.query, it.key, it.value)]
+        for x in inputs:
+            x.requires_grad_(way == "training")
+        out = compiled(*inputs)
+        torch.testing.assert_close(out, model(*inputs), rtol=1e-10, atol=1e-10)
+        if way == "training":
+            out.sum().backward()
+    assert 1 <= counter.frame_count <= 2
+
+
+# --- what reads values says the same in a graph -----------------------------------------------------------------------
+
+
+def eager_then_compiled(run: Callable[[Tensor], Tensor], good: Tensor, bad: Tensor, words: str) -> None:
+    """What a graph refuses, it refuses by its own error, of the words up to the value that came."""
+    with pytest.raises(ValueError, match=words):
+        run(bad)
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(good), run(good))
+    with pytest.raises(RuntimeError, match=words):
+        compiled(bad)
+
+
+def test_exponential_decay_refuses_negative_positions_in_a_graph_too() -> None:
+    scheme, good = ExponentialDecay(4), torch.arange(5)[None]
+    eager_then_compiled(
+        lambda coords: scheme.table(Positions(coords)),
+        good,
+        good - 2,
+        "ExponentialDecay encodes positions from 0 on, got ",
+    )
+
+
+def test_relative_2d_refuses_distances_past_its_tables_in_a_graph_too() -> None:
+    scheme, good = Relative2D((3, 5), 4), Positions.grid(3, 5).coords
+    x = torch.randn(1, 2, 15, 4)
+
+    def run(coords: Tensor) -> Tensor:
+        positions = Positions(coords)
+        out = attend(scheme, positions, positions, x, x, x, "auto")
+        assert isinstance(out, Tensor)
+        return out
+
+    eager_then_compiled(
+        run, good, good * torch.tensor([1, 2]), "Relative2D encodes distances up to 4 along axis 1, got "
+    )
+
+
+def test_fourier_features_draw_the_same_directions_in_a_graph() -> None:
+    scheme, coords = FourierFeatures(12, axes=2, seed=5), torch.rand(1, 7, 2)
+
+    def run(coords: Tensor) -> Tensor:
+        return scheme.table(Positions(coords))
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    before = torch.get_rng_state()
+    for _ in range(2):
+        torch.testing.assert_close(compiled(coords), run(coords))
+    assert torch.equal(torch.get_rng_state(), before)

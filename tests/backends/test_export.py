@@ -1,0 +1,67 @@
+"""Exported: a program for any length of every scheme, without complex numbers; and as ONNX, run by onnxruntime."""
+
+import io
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.backends.grounds import KINDS, Case, Model, case, refuses
+
+pytestmark = pytest.mark.slow
+TOKENS, OTHERS = 17, (5, 33)
+MISSING = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
+
+
+def dynamic() -> dict[str, dict[int, torch.export.Dim]]:
+    """One length, of query, key and value alike, that is not known."""
+    tokens = torch.export.Dim("tokens", min=2, max=40)  # learned tables reach further
+    return {name: {2: tokens} for name in ("query", "key", "value")}
+
+
+def tensors(it: Case, tokens: int) -> tuple[Tensor, ...]:
+    """Query, key and value for that many tokens."""
+    return tuple(torch.randn(*x.shape[:2], tokens, x.size(3), dtype=x.dtype) for x in (it.query, it.key, it.value))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_an_exported_program_gives_what_eager_gives_at_any_length(name: str) -> None:
+    it = case(name, "plain", TOKENS, True)
+    model = Model(it)
+    with torch.no_grad():
+        program = torch.export.export(model, tensors(it, TOKENS), dynamic_shapes=dynamic())
+        exported = program.module()
+        for tokens in (*OTHERS, TOKENS):
+            inputs = tensors(it, tokens)
+            torch.testing.assert_close(exported(*inputs), model(*inputs), rtol=1e-10, atol=1e-10)
+    values = [node.meta.get("val") for node in program.graph.nodes]
+    dtypes = {value.dtype for value in values if isinstance(value, Tensor)}
+    assert torch.float64 in dtypes
+    assert not any(dtype.is_complex for dtype in dtypes)
+
+
+@pytest.mark.skipif(bool(MISSING), reason=f"ONNX needs {', '.join(MISSING)}, which the dev extra installs")
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated:FutureWarning")  # the exporter's own
+@pytest.mark.filterwarnings("ignore:# The axis name. tokens will not be used:UserWarning")  # one name for three axes
+@pytest.mark.parametrize("name", [name for name in KINDS if not refuses("sdpa", name, "plain", causal=True)])
+def test_onnx_gives_what_eager_gives_at_any_length(name: str) -> None:
+    """Through the sdpa backend, whose kernel ONNX knows. Single precision of another library: sums of up to 33 terms of
+    order 1 to 10, in another order."""
+    import onnxruntime
+
+    it = case(name, "plain", TOKENS, True, dtype=torch.float32)
+    model = Model(it, "sdpa").eval()
+    with torch.no_grad():
+        program = torch.onnx.export(model, tensors(it, TOKENS), dynamic_shapes=dynamic(), dynamo=True, verbose=False)
+    assert program is not None
+    written = io.BytesIO()
+    program.save(written)
+    session = onnxruntime.InferenceSession(written.getvalue(), providers=["CPUExecutionProvider"])
+    names = [given.name for given in session.get_inputs()]
+    assert names == ["query", "key", "value"]
+    for tokens in (*OTHERS, TOKENS):
+        inputs = tensors(it, tokens)
+        (out,) = session.run(None, {name: x.numpy() for name, x in zip(names, inputs, strict=True)})
+        with torch.no_grad():
+            torch.testing.assert_close(torch.from_numpy(out), model(*inputs), rtol=1e-4, atol=1e-4)

@@ -1,0 +1,150 @@
+"""Memory, counted in bytes: what claims to be linear in the tokens is, forward and backward, for one layer and more."""
+
+import gc
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import posenc
+from posenc.lab.memory import peak_bytes
+from tests.backends.grounds import FAST, KINDS, LINEAR, Case, case, refuses
+
+TOKENS = 2048
+LAYERS = 4
+
+
+def call(name: str, place: str, tokens: int, causal: bool) -> Case:
+    return case(name, place, tokens, causal, heads=2, dtype=torch.float32)
+
+
+def forward(it: Case, backend: str) -> Callable[[], object]:
+    def run() -> object:
+        with torch.no_grad():
+            return it.attend(backend, it.query, it.key, it.value)
+
+    return run
+
+
+def training(it: Case, backend: str) -> Callable[[], object]:
+    def run() -> object:
+        (out,) = it.attend(backend, it.query, it.key, it.value)
+        return torch.autograd.grad(out.sum(), list(it.leaves.values()), materialize_grads=True)
+
+    return run
+
+
+WAYS: dict[str, Callable[[Case, str], Callable[[], object]]] = {"forward": forward, "training": training}
+
+
+def growth(of: Callable[[int], Callable[[], object]]) -> float:
+    """How many times the memory twice the tokens need. Linear is 2, quadratic 4; what does not depend on the tokens
+    makes it less."""
+    of(129)()  # what is made once and kept is not this call's
+    return peak_bytes(of(2 * TOKENS)) / peak_bytes(of(TOKENS))
+
+
+# Of each way that a score is had, for more than the plain run of tokens, which all are tried on.
+EVERYWHERE = ("alibi", "t5", "shaw", "distance_aware")
+# It counts for every pair along the row, T^3; and what differs from another by its tables alone.
+LEFT_OUT = ("cope", "relative_1d per head", "relative_2d per head", "shaw per head", "shaw keys per head")
+LINEAR_RUNS = [
+    pytest.param(
+        name, place, causal, way, backend, id=f"{name}-{place}-{'causal' if causal else 'both'}-{way}-{backend}"
+    )
+    for name in KINDS
+    for place, causal in (("plain", True), ("plain", False), ("padded left and right", True))
+    for way in WAYS
+    for backend in LINEAR
+    if not refuses(backend, name, place, causal)
+    and name not in LEFT_OUT
+    and (name in EVERYWHERE or (place, causal) == ("plain", True))
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "place", "causal", "way", "backend"), LINEAR_RUNS)
+def test_twice_the_tokens_take_twice_the_memory(name: str, place: str, causal: bool, way: str, backend: str) -> None:
+    assert growth(lambda tokens: WAYS[way](call(name, place, tokens, causal), backend)) < 2.5
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_lays_the_scores_out_takes_four_times_the_memory(way: str) -> None:
+    """So the count would show it."""
+    assert growth(lambda tokens: WAYS[way](call("alibi", "plain", tokens, True), "reference")) > 3.5
+
+
+# --- several layers ---------------------------------------------------------------------------------------------------
+
+
+def layers(it: Case, backend: str, count: int, way: str) -> Callable[[], object]:
+    """So many layers of attention that share one encoding, bound once; the output of each is the query of the next."""
+    encoding = it.scheme(it.query_positions, it.key_positions)
+
+    def run() -> object:
+        x = it.query
+        with torch.set_grad_enabled(way == "training"):
+            for _ in range(count):
+                out = posenc.attention(x, it.key, it.value, encoding, **it.how, backend=backend)
+                assert isinstance(out, Tensor)
+                x = out
+        if way == "forward":
+            return x
+        return torch.autograd.grad(x.sum(), list(it.leaves.values()), materialize_grads=True)
+
+    return run
+
+
+# An additive term, a learned one, two doors; those of one of the backends that claim it.
+SHARED = [
+    pytest.param(name, backend, id=f"{name}-{backend}")
+    for name in ("rope+alibi", "t5 bidirectional", "shaw")
+    for backend in FAST
+    if not refuses(backend, name, "plain", causal=True)
+]
+
+
+@pytest.mark.parametrize(("name", "backend"), SHARED)
+def test_several_layers_in_turn_take_the_memory_of_one(name: str, backend: str) -> None:
+    """Without gradients nothing is kept from layer to layer but the output."""
+    it = call(name, "plain", TOKENS, True)
+    one, several = (layers(it, backend, count, "forward") for count in (1, LAYERS))
+    one(), several()
+    assert peak_bytes(several) <= peak_bytes(one) + it.query.nbytes
+
+
+@pytest.mark.parametrize(("name", "backend"), [run for run in SHARED if run.values[1] in LINEAR])
+def test_a_further_layer_trained_keeps_no_scores(name: str, backend: str) -> None:
+    """What a layer keeps for its backward pass is of the size of its tensors: query, key and value as turned and as
+    wide as the heads, the output, and what the backward pass hands on. Scores would be 290 times the query or more."""
+    it = call(name, "plain", TOKENS, True)
+    one, several = (layers(it, backend, count, "training") for count in (1, LAYERS))
+    one(), several()
+    assert (peak_bytes(several) - peak_bytes(one)) / (LAYERS - 1) <= 8 * it.query.nbytes
+    assert growth(lambda tokens: layers(call(name, "plain", tokens, True), backend, LAYERS, "training")) < 2.5
+
+
+def living_bytes() -> int:
+    """Of all tensors that Python can reach, each storage once."""
+    gc.collect()
+    storages = {}
+    for found in gc.get_objects():
+        if type(found) in (Tensor, torch.nn.Parameter):
+            storages[found.untyped_storage().data_ptr()] = found.untyped_storage().nbytes()
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("name", "backend"), SHARED)
+def test_nothing_is_kept_afterwards(name: str, backend: str, way: str) -> None:
+    it = call(name, "plain", 129, True)
+    run = layers(it, backend, LAYERS, way)
+    run()
+    before = living_bytes()
+    for _ in range(3):
+        run()
+    assert living_bytes() == before
+    kept = run()
+    assert living_bytes() > before
+    del kept
