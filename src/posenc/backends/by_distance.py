@@ -9,8 +9,6 @@ bias of its pairs as a view whose rows begin one place further each. The gradien
 A line ends at distance 0 where attention is causal; what lies beyond is -inf, which is the causal mask.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -214,6 +212,7 @@ def _spread(weights: Tensor, tile: _Tile, laid: Tensor) -> Tensor:
     return laid[..., : tile.known]
 
 
+# custom_op reads annotations as types: no `from __future__ import annotations` here, which makes them strings.
 @torch.library.custom_op("posenc::by_distance", mutates_args=())
 def _by_distance(
     query: Tensor,

@@ -13,8 +13,6 @@ from the part's corner, where the distance is least, so they are no larger than 
 It takes two unbroken runs of tokens whose coordinates follow their order, where distance is an index.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch
@@ -124,6 +122,7 @@ def _both_sides(query: Tensor, key: Tensor, ahead: int, is_causal: bool) -> Iter
         yield from fused.right(query.size(2), key.size(2), ahead + 1)
 
 
+# custom_op reads annotations as types: no `from __future__ import annotations` here, which makes them strings.
 @torch.library.custom_op("posenc::linear", mutates_args=())
 def _linear(
     query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, ahead: int, is_causal: bool, scale: float

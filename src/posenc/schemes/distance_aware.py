@@ -42,7 +42,7 @@ class DistanceAware(Scheme):
         nn.init.normal_(self.w, std=0.02)
         nn.init.zeros_(self.v)
 
-    def factor(self, distance: Float[Tensor, "... heads"]) -> Float[Tensor, "... heads"]:
+    def factor(self, distance: Float[Tensor, "... one_or_heads"]) -> Float[Tensor, "... heads"]:
         """f(w |r|; v) for distances whose last axis runs over the heads (or is 1)."""
         return self._factor(distance.abs(), self.w.to(distance.dtype), self.v.to(distance.dtype))
 
