@@ -85,9 +85,9 @@ class Block:
 
     def check_heads(self, scheme: str, num_heads: int | None, head_dim: int | None = None) -> None:
         """ValueError in the scheme's name unless the queries have so many heads of that width; None: any."""
-        if num_heads not in (None, self.query.size(1)):
+        if num_heads is not None and num_heads != self.query.size(1):
             raise ValueError(f"{scheme} was made for {num_heads} heads, got queries of {self.query.size(1)}")
-        if head_dim not in (None, self.query.size(3)):
+        if head_dim is not None and head_dim != self.query.size(3):
             raise ValueError(f"{scheme} was made for head_dim {head_dim}, got queries of head_dim {self.query.size(3)}")
 
     def table_coordinates(
@@ -147,7 +147,7 @@ class Score:
       of these distances (int64, 1-D), in the block's ``dtype``. With ``fold`` too, the term is the sum of what each of
       them gives.
     - ``constant_past``: what ``by_distance`` gives at a distance of that or more, to either side, is the same.
-    - ``linear_past``: from there on, to either side, its bias runs in a straight line.
+    - ``linear_past``: from there on, to either side, its bias, which is not learned, runs in a straight line.
     """
 
     bind: Callable[[Block], ScoreFunction]

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float, Float64, Shaped
 from torch import Tensor
+from torch.autograd import forward_ad
 
 PairLayout = Literal["half", "interleaved"]
 
@@ -55,7 +56,8 @@ class PairRotation:
             raise ValueError(f"the rotation was made for (batch, heads, tokens) {tuple(made)}, got {tuple(x.shape)}")
         dtype = torch.promote_types(x.dtype, torch.float32)
         cos, sin = self.cos.to(dtype), self.sin.to(dtype)
-        if torch.compiler.is_compiling():
+        # The compiler fuses plain operations best, and forward-mode derivatives come with them.
+        if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
             return _as_one_expression(x, cos, sin, self.layout)
         turned: Tensor = _Turn.apply(x, cos, sin, self.layout)  # type: ignore[no-untyped-call]
         return turned

@@ -249,7 +249,7 @@ class Positions:
     def shift(self, offset: int) -> Positions:
         """Every coordinate moved by ``offset``; order and documents stay."""
         bounds = None if self._bounds is None else (self._bounds[0] + offset, self._bounds[1] + offset)
-        lead = None if self._lead is None else self._lead + offset
+        lead = self._lead + offset if self._lead is not None and isinstance(offset, int) else None
         return self._like(coords=self.coords + offset, _bounds=bounds, _lead=lead)
 
     def with_segment(self, segment: Int[Tensor, "rows tokens"]) -> Positions:
@@ -384,9 +384,14 @@ def check_reach(query_positions: Positions, key_positions: Positions, reach: tup
     seen = visible(query, key, is_causal=False)
     for axis, limit in enumerate(reach):
         x, y = (p.coords if p.coords.dim() == 2 else p.coords[..., axis] for p in (query, key))
-        distance = (y[:, None, :] - x[:, :, None]).abs()
         along = "" if len(reach) == 1 else f" along axis {axis}"
-        check_distances(distance if seen is None else distance.masked_fill(~seen, 0), limit, scheme, along)
+        # The ends of all tokens, whoever sees whom, need no table of pairs.
+        widest = torch.maximum(x.amax(1) - y.amin(1), y.amax(1) - x.amin(1))
+        if seen is None or (not torch.compiler.is_compiling() and bool((widest < limit).all())):
+            check_distances(widest, limit, scheme, along)
+            continue
+        distance = (y[:, None, :] - x[:, :, None]).abs()
+        check_distances(distance.masked_fill(~seen, 0), limit, scheme, along)
 
 
 def check_distances(distances: Int[Tensor, "..."], limit: int, scheme: str, along: str = "") -> None:
@@ -412,11 +417,17 @@ def visible(
     None where every query is known to see every key, so that nothing needs masking.
     """
     query, key = query_positions, key_positions
-    if query._run is not None and key._run is not None and (not is_causal or key._run[1] - 1 <= query._run[0]):
+    if sees_all(query, key, is_causal=is_causal):
         return None
     same = query.document[:, :, None] == key.document[:, None, :]
     same = same & (key.document != PADDING)[:, None, :]
     return same & (key.order[:, None, :] <= query.order[:, :, None]) if is_causal else same
+
+
+def sees_all(query_positions: Positions, key_positions: Positions, *, is_causal: bool) -> bool:
+    """True where every query is known to see every key."""
+    query, key = query_positions._run, key_positions._run
+    return query is not None and key is not None and (not is_causal or key[1] - 1 <= query[0])
 
 
 def same_run(query_positions: Positions, key_positions: Positions) -> bool:

@@ -31,7 +31,7 @@ def suits(call: Call) -> bool:
     """Whether every term of the call is a function of the distance, and distance is an index."""
     if call.ahead is None or call.attn_mask is not None or call.dropout_p or (call.is_causal and call.ahead < 0):
         return False
-    if 0 in (*call.query.shape, *call.value.shape):
+    if 0 in (*call.query.shape, *call.value.shape) or call.is_forward_mode or call.wants_gradient_of_lse:
         return False
     scores = call.scores
     if any(isinstance(term, RowScore) or (term.by_distance is None and term.fold is None) for term in scores):
@@ -54,6 +54,7 @@ def run(call: Call) -> tuple[Tensor, Tensor]:
     lowest = 1 - queries - ahead
     highest = min(0, keys - 1 - ahead) if call.is_causal else keys - 1 - ahead
     distances = torch.arange(lowest, highest + 1, device=device)
+    ends = torch.tensor([lowest, keys - 1 - ahead], device=device)  # seen or not, as binding a term looks at them
 
     lines: dict[str, Tensor] = {}
 
@@ -67,6 +68,7 @@ def run(call: Call) -> tuple[Tensor, Tensor]:
             query, key = (x.to(call.query.dtype) for x in term.fold(call.block()))
             met = call.query
         if term.by_distance is not None:
+            term.by_distance(block, ends)  # raises where a table ends
             given = term.by_distance(block, distances)
             add("factor", given.factor)
             add("bias", given.bias)
@@ -277,13 +279,12 @@ def _by_distance_backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     dtype = lse.dtype
-    d_query, d_key, d_value = (torch.zeros_like(x, dtype=dtype) for x in (query, key, value))
+    d_query, d_key, d_value = (x.new_zeros(x.shape, dtype=dtype) for x in (query, key, value))
     d_met, d_factor, d_bias, d_vectors, d_values = (
         query.new_zeros(0 if x is None else x.shape, dtype=dtype) for x in (met, factor, bias, vectors, values)
     )
-    through = (grad * (exact if exact.numel() else out)).sum(
-        -1, dtype=dtype
-    )  # what the softmax takes from every pair of a row
+    # What the softmax takes from every pair of a row.
+    through = (grad * (exact if exact.numel() else out)).sum(-1, dtype=dtype)
     work = _Work(query, dtype)
     for tiles in _tiles(query, key, ahead, is_causal):
         first = tiles[0]

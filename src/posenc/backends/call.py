@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from posenc.encoding import Block, RowScore, Score, Value
 from posenc.positions import Positions, key_level_with, visible
@@ -48,6 +49,16 @@ class Call:
         if self.attn_mask is None or self.attn_mask.dtype != torch.bool:
             return seen
         return self.attn_mask if seen is None else seen & self.attn_mask
+
+    @property
+    def is_forward_mode(self) -> bool:
+        """Whether tangents may be on their way, which an operator of one's own would lose without a word."""
+        return not torch.compiler.is_compiling() and forward_ad._current_level >= 0
+
+    @property
+    def wants_gradient_of_lse(self) -> bool:
+        """Whether the log-sum-exp is asked for where gradients are, of which a fused kernel has none for it."""
+        return self.return_lse and torch.is_grad_enabled()
 
     @property
     def has_few_queries(self) -> bool:

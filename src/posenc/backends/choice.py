@@ -14,7 +14,7 @@ from posenc.backends.flex import FLEX
 from posenc.backends.near_far import NEAR_FAR, band_width
 from posenc.backends.reference import REFERENCE
 from posenc.backends.sdpa import SDPA
-from posenc.positions import same_run, visible
+from posenc.positions import same_run, sees_all
 
 BACKENDS: tuple[Backend, ...] = (SDPA, NEAR_FAR, FLEX, CHUNKED, REFERENCE)
 
@@ -75,9 +75,7 @@ def choose(call: Call) -> tuple[Backend, str]:
 
 def _needs_no_mask(call: Call) -> bool:
     x, y = call.query_positions, call.key_positions
-    if call.is_causal and same_run(x, y):
-        return True
-    return x._run is not None and y._run is not None and visible(x, y, is_causal=call.is_causal) is None
+    return (call.is_causal and same_run(x, y)) or sees_all(x, y, is_causal=call.is_causal)
 
 
 def explain(call: Call) -> Explanation:

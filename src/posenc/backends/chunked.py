@@ -17,6 +17,8 @@ from posenc.backends import by_distance
 from posenc.backends.call import Backend, Call
 from posenc.backends.reference import REFERENCE
 from posenc.backends.sdpa import SDPA
+from posenc.encoding import RowScore
+from posenc.positions import PADDING
 
 # Scores held at once, of all batch rows and heads: 16 MB in float32. And the fewest queries of a block, which would
 # otherwise be too thin for the products.
@@ -27,8 +29,7 @@ BLOCKS_IN_A_GRAPH = 8
 
 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
-    # Its log-sum-exp has no gradient.
-    if by_distance.suits(call) and not (call.return_lse and torch.is_grad_enabled()):
+    if by_distance.suits(call):
         return by_distance.run(call)
     batch, heads, queries, _ = call.query.shape
     if torch.compiler.is_compiling():
@@ -75,6 +76,8 @@ def _spans(call: Call, starts: list[int], rows: int) -> list[tuple[int, int]]:
     """For each block of queries the keys from the first to the last that any of them may see."""
     query, key = call.query_positions, call.key_positions
     keys = call.key.size(2)
+    if any(isinstance(term, RowScore) for term in call.scores):  # it is promised the whole row
+        return [(0, keys)] * len(starts)
     if query._run is not None and key._run is not None:
         if not call.is_causal:
             return [(0, keys)] * len(starts)
@@ -90,7 +93,7 @@ def _spans(call: Call, starts: list[int], rows: int) -> list[tuple[int, int]]:
         seen = (key.document >= document.amin(1, keepdim=True)) & (key.document <= document.amax(1, keepdim=True))
         if call.is_causal:
             seen = seen & (key.order <= query.order[:, start : start + rows].amax(1, keepdim=True))
-        needed.append((seen & (key.document >= 0)).any(0))
+        needed.append((seen & (key.document != PADDING)).any(0))
     indices = torch.arange(keys, device=key.device)
     every = torch.stack(needed)
     first = torch.where(every, indices, keys).amin(1).tolist()

@@ -103,8 +103,8 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     blocks = _block_mask(call, *((_length(queries), _length(keys)) if on_cpu else (queries, keys)))
     if on_cpu:
         call = _padded(call, *blocks.seq_lengths)
-    query, key, terms = _fold(call)
-    function = _score_function(call, terms)
+    query, key = call.inner()
+    function = _score_function(call)
     grouped = query.size(1) != key.size(1)
     value = call.value
     if not torch.is_grad_enabled():  # on CPU a leaf that requires grad is refused even where none is asked for
@@ -146,25 +146,11 @@ def _attend(
 # --- the scores -----------------------------------------------------------------------------------------------------
 
 
-def _fold(call: Call) -> tuple[Tensor, Tensor, tuple[Score, ...]]:
-    """Query and key with the first term folded in that is an inner product as a whole, and the terms that are left.
-
-    A vector per key added to the key costs a key, where q times a table of all positions costs queries x positions.
-    """
-    terms = tuple(term for term in call.scores if isinstance(term, Score))
-    for n, term in enumerate(terms):
-        if term.fold is not None and term.by_distance is None:
-            query, key = term.fold(call.block())
-            return query.to(call.query.dtype), key.to(call.key.dtype), terms[:n] + terms[n + 1 :]
-        if not term.additive:  # what comes after it must not be inside it
-            break
-    return call.query, call.key, terms
-
-
-def _score_function(call: Call, terms: tuple[Score, ...]) -> ScoreFunction | None:
+def _score_function(call: Call) -> ScoreFunction | None:
     """The terms bound to the call, one after the other, then ``attn_mask``; None where there is nothing to do."""
     # A term that looks at positions alone need not wait for a cast, but it is asked for every row of the batch.
     uncast = Block(call.query, call.key, call.query_positions, call.key_positions, call.scale)
+    terms = (term for term in call.unfolded if isinstance(term, Score))
     functions = tuple(term.bind(uncast if term.content_free else call.block()) for term in terms)
     mask = call.attn_mask
     if mask is not None:

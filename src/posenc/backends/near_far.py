@@ -32,6 +32,10 @@ def _refuses(call: Call) -> str | None:
         return "it is made of the CPU's fused kernel, and the tensors are elsewhere"
     if call.attn_mask is not None or call.dropout_p:
         return "it takes no attn_mask and no dropout"
+    if call.is_forward_mode:
+        return "it has no forward-mode derivative"
+    if call.scale <= 0:
+        return "the fused kernel hides keys before it scales, so the scale must be positive"
     if call.value.size(-1) != call.query.size(-1):
         return "the fused kernel gives its log-sum-exp only where value is as wide as query"
     if 0 in (*call.query.shape, call.key.size(2)):
@@ -51,7 +55,7 @@ def _refuses(call: Call) -> str | None:
         return "one term is linear in the distance and another is not"
     if any(value.by_distance is None or value.constant_past is None for value in call.values):
         return "the value door is not constant past a distance"
-    if call.return_lse and torch.is_grad_enabled():
+    if call.wants_gradient_of_lse:
         return "its log-sum-exp has no gradient: ask for it under torch.no_grad()"
     return None
 
@@ -59,25 +63,27 @@ def _refuses(call: Call) -> str | None:
 def band_width(call: Call) -> int:
     """W, the distance from which on every term of the call is straight."""
     terms = [term for term in call.scores if isinstance(term, Score)]
-    return max(1, *(term.constant_past or 0 for term in terms), *(door.constant_past or 0 for door in call.values))
+    return max((1, *(term.constant_past or 0 for term in terms), *(door.constant_past or 0 for door in call.values)))
 
 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     groups = call.query.size(1) // call.key.size(1)
     key, value = (x if groups == 1 else x.repeat_interleave(groups, 1) for x in (call.key, call.value))
+    # The kernel takes the channels of a token to lie side by side, and does not look.
+    query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (call.query, key, value))
     # What terms give by distance does not depend on the block's contents, so it is not cast for them.
     block = Block(call.query, call.key, call.query_positions, call.key_positions, call.scale)
     terms = [term for term in call.scores if isinstance(term, Score)]
     if len(call.values) == 0 and all(term.linear_past == 0 for term in terms):
-        return _run_linear(call, block, key, value, terms)
-    return _run_banded(call, block, key, value, terms)
+        return _run_linear(call, block, query, key, value, terms)
+    return _run_banded(call, block, query, key, value, terms)
 
 
 # -- a bias linear in the distance ------------------------------------------------------------------------------------
 
 
 def _run_linear(
-    call: Call, block: Block, key: Tensor, value: Tensor, terms: list[Score]
+    call: Call, block: Block, query: Tensor, key: Tensor, value: Tensor, terms: list[Score]
 ) -> tuple[Tensor, Tensor | None]:
     assert call.ahead is not None
     steps = torch.arange(-1, 2, device=key.device)
@@ -87,10 +93,10 @@ def _run_linear(
         given = term.by_distance(block, steps).bias
         assert given is not None
         bias = bias + given
-    # ALiBi's slopes are no parameters; those of a scheme that learned them would need their gradient here.
-    assert not bias.requires_grad
+    if bias.requires_grad:
+        raise ValueError("a term that is linear past 0 must not learn its bias: leave linear_past out")
     slopes = torch.stack((bias[:, 0] - bias[:, 1], bias[:, 2] - bias[:, 1]))
-    out, lse = torch.ops.posenc.linear(call.query, key, value, slopes, call.ahead, call.is_causal, call.scale)
+    out, lse = torch.ops.posenc.linear(query, key, value, slopes, call.ahead, call.is_causal, call.scale)
     return out, lse + bias[:, 1, None] if call.return_lse else None
 
 
@@ -184,9 +190,8 @@ _linear.register_autograd(_linear_grads, setup_context=_linear_save)
 
 
 def _run_banded(
-    call: Call, block: Block, key: Tensor, value: Tensor, terms: list[Score]
+    call: Call, block: Block, query: Tensor, key: Tensor, value: Tensor, terms: list[Score]
 ) -> tuple[Tensor, Tensor | None]:
-    query = call.query
     width = band_width(call)
     # Every distance with a bias of its own, and one beyond on each side to stand for all that are further.
     distances = torch.arange(-width, 1 if call.is_causal else width + 1, device=query.device)
@@ -309,7 +314,7 @@ class _Band:
         return full
 
 
-def _far_masks(query: Tensor, constant: Tensor | None) -> fused.Mask:
+def _far_masks(constant: Tensor | None) -> fused.Mask:
     """Nothing to the left, the row's constant to the right."""
 
     def masks(part: fused.Part) -> tuple[Tensor | None, Tensor | None]:
@@ -361,11 +366,11 @@ def _near_far(
         out[:, :, rows] = one.flatten(2, 3)[:, :, : out[:, :, rows].size(2)]
         lse[:, :, rows] = its.flatten(2, 3)[:, :, : out[:, :, rows].size(2)]
     sizes = (query.size(2), key.size(2))
-    fused.forward(query, key, value, fused.left(*sizes, ahead - width), _far_masks(query, None), scale, out, lse)
+    fused.forward(query, key, value, fused.left(*sizes, ahead - width), _far_masks(None), scale, out, lse)
     constant = _constant(query, bias, vectors, is_causal)
     beyond, its_lse = _nothing(query) if not is_causal else (query.new_empty(0), lse.new_empty(0))
     if not is_causal:
-        masks = _far_masks(query, constant)
+        masks = _far_masks(constant)
         fused.forward(query, key, value, fused.right(*sizes, ahead + width), masks, scale, beyond, its_lse)
         if values is not None:
             beyond += values[:, -1:] * (its_lse > -torch.inf)[..., None]
@@ -424,7 +429,7 @@ def _near_far_backward(
         band.add_windows(d_value, band.spread(weights).mT @ coming, group)
 
     sizes = (query.size(2), key.size(2))
-    masks = _far_masks(query, None)
+    masks = _far_masks(None)
     parts = fused.left(*sizes, ahead - width)
     fused.backward(grad, query, key, value, out, lse, parts, masks, scale, grads)
     if not is_causal:
@@ -433,7 +438,7 @@ def _near_far_backward(
         far = out if values is None else (out.to(d_query.dtype) - values[:, -1:]).to(out.dtype)
         constant = _constant(query, bias, vectors, is_causal)
         parts = fused.right(*sizes, ahead + width)
-        fused.backward(grad, query, key, value, far, lse, parts, _far_masks(query, constant), scale, grads)
+        fused.backward(grad, query, key, value, far, lse, parts, _far_masks(constant), scale, grads)
         share = (its_lse - lse).exp()
         if values is not None:
             d_values[:, -1] += torch.einsum("bhi,bhid->hd", share, grad.to(share.dtype))

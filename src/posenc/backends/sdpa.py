@@ -1,4 +1,7 @@
-"""PyTorch's scaled_dot_product_attention, fed a mask: the fused kernel wherever a scheme is an additive bias."""
+"""PyTorch's scaled_dot_product_attention, fed a mask: its fused kernel wherever a scheme is an additive bias.
+
+A mask that requires grad, of a learned bias in training, PyTorch computes unfused.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ def _bias(call: Call) -> Tensor | None:
 
 
 def _row(call: Call, ahead: int, term: Score) -> Tensor:
-    """What a term by distance gives one query, (1 or B, H, 1, N): decoding is to cost no more than the cache it reads."""
+    """What a term by distance gives one query, (1 or B, H, 1, N): decoding is to cost no more than reading a cache."""
     assert term.by_distance is not None
     block = Block(call.query, call.key, call.query_positions, call.key_positions, call.scale)
     keys = call.key.size(2)
@@ -68,7 +71,8 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
         value = F.pad(value, (0, query.size(-1) - width))
     grouped = query.size(1) != key.size(1)
     plain = len(call.unfolded) == 0 and call.attn_mask is None
-    if plain and call.is_causal and same_run(call.query_positions, call.key_positions):
+    # The kernel hides keys before it scales: -inf times a scale of 0 or below would be no hiding.
+    if plain and call.is_causal and call.scale > 0 and same_run(call.query_positions, call.key_positions):
         out = F.scaled_dot_product_attention(
             query, key, value, None, call.dropout_p, is_causal=True, scale=call.scale, enable_gqa=grouped
         )

@@ -1,0 +1,185 @@
+"""What posenc's own operators must not get wrong beside their numbers: layouts, derivatives they lack, odd calls."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import posenc
+from posenc import T5, ALiBi, DistanceAware, NoPE, Positions, Relative1D, RoPE, Scheme, Shaw, TransformerXL
+from posenc.encoding import Block, ByDistance, RowFunction, RowScore, Score, ScoreFunction
+
+HEADS, HEAD_DIM, TOKENS = 4, 16, 150
+SCHEMES: dict[str, Callable[[], Scheme]] = {
+    "linear": lambda: ALiBi(HEADS),
+    "near and far": lambda: Shaw(HEAD_DIM, 5),
+    "by distance": lambda: Relative1D(TOKENS, HEAD_DIM),
+    "by distance, a factor": lambda: DistanceAware(HEADS),
+    "by distance, folded": lambda: TransformerXL(HEADS, HEAD_DIM),
+}
+
+
+def transposed(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value as projections leave them, (batch, tokens, heads, head_dim) in memory."""
+    query, key, value = (torch.randn(2, TOKENS, HEADS, HEAD_DIM, dtype=dtype).transpose(1, 2) for _ in range(3))
+    return query, key, value
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_memory_order_does_not_matter(scheme: str) -> None:
+    made = SCHEMES[scheme]().double()
+    channels_first = tuple(x.mT.contiguous().mT for x in transposed())
+    assert channels_first[0].stride(-1) != 1
+    for tensors in (transposed(), channels_first):
+        leaves = [x.detach().requires_grad_() for x in tensors]
+        out = posenc.attention(*leaves, made, is_causal=True)
+        truth = posenc.attention(*leaves, made, is_causal=True, backend="reference")
+        torch.testing.assert_close(out, truth)
+        for found, expected in zip(
+            torch.autograd.grad(out.square().sum(), leaves),
+            torch.autograd.grad(truth.square().sum(), leaves),
+            strict=True,
+        ):
+            torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_what_operators_promise_the_compiler_is_so(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's own examination: schema, gradients, and shapes and strides as foretold for a compiled graph."""
+    name = {"linear": "linear", "near and far": "near_far"}.get(scheme, "by_distance")
+    operator, calls = getattr(torch.ops.posenc, name), []
+    leaves = [x.detach().requires_grad_() for x in transposed()]
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.ops.posenc, name, lambda *given: calls.append(given) or operator(*given))
+        posenc.attention(*leaves, SCHEMES[scheme]().double(), is_causal=True)
+    (given,) = calls
+    given = tuple(x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x for x in given)
+    results = torch.library.opcheck(operator.default, given)
+    assert set(results.values()) == {"SUCCESS"}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # PyTorch's own, in jvp
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_forward_mode_derivatives_are_not_lost(scheme: str) -> None:
+    made = SCHEMES[scheme]().double()
+    query, key, value = transposed()
+
+    def run(query: Tensor, backend: str) -> Tensor:
+        out = posenc.attention(query, key, value, made, is_causal=True, backend=backend)
+        assert isinstance(out, Tensor)
+        return out
+
+    direction = torch.randn_like(query)
+    _, found = torch.func.jvp(lambda q: run(q, "auto"), (query,), (direction,))
+    _, expected = torch.func.jvp(lambda q: run(q, "reference"), (query,), (direction,))
+    assert expected.abs().max() > 0.1
+    torch.testing.assert_close(found, expected)
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(ValueError, match="it has no forward-mode derivative"):
+        posenc.attention(query, key, value, ALiBi(HEADS), is_causal=True, backend="near_far")
+
+
+@pytest.mark.parametrize("scheme", [None, NoPE(), RoPE(HEAD_DIM), ALiBi(HEADS), T5(HEADS)], ids=str)
+def test_part_of_a_prompt_against_a_cache(scheme: Scheme | None) -> None:
+    query, key, value = (x.float() for x in transposed())
+    found, expected = (
+        posenc.attention(query[:, :, -40:], key, value, scheme, is_causal=True, backend=backend)
+        for backend in ("auto", "reference")
+    )
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.5])
+@pytest.mark.parametrize("scheme", [None, ALiBi(HEADS), Shaw(HEAD_DIM, 5), T5(HEADS)], ids=str)
+def test_a_scale_may_be_zero_or_negative(scheme: Scheme | None, scale: float) -> None:
+    tensors = [x.float() for x in transposed()]
+    found, expected = (
+        posenc.attention(*tensors, scheme, is_causal=True, scale=scale, backend=backend)
+        for backend in ("auto", "reference")
+    )
+    torch.testing.assert_close(found, expected)
+
+
+def test_documents_may_have_any_number_but_that_of_padding() -> None:
+    tensors = [x[:1].float() for x in transposed()]
+    document = torch.full((1, TOKENS), -2)
+    positions = Positions(torch.arange(TOKENS)[None], document=document)
+    scheme = ALiBi(HEADS)
+    found, expected = (
+        posenc.attention(*tensors, scheme(positions), is_causal=True, backend=backend)
+        for backend in ("chunked", "reference")
+    )
+    torch.testing.assert_close(found, expected)
+
+
+class _Last(Scheme):
+    """A score that falls with the distance from the last key of the row."""
+
+    def score(self) -> RowScore:
+        return RowScore(self._bind)
+
+    def _bind(self, block: Block) -> RowFunction:
+        def fallen(scores: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor, visible: Any) -> Tensor:
+            return scores - 0.1 * (j.amax() - j) * scores
+
+        return fallen
+
+
+def test_a_term_of_whole_rows_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("posenc.backends.chunked.SCORES", 1)  # blocks of 64 queries
+    tensors = [x.float() for x in transposed()]
+    found, expected = (
+        posenc.attention(*tensors, _Last(), is_causal=True, backend=backend) for backend in ("chunked", "reference")
+    )
+    torch.testing.assert_close(found, expected)
+
+
+class _Learned(Scheme):
+    """A slope that is learned, of a term that says it is linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slope = torch.nn.Parameter(torch.ones(()))
+
+    def score(self) -> Score:
+        return Score(self._bind, content_free=True, by_distance=self._by_distance, linear_past=0)
+
+    def _bind(self, block: Block) -> ScoreFunction:
+        raise NotImplementedError
+
+    def _by_distance(self, block: Block, distances: Tensor) -> ByDistance:
+        return ByDistance(bias=self.slope * distances.to(block.dtype)[None])
+
+
+def test_a_learned_slope_is_refused_and_not_forgotten() -> None:
+    with pytest.raises(ValueError, match="linear past 0 must not learn its bias: leave linear_past out"):
+        posenc.attention(*(x.float() for x in transposed()), _Learned(), is_causal=True)
+
+
+@pytest.mark.parametrize("backend", ["auto", "chunked", "reference"])
+def test_a_table_ends_where_it_ends_in_every_backend(backend: str) -> None:
+    query, key = torch.randn(1, HEADS, 20, HEAD_DIM), torch.randn(1, HEADS, 320, HEAD_DIM)
+    positions = Positions.arange(20), Positions.arange(320)
+    with pytest.raises(posenc.PositionError, match="Relative1D encodes distances up to 29, got 319"):
+        posenc.attention(
+            query,
+            key,
+            key,
+            Relative1D(30, HEAD_DIM),
+            query_positions=positions[0],
+            key_positions=positions[1],
+            is_causal=True,
+            backend=backend,
+        )
+
+
+def test_a_shift_by_a_fraction_is_no_index() -> None:
+    tensors = [x.float() for x in transposed()]
+    positions = Positions.arange(TOKENS).shift(0.5)  # type: ignore[arg-type]
+    found, expected = (
+        posenc.attention(*tensors, ALiBi(HEADS)(positions), is_causal=True, backend=backend)
+        for backend in ("auto", "reference")
+    )
+    torch.testing.assert_close(found, expected)
