@@ -54,6 +54,8 @@ def attention(
     broadcasts to (batch, heads, queries, keys): bool, True = may be seen, or float, added to the scores. ``dropout_p``
     is applied whenever it is above 0.
 
+    Fused kernels have one derivative and no other: for the second, or under `torch.func`, ``backend="reference"``.
+
     Returns (batch, heads, queries, value_dim) in the query's dtype; scores are in float32 for half-precision inputs.
     """
     call = _call(

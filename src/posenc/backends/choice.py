@@ -54,6 +54,8 @@ def choose(call: Call) -> tuple[Backend, str]:
     """The backend that "auto" takes, and why."""
     batch, heads, queries, _ = call.query.shape
     keys = call.key.size(2)
+    if call.is_forward_mode:
+        return REFERENCE, "no fused kernel has a forward-mode derivative"
     dense = SDPA if SDPA.refuses(call) is None else REFERENCE
     if dense is SDPA and len(call.unfolded) == 0 and call.attn_mask is None and _needs_no_mask(call):
         return SDPA, "nothing is added to the scores, so it is the fused kernel alone"
