@@ -144,8 +144,8 @@ class Score:
       (query, key) to use in place of the block's, with as many channels or more, such that scale query . key holds the
       score and the term.
     - ``by_distance(block, distances)``: the term looks at positions through p_j - p_i alone. Gives what it adds at each
-      of these distances (int64, 1-D), in the block's ``dtype``. With ``fold`` too, the term is the sum of what each of
-      them gives.
+      of these distances (int64, 1-D), in the block's ``dtype``, all of it finite: what hides keys by -inf has not this
+      fact. With ``fold`` too, the term is the sum of what each of them gives.
     - ``constant_past``: what ``by_distance`` gives at a distance of that or more, to either side, is the same.
     - ``linear_past``: from there on, to either side, its bias, which is not learned, runs in a straight line.
     """

@@ -66,9 +66,12 @@ def _row(call: Call, ahead: int, term: Score) -> Tensor:
 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     query, key = call.inner()
-    value, width = call.value, call.value.size(-1)
-    if query.size(-1) > value.size(-1):  # a folded term brings channels, and fused kernels want all three as wide
-        value = F.pad(value, (0, query.size(-1) - width))
+    width = call.value.size(-1)
+    # Fused kernels want all three as wide, and a folded term brings channels.
+    widest = max(query.size(-1), width)
+    query, key, value = (
+        x if x.size(-1) == widest else F.pad(x, (0, widest - x.size(-1))) for x in (query, key, call.value)
+    )
     grouped = query.size(1) != key.size(1)
     plain = len(call.unfolded) == 0 and call.attn_mask is None
     # The kernel hides keys before it scales: -inf times a scale of 0 or below would be no hiding.

@@ -97,10 +97,6 @@ def attentions(name: str, scheme: Scheme, inputs: Inputs, window: int) -> dict[s
     }
 
 
-def _parameters(scheme: Scheme) -> tuple[Tensor, ...]:
-    return tuple(scheme.parameters())
-
-
 def _distances(tokens: int, device: torch.device) -> Tensor:
     """p_j - p_i."""
     line = torch.arange(tokens, device=device)
@@ -139,7 +135,7 @@ def _mask(scheme: Scheme, query: Tensor) -> Tensor:
 def _mask_ahead(scheme: Scheme, inputs: Inputs) -> Work:
     if isinstance(scheme, Shaw):
         raise LeftOutError("the bias depends on the queries, so no mask can be built ahead of them")
-    if inputs.training and _parameters(scheme):
+    if inputs.training and tuple(scheme.parameters()):
         raise LeftOutError("a mask built ahead gives its parameters no gradient")
     query, key, value = inputs.query, inputs.key, inputs.value
     mask = _mask(scheme, query).detach().expand(1, *query.shape[1:3], -1)
@@ -153,7 +149,7 @@ def _mask_in_call(scheme: Scheme, inputs: Inputs) -> Work:
         mask = _mask(scheme, query).expand(1, *query.shape[1:3], -1)
         return F.scaled_dot_product_attention(query, key, value, mask)
 
-    return inputs.work(attend, _parameters(scheme))
+    return inputs.work(attend, tuple(scheme.parameters()))
 
 
 def _flex(scheme: Scheme, inputs: Inputs) -> Work:
@@ -178,7 +174,7 @@ def _flex(scheme: Scheme, inputs: Inputs) -> Work:
             table = scheme.weight[bucket].mT.contiguous()
             return attend(query, key, value, lambda s, b, h, i, j: s + table[h, (i - j).clamp(min=0)], block_mask=seen)
 
-        return inputs.work(with_table, _parameters(scheme))
+        return inputs.work(with_table, tuple(scheme.parameters()))
     assert isinstance(scheme, Shaw)
     window, keys = scheme.max_distance, scheme.key_table
     assert keys is not None
@@ -193,7 +189,7 @@ def _flex(scheme: Scheme, inputs: Inputs) -> Work:
             block_mask=seen,
         )
 
-    return inputs.work(with_products, _parameters(scheme))
+    return inputs.work(with_products, tuple(scheme.parameters()))
 
 
 def _x_transformers(scheme: Scheme, inputs: Inputs) -> Work:
