@@ -45,7 +45,7 @@ RUNS: list[Run] = [
     for tokens, ways in (*((n, (True, False)) for n in EVERYWHERE), *((n, (True,)) for n in AROUND_A_BLOCK))
     for causal in ways
     if fits(name, place)
-    and (tokens in EVERYWHERE or place in THERE)
+    and (tokens == 129 or place in THERE)
     and (name not in ADDING or (place in THERE and tokens in EVERYWHERE))
 ]
 LONG: list[Run] = [

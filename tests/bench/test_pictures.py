@@ -34,6 +34,11 @@ def test_what_was_not_measured_is_not_drawn(tmp_path: Path) -> None:
     assert [path.name for path in bench.write(decodes, tmp_path)] == ["decode.png"]
 
 
+def test_a_benchmark_interrupted_before_any_training_is_drawn(tmp_path: Path) -> None:
+    forward = [record for record in everything() if record["kind"] == "price forward"]
+    assert {path.name for path in bench.write(forward, tmp_path)} == {"price.png", "price_by_length.png", "growth.png"}
+
+
 def test_a_mark_stands_at_its_ratio_and_a_dash_for_none() -> None:
     figure = drawn("peers", everything())
     (axes,) = figure.axes

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc import Encoding, Positions
-from posenc.backends import attention, call, reference, sdpa
+from posenc.backends import attention, call, choice, reference, sdpa
 from posenc.backends.call import Backend, Call
 from posenc.encoding import Composition
 from posenc.positions import PADDING
@@ -191,14 +191,14 @@ MUTANTS = (
     ),
     Mutant(
         "a query that sees nothing gives NaN",
-        attention,
+        choice,
         "BACKENDS",
         with_reference(careless),
         partial(test_attention.check_blind_queries, "padding", "reference", None),
     ),
     Mutant(
         "a query that sees nothing gives zeros, and NaN for a gradient",
-        attention,
+        choice,
         "BACKENDS",
         with_reference(kept),
         partial(test_attention.check_blind_queries, "padding", "reference", None),

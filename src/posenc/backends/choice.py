@@ -18,8 +18,10 @@ from posenc.positions import same_run, sees_all
 
 BACKENDS: tuple[Backend, ...] = (SDPA, NEAR_FAR, FLEX, CHUNKED, REFERENCE)
 
-# As many scores as this may be held at once, 16 MB in float32, of all heads (measured on a CPU: docs/log.md).
+# As many scores as this may be held at once, 16 MB in float32, of all heads; and of one head, as many as this are done
+# densely before a loop over blocks has begun (measured on a CPU: docs/log.md).
 FEW_SCORES = 2**22
+FEW_PAIRS = 2**14
 # Below this many band widths of keys, what is near is most of it.
 BANDS = 8
 
@@ -61,6 +63,8 @@ def choose(call: Call) -> tuple[Backend, str]:
         return SDPA, "nothing is added to the scores, so it is the fused kernel alone"
     if call.has_few_queries and dense is SDPA:
         return SDPA, "there are few queries: a row of scores for each is the least work"
+    if not torch.compiler.is_compiling() and dense is SDPA and queries * keys <= FEW_PAIRS:
+        return SDPA, "the tokens are few enough to lay out a mask"
     is_near_far = NEAR_FAR.refuses(call) is None
     if is_near_far and (torch.compiler.is_compiling() or BANDS * band_width(call) <= keys):
         return NEAR_FAR, "past some distance the bias is constant or a straight line"

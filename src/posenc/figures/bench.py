@@ -228,6 +228,7 @@ def _dots(blocks: Sequence[Block], title: str, xlabel: str, dark: bool) -> Figur
 
 def _curves(panels: Sequence[Panel], title: str, dark: bool, form: Callable[[float], str]) -> Figure | None:
     """Panels two in a row: lines against length, both axes logarithmic, each line named where it ends."""
+    panels = [panel for panel in panels if panel.lines]  # of a benchmark that was interrupted, there may be one
     lengths = sorted({x for panel in panels for line in panel.lines.values() for x in line})
     if not lengths:
         return None
