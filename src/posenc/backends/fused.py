@@ -125,12 +125,6 @@ def forward(
             merge(out[:, :, part.queries], lse[:, :, part.queries], one, its)
 
 
-def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-    """The kernel itself, with an additive mask of full size: output and log-sum-exp."""
-    out, lse = _forward(query, key, value, 0.0, False, attn_mask=mask, scale=scale)
-    return out, lse
-
-
 def merge(out: Tensor, lse: Tensor, one: Tensor, its: Tensor) -> None:
     """Takes attention ``one`` of log-sum-exp ``its`` into ``out`` and ``lse`` over other keys, in place."""
     both = torch.logaddexp(lse, its)
