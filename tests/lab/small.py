@@ -1,13 +1,22 @@
 """The smallest comparison that is one, and text for it."""
 
+import errno
+import io
+import os
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+import torch
 
 from posenc.lab.config import CompareConfig
+from posenc.lab.records import Record, key
 
 SCHEMES = ("nope", "learned", "alibi")
+TIMES = {"time", "seconds", "tokens_per_second", "peak_bytes", "step_ratio", "step_seconds"}
 
 
 def write_text(path: Path, size: int = 12_000, seed: int = 0) -> Path:
@@ -31,3 +40,47 @@ def small_config(text: Path, **changes: Any) -> CompareConfig:
         "windows": 8,
     }
     return CompareConfig(**{**values, **changes})
+
+
+def untimed(records: list[Record]) -> list[Record]:
+    """What does not depend on how busy the machine was, in an order of its own."""
+    ordered = sorted(records, key=lambda record: str(key(record)))
+    return [{name: value for name, value in record.items() if name not in TIMES} for record in ordered]
+
+
+def fill_disk(monkeypatch: pytest.MonkeyPatch, takes: int) -> None:
+    """The disk takes so many bytes more, as a disk does: a part of a write first, and an error at the next."""
+    write, left = os.write, takes
+
+    def writing(descriptor: int, data: bytes) -> int:
+        nonlocal left
+        if not left:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        part = data[:left]
+        left -= len(part)
+        return write(descriptor, part)
+
+    monkeypatch.setattr(os, "write", writing)
+
+
+class Evil:
+    """A pickle of this makes a folder when it is loaded."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
+        return os.mkdir, (str(self.folder),)
+
+
+def evil_bytes(folder: Path, zipped: bool) -> bytes:
+    """What makes ``folder`` where it is loaded as a pickle, by itself or as `torch.save` has it; and that it does."""
+    buffer = io.BytesIO()
+    if zipped:
+        torch.save({"model": Evil(folder)}, buffer)
+        torch.load(io.BytesIO(buffer.getvalue()), weights_only=False)
+    else:
+        pickle.dump(Evil(folder), buffer)
+        pickle.loads(buffer.getvalue())
+    folder.rmdir()
+    return buffer.getvalue()

@@ -19,6 +19,9 @@ def test_test_lengths_follow_the_training_length() -> None:
         ("steps", "many", "steps must be a whole number, got 'many'"),
         ("steps", True, "steps must be a whole number, got True"),
         ("steps", 1.5, "steps must be a whole number, got 1.5"),
+        ("steps", 2**31, "steps must be below 2**31, got 2147483648"),
+        ("train_length", 10**30, f"train_length must be below 2**31, got {10**30}"),
+        ("test_lengths", [8, 2**31], "test_lengths must be below 2**31 each, got [8, 2147483648]"),
         ("dim", 90, "dim must be a multiple of heads (4), got 90"),
         ("kv_heads", 3, "kv_heads must be a divisor of heads (4), got 3"),
         ("kv_heads", 0, "kv_heads must be at least 1, got 0"),
@@ -49,14 +52,48 @@ def test_toml(tmp_path: Path) -> None:
     assert (config.steps, config.learning_rate, config.schemes) == (9, 1.0, ("rope", "rope+alibi"))
 
 
-def test_an_unknown_key_names_the_closest_known(tmp_path: Path) -> None:
+WRONG = [
+    ("# a comment\nstep = 7\n", "line 2: unknown key 'step': did you mean steps?"),
+    ('"a b" = 7\n', "line 1: unknown key 'a b': known are task, schemes, "),
+    ('"st\\u0065p" = 7\n', "lab.toml: unknown key 'step': did you mean steps?"),
+    ("seeds = [\n0]\n[stepz]\nx = 1\n", "line 3: unknown key 'stepz': did you mean steps?"),
+    ("seeds = [1]\n  steps = 'many'\n", "line 2: steps must be a whole number, got 'many'"),
+    ("steps.x = 1", "line 1: steps must be a whole number, got {'x': 1}"),
+    ("\n\ntest_lengths = [\n  8,\n  1,\n]\n", "line 3: test_lengths must be at least 2 each, got [1, 8]"),
+    ("learning_rate = 1" + "0" * 400, "line 1: learning_rate must be a finite number, got 1000"),
+    ("heads = 5\ndim = 96", "line 2: dim must be a multiple of heads (5), got 96"),
+    ("step =", "line 1, is not TOML: Invalid value (at end of document)"),
+    ("steps = 1\r\nsteps = 2\r\n", "line 2, is not TOML: Cannot overwrite a value"),
+    ("steps = 1\nlayers = [1,\n2", "line 3, is not TOML: "),
+    ("steps = 1\ntask = '\0'\n", "line 2, is not TOML: "),
+    ("steps = 1\ntask = '\u00ff'\n", "line 2, is not TOML: 'utf-8' codec can't decode byte 0xff"),
+    ("a = " + "[" * 100_000, "lab.toml is not a configuration: nested too deeply"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), WRONG, ids=[message[:40] for _, message in WRONG])
+def test_what_is_wrong_in_a_file_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "lab.toml"
-    path.write_text("step = 7\n")
-    with pytest.raises(ValueError, match=r"lab.toml has an unknown key 'step': did you mean steps\?"):
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ValueError, match=re.escape(message)) as raised:
         CompareConfig.from_toml(path)
-    path.write_text("step =")
-    with pytest.raises(ValueError, match=r"lab.toml is not a TOML file: "):
+    assert str(raised.value).startswith(str(path))
+
+
+def test_a_file_is_not_blamed_for_what_it_does_not_say(tmp_path: Path) -> None:
+    path = tmp_path / "lab.toml"
+    path.write_text("steps = 7\nheads = 5\n")
+    with pytest.raises(ValueError, match=r"^steps must be at least 1, got 0$"):
+        CompareConfig.from_toml(path, steps=0)
+    with pytest.raises(ValueError, match=r"^dim must be a multiple of heads \(5\), got 96$"):
         CompareConfig.from_toml(path)
+
+
+def test_what_a_saved_configuration_was_made_with_is_a_table(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("steps = 7\nmade_with = 3\n")
+    with pytest.raises(ValueError, match=r"config.toml, line 2: made_with must be a table, got 3$"):
+        saved_identity(path)
 
 
 def test_saved_configuration_is_read_as_the_same(tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ import torch
 
 from posenc.encoding import Scheme
 from posenc.lab import data
+from posenc.lab.checkpoint import CheckpointError
 from posenc.lab.compare import build_model
-from posenc.lab.train import CheckpointError, DivergedError, batch, learning_rate, train
+from posenc.lab.train import DivergedError, batch, learning_rate, train
 from tests.lab.small import SCHEMES, small_config, write_text
 
 
@@ -50,7 +51,9 @@ def test_learning_rate_rises_and_falls(tmp_path: Path) -> None:
 
 def test_training_learns(tmp_path: Path) -> None:
     config = small_config(write_text(tmp_path / "text"), steps=100, learning_rate=0.01)
-    training = train(build_model(config, "alibi", 0), data.load(config.text).train, config, 0, tmp_path / "state.pt")
+    training = train(
+        build_model(config, "alibi", 0), data.load(config.text).train, config, 0, tmp_path / "state.safetensors"
+    )
     assert training.curve[0][1] > 6
     assert training.curve[-1][1] < 3
     assert [step for step, _ in training.curve] == list(range(2, 101, 2))
@@ -67,21 +70,21 @@ def test_a_training_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path, st
     text = data.load(config.text).train
 
     model = build_model(config, "learned", 0)
-    whole = train(model, text, config, 0, tmp_path / "whole.pt")
+    whole = train(model, text, config, 0, tmp_path / "whole.safetensors")
 
     for stop in stops:
         again = build_model(config, "learned", 0)
         try:
-            train(again, text, config, 0, tmp_path / "part.pt", tick=stopping_after(stop))
+            train(again, text, config, 0, tmp_path / "part.safetensors", tick=stopping_after(stop))
         except KeyboardInterrupt:
             assert stop < 13
     again = build_model(config, "learned", 0)
-    resumed = train(again, text, config, 0, tmp_path / "part.pt")
+    resumed = train(again, text, config, 0, tmp_path / "part.safetensors")
 
     assert resumed.curve == whole.curve
     for name, value in model.state_dict().items():
         assert torch.equal(again.state_dict()[name], value), name
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["part.pt", "text", "whole.pt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["part.safetensors", "text", "whole.safetensors"]
 
 
 def test_a_crash_costs_no_more_than_what_came_after_the_last_checkpoint(tmp_path: Path) -> None:
@@ -96,8 +99,10 @@ def test_a_crash_costs_no_more_than_what_came_after_the_last_checkpoint(tmp_path
         return False
 
     with pytest.raises(RuntimeError, match="power"):
-        train(build_model(config, "nope", 0), text, config, 0, tmp_path / "part.pt", tick=crash, save_seconds=0)
-    train(build_model(config, "nope", 0), text, config, 0, tmp_path / "part.pt", tick=crash)
+        train(
+            build_model(config, "nope", 0), text, config, 0, tmp_path / "part.safetensors", tick=crash, save_seconds=0
+        )
+    train(build_model(config, "nope", 0), text, config, 0, tmp_path / "part.safetensors", tick=crash)
     assert seen == [1, 2, 3, 4, 5, 6, 6, 7, 8, 9]
 
 
@@ -108,20 +113,22 @@ def test_a_loss_that_is_no_number_and_a_damaged_checkpoint_are_clear_errors(tmp_
     with torch.no_grad():
         next(model.parameters()).fill_(float("nan"))
     with pytest.raises(DivergedError, match=r"^the loss is nan at step 1$"):
-        train(model, text, config, 0, tmp_path / "part.pt")
-    (tmp_path / "part.pt").write_bytes(b"PK nonsense")
-    with pytest.raises(CheckpointError, match=r"part.pt is not a whole checkpoint .*: remove it to train anew"):
-        train(model, text, config, 0, tmp_path / "part.pt")
+        train(model, text, config, 0, tmp_path / "part.safetensors")
+    (tmp_path / "part.safetensors").write_bytes(b"PK nonsense")
+    with pytest.raises(
+        CheckpointError, match=r"part.safetensors is not a whole checkpoint .*: remove it to train anew"
+    ):
+        train(model, text, config, 0, tmp_path / "part.safetensors")
 
 
 def test_a_checkpoint_of_another_comparison_is_refused(tmp_path: Path) -> None:
     config = small_config(write_text(tmp_path / "text"))
-    text, path = data.load(config.text).train, tmp_path / "part.pt"
+    text, path = data.load(config.text).train, tmp_path / "part.safetensors"
     with pytest.raises(KeyboardInterrupt):
         train(build_model(config, "nope", 0), text, config, 0, path, fingerprint="one", tick=stopping_after(3))
     before = path.read_bytes()
     with pytest.raises(
-        CheckpointError, match=r"part.pt is a checkpoint of another .* \(one there, other here\): remove"
+        CheckpointError, match=r"part.safetensors is a checkpoint of another .* \(one there, other here\): remove"
     ):
         train(build_model(config, "nope", 0), text, config, 0, path, fingerprint="other")
     assert path.read_bytes() == before

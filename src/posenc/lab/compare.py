@@ -1,7 +1,6 @@
 """``posenc compare``: every scheme in the same model, trained on the same batches, tested at the same places."""
 
 import math
-import os
 import signal
 import threading
 import time
@@ -16,11 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from posenc.encoding import Scheme
+from posenc.lab import checkpoint as checkpoints
 from posenc.lab.config import CompareConfig, fingerprint, saved_identity
+from posenc.lab.files import WRITING, write_whole
 from posenc.lab.machine import machine, versions
 from posenc.lab.memory import peak_bytes
 from posenc.lab.progress import Progress
-from posenc.lab.records import Record, Records, key
+from posenc.lab.records import RESULTS, Record, Records, key
 from posenc.lab.task import Loaded, Task
 from posenc.lab.tasks import TASKS
 from posenc.lab.train import DivergedError, Loss, batch, optimizer_for, step_of, train
@@ -30,7 +31,10 @@ Build: TypeAlias = Callable[[CompareConfig, str, int], nn.Module]
 """(configuration, scheme, seed) -> model."""
 
 CONFIG = "config.toml"
+CHECKPOINTS = "checkpoints"
+OLD_SUFFIX = ".pt"  # of checkpoints that were pickles
 ALL = "all"  # the name that stands for every scheme of the catalog that the task has positions for
+VERSIONS = ("posenc", "torch", "numpy")  # whose versions two measurements must share to be of one comparison
 PLAIN = "nope"  # what step times are relative to: the model without positions
 
 # A scheme draws its parameters from a stream of its own, or a learned table would begin with the embedding's numbers.
@@ -80,7 +84,9 @@ def compare(
     A training whose loss stops being a number is recorded as diverged, and the others go on. The first SIGINT or
     SIGTERM saves the training under way and raises KeyboardInterrupt.
 
-    Raises ValueError for too little text, and for a folder that holds another comparison or is in use.
+    Raises ValueError for too little text, and for a folder that holds another comparison, is in use, or has a file that
+    is not as this function writes it; OSError, naming the file, where the disk does not take it. What was recorded
+    stays, and the same call goes on from there.
     """
     check(config)
     out, progress = Path(out), progress or Progress()
@@ -88,15 +94,16 @@ def compare(
     left_out = task.left_out() if ALL in config.schemes else {}
     config = resolved(config)
     loaded = task.load(config)
-    made_with = {"text_digest": loaded.digest, **{k: versions()[k] for k in ("posenc", "torch", "numpy")}}
+    made_with = {"text_digest": loaded.digest, **{name: versions()[name] for name in VERSIONS}}
     with Records(out) as records, _Stop() as stop, progress:
-        _claim(out, config, made_with, empty=not len(records))
+        _check_folder(out, config.identity(**made_with), records)
         lab = _Lab(config, out, task, loaded, device, made_with, records, progress, stop, build)
-        for line in filter(None, (records.notice, loaded.about, loaded.notice)):
+        progress.begin(len(config.seeds) * len(config.schemes) * lab.work)  # from here on, what fails has kept records
+        write_whole(out / CONFIG, config.to_toml(made_with).encode())
+        for line in filter(None, (records.notice, *_clear(out), loaded.about, loaded.notice)):
             progress.say(line)
         for name, reason in left_out.items():
             progress.say(f"{name} is left out: {reason}")
-        progress.begin(len(config.seeds) * len(config.schemes) * lab.work)
         for seed in config.seeds:
             for scheme in config.schemes:
                 lab.train_and_test(scheme, seed)
@@ -140,7 +147,7 @@ class _Lab:
     def train_and_test(self, scheme: str, seed: int) -> None:
         """Everything that needs the trained model, as far as it is not there."""
         config, progress = self.config, self.progress
-        checkpoint = self.out / "checkpoints" / f"{scheme}-{seed}.pt"
+        checkpoint = self._checkpoint(scheme, seed)
         planned = self.task.plan(scheme, config.test_lengths, config.train_length)
         trained = self.records.has("training", scheme, seed)
         if trained and all(self.records.has(kind, scheme, seed, length) for kind, length in planned):
@@ -203,6 +210,9 @@ class _Lab:
         progress.skip(self.testing_work - TESTING_WORK * evaluator.tokens)
         checkpoint.unlink()
 
+    def _checkpoint(self, scheme: str, seed: int) -> Path:
+        return self.out / CHECKPOINTS / f"{scheme}-{seed}{checkpoints.SUFFIX}"
+
     def _diverged(self, scheme: str, seed: int) -> str:
         """How this training is recorded to have diverged; empty where it did not."""
         return next((r.get("diverged", "") for r in self.records if key(r) == ("training", scheme, seed, None)), "")
@@ -212,7 +222,7 @@ class _Lab:
         for kind, length in planned:
             if not self.records.has(kind, scheme, seed, length):
                 self._record(kind, scheme, seed, length, diverged=why)
-        (self.out / "checkpoints" / f"{scheme}-{seed}.pt").unlink(missing_ok=True)
+        self._checkpoint(scheme, seed).unlink(missing_ok=True)
 
     def time_steps(self, scheme: str, seed: int) -> None:
         """The time of a training step relative to the plain model's, taken in turns, so that a machine that is busy
@@ -253,23 +263,50 @@ def _timed_step(model: nn.Module, config: CompareConfig, tokens: Tensor, loss_of
     return step
 
 
-def _claim(out: Path, config: CompareConfig, made_with: dict[str, str], *, empty: bool) -> None:
-    """Saves the configuration in ``out``. ValueError, saying what differs, if another comparison has records there."""
+def _check_folder(out: Path, identity: dict[str, Any], records: Records) -> None:
+    """ValueError, saying what differs, if another comparison has records in ``out``, and, naming the line, for a record
+    that is of another. Where nothing was measured, another's checkpoints are removed."""
     path = out / CONFIG
     if path.exists():
-        old, new = saved_identity(path), config.identity(**made_with)
-        differ = [f"{k} {old.get(k)!r} there and {new.get(k)!r} here" for k in new if old.get(k) != new.get(k)]
-        if differ and empty:  # nothing was measured, and what was begun cannot be gone on from
-            for stray in (out / "checkpoints").glob("*-*.*"):
-                if stray.suffix in (".pt", ".writing"):
-                    stray.unlink()
-        elif differ:
-            raise ValueError(f"{out} holds another comparison, with {', '.join(differ)}: give another folder")
-    elif not empty:
+        differ = _differences(saved_identity(path), identity)
+        if differ and len(records):
+            raise ValueError(f"{out} holds another comparison, with {differ}: give another folder")
+        if differ:
+            for checkpoint in (out / CHECKPOINTS).glob(f"*-*{checkpoints.SUFFIX}"):
+                checkpoint.unlink()
+    elif len(records):
         raise ValueError(f"{out} holds records but no {CONFIG} to tell of what: give another folder")
-    temporary = path.with_suffix(".writing")
-    temporary.write_text(config.to_toml(made_with), encoding="utf-8")
-    os.replace(temporary, path)
+    for line, record in enumerate(records, 1):
+        if of_another := _of_another(record, identity):
+            raise ValueError(f"{records.path}, line {line}, is not of this comparison ({of_another}): remove that line")
+
+
+def _of_another(record: Record, identity: dict[str, Any]) -> str:
+    """In what a record is not of the comparison of this ``identity``; empty where it is."""
+    if record["kind"] not in RESULTS:
+        return f"its kind is {record['kind']!r}"
+    made_with = {"text_digest": record["text"].get("digest"), **{k: record["versions"].get(k) for k in VERSIONS}}
+    try:
+        its = CompareConfig.from_mapping(record["configuration"]).identity(**made_with)
+    except ValueError as error:
+        return f"its configuration: {error}"
+    here = fingerprint(identity)
+    return _differences({**its, "fingerprint": record["fingerprint"]}, {**identity, "fingerprint": here})
+
+
+def _differences(there: dict[str, Any], here: dict[str, Any]) -> str:
+    return ", ".join(f"{k} {there.get(k)!r} there and {here[k]!r} here" for k in here if there.get(k) != here[k])
+
+
+def _clear(out: Path) -> list[str]:
+    """Removes what a write that was stopped left behind, and checkpoints that are no longer read, and says so."""
+    for stray in (out / CHECKPOINTS).glob(f"*{WRITING}"):
+        stray.unlink()
+    notices = []
+    for old in sorted((out / CHECKPOINTS).glob(f"*-*{OLD_SUFFIX}")):
+        old.unlink()
+        notices.append(f"{old}, a checkpoint of an older format, is not read but removed: that training begins again")
+    return notices
 
 
 def _device(config: CompareConfig) -> torch.device:

@@ -3,8 +3,8 @@
 import difflib
 import hashlib
 import json
-import math
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -63,11 +63,19 @@ def _option(default: T, what: str) -> T:
     return option
 
 
+class ConfigError(ValueError):
+    """A value that is wrong, or a name that is not known; ``field`` is its name."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
 @dataclass(frozen=True)
 class CompareConfig:
     """The configuration of ``posenc compare``.
 
-    Checked when it is made: a wrong value is a ValueError that names the field, what was expected and what came.
+    Checked when it is made: a wrong value is a `ConfigError` that names the field, what was expected and what came.
 
     >>> CompareConfig(train_length=64).test_lengths
     (32, 64, 128, 256, 512)
@@ -113,12 +121,16 @@ class CompareConfig:
         if self.kv_heads is None:
             object.__setattr__(self, "kv_heads", self.heads)
         assert self.kv_heads is not None
-        for name in ("steps", "layers", "dim", "heads", "kv_heads", "batch_size"):
+        sizes = ("steps", "layers", "dim", "heads", "kv_heads", "batch_size")
+        for name in sizes:
             self._require(name, getattr(self, name) >= 1, "at least 1")
+        for name in (*sizes, "windows", "train_length"):  # products of a few of them fit into 64 bits
+            self._require(name, getattr(self, name) < 2**31, "below 2**31")
         for name in ("schemes", "seeds", "test_lengths"):
             value = getattr(self, name)
             self._require(name, len(set(value)) == len(value) > 0, "one or more different values")
         self._require("test_lengths", self.test_lengths[0] >= 2, "at least 2 each")
+        self._require("test_lengths", self.test_lengths[-1] < 2**31, "below 2**31 each")
         if self.task == "classify":
             half = self.train_length // 2
             self._require("test_lengths", self.test_lengths[0] >= half, f"at least {half} each, half of train_length")
@@ -134,12 +146,12 @@ class CompareConfig:
 
     def _require(self, name: str, fine: bool, expected: str) -> None:
         if not fine:
-            raise ValueError(f"{name} must be {expected}, got {_shown(getattr(self, name))}")
+            raise _wrong(name, expected, getattr(self, name))
 
     @classmethod
-    def from_mapping(cls, values: Mapping[str, Any], source: str = "configuration") -> "CompareConfig":
-        """A configuration from names and values, with the task's own for those not given. ValueError for a name it does
-        not know, with the closest it does.
+    def from_mapping(cls, values: Mapping[str, Any]) -> "CompareConfig":
+        """A configuration from names and values, with the task's own for those not given. `ConfigError` for a name it
+        does not know, with the closest it does.
 
         >>> CompareConfig.from_mapping({"task": "digits"}).test_lengths
         (6, 8, 12, 16)
@@ -149,15 +161,23 @@ class CompareConfig:
             if name not in known:
                 close = difflib.get_close_matches(name, known, n=1)
                 hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
-                raise ValueError(f"{source} has an unknown key {name!r}: {hint}")
+                raise ConfigError(name, f"unknown key {name!r}: {hint}")
         task = values.get("task", "text")
         return cls(**{**(TASKS.get(task, {}) if isinstance(task, str) else {}), **values})
 
     @classmethod
     def from_toml(cls, path: str | Path, **overrides: Any) -> "CompareConfig":
-        """A configuration from a TOML file, with ``overrides`` put over what the file says."""
+        """A configuration from a TOML file, with ``overrides`` put over what the file says.
+
+        ValueError, naming the line, for what is not TOML and for a wrong value that is the file's.
+        """
         values = {name: value for name, value in _toml(path).items() if name != MADE_WITH}
-        return cls.from_mapping({**values, **overrides}, str(path))
+        try:
+            return cls.from_mapping({**values, **overrides})
+        except ConfigError as error:
+            if error.field in overrides or error.field not in values:
+                raise
+            raise ValueError(f"{_place(path, error.field)}: {error}") from None
 
     def to_dict(self) -> dict[str, Any]:
         """Names and values, as JSON has them."""
@@ -179,8 +199,11 @@ class CompareConfig:
 
 
 def saved_identity(path: Path) -> dict[str, Any]:
-    """The identity of a configuration that `CompareConfig.to_toml` has saved."""
-    return CompareConfig.from_toml(path).identity(**_toml(path).get(MADE_WITH, {}))
+    """The identity of a configuration that `CompareConfig.to_toml` has saved. ValueError as `from_toml` raises it."""
+    made_with = _toml(path).get(MADE_WITH, {})
+    if not isinstance(made_with, dict):
+        raise ValueError(f"{_place(path, MADE_WITH)}: {_wrong(MADE_WITH, 'a table', made_with)}")
+    return CompareConfig.from_toml(path).identity(**made_with)
 
 
 def fingerprint(identity: Mapping[str, Any]) -> str:
@@ -189,10 +212,28 @@ def fingerprint(identity: Mapping[str, Any]) -> str:
 
 
 def _toml(path: str | Path) -> dict[str, Any]:
+    data = Path(path).read_bytes()
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not a TOML file: {error}") from None
+        text = data.decode()
+        return tomllib.loads(text)
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{path}, line {line}, is not TOML: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        found = re.search(r"at line (\d+)", str(error))
+        line = int(found[1]) if found else text.count("\n") + 1  # at the end of the document
+        raise ValueError(f"{path}, line {line}, is not TOML: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{path} is not a configuration: nested too deeply") from None
+
+
+def _place(path: str | Path, name: str) -> str:
+    """The file, and the line of it in which a key of the first level is given."""
+    key = re.compile(rf"""\s*\[*\s*["']?{re.escape(name)}["']?\s*[=.\]]""")
+    lines = Path(path).read_text(encoding="utf-8").split("\n")
+    # None where the key is written with escapes.
+    found = next((number for number, line in enumerate(lines, 1) if key.match(line)), None)
+    return f"{path}, line {found}" if found else str(path)
 
 
 _WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
@@ -203,19 +244,20 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
     if get_origin(kind) is tuple:
         if isinstance(value, list | tuple):
             return tuple(_typed(name, item, get_args(kind)[0]) for item in value)
-        raise ValueError(f"{name} must be a list, got {_shown(value)}")
+        raise _wrong(name, "a list", value)
     if NoneType in get_args(kind):
         return value if value is None else _typed(name, value, get_args(kind)[0])
     if kind is float and type(value) in (int, float):
-        if not math.isfinite(value):
-            raise ValueError(f"{name} must be a finite number, got {value!r}")
+        if not abs(value) <= sys.float_info.max:
+            raise _wrong(name, "a finite number", value)
         return float(value)
     if kind is str and isinstance(value, os.PathLike):
         return os.fspath(value)
     if type(value) is not kind:  # exactly: True is not a number of layers
-        raise ValueError(f"{name} must be {_WORDS[kind]}, got {_shown(value)}")
+        raise _wrong(name, _WORDS[kind], value)
     return value
 
 
-def _shown(value: Any) -> str:
-    return repr(list(value) if isinstance(value, tuple) else value)
+def _wrong(name: str, expected: str, value: Any) -> ConfigError:
+    shown = repr(list(value) if isinstance(value, tuple) else value)
+    return ConfigError(name, f"{name} must be {expected}, got {shown}")

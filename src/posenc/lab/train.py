@@ -1,8 +1,6 @@
 """Training, paired and resumable: a batch follows from seed and step alone, and so does all else."""
 
 import math
-import os
-import pickle
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from posenc.lab import checkpoint as checkpoints
+from posenc.lab.checkpoint import CheckpointError, Reached
 from posenc.lab.config import CompareConfig
 from posenc.lab.data import Bytes
 
@@ -26,10 +26,6 @@ SAVE_SECONDS = 20.0
 
 class DivergedError(ValueError):
     """The loss of a training is no longer a number; the message says since which step that is known."""
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that is damaged, or of another comparison."""
 
 
 @dataclass(frozen=True)
@@ -113,29 +109,24 @@ def train(
     """
     device = next(model.parameters()).device
     optimizer = optimizer_for(model, config)
-    curve: list[tuple[int, float]] = []
-    begin, spent = 0, 0.0
-    running = torch.zeros((), device=device)  # kept there: reading every loss would make a GPU wait
+    every = max(config.steps // CURVE_POINTS, 1)
+    # The sum is kept on the device: reading every loss would make a GPU wait.
+    reached = Reached(step=0, seconds=0.0, curve=[], running=torch.zeros((), device=device))
     if checkpoint.exists():
-        state = _load(checkpoint, device, fingerprint)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        curve = [(int(step), float(bits)) for step, bits in state["curve"]]
-        begin, spent, running = state["step"], state["seconds"], state["running"]
-
-    def save(step: int) -> None:
-        state = {"step": step, "seconds": spent, "running": running, "curve": [list(point) for point in curve]}
-        whole = {**state, "model": model.state_dict(), "optimizer": optimizer.state_dict(), "fingerprint": fingerprint}
-        _save(whole, checkpoint)
+        reached = checkpoints.load(checkpoint, model, optimizer, fingerprint=fingerprint)
+        expected = [step for step in range(1, reached.step + 1) if step % every == 0 or step == config.steps]
+        steps = [step for step, _ in reached.curve]
+        if not (0 < reached.step <= config.steps and reached.seconds > 0 and steps == expected):
+            raise CheckpointError(f"{checkpoint} is a checkpoint of another training: remove it to train anew")
+    curve, running = reached.curve, reached.running
 
     model.train()
-    every = max(config.steps // CURVE_POINTS, 1)
     saved = clock = time.perf_counter()
-    for step in range(begin, config.steps):
+    for step in range(reached.step, config.steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(config, step)
         running += step_of(model, optimizer, batch(text, config, seed, step).to(device), config, loss_of)
-        done = step + 1
+        reached.step = done = step + 1
         if done % every == 0 or done == config.steps:
             points = done - (curve[-1][0] if curve else 0)
             bits = float(running) / points / math.log(2)
@@ -144,36 +135,11 @@ def train(
             curve.append((done, bits))
             running.zero_()
         now = time.perf_counter()
-        spent, clock = spent + now - clock, now
+        reached.seconds, clock = reached.seconds + now - clock, now
         stop = tick(done, curve[-1][1] if curve else math.nan)
         if stop or done == config.steps or now - saved >= save_seconds:
-            save(done)
+            checkpoints.save(checkpoint, model, optimizer, reached, fingerprint=fingerprint)
             saved = clock = time.perf_counter()
         if stop and done < config.steps:
             raise KeyboardInterrupt
-    return Training(curve, spent)
-
-
-def _load(path: Path, device: torch.device, fingerprint: str) -> dict[str, Any]:
-    try:
-        state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise CheckpointError(
-            f"{path} is not a whole checkpoint ({type(error).__name__}): remove it to train anew"
-        ) from None
-    if (its := state.get("fingerprint")) != fingerprint:
-        raise CheckpointError(
-            f"{path} is a checkpoint of another comparison ({its} there, {fingerprint} here): remove it to train anew"
-        )
-    return state
-
-
-def _save(state: dict[str, Any], path: Path) -> None:
-    """Writes all or nothing: what stops the process here leaves the state before."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".writing")
-    with temporary.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    return Training(curve, reached.seconds)

@@ -1,0 +1,109 @@
+"""Files that survive hard use: written whole or not at all, and read without guessing at what is not as expected."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn, get_args, get_origin
+
+WRITING = ".writing"  # the end of a file's name until it is whole
+
+_WORDS: dict[Any, str] = {
+    str: "text",
+    int: "a whole number",
+    float: "a finite number",
+    dict: "an object",
+    list[int]: "a list of whole numbers",
+    list[float]: "a list of finite numbers",
+    list[float | None]: "a list of finite numbers and nulls",
+    list[tuple[int, float]]: "a list of pairs of a whole and a finite number",
+}
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Lets an OSError name ``path``, and nothing that only the code knows."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+
+
+def put(descriptor: int, data: bytes) -> None:
+    """Writes all of ``data`` and waits until it is on the disk."""
+    left = memoryview(data)
+    while left:  # a disk that is nearly full takes a part, and only the next write says why
+        left = left[os.write(descriptor, left) :]
+    os.fsync(descriptor)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Writes a file all or nothing: whatever stops the process here leaves what was there before.
+
+    Raises OSError, naming ``path``, where the disk does not take it; what it took is removed again.
+    """
+    temporary = path.with_name(path.name + WRITING)
+    with naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("wb", buffering=0) as file:
+                put(file.fileno(), data)
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def parse(text: str) -> dict[str, Any]:
+    """The object that ``text`` is in JSON. ValueError for anything else, a name that comes twice, NaN and infinity."""
+    try:
+        value = json.loads(text, object_pairs_hook=_each_once, parse_constant=_not_json)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError("not an object")
+    return value
+
+
+def require(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
+    """ValueError for the first of the names in ``kinds`` that is missing in ``values`` or of another kind."""
+    for name, kind in kinds.items():
+        if name not in values:
+            raise ValueError(f"{name} is missing")
+        if not _fits(values[name], kind):
+            raise ValueError(f"{name} must be {_WORDS[kind]}, got {_short(values[name])}")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    of = get_args(kind)
+    if get_origin(kind) is list:
+        return isinstance(value, list) and all(_fits(item, of[0]) for item in value)
+    if get_origin(kind) is tuple:
+        return isinstance(value, list) and len(value) == len(of) and all(map(_fits, value, of))
+    if of:
+        return any(_fits(value, each) for each in of)
+    if kind is float:
+        return type(value) in (int, float) and abs(value) <= sys.float_info.max
+    return type(value) is kind  # exactly: true is not a number
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the name {twice!r} comes twice")
+    return values
+
+
+def _not_json(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def _short(value: Any) -> str:
+    shown = json.dumps(value)
+    return shown if len(shown) <= 60 else f"{shown[:60]}..."
