@@ -42,6 +42,7 @@ def test_help_and_version_do_not_wait_for_torch() -> None:
     for arguments, shown in (
         (["--help"], "compare"),
         (["compare", "--help"], "--train-length N"),
+        (["check", "--help"], "TARGET"),
         (["--version"], "0."),
     ):
         done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True)
@@ -83,6 +84,7 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path, capsys: pytest.Capt
         (["compute"], "invalid choice"),
         (["compare", "--steps", "many"], "argument --steps: invalid int value"),
         (["compare", "--seeds", "1,x"], "argument --seeds: must be whole numbers, got '1,x'"),
+        (["compare", "--text", ""], "argument --text: must name a file, a folder or a glob, got ''"),
         (["compare", "--schemes"], "expected at least one argument"),
         (["compare", "--stepz", "3"], "unrecognized arguments"),
     ],
@@ -101,7 +103,10 @@ def test_wrong_use_is_2(arguments: list[str], message: str, capsys: pytest.Captu
         (2, ["--schemes", "roap"], "got 'roap' (did you mean 'rope'?)"),
         (2, ["--schemes", "rope+segment"], "schemes must do without segments"),
         (2, ["--device", "abacus"], "device must be one that is here, got 'abacus'"),
-        (1, ["--config", "no-such-file.toml"], "No such file"),
+        (2, ["--config", "no-such.toml"], "--config must be a file that can be read, got no-such.toml: No such file"),
+        (2, ["--config", "."], "--config must be a file that can be read, got .: Is a directory"),
+        (2, ["--schemes", "rope+rope"], "must name each part once, got 'rope+rope'"),
+        (2, ["--schemes", ""], "schemes must be one or more different values, got []"),
         (1, ["--text", "no-such-text"], "text must be of files, folders or globs that match some, got 'no-such-text'"),
         (1, ["--text", __file__, "--train-length", "4000"], "too little text: "),
     ],

@@ -1,4 +1,4 @@
-"""The command line: ``posenc compare``, ``laws``, ``plot``, ``bench``, ``schemes``.
+"""The command line: ``posenc compare``, ``laws``, ``plot``, ``bench``, ``check``, ``schemes``.
 
 torch is imported by the commands that need it, so that ``posenc --help`` answers at once. Exit codes: 0 done, 1 failed
 or interrupted, with one line on stderr, 2 wrong use.
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 import posenc
 from posenc.bench import command as bench
+from posenc.conformance import command as conformance
 from posenc.figures import command as plot
 from posenc.laws import command as laws
 
@@ -33,7 +34,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         extra = "images" if (error.name or "").startswith("sklearn") else "lab"
         return _failed(f"{error.name} is not installed: pip install 'posenc[{extra}]'")
     except (ValueError, OSError, RuntimeError) as error:  # RuntimeError: what torch says of a full GPU
-        return _failed(" ".join(str(error).split()))
+        return _failed(_words(error))
+
+
+def _words(error: BaseException) -> str:
+    """What an error says, in one line; of a file, its name and what is wrong with it."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return " ".join(str(error).split())
 
 
 def _failed(line: str, code: int = 1) -> int:
@@ -66,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     laws.add_parser(commands)
     plot.add_parser(commands)
     bench.add_parser(commands)
+    conformance.add_parser(commands)
 
     schemes = commands.add_parser("schemes", help="list the schemes", description="Lists every scheme of the catalog.")
     schemes.set_defaults(run=_schemes)
@@ -96,6 +105,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _path(text: str) -> list[str]:
+    if not text:  # the folder one is in, to pathlib
+        raise argparse.ArgumentTypeError("must name a file, a folder or a glob, got ''")
     return [text]  # a comma may be part of a file's name
 
 
@@ -120,7 +131,10 @@ def _configuration(arguments: argparse.Namespace) -> "CompareConfig":
             given[name] = [item for items in value for item in items]
     if arguments.config is None:
         return CompareConfig.from_mapping(given)
-    return CompareConfig.from_toml(arguments.config, **given)
+    try:
+        return CompareConfig.from_toml(arguments.config, **given)
+    except OSError as error:
+        raise ValueError(f"--config must be a file that can be read, got {_words(error)}") from None
 
 
 def _compare(arguments: argparse.Namespace) -> int:
@@ -147,7 +161,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         if not (interrupted or progress.begun):  # refused: what lies in the folder is not this comparison's
             raise
         records = read(arguments.out)
-        stopped = "interrupted" if interrupted else " ".join(str(error).split()) or type(error).__name__
+        stopped = "interrupted" if interrupted else _words(error) or type(error).__name__
         stopped += f": {len(records)} records are kept in {arguments.out}; the same command resumes"
     if records:
         try:
@@ -155,7 +169,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         except OSError as error:
             if not stopped:
                 raise
-            return _failed(f"{stopped}; no report could be written: {error}")  # first what stopped it
+            return _failed(f"{stopped}; no report could be written: {_words(error)}")  # first what stopped it
         _stdout().print(report.terminal_table(records))
         _stdout().print(f"{'A partial' if stopped else 'The'} report: {path}", highlight=False, soft_wrap=True)
     return _failed(stopped) if stopped else 0

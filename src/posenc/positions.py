@@ -79,7 +79,7 @@ class Positions:
                 raise ValueError(f"{name} must be on {coords.device} like coords, got {value.device}")
             if rows != 1 and value.size(0) not in (1, rows):
                 raise ValueError(f"{name} must have 1 or {rows} rows like coords, got {value.size(0)}")
-            rows = max(rows, value.size(0))
+            rows = value.size(0) if rows == 1 else rows  # 0 rows, too, are not 1
         if order is None and document is None and _run is None:
             _run = (0, tokens)
         if order is None:
@@ -184,7 +184,7 @@ class Positions:
         """The tokens of all parts, in turn. Rows must agree or be one; every part has a segment or none has."""
         if not parts:
             raise ValueError("cat needs at least one Positions, got none")
-        rows = max(part.rows for part in parts)
+        rows = next((part.rows for part in parts if part.rows != 1), 1)
         wide = [part.expand(rows) for part in parts]
         segments = [part.segment for part in wide if part.segment is not None]
         if segments and len(segments) != len(parts):
@@ -246,10 +246,13 @@ class Positions:
             segment=None if self.segment is None else self.segment.expand(rows, -1),
         )
 
-    def shift(self, offset: int) -> Positions:
-        """Every coordinate moved by ``offset``; order and documents stay."""
+    def shift(self, offset: int | float) -> Positions:
+        """Every coordinate moved by ``offset``; order and documents stay. By a float, whole ones become float64."""
+        if isinstance(offset, float):
+            coords = self.coords if self.coords.is_floating_point() else self.coords.double()
+            return self._like(coords=coords + offset, _bounds=None, _lead=None)
         bounds = None if self._bounds is None else (self._bounds[0] + offset, self._bounds[1] + offset)
-        lead = self._lead + offset if self._lead is not None and isinstance(offset, int) else None
+        lead = None if self._lead is None else self._lead + offset
         return self._like(coords=self.coords + offset, _bounds=bounds, _lead=lead)
 
     def with_segment(self, segment: Int[Tensor, "rows tokens"]) -> Positions:
@@ -265,7 +268,8 @@ class Positions:
         if n < 0:
             raise ValueError(f"n must not be negative, got {n}")
         if len(self) == 0:
-            return Positions.arange(n, device=self.device)
+            text = Positions.arange(n, device=self.device).expand(self.rows)
+            return text if coords.dtype == torch.int64 else Positions(text.coords.to(coords.dtype))
         ahead = torch.arange(1, n + 1, device=self.device)
         if self._run is not None:  # the last token is the last in the tensor
             return Positions(

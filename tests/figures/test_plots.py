@@ -361,7 +361,7 @@ def test_the_factor_is_the_formula_with_its_bounds() -> None:
     curves = [np.asarray(drawn.get_ydata(), float) for drawn in right.lines if len(drawn.get_xdata()) > 2]
     for drawn, (v, sign) in zip(curves, ((-1.0, 1), (-1.0, -1), (2.0, 1), (2.0, -1)), strict=True):
         np.testing.assert_allclose(drawn, f(sign * 0.5 * r, v), rtol=1e-12)
-    with pytest.raises(ValueError, match="w be above 0"):
+    with pytest.raises(ValueError, match=r"w must be a finite number above 0, got 0\.0"):
         pairs.distance_aware_factor(w=0.0)
 
 
@@ -457,7 +457,7 @@ def test_scores_need_not_fall_as_the_bound_does() -> None:
     # 256 scores of standard deviation 1: their mean is within 5 standard errors of 0, near and far alike.
     assert np.abs(mean).max() < 5 / 16
     assert titles(figure)[0] == "rope: B(r), a bound, not behaviour"
-    with pytest.raises(ValueError, match=r"peak must be within 0\.\.63"):
+    with pytest.raises(ValueError, match=r"peak must be a whole number within 0\.\.63, got 64"):
         rotations.rope_decay(length=64, peak=64)
 
 

@@ -322,15 +322,15 @@ def test_generation_stops_at_the_end_of_a_learned_table() -> None:
 
 def test_generate_checks_what_it_is_given() -> None:
     model = Decoder(VOCAB, DIM, 1, HEADS, position=NoPE())
-    with pytest.raises(ValueError, match=r"needs a prompt and max_new_tokens >= 0, got 0 tokens and 4"):
+    with pytest.raises(ValueError, match=r"tokens must be a prompt of at least one token, got torch.int64 \(2, 0\)"):
         model.generate(torch.zeros(2, 0, dtype=torch.int64), 4)
-    with pytest.raises(ValueError, match=r"needs a prompt and max_new_tokens >= 0, got 11 tokens and -1"):
+    with pytest.raises(ValueError, match="max_new_tokens must be a whole number of at least 0, got -1"):
         model.generate(zoo.tokens(), -1)
     with pytest.raises(ValueError, match=r"temperature must not be negative, got -0\.5"):
         model.generate(zoo.tokens(), 2, temperature=-0.5)
-    with pytest.raises(ValueError, match=r"x must be \(batch, 9, dim\) to add positions to, got"):
+    with pytest.raises(ValueError, match="positions must be of 11 tokens, as there are, got 9"):
         model.generate(zoo.tokens(), 2, Positions.arange(9))
-    with pytest.raises(ValueError, match=r"x must be \(3, 11, dim\) to add positions to, got"):
+    with pytest.raises(ValueError, match="positions must have 1 or 2 rows like the batch, got 3"):
         model.generate(zoo.tokens(), 2, Positions.padded(torch.ones(3, TOKENS, dtype=torch.bool)))
     with pytest.raises(ValueError, match="following takes one coordinate per token, got positions of 2 axes"):
         model.generate(zoo.tokens(count=6), 2, Positions.grid(2, 3))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from posenc import ALiBi, Learned, NoPE, Positions, RoPE, Scheme, Segment, Sinusoidal
+from posenc import ALiBi, Learned, NoPE, Positions, RoPE, Scheme, Segment, Shaw, Sinusoidal, TransformerXL
 from posenc.models import Decoder, Encoder
 from tests import cases
 from tests.cases import CASES, DIM, HEAD_DIM, HEADS, KV_HEADS
@@ -280,9 +280,9 @@ def test_parameter_free_schemes_leave_no_trace_in_the_state(per_layer: bool, kin
     [
         ((72, 2, 7), r"dim must be a multiple of num_heads = 7, got 72"),
         ((72, 2, 12, 5), r"num_heads must be a multiple of num_kv_heads = 5, got 12"),
-        ((72, 2, 0), r"num_heads must be positive, got 0"),
-        ((72, 2, 12, 0), r"num_kv_heads must be positive, got 0"),
-        ((72, 0, 12), r"num_layers must be positive, got 0"),
+        ((72, 2, 0), r"num_heads must be a whole number of at least 1, got 0"),
+        ((72, 2, 12, 0), r"num_kv_heads must be a whole number of at least 1, got 0"),
+        ((72, 0, 12), r"num_layers must be a whole number of at least 1, got 0"),
     ],
 )
 def test_sizes_that_do_not_fit(sizes: tuple[int, ...], message: str, kind: type[Model]) -> None:
@@ -304,15 +304,38 @@ def test_injection_that_makes_no_sense(kind: type[Model]) -> None:
 @pytest.mark.parametrize(
     ("position", "message"),
     [
-        (RoPE(HEAD_DIM + 2), "the rotation was made for head_dim 8, got q or k of head_dim 6"),
-        (ALiBi(HEADS + 1), "ALiBi was made for 13 heads, got queries of 12"),
-        (Sinusoidal(DIM + 2), r"x must be \(batch, 11, 74\) to add positions to, got \(2, 11, 72\)"),
+        (RoPE(HEAD_DIM + 2), "head_dim 6 like the model, got RoPE for 8"),
+        (ALiBi(HEADS + 1), "num_heads 12 like the model, got ALiBi for 13"),
+        (Sinusoidal(DIM + 2), "dim 72 like the model, got Sinusoidal for 74"),
+        (Learned(TOKENS, DIM - 1), "dim 72 like the model, got Learned for 71"),
+        (Segment(2, 1), "dim 72 like the model, got Segment for 1"),
+        (NoPE() + Shaw(HEAD_DIM, 2, num_heads=KV_HEADS), "num_heads 12 like the model, got Shaw for 4"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Scheme) else "",
+)
+def test_a_scheme_that_was_made_for_another_model(position: Scheme, message: str, kind: type[Model]) -> None:
+    """Said when the model is made, before a number is drawn."""
+    before = torch.get_rng_state()
+    with pytest.raises(ValueError, match=f"position must be made for {message}"):
+        kind(VOCAB, DIM, LAYERS, HEADS, KV_HEADS, position=position)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_sinusoid_of_transformer_xl_may_be_of_another_width_than_the_model() -> None:
+    model = zoo.model(Decoder, TransformerXL(HEADS, HEAD_DIM, dim=DIM + 2))
+    assert model(zoo.tokens()).isfinite().all()
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("position", "message"),
+    [
         (Learned(TOKENS - 1, DIM), "Learned encodes positions 0 to 9, got 10"),
         (Segment(1, DIM), "Segment encodes segments 0 to 0, got 1"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Scheme) else "",
 )
-def test_a_scheme_that_does_not_fit_the_model(position: Scheme, message: str, kind: type[Model]) -> None:
+def test_a_scheme_that_ends_before_the_tokens_do(position: Scheme, message: str, kind: type[Model]) -> None:
     model = kind(VOCAB, DIM, LAYERS, HEADS, KV_HEADS, position=position)
     with pytest.raises(ValueError, match=message):
         model(zoo.tokens(), PLACES["plain"])
@@ -321,9 +344,9 @@ def test_a_scheme_that_does_not_fit_the_model(position: Scheme, message: str, ki
 @BOTH
 def test_positions_that_do_not_fit_the_tokens(kind: type[Model]) -> None:
     model = zoo.model(kind, "rope")
-    with pytest.raises(ValueError, match=r"x must be \(batch, 9, dim\) to add positions to, got \(2, 11, 72\)"):
+    with pytest.raises(ValueError, match="positions must be of 11 tokens, as there are, got 9"):
         model(zoo.tokens(), Positions.arange(9))
-    with pytest.raises(ValueError, match=r"x must be \(3, 11, dim\) to add positions to, got"):
+    with pytest.raises(ValueError, match="positions must have 1 or 2 rows like the batch, got 3"):
         model(zoo.tokens(), Positions.arange(TOKENS).expand(3))
 
 

@@ -29,5 +29,5 @@ def test_resizing_draws_nothing() -> None:
 
 
 def test_a_grid_to_resize_to_is_positive() -> None:
-    with pytest.raises(ValueError, match=r"^grid and head_dim must be positive, got \(0, 5\) and 4$"):
+    with pytest.raises(ValueError, match=r"^grid\[0\] must be a whole number of at least 1, got 0$"):
         Relative2D((3, 5), 4).resized((0, 5))

@@ -194,7 +194,7 @@ def test_one_axis_takes_its_coordinate_with_or_without_a_dimension_of_its_own() 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"axes": 0}, "axes must be positive, got 0"),
+        ({"axes": 0}, "axes must be a whole number of at least 1, got 0"),
         ({"axes": 2}, r"rotary_dim must be even on each of 2 axes and within 2\.\.head_dim = 6, got 6"),
         ({"rotary_dim": 5}, r"rotary_dim must be even and within 2\.\.head_dim = 6, got 5"),
         ({"rotary_dim": 8}, r"rotary_dim must be even and within 2\.\.head_dim = 6, got 8"),

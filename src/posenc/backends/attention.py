@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
+from posenc.arguments import check_flag, check_type, is_number, shown
 from posenc.backends import choice
 from posenc.backends.call import Call
 from posenc.backends.choice import BACKENDS as BACKENDS
@@ -61,7 +64,9 @@ def attention(
     call = _call(
         query, key, value, encoding, query_positions, key_positions, attn_mask, is_causal, dropout_p, scale, return_lse
     )
-    chosen = choice.choose(call)[0] if backend == "auto" else choice.named(call, backend)
+    _check_value_door(call)
+    is_auto = isinstance(backend, str) and backend == "auto"
+    chosen = choice.choose(call)[0] if is_auto else choice.named(call, backend)
     # Autocast would cast the bias together with the query: a bfloat16 ALiBi has 769 values over 4096 keys.
     with _without_autocast(query):
         out, lse = chosen.run(call)
@@ -107,12 +112,17 @@ def explain(
 ) -> Explanation:
     """Which backend `attention` takes for these arguments, why, and why the others cannot run them.
 
+    What `attention` would refuse, for other heads or distances past a table too, is the same error here; nothing of the
+    size of the scores is computed.
+
     >>> print(posenc.explain(q, k, v, posenc.ALiBi(12), is_causal=True))
     near_far: past some distance the bias is constant or a straight line
     """
     call = _call(
         query, key, value, encoding, query_positions, key_positions, attn_mask, is_causal, dropout_p, scale, return_lse
     )
+    _check_value_door(call)
+    _bind_pairs(call)
     return choice.explain(call)
 
 
@@ -130,22 +140,30 @@ def _call(
     return_lse: bool,
 ) -> Call:
     _check_tensors(query, key, value)
+    check_type("encoding", encoding, Encoding, Scheme, None)
+    check_type("query_positions", query_positions, Positions, None)
+    check_type("key_positions", key_positions, Positions, None)
     if isinstance(encoding, Encoding):
         if query_positions is not None or key_positions is not None:
             raise ValueError("encoding is bound to positions already; give it alone, or a scheme with positions")
         bound = encoding
-    elif encoding is None or isinstance(encoding, Scheme):
+    else:
         query_positions, key_positions = _default_positions(query, key, query_positions, key_positions)
         bound = _bind(encoding, query_positions, key_positions, torch.promote_types(query.dtype, torch.float32))
-    else:
-        raise ValueError(f"encoding must be an Encoding, a Scheme or None, got {type(encoding).__name__}")
     bound.check(query, key)
     if attn_mask is not None:
         _check_mask(attn_mask, (*query.shape[:3], key.size(2)), query)
         attn_mask = attn_mask.reshape((1,) * (4 - attn_mask.dim()) + attn_mask.shape)
-    if not 0 <= dropout_p < 1:
-        raise ValueError(f"dropout_p must be within [0, 1), got {dropout_p}")
-    scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
+    if not _is_number(dropout_p) or not 0 <= dropout_p < 1:
+        raise ValueError(f"dropout_p must be within [0, 1), got {shown(dropout_p)}")
+    if scale is None:
+        scale = 1 / math.sqrt(query.size(-1))
+    elif not _is_number(scale) or not -math.inf < scale < math.inf:
+        raise ValueError(f"scale must be a finite number or None, got {shown(scale)}")
+    flag: object = is_causal
+    if not isinstance(flag, torch.SymBool):  # a compiler's
+        check_flag("is_causal", flag)
+    check_flag("return_lse", return_lse)
     if _is_autocast(query):  # as PyTorch's own attention does
         query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
     query, key = bound.rotate(query, key)
@@ -163,6 +181,33 @@ def _call(
         scale,
         return_lse,
     )
+
+
+def _is_number(value: object) -> bool:
+    """Whether it is a number, if only a compiler's."""
+    return is_number(value) or isinstance(value, (torch.SymInt, torch.SymFloat))
+
+
+def _check_value_door(call: Call) -> None:
+    """ValueError where the value door has vectors of another width, or for other heads."""
+    for term in call.values:
+        width, heads = term.table.size(-1), term.table.size(0) if term.table.dim() == 3 else None
+        if width != call.value.size(-1):
+            raise ValueError(f"value must have a value_dim of {width} for the value door, got {call.value.size(-1)}")
+        if heads not in (None, call.query.size(1)):
+            raise ValueError(f"query must have {heads} heads for the value door, got {call.query.size(1)}")
+
+
+@torch.no_grad()
+def _bind_pairs(call: Call) -> None:
+    """Binds every pair term, as a backend does, for what it refuses. Query and key have shapes and no numbers, so that
+    nothing is computed from them; a term that must look at numbers is left to say its own when it can."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        query, key = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (call.query, call.key))
+    call = replace(call, query=query, key=key)
+    for term in (*call.scores, *call.values):
+        with suppress(RuntimeError):
+            term.bind(call.block())
 
 
 def _bind(scheme: Scheme | None, query_positions: Positions, key_positions: Positions, dtype: torch.dtype) -> Encoding:
@@ -190,10 +235,11 @@ def _without_autocast(x: Tensor) -> AbstractContextManager[object]:
 def _default_positions(
     query: Tensor, key: Tensor, query_positions: Positions | None, key_positions: Positions | None
 ) -> tuple[Positions, Positions]:
+    for name, x, positions in (("query", query, query_positions), ("key", key, key_positions)):
+        if positions is not None and positions.order.size(1) != x.size(2):
+            raise ValueError(f"{name}_positions must be of {x.size(2)} tokens like {name}, got {len(positions)}")
     if key_positions is None:
         key_positions = Positions.arange(key.size(2), device=key.device)
-    elif key_positions.order.size(1) != key.size(2):
-        raise ValueError(f"key_positions must be of {key.size(2)} tokens like key, got {len(key_positions)}")
     if query_positions is None:
         if query.size(2) > key.size(2):
             raise ValueError(
@@ -207,8 +253,7 @@ def _default_positions(
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not isinstance(x, Tensor) or x.dim() != 4 or not x.is_floating_point():
-            found = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"{name} must be a floating tensor (batch, heads, tokens, head_dim), got {found}")
+            raise ValueError(f"{name} must be a floating tensor (batch, heads, tokens, head_dim), got {shown(x)}")
         if x.device != query.device:
             raise ValueError(f"{name} must be on {query.device} like query, got {x.device}")
         if x.dtype != query.dtype and not (_is_autocast(query) and _is_autocast(x)):
@@ -229,8 +274,9 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 def _check_mask(mask: Tensor, shape: tuple[int, ...], query: Tensor) -> None:
     if not isinstance(mask, Tensor) or (mask.dtype != torch.bool and not mask.is_floating_point()):
-        found = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise ValueError(f"attn_mask must be bool (True = may be seen) or float (added to scores), got {found}")
+        raise ValueError(
+            f"attn_mask must be a tensor of bool (True = may be seen) or float (added to scores), got {shown(mask)}"
+        )
     if mask.device != query.device:
         raise ValueError(f"attn_mask must be on {query.device} like query, got {mask.device}")
     if not 2 <= mask.dim() <= 4 or any(m not in (1, n) for m, n in zip(mask.shape[::-1], shape[::-1], strict=False)):

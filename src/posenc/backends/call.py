@@ -99,10 +99,13 @@ class Call:
         if query.size(-1) == width or dtype == query.dtype:
             return query.to(dtype), key.to(dtype)
         # What the query gives by the new channels is a bias, which half precision would round: its rounding gets
-        # channels of its own.
-        new, rounded = query[..., width:], query.to(dtype)
-        rest = (new - rounded[..., width:].to(new.dtype)).to(dtype)
-        return torch.cat((rounded, rest), -1), torch.cat((key, key[..., width:]), -1).to(dtype)
+        # channels of its own. And float16 ends at 65504, where a large query meets a vector sooner.
+        room = 2.0**8 if dtype == torch.float16 else 1.0
+        new, held = query[..., width:] / room, key[..., width:] * room
+        rounded = new.to(dtype)
+        rest = (new - rounded.to(new.dtype)).to(dtype)
+        query = torch.cat((query[..., :width].to(dtype), rounded, rest), -1)
+        return query, torch.cat((key[..., :width], held, held), -1).to(dtype)
 
     @property
     def ahead(self) -> int | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from posenc.arguments import check_choice
 from posenc.backends import by_distance
 from posenc.backends.call import Backend, Call
 from posenc.backends.chunked import CHUNKED
@@ -43,8 +44,7 @@ class Explanation:
 def named(call: Call, name: str) -> Backend:
     """The backend of that name. ValueError where there is none, or it cannot run the call."""
     known = {backend.name: backend for backend in BACKENDS}
-    if name not in known:
-        raise ValueError(f"backend must be 'auto' or one of {', '.join(known)}, got {name!r}")
+    check_choice("backend", name, ("auto", *known))
     reason = known[name].refuses(call)
     if reason is not None:
         able = [backend.name for backend in BACKENDS if backend.refuses(call) is None]

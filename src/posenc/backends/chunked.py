@@ -83,7 +83,7 @@ def _spans(call: Call, starts: list[int], rows: int) -> list[tuple[int, int]]:
             return [(0, keys)] * len(starts)
         ahead = query._run[0] - key._run[0]
         return [(0, min(max(start + rows + ahead, 0), keys)) for start in starts]
-    if torch.compiler.is_compiling() or call.query.is_meta or not keys:
+    if torch.compiler.is_compiling() or call.query.is_meta or 0 in (call.query.size(2), keys):
         return [(0, keys)] * len(starts)
     # Every batch row has a say: a key is needed that is of a document between the least and the greatest of a block's
     # own and, if causal, comes no later than the latest of its queries. One wait for the device, for all blocks.

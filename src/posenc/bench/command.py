@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from posenc.arguments import check_choice, check_flag, number, shown, whole
+
 SECTIONS = {
     "price": "time of attention with each scheme and backend, over plain causal attention",
     "growth": "time and peak memory against length",
@@ -43,21 +45,34 @@ class Settings:
     cache: int = 16384
 
     def __post_init__(self) -> None:
+        for item in fields(self):
+            fine = isinstance(getattr(self, item.name), tuple) or not isinstance(item.default, tuple)
+            self._require(item.name, fine, "a tuple")
         self._require("only", bool(self.only), "at least one of " + ", ".join(SECTIONS))
         for name in self.only:
-            self._require("only", name in SECTIONS, f"of {', '.join(SECTIONS)}", name)
+            self._require("only", name in tuple(SECTIONS), f"of {', '.join(SECTIONS)}", name)
         self._require("lengths", bool(self.lengths), "at least one length")
         for length in self.lengths:
-            fine = length >= 64 and length & (length - 1) == 0
+            fine = type(length) is int and length >= 64 and length & (length - 1) == 0
             self._require("lengths", fine, "powers of two from 64 on", length)
-        self._require("dtype", self.dtype in DTYPES, f"one of {', '.join(DTYPES)}")
-        self._require("rounds", self.rounds >= 1, "at least 1")
+        for name in ("rounds", "heads", "head_dim", "cache"):
+            whole(f"--{name}", getattr(self, name))
+        for name in ("budget", "longest"):
+            number(f"--{name}", getattr(self, name), above=0)
+        check_flag("--compiled", self.compiled)
+        self._require("device", isinstance(self.device, str), "a name, as cuda:1")
+        for dtype in (self.dtype, *self.rotated_dtypes):
+            check_choice("--dtype", dtype, DTYPES)
+        self._require("rotated", len(self.rotated) == 4, "(batch, heads, tokens, head_dim)")
+        for name in ("rotated", "peer_lengths"):
+            for size in getattr(self, name):
+                whole(f"--{name}", size)
         object.__setattr__(self, "lengths", tuple(sorted(set(self.lengths))))
 
     def _require(self, name: str, fine: bool, expected: str, got: object = None) -> None:
         if not fine:
             found = getattr(self, name) if got is None else got
-            raise ValueError(f"--{name} must be {expected}, got {found!r}")
+            raise ValueError(f"--{name} must be {expected}, got {shown(found)}")
 
     def identity(self) -> dict[str, Any]:
         """What all records of a folder share: every choice that changes a measurement that is in two of them."""
@@ -133,6 +148,8 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
         value = getattr(arguments, item.name, None)
         if isinstance(value, list):  # a list for each word of the command line
             value = tuple(dict.fromkeys(one for several in value for one in several))
+            if not value:  # which would be all of them
+                raise ValueError(f"--{item.name} must be at least one, got none")
         if value is not None:
             given[item.name] = value
     return replace(Settings(), **given)

@@ -9,21 +9,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from posenc.arguments import check_type
 from posenc.backends.choice import BACKENDS
 from posenc.bench import cases, peers
-from posenc.bench.command import AUTO
+from posenc.bench.command import AUTO, Settings
 from posenc.bench.measure import Clock, LeftOutError, Make, Work, beyond, clock_of, race
 from posenc.lab.config import fingerprint
 from posenc.lab.machine import machine, versions
 from posenc.lab.progress import Progress
 from posenc.lab.records import Record, Records
-
-if TYPE_CHECKING:
-    from posenc.bench.command import Settings
 
 FILE = "settings.json"
 # A call is left out where it would need more than this share of the memory.
@@ -37,6 +35,7 @@ PROBED = 3  # times each; the shortest counts
 
 def check(settings: Settings) -> None:
     """ValueError for a scheme or a backend that is unknown, and for a device that is not there."""
+    check_type("settings", settings, Settings)
     cases.check_schemes(settings.schemes)
     known = (AUTO, *(backend.name for backend in BACKENDS))
     for name in settings.backends:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from posenc.arguments import check_type
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -88,6 +90,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def find(name: str) -> Entry:
     """The figure of that name; ValueError, naming those there are, for another."""
+    check_type("figure", name, str)
     known = {entry.name: entry for entry in FIGURES}
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1)
@@ -102,9 +105,12 @@ def save(figure: Figure, path: Path, dark: bool = False) -> None:
     Raises ValueError for another ending.
     """
     import matplotlib
+    from matplotlib.figure import Figure
 
     from posenc.figures import style
 
+    check_type("figure", figure, Figure)
+    check_type("path", path, Path)
     _check_ending(path)
     buffer = io.BytesIO()
     with style.context(dark), matplotlib.rc_context({"svg.hashsalt": "posenc"}):

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 import posenc
+from posenc.arguments import shown, whole
 from posenc.figures import panels, style
 from posenc.positions import Positions
 from posenc.schemes.relative_1d import Relative1D
@@ -85,9 +86,11 @@ def offsets_2d(*, grid: tuple[int, int] = (4, 5), pixel: tuple[int, int] = (1, 2
 
     Source: Ramachandran et al. 2019, "Stand-Alone Self-Attention in Vision Models", figure 4.
     """
+    panels.check_pair("grid", grid, least=1)
+    panels.check_pair("pixel", pixel, least=0)
     height, width = grid
-    if not (0 <= pixel[0] < height and 0 <= pixel[1] < width):
-        raise ValueError(f"pixel must be a row and a column of the {height} x {width} grid, got {tuple(pixel)}")
+    if pixel[0] >= height or pixel[1] >= width:
+        raise ValueError(f"pixel must be a row and a column of the {height} x {width} grid, got {shown(pixel)}")
     found = [values.reshape(grid) for values in pixel_offsets(grid, pixel)]
     with style.context(dark):
         title = f"Offsets from the pixel in row {pixel[0]}, column {pixel[1]}"
@@ -122,8 +125,7 @@ def offsets_2d(*, grid: tuple[int, int] = (4, 5), pixel: tuple[int, int] = (1, 2
 @panels.fixed_draws()
 def relative_indices(length: int) -> NDArray[np.int64]:
     """The row of the table that every pair of ``length`` tokens reads, (queries, keys), as `Relative1D` reads it."""
-    if length < 1:
-        raise ValueError(f"length must be positive, got {length}")
+    whole("length", length)
     scheme = Relative1D(length, head_dim=1).double()
     scheme.weight.copy_(torch.arange(2 * length - 1)[:, None])
     return _scores(scheme, Positions.arange(length), Positions.arange(length))

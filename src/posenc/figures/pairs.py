@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import posenc
+from posenc.arguments import check_flag, check_type, number, shown, whole
 from posenc.encoding import Block, RowScore, Scheme
 from posenc.figures import panels, style
 from posenc.figures.panels import Named, Schemes
@@ -104,7 +105,8 @@ def bias(
     Raises ValueError for a scheme that opens no score door.
     """
     positions = panels.places(length, grid)
-    shape = Shape(num_heads * head_dim, num_heads, head_dim, len(positions), causal=causal, grid=grid)
+    dim = whole("num_heads", num_heads) * whole("head_dim", head_dim)
+    shape = Shape(dim, num_heads, head_dim, len(positions), causal=causal, grid=grid)
     drawn = panels.named(alibi_forms(num_heads) if schemes is None else schemes, shape, doors=("score",))
     matrices: list[list[NDArray[np.float64]]] = []
     kinds = []
@@ -172,11 +174,12 @@ def bias_by_distance(
 
     Raises ValueError for a scheme that opens no score door.
     """
-    if length < 1:
-        raise ValueError(f"length must be positive, got {length}")
+    whole("length", length)
+    check_flag("common", common)
+    dim = whole("num_heads", num_heads) * whole("head_dim", head_dim)
     keys = Positions.arange(2 * length + 1)
     query = keys[length : length + 1]
-    shape = Shape(num_heads * head_dim, num_heads, head_dim, len(keys), causal=causal)
+    shape = Shape(dim, num_heads, head_dim, len(keys), causal=causal)
     drawn = _examples(num_heads, head_dim, shape) if schemes is None else panels.named(schemes, shape, doors=("score",))
     curves, kinds = [], []
     for each in drawn:
@@ -248,8 +251,10 @@ def distance_aware_factor(
 
     Source: Wu, Wu & Huang 2021, "DA-Transformer", section 3.2.
     """
-    if not v or not w > 0:
-        raise ValueError(f"v must have a number or more and w be above 0, got {tuple(v)} and {w}")
+    if not isinstance(v, Sequence) or not v:
+        raise ValueError(f"v must be a sequence of numbers, one or more, got {shown(v)}")
+    v, w = [number("v", each) for each in v], number("w", w, above=0)
+    whole("length", length)
     reach = 8.0
     R = torch.linspace(-reach, reach, 321, dtype=torch.float64)
     r = torch.arange(length + 1, dtype=torch.float64)
@@ -307,9 +312,10 @@ def shaw_window(
     Source: Shaw, Uszkoreit & Vaswani 2018, section 3.2.
     """
     words = panels.words_of(sentence)
-    n, k = len(words), max_distance
-    if not all(1 <= position <= n for position in positions):
-        raise ValueError(f"positions must be some of 1 to {n}, the words of the sentence, got {list(positions)}")
+    n, k = len(words), whole("max_distance", max_distance)
+    some = isinstance(positions, Sequence) and all(type(p) is int and 1 <= p <= n for p in positions)
+    if not some:
+        raise ValueError(f"positions must be some of 1 to {n}, the words of the sentence, got {shown(positions)}")
     offsets = shaw_offsets(n, k)
     with style.context(dark):
         title = f"Shaw: the vector of each pair, with a window of {k}"
@@ -362,9 +368,11 @@ def transformer_xl_terms(
     """
     words = panels.words_of(sentence)
     positions = Positions.arange(len(words))
+    check_type("scheme", scheme, TransformerXL, None)
     title = "Transformer-XL: the four terms of a score" + (", untrained" if scheme is None else "")
     if scheme is None:
-        shape = Shape(num_heads * head_dim, num_heads, head_dim, len(words))
+        dim = whole("num_heads", num_heads) * whole("head_dim", head_dim)
+        shape = Shape(dim, num_heads, head_dim, len(words))
         made = panels.named("transformer_xl", shape)[0].scheme
         assert isinstance(made, TransformerXL)
         scheme = made

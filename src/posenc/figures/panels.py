@@ -21,6 +21,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from posenc.arguments import check_type, shown, whole
 from posenc.encoding import Scheme
 from posenc.figures import style
 from posenc.positions import Positions
@@ -54,7 +55,10 @@ def named(schemes: Schemes, shape: Shape, doors: Sequence[str] = ()) -> list[Nam
     """
     if isinstance(schemes, str):
         schemes = (schemes,)
+    check_type("schemes", schemes, Sequence, Mapping)
     if isinstance(schemes, Mapping):
+        for name, scheme in schemes.items():
+            check_type(f"schemes[{name!r}]", scheme, Scheme)
         found = [Named(name, scheme, fresh=False) for name, scheme in schemes.items()]
     else:
         found = []
@@ -84,18 +88,27 @@ def fixed_draws() -> Iterator[None]:
 
 
 def places(length: int, grid: tuple[int, int] | None = None) -> Positions:
-    """Positions 0 .. length - 1, or those of a grid in raster order; the second half is of segment 1."""
-    if length < 2:
-        raise ValueError(f"length must be at least 2, got {length}")
-    if grid is not None and min(grid) < 1:
-        raise ValueError(f"grid must be two numbers above 0, got {grid}")
+    """Positions 0 .. length - 1, or those of a grid in raster order; the second half is of segment 1. ValueError for
+    a length below 2, or a grid that is not two numbers above 0."""
+    whole("length", length, least=2)
+    if grid is not None:
+        check_pair("grid", grid, least=1)
     positions = Positions.arange(length) if grid is None else Positions.grid(*grid)
     tokens = torch.arange(len(positions))
     return positions.with_segment((tokens >= len(positions) // 2).long()[None])
 
 
+def check_pair(name: str, pair: tuple[int, int], least: int) -> None:
+    """ValueError for what are not two whole numbers from ``least`` on, of rows and of columns."""
+    if not isinstance(pair, Sequence) or len(pair) != 2:
+        raise ValueError(f"{name} must be (rows, columns), got {shown(pair)}")
+    whole(f"{name}[0]", pair[0], least)
+    whole(f"{name}[1]", pair[1], least)
+
+
 def words_of(sentence: str) -> list[str]:
     """The words of a sentence; ValueError for fewer than two."""
+    check_type("sentence", sentence, str)
     words = sentence.split()
     if len(words) < 2:
         raise ValueError(f"sentence must have two words or more, got {sentence!r}")

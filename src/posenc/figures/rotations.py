@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 from numpy.typing import NDArray
 
+from posenc.arguments import check_type, whole
 from posenc.encoding import Scheme
 from posenc.figures import panels, style
 from posenc.figures.panels import Named, Schemes
@@ -29,10 +30,12 @@ from posenc.schemes.catalog import Shape
 def rope_rotation(
     schemes: Schemes = ("rope",), *, head_dim: int = 16, length: int = 10, pairs: int = 4, dark: bool = False
 ) -> Figure:
-    """The turn of the first ``pairs`` pairs of channels at positions 0 .. length - 1: an arrow on a circle for each.
+    """The turn of the first ``pairs`` pairs of channels (of all, where there are fewer) at positions 0 .. length - 1:
+    an arrow on a circle for each.
 
     Pair 0 turns fastest, by one radian per position. Source: Su et al. 2021, "RoFormer", figure 1.
     """
+    whole("pairs", pairs)
     drawn = _named(schemes, head_dim, length)
     angles = [np.angle(turns(each.scheme, length))[:, :pairs] for each in drawn]
     with style.context(dark):
@@ -126,10 +129,9 @@ def rope_decay(
     Source: Su et al. 2021, "RoFormer", section 3.4.3 (the bound); Barbero et al. 2025, "Round and Round We Go!",
     propositions 3.1 and 3.2 (why it says little).
     """
-    if not 0 <= peak < length:
-        raise ValueError(f"peak must be within 0..{length - 1}, the distances drawn, got {peak}")
-    if draws < 2:
-        raise ValueError(f"draws must be at least 2, got {draws}")
+    whole("length", length, least=2)
+    whole("peak", peak, 0, length - 1)
+    whole("draws", draws, least=2)
     drawn = _named(schemes, head_dim, length)
     r = np.arange(length)
     with style.context(dark):
@@ -167,6 +169,8 @@ def turns(scheme: Scheme, length: int) -> NDArray[np.complex128]:
 
     ValueError for a scheme that does not turn pairs, or turns queries and keys apart.
     """
+    check_type("scheme", scheme, Scheme)
+    whole("length", length)
     rotations = scheme.tokens(Positions.arange(length), dtype=torch.float64).rotations
     turn = rotations[0].query if len(rotations) == 1 else None
     if not isinstance(turn, PairRotation) or rotations[0].key is not turn:
@@ -192,6 +196,6 @@ def _counterexample(
 
 
 def _named(schemes: Schemes, head_dim: int, length: int) -> list[Named]:
-    if length < 2:
-        raise ValueError(f"length must be at least 2, got {length}")
+    whole("length", length, least=2)
+    whole("head_dim", head_dim)
     return panels.named(schemes, Shape(head_dim, 1, head_dim, length), doors=("rotate",))

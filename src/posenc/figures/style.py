@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import matplotlib
 
+from posenc.arguments import check_flag
+
 # Okabe and Ito's hues, moved in lightness until each colour has a contrast of 3:1 with its background and every pair
 # stays apart (CIELAB distance over 20) under simulated protanopia, deuteranopia and tritanopia. The tests measure both.
 LIGHT = ("#22272e", "#de6c0a", "#2b95ee", "#1b7a52", "#0a2bb8", "#841205", "#bb5fa7")
@@ -47,6 +49,7 @@ class Theme:
 
 def theme(dark: bool = False) -> Theme:
     """The colours of paper and ink."""
+    check_flag("dark", dark)
     if dark:
         return Theme("#14171c", "#e4e7eb", "#9aa4b0", "#2c333c", DARK)
     return Theme("#ffffff", "#1f2328", "#656d76", "#e3e6ea", LIGHT)

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from posenc.arguments import check_type, shown
 from posenc.encoding import Scheme
 from posenc.figures import minilm, panels, style
 from posenc.figures.panels import Named, Schemes
@@ -38,9 +39,9 @@ def lines(
     """
     drawn, tables = _tables(schemes, dim, length)
     width = min(table.shape[1] for table in tables)
-    chosen = list(range(0, width, max(1, width // 8)))[:8] if dimensions is None else list(dimensions)
-    if not chosen or min(chosen) < 0 or max(chosen) >= width:
-        raise ValueError(f"dimensions must be some of 0 to {width - 1}, got {chosen}")
+    chosen = range(0, width, max(1, width // 8))[:8] if dimensions is None else dimensions
+    if not isinstance(chosen, Sequence) or not chosen or not all(type(d) is int and 0 <= d < width for d in chosen):
+        raise ValueError(f"dimensions must be some of 0 to {width - 1}, got {shown(chosen)}")
     with style.context(dark):
         size = (1.2 + 6.6 * len(drawn) ** 0.5, 1.1 + 0.6 * len(chosen))
         title = "Single dimensions of the vectors, position by position"
@@ -141,6 +142,7 @@ def _tables(
     positions = panels.places(length, grid)
     shape = Shape(dim, num_heads=1, head_dim=dim, max_positions=len(positions), grid=grid)
     names = [schemes] if isinstance(schemes, str) else schemes
+    check_type("schemes", names, Sequence, Mapping)
     drawn = []
     for name in names:
         given: Schemes = {name: names[name]} if isinstance(names, Mapping) else (name,)

@@ -36,6 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     names = [name for word in arguments.schemes for name in word.split(",") if name]
     try:
+        if arguments.schemes and not names:
+            raise ValueError(f"--schemes must name at least one scheme, got {' '.join(arguments.schemes)!r}")
         for name in names:
             entries_of(name)
     except ValueError as error:

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Float64, Int64, Shaped
 from torch import Tensor
 
+from posenc.arguments import check_type, shown, whole
 from posenc.laws.probe import Probe
 
 
@@ -19,8 +20,13 @@ def rotary_bound(
     |q_i . k_j| is at most B(r) times something that does not depend on r. It is a bound and not a behaviour: what lies
     below a falling line need not fall.
 
+    Raises ValueError for what are not two lines of numbers.
+
     Source: Su et al. 2021, "RoFormer", section 3.4.3, where its fall is called long-term decay.
     """
+    for name, x in (("theta", theta), ("distances", distances)):
+        if not isinstance(x, Tensor) or x.dim() != 1:
+            raise ValueError(f"{name} must be a tensor of one axis, got {shown(x)}")
     phase = distances.double()[:, None] * theta.double()
     return torch.polar(torch.ones_like(phase), phase).cumsum(-1).abs().mean(-1)
 
@@ -30,6 +36,7 @@ def angles(probe: Probe) -> Float64[Tensor, " pairs"] | None:
 
     None where it rotates nothing. A turn of more than pi per position would be taken for a slower one backwards.
     """
+    check_type("probe", probe, Probe)
     maps = probe.maps([0, 1])
     if maps is None:
         return None
@@ -61,11 +68,17 @@ def counterexample(
     """For any query and any distance there is a key whose score is highest there, and random ones expect 0 everywhere.
 
     The key is the query, turned to where the query stands and back from where the key stands. Random ones are tried at
-    ``every`` so many of the ``reach`` distances. None where the scheme rotates nothing.
+    ``every`` so many of the ``reach`` distances. None where the scheme rotates nothing. ValueError for a ``peak`` past
+    them, or fewer than two ``draws``, which have no spread.
 
     Source: Barbero et al. 2025, "Round and Round We Go! What makes Rotary Positional Encodings useful?" (arXiv
     2410.06205), propositions 3.1 and 3.2.
     """
+    check_type("probe", probe, Probe)
+    whole("reach", reach)
+    whole("peak", peak, 0, reach - 1)
+    whole("draws", draws, least=2)
+    whole("every", every)
     maps = probe.maps(torch.arange(reach))
     if maps is None:
         return None

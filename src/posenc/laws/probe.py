@@ -12,10 +12,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from posenc.arguments import check_choice, check_type, shown, whole
 from posenc.backends.attention import attention, logits
 from posenc.encoding import Block, Scheme
 from posenc.positions import PositionError, Positions
-from posenc.schemes.catalog import Shape, scheme_from_names
+from posenc.schemes.catalog import Shape, entries_of, scheme_from_names
 from posenc.schemes.nope import NoPE
 
 Build: TypeAlias = Callable[[Shape], Scheme]
@@ -51,9 +52,17 @@ class Probe:
     seed: int = 0
     dtype: torch.dtype = torch.float64
 
+    def __post_init__(self) -> None:
+        if not callable(self.build):
+            raise ValueError(f"build must be a function of a Shape, got {shown(self.build)}")
+        check_type("shape", self.shape, Shape)
+        whole("seed", self.seed, -(2**63), 2**64 - 1)  # what a generator takes
+        check_choice("dtype", self.dtype, (torch.float16, torch.bfloat16, torch.float32, torch.float64))
+
     @classmethod
     def named(cls, names: str, shape: Shape = SHAPE) -> Probe:
-        """Of a scheme of the catalog, ``"rope"``, or several, ``"rope+alibi"``."""
+        """Of a scheme of the catalog, ``"rope"``, or several, ``"rope+alibi"``. ValueError for an unknown name."""
+        entries_of(names)
         return cls(lambda shape: scheme_from_names(names, shape), shape)
 
     @cached_property

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from posenc.arguments import check_type, shown
 from posenc.laws.laws import LAWS, QUESTIONS, Finding
 from posenc.laws.probe import SHAPE, Probe
 from posenc.schemes.catalog import Shape, catalog, entries_of
@@ -44,6 +45,7 @@ def audit(names: str, shape: Shape = SHAPE) -> Audit:
     >>> audit("rope").findings["relative"].holds
     True
     """
+    check_type("shape", shape, Shape)
     if shape.max_positions < 64:
         raise ValueError(f"shape.max_positions must be at least 64 to measure, got {shape.max_positions}")
     entries = entries_of(names)
@@ -53,8 +55,13 @@ def audit(names: str, shape: Shape = SHAPE) -> Audit:
 
 
 def audit_all(names: Iterable[str] = (), shape: Shape = SHAPE) -> tuple[Audit, ...]:
-    """These schemes, or all of the catalog."""
-    return tuple(audit(name, shape) for name in tuple(names) or [entry.name for entry in catalog()])
+    """These schemes, or all of the catalog. ValueError for an unknown name, before anything is measured."""
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise ValueError(f"names must be a sequence of names, got {shown(names)}")
+    chosen = tuple(names) or tuple(entry.name for entry in catalog())
+    for name in chosen:
+        entries_of(name)
+    return tuple(audit(name, shape) for name in chosen)
 
 
 # --- cells ----------------------------------------------------------------------------------------------------------

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from posenc.arguments import check_flag, check_type, shown, whole
 from posenc.encoding import Scheme
-from posenc.models.transformer import Trunk
+from posenc.models.transformer import Trunk, check_trunk
 from posenc.positions import Positions
 
 
@@ -42,9 +44,10 @@ class ImageClassifier(nn.Module):
     ) -> None:
         super().__init__()
         for name, size in (("num_classes", num_classes), ("patch", patch), ("channels", channels)):
-            if size < 1:
-                raise ValueError(f"{name} must be positive, got {size}")
-        self.patch, self.raster = patch, raster
+            whole(name, size)
+        check_flag("raster", raster)
+        check_trunk(dim, num_layers, num_heads, num_kv_heads, position, inject, per_layer)
+        self.patch, self.channels, self.raster = patch, channels, raster
         self.embedding = nn.Linear(channels * patch * patch, dim)
         self.head = nn.Linear(dim, num_classes)
         self.trunk = Trunk(dim, num_layers, num_heads, num_kv_heads, position, inject, per_layer, is_causal=False)
@@ -54,10 +57,21 @@ class ImageClassifier(nn.Module):
     ) -> Float[Tensor, "batch classes"]:
         """The score of each class. Positions, of the patches row by row, default to those of the class's description.
 
-        Raises ValueError for a size that is no whole number of patches.
+        Raises ValueError for a size that is no whole number of patches, and for images and positions that are not for
+        this model.
         """
+        weight = self.embedding.weight
+        if not isinstance(images, Tensor) or images.dim() != 4 or images.size(1) != self.channels:
+            raise ValueError(f"images must be a tensor (batch, {self.channels}, height, width), got {shown(images)}")
+        if images.device != weight.device:
+            raise ValueError(f"images must be on {weight.device} like the model, got {images.device}")
+        kind = images.device.type
+        casts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        if not images.is_floating_point() or (images.dtype != weight.dtype and not casts):
+            raise ValueError(f"images must be {weight.dtype} like the model, got {images.dtype}")
+        check_type("positions", positions, Positions, None)
         height, width = images.shape[-2:]
-        if height % self.patch or width % self.patch:
+        if height % self.patch or width % self.patch or not height or not width:
             raise ValueError(f"images must be a whole number of patches of {self.patch}, got {height} x {width}")
         rows, columns = height // self.patch, width // self.patch
         if positions is None and self.raster:

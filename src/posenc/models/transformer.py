@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from posenc.arguments import check_choice, check_flag, check_type, number, shown, whole
 from posenc.backends.attention import attention
 from posenc.encoding import Encoding, Scheme
 from posenc.positions import Positions
@@ -29,7 +30,17 @@ class KVCache:
         return 0 if self.positions is None else len(self.positions)
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Keeps one layer's new keys and values (batch, kv_heads, tokens, head_dim); gives all there are."""
+        """Keeps one layer's new keys and values (batch, kv_heads, tokens, head_dim); gives all there are.
+
+        Raises ValueError for a layer before which one was left out, and for tensors that do not go on with those kept.
+        """
+        whole("layer", layer, 0, len(self._buffers))
+        for name, new in (("key", key), ("value", value)):
+            if not isinstance(new, Tensor) or new.dim() != 4:
+                raise ValueError(f"{name} must be a tensor (batch, kv_heads, tokens, head_dim), got {shown(new)}")
+        if value.shape[:3] != key.shape[:3]:
+            wanted, found = tuple(key.shape[:3]), tuple(value.shape[:3])
+            raise ValueError(f"value must be of (batch, kv_heads, tokens) {wanted} like key, got {found}")
         if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
             raise ValueError("a KVCache is for inference: call the model under torch.no_grad()")
         start, stop = len(self), len(self) + key.size(2)
@@ -117,21 +128,6 @@ class Trunk(nn.Module):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         position = NoPE() if position is None else position
-        sizes = {"num_layers": num_layers, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
-        for name, size in sizes.items():
-            if size < 1:
-                raise ValueError(f"{name} must be positive, got {size}")
-        if dim % num_heads:
-            raise ValueError(f"dim must be a multiple of num_heads = {num_heads}, got {dim}")
-        if num_heads % num_kv_heads:
-            raise ValueError(f"num_heads must be a multiple of num_kv_heads = {num_kv_heads}, got {num_heads}")
-        if inject not in ("input", "every_layer"):
-            raise ValueError(f"inject must be 'input' or 'every_layer', got {inject!r}")
-        if per_layer and inject == "input" and "add" in position.doors:
-            raise ValueError(
-                "per_layer gives every layer a table of its own, but inject='input' adds the first one alone: "
-                "use inject='every_layer'"
-            )
         self.inject, self.is_causal = inject, is_causal
         self.blocks = nn.ModuleList(Block(dim, num_heads, num_kv_heads) for _ in range(num_layers))
         self.norm = nn.LayerNorm(dim)
@@ -139,6 +135,12 @@ class Trunk(nn.Module):
         self.schemes = nn.ModuleList([position, *others])
 
     def forward(self, x: Tensor, positions: Positions, cache: KVCache | None) -> Tensor:
+        if positions.order.size(1) != x.size(1):
+            raise ValueError(f"positions must be of {x.size(1)} tokens, as there are, got {len(positions)}")
+        if positions.rows not in (1, x.size(0)):
+            raise ValueError(f"positions must have 1 or {x.size(0)} rows like the batch, got {positions.rows}")
+        if positions.device != x.device:
+            raise ValueError(f"positions must be on {x.device} like the tokens, got {positions.device}")
         known = positions if cache is None or cache.positions is None else Positions.cat([cache.positions, positions])
         dtype = torch.promote_types(x.dtype, torch.float32)
         schemes = [scheme for scheme in self.schemes if isinstance(scheme, Scheme)]
@@ -154,10 +156,69 @@ class Trunk(nn.Module):
         return self.norm(x)
 
 
+def check_trunk(
+    dim: int,
+    num_layers: int,
+    num_heads: int,
+    num_kv_heads: int | None,
+    position: Scheme | None,
+    inject: str,
+    per_layer: bool,
+) -> None:
+    """ValueError for what no `Trunk` can be made of: for a model to say before it draws its first weight.
+
+    A scheme says by its attributes ``num_heads``, ``head_dim`` and, if it adds to the input, ``dim`` what it fits.
+    """
+    whole("dim", dim)
+    whole("num_layers", num_layers)
+    whole("num_heads", num_heads)
+    if dim % num_heads:
+        raise ValueError(f"dim must be a multiple of num_heads = {num_heads}, got {dim}")
+    if num_kv_heads is not None and num_heads % whole("num_kv_heads", num_kv_heads):
+        raise ValueError(f"num_heads must be a multiple of num_kv_heads = {num_kv_heads}, got {num_heads}")
+    check_choice("inject", inject, ("input", "every_layer"))
+    check_flag("per_layer", per_layer)
+    check_type("position", position, Scheme, None)
+    if position is None:
+        return
+    if per_layer and inject == "input" and "add" in position.doors:
+        raise ValueError(
+            "per_layer gives every layer a table of its own, but inject='input' adds the first one alone: "
+            "use inject='every_layer'"
+        )
+    for part in position.parts:
+        sizes = {"num_heads": num_heads, "head_dim": dim // num_heads}
+        for name, size in (sizes | {"dim": dim} if "add" in part.doors else sizes).items():
+            found = getattr(part, name, None)
+            if isinstance(found, int) and found != size:
+                kind = type(part).__name__
+                raise ValueError(f"position must be made for {name} {size} like the model, got {kind} for {found}")
+
+
+def embedded(embedding: nn.Embedding, tokens: Tensor) -> Tensor:
+    """The vectors of tokens; ValueError for what are none. On a GPU an id past the vocabulary is a fault of the device,
+    since reading it would wait."""
+    _check_tokens(embedding, tokens)
+    try:
+        return embedding(tokens)
+    except IndexError:
+        lowest, highest = (int(v) for v in torch.aminmax(tokens))
+        found = lowest if lowest < 0 else highest
+        raise ValueError(f"tokens must be within 0..{embedding.num_embeddings - 1}, got {found}") from None
+
+
+def _check_tokens(embedding: nn.Embedding, tokens: Tensor) -> None:
+    if not isinstance(tokens, Tensor) or tokens.dim() != 2 or tokens.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"tokens must be an int64 tensor (batch, tokens), got {shown(tokens)}")
+    if tokens.device != embedding.weight.device:
+        raise ValueError(f"tokens must be on {embedding.weight.device} like the model, got {tokens.device}")
+
+
 class Decoder(nn.Module):
     """A causal language model.
 
     ``position`` is any scheme or composition (None: NoPE); see `Trunk` for ``inject`` and ``per_layer``.
+    Raises ValueError for sizes that do not fit one another, or a scheme that was made for others.
 
     >>> model = Decoder(256, dim=128, num_layers=4, num_heads=4, position=posenc.ALiBi(4))
     >>> model(torch.randint(256, (2, 30))).shape
@@ -177,6 +238,8 @@ class Decoder(nn.Module):
         per_layer: bool = False,
     ) -> None:
         super().__init__()
+        whole("vocab_size", vocab_size)
+        check_trunk(dim, num_layers, num_heads, num_kv_heads, position, inject, per_layer)
         self.embedding = nn.Embedding(vocab_size, dim)
         self.head = nn.Linear(dim, vocab_size, bias=False)
         self.trunk = Trunk(dim, num_layers, num_heads, num_kv_heads, position, inject, per_layer, is_causal=True)
@@ -188,7 +251,12 @@ class Decoder(nn.Module):
 
         Positions default to 0 .. N-1, or to those that follow the cache's. With a ``cache`` the tokens see what it
         holds, and their keys and values are appended to it.
+
+        Raises ValueError for tokens outside the vocabulary and for positions that are not theirs.
         """
+        check_type("positions", positions, Positions, None)
+        check_type("cache", cache, KVCache, None)
+        x = embedded(self.embedding, tokens)
         if positions is None:
             if cache is not None and cache.positions is not None:
                 positions = cache.positions.following(tokens.size(1))
@@ -199,7 +267,7 @@ class Decoder(nn.Module):
                 f"positions of tokens that follow a cache of {len(cache)} must go on with its order, got order from 0: "
                 "give Positions an order, or use cache.positions.following(n)"
             )
-        return self.head(self.trunk(self.embedding(tokens), positions, cache))
+        return self.head(self.trunk(x, positions, cache))
 
     @torch.no_grad()
     def generate(
@@ -215,12 +283,16 @@ class Decoder(nn.Module):
 
         Prompts of different lengths are padded (on either side) and described by ``Positions.padded(mask)``.
         """
-        if tokens.size(1) == 0 or max_new_tokens < 0:
-            raise ValueError(
-                f"generate needs a prompt and max_new_tokens >= 0, got {tokens.size(1)} tokens and {max_new_tokens}"
-            )
-        if temperature < 0:
+        _check_tokens(self.embedding, tokens)
+        if tokens.size(1) == 0:
+            raise ValueError(f"tokens must be a prompt of at least one token, got {shown(tokens)}")
+        whole("max_new_tokens", max_new_tokens, least=0)
+        check_type("positions", positions, Positions, None)
+        if number("temperature", temperature) < 0:
             raise ValueError(f"temperature must not be negative, got {temperature}")
+        check_type("generator", generator, torch.Generator, None)
+        if generator is not None and generator.device.type != tokens.device.type:
+            raise ValueError(f"generator must be on {tokens.device} like tokens, got {generator.device}")
         cache = KVCache()
         positions = Positions.arange(tokens.size(1), device=tokens.device) if positions is None else positions
         chosen: list[Tensor] = []
@@ -253,12 +325,19 @@ class Encoder(nn.Module):
         per_layer: bool = False,
     ) -> None:
         super().__init__()
+        whole("vocab_size", vocab_size)
+        check_trunk(dim, num_layers, num_heads, num_kv_heads, position, inject, per_layer)
         self.embedding = nn.Embedding(vocab_size, dim)
         self.trunk = Trunk(dim, num_layers, num_heads, num_kv_heads, position, inject, per_layer, is_causal=False)
 
     def forward(
         self, tokens: Int[Tensor, "batch tokens"], positions: Positions | None = None
     ) -> Float[Tensor, "batch tokens dim"]:
-        """The last layer's vectors. Positions default to 0 .. N-1."""
+        """The last layer's vectors. Positions default to 0 .. N-1.
+
+        Raises ValueError for tokens outside the vocabulary and for positions that are not theirs.
+        """
+        check_type("positions", positions, Positions, None)
+        x = embedded(self.embedding, tokens)
         positions = Positions.arange(tokens.size(1), device=tokens.device) if positions is None else positions
-        return self.trunk(self.embedding(tokens), positions, None)
+        return self.trunk(x, positions, None)

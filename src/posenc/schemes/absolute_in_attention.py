@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from posenc.arguments import whole
 from posenc.encoding import Block, Scheme, Score, ScoreFunction
 
 
@@ -17,16 +18,15 @@ class AbsoluteInAttention(Scheme):
 
     Parameters: max_positions x d, drawn from N(0, 1/d). Shapes: query (batch, heads, queries, head_dim).
     Coordinates must be int64.
-    Errors: PositionError for a key outside the table; ValueError for another head_dim or fractional coordinates.
+    Errors: PositionError for a key outside the table; ValueError for sizes below 1, another head_dim or fractional
+    coordinates.
     Source: the absolute variant of Srinivas et al. 2021, "Bottleneck Transformers for Visual Recognition".
     """
 
     def __init__(self, max_positions: int, head_dim: int) -> None:
         super().__init__()
-        if max_positions < 1 or head_dim < 1:
-            raise ValueError(f"max_positions and head_dim must be positive, got {max_positions} and {head_dim}")
-        self.max_positions, self.head_dim = max_positions, head_dim
-        self.weight = nn.Parameter(torch.empty(max_positions, head_dim))
+        self.max_positions, self.head_dim = whole("max_positions", max_positions), whole("head_dim", head_dim)
+        self.weight = nn.Parameter(torch.empty(self.max_positions, self.head_dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

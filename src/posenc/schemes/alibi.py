@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from posenc.arguments import check_choice, whole
 from posenc.encoding import Block, ByDistance, Scheme, Score, ScoreFunction
 
 
@@ -41,13 +42,10 @@ class ALiBi(Scheme):
 
     def __init__(self, num_heads: int, form: Literal["causal", "bidirectional", "directed"] = "causal") -> None:
         super().__init__()
-        if num_heads < 1:
-            raise ValueError(f"num_heads must be positive, got {num_heads}")
-        if form not in ("causal", "bidirectional", "directed"):
-            raise ValueError(f"form must be 'causal', 'bidirectional' or 'directed', got {form!r}")
-        if form == "directed" and num_heads % 2:
+        self.num_heads = whole("num_heads", num_heads)
+        check_choice("form", form, ("causal", "bidirectional", "directed"))
+        if form == "directed" and self.num_heads % 2:
             raise ValueError(f"num_heads must be even where half of them look each way, got {num_heads}")
-        self.num_heads = num_heads
         self.form: Literal["causal", "bidirectional", "directed"] = form
 
     @property

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
 from typing import Literal
 
+from posenc.arguments import check_flag, check_type, shown, whole
 from posenc.encoding import Scheme
 from posenc.schemes.absolute_in_attention import AbsoluteInAttention
 from posenc.schemes.alibi import ALiBi
@@ -29,7 +30,7 @@ from posenc.schemes.transformer_xl import TransformerXL
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of the model that a scheme is built for."""
+    """The sizes of the model that a scheme is built for. ValueError for one that is no whole number above 0."""
 
     dim: int
     num_heads: int
@@ -37,6 +38,17 @@ class Shape:
     max_positions: int
     causal: bool = True
     grid: tuple[int, int] | None = None  # rows and columns, where tokens have both; None: they stand in one line
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "num_heads", "head_dim", "max_positions"):
+            whole(name, getattr(self, name))
+        check_flag("causal", self.causal)
+        if self.grid is None:
+            return
+        if not isinstance(self.grid, Sequence) or len(self.grid) != 2:
+            raise ValueError(f"grid must be (rows, columns) or None, got {shown(self.grid)}")
+        for axis, size in enumerate(self.grid):
+            whole(f"grid[{axis}]", size)
 
 
 @dataclass(frozen=True)
@@ -216,7 +228,7 @@ CATALOG = (
         "Dai et al. 2019",
         frozenset({"relative", "unique", "bounded", "directed", "length_free", "fractional"}),
         "a product as wide as the model per score, one of head_dim per key, per layer; dim^2 + 2 dim parameters",
-        lambda shape: TransformerXL(shape.num_heads, shape.head_dim, shape.dim - shape.dim % 2),
+        lambda shape: TransformerXL(shape.num_heads, shape.head_dim, max(2, shape.dim - shape.dim % 2)),
     ),
     Entry(
         "distance_aware",
@@ -304,16 +316,22 @@ def catalog() -> tuple[Entry, ...]:
 
 
 def entries_of(names: str) -> tuple[Entry, ...]:
-    """The entries of ``"rope"`` or of a composition, ``"rope+alibi"``. ValueError for an unknown name."""
+    """The entries of ``"rope"`` or of a composition, ``"rope+alibi"``. ValueError for an unknown name, or one that is
+    there twice: a scheme is composed with others."""
+    check_type("scheme", names, str)
     known = {entry.name: entry for entry in CATALOG}
-    for name in names.split("+"):
+    parts = names.split("+")
+    for name in parts:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f" (did you mean {close[0]!r}?)" if close else ""
             raise ValueError(f"scheme must be one of {', '.join(known)}, or several joined by '+', got {name!r}{hint}")
-    return tuple(known[name] for name in names.split("+"))
+    if len(set(parts)) < len(parts):
+        raise ValueError(f"scheme must name each part once, got {names!r}")
+    return tuple(known[name] for name in parts)
 
 
 def scheme_from_names(names: str, shape: Shape) -> Scheme:
-    """Builds ``"rope"`` or ``"rope+alibi"`` for a model of this shape."""
+    """Builds ``"rope"`` or ``"rope+alibi"`` for a model of this shape. ValueError as for `entries_of`."""
+    check_type("shape", shape, Shape)
     return reduce(add, (entry.build(shape) for entry in entries_of(names)))

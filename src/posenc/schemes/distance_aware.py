@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posenc.arguments import shown, whole
 from posenc.encoding import Block, ByDistance, Scheme, Score, ScoreFunction
 
 
@@ -31,10 +32,8 @@ class DistanceAware(Scheme):
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
-        if num_heads < 1:
-            raise ValueError(f"num_heads must be positive, got {num_heads}")
-        self.num_heads = num_heads
-        self.w, self.v = nn.Parameter(torch.empty(num_heads)), nn.Parameter(torch.empty(num_heads))
+        self.num_heads = whole("num_heads", num_heads)
+        self.w, self.v = (nn.Parameter(torch.empty(self.num_heads)) for _ in range(2))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -43,7 +42,10 @@ class DistanceAware(Scheme):
         nn.init.zeros_(self.v)
 
     def factor(self, distance: Float[Tensor, "... one_or_heads"]) -> Float[Tensor, "... heads"]:
-        """f(w |r|; v) for distances whose last axis runs over the heads (or is 1)."""
+        """f(w |r|; v) for distances whose last axis runs over the heads (or is 1). ValueError for any others."""
+        fits = isinstance(distance, Tensor) and distance.is_floating_point() and distance.dim() > 0
+        if not fits or distance.size(-1) not in (1, self.num_heads):
+            raise ValueError(f"distance must be floating (..., 1 or {self.num_heads}), got {shown(distance)}")
         return self._factor(distance.abs(), self.w.to(distance.dtype), self.v.to(distance.dtype))
 
     @staticmethod

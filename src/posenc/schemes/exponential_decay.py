@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.arguments import check_choice, check_type, number, whole
 from posenc.encoding import Scheme
 from posenc.positions import PADDING, PositionError, Positions
 
@@ -27,20 +28,18 @@ class ExponentialDecay(Scheme):
 
     def __init__(self, dim: int, longest: float = 10_000.0) -> None:
         super().__init__()
-        if dim < 1:
-            raise ValueError(f"dim must be positive, got {dim}")
-        if not longest > 1:
-            raise ValueError(f"longest must be above 1, got {longest}")
-        self.dim, self.longest = dim, longest
+        self.dim, self.longest = whole("dim", dim), number("longest", longest, above=1)
 
     def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "rows tokens dim"]:
         """The vectors P[p]."""
+        check_type("positions", positions, Positions)
+        check_choice("dtype", dtype, (torch.float32, torch.float64))
         coords = positions.scalar("ExponentialDecay").double().masked_fill(positions.document == PADDING, 0.0)
         if coords.numel() and not coords.is_meta:
             words = "ExponentialDecay encodes positions from 0 on, got "
             if torch.compiler.is_compiling():  # a compiled graph cannot raise: there it is a RuntimeError
                 torch._assert_async((coords >= 0).all(), words + "one below")
-            elif (lowest := float(coords.min())) < 0:
+            elif not (lowest := float(coords.min())) >= 0:  # NaN neither
                 raise PositionError(f"{words}{lowest:g}")
         powers = torch.arange(1, self.dim + 1, dtype=torch.float64, device=coords.device) / self.dim
         return torch.exp(-coords[..., None] * self.longest**-powers).to(dtype)

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posenc.arguments import check_choice, check_flag, check_type, number, whole
 from posenc.encoding import Scheme
 from posenc.positions import Positions
 
@@ -36,15 +37,14 @@ class FourierFeatures(Scheme):
         self, dim: int, axes: int = 1, sigma: float = 0.05, learned: bool = False, hidden: int = 32, seed: int = 0
     ) -> None:
         super().__init__()
-        if dim < 2 or dim % 2:
+        dim, axes, hidden = whole("dim", dim), whole("axes", axes), whole("hidden", hidden)
+        if dim % 2:
             raise ValueError(f"dim must be positive and even (sines and cosines come in pairs), got {dim}")
-        if axes < 1 or hidden < 1:
-            raise ValueError(f"axes and hidden must be positive, got {axes} and {hidden}")
-        if not sigma > 0:
-            raise ValueError(f"sigma must be above 0, got {sigma}")
-        self.dim, self.axes, self.sigma, self.seed = dim, axes, sigma, seed
+        check_flag("learned", learned)
+        self.dim, self.axes, self.sigma = dim, axes, number("sigma", sigma, above=0)
+        self.seed = whole("seed", seed, -(2**63), 2**64 - 1)  # what a generator takes
         # Now, and as numbers, which a graph can hold; a generator it cannot.
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(self.seed)
         drawn = torch.randn(dim // 2, axes, generator=generator, dtype=torch.float64, device="cpu")
         self._drawn: list[list[float]] = [] if learned else drawn.tolist()
         self.directions = nn.Parameter(torch.empty(dim // 2, axes)) if learned else None
@@ -66,6 +66,8 @@ class FourierFeatures(Scheme):
 
     def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "rows tokens dim"]:
         """The vectors P[x]."""
+        check_type("positions", positions, Positions)
+        check_choice("dtype", dtype, (torch.float32, torch.float64))
         coords = positions.coords if positions.coords.dim() == 3 else positions.coords[..., None]
         if coords.size(-1) != self.axes:
             raise ValueError(f"FourierFeatures takes {self.axes} coordinates per token, got {coords.size(-1)}")

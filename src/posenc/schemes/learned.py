@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posenc.arguments import check_choice, check_type, whole
 from posenc.encoding import Scheme
 from posenc.positions import Positions
 
@@ -26,11 +27,13 @@ class Learned(Scheme):
 
     def __init__(self, max_positions: int, dim: int) -> None:
         super().__init__()
-        for name, value in (("max_positions", max_positions), ("dim", dim)):
-            if value < 1:
-                raise ValueError(f"{name} must be positive, got {value}")
-        self.weight = nn.Parameter(torch.empty(max_positions, dim))
+        self.weight = nn.Parameter(torch.empty(whole("max_positions", max_positions), whole("dim", dim)))
         self.reset_parameters()
+
+    @property
+    def dim(self) -> int:
+        """The width of the vectors."""
+        return self.weight.size(1)
 
     def reset_parameters(self) -> None:
         """W from N(0, 0.02^2)."""
@@ -38,6 +41,8 @@ class Learned(Scheme):
 
     def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "rows tokens dim"]:
         """The rows W[p]."""
+        check_type("positions", positions, Positions)
+        check_choice("dtype", dtype, (torch.float32, torch.float64))
         return self.weight[positions.index("Learned", self.weight.size(0))].to(dtype)
 
     def extra_repr(self) -> str:

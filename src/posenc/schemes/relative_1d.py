@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from posenc.arguments import whole
 from posenc.encoding import Block, ByDistance, Scheme, Score, ScoreFunction
 from posenc.positions import check_distances
 
@@ -19,19 +20,17 @@ class Relative1D(Scheme):
 
     Parameters: (2N - 1) x d shared by the heads, or H x (2N - 1) x d with ``num_heads``; drawn from N(0, 1/d).
     Shapes: query (batch, heads, queries, head_dim). Coordinates must be int64.
-    Errors: PositionError for a distance outside the table; ValueError for another head_dim or number of heads.
+    Errors: PositionError for a distance outside the table; ValueError for sizes below 1, another head_dim or number of
+    heads.
     Source: Bello et al. 2019, "Attention Augmented Convolutional Networks", equation 3, in one dimension.
     """
 
     def __init__(self, max_positions: int, head_dim: int, num_heads: int | None = None) -> None:
         super().__init__()
-        if max_positions < 1 or head_dim < 1:
-            raise ValueError(f"max_positions and head_dim must be positive, got {max_positions} and {head_dim}")
-        if num_heads is not None and num_heads < 1:
-            raise ValueError(f"num_heads must be positive or None, got {num_heads}")
-        self.max_positions, self.head_dim, self.num_heads = max_positions, head_dim, num_heads
-        heads = () if num_heads is None else (num_heads,)
-        self.weight = nn.Parameter(torch.empty(*heads, 2 * max_positions - 1, head_dim))
+        self.max_positions, self.head_dim = whole("max_positions", max_positions), whole("head_dim", head_dim)
+        self.num_heads = None if num_heads is None else whole("num_heads", num_heads)
+        heads = () if self.num_heads is None else (self.num_heads,)
+        self.weight = nn.Parameter(torch.empty(*heads, 2 * self.max_positions - 1, self.head_dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from posenc.arguments import shown, whole
 from posenc.encoding import Block, Scheme, Score, ScoreFunction
 
 
@@ -27,15 +30,13 @@ class Relative2D(Scheme):
 
     def __init__(self, grid: tuple[int, int], head_dim: int, num_heads: int | None = None) -> None:
         super().__init__()
-        height, width = grid
-        if height < 1 or width < 1 or head_dim < 1:
-            raise ValueError(f"grid and head_dim must be positive, got {grid} and {head_dim}")
-        if num_heads is not None and num_heads < 1:
-            raise ValueError(f"num_heads must be positive or None, got {num_heads}")
-        self.grid, self.head_dim, self.num_heads = (height, width), head_dim, num_heads
-        heads = () if num_heads is None else (num_heads,)
-        self.row_table = nn.Parameter(torch.empty(*heads, 2 * height - 1, head_dim))
-        self.column_table = nn.Parameter(torch.empty(*heads, 2 * width - 1, head_dim))
+        self.grid = _sides(grid)
+        self.head_dim = whole("head_dim", head_dim)
+        self.num_heads = None if num_heads is None else whole("num_heads", num_heads)
+        heads = () if self.num_heads is None else (self.num_heads,)
+        self.row_table, self.column_table = (
+            nn.Parameter(torch.empty(*heads, 2 * side - 1, self.head_dim)) for side in self.grid
+        )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -104,3 +105,10 @@ class Relative2D(Scheme):
 
     def extra_repr(self) -> str:
         return f"{self.grid}, {self.head_dim}, num_heads={self.num_heads}"
+
+
+def _sides(grid: tuple[int, int]) -> tuple[int, int]:
+    """Height and width; ValueError for anything else."""
+    if not isinstance(grid, Sequence) or len(grid) != 2:
+        raise ValueError(f"grid must be (height, width), got {shown(grid)}")
+    return whole("grid[0]", grid[0]), whole("grid[1]", grid[1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from posenc.arguments import check_choice, check_type, number, whole
 from posenc.encoding import Rotation, Scheme
 from posenc.phases import PairLayout, PairRotation, frequencies, phases
 from posenc.positions import Positions
@@ -45,21 +46,19 @@ class RoPE(Scheme):
         axes: int = 1,
     ) -> None:
         super().__init__()
-        rotary_dim = head_dim if rotary_dim is None else rotary_dim
-        if axes < 1:
-            raise ValueError(f"axes must be positive, got {axes}")
-        if rotary_dim < 2 or rotary_dim % (2 * axes) or rotary_dim > head_dim:
+        head_dim, axes = whole("head_dim", head_dim), whole("axes", axes)
+        rotary_dim = head_dim if rotary_dim is None else whole("rotary_dim", rotary_dim)
+        if rotary_dim % (2 * axes) or rotary_dim > head_dim:
             each = "" if axes == 1 else f" on each of {axes} axes"
             raise ValueError(f"rotary_dim must be even{each} and within 2..head_dim = {head_dim}, got {rotary_dim}")
-        if not base > 1:
-            raise ValueError(f"base must be above 1, got {base}")
-        if layout not in ("half", "interleaved"):
-            raise ValueError(f"layout must be 'half' or 'interleaved', got {layout!r}")
-        self.head_dim, self.base, self.rotary_dim, self.axes = head_dim, base, rotary_dim, axes
+        check_choice("layout", layout, ("half", "interleaved"))
+        self.head_dim, self.base, self.rotary_dim, self.axes = head_dim, number("base", base, above=1), rotary_dim, axes
         self.layout: PairLayout = layout
 
     def rotation(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Rotation:
         """The same turn for queries and keys."""
+        check_type("positions", positions, Positions)
+        check_choice("dtype", dtype, (torch.float32, torch.float64))
         coords = positions.coords if positions.coords.dim() == 3 else positions.coords[..., None]
         if coords.size(-1) != self.axes:
             takes = "one coordinate" if self.axes == 1 else f"{self.axes} coordinates"

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posenc.arguments import check_choice, check_type, whole
 from posenc.encoding import Scheme
 from posenc.positions import PADDING, Positions, check_index
 
@@ -23,11 +24,13 @@ class Segment(Scheme):
 
     def __init__(self, num_segments: int, dim: int) -> None:
         super().__init__()
-        for name, value in (("num_segments", num_segments), ("dim", dim)):
-            if value < 1:
-                raise ValueError(f"{name} must be positive, got {value}")
-        self.weight = nn.Parameter(torch.empty(num_segments, dim))
+        self.weight = nn.Parameter(torch.empty(whole("num_segments", num_segments), whole("dim", dim)))
         self.reset_parameters()
+
+    @property
+    def dim(self) -> int:
+        """The width of the vectors."""
+        return self.weight.size(1)
 
     def reset_parameters(self) -> None:
         """W from N(0, 0.02^2)."""
@@ -35,6 +38,8 @@ class Segment(Scheme):
 
     def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "rows tokens dim"]:
         """The rows W[segment]."""
+        check_type("positions", positions, Positions)
+        check_choice("dtype", dtype, (torch.float32, torch.float64))
         if positions.segment is None:
             raise ValueError("Segment needs positions with a segment per token: positions.with_segment(segment)")
         segment = positions.segment.masked_fill(positions.document == PADDING, 0)

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posenc.arguments import check_flag, whole
 from posenc.encoding import Block, ByDistance, Scheme, Score, ScoreFunction, Value
 
 
@@ -40,15 +41,14 @@ class Shaw(Scheme):
         num_heads: int | None = None,
     ) -> None:
         super().__init__()
-        if head_dim < 1 or max_distance < 1:
-            raise ValueError(f"head_dim and max_distance must be positive, got {head_dim} and {max_distance}")
-        if num_heads is not None and num_heads < 1:
-            raise ValueError(f"num_heads must be positive or None, got {num_heads}")
+        self.head_dim, self.max_distance = whole("head_dim", head_dim), whole("max_distance", max_distance)
+        self.num_heads = None if num_heads is None else whole("num_heads", num_heads)
+        check_flag("keys", keys)
+        check_flag("values", values)
         if not (keys or values):
             raise ValueError("keys or values must be True, got neither")
-        self.head_dim, self.max_distance, self.num_heads = head_dim, max_distance, num_heads
-        heads = () if num_heads is None else (num_heads,)
-        shape = (*heads, 2 * max_distance + 1, head_dim)
+        heads = () if self.num_heads is None else (self.num_heads,)
+        shape = (*heads, 2 * self.max_distance + 1, self.head_dim)
         self.key_table = nn.Parameter(torch.empty(shape)) if keys else None
         self.value_table = nn.Parameter(torch.empty(shape)) if values else None
         self.reset_parameters()

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from posenc.arguments import check_choice, check_type, number, shown, whole
 from posenc.encoding import Scheme
 from posenc.phases import frequencies, phases
 from posenc.positions import Positions
@@ -49,19 +50,17 @@ class Sinusoidal(Scheme):
         axes: int = 1,
     ) -> None:
         super().__init__()
-        if axes < 1:
-            raise ValueError(f"axes must be positive, got {axes}")
-        if dim < 2 or dim % (2 * axes):
+        dim, axes = whole("dim", dim), whole("axes", axes)
+        if dim % (2 * axes):
             each = "" if axes == 1 else f" on each of {axes} axes"
             raise ValueError(f"dim must be positive and even{each} (sines and cosines come in pairs), got {dim}")
-        if not base > 1:
-            raise ValueError(f"base must be above 1, got {base}")
-        if layout not in ("interleaved", "concatenated"):
-            raise ValueError(f"layout must be 'interleaved' or 'concatenated', got {layout!r}")
-        self.dim, self.base, self.layout, self.axes = dim, base, layout, axes
+        check_choice("layout", layout, ("interleaved", "concatenated"))
+        self.dim, self.base, self.layout, self.axes = dim, number("base", base, above=1), layout, axes
 
     def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "rows tokens dim"]:
         """The vectors P[p]."""
+        check_type("positions", positions, Positions)
+        check_choice("dtype", dtype, (torch.float32, torch.float64))
         coords = positions.coords if positions.coords.dim() == 3 else positions.coords[..., None]
         if coords.size(-1) != self.axes:
             raise ValueError(f"Sinusoidal takes {self._takes()}, got positions of {coords.size(-1)} axes")
@@ -76,8 +75,9 @@ class Sinusoidal(Scheme):
         >>> scheme = Sinusoidal(8)
         >>> M = scheme.linear_map([3])
         """
-        if len(offset) != self.axes:
-            raise ValueError(f"offset must have {self.axes} numbers, one per axis, got {len(offset)}")
+        if not isinstance(offset, Sequence) or len(offset) != self.axes:
+            raise ValueError(f"offset must be a sequence of {self.axes} numbers, one per axis, got {shown(offset)}")
+        offset = [number("offset", step) for step in offset]
         pairs = self.dim // (2 * self.axes)
         matrix = torch.zeros(self.dim, self.dim, dtype=torch.float64)
         for axis, step in enumerate(offset):

@@ -7,6 +7,7 @@ from bisect import bisect_left
 import torch
 from torch import Tensor, nn
 
+from posenc.arguments import check_flag, whole
 from posenc.encoding import Block, ByDistance, Scheme, Score, ScoreFunction
 
 
@@ -45,12 +46,11 @@ class T5(Scheme):
         self, num_heads: int, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = False
     ) -> None:
         super().__init__()
-        if num_heads < 1:
-            raise ValueError(f"num_heads must be positive, got {num_heads}")
+        check_flag("bidirectional", bidirectional)
+        num_heads, max_distance = whole("num_heads", num_heads), whole("max_distance", max_distance)
+        num_buckets = whole("num_buckets", num_buckets, least=2)
         if bidirectional and (num_buckets < 4 or num_buckets % 2):
             raise ValueError(f"num_buckets must be even and at least 4 if bidirectional, got {num_buckets}")
-        if num_buckets < 2:
-            raise ValueError(f"num_buckets must be at least 2, got {num_buckets}")
         side = num_buckets // 2 if bidirectional else num_buckets
         if max_distance <= side // 2:
             raise ValueError(

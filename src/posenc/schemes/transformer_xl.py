@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posenc.arguments import check_flag, check_type, number, whole
 from posenc.encoding import Block, ByDistance, Scheme, Score, ScoreFunction
 from posenc.phases import frequencies, phases
 
@@ -44,15 +45,13 @@ class TransformerXL(Scheme):
         share_biases: bool = True,
     ) -> None:
         super().__init__()
-        dim = num_heads * head_dim if dim is None else dim
-        if num_heads < 1 or head_dim < 1:
-            raise ValueError(f"num_heads and head_dim must be positive, got {num_heads} and {head_dim}")
-        if dim < 2 or dim % 2:
+        num_heads, head_dim = whole("num_heads", num_heads), whole("head_dim", head_dim)
+        dim = num_heads * head_dim if dim is None else whole("dim", dim)
+        if dim % 2:
             raise ValueError(f"dim must be positive and even (sines and cosines come in pairs), got {dim}")
-        if not base > 1:
-            raise ValueError(f"base must be above 1, got {base}")
+        check_flag("share_biases", share_biases)
         self.num_heads, self.head_dim, self.dim = num_heads, head_dim, dim
-        self.base, self.share_biases = base, share_biases
+        self.base, self.share_biases = number("base", base, above=1), share_biases
         self.projection = nn.Parameter(torch.empty(num_heads, head_dim, dim))
         self.content_bias = nn.Parameter(torch.empty(num_heads, head_dim))
         self.position_bias = nn.Parameter(torch.empty(num_heads, head_dim))
@@ -74,6 +73,7 @@ class TransformerXL(Scheme):
 
     def terms(self, block: Block) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The four terms in the order of the formula, each (batch, heads, queries, keys) and already scaled."""
+        check_type("block", block, Block)
         block.check_heads("TransformerXL", self.num_heads, self.head_dim)
         query, key = block.query, block.key
         group = query.size(1) // key.size(1)

@@ -1,0 +1,89 @@
+"""What an argument must be: each check gives a ValueError that names the argument, what was expected and what came."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any
+
+
+def shown(value: object) -> str:
+    """A value as an error says it: as it is written, but a tensor or an array by dtype and shape, and by its type what
+    would not fit into a line.
+
+    >>> shown("12"), shown((2, None)), shown(float)
+    ("'12'", '(2, None)', 'the class float')
+    """
+    if isinstance(value, str):
+        return repr(value)
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    kind = type(value).__name__
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        told = f"{value.dtype} {tuple(value.shape)}"
+        if told.startswith("torch."):
+            return told
+        if value.shape:  # a single number of NumPy's is written as any other
+            return f"{kind} {told}"
+    if isinstance(value, list | tuple):
+        inside = ", ".join(map(shown, value[:8])) + (", ..." if len(value) > 8 else "," if len(value) == 1 else "")
+        return f"({inside})" if isinstance(value, tuple) else f"[{inside.removesuffix(',')}]"
+    written = repr(value)
+    return kind if len(written) > 60 or written.startswith("<") or "\n" in written else written
+
+
+def whole(name: str, value: Any, least: int = 1, most: int | None = None) -> int:
+    """The whole number, as an int. ValueError for one below ``least`` or above ``most``, and for True, 12.0 or "12"."""
+    if not isinstance(value, bool) and isinstance(value, Integral):
+        found = int(value)
+        if found >= least and (most is None or found <= most):
+            return found
+    within = f"of at least {least}" if most is None else f"within {least}..{most}"
+    raise ValueError(f"{name} must be a whole number {within}, got {shown(value)}")
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a real number: an int, a float, or NumPy's. True and False are none."""
+    return not isinstance(value, bool) and isinstance(value, Real)
+
+
+def number(name: str, value: Any, above: float = -math.inf) -> float:
+    """The finite number above ``above``, as a float. ValueError for any other, and for True or "12"."""
+    try:
+        found = float(value) if is_number(value) else math.nan
+    except OverflowError:  # a whole number past the largest float
+        found = math.inf
+    if above < found < math.inf:
+        return found
+    beyond = "" if above == -math.inf else f" above {above:g}"
+    raise ValueError(f"{name} must be a finite number{beyond}, got {shown(value)}")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """ValueError for what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {shown(value)}")
+
+
+def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
+    """ValueError for what is none of the choices, which are all words or all dtypes."""
+    if not isinstance(value, type(choices[0])) or value not in choices:
+        raise ValueError(f"{name} must be {_either(list(map(repr, choices)))}, got {shown(value)}")
+
+
+def check_type(name: str, value: Any, *kinds: type | None) -> None:
+    """ValueError for what is of none of these types; None stands for itself."""
+    for kind in kinds:
+        if value is None if kind is None else isinstance(value, kind):
+            return
+    named = ["None" if kind is None else f"{_article(kind.__name__)} {kind.__name__}" for kind in kinds]
+    raise ValueError(f"{name} must be {_either(named)}, got {shown(value)}")
+
+
+def _either(words: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+def _article(noun: str) -> str:
+    return "an" if noun[0] in "AEIOU" else "a"

@@ -1,0 +1,147 @@
+"""19. Bounds: positions past the end are refused by name, and sizes are not mistaken for one another."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from posenc.conformance.calls import instead
+from posenc.conformance.checks.configuration import it_is_refused, known
+from posenc.conformance.outcome import Outcome, first_failure, near
+from posenc.conformance.subjects import Batch, Bias, NotApplicableError, Rotary, Subject
+from posenc.conformance.trial import Case, Check, Plan, Trial
+
+MOST_HEADS = 64
+
+
+def the_end_is_named(subject: Subject, batch: Batch, limit: int, compiled: bool) -> Outcome:
+    """A row with a position below 0, or at the limit or past it, which must be refused with the number."""
+    flat = subject.places(batch).flatten().tolist()
+    outside = [p for p in flat if not 0 <= p < limit]
+    if not outside or (isinstance(subject, Bias) and max(flat) - min(flat) < limit):
+        raise NotApplicableError("no position, or for a bias no distance, is past the end")
+    tried = subject
+    if compiled:
+        torch._dynamo.reset()
+        tried = instead(subject, torch.compile(subject.call, backend="eager"))
+    expected = f"an error that names the position {outside[0]} or the limit {limit}"
+    try:
+        tried.run(tried.make(), batch)
+    except NotApplicableError:
+        raise
+    except Exception as error:
+        numbers = {int(number) for number in re.findall(r"-?\d+", str(error))}
+        named = bool(numbers & {*outside, limit, limit - 1}) or (min(outside) < 0 and "negative" in str(error))
+        return Outcome(named, expected, f"{type(error).__name__}: {error}")
+    return Outcome(False, expected, "an answer, and no error")
+
+
+def published_slopes(heads: int) -> list[float]:
+    """ALiBi's: 2^(-8h/H), h = 1 .. H, for a power of two; else those of the power of two below, then every other one of
+    twice as many, beginning with the first."""
+    power = 2 ** (heads.bit_length() - 1)
+    coarse, fine = ([2 ** (-8 * (h + 1) / n) for h in range(n)] for n in (power, 2 * power))
+    return [*coarse, *fine[::2][: heads - power]]
+
+
+def slopes_are_as_published(subject: Bias, batch: Batch, heads: int | None) -> Outcome:
+    """What each head takes off for each distance, against its slope; None: against the list that is claimed.
+
+    A softmax does not see what is added to a whole row, so rows are counted from what a token gives to itself.
+    """
+    if heads is None:
+        slopes, made = list(subject.slopes or ()), subject.make()
+    else:
+        slopes, made = published_slopes(heads), subject.make(**{subject.heads_option: heads})
+    places, seen = subject.places(batch), subject.visible(batch)[:, None]
+    came = subject.bias(made, places, places).double()
+    if came.size(1) != len(slopes):
+        return Outcome(False, f"{len(slopes)} heads", f"a bias of shape {tuple(came.shape)}")
+    came = came - came.diagonal(dim1=-2, dim2=-1)[..., None]
+    away = (places[:, None, :, None] - places[:, None, None, :]).abs().double()
+    expected = -torch.tensor(slopes, dtype=torch.float64, device=away.device)[:, None, None] * away
+    came = came.expand_as(expected)
+    return near(expected.masked_fill(~seen, 0.0), came.masked_fill(~seen, 0.0), 2**-20 * float(expected.abs().max()))
+
+
+def rows_do_not_mix(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
+    """Each row alone, against itself among the others."""
+    made, found = subject.make(), []
+    together = subject.run(made, batch)
+    for row in range(len(batch.ids)):
+        positions = None if batch.positions is None else [batch.positions[row]]
+        alone = subject.run(made, replace(batch, ids=[batch.ids[row]], positions=positions))
+        found.append((f"row {row}", near(alone, together[row : row + 1], tolerance)))
+    return first_failure(found)
+
+
+def _ends(compiled: bool) -> Any:
+    def cases(plan: Plan) -> Iterator[Case]:
+        subject = plan.subject
+        plan.require(subject.max_positions, "it is not claimed how many positions there are (max_positions)")
+        plan.require(subject.compiles or not compiled, "it is not claimed to compile")
+        limit = subject.max_positions or 0
+        values = {"limit": limit, "compiled": compiled}
+        if subject.can("positions"):
+            for row in ([0, limit], [0, limit + 1], [limit - 1, -1]):
+                yield Case(Batch(plan.ids(1, 2), positions=[[plan.at(p) for p in row]]), values)
+        elif isinstance(subject, Rotary) and subject.takes("offset"):
+            for p in (limit, limit + 1, -1):
+                yield Case(Batch(plan.ids(1, 1), positions=[[p]]), values)
+        else:
+            plan.require(limit < plan.longest, f"call takes no positions, and a row of {limit + 1} tokens is too long")
+            yield Case(plan.text(1, limit + 1), values)
+
+    return cases
+
+
+def _refused(plan: Plan) -> Iterator[Case]:
+    given = [changed for changed in plan.subject.refused if known(plan.subject, changed)]
+    plan.require(given, "no value of an option is claimed to be refused (refused)")
+    for changed in given:
+        yield Case(Batch([[0]]), {"changed": dict(changed)})
+
+
+def _slopes(plan: Plan) -> Iterator[Case]:
+    subject = plan.subject
+    plan.require(isinstance(subject, Bias), "a bias alone has slopes")
+    assert isinstance(subject, Bias)
+    plan.require(subject.slopes or subject.heads_option, "no slopes are claimed (slopes, heads_option)")
+    tokens = min(7, plan.limit)
+    batch = plan.line(1, tokens) if subject.can("positions") else plan.text(1, tokens)
+    if subject.slopes:
+        yield Case(batch, {"heads": None})
+    for heads in range(1, MOST_HEADS + 1) if subject.heads_option else ():
+        yield Case(batch, {"heads": heads})
+
+
+def _squares(plan: Plan) -> Iterator[Case]:
+    subject = plan.subject
+    for size in sorted({5, getattr(subject, "heads", 3)}):
+        if size > plan.limit:
+            continue
+        batch = plan.text(size, size)
+        most = (subject.max_positions or 8 * size) - size
+        if subject.can("positions"):
+            rows = [[plan.at(min(7 * row, most) + p) for p in range(size)] for row in range(size)]
+            batch = replace(batch, positions=rows)
+        yield Case(batch, {"tolerance": plan.tolerance(8 * size)})
+
+
+CHECK = Check(
+    number=19,
+    name="bounds",
+    rule="What is past the end is refused by name, slopes are right for any number of heads, and rows do not mix.",
+    why="An index past a table wraps around, is clamped, or stops the device; and a batch as long as its rows hides "
+    "which is which.",
+    pains=(14, 16, 18),
+    trials=(
+        Trial("positions past the end", the_end_is_named, _ends(compiled=False)),
+        Trial("positions past the end, compiled", the_end_is_named, _ends(compiled=True)),
+        Trial("values that are refused", it_is_refused, _refused),
+        Trial("slopes", slopes_are_as_published, _slopes),
+        Trial("as many rows as tokens", rows_do_not_mix, _squares),
+    ),
+)

@@ -1,0 +1,119 @@
+"""8. Cache: what comes chunk by chunk is what comes at once."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import accumulate
+
+import torch
+
+from posenc.conformance.outcome import Outcome, first_failure, near
+from posenc.conformance.subjects import Batch, Subject
+from posenc.conformance.trial import Case, Check, Plan, Trial, packed, padded
+
+CHUNKS = (1, 3, 7, 64)
+
+
+def cached_equals_at_once(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
+    """The outputs of every chunk against those of all tokens at once. Where a subject claims a threshold, its outputs
+    may go by the length so far: then those of a chunk against those of all tokens up to its end at once."""
+    ends = [batch.tokens] if subject.threshold is None else list(accumulate(batch.chunks))
+    found = []
+    with torch.no_grad():  # as text is generated; some caches take no gradients
+        came = batch.owed(subject.run(subject.make(), batch))
+        at_once = [subject.run(subject.make(), batch.pick(range(end))) for end in ends]
+    for start, end, whole in zip([0, *ends], ends, at_once, strict=False):
+        expected = batch.pick(range(end)).owed(whole)
+        found.append((f"tokens {start} to {end - 1}", near(expected[:, start:], came[:, start:end], tolerance)))
+    return first_failure(found)
+
+
+def fed(batch: Batch, size: int) -> Batch:
+    """The batch in chunks of one size, the last of what is left."""
+    whole, left = divmod(batch.tokens, size)
+    return replace(batch, chunks=(size,) * whole + (left,) * (left > 0))
+
+
+def require_a_cache(plan: Plan) -> None:
+    """NotApplicableError unless there is one, of a subject that can have one."""
+    plan.require(plan.subject.causal, "it is not causal: tokens see those after them, which no cache has yet")
+    plan.require_that_it_can("cache")
+
+
+def _schedules(batch: Batch) -> Iterator[Batch]:
+    """In chunks of each size that gives several; and a prompt, then token by token."""
+    for size in CHUNKS:
+        if size < batch.tokens:
+            yield fed(batch, size)
+    if batch.tokens > 2:
+        prompt = (batch.tokens + 1) // 2
+        yield replace(batch, chunks=(prompt, *(1,) * (batch.tokens - prompt)))
+
+
+def _text(told: bool) -> Callable[[Plan], Iterator[Case]]:
+    def cases(plan: Plan) -> Iterator[Case]:
+        require_a_cache(plan)
+        if told:
+            plan.require_that_it_can("positions")
+        large = CHUNKS[-1]
+        for tokens in sorted({*plan.sizes, min(large + 3, plan.limit)}):
+            start = 5 if told and plan.has(tokens + 8) else 0
+            batch = plan.line(2, tokens, start, step=4 if start else 0) if told else plan.text(2, tokens)
+            # So many tokens one by one would cost more than they show.
+            for chunked in _schedules(batch) if tokens <= max(*plan.sizes, large) else [fed(batch, large)]:
+                yield Case(chunked, {"tolerance": plan.tolerance(start + tokens + 4)})
+
+    return cases
+
+
+def _ragged(told: bool) -> Callable[[Plan], Iterator[Case]]:
+    """Prompts of several lengths, padded on the left or on the right, then token by token, or in chunks that cut the
+    padding."""
+
+    def cases(plan: Plan) -> Iterator[Case]:
+        require_a_cache(plan)
+        plan.require_that_it_can("padding")
+        if told:
+            plan.require_that_it_can("positions")
+        else:
+            plan.require(plan.subject.takes("padding"), "call takes no padding mask by itself")
+        for tokens in plan.sizes:
+            prompt = tokens - max(tokens // 4, 1)
+            if prompt < 2:
+                continue
+            new = [True] * (tokens - prompt)
+            paddings = (prompt - 1, 0, 1)
+            left = [[False] * n + [True] * (prompt - n) + new for n in paddings]
+            right = [[True] * (prompt - n) + [False] * n + new for n in paddings]
+            for mask in (left, right):
+                batch = padded(plan, mask, told)
+                for chunks in ((prompt, *(1,) * len(new)), fed(batch, 3).chunks):
+                    yield Case(replace(batch, chunks=chunks), {"tolerance": plan.tolerance(tokens)})
+
+    return cases
+
+
+def _documents(plan: Plan) -> Iterator[Case]:
+    require_a_cache(plan)
+    plan.require_that_it_can("document", "positions")
+    for tokens in plan.sizes:
+        if tokens > 2:
+            first = tokens // 3
+            for chunked in _schedules(packed(plan, [first, tokens - first], rows=2)):
+                yield Case(chunked, {"tolerance": plan.tolerance(tokens)})
+
+
+CHECK = Check(
+    number=8,
+    name="cache",
+    rule="Fed to a cache in chunks, or a prompt and then token by token, tokens come out as they do all at once.",
+    why="A new token that is given the wrong position, or a mask that is aligned at the wrong corner, makes a model "
+    "generate by other rules than those it was trained by; it still speaks, only worse.",
+    pains=(5, 6),
+    trials=(
+        Trial("positions by itself", cached_equals_at_once, _text(told=False)),
+        Trial("with positions", cached_equals_at_once, _text(told=True)),
+        Trial("ragged, with positions", cached_equals_at_once, _ragged(told=True)),
+        Trial("ragged, with a mask alone", cached_equals_at_once, _ragged(told=False)),
+        Trial("packed documents", cached_equals_at_once, _documents),
+    ),
+)

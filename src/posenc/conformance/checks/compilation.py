@@ -1,0 +1,264 @@
+"""18. Compile and export: one real graph, for every length, that gives what eager gives."""
+
+import importlib
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posenc.conformance.calls import (
+    arguments_of,
+    gradient_tolerances,
+    gradients_of,
+    instead,
+    one_line,
+    with_tokens,
+)
+from posenc.conformance.outcome import Outcome, first_failure, near
+from posenc.conformance.subjects import Batch, NotApplicableError, Subject
+from posenc.conformance.trial import Case, Check, Plan, Trial
+
+LENGTHS = (5, 8, 13, 21, 34, 40, 47, 50)
+BEGINNING = Batch([[0]])  # of the texts, which are as long as a trial says
+MOST = 2  # compilations: one for the first length, one for all others
+
+
+class Compiler:
+    """Keeps the graphs that it hands to one of torch's own compilers."""
+
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
+        self.graphs: list[torch.fx.GraphModule] = []
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        from torch._dynamo.backends.registry import lookup_backend  # it takes a second to import
+
+        self.graphs.append(graph)
+        return lookup_backend(self.backend)(graph, inputs)
+
+    def compiled(self, subject: Subject) -> Subject:
+        """The subject with its call compiled as one graph."""
+        run = torch.compile(subject.call, backend=self, fullgraph=True)
+        return instead(subject, lambda *given, **named: run(*given, **named))
+
+
+def compiled_is_eager(
+    subject: Subject, batch: Batch, lengths: list[int], axes: int, most: int, tolerance: float
+) -> Outcome:
+    """Texts of these lengths in turn: the outputs, how often it was compiled, and numbers that are complex."""
+    torch.compiler.reset()
+    try:
+        compiler, made = Compiler("eager"), subject.make()
+        compiled = compiler.compiled(subject)
+        for tokens in lengths:
+            text = with_tokens(batch, tokens, axes)
+            with torch.no_grad():
+                expected = subject.run(made, text)
+                try:
+                    came = compiled.run(made, text)
+                except NotApplicableError:
+                    raise
+                except Exception as error:
+                    return Outcome(False, f"one graph for {tokens} tokens", one_line(error))
+            agrees = near(expected, came, tolerance)
+            if not agrees.ok:
+                return first_failure([(f"{tokens} tokens", agrees)])
+            if len(compiler.graphs) > most:
+                few = f"at most {most} compilations for {len(lengths)} lengths"
+                return Outcome(False, few, f"{len(compiler.graphs)} for {lengths.index(tokens) + 1} lengths")
+    finally:
+        torch.compiler.reset()
+    if not compiler.graphs:
+        return Outcome(False, "a graph", "nothing to compile")
+    found = [name for graph in compiler.graphs for name in complex_nodes(graph)]
+    return Outcome(not found, "real numbers alone", f"complex numbers: {', '.join(found[:3])}")
+
+
+def complex_nodes(graph: nn.Module) -> list[str]:
+    """The nodes of a graph, and of those inside it, that give complex numbers."""
+    found = []
+    for part in graph.modules():
+        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+            value = node.meta.get("val", node.meta.get("example_value"))
+            values = value if isinstance(value, tuple | list) else [value]
+            if any(isinstance(x, Tensor) and x.is_complex() for x in values):
+                found.append(node.name)
+    return found
+
+
+def compiled_trains_as_eager(subject: Subject, batch: Batch, tokens: int, axes: int) -> Outcome:
+    """The gradients of a compiled call against eager's."""
+    text = with_tokens(batch, tokens, axes)
+    torch.compiler.reset()
+    try:
+        _, expected = gradients_of(subject, subject.make(), text)
+        if not expected:
+            raise NotApplicableError("nothing in it is trained, and call takes no vectors")
+        try:
+            _, came = gradients_of(Compiler("aot_eager").compiled(subject), subject.make(), text)
+        except NotApplicableError:
+            raise
+        except Exception as error:
+            return Outcome(False, "gradients through one graph", one_line(error))
+    finally:
+        torch.compiler.reset()
+    tolerances = gradient_tolerances(subject, text, tokens)
+    return first_failure([(name, near(expected[name], came[name], tolerances[name])) for name in expected])
+
+
+class Exported(nn.Module):
+    """A call as a module that takes tensors by name and gives the tensors that come out."""
+
+    def __init__(self, subject: Subject, made: Any, fixed: dict[str, Any]) -> None:
+        super().__init__()
+        self.made, self.fixed, self.function = made, fixed, subject.call
+
+    def forward(self, tensors: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        out = self.function(self.made, **tensors, **self.fixed)
+        return tuple(x for x in out if isinstance(x, Tensor)) if isinstance(out, tuple) else (out,)
+
+
+def exported(
+    subject: Subject, batch: Batch, lengths: list[int], axes: int
+) -> tuple[Exported, list[dict[str, Tensor]], torch.export.ExportedProgram | str]:
+    """A call as a module, its inputs for each length, and the program of it for the first, or why there is none. Sizes
+    that go with the length are left open."""
+    made = subject.make()
+    given = [arguments_of(subject, made, with_tokens(batch, tokens, axes)) for tokens in lengths]
+    fixed = {name: x for name, x in given[0].items() if not isinstance(x, Tensor)}
+    if any(other[name] != x for other in given for name, x in fixed.items()):
+        raise NotApplicableError("call takes the length as a number, not as the shape of a tensor")
+    inputs = [{name: x for name, x in one.items() if isinstance(x, Tensor)} for one in given]
+    sizes = {
+        name: {n: torch.export.Dim.DYNAMIC for n, size in enumerate(x.shape) if size != inputs[1][name].size(n)}
+        for name, x in inputs[0].items()
+    }
+    module = Exported(subject, made, fixed)
+    try:
+        return module, inputs, torch.export.export(module, (inputs[0],), dynamic_shapes=(sizes,))
+    except Exception as error:
+        return module, inputs, one_line(error)
+
+
+def exported_is_eager(subject: Subject, batch: Batch, lengths: list[int], axes: int, tolerance: float) -> Outcome:
+    """A program exported at the first length against eager at all lengths."""
+    with torch.no_grad():
+        module, inputs, program = exported(subject, batch, lengths, axes)
+        expected = [module(given) for given in inputs]
+        if isinstance(program, str):
+            return Outcome(False, "a program for every length", program)
+        found = complex_nodes(program.graph_module)
+        if found:
+            return Outcome(False, "real numbers alone", f"complex numbers: {', '.join(found[:3])}")
+        run = program.module()
+        try:
+            came = [run(given) for given in inputs]
+        except Exception as error:
+            return Outcome(False, "a program for every length", one_line(error))
+    return outputs_at_each(lengths, expected, came, tolerance)
+
+
+def outputs_at_each(
+    lengths: list[int], expected: list[tuple[Tensor, ...]], came: list[tuple[Tensor, ...]], tolerance: float
+) -> Outcome:
+    """Whether all that comes out at each length is what was expected."""
+    return first_failure(
+        [
+            (f"{tokens} tokens", near(x, y, tolerance))
+            for tokens, xs, ys in zip(lengths, expected, came, strict=True)
+            for x, y in zip(xs, ys, strict=True)
+        ]
+    )
+
+
+def onnx_is_eager(subject: Subject, batch: Batch, lengths: list[int], axes: int, tolerance: float) -> Outcome:
+    """The same program as ONNX, run by onnxruntime in single precision, against eager at all lengths."""
+    onnxruntime = importlib.import_module("onnxruntime")
+    subject, level = replace(subject, dtype=torch.float32), logging.root.manager.disable
+    with torch.no_grad():
+        module, inputs, program = exported(subject, batch, lengths, axes)
+        expected = [module(given) for given in inputs]
+        if isinstance(program, str):
+            raise NotApplicableError("there is no program that could be written as ONNX")
+        try:
+            logging.disable(logging.WARNING)  # which libraries it could convert too, if they were there
+            onnx = torch.onnx.export(program, (inputs[0],), dynamo=True, verbose=False)
+            assert onnx is not None
+            written = onnx.model_proto.SerializeToString()
+        except Exception as error:  # of an operator that ONNX has no word for, which is no fault of the program
+            while error.__cause__ is not None:
+                error = error.__cause__
+            raise NotApplicableError(f"it cannot be written as ONNX: {one_line(error)}") from error
+        finally:
+            logging.disable(level)
+    try:
+        session = onnxruntime.InferenceSession(written, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        if type(error).__name__ == "NotImplemented":
+            raise NotApplicableError(f"onnxruntime lacks what it needs: {one_line(error)}") from error
+        raise
+    names, came = [given.name for given in session.get_inputs()], []
+    for given in inputs:
+        fed = dict(zip(names, (x.numpy() for x in given.values()), strict=True))
+        came.append(tuple(torch.from_numpy(out) for out in session.run(None, fed)))
+    # Another library's functions, and its sums in another order: some units in the last place of float32 more.
+    largest = max(float(x.abs().max()) for xs in expected for x in xs)
+    return outputs_at_each(lengths, expected, came, tolerance + 256 * 2**-23 * largest)
+
+
+def _lengths(plan: Plan, claimed: bool, claim: str) -> list[int]:
+    plan.require(claimed, f"it does not claim that it {claim}")
+    lengths = [n for n in LENGTHS if n <= plan.limit] if plan.limit >= LENGTHS[-1] else list(range(2, plan.limit + 1))
+    plan.require(len(lengths) >= len(LENGTHS), f"{plan.limit} tokens are too few for {len(LENGTHS)} lengths above 1")
+    return lengths[-len(LENGTHS) :]
+
+
+def _told(plan: Plan) -> list[int]:
+    """On how many axes positions are told: 0 where they are not; both where call can do without."""
+    subject = plan.subject
+    return [0, subject.axes] if subject.takes("positions") and not subject.needs("positions") else [0]
+
+
+def _compiled(plan: Plan) -> Iterator[Case]:
+    lengths = _lengths(plan, plan.subject.compiles, "compiles")
+    for axes in _told(plan):
+        values = {"lengths": lengths, "axes": axes, "most": MOST, "tolerance": plan.tolerance(lengths[-1])}
+        yield Case(BEGINNING, values)
+
+
+def _trained(plan: Plan) -> Iterator[Case]:
+    lengths = _lengths(plan, plan.subject.compiles, "compiles")
+    yield Case(BEGINNING, {"tokens": lengths[2], "axes": _told(plan)[-1]})
+
+
+def _exported(plan: Plan) -> Iterator[Case]:
+    lengths = _lengths(plan, plan.subject.exports, "exports")[::3]
+    for axes in _told(plan):
+        yield Case(BEGINNING, {"lengths": lengths, "axes": axes, "tolerance": plan.tolerance(lengths[-1])})
+
+
+def _onnx(plan: Plan) -> Iterator[Case]:
+    lengths = _lengths(plan, plan.subject.exports, "exports")[::3]
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
+    plan.require(not missing, f"ONNX needs {', '.join(missing)}")
+    values = {"lengths": lengths, "axes": _told(plan)[-1], "tolerance": plan.tolerance(lengths[-1])}
+    yield Case(BEGINNING, values)
+
+
+CHECK = Check(
+    number=18,
+    name="compile and export",
+    rule="One real graph, at most 2 compilations for 8 lengths, and one exported program for all, that equal eager.",
+    why="Branches on data break graphs, lengths that are numbers compile anew, and complex numbers cannot be exported.",
+    pains=(10, 15),
+    trials=(
+        Trial("compiled", compiled_is_eager, _compiled),
+        Trial("compiled and trained", compiled_trains_as_eager, _trained),
+        Trial("exported", exported_is_eager, _exported),
+        Trial("ONNX", onnx_is_eager, _onnx),
+    ),
+)

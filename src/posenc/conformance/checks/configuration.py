@@ -1,0 +1,170 @@
+"""14. Configuration: every option is used or refused, and the frequencies are those it says."""
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from posenc.conformance.measure import claimed, first_axis, matrices, row_of, sides, unit
+from posenc.conformance.outcome import Outcome, first_failure, near
+from posenc.conformance.subjects import Batch, NotApplicableError, Rotary, Subject
+from posenc.conformance.trial import Case, Check, Plan, Trial
+
+GOLDEN = (1, 2, 17, 100, 1000, 10_000)
+STARTS = (0, 4096, 100_000)  # what an option changes may show far away alone
+
+
+def rotations_are_as_claimed(subject: Rotary, batch: Batch) -> Outcome:
+    """The rotation of each basis vector, and what it is lengthened by, against the claims."""
+    positions, made, found = row_of(batch), subject.make(), []
+    for name, which in sides(subject):
+        came = matrices(subject, made, positions, which).double()
+        expected = claimed(subject, positions, unit(came))
+        assert expected is not None
+        if subject.scale is None:
+            came = unit(came)
+        else:
+            expected = expected.clone()
+            expected[..., : subject.rotary_dim] *= subject.scale
+        for n, p in enumerate(positions):
+            # Four roundings of the phase to float32, each worth p 2^-23 at most, and four of what is turned.
+            tolerance = (4 * first_axis(p) + 2) * 2**-23 * (subject.scale or 1.0)
+            found.append((f"{name} at {p}", near(expected[n], came[n], tolerance)))
+    return first_failure(found)
+
+
+def names_in(given: Mapping[str, Any], usual: Mapping[str, Any]) -> list[str]:
+    """The keys that are given another value than usual, or are not usual at all; of nested configurations the inner."""
+    found = []
+    for name, value in given.items():
+        if isinstance(value, Mapping) and isinstance(usual.get(name), Mapping):
+            found += names_in(value, usual[name])
+        elif name not in usual or usual[name] != value:
+            found.append(name)
+    return found
+
+
+def refusal(subject: Subject, changed: dict[str, Any]) -> Outcome | None:
+    """What is to be said of the error with which these options are refused; None: they are not."""
+    names = names_in(changed, subject.options)
+    try:
+        subject.make(**changed)
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        named = any(re.search(rf"\b{re.escape(name)}\b", str(error)) for name in names)
+        return Outcome(named, f"an error that names {' or '.join(names)}", said)
+    return None
+
+
+def it_is_refused(subject: Subject, batch: Batch, changed: dict[str, Any]) -> Outcome:
+    """Building with what must be refused."""
+    names = " or ".join(names_in(changed, subject.options))
+    found = refusal(subject, changed)
+    return Outcome(False, f"an error that names {names}", "none: it was built") if found is None else found
+
+
+def an_option_counts(
+    subject: Subject, batch: Batch, changed: dict[str, Any], starts: list[int], tokens: int, tolerance: float
+) -> Outcome:
+    """The outputs with an option as it is and with another value, for a row at each of the starts."""
+    if batch.tokens < tokens or len(set(batch.ids[0])) < 2:
+        raise NotApplicableError("so short or plain a row may not show it")  # and shrinking must not get there
+    found = refusal(subject, changed)
+    if found is not None:
+        return found
+    usual, other = subject.make(), subject.make(**changed)
+    for start in starts:
+        here = batch if start == 0 else replace(batch, positions=_row(subject, start, batch.tokens))
+        before, after = subject.run(usual, here), subject.run(other, here)
+        if before.shape != after.shape or not near(before, after, tolerance).ok:
+            return Outcome(True, "another output", "another output")
+    return Outcome(False, f"another output, or an error, with {changed}", "the same output as without")
+
+
+def _row(subject: Subject, start: int, tokens: int) -> list[list[Any]]:
+    return [[p if subject.axes == 1 else [p] * subject.axes for p in range(start, start + tokens)]]
+
+
+def builds_share_nothing(subject: Subject, batch: Batch, changed: dict[str, Any], tolerance: float) -> Outcome:
+    """The outputs before and after another was built, and run, with another value of an option."""
+    if refusal(subject, changed) is not None:
+        raise NotApplicableError(f"{', '.join(changed)} is refused")
+    made = subject.make()
+    before: Tensor = subject.run(made, batch)
+    subject.run(subject.make(**changed), batch)
+    return first_failure(
+        [
+            ("the one that was there before", near(before, subject.run(made, batch), tolerance)),
+            ("one built anew", near(before, subject.run(subject.make(), batch), tolerance)),
+        ]
+    )
+
+
+def known(subject: Subject, changed: Mapping[str, Any]) -> bool:
+    """Whether ``build`` has these options, so that their values are at fault and not their names."""
+    has = {*subject.options, *inspect.signature(subject.build).parameters}
+    return has.issuperset(names_in(changed, subject.options))
+
+
+def _golden(plan: Plan) -> Iterator[Case]:
+    subject = plan.subject
+    plan.require(isinstance(subject, Rotary), "a rotation alone has frequencies")
+    assert isinstance(subject, Rotary)
+    plan.require(
+        subject.frequencies is not None or subject.base is not None, "neither frequencies nor a base are claimed"
+    )
+    told = subject.can("positions") or subject.takes("offset")
+    end = min(n for n in (subject.max_positions, subject.threshold, max(GOLDEN) + 1) if n is not None)
+    at = [p for p in GOLDEN if p < (end if told else min(end, plan.limit))]
+    plan.require(at, "there is no position but 0")
+    yield Case(Batch([[0] * len(at)], positions=[[plan.at(p) for p in at]]))
+
+
+def _varied(plan: Plan) -> Iterator[dict[str, Any]]:
+    plan.require(plan.subject.varied, "no option is claimed to count (varied)")
+    for name, value in plan.subject.varied.items():
+        yield {"changed": {name: value}}
+
+
+def _row_that_shows(plan: Plan) -> Batch:
+    """A row as long as may be without positions: what an option changes may show late alone."""
+    return plan.text(1, min(23 if plan.subject.can("positions") else 600, plan.limit))
+
+
+def _counting(plan: Plan) -> Iterator[Case]:
+    subject = plan.subject
+    for values in _varied(plan):
+        batch = _row_that_shows(plan)
+        end = (subject.max_positions or max(STARTS) + batch.tokens) - batch.tokens
+        starts = [p for p in STARTS if p <= end and (p == 0 or subject.can("positions"))]
+        yield Case(batch, {**values, "starts": starts, "tokens": batch.tokens, "tolerance": plan.tolerance()})
+
+
+def _sharing(plan: Plan) -> Iterator[Case]:
+    for values in _varied(plan):
+        yield Case(_row_that_shows(plan), {**values, "tolerance": plan.tolerance()})
+
+
+def _refused(plan: Plan) -> Iterator[Case]:
+    given = [changed for changed in plan.subject.refused if not known(plan.subject, changed)]
+    plan.require(given, "no unknown option is claimed to be refused (refused)")
+    for changed in given:
+        yield Case(Batch([[0]]), {"changed": dict(changed)})
+
+
+CHECK = Check(
+    number=14,
+    name="configuration",
+    rule="Frequencies and lengths are those of the configuration; each option counts, and an unknown one is refused.",
+    why="A key that is misread or passed over leaves a model that runs, with the frequencies of another.",
+    pains=(7,),
+    trials=(
+        Trial("frequencies", rotations_are_as_claimed, _golden),
+        Trial("options count", an_option_counts, _counting),
+        Trial("unknown options", it_is_refused, _refused),
+        Trial("nothing is shared", builds_share_nothing, _sharing),
+    ),
+)

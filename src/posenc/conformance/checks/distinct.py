@@ -1,0 +1,132 @@
+"""2. Distinct: no two neighbouring positions look the same in low precision."""
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.conformance.checks.phase import FAR, precisions, reach
+from posenc.conformance.measure import lowered, row_of, sides, turned
+from posenc.conformance.outcome import Outcome
+from posenc.conformance.subjects import Batch, Bias, NotApplicableError, Rotary, Subject
+from posenc.conformance.trial import Case, Check, Plan, Trial
+
+ALL_TO = 1024  # positions that are all tried; past it those beside powers of two, where the spacing of floats doubles
+
+
+def neighbours(rows: list[tuple[Any, Tensor]], step: list[int]) -> Outcome:
+    """Whether any two positions that are a step apart have the same bits."""
+    compared = 0
+    for (one, first), (other, second) in pairwise(rows):
+        a, b = (p if isinstance(p, list) else [p] for p in (one, other))
+        if [y - x for x, y in zip(a, b, strict=True)] != step:
+            continue
+        compared += 1
+        if torch.equal(first, second):
+            return Outcome(False, f"something else at {other} than at {one}", "the same, to the bit")
+    if not compared:
+        raise NotApplicableError("no two positions are neighbours")
+    return Outcome(True, "no two alike", "no two alike")
+
+
+def rotations_differ(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast: torch.dtype | None) -> Outcome:
+    """One vector, turned at neighbouring positions."""
+    positions, step = row_of(batch), [1] * subject.axes
+    generator = torch.Generator().manual_seed(0)
+    vector = torch.randn(1, subject.head_dim, generator=generator, dtype=torch.float64).to(subject.device)
+    outcome = Outcome(True, "", "")
+    for _, which in sides(subject):
+        if subject.distinct_to is None:
+            # A step turns by as much everywhere. One that two units of the dtype hide, nobody can see in it; none at
+            # all is another thing.
+            first = [p if subject.axes == 1 else [p] * subject.axes for p in range(4)]
+            exact = turned(subject, subject.make(), vector.to(subject.dtype), first, which)[0]
+            seen = float(exact.diff(dim=1).abs().max()) / float(exact.abs().max())
+            if 0 < seen < 4 * torch.finfo(autocast or dtype).eps:
+                raise NotApplicableError(f"one step turns less than {autocast or dtype} can tell")
+        came = lowered(subject, dtype, autocast, turned, vector.to(dtype), positions, which)[0]
+        outcome = neighbours(list(zip(positions, came.unbind(1), strict=True)), step)
+        if not outcome.ok:
+            break
+    return outcome
+
+
+def last_row(subject: Bias, made: Any, distances: list[int]) -> Tensor:
+    """What a query gives to keys at these distances before it: (heads, distances)."""
+    last = max(distances)
+    if subject.can("positions"):
+        query = torch.tensor([[last]], device=subject.device)
+        return subject.bias(made, query, last - torch.tensor([distances], device=subject.device))[0, :, 0]
+    line = torch.arange(last + 1, device=subject.device)[None]
+    return subject.bias(made, line[:, -1:], line)[0, :, 0].flip(-1)[:, distances]
+
+
+def biases_differ(subject: Bias, batch: Batch, dtype: torch.dtype, autocast: torch.dtype | None) -> Outcome:
+    """What a query gives to neighbouring keys; the positions of the batch are distances."""
+    came = lowered(subject, dtype, autocast, last_row, row_of(batch))
+    return neighbours(list(zip(row_of(batch), came.unbind(-1), strict=True)), [1])
+
+
+def outputs_differ(subject: Subject, batch: Batch, dtype: torch.dtype, autocast: torch.dtype | None) -> Outcome:
+    """Rows of two tokens, of which the second moves on by one from row to row."""
+    assert batch.positions is not None
+    if batch.tokens < 2 or len({tuple(row) for row in batch.ids}) > 1 or batch.ids[0][0] == batch.ids[0][1]:
+        raise NotApplicableError("the rows are not of the same two tokens")
+    came = lowered(subject, dtype, autocast, type(subject).run, batch)
+    places = [row[-1] for row in batch.positions]
+    return neighbours(list(zip(places, came.unbind(0), strict=True)), [1] * subject.axes)
+
+
+def _windows(end: int) -> list[int]:
+    """Positions below ``end``: the first, and those around every power of two and at the end."""
+    around = [2**n for n in range(2, 64) if 2**n < end] + [end]
+    chosen = set(range(min(end, ALL_TO)))
+    chosen.update(p for middle in around for p in range(max(middle - 8, 0), min(middle + 8, end)))
+    return sorted(chosen)
+
+
+def _of_rotations(plan: Plan) -> Iterator[Case]:
+    plan.require(isinstance(plan.subject, Rotary), "a rotation alone can be seen by itself")
+    end = min(plan.subject.distinct_to or FAR, reach(plan))
+    at = [plan.at(p) for p in _windows(end)]
+    for values in precisions(plan):
+        yield Case(Batch([[0] * len(at)], positions=[at]), values)
+
+
+def _claimed(plan: Plan, kind: Callable[[Subject], bool], other: str) -> int:
+    plan.require(kind(plan.subject), other)
+    plan.require(plan.subject.distinct_to, "it is not claimed up to where neighbours are distinct (distinct_to)")
+    return min(plan.subject.distinct_to or 0, reach(plan))
+
+
+def _of_biases(plan: Plan) -> Iterator[Case]:
+    end = _claimed(plan, lambda subject: isinstance(subject, Bias), "a bias alone has distances")
+    plan.require(plan.subject.axes == 1, "distances on several axes are no line")
+    for values in precisions(plan):
+        yield Case(Batch([[0] * len(_windows(end))], positions=[_windows(end)]), values)
+
+
+def _of_outputs(plan: Plan) -> Iterator[Case]:
+    own = "it is compared by itself, not by what it does to outputs"
+    end = _claimed(plan, lambda subject: not isinstance(subject, Bias | Rotary), own)
+    plan.require_that_it_can("positions")
+    places = [p for p in _windows(end) if p < 64 or p > ALL_TO or any(abs(p - 2**n) < 4 for n in range(11))]
+    rows = [[plan.at(0), plan.at(p)] for p in places]
+    for values in precisions(plan):
+        yield Case(Batch([[1, 2]] * len(rows), positions=rows), values)
+
+
+CHECK = Check(
+    number=2,
+    name="distinct",
+    rule="In low precision, no position looks like the one before it, up to the last.",
+    why="Where two positions have the same bits, the order of their tokens is lost, and nothing says so.",
+    pains=(1,),
+    trials=(
+        Trial("rotations", rotations_differ, _of_rotations),
+        Trial("biases", biases_differ, _of_biases),
+        Trial("outputs", outputs_differ, _of_outputs),
+    ),
+)

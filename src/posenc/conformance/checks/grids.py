@@ -1,0 +1,331 @@
+"""20. Grids: every axis counts as itself, whatever the shape of the image and whatever follows it."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.conformance.outcome import Outcome, first_failure, near
+from posenc.conformance.subjects import PADDING, Batch, Layer, Model, NotApplicableError, Subject
+from posenc.conformance.trial import Case, Check, Plan, Trial
+
+SHAPES = ((3, 5), (5, 3))
+ROW, COLUMN = -2, -1  # the last two axes of a position
+STEPS = (1, 37)
+
+
+def alike(subject: Subject, first: Tensor, second: Tensor) -> bool:
+    """Whether two outputs are those of the same calculation."""
+    size = float(first.abs().max())
+    return float((first - second).abs().max()) <= 16 * torch.finfo(subject.dtype).eps * size
+
+
+def flat_on(axis: int, position: list[int]) -> list[int]:
+    """The position with coordinate 0 on an axis."""
+    return [0 if n == axis else p for n, p in enumerate(position)]
+
+
+def every_axis_is_seen(subject: Subject, batch: Batch) -> Outcome:
+    """Patches of a grid, against the same with one coordinate of each taken away."""
+    assert batch.positions is not None
+    row = batch.positions[0]
+    if len(set(batch.ids[0])) < 2 or any(len({p[axis] for p in row}) < 2 for axis in range(subject.axes)):
+        raise NotApplicableError("the patches do not differ, or not on every axis")
+    made = subject.make()
+    came = subject.run(made, batch)
+    seen = []
+    for axis in range(subject.axes):
+        taken = [[flat_on(axis, p) for p in row] for row in batch.positions]
+        seen.append(not alike(subject, came, subject.run(made, replace(batch, positions=taken))))
+    if not any(seen):
+        raise NotApplicableError("outputs do not go by positions")
+    unseen = [axis for axis, found in enumerate(seen) if not found]
+    return Outcome(not unseen, "other outputs without any of the axes", f"the same without axes {unseen}")
+
+
+def no_two_ways_are_alike(subject: Subject, batch: Batch) -> Outcome:
+    """Rows of two patches, each a different way apart: no two rows may come out the same."""
+    assert batch.positions is not None
+    if batch.tokens < 2 or len({tuple(row) for row in batch.ids}) > 1 or batch.ids[0][0] == batch.ids[0][1]:
+        raise NotApplicableError("the rows are not of the same two patches")
+    came = subject.run(subject.make(), batch).flatten(1)
+    ways = [[b - a for a, b in zip(row[0], row[-1], strict=True)] for row in batch.positions]
+    apart = torch.cdist(came.double(), came.double(), p=torch.inf, compute_mode="donot_use_mm_for_euclid_dist")
+    if len(ways) > 2 and float(apart.max()) <= 16 * torch.finfo(subject.dtype).eps * float(came.abs().max()):
+        raise NotApplicableError("outputs do not go by positions")
+    for one, other in product(range(len(ways)), repeat=2):
+        if ways[one] != ways[other] and alike(subject, came[one], came[other]):
+            there, here = (batch.positions[n] for n in (one, other))
+            return Outcome(False, f"something else for patches at {here} than at {there}", "the same")
+    return Outcome(True, "all differ", "all differ")
+
+
+def moved(batch: Batch, axis: int, by: int) -> Batch:
+    """The batch moved along one axis."""
+    rows = [
+        [[p + by * (n == axis) for n, p in enumerate(position)] for position in row] for row in batch.positions or []
+    ]
+    return replace(batch, positions=rows)
+
+
+def moving_along_an_axis_changes_nothing(
+    subject: Subject, batch: Batch, axis: int, by: int, tolerance: float
+) -> Outcome:
+    """A grid, and the same grid further along one axis."""
+    made = subject.make()
+    return near(subject.run(made, batch), subject.run(made, moved(batch, axis, by)), tolerance)
+
+
+def any_order_will_do(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
+    """Patches in raster order, against the same patches at the same places handed in column by column."""
+    assert batch.positions is not None
+    row = batch.positions[0]
+    turned = sorted(range(batch.tokens), key=lambda n: row[n][::-1])
+    made = subject.make()
+    other = replace(batch.pick(turned), grid=None)
+    return near(subject.run(made, batch)[:, turned], subject.run(made, other), tolerance)
+
+
+def text_is_one_axis(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
+    """Tokens at (p, p, …), against those at p with one axis."""
+    assert batch.positions is not None
+    line = replace(subject, axes=1)
+    one = replace(batch, positions=[[p[0] for p in row] for row in batch.positions])
+    expected = line.run(line.make(**dict(subject.flat or {})), one)
+    return near(expected, subject.run(subject.make(), batch), tolerance)
+
+
+def going_on_after_an_image(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
+    """Text, an image and text again, from a cache in parts, against all at once."""
+    made = subject.make()
+    return near(subject.run(made, replace(batch, chunks=())), subject.run(made, batch), tolerance)
+
+
+def the_grid_gives_the_places(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
+    """A grid by its shape, against one by the row and column of each patch."""
+    made = subject.make()
+    places = replace(batch, positions=subject.places(batch).tolist(), grid=None)
+    return near(subject.run(made, places), subject.run(made, batch), tolerance)
+
+
+def the_shape_is_seen(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
+    """The same patches as a grid of h rows and w columns, as one of w rows and h columns, and with two of its rows, or
+    columns, exchanged."""
+    assert batch.grid is not None
+    height, width = batch.grid
+    if height == width or len(set(batch.ids[0])) < 2:
+        raise NotApplicableError("the grid is square, or its patches do not differ")
+    made, front = subject.make(), subject.registers
+    came = subject.run(made, batch)
+    lying = subject.run(made, replace(batch, grid=(width, height)))
+    for out in (came, lying):
+        if out.shape[:2] != (len(batch.ids), batch.tokens) or not out.isfinite().all():
+            return Outcome(False, f"a finite output for {batch.tokens} tokens", f"{tuple(out.shape)}, or not finite")
+    unseen = []
+    for axis, name in enumerate(("rows", "columns")):
+        if batch.grid[axis] < 2:
+            continue
+        places = torch.arange(height * width).view(height, width)
+        order = places.index_select(axis, torch.tensor([1, 0, *range(2, batch.grid[axis])])).flatten() + front
+        turned = [*range(front), *order.tolist()]
+        exchanged = subject.run(made, replace(batch.pick(turned), grid=batch.grid))
+        if not subject.causal and near(came[:, turned], exchanged, tolerance).ok:
+            unseen.append(name)
+    if unseen == ["rows", "columns"]:
+        raise NotApplicableError("outputs do not go by positions")
+    if unseen:
+        return Outcome(False, f"other outputs with two {unseen[0]} exchanged", "the same, exchanged")
+    seen = not alike(subject, came, lying)
+    return Outcome(
+        seen, f"something else for {height}x{width} than for {width}x{height}", "something else" if seen else "the same"
+    )
+
+
+def the_same_way_wherever_it_is(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
+    """A grid of which every row of the batch shows two patches, all else being padding: those that lie the same way
+    apart come out the same."""
+    assert batch.grid is not None
+    out, width, found = subject.run(subject.make(), batch), batch.grid[1], []
+    first: dict[Any, tuple[str, Tensor]] = {}
+    for row, real in enumerate(batch.real):
+        kept = [n for n, token in enumerate(real) if token]
+        if len(kept) != 2 or kept[0] < subject.registers:
+            continue
+        (a, b), (c, d) = (divmod(n - subject.registers, width) for n in kept)
+        way = (c - a, d - b, *(batch.ids[row][n] for n in kept))
+        here = f"{[a, b]} and {[c, d]}"
+        there, expected = first.setdefault(way, (here, out[row, kept]))
+        found.append((f"patches at {here}, as at {there}", near(expected, out[row, kept], tolerance)))
+    if len(found) == len(first):
+        raise NotApplicableError("no two pairs of patches lie the same way apart")
+    return first_failure(found)
+
+
+def registers_have_no_place(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
+    """Registers in front of a grid: exchanging two exchanges what comes out for them; a layer that adds to its input
+    adds nothing to them."""
+    made, front = subject.make(), subject.registers
+    came = subject.run(made, batch)
+    found = []
+    if front > 1 and not subject.causal:
+        turned = [1, 0, *range(2, batch.tokens)]
+        other = subject.run(made, replace(batch.pick(turned), grid=batch.grid))
+        found.append(("registers 0 and 1 exchanged", near(came[:, turned], other, tolerance)))
+    if isinstance(subject, Layer) and not isinstance(subject, Model):
+        again = replace(batch, ids=[[(n + 1) % 48 for n in row] for row in batch.ids])
+        x, y = subject.content(batch)[:, :front], subject.content(again)[:, :front]
+        if came.shape[2:] == x.shape[2:]:
+            added, then = came[:, :front] - x, subject.run(made, again)[:, :front] - y
+            if near(added, then, tolerance).ok:
+                found.append(("what is added to registers", near(torch.zeros_like(added), added, tolerance)))
+    if not found:
+        raise NotApplicableError("there is one register, and more is done to it than adding")
+    return first_failure(found)
+
+
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+
+def _require_axes(plan: Plan) -> None:
+    plan.require(plan.subject.axes > 1, "positions have one axis")
+    plan.require_that_it_can("positions")
+
+
+def _require_grid(plan: Plan) -> None:
+    plan.require(plan.subject.takes("grid"), "call takes no grid")
+
+
+def _patches(plan: Plan, shape: tuple[int, int]) -> Batch:
+    """One row of patches with the coordinates of all its axes: two steps along each before the last two."""
+    sides = [2] * (plan.subject.axes - 2) + list(shape)
+    places = [list(p) for p in product(*map(range, sides))]
+    return replace(plan.text(1, len(places)), positions=[places])
+
+
+def _raster(plan: Plan, shape: tuple[int, int]) -> Batch:
+    """One row of patches whose shape alone is told, behind the registers if there are any."""
+    return replace(plan.text(1, plan.subject.registers + shape[0] * shape[1]), grid=shape)
+
+
+def _axes(plan: Plan) -> Iterator[Case]:
+    _require_axes(plan)
+    for shape in SHAPES:
+        yield Case(_patches(plan, shape))
+
+
+def _ways(plan: Plan) -> Iterator[Case]:
+    _require_axes(plan)
+    plan.require(not plan.subject.symmetric, "it claims to be symmetric")
+    plan.require(plan.has(4), "there are too few positions")
+    front = [0] * (plan.subject.axes - 2)
+    rows = []
+    for down, right in product(range(-2, 3), range(-4, 5)):
+        start = [max(-down, 0), max(-right, 0)]
+        rows.append([[*front, *start], [*front, start[0] + down, start[1] + right]])
+    yield Case(Batch([[1, 2]] * len(rows), positions=rows))
+
+
+def _moves(plan: Plan) -> Iterator[Case]:
+    _require_axes(plan)
+    plan.require(plan.subject.relative, "it is not claimed to be relative")
+    for shape in SHAPES:
+        for axis, by in product(range(plan.subject.axes), STEPS):
+            if plan.has(max(shape) - 1 + by):
+                tolerance = plan.tolerance(max(shape) - 1 + by)
+                yield Case(_patches(plan, shape), {"axis": axis, "by": by, "tolerance": tolerance})
+
+
+def _orders(plan: Plan) -> Iterator[Case]:
+    _require_axes(plan)
+    plan.require(not plan.subject.causal or plan.subject.can("order"), "causality goes by the index")
+    for shape in SHAPES:
+        batch = _patches(plan, shape)
+        if plan.subject.causal:
+            batch = replace(batch, order=[list(range(batch.tokens))])
+        yield Case(batch, {"tolerance": plan.tolerance(max(shape))})
+
+
+def _text(plan: Plan) -> Iterator[Case]:
+    _require_axes(plan)
+    plan.require(plan.subject.flat is not None, "no options are given for one axis (flat)")
+    for start in (0, 1000):
+        if plan.has(start + plan.sizes[-1] - 1):
+            batch = plan.line(1, plan.sizes[-1], start)
+            yield Case(batch, {"tolerance": plan.tolerance(start + batch.tokens)})
+
+
+def _after_an_image(plan: Plan) -> Iterator[Case]:
+    """Three tokens of text, an image of 2 x 3, and text that goes on after its longer side."""
+    _require_axes(plan)
+    plan.require(plan.subject.causal, "it is not causal, so that nothing can go on")
+    plan.require_that_it_can("cache")
+    plan.require(plan.has(8), "there are too few positions")
+    image = [[3] * (plan.subject.axes - 2) + [3 + row, 3 + column] for row, column in product(range(2), range(3))]
+    places = [*map(plan.at, range(3)), *image, *map(plan.at, range(6, 9))]
+    batch = replace(plan.text(1, len(places)), positions=[places])
+    for chunks in ((9, 1, 1, 1), (4, 5, 3), (3, 7, 2)):
+        yield Case(replace(batch, chunks=chunks), {"tolerance": plan.tolerance(9)})
+
+
+def _both(plan: Plan) -> Iterator[Case]:
+    _require_grid(plan)
+    _require_axes(plan)
+    plan.require(not plan.subject.registers, "registers have no coordinates")
+    for shape in (*SHAPES, (1, 5), (5, 1)):
+        yield Case(_raster(plan, shape), {"tolerance": plan.tolerance(max(shape))})
+
+
+def _shapes(plan: Plan) -> Iterator[Case]:
+    _require_grid(plan)
+    for shape in SHAPES:
+        yield Case(_raster(plan, shape), {"tolerance": plan.tolerance(max(shape))})
+
+
+def _pairs_of_patches(plan: Plan) -> Iterator[Case]:
+    _require_grid(plan)
+    plan.require_that_it_can("padding")
+    plan.require(plan.subject.relative, "it is not claimed to be relative")
+    front = plan.subject.registers
+    for height, width in SHAPES:
+        ids, document = [], []
+        for down, right in ((0, 1), (1, 0), (1, 1), (0, 2)):
+            for row, column in ((0, 0), (0, width - 1 - right), (height - 1 - down, 0), (1, 1)):
+                if row + down < height and column + right < width:
+                    places = {front + row * width + column, front + (row + down) * width + column + right}
+                    line = range(front + height * width)
+                    ids.append([1 + (n == max(places)) if n in places else 0 for n in line])
+                    document.append([0 if n in places else PADDING for n in line])
+        yield Case(
+            Batch(ids, document=document, grid=(height, width)), {"tolerance": plan.tolerance(max(height, width))}
+        )
+
+
+def _registers(plan: Plan) -> Iterator[Case]:
+    _require_grid(plan)
+    plan.require(plan.subject.registers, "no registers are claimed")
+    for shape in SHAPES:
+        yield Case(_raster(plan, shape), {"tolerance": plan.tolerance(max(shape))})
+
+
+CHECK = Check(
+    number=20,
+    name="grids",
+    rule="Rows and columns count each as itself, in grids of any shape; text among images is at its position.",
+    why="An axis taken for the other, or a cache slot taken for a position, passes every test on square images.",
+    pains=(12, 13),
+    trials=(
+        Trial("every axis is seen", every_axis_is_seen, _axes),
+        Trial("ways apart", no_two_ways_are_alike, _ways),
+        Trial("moving along an axis", moving_along_an_axis_changes_nothing, _moves),
+        Trial("order of patches", any_order_will_do, _orders),
+        Trial("shape of the grid", the_shape_is_seen, _shapes),
+        Trial("grid and coordinates", the_grid_gives_the_places, _both),
+        Trial("pairs of patches", the_same_way_wherever_it_is, _pairs_of_patches),
+        Trial("registers", registers_have_no_place, _registers),
+        Trial("text alone", text_is_one_axis, _text),
+        Trial("after an image", going_on_after_an_image, _after_an_image),
+    ),
+)

@@ -1,0 +1,123 @@
+"""15. Layout: which channels are pairs, which are turned at all, and that lengths stay."""
+
+from collections.abc import Iterator
+
+import torch
+
+from posenc.conformance.checks.phase import reach
+from posenc.conformance.measure import lowered, matrices, pairs, row_of, sides, turned
+from posenc.conformance.outcome import Outcome, first_failure, near
+from posenc.conformance.subjects import Batch, NotApplicableError, Rotary
+from posenc.conformance.trial import Case, Check, Plan, Trial
+
+AT = (1, 2, 7, 100)
+ROUNDING = 2**-20  # eight units of float32, for what is turned in it
+
+
+def pairs_keep_to_themselves(subject: Rotary, batch: Batch) -> Outcome:
+    """What becomes of each basis vector, outside of its own pair of channels, where there must be nothing."""
+    assert subject.layout is not None
+    inside = torch.eye(subject.head_dim, device=subject.device)
+    for a, b in pairs(subject, subject.layout):
+        inside[a, b] = inside[b, a] = 1
+    made, found = subject.make(), []
+    for name, which in sides(subject):
+        came = matrices(subject, made, row_of(batch), which)
+        turns = came * (1 - torch.eye(subject.head_dim, device=subject.device))
+        size = float(came.abs().max())
+        if float(turns.abs().max()) < ROUNDING * size:
+            raise NotApplicableError(f"positions {row_of(batch)} turn nothing")
+        outside = came * (1 - inside)
+        found.append((f"{name} [position, head, to, from]", near(torch.zeros_like(outside), outside, ROUNDING * size)))
+    return first_failure(found)
+
+
+def the_rest_is_untouched(subject: Rotary, batch: Batch, dtype: torch.dtype) -> Outcome:
+    """The channels past rotary_dim, which must come out as they went in, to the bit."""
+    assert subject.rotary_dim is not None
+    positions, found = row_of(batch), []
+    x = torch.randn(3, subject.head_dim, generator=torch.Generator().manual_seed(0)).to(subject.device, dtype)
+    for name, which in sides(subject):
+        came = lowered(subject, dtype, None, turned, x, positions, which)[..., subject.rotary_dim :]
+        expected = x[:, None, None, subject.rotary_dim :].expand_as(came)
+        found.append((f"{name} [vector, head, position, channel]", near(expected, came, 0.0)))
+    return first_failure(found)
+
+
+def lengths_stay(subject: Rotary, batch: Batch) -> Outcome:
+    """Lengths and right angles of what is turned: R'R against scale² times the identity."""
+    assert subject.scale is not None
+    rotary, made, found = subject.rotary_dim or subject.head_dim, subject.make(), []
+    for name, which in sides(subject):
+        came = matrices(subject, made, row_of(batch), which).double()[..., :rotary, :rotary]
+        met = came.mT @ came
+        expected = subject.scale**2 * torch.eye(rotary, device=met.device).double().expand_as(met)
+        found.append((f"{name} [position, head, c, c]", near(expected, met, ROUNDING * subject.scale**2)))
+    return first_failure(found)
+
+
+def layouts_agree(subject: Rotary, batch: Batch) -> Outcome:
+    """The rotation in the other layout, with its channels put in the order of this one."""
+    assert subject.layout is not None
+    other = "interleaved" if subject.layout == "half" else "half"
+    here, there = ([c for pair in pairs(subject, layout) for c in pair] for layout in (subject.layout, other))
+    rest = range(subject.rotary_dim or subject.head_dim, subject.head_dim)
+    here, there = [*here, *rest], [*there, *rest]
+    found = []
+    for name, which in sides(subject):
+        positions = row_of(batch)
+        expected = matrices(subject, subject.make(), positions, which)[..., here, :][..., here]
+        came = matrices(subject, subject.make(**subject.other_layout), positions, which)[..., there, :][..., there]
+        found.append(
+            (f"{name} [position, head, to, from]", near(expected, came, ROUNDING * float(expected.abs().max())))
+        )
+    return first_failure(found)
+
+
+def _batch(plan: Plan) -> tuple[Rotary, Batch]:
+    plan.require(isinstance(plan.subject, Rotary), "a rotation alone has pairs of channels")
+    assert isinstance(plan.subject, Rotary)
+    at = [p for p in AT if p < reach(plan)]
+    plan.require(at, "there is no position but 0")
+    return plan.subject, Batch([[0] * len(at)], positions=[[plan.at(p) for p in at]])
+
+
+def _of_pairs(plan: Plan) -> Iterator[Case]:
+    subject, batch = _batch(plan)
+    plan.require(subject.layout, "no layout is claimed")
+    yield Case(batch)
+
+
+def _of_the_rest(plan: Plan) -> Iterator[Case]:
+    subject, batch = _batch(plan)
+    plan.require((subject.rotary_dim or subject.head_dim) < subject.head_dim, "every channel may be turned")
+    for dtype in (subject.dtype, *plan.low_dtypes):
+        yield Case(batch, {"dtype": dtype})
+
+
+def _of_lengths(plan: Plan) -> Iterator[Case]:
+    subject, batch = _batch(plan)
+    plan.require(subject.scale is not None, "no scale is claimed")
+    yield Case(batch)
+
+
+def _of_layouts(plan: Plan) -> Iterator[Case]:
+    subject, batch = _batch(plan)
+    plan.require(subject.layout, "no layout is claimed")
+    plan.require(subject.other_layout, "no options are given that build the other layout (other_layout)")
+    yield Case(batch)
+
+
+CHECK = Check(
+    number=15,
+    name="layout",
+    rule="Channels are paired as claimed, the others stay as they are, and lengths stay but for the claimed scale.",
+    why="The layouts have the same shapes: weights of one, run in the other, give text that is only a little worse.",
+    pains=(8,),
+    trials=(
+        Trial("pairs", pairs_keep_to_themselves, _of_pairs),
+        Trial("the other channels", the_rest_is_untouched, _of_the_rest),
+        Trial("lengths", lengths_stay, _of_lengths),
+        Trial("the other layout", layouts_agree, _of_layouts),
+    ),
+)

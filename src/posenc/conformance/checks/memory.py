@@ -1,0 +1,86 @@
+"""17. Memory: what is claimed to grow with the length does, and a call leaves nothing behind."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from posenc.conformance.calls import arguments_of, gradients_of, holdings, parameters_of, with_tokens
+from posenc.conformance.outcome import Outcome
+from posenc.conformance.subjects import Batch, Bias, NotApplicableError, Subject
+from posenc.conformance.trial import Case, Check, Plan, Trial
+from posenc.lab.memory import kept_bytes, peak_bytes
+
+TOKENS = 2048  # longer than the blocks in which attention is worked on
+GROWTH = 2.5  # twice the length: twice the memory where it is linear, four times where it is square
+
+
+def memory_grows_with_the_length(subject: Subject, batch: Batch, tokens: int, trained: bool, growth: float) -> Outcome:
+    """The peak of one call, and of its backward pass, for so many tokens and for twice as many."""
+    subject = replace(subject, dtype=torch.float32)
+    made = subject.make()
+    peaks = []
+    for length in (tokens, 2 * tokens):
+        arguments = arguments_of(subject, made, with_tokens(batch, length))
+        peaks.append(peak_bytes(lambda given=arguments: one_call(subject, made, given, trained), subject.device))  # type: ignore[misc]
+    if min(peaks) <= 0:
+        raise NotApplicableError("a call needs no memory that could be counted")
+    ratio = peaks[1] / peaks[0]
+    return Outcome(ratio < growth, f"less than {growth} times the memory for twice the tokens", f"{ratio:.2f} times")
+
+
+def one_call(subject: Subject, made: object, arguments: dict[str, object], trained: bool) -> None:
+    """A call without the run around it, whose own attention may be dense."""
+    with torch.set_grad_enabled(trained):
+        leaves = {
+            name: x.detach().requires_grad_(trained) if isinstance(x, Tensor) and x.is_floating_point() else x
+            for name, x in arguments.items()
+        }
+        out = subject.call(made, **leaves)
+        outs = [x for x in (out if isinstance(out, tuple) else (out,)) if isinstance(x, Tensor) and x.requires_grad]
+        inputs = [
+            x for x in (*leaves.values(), *parameters_of(made).values()) if isinstance(x, Tensor) and x.requires_grad
+        ]
+        if trained and outs and inputs:
+            torch.autograd.grad([x.sum() for x in outs], inputs, allow_unused=True)
+
+
+def nothing_is_left_behind(subject: Subject, batch: Batch) -> Outcome:
+    """After calls with their backward passes: the bytes that each leaves there more, and what holds on to a graph."""
+    made = subject.make()
+
+    def call() -> None:
+        gradients_of(subject, made, batch)
+
+    *_, left = [kept_bytes(call, subject.device) for _ in range(3)]  # what is made once is made in the first two
+    graphs = [name for name, x in holdings(made) if isinstance(x, Tensor) and x.grad_fn is not None]
+    if graphs:
+        return Outcome(False, "no graph of a call that is over", f"one at {graphs[0]}")
+    return Outcome(left <= 0, "as many bytes after each call", f"{left} more after each call")
+
+
+def _linear(plan: Plan) -> Iterator[Case]:
+    subject = plan.subject
+    plan.require(subject.linear_memory, "it does not claim linear memory")
+    plan.require(not isinstance(subject, Bias), "a bias is as large as the number of pairs")
+    plan.require(plan.has(2 * TOKENS - 1), f"{2 * TOKENS} tokens, which show how memory grows, are more than it has")
+    for trained in (False, True):
+        yield Case(Batch([[0]]), {"tokens": TOKENS, "trained": trained, "growth": GROWTH})
+
+
+def _left(plan: Plan) -> Iterator[Case]:
+    yield Case(plan.text(1, plan.sizes[-1]))
+
+
+CHECK = Check(
+    number=17,
+    name="memory",
+    rule="Where linear memory is claimed, twice the tokens need less than 2.5 times as much; no call leaves anything.",
+    why="A bias for every pair undoes a fused kernel, and one that is kept on the module keeps its graph alive.",
+    pains=(9, 10),
+    trials=(
+        Trial("growth", memory_grows_with_the_length, _linear),
+        Trial("what is left", nothing_is_left_behind, _left),
+    ),
+)

@@ -1,0 +1,54 @@
+"""3. Meta: what is built without memory, given memory and loaded equals a normal build."""
+
+import inspect
+from collections.abc import Callable, Iterator
+
+import torch
+
+from posenc.conformance.calls import poison, require_module
+from posenc.conformance.outcome import Outcome, near
+from posenc.conformance.subjects import Batch, Subject
+from posenc.conformance.trial import Case, Check, Plan, Trial
+
+RESETS = ("reset_parameters", "init_weights", "reset")  # what modules, and models, call it
+
+
+def loaded_is_as_built(subject: Subject, batch: Batch, assign: bool, tolerance: float) -> Outcome:
+    """Built on "meta", emptied, poisoned, reset, and loaded from a normal build, by copying or by assignment."""
+    normal = require_module(subject.make())
+    expected = subject.run(normal, batch)
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(subject.seed)
+        with torch.device("meta"):
+            built = subject.build(**subject.options)
+        built = built.to_empty(device=subject.device)
+        poison(built)
+        for module in built.modules():
+            for name in RESETS:
+                reset = getattr(module, name, None)
+                if callable(reset) and not inspect.signature(reset).parameters:
+                    reset()
+    built = built.to(subject.dtype).eval()
+    built.load_state_dict(normal.state_dict(), assign=assign)
+    return near(expected, subject.run(built, batch), tolerance)
+
+
+def _cases(assign: bool) -> Callable[[Plan], Iterator[Case]]:
+    def cases(plan: Plan) -> Iterator[Case]:
+        for tokens in plan.sizes:
+            yield Case(plan.text(1, tokens), {"assign": assign, "tolerance": plan.tolerance(tokens)})
+
+    return cases
+
+
+CHECK = Check(
+    number=3,
+    name="meta",
+    rule='What is built on "meta", given memory, reset and loaded from a state_dict equals a normal build.',
+    why="Large models are built without memory, and only parameters are loaded: tables in buffers then hold garbage.",
+    pains=(2,),
+    trials=(
+        Trial("loaded by copying", loaded_is_as_built, _cases(assign=False)),
+        Trial("loaded by assignment", loaded_is_as_built, _cases(assign=True)),
+    ),
+)

@@ -1,0 +1,154 @@
+"""11. Packing: documents of one row know nothing of one another."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from posenc.conformance.outcome import Outcome, first_failure, near
+from posenc.conformance.subjects import PADDING, VOCABULARY, Batch, Bias, Model, NotApplicableError, Subject
+from posenc.conformance.trial import Case, Check, Plan, Trial, packed
+
+
+def documents_equal_themselves_alone(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
+    """Every document of a packed batch against the same tokens alone, at the same positions."""
+    together = subject.run(subject.make(), batch)
+    found = []
+    for row, of in enumerate(batch.document or []):
+        for document in sorted(set(of) - {PADDING}):
+            tokens = [n for n, d in enumerate(of) if d == document]
+            alone = replace(batch.pick(tokens, row), document=None)
+            outcome = near(subject.run(subject.make(), alone), together[row : row + 1, tokens], tolerance)
+            found.append((f"document {document} of row {row}", outcome))
+    return first_failure(found)
+
+
+def documents_do_not_leak(subject: Subject, batch: Batch) -> Outcome:
+    """With other tokens in one document, the others come out the same, to the bit: what is not seen is weighed by an
+    exact zero."""
+    made, document = subject.make(), torch.tensor(batch.document)
+    before = subject.run(made, batch)
+    found = []
+    for changed in _documents_of(document):
+        it = document == changed
+        ids = torch.where(it, (torch.tensor(batch.ids) + 7) % VOCABULARY, torch.tensor(batch.ids)).tolist()
+        after = subject.run(made, replace(batch, ids=ids))
+        if torch.equal(before[it], after[it]):
+            raise NotApplicableError("outputs do not go by the tokens: with others they are the same")
+        others = _elsewhere(document, it)
+        found.append((f"document {changed} has other tokens", near(others(before), others(after), 0.0)))
+    return first_failure(found)
+
+
+def documents_take_no_gradient(subject: Subject, batch: Batch) -> Outcome:
+    """The derivative of the other documents by the vectors of one is exactly zero."""
+    content: list[Tensor] = []
+    made, document = subject.make(), torch.tensor(batch.document)
+    out = _watched(subject, content).run(made, batch)
+    if not out.requires_grad:
+        raise NotApplicableError("outputs take no gradient")
+    # Not their sum, which a normalisation keeps as it is whatever went in.
+    weights = torch.linspace(1, 2, out.numel(), dtype=torch.float64, device=out.device).view_as(out).cos().to(out.dtype)
+    found = []
+    for asked in _documents_of(document):
+        it = document == asked
+        gradients = torch.autograd.grad((out * weights)[it].sum(), content, retain_graph=True, allow_unused=True)
+        by_token = [_by_token(g, document) for g in gradients if g is not None]
+        if not any(g[it].any() for g in by_token):
+            raise NotApplicableError("outputs do not go by the tokens: their derivative is zero")
+        others = _elsewhere(document, it)
+        name = f"the derivative of document {asked} by the others"
+        found += [(name, near(torch.zeros_like(g), others(g), 0.0)) for g in by_token]
+    return first_failure(found)
+
+
+def _documents_of(document: Tensor) -> list[int]:
+    documents = sorted(set(document.flatten().tolist()) - {PADDING})
+    if len(documents) < 2:
+        raise NotApplicableError("there is one document, and no other")
+    return documents
+
+
+def _elsewhere(document: Tensor, it: Tensor) -> Callable[[Tensor], Tensor]:
+    """x (rows, tokens, …) with zeros at the document and at padding."""
+    hidden = it | (document == PADDING)
+    return lambda x: x.masked_fill(hidden.to(x.device).view(*hidden.shape, *[1] * (x.dim() - 2)), 0.0)
+
+
+def _by_token(x: Tensor, document: Tensor) -> Tensor:
+    """(rows, tokens, …) of (rows, tokens, size) or of (rows, heads, tokens, head_dim)."""
+    return x if x.dim() == 3 else x.transpose(1, 2)
+
+
+def _watched(subject: Subject, content: list[Tensor]) -> Subject:
+    """The subject with vectors that take gradients; those it makes are put into the list."""
+
+    def vectors(batch: Batch, size: int, which: int = 0) -> Tensor:
+        made = subject.vectors(batch, size, which).requires_grad_()
+        content.append(made)
+        return made
+
+    watched = replace(subject)
+    object.__setattr__(watched, "vectors", vectors)  # of this one alone; the class is frozen
+    return watched
+
+
+def _rows(plan: Plan) -> Iterator[Batch]:
+    """Two rows of three documents, with lengths in one order and in the other; then with a row that ends early."""
+    plan.require_that_it_can("document")
+    for tokens in plan.sizes:
+        if tokens < 3:
+            continue
+        lengths = [1, tokens // 2, tokens - tokens // 2 - 1]
+        one, other = packed(plan, lengths), packed(plan, lengths[::-1])
+        batch = Batch(one.ids + other.ids, (one.positions or []) + (other.positions or []))
+        documents = (one.document or []) + (other.document or [])
+        yield replace(batch, document=documents)
+        if tokens > 3 and plan.subject.can("padding"):
+            last = documents[1][-1]
+            early = [PADDING if d == last else d for d in documents[1]]
+            yield replace(batch, document=[documents[0], early])
+
+
+def _told(plan: Plan) -> Iterator[Case]:
+    plan.require_that_it_can("positions")
+    for batch in _rows(plan):
+        yield Case(batch, {"tolerance": plan.tolerance(batch.tokens)})
+
+
+def _by_documents(plan: Plan) -> Iterator[Case]:
+    plan.require_that_it_can("document")
+    plan.require(not plan.subject.can("positions"), "call takes positions, and is told them")
+    # What knows neither documents nor positions numbers the tokens of a row through.
+    reason = "call takes no positions, so the second document does not stand where it does alone"
+    plan.require(plan.subject.takes("document") or plan.subject.relative, reason)
+    for batch in _rows(plan):
+        yield Case(replace(batch, positions=None), {"tolerance": plan.tolerance(batch.tokens)})
+
+
+def _leaks(plan: Plan) -> Iterator[Case]:
+    plan.require(not isinstance(plan.subject, Bias), "a bias is given no tokens, so it can let none through")
+    for batch in _rows(plan):
+        yield Case(batch if plan.subject.can("positions") else replace(batch, positions=None))
+
+
+def _gradients(plan: Plan) -> Iterator[Case]:
+    plan.require(not isinstance(plan.subject, Model), "tokens are ids, which have no derivative")
+    yield from _leaks(plan)
+
+
+CHECK = Check(
+    number=11,
+    name="packing",
+    rule="Each packed document comes out as it does alone, and nothing about another one changes a bit of it.",
+    why="Documents that see one another, or that go on counting where the last one ended, teach a model texts that "
+    "nobody wrote; the loss hardly shows it.",
+    pains=(4,),
+    trials=(
+        Trial("alone, with positions", documents_equal_themselves_alone, _told),
+        Trial("alone, with documents alone", documents_equal_themselves_alone, _by_documents),
+        Trial("other tokens", documents_do_not_leak, _leaks),
+        Trial("derivatives", documents_take_no_gradient, _gradients),
+    ),
+)

@@ -1,0 +1,88 @@
+"""7. Padding: real tokens equal the unpadded run."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+
+from posenc.conformance.outcome import Outcome, first_failure, near
+from posenc.conformance.subjects import VOCABULARY, Batch, Bias, Subject
+from posenc.conformance.trial import Case, Check, Plan, Trial, padded
+
+
+def padding_changes_nothing(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
+    """Every row of a padded batch, where it has tokens, against the same tokens alone."""
+    made = subject.make()
+    together = subject.run(made, batch)
+    found = []
+    for row, real in enumerate(batch.real):
+        kept = [n for n, token in enumerate(real) if token]
+        if not kept:
+            continue
+        expected = subject.run(made, replace(batch.pick(kept, row), document=None))
+        found.append((f"row {row}", near(expected, together[row : row + 1, torch.tensor(kept)], tolerance)))
+    return first_failure(found)
+
+
+def what_padding_holds_changes_nothing(subject: Subject, batch: Batch) -> Outcome:
+    """With other tokens in its place, the real ones come out the same, to the bit: padding weighs exactly nothing."""
+    made = subject.make()
+    ids = [
+        [token if real else (token + 7) % VOCABULARY for token, real in zip(*row, strict=True)]
+        for row in zip(batch.ids, batch.real, strict=True)
+    ]
+    before, after = subject.run(made, batch), subject.run(made, replace(batch, ids=ids))
+    return near(batch.owed(before), batch.owed(after), 0.0)
+
+
+def _masks(tokens: int, inner: bool = True) -> list[list[list[bool]]]:
+    """Left, right, interior unless ``inner`` is False, and mixed by row; every row keeps a token."""
+    some = max(tokens // 3, 1)
+    line = range(tokens)
+    left, right = [n >= some for n in line], [n < tokens - some for n in line]
+    inside = [not some <= n < 2 * some for n in line]
+    whole = [True] * tokens
+    if not inner:
+        return [[left, whole], [right, whole], [left, right, whole]]
+    return [[left, whole], [right, whole], [inside, whole], [left, right, inside, whole]]
+
+
+def _cases(explicit: bool, inner: bool = True) -> Callable[[Plan], Iterator[Case]]:
+    def cases(plan: Plan) -> Iterator[Case]:
+        plan.require_that_it_can("padding")
+        if explicit:
+            plan.require_that_it_can("positions")
+        else:
+            plan.require(plan.subject.takes("padding"), "call takes no padding mask by itself")
+            plan.require(not plan.subject.needs("positions"), "call needs positions, and finds none by itself")
+        for tokens in plan.sizes:
+            if tokens > 2:
+                for mask in _masks(tokens, inner):
+                    yield Case(padded(plan, mask, explicit), {"tolerance": plan.tolerance(tokens)})
+
+    return cases
+
+
+def _contents(plan: Plan) -> Iterator[Case]:
+    plan.require_that_it_can("padding")
+    plan.require(not isinstance(plan.subject, Bias), "a bias is given no tokens, so it can let none through")
+    for tokens in plan.sizes:
+        if tokens > 2:
+            for mask in _masks(tokens):
+                yield Case(padded(plan, mask, plan.subject.can("positions")))
+
+
+CHECK = Check(
+    number=7,
+    name="padding",
+    rule="Real tokens come out as they do without padding, whether it is left, right, inside, or mixed by row.",
+    why="Where positions are read off the index, left-padded rows of a batch are answered as if they stood elsewhere.",
+    pains=(3,),
+    trials=(
+        Trial("with positions", padding_changes_nothing, _cases(explicit=True)),
+        # Apart, since what goes by the index may get distances right at the ends, and cannot across a gap.
+        Trial("with a mask alone, at the ends", padding_changes_nothing, _cases(explicit=False, inner=False)),
+        Trial("with a mask alone, inside too", padding_changes_nothing, _cases(explicit=False)),
+        Trial("what it holds", what_padding_holds_changes_nothing, _contents),
+    ),
+)

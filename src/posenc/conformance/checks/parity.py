@@ -1,0 +1,199 @@
+"""16. Backend parity: every backend gives the same outputs and gradients, and these are the derivatives."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posenc.conformance.calls import gradient_tolerances, gradients_of, parameters_of, weighted, with_leaves
+from posenc.conformance.outcome import Outcome, first_failure, near
+from posenc.conformance.subjects import Batch, NotApplicableError, Subject
+from posenc.conformance.trial import Case, Check, Plan, Trial, packed, padded
+
+SIZES = (1, 127, 128, 129, 1025)  # around the sizes of blocks
+STEPS = (1.0, 0.125, 8.0)  # where a function has a kink within one step, it has none within all
+
+
+def outputs_agree(subject: Subject, batch: Batch, other: Mapping[str, Any], tolerance: float) -> Outcome:
+    """The outputs with other options against those with the subject's own."""
+    made = subject.make()
+    expected = batch_owed(batch, subject.run(made, batch))
+    return near(expected, batch_owed(batch, subject.run(made_as(subject, made, other), batch)), tolerance)
+
+
+def gradients_agree(subject: Subject, batch: Batch, other: Mapping[str, Any], highest: int) -> Outcome:
+    """The gradients with other options against those with the subject's own, of parameters and of vectors."""
+    made = subject.make()
+    _, expected = gradients_of(subject, made, batch)
+    _, came = gradients_of(subject, made_as(subject, made, other), batch)
+    both = [name for name in expected if name in came]
+    if not both:
+        raise NotApplicableError("nothing in it is trained, and call takes no vectors")
+    tolerances = gradient_tolerances(subject, batch, highest)
+    return first_failure([(name, near(expected[name], came[name], tolerances[name])) for name in both])
+
+
+def alone_as_together(subject: Subject, batch: Batch, other: Mapping[str, Any], highest: int) -> Outcome:
+    """The gradient of each parameter, and of each vector, where everything else is frozen."""
+    made = made_as(subject, subject.make(), other)
+    leaves: dict[str, Tensor] = {}
+    _, together = gradients_of(subject, made, batch, leaves)
+    if len(together) < 2:
+        raise NotApplicableError("there are no two things to train in it")
+    parameters, tolerances = parameters_of(made), gradient_tolerances(subject, batch, highest)
+    found = []
+    for name, expected in together.items():
+        for held in (parameters, leaves):
+            for key, leaf in held.items():
+                leaf.requires_grad_(key == name)
+        _, alone = gradients_of(subject, made, batch, leaves)
+        found.append((f"{name} alone", near(expected, alone[name], tolerances.get(name, 0.0))))
+    return first_failure(found)
+
+
+def gradients_are_derivatives(subject: Subject, batch: Batch, other: Mapping[str, Any]) -> Outcome:
+    """In each parameter and vector, the slope along a line against differences of outputs, in double precision."""
+    if subject.dtype != torch.float64:
+        raise NotApplicableError("differences need float64, in which it does not run")
+    made = made_as(subject, subject.make(), other)
+    leaves: dict[str, Tensor] = {}
+    _, gradients = gradients_of(subject, made, batch, leaves)
+    found, seen = [], False
+    for name, gradient in gradients.items():
+        line = _Line(subject, made, batch, leaves, name)
+        slope = float((gradient * line.direction).sum())
+        tries = [line.slope(scale) for scale in STEPS]
+        seen |= any(max(abs(slope), abs(measured)) > 2 * tolerance for measured, tolerance in tries)
+        measured, tolerance = min(tries, key=lambda one: abs(one[0] - slope) - one[1])
+        agrees = near(torch.tensor([measured]), torch.tensor([slope]), tolerance)
+        found.append((f"the slope along {name}", agrees))
+    if not seen:
+        raise NotApplicableError("there is no gradient in it that is above the rounding")
+    return first_failure(found)
+
+
+class _Line:
+    """The outputs, weighted, along a line in one parameter or vector."""
+
+    def __init__(self, subject: Subject, made: Any, batch: Batch, leaves: dict[str, Tensor], name: str) -> None:
+        self.subject, self.made, self.batch, self.name = subject, made, batch, name
+        self.leaves = {key: leaf.detach() for key, leaf in leaves.items()}
+        self.parameter = parameters_of(made).get(name)
+        at = self.leaves[name] if self.parameter is None else self.parameter.detach().clone()
+        drawn = torch.randn(at.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64).to(at)
+        self.at = at
+        self.direction = drawn * (float(at.square().mean().sqrt()) or 1.0)
+        # What rounding alone does is left where the step is so small that the second difference is nothing else. What
+        # computes in float32 within is seen too.
+        start = self(0.0)
+        seconds = [abs(self(step) - 2 * start + self(-step)) for step in (1e-6, 2e-6, 3e-6)]
+        self.noise = max(*seconds, 64 * 2**-52 * max(abs(start), 1.0))
+
+    def __call__(self, step: float) -> float:
+        moved = self.at + step * self.direction
+        with torch.no_grad():
+            if self.parameter is None:
+                return float(
+                    weighted(with_leaves(self.subject, {**self.leaves, self.name: moved}).run(self.made, self.batch))
+                )
+            self.parameter.copy_(moved)
+            try:
+                return float(weighted(with_leaves(self.subject, dict(self.leaves)).run(self.made, self.batch)))
+            finally:
+                self.parameter.copy_(self.at)
+
+    def slope(self, scale: float) -> tuple[float, float]:
+        """The central difference, and how far it may be off: its rounding, and four times by how much that of twice the
+        step differs, which is three times its own error where the function is smooth."""
+        step = scale * self.noise ** (1 / 3)
+        near_by, wide = ((self(h) - self(-h)) / (2 * h) for h in (step, 2 * step))
+        return near_by, 4 * abs(near_by - wide) + 8 * self.noise / step
+
+
+def made_as(subject: Subject, made: Any, other: Mapping[str, Any]) -> Any:
+    """Built with other options, holding what the first one learned."""
+    twin = subject.make(**other)
+    if isinstance(twin, nn.Module) and isinstance(made, nn.Module):
+        twin.load_state_dict(made.state_dict(), strict=False)
+    return twin
+
+
+def batch_owed(batch: Batch, out: Tensor) -> Tensor:
+    """The outputs with zeros where there is padding."""
+    return out if batch.document is None else batch.owed(out)
+
+
+def _others(plan: Plan) -> list[Mapping[str, Any]]:
+    """The options of the backends that are not the subject's own."""
+    subject = plan.subject
+    plan.require(subject.backends, "it names no backends")
+    own = [all(subject.options.get(key) == value for key, value in other.items()) for other in subject.backends]
+    others = [other for other, is_own in zip(subject.backends, own, strict=True) if not is_own]
+    plan.require(others, "it names no backend but its own")
+    return others
+
+
+def _batches(plan: Plan) -> Iterator[Batch]:
+    """Texts around the sizes of blocks; and at one size padded, packed, moved, and with fewer queries than keys."""
+    subject, some = plan.subject, min(SIZES[3], plan.limit)
+    sizes = sorted({*(n for n in SIZES if n <= plan.limit), some})
+    for tokens in sizes:
+        yield plan.text(1, tokens)
+        if tokens == some > 2:
+            if subject.can("queries"):
+                yield replace(plan.text(1, tokens), queries=tuple(range(tokens - tokens // 3, tokens)))
+            if subject.can("padding"):
+                yield padded(
+                    plan, [[n >= tokens // 3 for n in range(tokens)], [True] * tokens], subject.can("positions")
+                )
+            if subject.can("document") and subject.can("positions"):
+                yield packed(plan, [tokens // 3, tokens - tokens // 3])
+            if subject.can("positions") and plan.has(2 * tokens):
+                yield plan.line(2, tokens, tokens, 1)
+
+
+def _outputs(plan: Plan) -> Iterator[Case]:
+    others = _others(plan)
+    for batch in _batches(plan):
+        for other in others:
+            yield Case(batch, {"other": dict(other), "tolerance": plan.tolerance(2 * batch.tokens)})
+
+
+def _gradients(plan: Plan) -> Iterator[Case]:
+    others = _others(plan)
+    for batch in _batches(plan):
+        for other in others:
+            yield Case(batch, {"other": dict(other), "highest": 2 * batch.tokens})
+
+
+def _small(plan: Plan, tokens: int) -> Iterator[tuple[Batch, dict[str, Any]]]:
+    """A few tokens, with every backend."""
+    for other in ({}, *plan.subject.backends):
+        yield plan.text(1, min(tokens, plan.limit)), dict(other)
+
+
+def _alone(plan: Plan) -> Iterator[Case]:
+    for batch, other in _small(plan, 9):
+        yield Case(batch, {"other": other, "highest": batch.tokens})
+
+
+def _derivatives(plan: Plan) -> Iterator[Case]:
+    for batch, other in _small(plan, 5):
+        yield Case(batch, {"other": other})
+
+
+CHECK = Check(
+    number=16,
+    name="backend parity",
+    rule="Every backend gives the same outputs and gradients, for one token and around the sizes of blocks.",
+    why="A fused kernel that drops a bias, its gradient or its alignment still gives plausible numbers.",
+    pains=(9, 10, 11),
+    trials=(
+        Trial("outputs", outputs_agree, _outputs),
+        Trial("gradients", gradients_agree, _gradients),
+        Trial("each gradient alone", alone_as_together, _alone),
+        Trial("gradients are derivatives", gradients_are_derivatives, _derivatives),
+    ),
+)

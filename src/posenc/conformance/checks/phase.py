@@ -1,0 +1,238 @@
+"""1. Phase: positions mean the same in low precision, however far they are."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.conformance.measure import claimed, first_axis, lowered, matrices, row_of, sides, unit, with_weights_in
+from posenc.conformance.outcome import Outcome, first_failure, near
+from posenc.conformance.subjects import Batch, Bias, NotApplicableError, Rotary, Subject
+from posenc.conformance.trial import Case, Check, Plan, Trial
+
+FAR = 2**20  # how far rotations are followed: what follows from float32 phases is then half a radian
+AT = (0, 255, 256, 257, 2047, 2049, 65535, FAR - 1)  # bfloat16 holds every integer up to 256, float16 up to 2048
+END = 2**16  # how far outputs are followed: phases in float32 move them by a thirtieth of all there is of position
+SHORT = 8  # tokens whose distances no scheme puts together
+EARLY, LATE = 64, 257  # rows of a text before anything is lost, and from where bfloat16 has lost the odd ones
+
+
+def angles_are_exact(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast: torch.dtype | None) -> Outcome:
+    """The rotation of each basis vector in low precision, against the claimed frequencies in float64.
+
+    Where none are claimed: against R(1)^p, with R(1) as the module gives it in float64 in the same call, so that a
+    schedule which looks at the length has seen the same. Where a call takes one position at a time: against the module
+    itself in float64.
+    """
+    one = 1 if subject.axes == 1 else [1] * subject.axes
+    asked = [one, *row_of(batch)]
+    low = torch.finfo(autocast or dtype)
+    made, found = with_weights_in(subject, dtype), []
+    for name, which in sides(subject):
+        exact = matrices(subject, made, asked, which)
+        lengths = exact.double().norm(dim=-2)
+        exact = unit(exact)
+        if float((exact[0] - torch.eye(subject.head_dim, device=exact.device)).abs().max()) < 2**-23:
+            raise NotApplicableError("position 1 turns nothing")
+        expected = claimed(subject, asked, exact)
+        if expected is None and subject.takes("positions"):
+            powers = [torch.linalg.matrix_power(exact[0], first_axis(p)) for p in asked]
+            expected = torch.stack(powers)
+        came = unit(lowered(subject, dtype, autocast, matrices, asked, which))
+        for n, p in enumerate(asked):
+            if float(lengths[n].max()) > low.max or float(lengths[n].min()) < low.tiny:
+                continue  # what is that long or short has no number in the dtype, or one of few digits
+            # A phase p theta in float32 takes some four roundings of up to a unit (the exponent, the power, its
+            # reciprocal, the product), each worth p 2^-23 at most, as theta is at most 1. Then cos and sin are rounded
+            # to the dtype, and so is what they are multiplied with and added up to: four times half a unit.
+            tolerance = 4 * 2**-23 * first_axis(p) + 2 * low.eps
+            found.append((f"{name} at {p}", near((exact if expected is None else expected)[n], came[n], tolerance)))
+    return first_failure(found)
+
+
+def outputs(subject: Subject, made: Any, batch: Batch) -> Tensor:
+    """What comes out for each token; of a bias, what each token gives to those that it sees."""
+    if not isinstance(subject, Bias):
+        return subject.run(made, batch).detach()
+    places, seen = subject.places(batch), subject.visible(batch)[:, None]
+    bias = subject.bias(made, places, places)
+    return bias.detach().masked_fill(~seen | bias.isneginf(), 0.0).transpose(1, 2)
+
+
+def from_a_distance(subject: Bias, made: Any, batch: Batch) -> Tensor:
+    """What the last token of a batch gives to the others: (rows, heads, 1, keys)."""
+    places = subject.places(batch)
+    bias = subject.bias(made, places[:, -1:], places[:, :-1])
+    return bias.detach().masked_fill(bias.isneginf(), 0.0)
+
+
+def no_worse(
+    exact: tuple[Tensor, Tensor], came: tuple[Tensor, Tensor], eps: float, slack: float, effect: float | None
+) -> Outcome:
+    """Whether what came for the second of two places is as exact as for the first, by itself or by its size.
+
+    Both errors are the largest of many roundings of the same kind; such a pair seldom differs by a factor of two, so
+    four is allowed, and four units of the dtype where the first place had luck. ``slack`` is what else may differ, and
+    ``effect`` what positions do to the outputs: None stands for all that is in them.
+    """
+    (exact_first, exact_second), (first, second) = exact, came
+    size_first, size_second = float(exact_first.abs().max()), float(exact_second.abs().max())
+    error = float((first.double() - exact_first.double()).abs().max())
+    effect = size_second if effect is None else effect
+    tolerance = 4 * max(error, error / max(size_first, 1e-30) * size_second, eps * size_second) + slack * effect
+    outcome = near(exact_second, second, tolerance)
+    if outcome.ok and tolerance > effect / 2:
+        raise NotApplicableError(
+            f"positions move the outputs by {effect:.2g}, which rounding to {second.dtype} ({tolerance:.2g}) hides"
+        )
+    return outcome
+
+
+def far_as_exact_as_near(
+    subject: Subject, batch: Batch, dtype: torch.dtype, autocast: torch.dtype | None, effect: float | None
+) -> Outcome:
+    """The error of low precision far from 0, against its error for the same tokens at 0, 1, 2, … ."""
+    positions = row_of(batch)
+    flat = [first_axis(p) for p in positions]
+    start = min(flat)
+    if not start:
+        raise NotApplicableError("the tokens begin at 0")
+    back = [p - start if subject.axes == 1 else [q - start for q in p] for p in positions]
+    places = (replace(batch, positions=[back]), batch)
+    return _compared(subject, places, outputs, dtype, autocast, effect, max(flat))
+
+
+def long_as_exact_as_short(
+    subject: Bias, batch: Batch, dtype: torch.dtype, autocast: torch.dtype | None, effect: float | None
+) -> Outcome:
+    """The error of low precision over long distances, against its error over the shortest ones."""
+    last = first_axis(row_of(batch)[-1])
+    if last > torch.finfo(autocast or dtype).max:
+        raise NotApplicableError(f"{autocast or dtype} has no numbers like the distance {last}")
+    short = [p if subject.axes == 1 else [p] * subject.axes for p in range(SHORT)]
+    places = (Batch([[0] * SHORT], positions=[short]), batch)
+    return _compared(subject, places, from_a_distance, dtype, autocast, effect, last)
+
+
+def late_as_exact_as_early(
+    subject: Subject, batch: Batch, dtype: torch.dtype, autocast: torch.dtype | None, effect: float | None
+) -> Outcome:
+    """The error of low precision for the late tokens of a row, against its error for the early ones."""
+    if batch.tokens <= LATE:
+        raise NotApplicableError(f"no token is at {LATE} or later")
+    places = (slice(None, EARLY), slice(LATE, None))
+    return _compared(subject, places, tokens_of, dtype, autocast, effect, batch.tokens, batch)
+
+
+def tokens_of(subject: Subject, made: Any, tokens: slice, batch: Batch) -> Tensor:
+    """What comes out for these tokens of a row."""
+    return outputs(subject, made, batch)[:, tokens]
+
+
+def _compared(
+    subject: Subject,
+    places: tuple[Any, Any],
+    measure: Callable[..., Tensor],
+    dtype: torch.dtype,
+    autocast: torch.dtype | None,
+    effect: float | None,
+    highest: int,
+    *rest: Any,
+) -> Outcome:
+    """`no_worse` for two places, against float64 or else float32: a logarithm that is all but whole may go into one
+    bucket in the one and into the next in the other."""
+    first, second = (lowered(subject, dtype, autocast, measure, place, *rest) for place in places)
+    outcome = Outcome(True, "", "")
+    for reference in (subject, replace(subject, dtype=torch.float32)):
+        made = with_weights_in(reference, dtype)
+        exact_first, exact_second = (measure(reference, made, place, *rest) for place in places)
+        # A phase, or a product with a slope, that is rounded to float32 may be off by as much as p units of 2^-23.
+        eps, slack = torch.finfo(autocast or dtype).eps, 4 * 2**-23 * highest
+        outcome = no_worse((exact_first, exact_second), (first, second), eps, slack, effect)
+        if outcome.ok:
+            break
+    return outcome
+
+
+def precisions(plan: Plan) -> Iterator[dict[str, Any]]:
+    """All of it in a low dtype, float32 under autocast, and both."""
+    for low in plan.low_dtypes:
+        for dtype, autocast in ((low, None), (torch.float32, low), (low, low)):
+            yield {"dtype": dtype, "autocast": autocast}
+
+
+def _outputs_in(plan: Plan) -> Iterator[dict[str, Any]]:
+    """A low dtype and autocast, each by itself."""
+    for values in precisions(plan):
+        if values["autocast"] is None or values["dtype"] == torch.float32:
+            yield {**values, "effect": None if isinstance(plan.subject, Bias) else plan.effect}
+
+
+def reach(plan: Plan) -> int:
+    """How many positions can be asked for."""
+    subject = plan.subject
+    told = subject.can("positions") or subject.takes("offset")
+    return min(subject.max_positions or FAR, FAR if told else plan.limit)
+
+
+def _of_rotations(plan: Plan) -> Iterator[Case]:
+    plan.require(isinstance(plan.subject, Rotary), "a rotation alone has angles")
+    end = reach(plan)
+    at = sorted({p for p in AT if p < end} | {end - 1})
+    batch = Batch(plan.ids(1, len(at)), positions=[[plan.at(p) for p in at]])
+    for values in precisions(plan):
+        yield Case(batch, values)
+
+
+def _starts(plan: Plan, tokens: int) -> list[int]:
+    """Where rows of so many tokens begin that end where bfloat16 is first short of a position, and at the last one."""
+    end = min(reach(plan), END)
+    plan.require(end > LATE, f"positions end at {end}, where low precision holds them all")
+    return sorted({LATE + 1 - tokens, end - tokens})
+
+
+def _far(plan: Plan) -> Iterator[Case]:
+    plan.require(not isinstance(plan.subject, Rotary), "of a rotation the angles are measured")
+    plan.require_that_it_can("positions")
+    tokens = plan.sizes[-1]
+    for start in _starts(plan, tokens):
+        for values in _outputs_in(plan):
+            if start > 0:
+                yield Case(plan.line(1, tokens, start), values)
+
+
+def _long(plan: Plan) -> Iterator[Case]:
+    plan.require(isinstance(plan.subject, Bias), "a bias alone has distances")
+    plan.require_that_it_can("positions")
+    tokens = plan.sizes[-1]
+    end = min(reach(plan), END)
+    for last in sorted({p for p in (*range(tokens, 8 * tokens, tokens), LATE, end - 1) if tokens <= p < end}):
+        batch = plan.line(1, tokens)
+        row = [*row_of(batch), plan.at(last)]
+        for values in _outputs_in(plan):
+            yield Case(Batch(plan.ids(1, tokens + 1), positions=[row]), values)
+
+
+def _late(plan: Plan) -> Iterator[Case]:
+    plan.require(not isinstance(plan.subject, Rotary), "of a rotation the angles are measured")
+    plan.require(not plan.subject.can("positions"), "call takes positions, so that far ones can be told")
+    plan.require(plan.limit >= 300, f"rows end at {plan.limit}, where low precision holds most positions")
+    for values in _outputs_in(plan):
+        yield Case(plan.text(1, min(plan.limit, 2 * LATE)), values)
+
+
+CHECK = Check(
+    number=1,
+    name="phase",
+    rule="In bfloat16, float16 and under autocast, far positions are as exact as near ones.",
+    why="bfloat16 holds no odd integer above 256: positions or phases in it make neighbours one and the same.",
+    pains=(1,),
+    trials=(
+        Trial("angles", angles_are_exact, _of_rotations),
+        Trial("far positions", far_as_exact_as_near, _far),
+        Trial("long distances", long_as_exact_as_short, _long),
+        Trial("late tokens", late_as_exact_as_early, _late),
+    ),
+)

@@ -1,0 +1,186 @@
+"""5. Purity: a call writes nothing, and no call changes another."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.conformance.calls import gradient_tolerances, gradients_of, holdings, instead, one_line, with_tokens
+from posenc.conformance.outcome import Outcome, first_failure, near
+from posenc.conformance.subjects import Batch, Bias, NotApplicableError, Rotary, Subject
+from posenc.conformance.trial import Case, Check, Plan, Trial
+
+BETWEEN = ("the same", "shorter", "longer", "others", "bfloat16", "autocast", "inference mode")
+
+
+def nothing_is_written(subject: Subject, batch: Batch) -> Outcome:
+    """All that can be reached from the thing, and torch's own chance and default dtype, before and after a call."""
+    made = subject.make()
+    before = snapshot(made)
+    subject.run(made, batch)
+    after = snapshot(made)
+    new = [name for name in after if name not in before]
+    gone = [name for name in before if name not in after]
+    other = [name for name in after if name in before and not equal(before[name], after[name])]
+    came = [
+        *(f"{name} is new" for name in new),
+        *(f"{name} is gone" for name in gone),
+        *(f"{name} changed" for name in other),
+    ]
+    return Outcome(not came, "nothing written", "; ".join(came[:3]) or "nothing written")
+
+
+def inputs_stay_as_they_are(subject: Subject, batch: Batch) -> Outcome:
+    """Every tensor that call is given, before and after it."""
+    found: list[tuple[str, Outcome]] = []
+
+    def call(*given: Any, **named: Any) -> Any:
+        bound = inspect.signature(subject.call).bind(*given, **named).arguments
+        tensors = {name: x for name, x in list(bound.items())[1:] if isinstance(x, Tensor)}
+        before = {name: x.clone() for name, x in tensors.items()}
+        out = subject.call(*given, **named)
+        found.extend((name, near(before[name], x, 0.0)) for name, x in tensors.items())
+        return out
+
+    instead(subject, call).run(subject.make(), batch)
+    return first_failure(found)
+
+
+def no_call_changes_another(subject: Subject, batch: Batch, between: str, limit: int, tolerance: float) -> Outcome:
+    """The same call before and after others; and where that can be told, the first call of what those made longer."""
+    if isinstance(subject, Rotary | Bias):
+        subject = replace(subject, causal=True)  # attention is not theirs, and so the start of a longer row is known
+    if between == "autocast":
+        subject = replace(subject, dtype=torch.float32)
+    # A length for each, longer than those before: what is remembered by the length, or grown to it, may be so for good.
+    longer = with_tokens(batch, min(2 * batch.tokens + 3 + BETWEEN.index(between), limit))
+    made = subject.make()
+    first = subject.run(made, batch)
+    if between == "the same":
+        return near(first, subject.run(made, batch), 0.0)  # the same arithmetic on the same numbers
+    try:
+        call_between(subject, made, between, batch if between == "shorter" else longer)
+        if between in ("bfloat16", "autocast"):  # and of the same shape, which a table may be remembered by
+            call_between(subject, made, between, batch)
+    except RuntimeError as error:
+        if between not in ("bfloat16", "autocast"):
+            raise
+        raise NotApplicableError(f"it does not run with {between}: {one_line(error)}") from error
+    found = [("again", near(first, subject.run(made, batch), tolerance))]
+    if subject.causal and subject.threshold is None:
+        start = subject.run(made, replace(longer, ids=[(batch.ids[0] + longer.ids[0])[: longer.tokens]]))
+        found.append(("at the start of more tokens", near(first[:1], start[:1, : batch.tokens], tolerance)))
+    return first_failure(found)
+
+
+def call_between(subject: Subject, made: Any, how: str, batch: Batch) -> None:
+    """A call, or calls, of another kind."""
+    if how == "shorter":
+        subject.run(made, batch.pick(range((batch.tokens + 1) // 2)))
+    elif how == "longer":
+        subject.run(made, batch)
+    elif how == "bfloat16":
+        replace(subject, dtype=torch.bfloat16).run(made, batch)
+    elif how == "autocast":
+        with torch.autocast(torch.device(subject.device).type, torch.bfloat16):
+            subject.run(made, batch)
+    elif how == "inference mode":
+        with torch.inference_mode():
+            subject.run(made, batch)
+    else:
+        for other in others(subject):
+            subject.run(other, batch)
+
+
+def others(subject: Subject) -> Iterator[Any]:
+    """Built with other options, as far as those are not refused, and with another seed."""
+    for name, value in subject.varied.items():
+        try:
+            yield subject.make(**{name: value})
+        except (ValueError, TypeError, AssertionError):
+            continue
+    yield replace(subject, seed=subject.seed + 1).make()
+
+
+def inference_mode_leaves_no_trace(subject: Subject, batch: Batch, highest: int) -> Outcome:
+    """Called under inference mode, then trained, against gradients of what was never called so."""
+    made = subject.make()
+    with torch.inference_mode():
+        subject.run(made, batch)
+    given: list[Any] = []
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        given.append(subject.call(*arguments, **named))
+        return given[-1]
+
+    _, came = gradients_of(instead(subject, call), made, batch)
+    outs = [x for out in given for x in (out if isinstance(out, tuple) else (out,))]
+    if any(isinstance(x, Tensor) and x.is_inference() for x in outs):
+        return Outcome(False, "outputs that can be trained with", "one that was made under inference mode")
+    if not came:
+        raise NotApplicableError("nothing in it is trained, and call takes no vectors")
+    _, expected = gradients_of(subject, subject.make(), batch)
+    tolerances = gradient_tolerances(subject, batch, highest)
+    return first_failure([(name, near(expected[name], came[name], tolerances[name])) for name in expected])
+
+
+def snapshot(made: Any) -> dict[str, Any]:
+    """All that can be reached from the thing, and what is torch's own, as it is now."""
+    held = {name: x.detach().clone() if isinstance(x, Tensor) else x for name, x in holdings(made)}
+    return held | {"the random state": torch.get_rng_state(), "the default dtype": torch.get_default_dtype()}
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Whether two tensors or plain values are the same, where what is not a number equals itself."""
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+        return type(one) is type(other) and (one == other or one != one)
+    if (one.shape, one.dtype, one.device) != (other.shape, other.dtype, other.device):
+        return False
+    return one.is_meta or bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+def _texts(plan: Plan) -> Iterator[Case]:
+    for tokens in plan.sizes:
+        yield Case(plan.text(2, tokens))
+
+
+def _told(plan: Plan) -> Iterator[Case]:
+    for tokens in plan.sizes:
+        yield Case(plan.text(2, tokens))
+        if plan.subject.can("positions"):
+            yield Case(plan.line(2, tokens))
+
+
+def _between(which: str) -> Callable[[Plan], Iterator[Case]]:
+    def cases(plan: Plan) -> Iterator[Case]:
+        # bfloat16 holds the first 256 positions: what it spoils in a table that others use after it lies past those.
+        for tokens in [*plan.sizes, *([300] if which == "bfloat16" and plan.limit >= 300 else [])]:
+            values = {"between": which, "limit": plan.limit, "tolerance": plan.tolerance(2 * tokens + 9)}
+            yield Case(plan.text(1, tokens), values)
+
+    return cases
+
+
+def _trained(plan: Plan) -> Iterator[Case]:
+    # Lengths that no other check begins with: what is remembered everywhere by the length would be there already.
+    for tokens in (5, 11):
+        if tokens <= plan.limit:
+            yield Case(plan.text(1, tokens), {"highest": tokens})
+
+
+CHECK = Check(
+    number=5,
+    name="purity",
+    rule="A call writes nothing, neither on the module nor into its inputs, and no call changes what another gives.",
+    why="Tables that grow in a call keep the precision, the mode and the configuration of whoever called first.",
+    pains=(5, 6, 15),
+    trials=(
+        Trial("what is written", nothing_is_written, _texts),
+        Trial("inputs", inputs_stay_as_they_are, _told),
+        *(Trial(f"calls between: {which}", no_call_changes_another, _between(which)) for which in BETWEEN),
+        Trial("inference, then training", inference_mode_leaves_no_trace, _trained),
+    ),
+)

@@ -1,0 +1,88 @@
+"""12. Sharding: parts of a sequence, each with its global positions, together give the whole."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+
+from posenc.conformance.checks.unequal import require_that_any_may_ask
+from posenc.conformance.outcome import Outcome, first_failure, near
+from posenc.conformance.subjects import Batch, Subject
+from posenc.conformance.trial import Case, Check, Plan, Trial, packed
+
+
+def shards(batch: Batch, ranks: int, zigzag: bool) -> list[list[int]]:
+    """The tokens of each rank. A run of them; or, zigzag, the r-th part from either end of 2 ranks parts of each
+    document, so that every rank has as much to do where attention is causal: [0, 3, 4, 7] and [1, 2, 5, 6] of two
+    documents of four tokens."""
+    of = batch.document[0] if batch.document and zigzag else [0] * batch.tokens
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    for document in dict.fromkeys(of):
+        tokens = [n for n, d in enumerate(of) if d == document]
+        parts = 2 * ranks if zigzag else ranks
+        for part in range(parts):
+            share = tokens[part * len(tokens) // parts : (part + 1) * len(tokens) // parts]
+            shares[min(part, parts - 1 - part) if zigzag else part] += share
+    return [share for share in shares if share]
+
+
+def merged_shards_equal_the_whole(
+    subject: Subject, batch: Batch, ranks: int, zigzag: bool, tolerance: float
+) -> Outcome:
+    """The queries of each rank meet the keys of one rank after the other; what comes is merged by log-sum-exp."""
+    whole, _ = subject.partial(subject.make(), batch)
+    made, found = subject.make(), []
+    for rank, queries in enumerate(sharded := shards(batch, ranks, zigzag)):
+        asked = replace(batch, queries=tuple(queries))
+        parts = [subject.partial(made, replace(asked, keys=tuple(keys))) for keys in sharded]
+        weights = torch.stack([lse for _, lse in parts]).softmax(0)[..., None]
+        # A part of which nothing is seen weighs nothing, and may be anything.
+        out = sum(torch.where(w > 0, w * out, 0.0) for w, (out, _) in zip(weights, parts, strict=True))
+        found.append((f"rank {rank}", near(whole[:, :, queries], torch.as_tensor(out), tolerance)))
+    return first_failure(found)
+
+
+def query_shards_equal_rows(subject: Subject, batch: Batch, ranks: int, zigzag: bool, tolerance: float) -> Outcome:
+    """The queries of each rank meet all keys."""
+    whole = subject.run(subject.make(), batch)
+    made, found = subject.make(), []
+    for rank, queries in enumerate(shards(batch, ranks, zigzag)):
+        came = subject.run(made, replace(batch, queries=tuple(queries)))
+        found.append((f"rank {rank}", near(whole[:, queries], came, tolerance)))
+    return first_failure(found)
+
+
+def _cases(lse: bool, zigzag: bool, documents: bool = False) -> Callable[[Plan], Iterator[Case]]:
+    def cases(plan: Plan) -> Iterator[Case]:
+        if lse:
+            plan.require_that_it_can("lse")
+        if zigzag or not plan.subject.takes("offset"):  # a run of tokens has a first one
+            require_that_any_may_ask(plan)
+        if documents:
+            plan.require(not plan.subject.takes("memory"), "call takes a memory, and is not told its documents")
+            plan.require_that_it_can("document")
+        for tokens in plan.sizes:
+            if tokens < 3:
+                continue
+            batch = packed(plan, [tokens // 3, tokens - tokens // 3], rows=2) if documents else plan.line(2, tokens)
+            for ranks in (2, 3):
+                yield Case(batch, {"ranks": ranks, "zigzag": zigzag, "tolerance": plan.tolerance(tokens)})
+
+    return cases
+
+
+CHECK = Check(
+    number=12,
+    name="sharding",
+    rule="Shards of a sequence, with the positions that tokens have in the whole, give together what the whole gives.",
+    why="Under context parallelism, a rank that counts its own tokens from 0 has the right shapes and wrong distances.",
+    pains=(16, 17),
+    trials=(
+        Trial("contiguous, merged by log-sum-exp", merged_shards_equal_the_whole, _cases(True, False)),
+        Trial("zigzag, merged by log-sum-exp", merged_shards_equal_the_whole, _cases(True, True)),
+        Trial("zigzag of documents, merged by log-sum-exp", merged_shards_equal_the_whole, _cases(True, True, True)),
+        Trial("contiguous queries", query_shards_equal_rows, _cases(False, False)),
+        Trial("zigzag queries", query_shards_equal_rows, _cases(False, True)),
+        Trial("zigzag queries of documents", query_shards_equal_rows, _cases(False, True, True)),
+    ),
+)

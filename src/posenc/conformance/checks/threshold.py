@@ -1,0 +1,99 @@
+"""13. Threshold: on either side of the length from which on a scheme does something else, and back again."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from posenc.conformance.checks.cache import cached_equals_at_once, require_a_cache
+from posenc.conformance.outcome import Outcome, first_failure, near
+from posenc.conformance.subjects import Batch, Subject
+from posenc.conformance.trial import Case, Check, Plan, Trial
+
+SHORT = 5
+STEPS = 3  # tokens that are generated across the threshold
+AFAR = (0, 1000, 100_000)
+
+
+def long_then_short(subject: Subject, batch: Batch, short: int, tolerance: float) -> Outcome:
+    """The first tokens, before and after all of them were run; and all of them, after the first and by themselves."""
+    few = batch.pick(range(min(short, batch.tokens)))
+    return _in_turns(subject, few, batch, tolerance)
+
+
+def far_then_near(subject: Subject, batch: Batch, afar: int, tolerance: float) -> Outcome:
+    """The tokens, before and after they were run far away, and twice as far apart, since what is relative cannot tell
+    where all of them were moved; and those, after and by themselves."""
+    positions = [[[2 * x for x in p] if isinstance(p, list) else 2 * p for p in row] for row in batch.positions or []]
+    return _in_turns(subject, batch, replace(batch, positions=positions).moved(afar), tolerance)
+
+
+def _in_turns(subject: Subject, first: Batch, second: Batch, tolerance: float) -> Outcome:
+    """The first batch, the second, and the first again; and the second by itself."""
+    made = subject.make()
+    expected = subject.run(made, first)
+    after_first = subject.run(made, second)
+    return first_failure(
+        [
+            ("the first again", near(expected, subject.run(made, first), tolerance)),
+            ("the second", near(subject.run(subject.make(), second), after_first, tolerance)),
+        ]
+    )
+
+
+def _across(told: bool) -> Callable[[Plan], Iterator[Case]]:
+    def cases(plan: Plan) -> Iterator[Case]:
+        threshold = plan.subject.threshold or 0
+        plan.require(threshold, "it claims no threshold")
+        require_a_cache(plan)
+        if told:
+            plan.require_that_it_can("positions")
+        else:
+            plan.require(
+                threshold < plan.limit, f"the threshold {threshold} is not below the longest row, {plan.limit}"
+            )
+        for length in (threshold - 1, threshold, threshold + 1):
+            if length < 2 or not plan.has(length - 1):
+                continue
+            # Where positions are told, the last few tokens do for a threshold of thousands.
+            tokens = min(length, max(plan.sizes)) if told else length
+            batch = plan.line(2, tokens, length - tokens) if told else plan.text(2, tokens)
+            prompt = max(tokens - STEPS, 1)
+            chunked = replace(batch, chunks=(prompt, *(1,) * (tokens - prompt)))
+            yield Case(chunked, {"tolerance": plan.tolerance(length)})
+
+    return cases
+
+
+def _long(plan: Plan) -> Iterator[Case]:
+    limit, threshold = plan.limit, plan.subject.threshold
+    reason = f"the threshold {threshold} is not below the longest row, {limit}"
+    plan.require(threshold is None or threshold < limit, reason)
+    for tokens in dict.fromkeys([min((threshold or max(plan.sizes)) + 1, limit), limit]):
+        short = min(SHORT, tokens - 1)
+        if short:
+            # Phases are the same ones both times, and so are their roundings.
+            yield Case(plan.text(1, tokens), {"short": short, "tolerance": plan.tolerance()})
+
+
+def _far(plan: Plan) -> Iterator[Case]:
+    plan.require_that_it_can("positions")
+    tokens = min(SHORT, (plan.limit + 1) // 2)
+    for afar in sorted({*AFAR, plan.subject.threshold or 0}):
+        if tokens > 1 and plan.has(2 * (tokens - 1) + afar):
+            yield Case(plan.line(2, tokens), {"afar": afar, "tolerance": plan.tolerance()})
+
+
+CHECK = Check(
+    number=13,
+    name="threshold",
+    rule="Around the length from which on a scheme does something else, a cache gives what comes at once; and a long "
+    "input leaves nothing behind for a short one.",
+    why="Frequencies that follow the length disagree with keys that were rotated when the text was short; what a long "
+    "request made may go on to answer short ones.",
+    pains=(6,),
+    trials=(
+        Trial("cached across it", cached_equals_at_once, _across(told=False)),
+        Trial("cached across it, with positions", cached_equals_at_once, _across(told=True)),
+        Trial("long, then short", long_then_short, _long),
+        Trial("far, then near", far_then_near, _far),
+    ),
+)

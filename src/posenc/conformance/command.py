@@ -1,0 +1,194 @@
+"""``posenc check``: what anyone's implementation of positions must survive. torch is imported when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from posenc.conformance.run import Report
+    from posenc.conformance.subjects import Subject
+
+DTYPES = ("float64", "float32")
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds ``check`` to the commands."""
+    parser = commands.add_parser(
+        "check",
+        help="is an implementation of positions right: twenty checks",
+        description="Runs twenty checks on any PyTorch implementation of positions, and says of each whether it "
+        "passed, does not apply and why, or what was found: the smallest input, and a script that repeats it without "
+        "posenc. The exit code is 1 where something was found or a check did not finish, and 2 where nothing could be "
+        "checked.",
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument(
+        "target",
+        metavar="TARGET",
+        help="module:name or path/to/file.py:name of a subject of posenc.conformance, of several, of a function that "
+        "gives them, or of a function or class that gives an nn.Module",
+    )
+    parser.add_argument("--checks", type=_numbers, metavar="N,N-N", help="numbers of checks (default: all)")
+    parser.add_argument("--lengths", type=_numbers, metavar="N,N", help="tokens of a row (default: 1,3,8,23)")
+    parser.add_argument("--longest", type=int, metavar="N", help="no row is longer (default: 1025)")
+    parser.add_argument("--seed", type=int, metavar="N", help="which contents and cases (default: 0)")
+    parser.add_argument("--seconds", type=float, metavar="S", help="for each check (default: 60)")
+    parser.add_argument("--dtype", choices=DTYPES, help="default: the subject's, or float32 if it cannot run in that")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1 (default: the subject's)")
+    module = parser.add_argument_group("what a module claims, where TARGET gives an nn.Module")
+    module.add_argument("--dim", type=int, metavar="N", help="it takes vectors (rows, tokens, N)")
+    module.add_argument("--causal", action="store_true", default=None, help="no token sees one after it")
+    kind = module.add_mutually_exclusive_group()
+    kind.add_argument("--relative", action="store_true", default=None, help="moving all positions changes nothing")
+    kind.add_argument(
+        "--absolute", action="store_false", dest="relative", default=None, help="moving all positions changes it"
+    )
+    module.add_argument("--max-positions", type=int, metavar="N", help="it has positions 0 to N - 1")
+    written = parser.add_argument_group("what is written")
+    written.add_argument(
+        "--out", type=Path, metavar="DIR", help="report.html, report.json, report.xml (JUnit) and scripts/ go there"
+    )
+    for name, what in {"json": "the report as JSON", "junit": "as JUnit's XML", "html": "as a page"}.items():
+        written.add_argument(f"--{name}", type=Path, metavar="FILE", help=what)
+    written.add_argument("-q", "--quiet", action="store_true", help="print findings alone, and no progress")
+
+
+def _numbers(text: str) -> list[int]:
+    """1,7-9 as numbers, each once, in order."""
+    found: set[int] = set()
+    try:
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            found |= set(range(int(first), int(last or first) + 1))
+    except ValueError:
+        found = set()
+    if not found:
+        raise argparse.ArgumentTypeError(f"must be numbers and ranges such as 1,7-9, got {text!r}")
+    return sorted(found)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Checks, prints and writes. 0: every check passed or does not apply; 1: something was found, or a check did not
+    finish; 2: wrong use. That no check at all applies is wrong use too: nothing was checked, so nothing passed."""
+    from rich.console import Console
+
+    from posenc.conformance import report
+    from posenc.conformance.run import Interrupted, check, prepared
+    from posenc.conformance.targets import TargetError
+    from posenc.figures import check as page  # before minutes of checking: drawing must be possible
+    from posenc.lab.progress import Progress, for_console
+
+    given = {name: getattr(arguments, name) for name in ("checks", "lengths", "longest", "seed", "seconds")}
+    settings = {name: value for name, value in given.items() if value is not None}
+    progress = Progress() if arguments.quiet else for_console(Console(stderr=True))
+    reports: list[Report] = []
+    interrupted = False
+    try:
+        _require_places(arguments)
+        subjects = _subjects(arguments)
+        for name, subject in subjects.items():  # all, before minutes are spent on the first
+            try:
+                prepared(subject)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
+        for name, subject in subjects.items():
+            reports.append(check(subject, name=name, progress=progress, **settings))
+    except TargetError as error:
+        sys.stderr.write(error.shown)
+        return _failed(str(error), code=2)
+    except ValueError as error:
+        return _failed(f"{' '.join(str(error).split())} (see posenc check --help)", code=2)
+    except Interrupted as stop:
+        reports.append(stop.report)
+        interrupted = True
+
+    data = report.as_data(reports)
+    console = Console(width=None if sys.stdout.isatty() else 120)  # in a file nothing says how wide it will be shown
+    for one in data["subjects"]:
+        console.print(report.shown(one, _script_places(data, arguments.out), arguments.quiet), highlight=False)
+    _write_scripts(data, arguments.out)
+    makers = {"json": report.as_json, "junit": report.as_junit, "html": page.html}
+    for name, file in {"json": "report.json", "junit": "report.xml", "html": "report.html"}.items():
+        for path in (getattr(arguments, name), arguments.out and arguments.out / file):
+            if path is not None:
+                _write(path, makers[name](data))
+    if arguments.out is not None and not arguments.quiet:
+        console.print(f"The report: {arguments.out / 'report.html'}", highlight=False, soft_wrap=True)
+    if interrupted:
+        return _failed("interrupted: this is what was found so far")
+    if not data["ok"]:
+        return 1
+    empty = [one["name"] for one in data["subjects"] if report.nothing_checked(one)]
+    return _failed(f"nothing was checked: no check applies to {', '.join(empty)}", code=2) if empty else 0
+
+
+def _subjects(arguments: argparse.Namespace) -> Mapping[str, Subject]:
+    """The subjects that the target gives, in the dtype and on the device that are asked for."""
+    from dataclasses import replace
+
+    import torch
+
+    from posenc.conformance.targets import subjects_of
+
+    claims = {name: getattr(arguments, name) for name in ("causal", "relative", "max_positions")}
+    claims = {name: value for name, value in claims.items() if value is not None}
+    changed: dict[str, Any] = {}
+    if arguments.dtype is not None:
+        changed["dtype"] = getattr(torch, arguments.dtype)
+    if arguments.device is not None:
+        changed["device"] = arguments.device
+    found = subjects_of(arguments.target, arguments.dim, **claims)
+    return {name: replace(subject, **changed) for name, subject in found.items()}
+
+
+def _require_places(arguments: argparse.Namespace) -> None:
+    """ValueError where a report could not be written: that is to be known before minutes of checking."""
+    for name in ("out", "json", "junit", "html"):
+        path = getattr(arguments, name)
+        if path is not None:
+            folder = path if name == "out" else path.parent
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ValueError(f"--{name} must be a place that can be written, got {str(path)!r}: {error}") from None
+            if path.is_dir() != (name == "out"):
+                raise ValueError(f"--{name} must be a {'folder' if name == 'out' else 'file'}, got {str(path)!r}")
+
+
+def _findings(data: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    for subject in data["subjects"]:
+        for result in subject["results"]:
+            yield from (trial["finding"] for trial in result["trials"] if trial["finding"] is not None)
+
+
+def _script_places(data: Mapping[str, Any], out: Path | None) -> dict[str, str]:
+    """Where the script of each finding is written, if it is."""
+    return {} if out is None else {found["file"]: str(out / "scripts" / found["file"]) for found in _findings(data)}
+
+
+def _write_scripts(data: Mapping[str, Any], out: Path | None) -> None:
+    """Writes the scripts of all findings, in place of those of an earlier run."""
+    from posenc.conformance.standalone import MARK
+
+    for old in out.glob("scripts/**/*.py") if out is not None else ():
+        if old.read_text(encoding="utf-8", errors="replace").startswith(MARK):
+            old.unlink()
+    places = _script_places(data, out)
+    for found in _findings(data) if places else ():
+        _write(Path(places[found["file"]]), found["script"])
+
+
+def _write(path: Path, text: str) -> None:
+    from posenc.lab.files import write_whole
+
+    write_whole(path, text.encode("utf-8", "backslashreplace"))
+
+
+def _failed(line: str, code: int = 1) -> int:
+    print(f"posenc: error: {line}", file=sys.stderr)
+    return code

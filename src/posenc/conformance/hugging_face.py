@@ -1,0 +1,142 @@
+"""Whole models of the transformers library as subjects: `hugging_face` looks at the model and says how it is called.
+
+transformers itself is imported by whoever builds the model, never here.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.conformance.subjects import PADDING, VOCABULARY, Model, NotApplicableError
+
+JITTER = 0.2  # initial weights of N(0, 0.02²) make attention all but uniform, and then positions move nothing
+# Phases, norms and softmax are computed in float32 whatever the dtype, and the least number of float64, with which what
+# is not seen is masked, is -∞ there: rows that see nothing would be NaN in float64, which no one runs these models in.
+DTYPE = torch.float32
+
+
+def hugging_face(
+    build: Callable[..., Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    call: Callable[..., Any] | None = None,
+    documents: bool = False,
+    **claims: Any,
+) -> Model:
+    """The subject for a causal or a bidirectional model of transformers.
+
+    ``build(**options)`` gives the model, with random weights, such as ``LlamaForCausalLM(LlamaConfig(...))``; it must
+    have a vocabulary of 48 or more, and no padding token among the first 48, which the checks write their text in.
+    What ``forward`` takes decides how it is called: ids as ``input_ids``; padding as ``attention_mask``, with the
+    padding token of the configuration, if any, in its places; positions as ``position_ids``, if it takes them; a cache
+    as ``past_key_values``. Outputs are logits, or ``last_hidden_state`` of a model without a head.
+
+    ``documents``: it separates packed documents where ``position_ids`` start again and there is no ``attention_mask``,
+    which transformers 5 promises for models that pass positions on to their mask. ``call`` replaces the function that
+    calls the model. Further claims are those of `Model`; by default the model is causal if it is a decoder, is moved by
+    a jitter of 0.2, runs in float32, and, if ``build`` takes ``attn_implementation``, gives the same with "eager" as
+    with "sdpa".
+
+    Raises ValueError for what is no such model.
+    """
+    options = dict(options or {})
+    made = build(**options)
+    takes = inspect.signature(made.forward).parameters if hasattr(made, "forward") else {}
+    if not hasattr(made, "config") or not {"input_ids", "attention_mask"} <= set(takes):
+        raise ValueError(
+            f"build must give a transformers model whose forward takes input_ids and attention_mask, "
+            f"got {type(made).__name__} with {', '.join(takes) or 'no forward'}"
+        )
+    size, pad = made.config.vocab_size, getattr(made.config, "pad_token_id", None)
+    if size < VOCABULARY or (pad is not None and not VOCABULARY <= pad < size):
+        raise ValueError(
+            f"build must give a model with a vocab_size of at least {VOCABULARY} and a pad_token_id of None or from "
+            f"{VOCABULARY} to vocab_size - 1, got vocab_size={size}, pad_token_id={pad}"
+        )
+    is_decoder = getattr(made.config, "is_decoder", None)  # None in configurations of what is nothing else
+    caches = "past_key_values" in takes
+    decodes = caches and (is_decoder is not False or type(made).__name__.endswith("ForCausalLM"))
+    if documents and not (decodes and "position_ids" in takes):
+        raise ValueError(f"documents need a decoder whose forward takes position_ids, got {type(made).__name__}")
+    if call is None and decodes:
+        call = decode_packed if documents else decode_with_positions if "position_ids" in takes else decode_by_index
+    elif call is None:
+        call = encode_with_positions if "position_ids" in takes else encode_by_index
+    claims = {"causal": decodes, "jitter": JITTER, "dtype": DTYPE} | claims
+    if "attn_implementation" in inspect.signature(build).parameters:
+        options.setdefault("attn_implementation", made.config._attn_implementation)
+        claims.setdefault("backends", ({"attn_implementation": "eager"}, {"attn_implementation": "sdpa"}))
+    return Model(build=build, call=call, options=options, **claims)
+
+
+def decode_with_positions(
+    model: Any, ids: Tensor, positions: Tensor | None = None, padding: Tensor | None = None, cache: Any = None
+) -> tuple[Tensor, Any]:
+    """A decoder that is told positions."""
+    if positions is not None and padding is None:
+        # Without a mask, positions that do not go up by one each would mean packed documents.
+        before = 0 if cache is None else cache.get_seq_length()
+        padding = torch.ones(ids.size(0), before + ids.size(1), device=ids.device).bool()
+    ids, mask = _padded_inputs(model, ids, padding)
+    out = model(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
+    return _outputs(out), out.past_key_values
+
+
+def decode_by_index(model: Any, ids: Tensor, padding: Tensor | None = None, cache: Any = None) -> tuple[Tensor, Any]:
+    """A decoder that finds positions itself."""
+    ids, mask = _padded_inputs(model, ids, padding)
+    out = model(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True)
+    return _outputs(out), out.past_key_values
+
+
+def decode_packed(
+    model: Any,
+    ids: Tensor,
+    positions: Tensor | None = None,
+    padding: Tensor | None = None,
+    document: Tensor | None = None,
+    cache: Any = None,
+) -> tuple[Tensor, Any]:
+    """A decoder that takes a position which does not go up by one for the beginning of a document."""
+    if document is None or len(set(document.flatten().tolist()) - {PADDING}) < 2:
+        return decode_with_positions(model, ids, positions, padding, cache)
+    starts = document.diff(dim=-1) != 0
+    if positions is None or cache is not None or (document == PADDING).any():
+        raise NotApplicableError("packed documents are told by positions alone: with no padding, and no cache")
+    if positions.shape != document.shape or not torch.equal(starts, positions.diff(dim=-1) != 1):
+        raise NotApplicableError(
+            "packed documents are told by positions alone: each unbroken, the next not following it"
+        )
+    out = model(input_ids=ids, position_ids=positions, use_cache=False)
+    return _outputs(out), None
+
+
+def encode_with_positions(
+    model: Any, ids: Tensor, positions: Tensor | None = None, padding: Tensor | None = None
+) -> Tensor:
+    """An encoder that is told positions."""
+    ids, mask = _padded_inputs(model, ids, padding)
+    return _outputs(model(input_ids=ids, attention_mask=mask, position_ids=positions))
+
+
+def encode_by_index(model: Any, ids: Tensor, padding: Tensor | None = None) -> Tensor:
+    """An encoder that finds positions itself."""
+    ids, mask = _padded_inputs(model, ids, padding)
+    return _outputs(model(input_ids=ids, attention_mask=mask))
+
+
+def _padded_inputs(model: Any, ids: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """ids with the padding token where there is none, as a tokenizer gives them, and the mask of all tokens so far."""
+    if padding is None:
+        return ids, None
+    if getattr(model.config, "pad_token_id", None) is not None:
+        ids = ids.masked_fill(~padding[:, -ids.size(1) :], model.config.pad_token_id)
+    return ids, padding.long()
+
+
+def _outputs(out: Any) -> Tensor:
+    """Logits, or what a model without a head ends with."""
+    return out.logits if getattr(out, "logits", None) is not None else out.last_hidden_state

@@ -1,0 +1,45 @@
+"""What a trial finds. Plain PyTorch: scripts hold a copy."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Outcome(NamedTuple):
+    """Whether it held; what was expected, and what came."""
+
+    ok: bool
+    expected: str
+    came: str
+
+
+def near(expected: Tensor, came: Tensor, tolerance: float) -> Outcome:
+    """Whether two tensors agree everywhere within ``tolerance``; what is not a number agrees with nothing."""
+    if expected.shape != came.shape:
+        return Outcome(False, f"shape {tuple(expected.shape)}", f"shape {tuple(came.shape)}")
+    if expected.numel() == 0:
+        return Outcome(True, "nothing", "nothing")
+    off = (came.double() - expected.double()).abs().nan_to_num(torch.inf)
+    at = [int(index) for index in torch.unravel_index(off.argmax(), off.shape)]
+    worst = float(off.max())
+    return Outcome(
+        worst <= tolerance,
+        f"{float(expected[tuple(at)]):.6g} at {at}",
+        f"{float(came[tuple(at)]):.6g}, off by {worst:.2g} (at most {tolerance:.2g})",
+    )
+
+
+def same(expected: Any, came: Any) -> Outcome:
+    """Whether two values are equal, to the bit where they are tensors."""
+    if isinstance(expected, Tensor):
+        return near(expected, came, 0.0)
+    return Outcome(expected == came, str(expected), str(came))
+
+
+def first_failure(outcomes: "list[tuple[str, Outcome]]") -> Outcome:
+    """The first that did not hold, with its name, or that all did."""
+    for name, outcome in outcomes:
+        if not outcome.ok:
+            return Outcome(False, f"{name}: {outcome.expected}", f"{name}: {outcome.came}")
+    return Outcome(True, "all", "all")

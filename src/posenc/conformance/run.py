@@ -1,0 +1,296 @@
+"""Running the checks on a subject: `check` gives a `Report`."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from posenc.conformance.checks import CHECKS
+from posenc.conformance.outcome import Outcome
+from posenc.conformance.shrink import shrink
+from posenc.conformance.standalone import check_sources, script
+from posenc.conformance.subjects import Batch, NotApplicableError, Subject
+from posenc.conformance.threads import THREADS
+from posenc.conformance.trial import LENGTHS, LONGEST, Case, Check, Plan, Trial
+from posenc.lab.progress import Progress
+
+PASSED, FINDING, NOT_APPLICABLE, UNFINISHED = "passed", "finding", "not applicable", "unfinished"
+SECONDS = 60.0  # for each check
+SHRINK_SHARE = 0.5  # of those, how long a finding is made smaller
+GRACE = 5.0  # seconds beyond them in which a case that has begun may end by itself
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found: the smallest input that shows it, and a script that repeats it without this package."""
+
+    expected: str
+    came: str
+    batch: Batch
+    values: dict[str, Any]
+    script: str
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """How one trial of a check ended: "passed" after so many cases, "finding", "not applicable" or "unfinished"."""
+
+    name: str
+    status: str
+    cases: int = 0
+    reason: str = ""
+    finding: Finding | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """How one check ended. It passed if all trials that the subject can take part in did, and there is one."""
+
+    check: Check
+    trials: tuple[TrialResult, ...]
+    seconds: float = 0.0
+
+    @property
+    def status(self) -> str:
+        found = {trial.status for trial in self.trials}
+        return next(status for status in (FINDING, UNFINISHED, PASSED, NOT_APPLICABLE) if status in found)
+
+    @property
+    def reason(self) -> str:
+        """Why trials were not applicable, or did not finish."""
+        return "; ".join(dict.fromkeys(trial.reason for trial in self.trials if trial.reason))
+
+    @property
+    def threads(self) -> list[str]:
+        """Where the same was met before."""
+        return [thread for pain in self.check.pains for thread in THREADS[pain]]
+
+
+class Interrupted(KeyboardInterrupt):
+    """The checks were interrupted; ``report`` is what they said before."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__()
+        self.report = report
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the checks said of a subject, and with what they were run."""
+
+    subject: Subject
+    name: str
+    results: list[Result] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every check passed or is not applicable."""
+        return all(result.status in (PASSED, NOT_APPLICABLE) for result in self.results)
+
+    @property
+    def findings(self) -> list[tuple[Check, TrialResult]]:
+        """Every finding, with its check."""
+        return [(r.check, trial) for r in self.results for trial in r.trials if trial.finding is not None]
+
+
+def check(
+    subject: Subject,
+    *,
+    name: str = "",
+    checks: Sequence[int] | None = None,
+    lengths: Sequence[int] = LENGTHS,
+    longest: int = LONGEST,
+    seed: int = 0,
+    seconds: float = SECONDS,
+    progress: Progress | None = None,
+) -> Report:
+    """Runs the checks of these numbers (None: all twenty) on a subject.
+
+    The same subject, settings and seed give the same report, as far as no check runs out of its ``seconds``: it is then
+    "unfinished", which is no pass. ``lengths`` are the tokens of a row in most trials, and ``longest`` bounds them all.
+
+    Raises ValueError for a wrong argument, for a subject of which no script can be made, and, with what it said, for
+    one that does not run at all; `Interrupted`, which has the report so far, in place of a KeyboardInterrupt.
+    """
+    progress = Progress() if progress is None else progress
+    known = {entry.number: entry for entry in CHECKS}
+    wanted = list(known) if checks is None else list(checks)
+    unknown = [number for number in wanted if number not in known]
+    if unknown or not wanted:
+        raise ValueError(f"checks must be of {', '.join(map(str, known))}, got {unknown[0] if unknown else 'none'}")
+    if not lengths or min(lengths) < 1 or longest < max(lengths):
+        raise ValueError(f"lengths must be from 1 to longest = {longest}, got {list(lengths)}")
+    if not seconds > 0:
+        raise ValueError(f"seconds must be above 0, got {seconds}")
+    subject = prepared(subject)
+    report = Report(subject, name or subject.build.__qualname__)
+    report.settings.update(seed=seed, lengths=list(lengths), longest=longest, seconds=seconds, dtype=str(subject.dtype))
+    report.settings.update(checks=sorted(set(wanted)))
+    progress.begin(len(set(wanted)))
+    with progress:
+        for number in sorted(set(wanted)):
+            plan = Plan(subject, tuple(sorted(lengths)), longest, seed)
+            progress.advance(0, f"{report.name}: {known[number].number}. {known[number].name}")
+            try:
+                report.results.append(_result(known[number], plan, report.name, seconds))
+            except KeyboardInterrupt:
+                raise Interrupted(report) from None
+            progress.advance(1, f"{report.name}: {known[number].number}. {known[number].name}")
+    return report
+
+
+def prepared(subject: Subject) -> Subject:
+    """The subject as it is checked, in float32 where it does not run in float64. ValueError as `check` has it."""
+    check_sources(subject)
+    return _that_runs(subject)
+
+
+def _that_runs(subject: Subject) -> Subject:
+    """The subject in float64, or in float32 where it cannot be run in that. ValueError where it cannot be run."""
+    candidates = [subject] + [replace(subject, dtype=torch.float32)] * (subject.dtype == torch.float64)
+    failure: Exception | None = None
+    for candidate in candidates:
+        plan = Plan(candidate)
+        try:
+            with _quiet():
+                out = candidate.run(candidate.make(), plan.text(1, min(5, plan.limit)))
+        except Exception as error:
+            failure = error
+            continue
+        if not isinstance(out, torch.Tensor) or out.dim() < 3:
+            raise ValueError(f"call must give a tensor (rows, tokens, …), got {_described(out)}")
+        return candidate
+    raise ValueError(
+        f"the subject does not run: {type(failure).__name__}: {failure}. Call is given what its parameters are named"
+    ) from failure
+
+
+def _described(value: object) -> str:
+    return f"one of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+
+
+def _result(entry: Check, plan: Plan, name: str, seconds: float) -> Result:
+    begun = time.monotonic()
+    trials = []
+    for number, trial in enumerate(entry.trials, 1):
+        share = (begun + seconds - time.monotonic()) / (len(entry.trials) + 1 - number)
+        trials.append(_trial(entry, trial, plan, name, time.monotonic() + share))
+    return Result(entry, tuple(trials), time.monotonic() - begun)
+
+
+def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> TrialResult:
+    done, reasons = 0, []
+    try:
+        with _quiet(), _alarm(until):
+            for case in _cases(trial, plan):
+                if time.monotonic() > until:
+                    return TrialResult(trial.name, UNFINISHED, done, f"the time was up after {done} cases")
+                try:
+                    outcome = _outcome(trial, plan.subject, case)
+                except NotApplicableError as error:
+                    reasons.append(str(error))
+                    continue
+                if not outcome.ok:
+                    stop = time.monotonic() + max(until - time.monotonic(), 0) * SHRINK_SHARE
+                    finding = _finding(entry, trial, plan, name, case, outcome, stop)
+                    return TrialResult(trial.name, FINDING, done + 1, "", finding)
+                done += 1
+    except NotApplicableError as error:
+        reasons.append(str(error))
+    except _TimeIsUp:
+        return TrialResult(trial.name, UNFINISHED, done, f"the time was up within case {done + 1}")
+    except _UnsettledError as error:
+        return TrialResult(trial.name, UNFINISHED, done, str(error))
+    if done:
+        return TrialResult(trial.name, PASSED, done)
+    return TrialResult(trial.name, NOT_APPLICABLE, 0, "; ".join(dict.fromkeys(reasons)) or "there is no case of it")
+
+
+class _UnsettledError(Exception):
+    """Cases could not be made."""
+
+
+def _cases(trial: Trial, plan: Plan) -> Iterator[Case]:
+    try:
+        yield from trial.cases(plan)
+    except NotApplicableError:
+        raise
+    except Exception as error:  # a plan runs the subject too, to see how exact it can be
+        raise _UnsettledError(f"what to try could not be settled: {type(error).__name__}: {error}") from error
+
+
+def _outcome(trial: Trial, subject: Subject, case: Case) -> Outcome:
+    """What the trial says of a case; an exception is a finding too, except that it is not applicable."""
+    try:
+        return trial.function(subject, case.batch, **case.values)
+    except NotApplicableError:
+        raise
+    except Exception as error:
+        return Outcome(False, "an answer", f"{type(error).__name__}: {error}")
+
+
+def _finding(entry: Check, trial: Trial, plan: Plan, name: str, case: Case, found: Outcome, until: float) -> Finding:
+    batch = case.batch
+
+    def shows(smaller: Batch) -> bool:
+        nonlocal batch, found
+        try:
+            outcome = _outcome(trial, plan.subject, Case(smaller, case.values))
+        except NotApplicableError:
+            return False
+        if outcome.ok or _kind(outcome) != _kind(found):
+            return False
+        batch, found = smaller, outcome
+        return True
+
+    with contextlib.suppress(_TimeIsUp):  # what was found stays found
+        shrink(batch, shows, enough=lambda: time.monotonic() > until)
+    heading = f"{name}: check {entry.number}, {entry.name}, {trial.name}\n{entry.rule}"
+    made = script(plan.subject, trial, Case(batch, case.values), heading)
+    return Finding(found.expected, found.came, batch, dict(case.values), made)
+
+
+def _kind(outcome: Outcome) -> str:
+    """What must stay as it is while a finding is made smaller: that it is an error, and which, but for its numbers."""
+    return re.sub(r"\d+", "0", outcome.came) if outcome.expected == "an answer" else "a difference"
+
+
+class _TimeIsUp(BaseException):
+    """Not an Exception, so that what is checked cannot take it for one of its own."""
+
+
+@contextlib.contextmanager
+def _alarm(until: float) -> Iterator[None]:
+    """`_TimeIsUp` soon after ``until``, wherever the subject is; where signals do not reach, not within a case."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def ring(number: int, frame: object) -> None:
+        raise _TimeIsUp
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, max(until - time.monotonic(), 0.0) + GRACE)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warnings of what is checked."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

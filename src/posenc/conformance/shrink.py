@@ -1,0 +1,153 @@
+"""Smaller and simpler batches that still show it."""
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+from typing import Any
+
+from posenc.conformance.subjects import PADDING, Batch
+
+ROWS = ("ids", "positions", "document", "order")  # the fields that are rows of tokens
+TRIES = 600  # of each kind of step
+
+
+def shrink(batch: Batch, shows: Callable[[Batch], bool], enough: Callable[[], bool] = lambda: False) -> Batch:
+    """The smallest and simplest batch found for which ``shows`` is true, beginning with one for which it is.
+
+    Greedy: rows and tokens are left out first, then contents and positions are lowered, until no step that is left
+    still shows it, each kind of step was tried 600 times, or ``enough()``. Where it is not ``enough`` that ends it, the
+    same batch gives the same.
+    """
+    left = {_smaller: TRIES, _simpler: TRIES}
+    before = None
+    while batch != before:
+        before = batch
+        for steps in left:
+            batch, left[steps] = _greedy(batch, shows, steps, left[steps], enough)
+    return batch
+
+
+def _greedy(
+    batch: Batch,
+    shows: Callable[[Batch], bool],
+    steps: Callable[[Batch], Iterator[Batch]],
+    tries: int,
+    enough: Callable[[], bool],
+) -> tuple[Batch, int]:
+    """The batch after as many steps as can be taken, and the tries that are left."""
+    candidates = steps(batch)
+    while tries and not enough():
+        candidate = next(candidates, None)
+        if candidate is None:
+            break
+        tries -= 1
+        if shows(candidate):
+            batch = candidate
+            candidates = steps(batch)
+    return batch, tries
+
+
+def _smaller(batch: Batch) -> Iterator[Batch]:
+    """Fewer rows, tokens or chunks."""
+    rows, tokens = len(batch.ids), batch.tokens
+    if rows > 1:
+        for row in range(rows):
+            yield _on_rows(batch, lambda field, row=row: field[:row] + field[row + 1 :])  # type: ignore[misc]
+    if batch.grid is None:
+        part = tokens // 2
+        while part:
+            for start in range(0, tokens, part):
+                shorter = without(batch, range(start, min(start + part, tokens)))
+                if bool(shorter.queries) == bool(batch.queries) and bool(shorter.keys) == bool(batch.keys):
+                    yield shorter
+            part //= 2
+    elif tokens == batch.grid[0] * batch.grid[1]:
+        height, width = batch.grid
+        for row in range(height if height > 1 else 0):
+            smaller = without(batch, range(row * width, row * width + width))
+            yield replace(smaller, grid=(height - 1, width))
+        for column in range(width if width > 1 else 0):
+            yield replace(without(batch, range(column, tokens, width)), grid=(height, width - 1))
+    for n in range(len(batch.chunks) - 1):
+        joined = batch.chunks[n] + batch.chunks[n + 1]
+        yield replace(batch, chunks=(*batch.chunks[:n], joined, *batch.chunks[n + 2 :]))
+
+
+def _simpler(batch: Batch) -> Iterator[Batch]:
+    """The same size with numbers that are simpler to read; each step lowers a number, so there is an end to them."""
+    for ids in ([[0] * batch.tokens] * len(batch.ids), _numbered(batch.ids)):
+        if sum(map(sum, ids)) < sum(map(sum, batch.ids)):
+            yield replace(batch, ids=ids)
+    if batch.document is not None and (document := _numbered(batch.document, PADDING)) != batch.document:
+        yield replace(batch, document=document)
+    if batch.order is not None:
+        ranks = [[sorted(set(row)).index(place) for place in row] for row in batch.order]
+        if ranks != batch.order:
+            yield replace(batch, order=ranks)
+    if batch.positions is not None:
+        yield from (replace(batch, positions=lower) for lower in _lower(batch.positions))
+
+
+def _numbered(rows: list[list[int]], *kept: int) -> list[list[int]]:
+    """Each row with its values counted 0, 1, 2, … in the order in which they come."""
+    numbered = []
+    for row in rows:
+        values = list(dict.fromkeys(value for value in row if value not in kept))
+        numbered.append([value if value in kept else values.index(value) for value in row])
+    return numbered
+
+
+def _lower(positions: list[list[Any]]) -> Iterator[list[list[Any]]]:
+    """All rows moved towards 0; then one row; then what stands far after the tokens before it moved towards them."""
+    first = positions[0][0]
+    axes: list[int | None] = [*range(len(first))] if isinstance(first, list | tuple) else [None]
+    for axis in axes:
+        lines = [[p if axis is None else p[axis] for p in row] for row in positions]
+        moves = [([*range(len(lines))], 0, min(map(min, lines)))]
+        moves += [([row], 0, min(line)) for row, line in enumerate(lines)]
+        moves += [
+            ([row], start, min(line[start:]) - max(line[:start]) - 1)
+            for row, line in enumerate(lines)
+            for start in range(1, len(line))
+        ]
+        for rows, start, most in moves:
+            for amount in _halves(most):
+                yield [
+                    [_moved(p, axis, amount) if n in rows and t >= start else p for t, p in enumerate(row)]
+                    for n, row in enumerate(positions)
+                ]
+
+
+def _halves(most: float) -> Iterator[float]:
+    amount = int(most)
+    while amount > 0:
+        yield amount
+        amount //= 2
+
+
+def _moved(position: Any, axis: int | None, amount: float) -> Any:
+    if axis is None:
+        return position - amount
+    return [p - amount if n == axis else p for n, p in enumerate(position)]
+
+
+def without(batch: Batch, tokens: Collection[int]) -> Batch:
+    """The batch without the tokens of these places."""
+    kept = [n for n in range(batch.tokens) if n not in tokens]
+    place = {old: new for new, old in enumerate(kept)}
+    chunks, end = [], 0
+    for size in batch.chunks:
+        chunks.append(sum(n in place for n in range(end, end + size)))
+        end += size
+
+    def chosen(which: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        return None if which is None else tuple(place[n] for n in which if n in place)
+
+    shorter = _on_rows(batch, lambda rows: [[row[n] for n in kept] for row in rows])
+    chosen_queries, chosen_keys = chosen(batch.queries), chosen(batch.keys)
+    return replace(shorter, chunks=tuple(c for c in chunks if c), queries=chosen_queries, keys=chosen_keys)
+
+
+def _on_rows(batch: Batch, change: Callable[[list[list[Any]]], list[list[Any]]]) -> Batch:
+    given = {name: getattr(batch, name) for name in ROWS}
+    changed: dict[str, Any] = {name: change(rows) for name, rows in given.items() if rows is not None}
+    return replace(batch, **changed)

@@ -1,0 +1,168 @@
+"""What the command line is told to check: ``module:name`` or ``path/to/file.py:name`` as subjects."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+
+from posenc.conformance.sources import is_at_top_level
+from posenc.conformance.subjects import Layer, Subject
+
+FORM = "module:name or path/to/file.py:name"
+
+
+class TargetError(ValueError):
+    """A target's own code failed: the message says which error, and ``shown`` is its traceback through that code."""
+
+    def __init__(self, doing: str, error: BaseException) -> None:
+        super().__init__(f"{doing} failed: {_said(error)}")
+        self.shown = _through_own_code(error)
+
+
+def subjects_of(target: str, dim: int | None = None, **claims: Any) -> dict[str, Subject]:
+    """The subjects that a target gives, by what they are to be called.
+
+    The name in it is a subject, a sequence or a mapping of subjects, a function that gives one of these, or a function
+    or class that gives an ``nn.Module`` without arguments. A model of transformers goes to `hugging_face`; any other
+    module is a `Layer` from (rows, tokens, dim) to the same, called with vectors alone. ``claims`` are for modules.
+
+    Raises ValueError for a target that is none of these, and `TargetError` where its own code fails.
+    """
+    value = _named(target)
+    if callable(value) and not isinstance(value, Subject | nn.Module):
+        build, value = value, _given_by(target, value)
+        if isinstance(value, nn.Module):
+            return {target: _of_module(target, build, value, dim, claims)}
+    found = _flat(target, value)
+    for name, value in [("dim", dim)] * (dim is not None) + list(claims.items()):
+        flag = "--absolute" if (name, value) == ("relative", False) else "--" + name.replace("_", "-")
+        raise ValueError(f"{flag} is for a module; {target} is a subject, which claims for itself")
+    return found
+
+
+def call_module(module: Any, x: Tensor) -> Tensor:
+    """A module that is given vectors and nothing else."""
+    return module(x)
+
+
+def _flat(target: str, value: Any) -> dict[str, Subject]:
+    if isinstance(value, Subject):
+        return {target: value}
+    keys: Any = ()
+    if isinstance(value, Mapping):
+        keys = value.keys()
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        keys = range(len(value))
+    found = {f"{target}[{key}]": value[key] for key in keys}
+    if not found or not all(isinstance(item, Subject) for item in found.values()):
+        hint = ", which is built already: name what builds it" if isinstance(value, nn.Module) else ""
+        raise ValueError(
+            f"{target} must be a subject, several of them, or a function or class that gives one or an nn.Module, got "
+            f"{_kind(value)}{hint}"
+        )
+    return found
+
+
+def _of_module(
+    target: str, build: Callable[..., Any], made: nn.Module, dim: int | None, claims: dict[str, Any]
+) -> Subject:
+    if not is_at_top_level(build):
+        raise ValueError(f"{target} must be a function or class that a file has at its top level, got {build!r}")
+    if _is_of_transformers(made):
+        from posenc.conformance import hugging_face
+
+        if dim is not None:
+            raise ValueError(f"--dim is for a module that takes vectors; {target} is a model of transformers")
+        return hugging_face(build, **claims)
+    if dim is None:
+        raise ValueError(f"--dim N must say how wide the vectors are that {target} takes, (rows, tokens, N)")
+    return Layer(build=build, call=call_module, dim=dim, **claims)
+
+
+def _is_of_transformers(made: nn.Module) -> bool:
+    """Whether it is a PreTrainedModel, as far as can be seen without importing transformers."""
+    return any(k.__name__ == "PreTrainedModel" and k.__module__.startswith("transformers.") for k in type(made).__mro__)
+
+
+def _given_by(target: str, function: Callable[[], Any]) -> Any:
+    try:
+        return function()
+    except (Exception, SystemExit) as error:
+        raise TargetError(f"{target}()", error) from error
+
+
+# -- importing --------------------------------------------------------------------------------------------------------
+
+
+def _named(target: str) -> Any:
+    where, _, name = target.rpartition(":")
+    if not where or not name.isidentifier():
+        raise ValueError(f"TARGET must be {FORM}, got {target!r}")
+    module = _module(where)
+    if not hasattr(module, name):
+        raise ValueError(f"{where} has no {name!r}; it has {', '.join(_public(module)) or 'nothing'}")
+    return getattr(module, name)
+
+
+def _module(where: str) -> ModuleType:
+    path = Path(where)
+    if path.suffix == ".py" or os.sep in where:
+        if not path.is_file():
+            raise ValueError(f"TARGET must be {FORM}, and there is no file {where!r}")
+        folder, name = _place(path.resolve())
+    else:
+        folder, name = Path.cwd(), where
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ValueError(f"TARGET must be {FORM}, and nothing can be imported from {where!r}")
+    sys.path[:] = [str(folder), *(entry for entry in sys.path if entry != str(folder))]
+    importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and (name + ".").startswith(error.name + "."):
+            raise ValueError(f"there is no module {error.name!r}, here or installed") from None
+        raise TargetError(f"importing {where}", error) from error
+    if path.suffix == ".py" and not (module.__file__ and path.samefile(module.__file__)):
+        other = module.__file__ or "a part of Python"
+        raise ValueError(f"{where} cannot be imported: the module {name!r} is {other}. Rename the file")
+    return module
+
+
+def _place(path: Path) -> tuple[Path, str]:
+    """The folder that a file is imported from, and its name there: past all packages that it is in."""
+    folder, name = path.parent, path.stem
+    while (folder / "__init__.py").is_file():
+        folder, name = folder.parent, f"{folder.name}.{name}"
+    return folder, name.removesuffix(".__init__")
+
+
+def _public(module: ModuleType) -> list[str]:
+    named = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    return [name for name, value in named.items() if not isinstance(value, ModuleType)]
+
+
+def _kind(value: Any) -> str:
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}" if value is not None else "None"
+
+
+def _said(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":")
+
+
+def _through_own_code(error: BaseException) -> str:
+    """The traceback without the frames of who imported or called, and of what is installed but for where it ended."""
+    told = traceback.TracebackException.from_exception(error, compact=True)
+    callers = ("<frozen", os.path.dirname(__file__), os.path.dirname(importlib.__file__))
+    frames = [frame for frame in told.stack if not frame.filename.startswith(callers)]
+    told.stack[:] = [frame for frame in frames if "site-packages" not in frame.filename or frame is frames[-1]]
+    return "".join(told.format(chain=False))

@@ -1,0 +1,170 @@
+"""Checks, the trials they are made of, and the plan by which trials choose their cases."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from posenc.conformance.outcome import Outcome
+from posenc.conformance.subjects import PADDING, VOCABULARY, Batch, NotApplicableError, Subject
+
+LENGTHS = (1, 3, 8, 23)  # unlucky sizes: of one token, odd, fewer and more than the channels of a head
+LONGEST = 1025
+
+LACKS = {
+    "positions": "takes no positions of each token",
+    "padding": "takes no padding",
+    "document": "takes no document of each token",
+    "order": "takes no order, so causality goes by the index",
+    "cache": "takes no cache",
+    "queries": "takes no memory, so queries are the keys",
+    "lse": "gives no log-sum-exp, so parts of the keys cannot be merged",
+}
+
+
+class Case(NamedTuple):
+    """A batch, and what else a trial is called with: values whose repr() makes them again."""
+
+    batch: Batch
+    values: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One thing that is tried: ``function(subject, batch, **values)`` of plain PyTorch, which a script can repeat.
+
+    ``cases(plan)`` gives what it is tried on, the smallest first, or raises `NotApplicableError` with the reason.
+    """
+
+    name: str
+    function: Callable[..., Outcome]
+    cases: Callable[[Plan], Iterator[Case]]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One of the twenty checks: what must hold, why it matters, and which known pains it ends (see `threads`)."""
+
+    number: int
+    name: str
+    rule: str
+    why: str
+    pains: tuple[int, ...]
+    trials: tuple[Trial, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a subject is tried: lengths, precision and chance. Everything follows from the seed."""
+
+    subject: Subject
+    lengths: tuple[int, ...] = LENGTHS
+    longest: int = LONGEST
+    seed: int = 0
+    low_dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16)
+    chance: random.Random = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "chance", random.Random(self.seed))
+
+    # -- batches ------------------------------------------------------------------------------------------------------
+
+    @property
+    def sizes(self) -> list[int]:
+        """The lengths that the subject has positions for."""
+        limit = self.limit
+        return [n for n in self.lengths if n <= limit] or [limit]
+
+    @property
+    def limit(self) -> int:
+        """The longest row there may be."""
+        return min(self.longest, self.subject.max_positions or self.longest)
+
+    def ids(self, rows: int, tokens: int) -> list[list[int]]:
+        """Contents of tokens."""
+        return [[self.chance.randrange(VOCABULARY) for _ in range(tokens)] for _ in range(rows)]
+
+    def text(self, rows: int, tokens: int) -> Batch:
+        """Rows of tokens at 0, 1, 2, …, which the subject is not told."""
+        return Batch(self.ids(rows, tokens))
+
+    def line(self, rows: int, tokens: int, start: int = 0, step: int = 0) -> Batch:
+        """Rows of tokens at start, start + 1, …, which it is told; every row begins ``step`` after the one before it. On
+        the diagonal where a position has several axes."""
+        starts = [start + row * step for row in range(rows)]
+        lines = [[self.at(p) for p in range(first, first + tokens)] for first in starts]
+        return replace(self.text(rows, tokens), positions=lines)
+
+    def at(self, p: int) -> Any:
+        """A position: p, or where it has several axes, p on each."""
+        return p if self.subject.axes == 1 else [p] * self.subject.axes
+
+    def has(self, p: int) -> bool:
+        """Whether the subject has that position."""
+        return self.subject.max_positions is None or p < self.subject.max_positions
+
+    # -- what may be asked --------------------------------------------------------------------------------------------
+
+    def require(self, fine: object, reason: str) -> None:
+        """NotApplicableError with the reason, unless."""
+        if not fine:
+            raise NotApplicableError(reason)
+
+    def require_that_it_can(self, *needs: str) -> None:
+        """NotApplicableError unless the subject can all of these (see `Subject.can`)."""
+        for what in needs:
+            self.require(self.subject.can(what), f"call {LACKS[what]}")
+
+    # -- how near is near ---------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _run(self) -> tuple[Tensor, Tensor, float]:
+        """The outputs for one text, for its tokens in reverse, and the rounding of float32 on the way to them."""
+        tokens = min(24, self.limit)
+        text = Batch([[(7 * n + 3) % VOCABULARY for n in range(tokens)]])
+        out = self.subject.run(self.subject.make(), text)
+        turned = self.subject.run(self.subject.make(), replace(text, ids=[text.ids[0][::-1]]))
+        rounding = 256 * torch.finfo(self.subject.dtype).eps * float(out.abs().max())
+        if self.subject.dtype == torch.float64:
+            single = replace(self.subject, dtype=torch.float32)
+            low = single.run(single.make(), text).double()
+            rounding = max(rounding, 8 * float((low - out).abs().max()))
+        return out.double(), turned.double().flip(1), rounding
+
+    @property
+    def effect(self) -> float:
+        """What positions do to the outputs: how far they move when the tokens stand in reverse order."""
+        out, turned, _ = self._run
+        return float((out - turned).abs().max())
+
+    def tolerance(self, highest: int = 0) -> float:
+        """How far two equal outputs may be apart, with positions up to ``highest``.
+
+        Eight times the rounding that float32 itself causes on the way (modules of float64 compute norms and softmax in
+        float32 within), and for phases that are rounded to float32, as is usual, that of p radians: a phase that is off
+        by a radian moves the output by about as much as all there is of position.
+        """
+        return self._run[2] + 4 * 2**-23 * highest * self.effect
+
+
+def padded(plan: Plan, mask: list[list[bool]], explicit: bool) -> Batch:
+    """Rows with padding where ``mask`` is False; ``explicit``: with positions that count the tokens."""
+    rows, tokens = len(mask), len(mask[0])
+    document = [[0 if real else PADDING for real in row] for row in mask]
+    batch = replace(plan.text(rows, tokens), document=document)
+    count = [[plan.at(sum(row[:n]) if row[n] else 0) for n in range(tokens)] for row in mask]
+    return replace(batch, positions=count) if explicit else batch
+
+
+def packed(plan: Plan, lengths: list[int], rows: int = 1) -> Batch:
+    """Documents end to end, positions counted from 0 in each."""
+    batch = plan.text(rows, sum(lengths))
+    positions = [plan.at(p) for n in lengths for p in range(n)]
+    document = [d for d, n in enumerate(lengths) for _ in range(n)]
+    return replace(batch, positions=[positions] * rows, document=[document] * rows)

@@ -1,0 +1,185 @@
+"""posenc's own schemes, under each backend and in each model, as subjects of the checks.
+
+The functions that build and call them are as a user would write them; they stand at the top of the file, since the
+script of a finding would hold a copy.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import posenc
+from posenc.conformance import Attention, Layer, Model, NotApplicableError, Subject
+from posenc.models import Decoder, Encoder, ImageClassifier, KVCache
+from posenc.positions import Positions
+from posenc.schemes.catalog import CATALOG, Entry, Shape, scheme_from_names
+
+HEADS, HEAD_DIM, DIM = 6, 16, 96
+LONGEST = 160  # tokens that any of them is built for
+
+
+class Pairs(nn.Module):
+    """A scheme and the backend that it is to run under."""
+
+    def __init__(self, name: str, backend: str, causal: bool) -> None:
+        super().__init__()
+        shape = Shape(dim=DIM, num_heads=HEADS, head_dim=HEAD_DIM, max_positions=LONGEST, causal=causal)
+        self.scheme, self.backend, self.causal = scheme_from_names(name, shape), backend, causal
+
+
+def positions_of(coords: Tensor, order: Tensor | None, document: Tensor | None, start: int = 0) -> Positions:
+    """Coordinates (rows, tokens[, axes]); order counts from ``start`` unless given; all of segment 0."""
+    if order is None:
+        order = torch.arange(start, start + coords.size(1)).expand(coords.shape[:2])
+    segment = torch.zeros(coords.shape[:2], dtype=torch.int64)
+    if document is None and coords.dim() == 2 and coords.numel():
+        first, lead = int(order[0, 0]), int(coords[0, 0] - order[0, 0])
+        run = Positions.arange(coords.size(1), first).shift(lead)  # as one says it of an unbroken text
+        if bool((run.coords == coords).all() and (run.order == order).all()):
+            return run.expand(len(coords)).with_segment(segment)
+    return Positions(coords, order=order, document=document, segment=segment)
+
+
+def attend_with_posenc(
+    made: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_positions: Tensor,
+    key_positions: Tensor,
+    query_order: Tensor | None = None,
+    key_order: Tensor | None = None,
+    query_document: Tensor | None = None,
+    key_document: Tensor | None = None,
+    return_lse: bool = False,
+) -> Any:
+    call = {
+        "query_positions": positions_of(query_positions, query_order, query_document),
+        "key_positions": positions_of(key_positions, key_order, key_document),
+        "is_causal": made.causal,
+    }
+    try:
+        return posenc.attention(query, key, value, made.scheme, backend=made.backend, return_lse=return_lse, **call)
+    except ValueError as error:
+        if "cannot run this" not in str(error):
+            raise
+        raise NotApplicableError(str(error)) from None  # a backend that is named never falls back
+
+
+def build_decoder(name: str, **options: Any) -> nn.Module:
+    shape = Shape(dim=DIM, num_heads=HEADS, head_dim=HEAD_DIM, max_positions=LONGEST)
+    return Decoder(48, DIM, 2, HEADS, position=scheme_from_names(name, shape), **options)
+
+
+def call_decoder(
+    made: Any,
+    ids: Tensor,
+    positions: Tensor | None = None,
+    document: Tensor | None = None,
+    order: Tensor | None = None,
+    cache: Any = None,
+) -> tuple[Tensor, Any]:
+    if cache is None:
+        cache = None if torch.is_grad_enabled() else KVCache()
+    start = 0 if cache is None else len(cache)
+    if document is not None:
+        document = document[:, start:]
+    if positions is None:
+        positions = torch.arange(start, start + ids.size(1)).expand(ids.shape)
+    where = positions_of(positions, order, document, start)
+    return made(ids, where, cache=cache), cache
+
+
+def build_encoder(name: str, **options: Any) -> nn.Module:
+    shape = Shape(dim=DIM, num_heads=HEADS, head_dim=HEAD_DIM, max_positions=LONGEST, causal=False)
+    return Encoder(48, DIM, 2, HEADS, position=scheme_from_names(name, shape), **options)
+
+
+def call_encoder(made: Any, ids: Tensor, positions: Tensor | None = None, document: Tensor | None = None) -> Tensor:
+    if positions is None:
+        positions = torch.arange(ids.size(1)).expand(ids.shape)
+    return made(ids, positions_of(positions, None, document))
+
+
+def build_classifier(name: str) -> nn.Module:
+    shape = Shape(DIM, HEADS, HEAD_DIM, LONGEST, causal=False, grid=(64, 64))
+    return ImageClassifier(10, 2, DIM, 2, HEADS, position=scheme_from_names(name, shape))
+
+
+def call_classifier(made: Any, x: Tensor, positions: Tensor) -> Tensor:
+    return made.trunk(x, Positions(positions), None)
+
+
+# -- the subjects ------------------------------------------------------------------------------------------------------
+
+
+def attention(entry: Entry, backend: str, causal: bool) -> Subject:
+    """A scheme with pair doors or a rotation, as a function between queries and keys."""
+    return Attention(
+        build=Pairs,
+        call=attend_with_posenc,
+        options={"name": entry.name, "backend": backend, "causal": causal},
+        heads=HEADS,
+        head_dim=HEAD_DIM,
+        causal=causal,
+        jitter=0.3,
+        **claims(entry),
+    )
+
+
+def claims(entry: Entry) -> dict[str, Any]:
+    ends = {"learned", "absolute_in_attention"}  # the end of relative_1d is a distance
+    return {
+        "relative": "relative" in entry.laws,
+        "axes": 2 if entry.axes == "two" else 1,
+        "max_positions": LONGEST if entry.name in ends else None,
+    }
+
+
+def decoder(entry: Entry) -> Subject:
+    return Model(
+        build=build_decoder,
+        call=call_decoder,
+        options={"name": entry.name},
+        causal=True,
+        jitter=0.1,
+        varied={"inject": "every_layer", "num_kv_heads": 2} if "add" in entry.doors else {"num_kv_heads": 2},
+        refused=[{"inject": "nowhere"}, {"num_kv_heads": 5}],
+        **claims(entry),
+    )
+
+
+def encoder(entry: Entry) -> Subject:
+    return Model(build=build_encoder, call=call_encoder, options={"name": entry.name}, jitter=0.1, **claims(entry))
+
+
+def classifier(entry: Entry) -> Subject:
+    return Layer(
+        build=build_classifier,
+        call=call_classifier,
+        options={"name": entry.name},
+        dim=DIM,
+        jitter=0.1,
+        **{**claims(entry), "axes": 2, "max_positions": 64 if entry.axes == "two" else None},
+    )
+
+
+BACKENDS = ("auto", "sdpa", "near_far", "chunked", "reference")  # flex compiles for every length: see test_flex.py
+NEAR_FAR = {"alibi", "shaw", "t5"}  # straight or constant past a distance
+NOT_SDPA = {"shaw", "distance_aware"}  # values, and a factor, which PyTorch's kernel cannot do
+IN_PAIRS = [entry for entry in CATALOG if "add" not in entry.doors]
+ON_GRIDS = [entry for entry in CATALOG if entry.axes in ("two", "any")]
+
+SUBJECTS: dict[str, Subject] = {
+    **{
+        f"{entry.name}-{backend}-{'causal' if causal else 'bidirectional'}": attention(entry, backend, causal)
+        for entry in IN_PAIRS
+        for backend in BACKENDS
+        for causal in (True, False)
+        if not (backend == "near_far" and entry.name not in NEAR_FAR or backend == "sdpa" and entry.name in NOT_SDPA)
+    },
+    **{f"{entry.name}-decoder": decoder(entry) for entry in CATALOG if entry.axes != "two"},
+    **{f"{entry.name}-encoder": encoder(entry) for entry in CATALOG if entry.axes != "two"},
+    **{f"{entry.name}-classifier": classifier(entry) for entry in ON_GRIDS},
+}

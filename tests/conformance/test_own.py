@@ -1,0 +1,15 @@
+"""posenc passes its own checks: every scheme, under every backend and in every model."""
+
+import pytest
+
+from posenc.conformance import check
+from posenc.conformance.run import FINDING, PASSED, UNFINISHED
+from tests.conformance.own import LONGEST, SUBJECTS
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_it_passes_what_applies(name: str) -> None:
+    report = check(SUBJECTS[name], name=name, longest=LONGEST)
+    wrong = [(r.check.name, t) for r in report.results for t in r.trials if t.status in (FINDING, UNFINISHED)]
+    assert not wrong
+    assert sum(result.status == PASSED for result in report.results) >= 3

@@ -1,0 +1,189 @@
+"""The checks of positions, 6 to 13: what they run on, what they cannot see, and what they never ask for."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from posenc.conformance import Batch, Bias, Layer, Rotary, Subject, check
+from posenc.conformance.checks.sharding import shards
+from posenc.conformance.run import FINDING, NOT_APPLICABLE, PASSED, Result
+from tests.conformance.mutants import attention_functions, biases, layers, models, rotations
+
+NUMBERS = tuple(range(6, 14))
+
+
+def results(subject: Subject, numbers: tuple[int, ...] = NUMBERS) -> dict[int, Result]:
+    report = check(subject, checks=numbers, lengths=(1, 3, 8), longest=70)
+    return {result.check.number: result for result in report.results}
+
+
+def reasons(result: Result) -> dict[str, str]:
+    return {trial.name: trial.reason for trial in result.trials}
+
+
+# -- what is right passes, and not because nothing was tried ----------------------------------------------------------
+
+APPLY = {
+    "rotation": (rotations.ROTARY, set(NUMBERS)),
+    "rotation from an offset": (rotations.OFFSET, {6, 7, 8, 9, 11, 12, 13}),
+    "rotation that stretches": (rotations.XPOS, set(NUMBERS)),
+    "bias": (biases.ALIBI, {6, 7, 9, 10, 11, 12, 13}),  # it is not causal
+    "bias by lengths": (biases.TABLE, {8, 9, 13}),
+    "attention": (attention_functions.DISTANCE, set(NUMBERS)),
+    "attention without positions": (attention_functions.PAST, {8, 9, 13}),
+    "attention to what is visible": (attention_functions.VISIBLE, set(NUMBERS)),
+    "layer": (layers.ROTATING, {6, 7, 8, 10, 11, 13}),
+    "absolute layer": (layers.STANDING, {6, 7, 8, 10, 11, 13}),
+    "layer with a threshold": (layers.DYNAMIC, {8, 13}),
+    "layer with a memory": (layers.CROSSING, {6, 9, 10, 12, 13}),
+    "model": (models.LEARNED, {6, 7, 8, 13}),
+}
+
+
+@pytest.mark.parametrize("name", APPLY)
+def test_what_is_right_passes_what_applies(name: str) -> None:
+    subject, apply = APPLY[name]
+    found = {number: result.status for number, result in results(subject).items()}
+    assert found == {number: PASSED if number in apply else NOT_APPLICABLE for number in NUMBERS}
+
+
+def turn_in_float32(base: float, x: Tensor, positions: Tensor) -> Tensor:
+    """The phases as most write them: rounded to float32 however far they are."""
+    rates = 1.0 / base ** (torch.arange(0, x.size(-1), 2).float() / x.size(-1))
+    angle = positions[:, None, :, None].float() * rates
+    left, right = x.chunk(2, -1)
+    return torch.cat((left * angle.cos() - right * angle.sin(), left * angle.sin() + right * angle.cos()), -1)
+
+
+def turn_on_two_axes(base: float, x: Tensor, positions: Tensor) -> Tensor:
+    """Half of the channels by the row, the other half by the column."""
+    rows, columns = x.chunk(2, -1)
+    return torch.cat(
+        (turn_in_float32(base, rows, positions[..., 0]), turn_in_float32(3.0, columns, positions[..., 1])), -1
+    )
+
+
+def test_phases_in_float32_are_no_finding() -> None:
+    assert {r.status for r in results(replace(rotations.ROTARY, call=turn_in_float32)).values()} == {PASSED}
+
+
+def test_positions_may_have_several_axes() -> None:
+    subject = replace(rotations.ROTARY, call=turn_on_two_axes, axes=2)
+    assert {r.status for r in results(subject).values()} == {PASSED}
+
+
+# -- positions that a subject does not have are never asked for -------------------------------------------------------
+
+
+class Bounded(layers.Crossing):
+    """Attention to a memory, with an end."""
+
+    def __init__(self, end: int) -> None:
+        super().__init__()
+        self.end = end
+
+    def forward(self, x: Tensor, positions: Tensor, memory: Tensor, memory_positions: Tensor) -> Tensor:
+        for given in (positions, memory_positions):
+            check_end(self.end, given)
+        return super().forward(x, positions, memory, memory_positions)
+
+
+class BoundedCache(layers.Rotating):
+    """Attention with a cache, and an end."""
+
+    def __init__(self, end: int) -> None:
+        super().__init__()
+        self.end = end
+
+    def place(self, told: Tensor | None, document: Tensor, start: int) -> Tensor:
+        return check_end(self.end, super().place(told, document, start))
+
+
+def check_end(end: int, positions: Tensor) -> Tensor:
+    if positions.min() < 0 or positions.max() >= end:
+        raise IndexError(f"there is no position {positions.flatten().tolist()}, the end is {end}")
+    return positions
+
+
+def the_end(end: int) -> int:
+    return end
+
+
+def turn_to_an_end(end: int, x: Tensor, positions: Tensor) -> Tensor:
+    return turn_in_float32(100.0, x, check_end(end, positions))
+
+
+def line_to_an_end(end: int, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+    for given in (query_positions, key_positions):
+        check_end(end, given)
+    return biases.line([0.5, 0.25, 0.125], query_positions, key_positions)
+
+
+@pytest.mark.parametrize("end", [1, 2, 5, 40, 1003])
+def test_no_position_past_the_end_is_asked_for(end: int) -> None:
+    claims = {"options": {"end": end}, "max_positions": end, "relative": True}
+    for subject in (
+        Rotary(build=the_end, call=turn_to_an_end, causal=True, threshold=min(end, 16), **claims),
+        Bias(build=the_end, call=line_to_an_end, **claims),
+        Layer(build=Bounded, call=layers.cross, **claims),
+        Layer(build=BoundedCache, call=layers.call, causal=True, **claims),
+    ):
+        assert {r.status for r in results(subject).values()} <= {PASSED, NOT_APPLICABLE}
+        # That it moves is claimed falsely, and found if there is room to move it; but not past the end.
+        (moved,) = results(replace(subject, relative=False), (6,)).values()
+        assert moved.status == (FINDING if end > 3 else NOT_APPLICABLE)
+        assert all("outputs that change by" in trial.finding.came for trial in moved.trials if trial.finding)
+
+
+# -- what cannot be seen is no pass -----------------------------------------------------------------------------------
+
+
+def leave(base: float, x: Tensor, positions: Tensor) -> Tensor:
+    """Positions are there, and do nothing."""
+    return x
+
+
+def test_a_scheme_that_positions_do_nothing_to_is_not_said_to_be_relative() -> None:
+    (result,) = results(replace(rotations.ROTARY, call=leave), (6,)).values()
+    assert result.status == NOT_APPLICABLE
+    assert "outputs do not go by positions" in reasons(result)["relative"]
+
+
+class Constant(layers.Rotating):
+    """The same for all tokens."""
+
+    def forward(self, x: Tensor, *told: Tensor | None) -> tuple[Tensor, None]:  # type: ignore[override]
+        return self.out(0.0 * super().forward(x, *told)[0]), None  # type: ignore[arg-type]
+
+
+def test_outputs_that_know_no_tokens_cannot_leak() -> None:
+    (result,) = results(Layer(build=Constant, call=layers.call, causal=True), (11,)).values()
+    assert reasons(result)["other tokens"] == "outputs do not go by the tokens: with others they are the same"
+    assert reasons(result)["derivatives"] == "outputs do not go by the tokens: their derivative is zero"
+
+
+@pytest.mark.parametrize(
+    ("subject", "number", "trial", "reason"),
+    [
+        (replace(rotations.ROTARY, relative=None), 6, "relative", "nothing is claimed of moving all positions"),
+        (biases.ALIBI, 8, "positions by itself", "it is not causal"),
+        (layers.DYNAMIC, 10, "text", "takes no order, so causality goes by the index"),
+        (biases.TABLE, 11, "other tokens", "a bias is given no tokens"),
+        (models.LEARNED, 12, "zigzag queries", "takes no memory"),
+        (rotations.ROTARY, 13, "cached across it", "it claims no threshold"),
+        (replace(rotations.ROTARY, threshold=2000), 13, "long, then short", "2000 is not below the longest row, 70"),
+        (replace(layers.CROSSING, causal=True), 9, "any of the keys", "it is causal, and cannot be told where"),
+    ],
+)
+def test_what_does_not_apply_says_why(subject: Subject, number: int, trial: str, reason: str) -> None:
+    assert reason in reasons(results(subject, (number,))[number])[trial]
+
+
+def test_shards_are_runs_or_meet_in_the_middle_of_each_document() -> None:
+    text = Batch([list(range(8))])
+    assert shards(text, 2, zigzag=False) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert shards(text, 2, zigzag=True) == [[0, 1, 6, 7], [2, 3, 4, 5]]
+    assert shards(replace(text, document=[[0, 0, 0, 0, 1, 1, 1, 1]]), 2, zigzag=True) == [[0, 3, 4, 7], [1, 2, 5, 6]]
+    assert shards(Batch([[5]]), 3, zigzag=False) == [[0]]  # no rank without a token

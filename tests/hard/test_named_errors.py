@@ -1,0 +1,717 @@
+"""A wrong argument is a ValueError that names it, what was expected and what came: one table for every public name.
+
+What Python itself refuses, an argument that is missing or not known, stays a TypeError.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import posenc
+from posenc import (
+    T5,
+    AbsoluteInAttention,
+    ALiBi,
+    DistanceAware,
+    ExponentialDecay,
+    FourierFeatures,
+    Learned,
+    NoPE,
+    PositionError,
+    Positions,
+    Relative1D,
+    Relative2D,
+    RoPE,
+    Scheme,
+    Segment,
+    Shaw,
+    Sinusoidal,
+    TransformerXL,
+    attention,
+    explain,
+    logits,
+)
+from posenc.encoding import Block
+from posenc.models import Decoder, Encoder, ImageClassifier, KVCache
+from tests.hard.wrong import INF, NAN, NO_FLAGS, NO_NUMBERS, NO_SIZES, NO_WORDS, Row, each, flags, numbers, sizes
+
+# -- what the calls are made of ----------------------------------------------------------------------------------------
+
+BATCH, HEADS, KV_HEADS, QUERIES, KEYS, HEAD_DIM, VALUE_DIM = 2, 6, 3, 5, 7, 4, 8
+GENERATOR = torch.Generator().manual_seed(3)
+
+
+def drawn(*size: int) -> Tensor:
+    return torch.randn(*size, generator=GENERATOR)
+
+
+Q, K, V = (drawn(BATCH, h, n, d) for h, n, d in ((6, 5, 4), (3, 7, 4), (3, 7, 8)))
+X = drawn(2, 5, 8)
+LINE, GRID = Positions.arange(5), Positions.grid(2, 3)
+HALVES = Positions(torch.tensor([[0.5, 1.5]]))
+BOUND = RoPE(HEAD_DIM)(LINE)
+VOCAB, DIM = 11, 24
+TOKENS, IMAGES = torch.arange(10).view(2, 5), drawn(2, 3, 4, 6)
+SEEN = torch.ones(QUERIES, KEYS, dtype=torch.bool)
+
+
+def made(kind: Callable[..., Any], *sizes: Any, **how: Any) -> Any:
+    """A module, the same each time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        return kind(*sizes, **how).eval()
+
+
+DECODER = made(Decoder, VOCAB, DIM, 2, HEADS, position=RoPE(HEAD_DIM))
+ENCODER = made(Encoder, VOCAB, DIM, 2, HEADS)
+CLASSIFIER = made(ImageClassifier, 5, 2, DIM, 1, HEADS, channels=3)
+AWARE, GRIDDED, RELATIVE = made(DistanceAware, 6), made(Relative2D, (2, 3), 4), made(TransformerXL, 6, 4)
+FILLED = KVCache()
+FILLED.append(0, K, V)
+
+NO_POSITIONS: tuple[tuple[Any, str], ...] = (
+    ("line", "'line'"),
+    (torch.arange(5), "torch.int64 (5,)"),
+    ([0, 1], "[0, 1]"),
+    (np.arange(5), "ndarray int64 (5,)"),
+)
+
+
+# -- schemes -----------------------------------------------------------------------------------------------------------
+
+HALF_OR = "'half' or 'interleaved'"
+SIX = {"num_heads": 6}
+PLACES_AND_WIDTH = {"max_positions": 9, "head_dim": 4}
+
+SCHEMES: dict[str, list[Row]] = {
+    "ALiBi": [
+        *sizes(ALiBi, SIX, "num_heads"),
+        *each(ALiBi, SIX, "form", NO_WORDS, "'causal', 'bidirectional' or 'directed'"),
+        Row(lambda: ALiBi(5, "directed"), "num_heads must be even …, got 5"),
+    ],
+    "AbsoluteInAttention": sizes(AbsoluteInAttention, PLACES_AND_WIDTH, "max_positions", "head_dim"),
+    "DistanceAware": sizes(DistanceAware, SIX, "num_heads"),
+    "DistanceAware.factor": [
+        Row(lambda: AWARE.factor([1.0]), "distance must be floating (..., 1 or 6), got [1.0]"),
+        Row(lambda: AWARE.factor(LINE.coords[..., None]), "distance must be …, got torch.int64 (1, 5, 1)"),
+        Row(lambda: AWARE.factor(torch.ones(3)), "distance must be …, got torch.float32 (3,)"),
+        Row(lambda: AWARE.factor(torch.tensor(1.0)), "distance must be …, got torch.float32 ()"),
+    ],
+    "ExponentialDecay": [
+        *sizes(ExponentialDecay, {"dim": 8}, "dim"),
+        *numbers(ExponentialDecay, {"dim": 8}, "longest", 1),
+    ],
+    "FourierFeatures": [
+        *sizes(FourierFeatures, {"dim": 8}, "dim", "axes", "hidden"),
+        *numbers(FourierFeatures, {"dim": 8}, "sigma", 0),
+        *flags(FourierFeatures, {"dim": 8}, "learned"),
+        *each(FourierFeatures, {"dim": 8}, "seed", [*NO_SIZES[:8], (2**64, str(2**64))], "a whole number within …"),
+        Row(lambda: FourierFeatures(7), "dim must be positive and even …, got 7"),
+    ],
+    "Learned": sizes(Learned, {"max_positions": 9, "dim": 8}, "max_positions", "dim"),
+    "Relative1D": sizes(Relative1D, PLACES_AND_WIDTH, "max_positions", "head_dim", "num_heads"),
+    "Relative2D": [
+        *sizes(Relative2D, {"grid": (2, 3), "head_dim": 4}, "head_dim", "num_heads"),
+        *each(Relative2D, {"head_dim": 4}, "grid", [(3, "3"), ((2,), "(2,)"), (None, "None")], "(height, width)"),
+        Row(lambda: Relative2D((0, 5), 4), "grid[0] must be a whole number of at least 1, got 0"),
+        Row(lambda: Relative2D((2, 5.0), 4), "grid[1] must be a whole number of at least 1, got 5.0"),
+    ],
+    "Relative2D.resized": [
+        Row(lambda: GRIDDED.resized(5), "grid must be (height, width), got 5"),
+        Row(lambda: GRIDDED.resized((5, "x")), "grid[1] must be a whole number of at least 1, got 'x'"),
+    ],
+    "RoPE": [
+        *sizes(RoPE, {"head_dim": 8}, "head_dim", "rotary_dim", "axes"),
+        *numbers(RoPE, {"head_dim": 8}, "base", 1),
+        *each(RoPE, {"head_dim": 8}, "layout", NO_WORDS, HALF_OR),
+        Row(lambda: RoPE(7), "rotary_dim must be even and within 2..head_dim = 7, got 7"),
+        Row(lambda: RoPE(8, axes=3), "rotary_dim must be even on each of 3 axes …, got 8"),
+        Row(lambda: RoPE(8, rotary_dim=10), "rotary_dim must be …, got 10"),
+    ],
+    "Segment": sizes(Segment, {"num_segments": 2, "dim": 8}, "num_segments", "dim"),
+    "Shaw": [
+        *sizes(Shaw, {"head_dim": 4, "max_distance": 3}, "head_dim", "max_distance", "num_heads"),
+        *flags(Shaw, {"head_dim": 4, "max_distance": 3}, "keys", "values"),
+        Row(lambda: Shaw(4, 3, keys=False, values=False), "keys or values must be True, got neither"),
+    ],
+    "Sinusoidal": [
+        *sizes(Sinusoidal, {"dim": 8}, "dim", "axes"),
+        *numbers(Sinusoidal, {"dim": 8}, "base", 1),
+        *each(Sinusoidal, {"dim": 8}, "layout", NO_WORDS, "'interleaved' or 'concatenated'"),
+        Row(lambda: Sinusoidal(7), "dim must be positive and even …, got 7"),
+        Row(lambda: Sinusoidal(6, axes=2), "dim must be positive and even on each of 2 axes …, got 6"),
+    ],
+    "Sinusoidal.linear_map": [
+        Row(lambda: Sinusoidal(8).linear_map(3), "offset must be a sequence of 1 numbers, one per axis, got 3"),
+        Row(lambda: Sinusoidal(8).linear_map([1, 2]), "offset must be a sequence of 1 numbers, …, got [1, 2]"),
+        Row(lambda: Sinusoidal(8).linear_map(["3"]), "offset must be a finite number, got '3'"),
+        Row(lambda: Sinusoidal(8).linear_map([NAN]), "offset must be a finite number, got nan"),
+    ],
+    "T5": [
+        *sizes(T5, SIX, "num_heads", "num_buckets", "max_distance"),
+        *flags(T5, SIX, "bidirectional"),
+        Row(lambda: T5(6, 7, bidirectional=True), "num_buckets must be even and at least 4 if bidirectional, got 7"),
+        Row(lambda: T5(6, max_distance=16), "max_distance must be above 16, …, got 16"),
+    ],
+    "TransformerXL": [
+        *sizes(TransformerXL, {"num_heads": 6, "head_dim": 4}, "num_heads", "head_dim", "dim"),
+        *numbers(TransformerXL, {"num_heads": 6, "head_dim": 4}, "base", 1),
+        *flags(TransformerXL, {"num_heads": 6, "head_dim": 4}, "share_biases"),
+        Row(lambda: TransformerXL(1, 7), "dim must be positive and even …, got 7"),
+    ],
+    "TransformerXL.terms": [
+        Row(lambda: RELATIVE.terms(Q), "block must be a Block, got torch.float32 (2, 6, 5, 4)"),
+        Row(
+            lambda: RELATIVE.terms(Block(Q[:, :2], Q[:, :2], LINE, LINE, 0.5)),
+            "TransformerXL was made for 6 heads, got queries of 2",
+        ),
+    ],
+}
+
+ADDING = {
+    "ExponentialDecay": ExponentialDecay(8),
+    "FourierFeatures": FourierFeatures(8),
+    "Learned": made(Learned, 9, 8),
+    "Segment": made(Segment, 2, 8),
+    "Sinusoidal": Sinusoidal(8),
+}
+DTYPES = "torch.float32 or torch.float64"
+NO_DTYPES = ((torch.float16, "torch.float16"), (torch.int64, "torch.int64"), ("float32", "'float32'"), (None, "None"))
+
+DOORS: dict[str, list[Row]] = {
+    "Scheme.table": [
+        *[
+            row
+            for scheme in ADDING.values()
+            for row in (
+                *each(scheme.table, {}, "positions", NO_POSITIONS, "a Positions"),
+                *each(scheme.table, {"positions": LINE}, "dtype", NO_DTYPES, DTYPES),
+            )
+        ],
+        *[
+            Row(partial(ADDING[name].table, GRID), f"{name} takes one coordinate per token, got positions of 2 axes")
+            for name in ("ExponentialDecay", "Learned", "Sinusoidal")
+        ],
+        Row(lambda: FourierFeatures(8).table(GRID), "FourierFeatures takes 1 coordinates per token, got 2"),
+        Row(lambda: ADDING["Segment"].table(LINE), "Segment needs positions with a segment per token…"),
+        Row(
+            lambda: ADDING["Learned"].table(HALVES), "Learned looks positions up … int64 coordinates, got torch.float32"
+        ),
+    ],
+    "Scheme.rotation": [
+        *each(RoPE(8).rotation, {}, "positions", NO_POSITIONS, "a Positions"),
+        *each(RoPE(8).rotation, {"positions": LINE}, "dtype", NO_DTYPES, DTYPES),
+        Row(lambda: RoPE(8).rotation(GRID), "RoPE takes one coordinate per token, got positions of 2 axes"),
+    ],
+    "Scheme.tokens": [
+        Row(lambda: RoPE(8).tokens("line"), "…positions must be …Positions, got …'line'"),
+        Row(
+            lambda: RoPE(8).tokens(LINE, dtype=torch.bfloat16), "dtype must be …float32 or …float64, got torch.bfloat16"
+        ),
+    ],
+    "Scheme.forward": [
+        Row(lambda: RoPE(8)(torch.arange(5)), "…positions must be …Positions, got …torch.int64 (5,)"),
+        Row(lambda: RoPE(8)(LINE, [1]), "…positions must be …Positions, got …[1]"),
+        Row(lambda: ALiBi(6)(LINE, dtype=torch.float16), "dtype must be …float32 or …float64, got torch.float16"),
+    ],
+    "PositionError": [
+        Row(
+            lambda: ADDING["Learned"].table(Positions.arange(10)),
+            "Learned encodes positions 0 to 8, got 9",
+            PositionError,
+        ),
+        Row(
+            lambda: ADDING["Segment"].table(LINE.with_segment(torch.tensor([[0, 1, 2, 0, 0]]))),
+            "Segment encodes segments 0 to 1, got 2",
+            PositionError,
+        ),
+        Row(
+            lambda: ExponentialDecay(8).table(Positions(torch.tensor([[0.0, -0.5]]))),
+            "ExponentialDecay encodes positions from 0 on, got -0.5",
+            PositionError,
+        ),
+    ],
+}
+
+
+# -- attention ---------------------------------------------------------------------------------------------------------
+
+NO_TENSOR = "must be a floating tensor (batch, heads, tokens, head_dim), got "
+TO_SHAPE = "attn_mask must broadcast to (batch, heads, queries, keys) = (2, 6, 5, 7), got "
+SHARED: list[tuple[dict[str, Any], str]] = [
+    *[({name: [[1.0]]}, f"{name} {NO_TENSOR}[[1.0]]") for name in ("query", "key", "value")],
+    *[({name: np.ones((2, 3))}, f"{name} {NO_TENSOR}ndarray float64 (2, 3)") for name in ("query", "key", "value")],
+    *[({name: None}, f"{name} {NO_TENSOR}None") for name in ("query", "key", "value")],
+    ({"query": Q.long()}, f"query {NO_TENSOR}torch.int64 (2, 6, 5, 4)"),
+    ({"query": Q > 0}, f"query {NO_TENSOR}torch.bool (2, 6, 5, 4)"),
+    ({"query": torch.complex(Q, Q)}, f"query {NO_TENSOR}torch.complex64 (2, 6, 5, 4)"),
+    ({"query": Q[0]}, f"query {NO_TENSOR}torch.float32 (6, 5, 4)"),
+    ({"key": K[None]}, f"key {NO_TENSOR}torch.float32 (1, 2, 3, 7, 4)"),
+    ({"value": V.int()}, f"value {NO_TENSOR}torch.int32 (2, 3, 7, 8)"),
+    ({"key": K.to("meta")}, "key must be on cpu like query, got meta"),
+    ({"value": V.to("meta")}, "value must be on cpu like query, got meta"),
+    ({"query": Q.to("meta")}, "key must be on meta like query, got cpu"),
+    ({"key": K.double()}, "key must be torch.float32 like query, got torch.float64"),
+    ({"value": V.half()}, "value must be torch.float32 like query, got torch.float16"),
+    ({"key": K[:1]}, "key must have batch 2 like query, got 1"),
+    ({"value": V.repeat(2, 1, 1, 1)}, "value must have batch 2 like query, got 4"),
+    ({"query": Q[..., :0]}, "query must have a head_dim above 0, got (2, 6, 5, 0)"),
+    ({"key": K[..., :3]}, "key must have head_dim 4 like query, got 3"),
+    ({"value": V[:, :1]}, "value must have heads and tokens (3, 7) like key, got (1, 7)"),
+    ({"value": V[:, :, :6]}, "value must have heads and tokens (3, 7) like key, got (3, 6)"),
+    ({"query": Q[:, :4]}, "query heads must be a multiple of key heads, got 4 and 3"),
+    ({"encoding": "alibi"}, "encoding must be an Encoding, a Scheme or None, got 'alibi'"),
+    ({"encoding": ALiBi}, "encoding must be an Encoding, a Scheme or None, got the class ALiBi"),
+    ({"encoding": LINE}, "encoding must be an Encoding, a Scheme or None, got Positions(…)"),
+    ({"encoding": nn.Linear(2, 2)}, "encoding must be an Encoding, a Scheme or None, got Linear(…)"),
+    ({"encoding": Sinusoidal(24)}, "Sinusoidal adds to the input, …"),
+    *[
+        ({name: value}, f"{name} must be a Positions or None, got {came}")
+        for name in ("query_positions", "key_positions")
+        for value, came in NO_POSITIONS
+    ],
+    ({"query_positions": Positions.arange(4)}, "query_positions must be of 5 tokens like query, got 4"),
+    ({"key_positions": Positions.arange(6)}, "key_positions must be of 7 tokens like key, got 6"),
+    ({"encoding": BOUND, "query_positions": LINE}, "encoding is bound to positions already; …"),
+    ({"encoding": BOUND}, "key has 7 tokens, but the encoding was made for 5"),
+    ({"query_positions": LINE.expand(3)}, "query has batch 2, but the encoding's positions have 3 rows"),
+    ({"key_positions": Positions.arange(7).expand(3)}, "… has batch 2, but the encoding's positions have 3 rows"),
+    ({"query_positions": LINE.to("meta")}, "query is on cpu, but the encoding's positions are on meta"),
+    ({"query": K.repeat(1, 1, 2, 1)}, "queries are by default the last of the keys, … 14 queries and 7 keys: …"),
+    *[({"is_causal": value}, f"is_causal must be True or False, got {came}") for value, came in NO_FLAGS],
+    *[({"return_lse": value}, f"return_lse must be True or False, got {came}") for value, came in NO_FLAGS],
+    *[
+        ({"scale": value}, f"scale must be a finite number or None, got {came}")
+        for value, came in (*NO_NUMBERS, (-INF, "-inf"))
+        if came not in ("None", "int")
+    ],
+    *[
+        ({"dropout_p": value}, f"dropout_p must be within [0, 1), got {came}")
+        for value, came in (*NO_NUMBERS, (1.0, "1.0"), (-0.1, "-0.1"))
+    ],
+    ({"attn_mask": [[True]]}, "attn_mask must be a tensor of bool … or float …, got [[True]]"),
+    ({"attn_mask": SEEN.numpy()}, "attn_mask must be a tensor of bool … or float …, got ndarray bool (5, 7)"),
+    ({"attn_mask": SEEN.long()}, "attn_mask must be a tensor of bool … or float …, got torch.int64 (5, 7)"),
+    ({"attn_mask": SEEN.to("meta")}, "attn_mask must be on cpu like query, got meta"),
+    ({"attn_mask": SEEN[0]}, f"{TO_SHAPE}(7,)"),
+    ({"attn_mask": SEEN[:, :4]}, f"{TO_SHAPE}(5, 4)"),
+    ({"attn_mask": SEEN.expand(2, 3, 5, 7)}, f"{TO_SHAPE}(2, 3, 5, 7)"),
+    ({"attn_mask": SEEN.expand(1, 1, 1, 5, 7)}, f"{TO_SHAPE}(1, 1, 1, 5, 7)"),
+    # What a scheme takes part in.
+    ({"encoding": ALiBi(5)}, "ALiBi was made for 5 heads, got queries of 6"),
+    ({"encoding": T5(3)}, "T5 was made for 3 heads, got queries of 6"),
+    ({"encoding": DistanceAware(3)}, "DistanceAware was made for 3 heads, got queries of 6"),
+    ({"encoding": TransformerXL(6, 6)}, "TransformerXL was made for head_dim 6, got queries of head_dim 4"),
+    ({"encoding": RoPE(6)}, "the rotation was made for head_dim 6, got q or k of head_dim 4"),
+    ({"encoding": Shaw(4, 2, num_heads=3, values=False)}, "Shaw was made for 3 heads, got queries of 6"),
+    ({"encoding": Shaw(6, 2, values=False)}, "Shaw was made for head_dim 6, got queries of head_dim 4"),
+    ({"encoding": Relative1D(9, 6)}, "Relative1D was made for head_dim 6, got queries of head_dim 4"),
+    ({"encoding": AbsoluteInAttention(9, 6)}, "AbsoluteInAttention was made for head_dim 6, got queries of head_dim 4"),
+    ({"encoding": Relative2D((3, 3), 4)}, "Relative2D takes 2 coordinates per token, got positions of 1"),
+    ({"encoding": NoPE() + ALiBi(5)}, "ALiBi was made for 5 heads, got queries of 6"),
+]
+PAST_TABLES: list[tuple[dict[str, Any], str]] = [
+    ({"encoding": Relative1D(5, 4)}, "Relative1D encodes distances up to 4, got 6"),
+    ({"encoding": AbsoluteInAttention(5, 4)}, "AbsoluteInAttention encodes positions 0 to 4, got 6"),
+]
+VALUE_DOOR: list[tuple[dict[str, Any], str]] = [
+    ({"encoding": Shaw(4, 2, keys=False)}, "value must have a value_dim of 4 for the value door, got 8"),
+    (
+        {"encoding": Shaw(8, 2, num_heads=1, keys=False)},
+        "query must have 1 heads for the value door, got 6",
+    ),
+]
+
+
+def rows_of(function: Callable[..., Any]) -> list[Row]:
+    """Of the shared rows, those about what the function takes."""
+    takes = set(inspect.signature(function).parameters)
+    good = {"query": Q, "key": K} | ({"value": V} if "value" in takes else {})
+
+    def rows(wrong: list[tuple[dict[str, Any], str]], error: type[ValueError]) -> list[Row]:
+        return [Row(partial(function, **{**good, **w}), words, error) for w, words in wrong if w.keys() <= takes]
+
+    door = VALUE_DOOR if "value" in takes else []
+    return [*rows(SHARED, ValueError), *rows(door, ValueError), *rows(PAST_TABLES, PositionError)]
+
+
+KNOWN = "'auto', 'sdpa', 'near_far', 'flex', 'chunked' or 'reference'"
+ATTENTION: dict[str, list[Row]] = {
+    "attention": [
+        *rows_of(attention),
+        *each(partial(attention, Q, K, V), {}, "backend", (*NO_WORDS, (None, "None")), KNOWN),
+    ],
+    "logits": rows_of(logits),
+    "explain": rows_of(explain),
+}
+
+
+# -- positions and encodings -------------------------------------------------------------------------------------------
+
+COORDS = "coords must be a tensor (rows, tokens) or (rows, tokens, axes), got …"
+WHAT_IS_BOUND: dict[str, list[Row]] = {
+    "Positions": [
+        Row(lambda: Positions([[0, 1]]), f"{COORDS}[[0, 1]]"),
+        Row(lambda: Positions(torch.arange(3)), f"{COORDS}torch.int64 (3,)"),
+        Row(
+            lambda: Positions(torch.ones(1, 3).half()), "coords must be int64, float32 or float64 …, got torch.float16"
+        ),
+        *[
+            row
+            for name in ("order", "document", "segment")
+            for row in (
+                *each(
+                    partial(Positions, LINE.coords),
+                    {},
+                    name,
+                    [([0, 1], "…[0, 1]"), (torch.zeros(1, 4).long(), "torch.int64 (1, 4)")],
+                    "a tensor (rows, 5) like coords",
+                ),
+                Row(partial(Positions, LINE.coords, **{name: X[:1, :, 0]}), f"{name} must be int64, got torch.float32"),
+                Row(
+                    partial(Positions, LINE.coords, **{name: LINE.order.to("meta")}),
+                    f"{name} must be on cpu like coords, got meta",
+                ),
+                Row(
+                    partial(Positions, LINE.coords.expand(2, 5), **{name: LINE.order.expand(3, 5)}),
+                    f"{name} must have 1 or 2 rows like coords, got 3",
+                ),
+            )
+        ],
+    ],
+    "Positions.arange": [Row(lambda: Positions.arange(-1), "n must …, got -1")],
+    "Positions.grid": [Row(lambda: Positions.grid(-1, 2), "height… must …, got -1…")],
+    "Positions.packed": [
+        Row(lambda: Positions.packed([-1]), "lengths must …, got …-1…"),
+        Row(lambda: Positions.packed([1.5]), "lengths must be …whole number…, got …1.5…"),
+        Row(lambda: Positions.packed("12"), "lengths must be …whole number…, got …'12'"),
+    ],
+    "Positions.padded": [
+        Row(lambda: Positions.padded(torch.ones(2, 3).long()), "mask must be a bool tensor …, got torch.int64 (2, 3)"),
+        Row(lambda: Positions.padded(SEEN[0]), "mask must be a bool tensor (rows, tokens)…, got torch.bool (7,)"),
+        Row(lambda: Positions.padded([[True]]), "mask must be a bool tensor …, got …[[True]]"),
+        Row(lambda: Positions.padded(SEEN.numpy()), "mask must be a bool tensor …, got ndarray …"),
+    ],
+    "Positions.cat": [
+        Row(lambda: Positions.cat([]), "cat needs at least one Positions, got none"),
+        Row(lambda: Positions.cat([LINE, GRID]), "cat needs parts …, got Positions(…) and Positions(…)"),
+    ],
+    "Positions.__getitem__": [
+        Row(lambda: LINE[1], "positions are indexed by a slice or a 1-D int64 tensor of tokens, got …1"),
+        Row(lambda: LINE[torch.tensor([1.0])], "positions are indexed by …, got torch.float32 (1,)"),
+    ],
+    "Positions.expand": [Row(lambda: LINE.expand(2).expand(3), "positions have 2 rows, … a batch of 3")],
+    "Positions.with_segment": [
+        Row(lambda: LINE.with_segment([0]), "segment must be a tensor (rows, 5) like coords, got …[0]"),
+        Row(lambda: LINE.with_segment(X[:1, :, 0]), "segment must be int64, got torch.float32"),
+    ],
+    "Positions.following": [
+        Row(lambda: LINE.following(-1), "n must …, got -1"),
+        Row(lambda: GRID.following(), "following takes one coordinate per token, got positions of 2 axes"),
+    ],
+    "Positions.scalar": [Row(lambda: GRID.scalar("S"), "S takes one coordinate per token, got positions of 2 axes")],
+    "Positions.index": [
+        Row(lambda: LINE.index("S", 3), "S encodes positions 0 to 2, got 4", PositionError),
+        Row(lambda: HALVES.index("S", 3), "S … needs int64 coordinates, got torch.float32"),
+    ],
+    "Encoding.add": [
+        Row(lambda: BOUND.add(X[0]), "x must be (batch, 5, dim) …, got …(5, 8)"),
+        Row(lambda: BOUND.add(X[:, :4]), "x must be (batch, 5, dim) …, got …(2, 4, 8)"),
+        Row(lambda: BOUND.add(X.long()), "x must be floating …, got torch.int64"),
+        Row(lambda: Sinusoidal(6)(LINE).add(X), "x must be (batch, 5, 6) …, got …(2, 5, 8)"),
+    ],
+    "Encoding.rotate": [
+        Row(lambda: BOUND.rotate(Q[..., :2], Q), "the rotation was made for head_dim 4, got q or k of head_dim 2"),
+        Row(lambda: BOUND.rotate(Q[:, :, :3], Q), "query has 3 tokens, but the encoding was made for 5"),
+        Row(lambda: BOUND.rotate(Q, Q[0]), "key must be …(batch, heads, tokens, head_dim), got …(6, 5, 4)"),
+        Row(lambda: BOUND.rotate(Q.to("meta"), Q), "query is on meta, but the encoding's positions are on cpu"),
+    ],
+    "Encoding.check": [Row(lambda: BOUND.check(Q, K), "key has 7 tokens, but the encoding was made for 5")],
+    "Encoding.__add__": [
+        Row(
+            lambda: BOUND + RoPE(4)(Positions.arange(5)),
+            "encodings can be added when … the same positions, got different…",
+        )
+    ],
+}
+
+
+# -- models ------------------------------------------------------------------------------------------------------------
+
+MODEL = {"vocab_size": VOCAB, "dim": DIM, "num_layers": 2, "num_heads": HEADS}
+IMAGE_MODEL = {"num_classes": 5, "patch": 2, "dim": DIM, "num_layers": 1, "num_heads": HEADS}
+WRONG_POSITION: tuple[tuple[Any, str], ...] = (
+    ("alibi", "a Scheme or None, got 'alibi'"),
+    (RoPE, "a Scheme or None, got the class RoPE"),
+    (BOUND, "a Scheme or None, got …Encoding…"),
+    (ALiBi(5), "made for num_heads 6 like the model, got ALiBi for 5"),
+    (RoPE(8), "made for head_dim 4 like the model, got RoPE for 8"),
+    (Shaw(4, 2, num_heads=3), "made for num_heads 6 like the model, got Shaw for 3"),
+    (Sinusoidal(22), "made for dim 24 like the model, got Sinusoidal for 22"),
+    (ADDING["Learned"], "made for dim 24 like the model, got Learned for 8"),
+    (RoPE(4) + Relative1D(9, 6), "made for head_dim 4 like the model, got Relative1D for 6"),
+)
+
+
+def model_rows(kind: Callable[..., Any], good: Mapping[str, Any], *its_sizes: str) -> list[Row]:
+    return [
+        *sizes(kind, good, *its_sizes, "dim", "num_layers", "num_heads", "num_kv_heads"),
+        *flags(kind, good, "per_layer"),
+        *each(kind, good, "inject", NO_WORDS, "'input' or 'every_layer'"),
+        *[Row(partial(kind, **good, position=p), f"position must be {words}") for p, words in WRONG_POSITION],
+        Row(partial(kind, **{**good, "num_heads": 7}), "dim must be a multiple of num_heads = 7, got 24"),
+        Row(partial(kind, **good, num_kv_heads=4), "num_heads must be a multiple of num_kv_heads = 4, got 6"),
+        Row(partial(kind, **good, position=Sinusoidal(DIM), per_layer=True), "per_layer gives every layer …"),
+    ]
+
+
+NO_TOKENS: tuple[tuple[Any, str], ...] = (
+    ([[1, 2]], "an int64 tensor (batch, tokens), got [[1, 2]]"),
+    (np.zeros((2, 3), int), "an int64 tensor (batch, tokens), got ndarray int64 (2, 3)"),
+    (TOKENS[0], "an int64 tensor (batch, tokens), got torch.int64 (5,)"),
+    (TOKENS[None], "an int64 tensor (batch, tokens), got torch.int64 (1, 2, 5)"),
+    (TOKENS.float(), "an int64 tensor (batch, tokens), got torch.float32 (2, 5)"),
+    (TOKENS > 0, "an int64 tensor (batch, tokens), got torch.bool (2, 5)"),
+    (TOKENS.to("meta"), "on cpu like the model, got meta"),
+    (TOKENS + 2, "within 0..10, got 11"),
+    (TOKENS - 3, "within 0..10, got -3"),
+)
+
+
+def token_rows(call: Callable[..., Any]) -> list[Row]:
+    return [
+        *[Row(partial(call, tokens), f"tokens must be {words}") for tokens, words in NO_TOKENS],
+        *each(partial(call, TOKENS), {}, "positions", NO_POSITIONS, "a Positions or None"),
+        Row(partial(call, TOKENS, positions=Positions.arange(4)), "positions must be of 5 tokens, as there are, got 4"),
+        Row(partial(call, TOKENS, positions=LINE.expand(3)), "positions must have 1 or 2 rows like the batch, got 3"),
+        Row(partial(call, TOKENS, positions=LINE.to("meta")), "positions must be on cpu like the tokens, got meta"),
+        Row(
+            partial(call, torch.zeros(1, 6).long(), positions=GRID),
+            "… takes one coordinate per token, got positions of 2 axes",
+        ),
+    ]
+
+
+def generate(*given: Any, max_new_tokens: Any = 2, **how: Any) -> Tensor:
+    new: Tensor = DECODER.generate(*given, max_new_tokens=max_new_tokens, **how)
+    return new
+
+
+ENCODES_LINES = made(Encoder, VOCAB, DIM, 1, HEADS, position=RoPE(HEAD_DIM))
+MODELS: dict[str, list[Row]] = {
+    "models.Decoder": model_rows(Decoder, MODEL, "vocab_size"),
+    "models.Encoder": model_rows(Encoder, MODEL, "vocab_size"),
+    "models.ImageClassifier": [
+        *model_rows(ImageClassifier, IMAGE_MODEL, "num_classes", "patch", "channels"),
+        *flags(ImageClassifier, IMAGE_MODEL, "raster"),
+    ],
+    "models.Decoder.forward": [
+        *token_rows(DECODER),
+        *each(partial(DECODER, TOKENS), {}, "cache", (({}, "{}"), ([], "[]"), (True, "True")), "a KVCache or None"),
+    ],
+    "models.Encoder.forward": token_rows(ENCODES_LINES),
+    "models.Decoder.generate": [
+        *token_rows(generate),
+        Row(lambda: generate(TOKENS[:, :0]), "tokens must be a prompt of at least one token, got torch.int64 (2, 0)"),
+        *each(
+            partial(generate, TOKENS),
+            {},
+            "max_new_tokens",
+            [*NO_SIZES[:8], NO_SIZES[9]],
+            "a whole number of at least 0",
+        ),
+        *each(partial(generate, TOKENS), {}, "temperature", NO_NUMBERS, "a finite number"),
+        Row(lambda: generate(TOKENS, temperature=-0.5), "temperature must not be negative, got -0.5"),
+        *each(partial(generate, TOKENS), {}, "generator", ((7, "7"), ("x", "'x'")), "a Generator or None"),
+    ],
+    "models.ImageClassifier.forward": [
+        Row(lambda: CLASSIFIER([[1.0]]), "images must be a tensor (batch, 3, height, width), got [[1.0]]"),
+        Row(lambda: CLASSIFIER(IMAGES.numpy()), "images must be …, got ndarray float32 (2, 3, 4, 6)"),
+        Row(lambda: CLASSIFIER(IMAGES[0]), "images must be …, got torch.float32 (3, 4, 6)"),
+        Row(lambda: CLASSIFIER(IMAGES[:, :1]), "images must be …, got torch.float32 (2, 1, 4, 6)"),
+        Row(lambda: CLASSIFIER(IMAGES.to("meta")), "images must be on cpu like the model, got meta"),
+        Row(lambda: CLASSIFIER(IMAGES.byte()), "images must be torch.float32 like the model, got torch.uint8"),
+        Row(lambda: CLASSIFIER(IMAGES.double()), "images must be torch.float32 like the model, got torch.float64"),
+        Row(lambda: CLASSIFIER(IMAGES[..., :5]), "images must be a whole number of patches of 2, got 4 x 5"),
+        Row(lambda: CLASSIFIER(IMAGES[..., :0]), "images must be a whole number of patches of 2, got 4 x 0"),
+        *each(partial(CLASSIFIER, IMAGES), {}, "positions", NO_POSITIONS, "a Positions or None"),
+        Row(lambda: CLASSIFIER(IMAGES, LINE), "positions must be of 6 tokens, as there are, got 5"),
+    ],
+    "models.KVCache.append": [
+        Row(lambda: FILLED.append(2, K, V), "layer must be a whole number within 0..1, got 2"),
+        Row(lambda: FILLED.append(-1, K, V), "layer must be a whole number within 0..1, got -1"),
+        Row(lambda: FILLED.append("0", K, V), "layer must be a whole number within 0..1, got '0'"),
+        Row(lambda: FILLED.append(0, [1], V), "key must be a tensor (batch, kv_heads, tokens, head_dim), got [1]"),
+        Row(lambda: FILLED.append(0, K, V[0]), "value must be a tensor …, got torch.float32 (3, 7, 8)"),
+        Row(
+            lambda: FILLED.append(0, K, V[:, :, :2]),
+            "value must be of (batch, kv_heads, tokens) (2, 3, 7) like key, got (2, 3, 2)",
+        ),
+    ],
+}
+
+TABLE = SCHEMES | DOORS | ATTENTION | WHAT_IS_BOUND | MODELS
+
+# Nothing that they take could be wrong. (A scheme's other doors, score and value, meet everything when they are bound.)
+NO_ARGUMENTS = {
+    "NoPE",
+    "Scheme",
+    "Scheme.another",
+    "Scheme.reset_parameters",
+    "Scheme.score",
+    "Scheme.value",
+    "catalog",
+    "models.KVCache",
+}
+# They keep what they are given, whatever it is, and say nothing of it before it is used.
+KEEPING = {"Encoding", "Scheme.pairs"}
+# Python's own: a number is added, a device looked up, and a scheme takes no more than its like to be composed.
+PYTHONS = {"Positions.shift", "Positions.to", "Scheme.__add__"}
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+def members(prefix: str, kind: type) -> Iterator[str]:
+    """The class and its public methods; what it overrides of a module or a scheme is theirs."""
+    yield prefix
+    for name, member in vars(kind).items():
+        own = name in ("__add__", "__getitem__", "forward") or not name.startswith("_")
+        inherited = any(hasattr(base, name) for base in kind.__mro__[1:]) and name != "forward"
+        if own and not inherited and isinstance(member, (FunctionType, classmethod, staticmethod)):
+            yield f"{prefix}.{name}"
+
+
+def test_every_public_name_is_in_the_table() -> None:
+    given = {name: getattr(posenc, name) for name in posenc.__all__}
+    given |= {f"models.{name}": getattr(posenc.models, name) for name in posenc.models.__all__}
+    names = set()
+    for name, it in given.items():
+        names |= set(members(name, it)) if isinstance(it, type) else {name}
+    listed = [set(TABLE), NO_ARGUMENTS, KEEPING, PYTHONS]
+    assert set().union(*listed) == names
+    assert sum(map(len, listed)) == len(names)  # each once
+    assert all(TABLE.values())
+
+
+def test_what_is_said_to_take_no_argument_takes_none() -> None:
+    for name in NO_ARGUMENTS:
+        it: Any = posenc
+        for part in name.split("."):
+            it = getattr(it, part)
+        given = [p for p in inspect.signature(it).parameters if p not in ("self", "args", "kwargs")]
+        assert given == [], name
+
+
+def works() -> tuple[Tensor, ...]:
+    """Right use of what the wrong calls were about."""
+    with torch.no_grad():
+        out = attention(Q, K, V, RoPE(HEAD_DIM) + ALiBi(HEADS), attn_mask=SEEN, is_causal=True)
+        assert isinstance(out, Tensor)
+        held = FILLED._buffers[0]
+        return out, DECODER(TOKENS), ENCODER(TOKENS), CLASSIFIER(IMAGES), *held, torch.tensor(len(FILLED._buffers))
+
+
+WORKED = works()
+WEIGHTS = [{k: v.clone() for k, v in model.state_dict().items()} for model in (DECODER, ENCODER, CLASSIFIER)]
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_wrong_argument_is_named_with_what_was_expected_and_what_came(name: str) -> None:
+    for row in TABLE[name]:
+        row.check()
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_failed_call_leaves_nothing_behind(name: str) -> None:
+    """No generator, switch or weight is another; and right use gives what it gave before, bit for bit."""
+    for row in TABLE[name]:
+        generator = torch.get_rng_state()
+        row.check()
+        assert torch.is_grad_enabled()
+        assert torch.equal(torch.get_rng_state(), generator), row.pattern
+    for before, now in zip(WORKED, works(), strict=True):
+        assert torch.equal(before, now)
+    for weights, model in zip(WEIGHTS, (DECODER, ENCODER, CLASSIFIER), strict=True):
+        assert all(torch.equal(weights[name], x) for name, x in model.state_dict().items())
+
+
+def test_explain_says_what_attention_says() -> None:
+    good = {"query": Q, "key": K, "value": V}
+    for wrong, _ in (*SHARED, *VALUE_DOOR, *PAST_TABLES):
+        said = []
+        for function in (attention, explain):
+            with pytest.raises(ValueError) as caught:  # noqa: PT011 (of each, the other's words are the pattern)
+                function(**{**good, **wrong})
+            said.append((type(caught.value), str(caught.value)))
+        assert said[0] == said[1]
+
+
+def test_explain_computes_nothing_of_the_size_of_the_scores() -> None:
+    """Half a million keys and as many distances: their products with the queries would be 2 TB."""
+    query = torch.zeros(1, 1, 1, HEAD_DIM).expand(-1, -1, 2**19, -1)
+    relative = Relative1D(2**19, HEAD_DIM)
+    assert explain(query, query, query, relative, is_causal=True).backend == "chunked"
+    with pytest.raises(PositionError, match=f"Relative1D encodes distances up to {2**18 - 1}, got {2**19 - 1}"):
+        explain(query, query, query, Relative1D(2**18, HEAD_DIM), is_causal=True)
+
+
+class Reading(Scheme):
+    """Its term looks at the numbers of the query."""
+
+    def score(self) -> Any:
+        def bind(block: Block) -> Any:
+            highest = float(block.query.max())
+            return lambda score, b, h, i, j: score + highest
+
+        return posenc.encoding.Score(bind)
+
+
+def test_explain_leaves_a_term_that_must_look_at_numbers_to_attention() -> None:
+    assert explain(Q, K, V, Reading()).backend == "sdpa"
+    out = attention(Q, K, V, Reading())
+    torch.testing.assert_close(out, attention(Q, K, V))  # a number for all scores changes no weight
+
+
+# -- right use ---------------------------------------------------------------------------------------------------------
+
+
+def test_numpys_own_numbers_are_numbers() -> None:
+    """They become Python's, so that a repr and a saved configuration are as ever."""
+    scheme = RoPE(np.int64(8), base=np.float32(100.0), rotary_dim=np.int32(4))  # type: ignore[arg-type]
+    assert repr(scheme) == repr(RoPE(8, base=100.0, rotary_dim=4))
+    assert [type(x) for x in (scheme.head_dim, scheme.base, scheme.rotary_dim)] == [int, float, int]
+
+
+@torch.no_grad()
+def test_a_cache_goes_on_after_a_failed_call() -> None:
+    whole = DECODER(TOKENS)
+    cache = KVCache()
+    first = DECODER(TOKENS[:, :3], cache=cache)
+    for wrong in (TOKENS[:, 3:].float(), TOKENS[:, 3:] + VOCAB, TOKENS[:1, 3:]):
+        with pytest.raises(ValueError, match=r"tokens must be|the cache holds keys or values"):
+            DECODER(wrong, cache=cache)
+        assert len(cache) == 3
+    with pytest.raises(ValueError, match="positions must be of 2 tokens, as there are, got 3"):
+        DECODER(TOKENS[:, 3:], Positions.arange(3, start=3), cache=cache)
+    torch.testing.assert_close(torch.cat((first, DECODER(TOKENS[:, 3:], cache=cache)), 1), whole)
+
+
+def test_what_python_refuses_stays_a_type_error() -> None:
+    for call in (
+        lambda: ALiBi(),  # type: ignore[call-arg]
+        lambda: ALiBi(6, slope=2),  # type: ignore[call-arg]
+        lambda: attention(Q, K),  # type: ignore[call-arg]
+        lambda: attention(Q, K, V, mask=None),  # type: ignore[call-arg]
+        lambda: Decoder(VOCAB, DIM, 2),  # type: ignore[call-arg]
+        lambda: RoPE(4) + 3,
+    ):
+        with pytest.raises(TypeError):
+            call()

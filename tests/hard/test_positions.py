@@ -1,0 +1,146 @@
+"""Positions against a plain model of them: a list of tokens per row. And what they know of themselves, held to it."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posenc import PositionError, Positions
+from posenc.positions import check_reach, key_level_with, same_run, sees_all, visible
+from tests.hard.strategies import Made, law, made, read, repeated, sees, widest
+
+ROWS = st.integers(0, 3)
+
+
+def check_facts(it: Made) -> None:
+    """What the positions know without reading their values is so."""
+    positions, tokens = it.positions, [t for row in it.rows for t in row]
+    if positions._run is not None:
+        start, stop = positions._run
+        assert [[t.order for t in row] for row in it.rows] == [list(range(start, stop))] * len(it.rows)
+        assert len({t.document for t in tokens}) <= 1
+        assert all(t.document != -1 for t in tokens)
+    if positions._bounds is not None:
+        lowest, highest = positions._bounds
+        assert all(lowest <= c <= highest for t in tokens for c in t.coords)
+    if positions._lead is not None:
+        assert positions._run is not None
+        assert all(t.coords == (t.order + positions._lead,) for t in tokens)
+    if positions.starts_a_text:
+        assert all([t.order for t in row] == list(range(len(positions))) for row in it.rows)
+
+
+@law(300)
+@given(st.data(), ROWS)
+def test_positions_are_their_model(data: st.DataObject, rows: int) -> None:
+    """Made and changed in any way, they hold the tokens that the model holds; what they know of them is so; and nothing
+    that was asked of them on the way changed them."""
+    it = data.draw(made(rows, changes=5))
+    assert read(it.positions) == it.rows
+    check_facts(it)
+
+
+@law(100)
+@given(st.data(), ROWS, st.lists(st.integers(0, 9), max_size=3))
+def test_slices_laid_together_are_the_whole(data: st.DataObject, rows: int, cuts: list[int]) -> None:
+    it = data.draw(made(rows))
+    ends = [0, *sorted(cuts), len(it.positions)]
+    again = Positions.cat([it.positions[a:b] for a, b in itertools.pairwise(ends)])
+    assert read(again) == it.rows
+    assert (again.coords.dtype, again._run) == (it.dtype, it.positions._run)
+    assert again._lead == (it.positions._lead if len(again) else None)  # of no tokens there is nothing to know
+    check_facts(Made(again, it.rows))
+
+
+def pair(data: st.DataObject, rows: int) -> tuple[Made, Made]:
+    """Queries and keys: of their own, the same, or part of one another."""
+    key = data.draw(made(rows))
+    kind = data.draw(st.sampled_from(["same", "last", "own"]))
+    if kind == "same":
+        return key, key
+    if kind == "last":
+        first = data.draw(st.integers(0, len(key.positions)))
+        return Made(key.positions[first:], [row[first:] for row in key.rows]), key
+    return data.draw(made(rows)), key
+
+
+@law(200)
+@given(st.data(), ROWS, st.booleans())
+def test_what_two_positions_know_of_one_another_is_so(data: st.DataObject, rows: int, causal: bool) -> None:
+    query, key = pair(data, rows)
+    asking, known = query.positions, key.positions
+    height = widest((query.rows, key.rows))
+    wide = [repeated(x, height) for x in (query.rows, key.rows)]
+    expected = [[[sees(i, j, causal) for j in keys] for i in queries] for queries, keys in zip(*wide, strict=True)]
+    seen = visible(asking, known, is_causal=causal)
+    if sees_all(asking, known, is_causal=causal):
+        assert seen is None
+        assert all(one for row in expected for queries in row for one in queries)
+    else:
+        assert seen is not None
+        assert seen.expand(height, -1, -1).tolist() == expected
+    if same_run(asking, known):
+        assert [[t.order for t in row] for row in wide[0]] == [[t.order for t in row] for row in wide[1]]
+        lower = [[i >= j or not causal for j in range(len(known))] for i in range(len(asking))]
+        assert all(row == lower for row in expected)
+    ahead = key_level_with(asking, known, is_causal=causal)
+    if ahead is not None:
+        for queries, keys in zip(*wide, strict=True):
+            for (i, x), (j, y) in itertools.product(enumerate(queries), enumerate(keys)):
+                assert y.coords[0] - x.coords[0] == j - i - ahead
+                assert sees(x, y, causal) == (not causal or j <= i + ahead)
+
+
+@law(200)
+@given(st.data(), ROWS, st.integers(1, 12))
+def test_tokens_too_far_apart_for_a_table_are_found(data: st.DataObject, rows: int, reach: int) -> None:
+    """Those that may see one another, of any order; the furthest distance is named."""
+    query, key = pair(data, rows)
+    axes = [p.positions.coords.size(2) if p.positions.coords.dim() == 3 else 1 for p in (query, key)]
+    if axes[0] != axes[1] or torch.int64 not in (query.dtype, key.dtype) or query.dtype != key.dtype:
+        return
+    height = widest((query.rows, key.rows))
+    wide = [repeated(x, height) for x in (query.rows, key.rows)]
+    pairs = [(x, y) for queries, keys in zip(*wide, strict=True) for x in queries for y in keys if sees(x, y, False)]
+    furthest = [int(max((abs(y.coords[a] - x.coords[a]) for x, y in pairs), default=0)) for a in range(axes[0])]
+    far = [(axis, n) for axis, n in enumerate(furthest) if n >= reach]
+    if not far:
+        check_reach(query.positions, key.positions, (reach,) * axes[0], "Scheme")
+        return
+    along = "" if axes[0] == 1 else f" along axis {far[0][0]}"
+    with pytest.raises(PositionError, match=f"^Scheme encodes distances up to {reach - 1}{along}, got {far[0][1]}$"):
+        check_reach(query.positions, key.positions, (reach,) * axes[0], "Scheme")
+
+
+@law(100)
+@given(st.data(), ROWS, st.integers(1, 12))
+def test_tokens_outside_a_table_are_found(data: st.DataObject, rows: int, limit: int) -> None:
+    it = data.draw(made(rows))
+    if it.dtype != torch.int64 or (it.positions.coords.dim() == 3 and it.positions.coords.size(2) != 1):
+        return
+    expected = [[0 if t.document == -1 else int(t.coords[0]) for t in row] for row in it.rows]
+    numbers = [n for row in expected for n in row] or [0]
+    outside = [n for n in (min(0, *numbers), max(numbers)) if not 0 <= n < limit]  # one below 0 is named first
+    if not outside:
+        assert it.positions.index("Scheme", limit).tolist() == expected
+        return
+    with pytest.raises(PositionError, match=f"^Scheme encodes positions 0 to {limit - 1}, got {outside[0]}$"):
+        it.positions.index("Scheme", limit)
+
+
+@law(60)
+@given(st.data(), ROWS, st.integers(0, 4))
+def test_following_all_at_once_is_following_one_by_one(data: st.DataObject, rows: int, n: int) -> None:
+    it = data.draw(made(rows))
+    if it.positions.coords.dim() == 3 or (it.positions.segment is not None and len(it.positions) == 0):
+        return
+    if it.dtype != torch.int64 and any(abs(c) > 2**20 for row in it.rows for t in row for c in t.coords):
+        return  # where adding 1 rounds, adding it twice is not adding 2
+    one_by_one = it.positions
+    for _ in range(n):
+        one_by_one = Positions.cat([one_by_one, one_by_one.following()])
+    at_once = Positions.cat([it.positions, it.positions.following(n)])
+    assert read(one_by_one) == read(at_once)
+    check_facts(Made(one_by_one, read(at_once)))
