@@ -48,7 +48,7 @@ def is_number(value: object) -> bool:
     return not isinstance(value, bool) and isinstance(value, Real)
 
 
-def number(name: str, value: Any, above: float = -math.inf) -> float:
+def number(name: str, value: Any, above: int | float = -math.inf) -> float:
     """The finite number above ``above``, as a float. ValueError for any other, and for True or "12"."""
     try:
         found = float(value) if is_number(value) else math.nan

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
+
+from posenc.arguments import is_number, shown
 
 PADDING = -1  # the document that no token belongs to
 
@@ -107,6 +110,7 @@ class Positions:
         >>> Positions.arange(3, start=7).coords
         tensor([[7, 8, 9]])
         """
+        _check_whole(n=n, start=start)
         if n < 0:
             raise ValueError(f"n must not be negative, got {n}")
         line = torch.arange(start, start + n, device=device)[None]
@@ -120,6 +124,7 @@ class Positions:
         >>> Positions.grid(2, 3).coords[0].tolist()
         [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
         """
+        _check_whole(height=height, width=width)
         if height < 0 or width < 0:
             raise ValueError(f"height and width must not be negative, got {height} and {width}")
         row, column = torch.meshgrid(
@@ -184,7 +189,7 @@ class Positions:
         """The tokens of all parts, in turn. Rows must agree or be one; every part has a segment or none has."""
         if not parts:
             raise ValueError("cat needs at least one Positions, got none")
-        rows = next((part.rows for part in parts if part.rows != 1), 1)
+        rows = max((part.rows for part in parts if part.rows != 1), default=1)
         wide = [part.expand(rows) for part in parts]
         segments = [part.segment for part in wide if part.segment is not None]
         if segments and len(segments) != len(parts):
@@ -235,6 +240,9 @@ class Positions:
 
     def expand(self, rows: int) -> Positions:
         """The same positions for ``rows`` rows: one row is repeated (as a view), as many are kept, else ValueError."""
+        _check_whole(rows=rows)
+        if rows < 0:
+            raise ValueError(f"rows must not be negative, got {rows}")
         if self.rows == rows:
             return self
         if self.rows != 1:
@@ -248,6 +256,9 @@ class Positions:
 
     def shift(self, offset: int | float) -> Positions:
         """Every coordinate moved by ``offset``; order and documents stay. By a float, whole ones become float64."""
+        given: object = offset
+        if not is_number(given) and not isinstance(given, torch.SymInt):  # a compiler's
+            raise ValueError(f"offset must be a number, got {shown(given)}")
         if isinstance(offset, float):
             coords = self.coords if self.coords.is_floating_point() else self.coords.double()
             return self._like(coords=coords + offset, _bounds=None, _lead=None)
@@ -265,6 +276,7 @@ class Positions:
         They continue the document of the row's last token, its coordinate and its order. Text only (one axis).
         """
         coords = self.scalar("following")
+        _check_whole(n=n)
         if n < 0:
             raise ValueError(f"n must not be negative, got {n}")
         if len(self) == 0:
@@ -458,6 +470,13 @@ def _ends(index: slice, tokens: int) -> tuple[int, int]:
     start, stop = (0 if index.start is None else index.start), (tokens if index.stop is None else index.stop)
     start, stop = (end + tokens if end < 0 else end for end in (start, stop))
     return min(max(start, 0), tokens), min(max(stop, 0), tokens)
+
+
+def _check_whole(**values: object) -> None:
+    """ValueError unless all are whole numbers, if only a compiler's."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, Integral | torch.SymInt):
+            raise ValueError(f"{name} must be a whole number, got {shown(value)}")
 
 
 def _describe(value: object) -> str:

@@ -166,8 +166,13 @@ def classifier(entry: Entry) -> Subject:
 
 
 BACKENDS = ("auto", "sdpa", "near_far", "chunked", "reference")  # flex compiles for every length: see test_flex.py
-NEAR_FAR = {"alibi", "shaw", "t5"}  # straight or constant past a distance
-NOT_SDPA = {"shaw", "distance_aware"}  # values, and a factor, which PyTorch's kernel cannot do
+# PyTorch's kernel can neither add to values nor multiply scores; a band takes what is straight or constant past some
+# distance.
+NEAR_FAR = {"alibi", "shaw", "t5"}
+CANNOT = {
+    "sdpa": {"shaw", "distance_aware"},
+    "near_far": {entry.name for entry in CATALOG} - NEAR_FAR,
+}
 IN_PAIRS = [entry for entry in CATALOG if "add" not in entry.doors]
 ON_GRIDS = [entry for entry in CATALOG if entry.axes in ("two", "any")]
 
@@ -177,7 +182,7 @@ SUBJECTS: dict[str, Subject] = {
         for entry in IN_PAIRS
         for backend in BACKENDS
         for causal in (True, False)
-        if not (backend == "near_far" and entry.name not in NEAR_FAR or backend == "sdpa" and entry.name in NOT_SDPA)
+        if entry.name not in CANNOT.get(backend, ())
     },
     **{f"{entry.name}-decoder": decoder(entry) for entry in CATALOG if entry.axes != "two"},
     **{f"{entry.name}-encoder": encoder(entry) for entry in CATALOG if entry.axes != "two"},

@@ -92,7 +92,9 @@ def one_check(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_check_passes_if_something_was_tried_and_held(one_check: Any) -> None:
     report = one_check(same, FINITE, NEVER)
     assert [trial.status for trial in report.results[0].trials] == ["passed", "not applicable"]
-    assert report.results[0].status == "passed" and report.ok and report.results[0].trials[0].cases == 3
+    assert report.results[0].status == "passed"
+    assert report.ok
+    assert report.results[0].trials[0].cases == 3
 
 
 @pytest.mark.parametrize(
@@ -101,23 +103,27 @@ def test_a_check_passes_if_something_was_tried_and_held(one_check: Any) -> None:
 )
 def test_nothing_passes_by_default(one_check: Any, trial: Trial, reason: str) -> None:
     report = one_check(same, trial)
-    assert report.results[0].status == "not applicable" and report.results[0].reason == reason
+    assert report.results[0].status == "not applicable"
+    assert report.results[0].reason == reason
 
 
 def test_an_error_is_a_finding_made_small(one_check: Any) -> None:
     report = one_check(fails, FINITE, NEVER)
     ((entry, trial),) = report.findings
-    assert not report.ok and report.results[0].status == "finding"
+    assert not report.ok
+    assert report.results[0].status == "finding"
     assert trial.finding.came == "RuntimeError: six are too many"
     assert (len(trial.finding.batch.ids), trial.finding.batch.tokens) == (1, 6)
-    assert entry.number == 1 and "transformers#25681" in report.results[0].threads
+    assert entry.number == 1
+    assert "transformers#25681" in report.results[0].threads
 
 
 def test_what_does_not_return_is_unfinished(one_check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "GRACE", 0.1)
     report = one_check(never_returns, FINITE, seconds=0.2)
     (trial,) = report.results[0].trials
-    assert (trial.status, trial.cases) == ("unfinished", 1) and not report.ok
+    assert (trial.status, trial.cases) == ("unfinished", 1)
+    assert not report.ok
     assert trial.reason == "the time was up within case 2"
 
 

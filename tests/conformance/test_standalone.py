@@ -150,7 +150,7 @@ def test_of_a_file_that_imports_posenc_it_holds_what_is_used(project: Project) -
             from posenc.conformance import Layer, Rotary
             from posenc.conformance import check as run_the_checks
 
-            FIRST, SECOND = 5.0, 7.0
+            FIRST, SECOND = 5.0, 7.0; THIRD = [FIRST]; THIRD.append(SECOND)  \x0c
             FACTORS = {}
             FACTORS["one"] = 1.0
             FACTORS.update(two=2.0)
@@ -175,7 +175,7 @@ def test_of_a_file_that_imports_posenc_it_holds_what_is_used(project: Project) -
 
 
             def build():
-                return FIRST * FACTORS["one"] * FACTORS["two"]
+                return FIRST * FACTORS["one"] * FACTORS["two"] * len(THIRD)
 
 
             @loud
@@ -277,20 +277,76 @@ def test_names_that_two_files_have_are_told_apart(project: Project) -> None:
 def test_a_name_that_is_local_is_left_alone(project: Project) -> None:
     mine = project(
         mine="""
+            import contextlib
             from posenc.conformance import Layer
-            def near(): return 2.0
-            def build(near=near(), *, batch=3.0):
-                rest = [near * n for n in range(3)]
-                subject = lambda outcome: outcome + batch
-                try:
-                    raise ValueError
-                except ValueError as error:
-                    return subject(sum(rest))
+
+            def error(x=1.0): return x + 0.5  # a name that the script has for itself
+            def near(): return error()
+            count = 0
+
+            def by_argument(error, *batch, outcome=near(), **subject):
+                return error + outcome + len(batch) + len(subject)
+            def by_loop():
+                for error in range(3): pass
+                return error
+            def by_with():
+                with contextlib.nullcontext(4.0) as error: return error
+            def by_match():
+                match [5.0, 6.0, {"a": 7.0}]:
+                    case [error, *batch, {"a": outcome, **subject}] if not subject: return error + batch[0] + outcome
+            def by_handler():
+                try: raise ValueError("8")
+                except ValueError as error: return float(str(error))
+            def by_walrus(): return [outcome for n in range(2) if (error := n + 9.0)] if (outcome := 1) else error
+            def by_comprehension(): return sum([error for error in range(4)]) + error(10.0)
+            def by_import():
+                import math as error
+                return error.pi
+            def by_lambda(): return (lambda error: error + 1)(11.0) + (lambda n: error(n))(12.0)
+            def by_inner():
+                def error(): return 13.0
+                class batch: outcome = 14.0
+                return error() + batch.outcome
+            def by_global():
+                global count
+                count += 1
+                return error(count) - count
+
+            class Held:
+                outcome = error(15.0)
+                def subject(self): return self.outcome + error(16.0)
+
+            def build():
+                parts = [by_argument(1.0, 2.0, batch=3.0), by_loop(), by_with(), by_match(), by_handler()]
+                parts += [len(by_walrus()), by_comprehension(), by_import(), by_lambda(), by_inner(), by_global()]
+                return sum(parts) + Held().subject()
             def call(made, x): return x * made
             layer = Layer(build=build, call=call)
         """
     )
-    assert "def near" in repeated(mine.layer)
+    made = repeated(mine.layer)
+    assert "error_of_mine" in defined(made)
+    assert "for error in range(3)" in made
+    assert mine.build() == pytest.approx(
+        1.0
+        + 1.5
+        + 1
+        + 1
+        + 2
+        + 4.0
+        + 18.0
+        + 8.0
+        + 2
+        + 6
+        + 10.5
+        + 3.141592653589793
+        + 12.0
+        + 12.5
+        + 27.0
+        + 0.5
+        + 15.5
+        + 16.5
+    )
 
 
 def test_annotations_in_quotes_and_in_the_future(project: Project) -> None:

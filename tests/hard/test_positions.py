@@ -1,6 +1,8 @@
 """Positions against a plain model of them: a list of tokens per row. And what they know of themselves, held to it."""
 
 import itertools
+import re
+from typing import Any
 
 import pytest
 import torch
@@ -144,3 +146,43 @@ def test_following_all_at_once_is_following_one_by_one(data: st.DataObject, rows
     at_once = Positions.cat([it.positions, it.positions.following(n)])
     assert read(one_by_one) == read(at_once)
     check_facts(Made(one_by_one, read(at_once)))
+
+
+# --- what was found by these, once and for all ------------------------------------------------------------------------
+
+
+def test_what_follows_nothing_is_of_as_many_rows_and_of_one_dtype() -> None:
+    nothing = Positions(torch.zeros(2, 0, dtype=torch.float64))
+    after = nothing.following(2)
+    assert after.coords.tolist() == after.order.tolist() == [[0, 1], [0, 1]]
+    assert Positions.cat([nothing, after]).coords.dtype == torch.float64
+
+
+def test_a_batch_of_nothing_has_positions() -> None:
+    nothing = Positions.arange(3).expand(0)
+    assert nothing.with_segment(torch.zeros(1, 3, dtype=torch.int64)).rows == 0
+    assert Positions(nothing.coords, order=torch.arange(3)[None], document=nothing.document).rows == 0
+    assert Positions.cat([nothing, nothing.following(), Positions.arange(2)]).coords.shape == (0, 6)
+
+
+def test_a_shift_by_a_fraction_rounds_nothing_that_double_precision_holds() -> None:
+    shifted = Positions.arange(2, start=2**24).shift(0.5)
+    assert shifted.coords.tolist() == [[2**24 + 0.5, 2**24 + 1.5]]
+    assert Positions(torch.zeros(1, 2)).shift(0.5).coords.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("provoke", "message"),
+    [
+        (lambda: Positions.arange(2.5), "n must be a whole number, got 2.5"),
+        (lambda: Positions.arange(2, start="1"), "start must be a whole number, got '1'"),
+        (lambda: Positions.grid(2, 2.5), "width must be a whole number, got 2.5"),
+        (lambda: Positions.arange(2).following(True), "n must be a whole number, got True"),
+        (lambda: Positions.arange(2).expand(2.0), "rows must be a whole number, got 2.0"),
+        (lambda: Positions.arange(2).expand(-1), "rows must not be negative, got -1"),
+        (lambda: Positions.arange(2).shift("1"), "offset must be a number, got '1'"),
+    ],
+)
+def test_errors_name_the_argument_what_was_expected_and_what_came(provoke: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        provoke()

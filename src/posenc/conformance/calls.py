@@ -112,7 +112,7 @@ def with_tokens(batch: Batch, tokens: int, axes: int = 0) -> Batch:
     return Batch([[(batch.ids[0][0] + 7 * n) % VOCABULARY for n in range(tokens)]], positions if axes else None)
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """What an error says, in one line, without colours, and without addresses, which differ from run to run."""
     text = re.sub(r"\x1b\[[0-9;]*m| at 0x[0-9a-fA-F]+", "", str(error))
     return f"{type(error).__name__}: {text.strip().splitlines()[0] if text.strip() else ''}"

@@ -77,9 +77,7 @@ def decode_with_positions(
 ) -> tuple[Tensor, Any]:
     """A decoder that is told positions."""
     if positions is not None and padding is None:
-        # Without a mask, positions that do not go up by one each would mean packed documents.
-        before = 0 if cache is None else cache.get_seq_length()
-        padding = torch.ones(ids.size(0), before + ids.size(1), device=ids.device).bool()
+        padding = _no_padding(ids, 0 if cache is None else cache.get_seq_length())
     ids, mask = _padded_inputs(model, ids, padding)
     out = model(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
     return _outputs(out), out.past_key_values
@@ -118,6 +116,8 @@ def encode_with_positions(
     model: Any, ids: Tensor, positions: Tensor | None = None, padding: Tensor | None = None
 ) -> Tensor:
     """An encoder that is told positions."""
+    if positions is not None and padding is None:
+        padding = _no_padding(ids, 0)
     ids, mask = _padded_inputs(model, ids, padding)
     return _outputs(model(input_ids=ids, attention_mask=mask, position_ids=positions))
 
@@ -126,6 +126,11 @@ def encode_by_index(model: Any, ids: Tensor, padding: Tensor | None = None) -> T
     """An encoder that finds positions itself."""
     ids, mask = _padded_inputs(model, ids, padding)
     return _outputs(model(input_ids=ids, attention_mask=mask))
+
+
+def _no_padding(ids: Tensor, before: int) -> Tensor:
+    """A mask of all tokens: without one, positions that do not go up by one each would mean packed documents."""
+    return torch.ones(ids.size(0), before + ids.size(1), dtype=torch.bool, device=ids.device)
 
 
 def _padded_inputs(model: Any, ids: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -112,6 +112,11 @@ def with_weights_in(subject: Subject, dtype: torch.dtype) -> Any:
     return made
 
 
+def fastest(subject: Rotary) -> float:
+    """The highest of the frequencies, 1 radian per position unless a higher one is claimed."""
+    return max([1.0, *map(abs, subject.frequencies or ())])
+
+
 def lowered(
     subject: Subject, dtype: torch.dtype, autocast: torch.dtype | None, measure: Callable[..., Tensor], *rest: Any
 ) -> Tensor:

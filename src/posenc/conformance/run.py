@@ -137,15 +137,15 @@ def check(
     report.settings.update(seed=seed, lengths=list(lengths), longest=longest, seconds=seconds, dtype=str(subject.dtype))
     report.settings.update(checks=sorted(set(wanted)))
     progress.begin(len(set(wanted)))
-    with progress:
-        for number in sorted(set(wanted)):
-            plan = Plan(subject, tuple(sorted(lengths)), longest, seed)
-            progress.advance(0, f"{report.name}: {known[number].number}. {known[number].name}")
-            try:
+    try:
+        with progress:
+            for number in sorted(set(wanted)):
+                plan = Plan(subject, tuple(sorted(lengths)), longest, seed)
+                progress.advance(0, f"{report.name}: {known[number].number}. {known[number].name}")
                 report.results.append(_result(known[number], plan, report.name, seconds))
-            except KeyboardInterrupt:
-                raise Interrupted(report) from None
-            progress.advance(1, f"{report.name}: {known[number].number}. {known[number].name}")
+                progress.advance(1, f"{report.name}: {known[number].number}. {known[number].name}")
+    except KeyboardInterrupt:
+        raise Interrupted(report) from None
     return report
 
 

@@ -275,14 +275,15 @@ class Sources:
     def _written(self, kept: _Kept, names: Mapping[str, str]) -> Iterator[str]:
         node = kept.node
         attributes = {key: self._names[self._meant[target][0]] for key, target in kept.attributes.items()}
-        if kept.relative or attributes or (names and not names.keys().isdisjoint(_names_in(node))):
+        changes = attributes or (names and not names.keys().isdisjoint(_names_in(node)))
+        if changes or kept.relative or kept.file.is_crowded(node):
             if isinstance(node, ast.ClassDef):
                 node.body = [part for part in node.body if part not in kept.left] or [ast.Pass()]
             _drop_docstrings(node)
             for part in ast.walk(node):
                 if isinstance(part, ast.ImportFrom):
                     part.module, part.level = kept.file.origin(part), 0
-            yield from ast.unparse(renamed(node, names, attributes)).splitlines()
+            yield from ast.unparse(renamed(node, names, attributes)).split("\n")
         else:
             yield from _copied_lines(kept)
 
@@ -316,7 +317,7 @@ class _File:
             ) from None
         self.module, self.name = module, module.__name__
         self.own = self.name.startswith(OWN)
-        self.lines = text.splitlines()
+        self.lines = text.split("\n")  # as Python counts them: splitlines() also splits at form feeds
         self.statements = [node for node in ast.parse(text).body if not _tests(node, "__name__")]
         if self.own:  # what the package's own file imports late, for type checkers
             parts = ([node] if not _tests(node, "TYPE_CHECKING") else node.body for node in self.statements)
@@ -332,6 +333,11 @@ class _File:
         """The statements that bind a name or change its value."""
         pairs = zip(self._bound, self._changed, strict=True)
         return [node for node, (bound, also) in zip(self.statements, pairs, strict=True) if name in bound | also]
+
+    def is_crowded(self, node: ast.stmt) -> bool:
+        """Whether a statement shares a line with another."""
+        lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        return any(other.lineno in lines or other.end_lineno in lines for other in self.statements if other is not node)
 
     def origin(self, node: ast.ImportFrom) -> str:
         """The module that something is imported from."""

@@ -1,7 +1,7 @@
 """What is checked: something that PyTorch code builds, how it is called, and what it claims.
 
-Everything in this file is plain PyTorch and imports nothing of posenc: the script that repeats a finding holds a copy of
-what it needs from here.
+Everything in this file is plain PyTorch and imports nothing of posenc: the script that repeats a finding holds a copy
+of what it needs from here.
 """
 
 import inspect
@@ -24,10 +24,10 @@ class NotApplicableError(Exception):
 class Batch:
     """Rows of tokens, as plain lists: what a subject is run on. All rows have as many tokens.
 
-    ``positions``: None leaves them to the subject, 0, 1, 2, … . ``document``: tokens see their own alone; -1 is padding.
-    ``order``: what causality goes by, where it is not the index. ``chunks``: the lengths in which a cache is fed; none:
-    all at once. ``queries`` and ``keys``: which tokens ask and which are asked; None: all. ``grid``: rows and columns of
-    patches, in raster order.
+    ``positions``: None leaves them to the subject, 0, 1, 2, … . ``document``: tokens see their own alone; -1 is
+    padding. ``order``: what causality goes by, where it is not the index. ``chunks``: the lengths in which a cache is
+    fed; none: all at once. ``queries`` and ``keys``: which tokens ask and which are asked; None: all. ``grid``: rows
+    and columns of patches, in raster order.
     """
 
     ids: list[list[int]]
@@ -242,14 +242,15 @@ class _Heads(Subject):
 class Rotary(_Heads):
     """A rotation of queries and keys: ``call(made, x, positions)`` or ``call(made, query, key, positions)``.
 
-    x, query and key are (rows, heads, tokens, head_dim), positions (rows, tokens) of int64, with ``axes`` above 1 (rows,
-    tokens, axes). It gives x rotated, or query and key. In place of ``positions`` it may take ``offset``, the position
-    of the first token, or nothing: tokens are then at 0, 1, 2, … .
+    x, query and key are (rows, heads, tokens, head_dim), positions (rows, tokens) of int64, with ``axes`` above 1
+    (rows, tokens, axes). It gives x rotated, or query and key. In place of ``positions`` it may take ``offset``, the
+    position of the first token, or nothing: tokens are then at 0, 1, 2, … .
 
-    Further claims: ``frequencies``, radians per position of each pair of channels, or ``base``, for base^(-2c/rotary_dim);
-    ``layout``, "half" (channels c and c + rotary_dim/2 are a pair) or "interleaved" (2c and 2c + 1); ``rotary_dim``, the
-    channels that are rotated (None: all); ``scale``, what the length of a rotated vector is multiplied by (attention
-    factors; None: it depends on the position); ``other_layout``: options that build the same in the other layout.
+    Further claims: ``frequencies``, radians per position of each pair of channels, or ``base``, for
+    base^(-2c/rotary_dim); ``layout``, "half" (channels c and c + rotary_dim/2 are a pair) or "interleaved" (2c and 2c +
+    1); ``rotary_dim``, the channels that are rotated (None: all); ``scale``, what the length of a rotated vector is
+    multiplied by (attention factors; None: it depends on the position); ``other_layout``: options that build the same
+    in the other layout.
     """
 
     frequencies: Sequence[float] | None = None
@@ -338,9 +339,10 @@ class Attention(_Heads):
     """Attention as a function: ``call(made, query, key, value, …)`` gives (rows, heads, queries, head_dim).
 
     It may take ``query_positions`` and ``key_positions`` (rows, tokens[, axes]); ``query_document`` and
-    ``key_document`` (rows, tokens), where -1 is padding; ``query_order`` and ``key_order`` (rows, tokens), for causality;
-    or ``visible`` (rows, 1, queries, keys) in place of documents, order and causality. With ``return_lse`` it is asked
-    for (output, log-sum-exp of the scores). Without positions, keys are at 0 … and queries are the last of them.
+    ``key_document`` (rows, tokens), where -1 is padding; ``query_order`` and ``key_order`` (rows, tokens), for
+    causality; or ``visible`` (rows, 1, queries, keys) in place of documents, order and causality. With ``return_lse``
+    it is asked for (output, log-sum-exp of the scores). Without positions, keys are at 0 … and queries are the last of
+    them.
     """
 
     def can(self, what: str) -> bool:
@@ -399,8 +401,9 @@ class Layer(Subject):
 
     It may take ``positions`` (rows, tokens[, axes]), of the tokens of x; ``padding`` (rows, tokens so far), True where
     there is a token; ``document`` (rows, tokens so far), -1 for padding; ``order`` (rows, tokens), for causality;
-    ``cache``, None at first: it then gives (output, cache); ``memory`` (rows, keys, dim), the tokens that are asked, and
-    ``memory_positions``; ``grid``, (height, width). A parameter with a default is left out where there is nothing to say.
+    ``cache``, None at first: it then gives (output, cache); ``memory`` (rows, keys, dim), the tokens that are asked,
+    and ``memory_positions``; ``grid``, (height, width). A parameter with a default is left out where there is nothing
+    to say.
     """
 
     dim: int = 32

@@ -95,8 +95,8 @@ class Plan:
         return Batch(self.ids(rows, tokens))
 
     def line(self, rows: int, tokens: int, start: int = 0, step: int = 0) -> Batch:
-        """Rows of tokens at start, start + 1, …, which it is told; every row begins ``step`` after the one before it. On
-        the diagonal where a position has several axes."""
+        """Rows of tokens at start, start + 1, …, which it is told; every row begins ``step`` after the one before it.
+        On the diagonal where a position has several axes."""
         starts = [start + row * step for row in range(rows)]
         lines = [[self.at(p) for p in range(first, first + tokens)] for first in starts]
         return replace(self.text(rows, tokens), positions=lines)

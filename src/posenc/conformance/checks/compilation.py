@@ -73,7 +73,7 @@ def compiled_is_eager(
     finally:
         torch.compiler.reset()
     if not compiler.graphs:
-        return Outcome(False, "a graph", "nothing to compile")
+        raise NotApplicableError("torch.compile is switched off, or finds nothing to compile")
     found = [name for graph in compiler.graphs for name in complex_nodes(graph)]
     return Outcome(not found, "real numbers alone", f"complex numbers: {', '.join(found[:3])}")
 
@@ -190,9 +190,10 @@ def onnx_is_eager(subject: Subject, batch: Batch, lengths: list[int], axes: int,
             assert onnx is not None
             written = onnx.model_proto.SerializeToString()
         except Exception as error:  # of an operator that ONNX has no word for, which is no fault of the program
-            while error.__cause__ is not None:
-                error = error.__cause__
-            raise NotApplicableError(f"it cannot be written as ONNX: {one_line(error)}") from error
+            cause: BaseException = error
+            while cause.__cause__ is not None:
+                cause = cause.__cause__
+            raise NotApplicableError(f"it cannot be written as ONNX: {one_line(cause)}") from error
         finally:
             logging.disable(level)
     try:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from posenc.conformance.measure import claimed, first_axis, matrices, row_of, sides, unit
+from posenc.conformance.measure import claimed, fastest, first_axis, matrices, row_of, sides, unit
 from posenc.conformance.outcome import Outcome, first_failure, near
 from posenc.conformance.subjects import Batch, NotApplicableError, Rotary, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial
@@ -30,8 +30,8 @@ def rotations_are_as_claimed(subject: Rotary, batch: Batch) -> Outcome:
             expected = expected.clone()
             expected[..., : subject.rotary_dim] *= subject.scale
         for n, p in enumerate(positions):
-            # Four roundings of the phase to float32, each worth p 2^-23 at most, and four of what is turned.
-            tolerance = (4 * first_axis(p) + 2) * 2**-23 * (subject.scale or 1.0)
+            # Four roundings of the phase to float32, each worth p theta 2^-23, and four of what is turned.
+            tolerance = (4 * first_axis(p) * fastest(subject) + 2) * 2**-23 * (subject.scale or 1.0)
             found.append((f"{name} at {p}", near(expected[n], came[n], tolerance)))
     return first_failure(found)
 

@@ -41,7 +41,7 @@ def rotations_differ(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast
         if subject.distinct_to is None:
             # A step turns by as much everywhere. One that two units of the dtype hide, nobody can see in it; none at
             # all is another thing.
-            first = [p if subject.axes == 1 else [p] * subject.axes for p in range(4)]
+            first = [p if subject.axes == 1 else [p] * subject.axes for p in range(min(4, subject.max_positions or 4))]
             exact = turned(subject, subject.make(), vector.to(subject.dtype), first, which)[0]
             seen = float(exact.diff(dim=1).abs().max()) / float(exact.abs().max())
             if 0 < seen < 4 * torch.finfo(autocast or dtype).eps:
@@ -90,6 +90,7 @@ def _windows(end: int) -> list[int]:
 def _of_rotations(plan: Plan) -> Iterator[Case]:
     plan.require(isinstance(plan.subject, Rotary), "a rotation alone can be seen by itself")
     end = min(plan.subject.distinct_to or FAR, reach(plan))
+    plan.require(end > 1, "there is no position but 0")
     at = [plan.at(p) for p in _windows(end)]
     for values in precisions(plan):
         yield Case(Batch([[0] * len(at)], positions=[at]), values)

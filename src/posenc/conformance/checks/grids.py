@@ -13,7 +13,6 @@ from posenc.conformance.subjects import PADDING, Batch, Layer, Model, NotApplica
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
 SHAPES = ((3, 5), (5, 3))
-ROW, COLUMN = -2, -1  # the last two axes of a position
 STEPS = (1, 37)
 
 
@@ -85,8 +84,7 @@ def any_order_will_do(subject: Subject, batch: Batch, tolerance: float) -> Outco
     row = batch.positions[0]
     turned = sorted(range(batch.tokens), key=lambda n: row[n][::-1])
     made = subject.make()
-    other = replace(batch.pick(turned), grid=None)
-    return near(subject.run(made, batch)[:, turned], subject.run(made, other), tolerance)
+    return near(subject.run(made, batch)[:, turned], subject.run(made, batch.pick(turned)), tolerance)
 
 
 def text_is_one_axis(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
@@ -189,13 +187,19 @@ def registers_have_no_place(subject: Subject, batch: Batch, tolerance: float) ->
 # -- cases -------------------------------------------------------------------------------------------------------------
 
 
+def _require_places(plan: Plan) -> None:
+    plan.require(plan.has(max(map(max, SHAPES)) - 1), "there are too few positions for the grids")
+
+
 def _require_axes(plan: Plan) -> None:
     plan.require(plan.subject.axes > 1, "positions have one axis")
+    _require_places(plan)
     plan.require_that_it_can("positions")
 
 
 def _require_grid(plan: Plan) -> None:
     plan.require(plan.subject.takes("grid"), "call takes no grid")
+    _require_places(plan)
 
 
 def _patches(plan: Plan, shape: tuple[int, int]) -> Batch:
@@ -219,7 +223,6 @@ def _axes(plan: Plan) -> Iterator[Case]:
 def _ways(plan: Plan) -> Iterator[Case]:
     _require_axes(plan)
     plan.require(not plan.subject.symmetric, "it claims to be symmetric")
-    plan.require(plan.has(4), "there are too few positions")
     front = [0] * (plan.subject.axes - 2)
     rows = []
     for down, right in product(range(-2, 3), range(-4, 5)):

@@ -7,7 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.conformance.measure import claimed, first_axis, lowered, matrices, row_of, sides, unit, with_weights_in
+from posenc.conformance.measure import (
+    claimed,
+    fastest,
+    first_axis,
+    lowered,
+    matrices,
+    row_of,
+    sides,
+    unit,
+    with_weights_in,
+)
 from posenc.conformance.outcome import Outcome, first_failure, near
 from posenc.conformance.subjects import Batch, Bias, NotApplicableError, Rotary, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial
@@ -45,9 +55,9 @@ def angles_are_exact(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast
             if float(lengths[n].max()) > low.max or float(lengths[n].min()) < low.tiny:
                 continue  # what is that long or short has no number in the dtype, or one of few digits
             # A phase p theta in float32 takes some four roundings of up to a unit (the exponent, the power, its
-            # reciprocal, the product), each worth p 2^-23 at most, as theta is at most 1. Then cos and sin are rounded
-            # to the dtype, and so is what they are multiplied with and added up to: four times half a unit.
-            tolerance = 4 * 2**-23 * first_axis(p) + 2 * low.eps
+            # reciprocal, the product), each worth p theta 2^-23 at most. Then cos and sin are rounded to the dtype, and
+            # so is what they are multiplied with and added up to: four times half a unit.
+            tolerance = 4 * 2**-23 * first_axis(p) * fastest(subject) + 2 * low.eps
             found.append((f"{name} at {p}", near((exact if expected is None else expected)[n], came[n], tolerance)))
     return first_failure(found)
 
@@ -180,6 +190,7 @@ def reach(plan: Plan) -> int:
 def _of_rotations(plan: Plan) -> Iterator[Case]:
     plan.require(isinstance(plan.subject, Rotary), "a rotation alone has angles")
     end = reach(plan)
+    plan.require(end > 1, "there is no position but 0")
     at = sorted({p for p in AT if p < end} | {end - 1})
     batch = Batch(plan.ids(1, len(at)), positions=[[plan.at(p) for p in at]])
     for values in precisions(plan):
@@ -208,6 +219,7 @@ def _long(plan: Plan) -> Iterator[Case]:
     plan.require_that_it_can("positions")
     tokens = plan.sizes[-1]
     end = min(reach(plan), END)
+    plan.require(end > SHORT, f"positions end at {end}, and there is no distance that is long")
     for last in sorted({p for p in (*range(tokens, 8 * tokens, tokens), LATE, end - 1) if tokens <= p < end}):
         batch = plan.line(1, tokens)
         row = [*row_of(batch), plan.at(last)]

@@ -1,0 +1,36 @@
+"""docs/conformance.md says what the code does."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from posenc.conformance.checks import CHECKS
+from posenc.conformance.threads import THREADS
+from posenc.conformance.trial import Check
+
+PAGE = (Path(__file__).parents[2] / "docs" / "conformance.md").read_text(encoding="utf-8")
+ROWS = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in PAGE.splitlines() if line.startswith("| ")]
+LISTED = {int(row[0]): row[1:] for row in ROWS if row[0].isdigit() and row[1] in {check.name for check in CHECKS}}
+PAINS = {int(row[0]): row[1:] for row in ROWS if row[0].isdigit() and row[1] not in {check.name for check in CHECKS}}
+
+
+def test_there_are_twenty_checks() -> None:
+    assert [check.number for check in CHECKS] == list(range(1, 21))
+    assert len({check.name for check in CHECKS}) == 20
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+def test_the_page_has_every_check_as_it_is(check: Check) -> None:
+    assert LISTED[check.number] == [check.name, check.rule, ", ".join(map(str, check.pains))]
+
+
+@pytest.mark.parametrize("pain", THREADS)
+def test_the_page_has_every_pain_with_its_threads_and_checks(pain: int) -> None:
+    _, threads, checks = PAINS[pain]
+    assert threads.split(", ") == list(THREADS[pain])
+    assert [int(number) for number in re.findall(r"\d+", checks)] == [c.number for c in CHECKS if pain in c.pains]
+
+
+def test_every_check_ends_a_pain() -> None:
+    assert all(check.pains for check in CHECKS)
