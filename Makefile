@@ -9,6 +9,7 @@ BIN := $(VENV)/bin
 LAB := $(VENV)/.installed-lab
 DEV := $(VENV)/.installed-dev
 PEERS := $(VENV)/.installed-peers
+FIELD := $(VENV)/.installed-field
 
 # What `make bench` holds posenc against, and what that imports. Installed without dependencies, or pip would touch torch.
 PEER_PACKAGES := x-transformers einx loguru torch-einops-utils frozendict einops rotary-embedding-torch \
@@ -17,7 +18,7 @@ PEER_PACKAGES := x-transformers einx loguru torch-einops-utils frozendict einops
 	tqdm idna truststore h11 PyYAML safetensors
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench test lint format clean
+.PHONY: help demo bench field test lint format clean
 # Two targets must not install into the same environment at once.
 .NOTPARALLEL:
 
@@ -32,9 +33,19 @@ demo: $(LAB) ## set up, compare the schemes on real text, write runs/demo/report
 bench: $(PEERS) ## set up with other libraries, time every scheme beside them, write runs/bench/bench.md
 	$(BIN)/posenc bench $(BENCH)
 
+# Resumed where it was interrupted. FIELD_OPTIONS="--only of_torchtune" runs a part.
+field: $(FIELD) ## set up with other libraries, run the checks on them, write docs/field-report.md
+	$(BIN)/python -m field.report $(FIELD_OPTIONS)
+
+# All twenty checks on every scheme, backend and model, and on every mutant: minutes by themselves, so not of `make test`.
+CHECKED := tests/conformance/test_own.py tests/conformance/test_mutants.py
+
 # One thread a process: the processes share the cores already.
-test: $(DEV) ## set up and run the tests
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS)
+test: $(DEV) ## set up and run the tests, all but those of `make check`
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) $(addprefix --ignore=,$(CHECKED))
+
+check: $(DEV) ## set up and run posenc check on posenc itself, and on mutants that it must catch
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) $(CHECKED)
 
 lint: $(DEV) ## check format, lint, types and which room imports which
 	$(BIN)/ruff format --check .
@@ -73,3 +84,10 @@ $(PEERS): $(LAB) constraints.txt
 	@if $(BIN)/python -m pip install --disable-pip-version-check --no-deps -c constraints.txt $(PEER_PACKAGES) \
 		>$(VENV)/install-peers.log 2>&1; then touch $@; \
 	else tail -n 5 $(VENV)/install-peers.log >&2; echo "Going on without the peers that are missing"; fi
+
+# Without dependencies too. A package that is missing is listed as not run.
+$(FIELD): $(LAB) constraints.txt field/requirements.txt
+	@echo "Setting up in $(VENV) the packages that are checked"
+	@if $(BIN)/python -m pip install --disable-pip-version-check --no-deps -c constraints.txt -r field/requirements.txt \
+		>$(VENV)/install-field.log 2>&1; then touch $@; \
+	else tail -n 5 $(VENV)/install-field.log >&2; echo "Going on without the packages that are missing"; fi

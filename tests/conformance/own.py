@@ -22,9 +22,9 @@ LONGEST = 160  # tokens that any of them is built for
 class Pairs(nn.Module):
     """A scheme and the backend that it is to run under."""
 
-    def __init__(self, name: str, backend: str, causal: bool) -> None:
+    def __init__(self, name: str, backend: str = "auto", causal: bool = True, longest: int = LONGEST) -> None:
         super().__init__()
-        shape = Shape(dim=DIM, num_heads=HEADS, head_dim=HEAD_DIM, max_positions=LONGEST, causal=causal)
+        shape = Shape(dim=DIM, num_heads=HEADS, head_dim=HEAD_DIM, max_positions=longest, causal=causal)
         self.scheme, self.backend, self.causal = scheme_from_names(name, shape), backend, causal
 
 
@@ -65,6 +65,10 @@ def attend_with_posenc(
         if "cannot run this" not in str(error):
             raise
         raise NotApplicableError(str(error)) from None  # a backend that is named never falls back
+
+
+def attend_in_one_line(made: Any, query: Tensor, key: Tensor, value: Tensor) -> Any:
+    return posenc.attention(query, key, value, made.scheme, is_causal=True)
 
 
 def build_decoder(name: str, **options: Any) -> nn.Module:
@@ -128,6 +132,23 @@ def attention(entry: Entry, backend: str, causal: bool) -> Subject:
     )
 
 
+def one_line(entry: Entry) -> Subject:
+    """A scheme as most will use it, which compiles, exports and takes memory for the tokens and not for their pairs."""
+    return Attention(
+        build=Pairs,
+        call=attend_in_one_line,
+        options={"name": entry.name, "longest": 4096},
+        heads=HEADS,
+        head_dim=HEAD_DIM,
+        causal=True,
+        jitter=0.3,
+        linear_memory=True,
+        compiles=True,
+        exports=True,
+        max_positions=4096 if entry.name == "absolute_in_attention" else None,
+    )
+
+
 def claims(entry: Entry) -> dict[str, Any]:
     ends = {"learned", "absolute_in_attention"}  # the end of relative_1d is a distance
     return {
@@ -184,6 +205,7 @@ SUBJECTS: dict[str, Subject] = {
         for causal in (True, False)
         if entry.name not in CANNOT.get(backend, ())
     },
+    **{f"{entry.name}-one-line": one_line(entry) for entry in IN_PAIRS if entry.axes != "two"},
     **{f"{entry.name}-decoder": decoder(entry) for entry in CATALOG if entry.axes != "two"},
     **{f"{entry.name}-encoder": encoder(entry) for entry in CATALOG if entry.axes != "two"},
     **{f"{entry.name}-classifier": classifier(entry) for entry in ON_GRIDS},

@@ -218,7 +218,7 @@ DOORS: dict[str, list[Row]] = {
     ],
     "Scheme.forward": [
         Row(lambda: RoPE(8)(torch.arange(5)), "…positions must be …Positions, got …torch.int64 (5,)"),
-        Row(lambda: RoPE(8)(LINE, [1]), "…positions must be …Positions, got …[1]"),
+        Row(lambda: RoPE(8)(LINE, [1]), "…positions must be …Positions…, got …[1]"),
         Row(lambda: ALiBi(6)(LINE, dtype=torch.float16), "dtype must be …float32 or …float64, got torch.float16"),
     ],
     "PositionError": [
@@ -386,8 +386,16 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
             )
         ],
     ],
-    "Positions.arange": [Row(lambda: Positions.arange(-1), "n must …, got -1")],
-    "Positions.grid": [Row(lambda: Positions.grid(-1, 2), "height… must …, got -1…")],
+    "Positions.arange": [
+        *each(Positions.arange, {}, "n", NO_SIZES[:8], "a whole number…"),
+        *each(Positions.arange, {"n": 3}, "start", NO_SIZES[:8], "a whole number…"),
+        Row(lambda: Positions.arange(-1), "n must …, got -1"),
+    ],
+    "Positions.grid": [
+        *each(Positions.grid, {"width": 2}, "height", NO_SIZES[:8], "a whole number…"),
+        *each(Positions.grid, {"height": 2}, "width", NO_SIZES[:8], "a whole number…"),
+        Row(lambda: Positions.grid(-1, 2), "height… must …, got -1…"),
+    ],
     "Positions.packed": [
         Row(lambda: Positions.packed([-1]), "lengths must …, got …-1…"),
         Row(lambda: Positions.packed([1.5]), "lengths must be …whole number…, got …1.5…"),
@@ -407,12 +415,24 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
         Row(lambda: LINE[1], "positions are indexed by a slice or a 1-D int64 tensor of tokens, got …1"),
         Row(lambda: LINE[torch.tensor([1.0])], "positions are indexed by …, got torch.float32 (1,)"),
     ],
-    "Positions.expand": [Row(lambda: LINE.expand(2).expand(3), "positions have 2 rows, … a batch of 3")],
+    "Positions.expand": [
+        *each(LINE.expand, {}, "rows", NO_SIZES[:8], "a whole number…"),
+        Row(lambda: LINE.expand(-1), "rows must …, got -1"),
+        Row(lambda: LINE.expand(2).expand(3), "positions have 2 rows, … a batch of 3"),
+    ],
+    "Positions.shift": each(
+        LINE.shift,
+        {},
+        "offset",
+        [("x", "'x'"), (None, "None"), (True, "True"), (LINE.coords, "torch.int64 (1, 5)")],
+        "a …number",
+    ),
     "Positions.with_segment": [
         Row(lambda: LINE.with_segment([0]), "segment must be a tensor (rows, 5) like coords, got …[0]"),
         Row(lambda: LINE.with_segment(X[:1, :, 0]), "segment must be int64, got torch.float32"),
     ],
     "Positions.following": [
+        *each(LINE.following, {}, "n", NO_SIZES[:8], "a whole number…"),
         Row(lambda: LINE.following(-1), "n must …, got -1"),
         Row(lambda: GRID.following(), "following takes one coordinate per token, got positions of 2 axes"),
     ],
@@ -572,8 +592,8 @@ NO_ARGUMENTS = {
 }
 # They keep what they are given, whatever it is, and say nothing of it before it is used.
 KEEPING = {"Encoding", "Scheme.pairs"}
-# Python's own: a number is added, a device looked up, and a scheme takes no more than its like to be composed.
-PYTHONS = {"Positions.shift", "Positions.to", "Scheme.__add__"}
+# Python's and torch's own: a scheme composes with its like, and a device is looked up.
+PYTHONS = {"Positions.to", "Scheme.__add__"}
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
