@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from posenc import Positions, Scheme
-from posenc.schemes.catalog import Shape
+from posenc.schemes.catalog import CATALOG, Shape
 from tests.backends.grounds import KINDS, attend
 
 PADDING = -1
@@ -246,6 +246,11 @@ def shifted(draw: st.DrawFn, it: Made, rows: int) -> Made:
     return Made(it.positions.shift(by), [[moved(token, by, dtype) for token in row] for row in it.rows])
 
 
+def by_whole(it: Made, by: int) -> Made:
+    """Every coordinate moved by a whole number."""
+    return Made(it.positions.shift(by), [[moved(token, by, it.dtype) for token in row] for row in it.rows])
+
+
 def expanded(draw: st.DrawFn, it: Made, rows: int) -> Made:
     """One row repeated."""
     return Made(it.positions.expand(rows), repeated(it.rows, rows)) if len(it.rows) == 1 else it
@@ -291,6 +296,8 @@ def torn(draw: st.DrawFn, it: Made, rows: int) -> Made:
     cut = draw(st.integers(0, len(it.positions)))
     first, second = slice(None, cut), slice(cut, None)
     parts = [Made(it.positions[s], [row[s] for row in it.rows]) for s in (first, second)]
+    if draw(st.booleans()):
+        parts[1] = shifted(draw, parts[1], rows) if it.dtype != torch.int64 else by_whole(parts[1], draw(WHOLE))
     whole_text = it.dtype == torch.int64 and it.positions.coords.dim() == 2 and it.positions.segment is None
     if whole_text and draw(st.booleans()):
         parts.append(text(draw(st.integers(0, 3)), draw(st.integers(0, len(it.positions)) | WHOLE)))
@@ -311,7 +318,7 @@ CHANGES = {
 # --- calls of attention -----------------------------------------------------------------------------------------------
 
 LIMIT, GRID = 128, (9, 16)  # the places of a table, and the reach of one of distances
-FAR = (2**20, 2**31, 2**53)
+FAR = (2**20, 2**31, 2**53, -(2**20), -(2**31), -(2**53))
 HEADS = ((12, 4), (12, 12), (12, 1), (5, 1), (5, 5), (1, 1), (2, 1))  # of queries, of keys
 
 
@@ -371,21 +378,26 @@ def numbers(draw: st.DrawFn, values: st.SearchStrategy[Any], rows: int, tokens: 
     return [[chance.choice(few) for _ in range(tokens)] for _ in range(draw(st.sampled_from([1, rows])))]
 
 
-def spots(draw: st.DrawFn, name: str, tokens: int, rows: int, wild: bool, plain: bool) -> Positions:
-    """Positions of that many tokens, in one row or ``rows``: text from anywhere, documents, padding, or neither head
-    nor tail. ``wild``: coordinates may be huge and far apart; ``plain``: more often text."""
-    others = ["packed", "padded", "packed", "padded", "raw", "raw", *["real"] * (3 if KINDS[name].fractional else 1)]
-    kind = draw(st.sampled_from(["text"] * (12 if plain else 3) + others)) if rows else "text"
-    if kind == "text":
+def text_at(draw: st.DrawFn, name: str, tokens: int, far: Sequence[int]) -> Positions:
+    """An unbroken text of that many tokens, from anywhere on, ``far`` away or near. Of patches, a grid read row by row,
+    which knows the bounds of its places, or the same that does not."""
+    if KINDS[name].axes == 2 and draw(st.booleans()):
+        positions = Positions.grid(-(-tokens // 16), 16)[:tokens]
+    else:
         positions = Positions.arange(tokens, start=draw(st.sampled_from([0, 0, 1, 7, -4])))
-        if draw(st.booleans()):
-            positions = positions.shift(draw(st.integers(-6, 12)))
-    elif kind == "packed":
-        lengths = []
-        for row in range(rows):
-            cuts = sorted(draw(st.lists(st.integers(0, tokens), max_size=3)))
-            lengths.append([b - a for a, b in itertools.pairwise([0, *cuts, *([tokens] if row == 0 else [])])])
-        positions = Positions.packed(lengths)
+    by = draw(st.sampled_from([0, 0, 5, -3, *far]))
+    return placed(name, positions.shift(by) if by else positions)
+
+
+def spots(draw: st.DrawFn, name: str, tokens: int, rows: int, wild: bool) -> Positions:
+    """Positions of that many tokens, in one row or ``rows``: text, documents, padding, or neither head nor tail.
+    ``wild``: coordinates may be huge and far apart."""
+    kinds = ["text", "text", "packed", "packed", "padded", "padded", "raw", "raw", "real"]
+    kind = draw(st.sampled_from([*kinds, "real", "real"] if KINDS[name].fractional else kinds)) if rows else "text"
+    if kind == "text":
+        return text_at(draw, name, tokens, FAR if wild else ())
+    if kind == "packed":
+        positions = Positions.packed(lengths_of(draw, rows, tokens))
     elif kind == "padded":
         mask = numbers(draw, st.booleans(), rows, tokens)
         positions = Positions.padded(torch.tensor(mask, dtype=torch.bool).reshape(len(mask), tokens))
@@ -406,11 +418,17 @@ def spots(draw: st.DrawFn, name: str, tokens: int, rows: int, wild: bool, plain:
             document=None if document is None else whole(document, len(document), tokens),
         )
     if wild and draw(st.booleans()):
-        far = draw(st.sampled_from(FAR))
-        positions = positions.shift(draw(st.sampled_from([far, -far])))
-    if draw(st.sampled_from([False, False, False, True])):
+        positions = positions.shift(draw(st.sampled_from(FAR)))
+    if draw(st.sampled_from([False, False, True])):
         positions = positions[torch.tensor(draw_order(draw, tokens), dtype=torch.int64)]
-    return positions
+    return placed(name, positions)
+
+
+def lengths_of(draw: st.DrawFn, rows: int, tokens: int) -> list[list[int]]:
+    """Of documents, some of them empty: in the first row they come to all the tokens, in the others to no more."""
+    cuts = [sorted(draw(st.lists(st.integers(0, tokens), max_size=3))) for _ in range(rows)]
+    ends = [[0, *row, *([tokens] if n == 0 else [])] for n, row in enumerate(cuts)]
+    return [[b - a for a, b in itertools.pairwise(row)] for row in ends]
 
 
 def draw_order(draw: st.DrawFn, tokens: int) -> list[int]:
@@ -420,7 +438,7 @@ def draw_order(draw: st.DrawFn, tokens: int) -> list[int]:
 
 def mask_of(draw: st.DrawFn, shape: tuple[int, ...], generator: torch.Generator) -> Tensor | None:
     """A mask that broadcasts to the shape, of bool or float, that may leave some queries, or all, without a key."""
-    kind = draw(st.sampled_from([None, "bool", "float", "single"]))
+    kind = draw(st.sampled_from([None, None, "bool", "float", "single"]))
     if kind is None:
         return None
     mine = tuple(draw(st.sampled_from([1, n])) for n in shape)[draw(st.integers(0, 2)) :]
@@ -443,56 +461,56 @@ def laid_out(draw: st.DrawFn, x: Tensor) -> Tensor:
     return x[:1].expand(x.shape) if way == "one row" and x.size(0) else x
 
 
-NAMES = sorted(KINDS)
+ADDING = tuple(entry.name for entry in CATALOG if entry.doors == ("add",))  # attention never meets these
+ATTENDING = tuple(name for name in sorted(KINDS) if name not in ADDING)
+NAMES = (*ATTENDING, *ATTENDING, *ADDING)
 TABLES = ("learned", "absolute_in_attention", "relative_1d", "relative_2d")  # those that end
-LENGTHS = (0, 1, 2, 3, 5, 9, 9, 17, 33, 70, 140)
+LOUD = (1.0, 1.0, 0.0, 9.0)
 
 
 @st.composite
 def settings_of(
     draw: st.DrawFn,
     names: Sequence[str] = NAMES,
-    lengths: Sequence[int] = LENGTHS,
+    lengths: Sequence[int] = (0, 1, 2, 3, 5, 9, 9, 17, 33, 70),
     wild: bool = True,
-    loud: Sequence[float] = (1.0, 1.0, 0.0, 9.0),
-    at: Positions | None = None,
+    loud: Sequence[float] = LOUD,
 ) -> Setting:
-    """Any scheme at any positions, or ``at`` these, with no mask beside. ``wild``: anywhere at all; ``loud``: how large
-    the tensors may be."""
-    name, plain = draw(st.sampled_from(names)), at is not None or draw(st.booleans())
-    queries, keys = (draw(st.sampled_from(lengths)) for _ in range(2)) if at is None else (len(at), len(at))
-    batch = draw(st.sampled_from([1, 2, 3, max(1, min(keys, 9)), *([] if name.startswith(TABLES) else [0])]))
-    heads, kv_heads = draw(st.sampled_from([h for h in HEADS if name != "alibi directed" or h[0] % 2 == 0]))
-    if at is not None:
-        asking = known = placed(name, at)
-        batch = at.rows
-    else:
-        far = wild and (not name.startswith(TABLES) or draw(st.sampled_from([False, False, True])))
-        asking = known = placed(name, spots(draw, name, keys, batch, far, plain))
-        way = draw(st.sampled_from(["same", "last", "own"]))
-        if way == "last":
-            asking = known[max(0, keys - queries) :]
-        elif way == "own":
-            asking = placed(name, spots(draw, name, queries, batch, far, plain))
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
-    scheme, head_dim = built(name, heads, generator)
-    value_dim = head_dim if plain or "value" in scheme.doors else draw(st.sampled_from([head_dim, 5, 1]))
-    size = draw(st.sampled_from(loud))
-    query, key, value = (
-        laid_out(draw, size * torch.randn(shape, generator=generator, dtype=torch.float64))
-        for shape in (
-            (batch, heads, len(asking), head_dim),
-            (batch, kv_heads, keys, head_dim),
-            (batch, kv_heads, keys, value_dim),
-        )
-    )
-    how = {
-        "is_causal": draw(st.booleans()),
-        "scale": draw(st.sampled_from([None, 0.31] if plain else [None, None, 0.31, 0.0, -0.5])),
-        "attn_mask": None if plain else mask_of(draw, (batch, heads, len(asking), keys), generator),
-        "return_lse": draw(st.booleans()),
-    }
-    return Setting(name, scheme, query, key, value, asking, known, how)
+    """Any scheme at any positions, with any mask. ``wild``: anywhere at all; ``loud``: how large the tensors may be."""
+    name = draw(st.sampled_from(names))
+    queries, keys = draw(st.sampled_from(lengths)), draw(st.sampled_from(lengths))
+    rows = draw(st.sampled_from([1, 2, 3, max(1, min(keys, 9)), *([] if name.startswith(TABLES) else [0])]))
+    wild = wild and (not name.startswith(TABLES) or draw(st.sampled_from([False, False, True])))
+    asking = known = spots(draw, name, keys, rows, wild)
+    way = draw(st.sampled_from(["same", "last", "own"]))
+    if way == "last":
+        asking = known[max(0, keys - queries) :]
+    elif way == "own":
+        asking = spots(draw, name, queries, rows, wild)
+    return setting(draw, name, asking, known, rows, loud, masked=True)
+
+
+@st.composite
+def texts(
+    draw: st.DrawFn,
+    names: Sequence[str] = ATTENDING,
+    lengths: Sequence[int] = (1, 2, 9, 17, 33, 70, 70, 140),
+    wild: bool = True,
+    loud: Sequence[float] = LOUD,
+) -> Setting:
+    """Any scheme where queries and keys are unbroken texts, and no mask: what there are fast ways to run."""
+    name = draw(st.sampled_from(names))
+    far = FAR if wild and not name.startswith(TABLES) else ()
+    keys = draw(st.sampled_from(lengths))
+    asking = known = text_at(draw, name, keys, far)
+    way = draw(st.sampled_from(["same", "same", "last", "own", "own"]))
+    if way == "last":
+        asking = known[keys - draw(st.sampled_from([1, min(3, keys), -(-keys // 2)])) :]
+    elif way == "own":
+        asking = text_at(draw, name, draw(st.sampled_from(lengths)), far)
+        if draw(st.booleans()):
+            asking = asking.shift(draw(st.sampled_from([keys, -keys, 3, *far])))
+    return setting(draw, name, asking, known, draw(st.integers(1, 2)), loud)
 
 
 @st.composite
@@ -500,16 +518,57 @@ def documents(draw: st.DrawFn) -> Positions:
     """Rows of documents, packed, or padded anywhere."""
     rows, tokens = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 5, 9, 17, 40, 90]))
     if draw(st.booleans()):
-        mask = numbers(draw, st.booleans(), rows, tokens)
-        return Positions.padded(torch.tensor(mask))
-    cuts = [sorted(draw(st.lists(st.integers(0, tokens), max_size=3))) for _ in range(rows)]
-    ends = [[0, *row, *([tokens] if n == 0 else [])] for n, row in enumerate(cuts)]
-    return Positions.packed([[b - a for a, b in itertools.pairwise(row)] for row in ends])
+        return Positions.padded(torch.tensor(numbers(draw, st.booleans(), rows, tokens)))
+    return Positions.packed(lengths_of(draw, rows, tokens))
+
+
+@st.composite
+def over(draw: st.DrawFn, positions: Positions) -> Setting:
+    """Any scheme at these positions, queries and keys alike."""
+    name = draw(st.sampled_from(NAMES))
+    at = placed(name, positions)
+    return setting(draw, name, at, at, positions.rows, LOUD)
+
+
+def setting(
+    draw: st.DrawFn,
+    name: str,
+    asking: Positions,
+    known: Positions,
+    batch: int,
+    loud: Sequence[float],
+    masked: bool = False,
+) -> Setting:
+    """Tensors for these positions, and a way to ask; ``masked``: also what is asked more rarely."""
+    heads, kv_heads = draw(st.sampled_from([h for h in HEADS if name != "alibi directed" or h[0] % 2 == 0]))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
+    scheme, head_dim = built(name, heads, generator)
+    widths = [head_dim, 5, 1] if masked and "value" not in scheme.doors else [head_dim]
+    size = draw(st.sampled_from(loud))
+    query, key, value = (
+        laid_out(draw, size * torch.randn(shape, generator=generator, dtype=torch.float64))
+        for shape in (
+            (batch, heads, len(asking), head_dim),
+            (batch, kv_heads, len(known), head_dim),
+            (batch, kv_heads, len(known), draw(st.sampled_from(widths))),
+        )
+    )
+    how = {
+        "is_causal": draw(st.booleans()),
+        "scale": draw(
+            st.sampled_from([None, None, 0.31, 0.0, -0.5] if masked else [None, None, None, None, 0.31, -0.5])
+        ),
+        "attn_mask": mask_of(draw, (batch, heads, len(asking), len(known)), generator) if masked else None,
+        "return_lse": draw(st.sampled_from([False, False, True])),
+    }
+    return Setting(name, scheme, query, key, value, asking, known, how)
 
 
 def placed(name: str, positions: Positions) -> Positions:
     """The same tokens with the coordinates and segments that the scheme asks for; a segment goes by the coordinate, so
     that a token brings it along."""
+    if positions.coords.dim() == 3:
+        return positions
     if KINDS[name].needs_segments:
         return positions.with_segment((positions.coords % 2).long())
     return KINDS[name].at(positions)

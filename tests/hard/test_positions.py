@@ -21,6 +21,7 @@ def check_facts(it: Made) -> None:
     positions, tokens = it.positions, [t for row in it.rows for t in row]
     if positions._run is not None:
         start, stop = positions._run
+        assert stop - start == len(positions)
         assert [[t.order for t in row] for row in it.rows] == [list(range(start, stop))] * len(it.rows)
         assert len({t.document for t in tokens}) <= 1
         assert all(t.document != -1 for t in tokens)

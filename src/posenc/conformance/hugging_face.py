@@ -65,11 +65,11 @@ def hugging_face(
         call = decode_packed if documents else decode_with_positions if "position_ids" in takes else decode_by_index
     elif call is None:
         call = encode_with_positions if "position_ids" in takes else encode_by_index
-    claims = {"causal": decodes, "jitter": JITTER, "dtype": DTYPE} | claims
+    said: dict[str, Any] = {"causal": decodes, "jitter": JITTER, "dtype": DTYPE} | claims
     if "attn_implementation" in inspect.signature(build).parameters:
         options.setdefault("attn_implementation", made.config._attn_implementation)
-        claims.setdefault("backends", ({"attn_implementation": "eager"}, {"attn_implementation": "sdpa"}))
-    return Model(build=build, call=call, options=options, **claims)
+        said.setdefault("backends", ({"attn_implementation": "eager"}, {"attn_implementation": "sdpa"}))
+    return Model(build=build, call=call, options=options, **said)
 
 
 def decode_with_positions(

@@ -133,7 +133,7 @@ class Subject:
                 with torch.no_grad():
                     for parameter in made.parameters():
                         if parameter.requires_grad:  # what is frozen, such as a table of sines, is as it must be
-                            parameter += self.jitter * torch.randn(parameter.shape)
+                            parameter.add_(self.jitter * torch.randn(parameter.shape))
                 made = made.to(self.device, self.dtype).eval()
         return made
 
