@@ -24,6 +24,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from posenc.arguments import check_type, shown
 from posenc.positions import Positions, check_reach
 
 TokenMap: TypeAlias = Callable[[Tensor], Tensor]
@@ -199,6 +200,12 @@ class Encoding:
     scores: tuple[Score | RowScore, ...] = ()
     values: tuple[Value, ...] = ()
 
+    def __post_init__(self) -> None:
+        check_type("query_positions", self.query_positions, Positions)
+        check_type("key_positions", self.key_positions, Positions)
+        for name in ("tables", "rotations", "scores", "values"):
+            check_type(name, getattr(self, name), tuple)
+
     @property
     def doors(self) -> tuple[str, ...]:
         """The names of the doors this encoding opens."""
@@ -215,6 +222,7 @@ class Encoding:
 
         Raises ValueError where x is not a floating tensor (batch, tokens, dim) for the positions and vectors at hand.
         """
+        check_type("x", x, Tensor)
         positions = self.query_positions
         rows, tokens = positions.order.shape
         dim = self.tables[0].size(2) if self.tables else None
@@ -224,6 +232,8 @@ class Encoding:
             raise ValueError(f"x must be {shape} to add positions to, got {tuple(x.shape)}")
         if not x.is_floating_point():
             raise ValueError(f"x must be floating to add positions to, got {x.dtype}")
+        if x.device != positions.device:
+            raise ValueError(f"x must be on {positions.device} like the positions, got {x.device}")
         added = x
         for table in self.tables:
             added = added + table
@@ -246,6 +256,8 @@ class Encoding:
     def check(self, query: Tensor, key: Tensor) -> None:
         """ValueError unless query and key (batch, heads, tokens, head_dim) have the tokens this was made for."""
         for name, x, positions in (("query", query, self.query_positions), ("key", key, self.key_positions)):
+            if not isinstance(x, Tensor) or not x.is_floating_point():
+                raise ValueError(f"{name} must be a floating tensor, got {shown(x)}")
             if x.dim() != 4:
                 raise ValueError(f"{name} must be (batch, heads, tokens, head_dim), got {tuple(x.shape)}")
             if x.size(2) != positions.order.size(1):
@@ -259,6 +271,8 @@ class Encoding:
 
     def __add__(self, other: Encoding) -> Encoding:
         """Both encodings' terms, these first. They must be of the same positions."""
+        if not isinstance(other, Encoding):
+            return NotImplemented
         if other.query_positions is not self.query_positions or other.key_positions is not self.key_positions:
             raise ValueError("encodings can be added when they were made for the same positions, got different ones")
         return replace(
@@ -323,6 +337,8 @@ class Scheme(nn.Module):
         """
         if dtype not in (torch.float32, torch.float64):
             raise ValueError(f"dtype must be float32 or float64, got {dtype}")
+        check_type("query_positions", query_positions, Positions)
+        check_type("key_positions", key_positions, Positions, None)
         key_positions = query_positions if key_positions is None else key_positions
         table = self.table(query_positions, dtype)
         rotation = self.rotation(query_positions, dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -11,7 +12,7 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from posenc.arguments import is_number, shown
+from posenc.arguments import check_type, is_number, shown
 
 PADDING = -1  # the document that no token belongs to
 
@@ -69,6 +70,9 @@ class Positions:
                 "coords must be int64, float32 or float64 (half precision cannot tell 256 from 257), "
                 f"got {coords.dtype}"
             )
+        read = coords.device.type == "cpu" and not torch.compiler.is_compiling()  # a GPU would wait for it
+        if read and coords.is_floating_point() and not coords.isfinite().all():
+            raise PositionError("coords must be finite, got one that is infinite or no number")
         tokens = coords.size(1)
         rows = coords.size(0)
         for name, value in (("order", order), ("document", document), ("segment", segment)):
@@ -113,7 +117,7 @@ class Positions:
         _check_whole(n=n, start=start)
         if n < 0:
             raise ValueError(f"n must not be negative, got {n}")
-        line = torch.arange(start, start + n, device=device)[None]
+        line = torch.arange(start, start + n, device=_device(device))[None]
         bounds = (start, start + n - 1) if n else None
         return cls(line, order=line, _run=(start, start + n), _bounds=bounds, _lead=0)
 
@@ -127,6 +131,7 @@ class Positions:
         _check_whole(height=height, width=width)
         if height < 0 or width < 0:
             raise ValueError(f"height and width must not be negative, got {height} and {width}")
+        device = _device(device)
         row, column = torch.meshgrid(
             torch.arange(height, device=device), torch.arange(width, device=device), indexing="ij"
         )
@@ -145,9 +150,11 @@ class Positions:
         >>> packed.coords.tolist(), packed.document.tolist()
         ([[0, 1, 0, 1, 2]], [[0, 0, 1, 1, 1]])
         """
-        given: Sequence[Any] = [lengths] if all(isinstance(n, int) for n in lengths) else lengths
+        device = _device(device)
+        given: Any = lengths if isinstance(lengths, Sequence) else [None]
+        given = [given] if all(isinstance(n, int) for n in given) else given
         rows: list[list[int]] = [list(row) for row in given if isinstance(row, Sequence)]
-        if len(rows) != len(given) or not all(isinstance(n, int) for row in rows for n in row):
+        if len(rows) != len(given) or not all(type(n) is int for row in rows for n in row):
             raise ValueError(f"lengths must be whole numbers, or a sequence of them for each row, got {lengths!r}")
         if any(n < 0 for row in rows for n in row):
             raise ValueError(f"lengths must not be negative, got {list(lengths)}")
@@ -187,8 +194,13 @@ class Positions:
     @staticmethod
     def cat(parts: Sequence[Positions]) -> Positions:
         """The tokens of all parts, in turn. Rows must agree or be one; every part has a segment or none has."""
+        check_type("parts", parts, Sequence)
         if not parts:
             raise ValueError("cat needs at least one Positions, got none")
+        for part in parts:
+            check_type("parts", part, Positions)
+            if part.device != parts[0].device:
+                raise ValueError(f"parts must be on one device, got {parts[0].device} and {part.device}")
         rows = max((part.rows for part in parts if part.rows != 1), default=1)
         wide = [part.expand(rows) for part in parts]
         segments = [part.segment for part in wide if part.segment is not None]
@@ -221,6 +233,10 @@ class Positions:
         """Tokens ``a:b`` of every row, or those at an index tensor (a permutation, a shard)."""
         run = None
         if isinstance(index, slice):
+            ends = {name: end for name in ("start", "stop", "step") if (end := getattr(index, name)) is not None}
+            _check_whole(**ends)
+            if ends.get("step", 1) < 1:
+                raise ValueError(f"step must be above 0, got {index.step}")
             if self._run is not None and index.step in (None, 1):
                 start, stop = _ends(index, self.order.size(1))
                 run = (self._run[0] + start, self._run[0] + max(start, stop))
@@ -228,6 +244,11 @@ class Positions:
             raise ValueError(
                 f"positions are indexed by a slice or a 1-D int64 tensor of tokens, got {_describe(index)}"
             )
+        elif index.device.type == "cpu" and index.numel() and not torch.compiler.is_compiling():
+            lowest, highest, tokens = int(index.min()), int(index.max()), self.order.size(1)
+            if lowest < -tokens or highest >= tokens:
+                found = lowest if lowest < -tokens else highest
+                raise ValueError(f"index must be within {-tokens}..{tokens - 1}, got {found}")
         return Positions(
             self.coords[:, index],
             order=self.order[:, index],
@@ -259,6 +280,8 @@ class Positions:
         given: object = offset
         if not is_number(given) and not isinstance(given, torch.SymInt):  # a compiler's
             raise ValueError(f"offset must be a number, got {shown(given)}")
+        if isinstance(offset, float) and not math.isfinite(offset):
+            raise ValueError(f"offset must be a finite number, got {offset}")
         if isinstance(offset, float):
             coords = self.coords if self.coords.is_floating_point() else self.coords.double()
             return self._like(coords=coords + offset, _bounds=None, _lead=None)
@@ -307,6 +330,7 @@ class Positions:
 
     def to(self, device: torch.device | str) -> Positions:
         """The same positions on another device."""
+        device = _device(device) or self.device
         segment = None if self.segment is None else self.segment.to(device)
         return self._like(
             coords=self.coords.to(device),
@@ -477,6 +501,16 @@ def _check_whole(**values: object) -> None:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, Integral | torch.SymInt):
             raise ValueError(f"{name} must be a whole number, got {shown(value)}")
+
+
+def _device(device: Any) -> Any:
+    """The device; ValueError for what is none."""
+    if device is None or isinstance(device, torch.device):
+        return device
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"device must be one that torch knows, got {shown(device)}") from None
 
 
 def _describe(value: object) -> str:
