@@ -67,6 +67,25 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str], reports: li
     assert reports == [2 * 2 * (2 + 3 * 3 + 1 + 1)]
 
 
+@pytest.mark.parametrize(
+    ("stop", "why"),
+    [(OSError(28, "No space left", "report.html"), "No space left"), (KeyboardInterrupt(), "interrupted")],
+)
+def test_a_report_that_cannot_be_written_leaves_the_records(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, stop: BaseException, why: str
+) -> None:
+    def write(records: list[Any], out: Path) -> Path:
+        raise stop
+
+    monkeypatch.setattr(sys.modules["posenc.figures.report"], "write", write)
+    text, out = write_text(tmp_path / "text.txt"), tmp_path / "out"
+    assert main(["compare", "--text", str(text), "--schemes", "nope", "--out", str(out), *SMALL]) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("posenc: error: no report could be written: ")
+    assert why in said
+    assert f" records are kept in {out}; the same command writes it" in said
+
+
 def test_the_command_line_wins_over_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "lab.toml").write_text('steps = 0\nschemes = ["roap"]\nper_layer = true\n')
     text, out = write_text(tmp_path / "text.txt"), tmp_path / "out"

@@ -166,10 +166,12 @@ def _compare(arguments: argparse.Namespace) -> int:
     if records:
         try:
             path = report.write(records, arguments.out)
-        except OSError as error:
-            if not stopped:
-                raise
-            return _failed(f"{stopped}; no report could be written: {_words(error)}")  # first what stopped it
+        except (KeyboardInterrupt, OSError) as error:
+            why = "interrupted" if isinstance(error, KeyboardInterrupt) else _words(error)
+            if stopped:
+                return _failed(f"{stopped}; no report could be written: {why}")  # first what stopped it
+            kept = f"{len(records)} records are kept in {arguments.out}; the same command writes it"
+            return _failed(f"no report could be written: {why}; {kept}")
         _stdout().print(report.terminal_table(records))
         _stdout().print(f"{'A partial' if stopped else 'The'} report: {path}", highlight=False, soft_wrap=True)
     return _failed(stopped) if stopped else 0

@@ -1,3 +1,4 @@
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -216,3 +217,10 @@ def test_on_cuda(tmp_path: Path) -> None:
     for record in records:
         assert record["results"][record["baseline"]]["ratio"] == [1, 1, 1]
         assert not [r for r in record["results"].values() if r.get("left_out", "").startswith("failed")]
+
+
+def test_a_damaged_description_is_named(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "settings.json").write_text("{")
+    with pytest.raises(ValueError, match=r"settings\.json is not what a benchmark has saved \(.* at column 2\): give"):
+        bench(SMALL, tmp_path)

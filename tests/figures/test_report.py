@@ -196,7 +196,7 @@ def test_a_failed_write_leaves_the_old_report(tmp_path: Path, monkeypatch: pytes
     old.write_text("old")
 
     def full(source: str, target: str) -> None:
-        raise OSError("no space left")
+        raise OSError(28, "no space left")
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match="no space left"):

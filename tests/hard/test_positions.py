@@ -35,7 +35,7 @@ def check_facts(it: Made) -> None:
         assert all([t.order for t in row] == list(range(len(positions))) for row in it.rows)
 
 
-@law(300)
+@law(500)
 @given(st.data(), ROWS)
 def test_positions_are_their_model(data: st.DataObject, rows: int) -> None:
     """Made and changed in any way, they hold the tokens that the model holds; what they know of them is so; and nothing
@@ -69,7 +69,7 @@ def pair(data: st.DataObject, rows: int) -> tuple[Made, Made]:
     return data.draw(made(rows)), key
 
 
-@law(200)
+@law(250)
 @given(st.data(), ROWS, st.booleans())
 def test_what_two_positions_know_of_one_another_is_so(data: st.DataObject, rows: int, causal: bool) -> None:
     query, key = pair(data, rows)
@@ -96,7 +96,7 @@ def test_what_two_positions_know_of_one_another_is_so(data: st.DataObject, rows:
                 assert sees(x, y, causal) == (not causal or j <= i + ahead)
 
 
-@law(200)
+@law(250)
 @given(st.data(), ROWS, st.integers(1, 12))
 def test_tokens_too_far_apart_for_a_table_are_found(data: st.DataObject, rows: int, reach: int) -> None:
     """Those that may see one another, of any order; the furthest distance is named."""

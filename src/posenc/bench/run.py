@@ -19,6 +19,7 @@ from posenc.bench import cases, peers
 from posenc.bench.command import AUTO, Settings
 from posenc.bench.measure import Clock, LeftOutError, Make, Work, beyond, clock_of, race
 from posenc.lab.config import fingerprint
+from posenc.lab.files import parse, write_whole
 from posenc.lab.machine import machine, versions
 from posenc.lab.progress import Progress
 from posenc.lab.records import Record, Records
@@ -207,7 +208,12 @@ def _claim(out: Path, about: Mapping[str, Mapping[str, Any]], *, empty: bool) ->
     if not empty:
         if not path.exists():
             raise ValueError(f"{out} holds records but no {FILE} to tell of what: give another folder with --out")
-        there, here = json.loads(path.read_text(encoding="utf-8")), json.loads(text)
+        try:
+            there, here = parse(path.read_text(encoding="utf-8")), json.loads(text)
+        except ValueError as error:
+            raise ValueError(
+                f"{path} is not what a benchmark has saved ({error}): give another folder with --out"
+            ) from None
         differ = [
             f"{name} {there.get(part, {}).get(name)!r} there and {value!r} here"
             for part in here
@@ -216,6 +222,4 @@ def _claim(out: Path, about: Mapping[str, Mapping[str, Any]], *, empty: bool) ->
         ]
         if differ:
             raise ValueError(f"{out} holds another benchmark, with {', '.join(differ)}: give another folder with --out")
-    temporary = path.with_suffix(".writing")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    write_whole(path, text.encode())

@@ -5,8 +5,6 @@ Whatever the records hold can be reported: a run that was interrupted gives a re
 
 import base64
 import io
-import os
-import tempfile
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -18,6 +16,7 @@ from rich.text import Text
 
 from posenc.figures import accuracy, compare, sentences, style, tables
 from posenc.figures.summary import Record, Summary, multiple
+from posenc.lab.files import write_whole
 from posenc.lab.tasks import TASKS
 
 FILE = "report.html"
@@ -37,9 +36,9 @@ def write(records: Sequence[Record], out: str | Path) -> Path:
     }
     for name, pair in images.items():
         for dark, data in pair.items():
-            _write(out / FOLDER / f"{name}{'-dark' if dark else ''}.png", data)
+            write_whole(out / FOLDER / f"{name}{'-dark' if dark else ''}.png", data)
     page = html(records, images)
-    _write(out / FILE, page.encode())
+    write_whole(out / FILE, page.encode())
     return out / FILE
 
 
@@ -183,17 +182,3 @@ def _few(lengths: Sequence[int], trained: int, most: int = 5) -> list[int]:
 
 def _uri(data: bytes) -> str:
     return "data:image/png;base64," + base64.b64encode(data).decode()
-
-
-def _write(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".writing")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-        # mkstemp's files are private; a report may be read by whoever may read the folder.
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
