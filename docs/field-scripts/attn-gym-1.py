@@ -55,7 +55,7 @@ class Subject:
                 with torch.no_grad():
                     for parameter in made.parameters():
                         if parameter.requires_grad:  # what is frozen, such as a table of sines, is as it must be
-                            parameter += self.jitter * torch.randn(parameter.shape)
+                            parameter.add_(self.jitter * torch.randn(parameter.shape))
                 made = made.to(self.device, self.dtype).eval()
         return made
 
@@ -121,8 +121,11 @@ def near(expected: Tensor, came: Tensor, tolerance: float) -> Outcome:
     if expected.numel() == 0:
         return Outcome(True, "nothing", "nothing")
     off = (came.double() - expected.double()).abs().nan_to_num(torch.inf)
-    at = [int(index) for index in torch.unravel_index(off.argmax(), off.shape)]
-    worst = float(off.max())
+    worst, flat = float(off.max()), int(off.argmax())
+    at: list[int] = []
+    for size in reversed(off.shape):
+        flat, index = divmod(flat, size)
+        at.insert(0, index)
     return Outcome(
         worst <= tolerance,
         f"{float(expected[tuple(at)]):.6g} at {at}",

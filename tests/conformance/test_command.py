@@ -1,7 +1,9 @@
 """`posenc check` as one types it: which targets it takes, what it prints and writes, and how it ends."""
 
+import errno
 import importlib
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -167,8 +169,16 @@ def test_a_file_is_imported_as_a_part_of_its_package(target: str) -> None:
         (["mine:one", "--lengths", "9", "--longest", "3"], "lengths must be from 1 to longest = 3, got [9]"),
         (["mine:one", "--seconds", "0"], "seconds must be above 0, got 0.0"),
         (["mine:one", "--device", "abacus"], "the subject does not run: RuntimeError"),
-        (["mine:one", "--out", "mine.py"], "--out must be a place that can be written, got 'mine.py'"),
+        (["mine:one", "--out", "mine.py"], "--out must be a folder, got 'mine.py'"),
+        (["mine:one", "--out", "mine.py/o"], "--out must be a place that can be written, got 'mine.py/o': mine.py/o/"),
         (["mine:one", "--json", "."], "--json must be a file, got '.'"),
+        (
+            ["mine:one", "--json", "mine.py/a"],
+            "--json must be a place that can be written, got 'mine.py/a': mine.py/a: ",
+        ),
+        (["mine:one", "--json", "n" * 250], "nnn: File name too long (see"),
+        (["mine:one", "--json", "a", "--html", "./b/../a"], "--json and --html must be different files, got 'b/../a'"),
+        (["mine:one", "--out", "o", "--junit", "o/report.html"], "--junit and --out must be different files, got 'o/"),
     ],
 )
 def test_wrong_use_says_so_in_one_line_and_is_2(
@@ -353,3 +363,48 @@ def test_interrupted_it_prints_what_was_found(
     assert f"{HERE}:RIGHT: 1 passed, 3 not run" in shown.out
     assert shown.err.splitlines()[-1] == "posenc: error: interrupted: this is what was found so far"
     assert json.loads(Path("out/report.json").read_text())["subjects"][0]["not_run"] == [2, 3, 4]
+
+
+def test_the_same_report_may_be_asked_for_twice_at_one_place() -> None:
+    assert main(["check", f"{HERE}:RIGHT", *PADDING, "--out", "out", "--json", "out/report.json"]) == 0
+    assert json.loads(Path("out/report.json").read_text())["ok"]
+
+
+def test_what_can_be_written_is_written_before_a_failure_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = os.replace
+
+    def refusing(source: Any, target: Any) -> None:
+        if Path(target).suffix in (".json", ".py"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", refusing)
+    assert main(["check", f"{HERE}:RIGHT", *PADDING, "--json", "a.json", "--junit", "a.xml", "--html", "a.html"]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == "posenc: error: a.json: No space left on device"
+    assert {path.name for path in Path().glob("a.*")} == {"a.xml", "a.html"}
+    assert main(["check", f"{HERE}:WRONG", *PADDING, "--out", "out"]) == 1
+    shown = capsys.readouterr()
+    last = shown.err.splitlines()[-1]
+    assert last.startswith("posenc: error: out/scripts/7-")
+    assert last.endswith("; out/report.json: No space left on device")
+    assert "The report" not in shown.out
+    assert {path.name for path in Path("out").iterdir() if path.is_file()} == {"report.xml", "report.html"}
+
+
+def test_a_script_of_an_earlier_run_that_cannot_be_removed_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stale = "out/scripts/7-stale.py"
+    write(stale, "# A finding of posenc check, which this script repeats without posenc.\n")
+
+    def refusing(path: Path, missing_ok: bool = False) -> None:
+        if path == Path(stale):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        os.unlink(path)
+
+    monkeypatch.setattr(Path, "unlink", refusing)
+    assert main(["check", f"{HERE}:RIGHT", *PADDING, "--out", "out"]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == f"posenc: error: {stale}: Permission denied"
+    assert {path.name for path in Path("out").glob("report.*")} == {"report.json", "report.xml", "report.html"}

@@ -5,7 +5,7 @@ from types import ModuleType
 import pytest
 
 from posenc.conformance import Subject, check
-from posenc.conformance.run import FINDING, UNFINISHED
+from posenc.conformance.run import FINDING, PASSED, UNFINISHED
 from posenc.conformance.threads import THREADS
 from tests.conformance.mutants import (
     Mutant,
@@ -68,8 +68,10 @@ def test_every_pain_has_a_mutant() -> None:
     assert {mutant.pain for mutant in MUTANTS} == set(THREADS)
 
 
-def test_every_check_has_a_mutant() -> None:
-    assert {mutant.caught_by for mutant in MUTANTS} == set(range(1, 21))
+@pytest.mark.parametrize("number", range(1, 21))
+def test_every_check_has_a_mutant_and_is_passed_by_a_twin(number: int) -> None:
+    assert number in {mutant.caught_by for mutant in MUTANTS}
+    assert any(check(subject, checks=[number]).results[0].status == PASSED for subject in CORRECT)
 
 
 @pytest.mark.parametrize("subject", CORRECT, ids=lambda subject: subject.build.__qualname__)

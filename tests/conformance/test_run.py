@@ -1,14 +1,25 @@
 """Running checks: what counts as passed, and what does not."""
 
+import signal
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from posenc.conformance import Layer, NotApplicableError, Report, Subject, check, run
+from posenc.conformance import (
+    Bias,
+    Layer,
+    NotApplicableError,
+    Report,
+    Rotary,
+    Subject,
+    check,
+    conformance_tests,
+    run,
+)
 from posenc.conformance.outcome import Outcome
 from posenc.conformance.subjects import Batch
 from posenc.conformance.trial import Case, Check, Plan, Trial
@@ -32,6 +43,33 @@ def never_returns(made: Any, x: Tensor) -> Tensor:
     made.append(x.size(1))
     while x.size(1) == 7:
         time.sleep(0.01)
+    return x
+
+
+def never_gives_up(made: Any, x: Tensor) -> Tensor:
+    for _ in range(3 if x.size(1) == 7 else 0):
+        try:
+            time.sleep(30)
+        except BaseException:
+            continue
+    return x
+
+
+def fails_and_hangs_when_smaller(made: Any, x: Tensor) -> Tensor:
+    if x.shape[:2] == (2, 7):
+        raise RuntimeError("fourteen are too many")
+    while x.size(1) not in (3, 5):
+        time.sleep(0.01)
+    return x
+
+
+def sleeps(made: Any, x: Tensor) -> Tensor:
+    time.sleep(0.1)
+    return x
+
+
+def without_an_alarm(made: Any, x: Tensor) -> Tensor:
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
     return x
 
 
@@ -127,6 +165,74 @@ def test_what_does_not_return_is_unfinished(one_check: Any, monkeypatch: pytest.
     assert trial.reason == "the time was up within case 2"
 
 
+def test_what_catches_the_alarm_is_stopped_again(one_check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "GRACE", 0.1)
+    monkeypatch.setattr(run, "AGAIN", 0.1)
+    begun = time.monotonic()
+    report = one_check(never_gives_up, FINITE, seconds=0.2)
+    assert report.results[0].status == "unfinished"
+    assert time.monotonic() - begun < 30  # one alarm would leave two of the three sleeps whole
+
+
+def test_what_was_found_stays_found_when_the_time_is_up(one_check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "GRACE", 0.1)
+    report = one_check(fails_and_hangs_when_smaller, FINITE, seconds=0.5)
+    ((_, trial),) = report.findings
+    assert trial.finding.came == "RuntimeError: fourteen are too many"
+    assert (len(trial.finding.batch.ids), trial.finding.batch.tokens) == (2, 7)
+    assert report.results[0].seconds > 0.5  # it did hang
+
+
+def test_no_alarm_rings_while_the_script_is_made(one_check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "script", lambda *_: str(signal.getitimer(signal.ITIMER_REAL)))
+    ((_, trial),) = one_check(fails, FINITE).findings
+    assert trial.finding.script == "(0.0, 0.0)"
+
+
+@pytest.fixture
+def rung() -> Iterator[list[int]]:
+    """The alarms that reached the caller's own handler."""
+    rang: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda number, frame: rang.append(number))
+    yield rang
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_a_timer_of_the_caller_goes_on_with_the_rest_of_its_time(one_check: Any, rung: list[int]) -> None:
+    own = signal.getsignal(signal.SIGALRM)
+    signal.setitimer(signal.ITIMER_REAL, 300.0, 7.0)
+    begun = time.monotonic()
+    report = one_check(sleeps, FINITE)
+    left, interval = signal.getitimer(signal.ITIMER_REAL)
+    assert report.ok
+    assert 300.0 - (time.monotonic() - begun) - 0.1 < left < 300.0 - 0.3  # three cases of 0.1 seconds
+    assert interval == pytest.approx(7.0)
+    assert signal.getsignal(signal.SIGALRM) is own
+    assert not rung
+
+
+def test_a_timer_of_the_caller_that_is_over_rings_afterwards(one_check: Any, rung: list[int]) -> None:
+    signal.setitimer(signal.ITIMER_REAL, 0.25)  # within the three cases
+    report = one_check(sleeps, FINITE)
+    time.sleep(0.01)
+    assert report.ok
+    assert rung == [signal.SIGALRM]
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_there_is_no_alarm_where_a_handler_could_not_be_put_back(
+    one_check: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert one_check(without_an_alarm, FINITE).results[0].status == "finding"  # there is one
+    monkeypatch.setattr(signal, "getsignal", lambda number: None)  # as where C code set it
+    assert one_check(without_an_alarm, FINITE).ok
+
+
+def test_seconds_may_be_more_than_a_timer_takes(one_check: Any) -> None:
+    assert one_check(same, FINITE, seconds=1e300).ok
+
+
 def test_it_runs_in_float32_where_it_must(one_check: Any) -> None:
     assert one_check(only_float32, FINITE).subject.dtype == torch.float32
     assert one_check(same, FINITE).subject.dtype == torch.float64
@@ -153,8 +259,76 @@ def test_what_cannot_be_checked_says_so(one_check: Any, call: Any, message: str)
         ({"lengths": [0]}, r"lengths must be from 1 to longest = 1025, got \[0\]"),
         ({"lengths": [9], "longest": 8}, r"lengths must be from 1 to longest = 8, got \[9\]"),
         ({"seconds": 0.0}, "seconds must be above 0, got 0.0"),
+        ({"seconds": "1"}, "seconds must be a finite number, got '1'"),
+        ({"seconds": float("inf")}, "seconds must be a finite number, got inf"),
+        ({"seconds": float("nan")}, "seconds must be a finite number, got nan"),
+        ({"checks": "7"}, "checks must be a list or tuple of whole numbers, got '7'"),
+        ({"checks": 7}, "checks must be a list or tuple of whole numbers, got 7"),
+        ({"checks": [True]}, r"checks must be a list or tuple of whole numbers, got \[True\]"),
+        ({"lengths": 5}, "lengths must be a list or tuple of whole numbers, got 5"),
+        ({"lengths": ["3"]}, r"lengths must be a list or tuple of whole numbers, got \['3'\]"),
+        ({"lengths": [2.5]}, r"lengths must be a list or tuple of whole numbers, got \[2.5\]"),
+        ({"longest": "a"}, "longest must be a whole number of at least 1, got 'a'"),
+        ({"seed": 0.5}, "seed must be a whole number of at least 0, got 0.5"),
     ],
 )
 def test_wrong_settings_are_named(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"^{message}"):
         check(Layer(build=build, call=same), **wrong)
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong", "message"),
+    [
+        (Layer, {"options": [1]}, r"options must be a Mapping, got \[1\]"),
+        (Layer, {"varied": ["base"]}, r"varied must be a Mapping, got \['base'\]"),
+        (Layer, {"flat": 3}, "flat must be a Mapping or None, got 3"),
+        (Layer, {"refused": {"x": 1}}, "refused must be a list or tuple of mappings, got {'x': 1}"),
+        (Layer, {"backends": ("sdpa",)}, r"backends must be a list or tuple of mappings, got \('sdpa',\)"),
+        (Layer, {"state": "mean"}, "state must be a list or tuple of names, got 'mean'"),
+        (Layer, {"causal": 1}, "causal must be True or False, got 1"),
+        (Layer, {"compiles": None}, "compiles must be True or False, got None"),
+        (Layer, {"relative": "yes"}, "relative must be a bool or None, got 'yes'"),
+        (Layer, {"axes": 0}, "axes must be a whole number of at least 1, got 0"),
+        (Layer, {"max_positions": 0}, "max_positions must be a whole number of at least 1, got 0"),
+        (Layer, {"distinct_to": 0}, "distinct_to must be a whole number of at least 1, got 0"),
+        (Layer, {"threshold": 2.5}, "threshold must be a whole number of at least 1, got 2.5"),
+        (Layer, {"registers": -1}, "registers must be a whole number of at least 0, got -1"),
+        (
+            Layer,
+            {"seed": "a"},
+            "seed must be a whole number within -9223372036854775808..18446744073709551615, got 'a'",
+        ),
+        (Layer, {"jitter": -0.5}, "jitter must be at least 0, got -0.5"),
+        (Layer, {"jitter": float("nan")}, "jitter must be a finite number, got nan"),
+        (Layer, {"dtype": "float32"}, "dtype must be torch.float64, torch.float32, .*, got 'float32'"),
+        (Layer, {"dtype": torch.int64}, "dtype must be torch.float64, torch.float32, .*, got torch.int64"),
+        (Layer, {"computes_in": torch.int64}, "computes_in must be torch.float64, .*, got torch.int64"),
+        (Layer, {"device": 0}, "device must be a str or a device, got 0"),
+        (Layer, {"device": "abacus"}, "device must be one that is here, got 'abacus', on which .*: RuntimeError: "),
+        (Layer, {"device": "meta"}, "device must be one that is here, got 'meta', on which .*: RuntimeError: "),
+        (Layer, {"dim": 0}, "dim must be a whole number of at least 1, got 0"),
+        (Bias, {"heads": 0}, "heads must be a whole number of at least 1, got 0"),
+        (Bias, {"slopes": [0.5, "a"]}, r"slopes\[1\] must be a finite number, got 'a'"),
+        (Bias, {"heads_option": 3}, "heads_option must be a str, got 3"),
+        (Rotary, {"head_dim": 0}, "head_dim must be a whole number of at least 1, got 0"),
+        (Rotary, {"layout": "halves"}, "layout must be 'half' or 'interleaved', got 'halves'"),
+        (Rotary, {"rotary_dim": 17}, r"rotary_dim must be a whole number within 1..16, got 17"),
+        (Rotary, {"base": 0.0}, "base must be a finite number above 0, got 0.0"),
+        (Rotary, {"scale": "1"}, "scale must be a finite number above 0, got '1'"),
+        (Rotary, {"frequencies": 1.0}, "frequencies must be a list, a tuple or None, got 1.0"),
+        (Rotary, {"other_layout": "half"}, "other_layout must be a Mapping, got 'half'"),
+    ],
+)
+def test_what_a_subject_cannot_be_is_named(kind: Any, wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        check(kind(build=build, call=same, **wrong))
+
+
+def test_what_is_no_subject_is_named() -> None:
+    subject: Any = nn.Linear(3, 3)
+    message = r"^subject must be a Subject, got Linear\(in_features=3, out_features=3, bias=True\)$"
+    with pytest.raises(ValueError, match=message):
+        check(subject)
+    with pytest.raises(pytest.fail.Exception, match=message):
+        conformance_tests(subject)(1)

@@ -133,16 +133,19 @@ def text(n: int, start: int) -> Made:
     return Made(Positions.arange(n, start), [row])
 
 
-def raw(draw: st.DrawFn, rows: int) -> Made:
+ORDERS = (st.integers(-2, 4), st.integers(-9, -2), WHOLE)
+
+
+def raw(draw: st.DrawFn, rows: int, some_axes: Sequence[int | None] = (None, None, 1, 2, 3)) -> Made:
     """Coordinates, order, documents and segments that have nothing to do with one another; some left out."""
     tokens = draw(st.integers(0, 6))
     dtype = draw(st.sampled_from([torch.int64, torch.int64, torch.float32, torch.float64]))
-    axes = draw(st.sampled_from([None, None, 1, 2, 3]))
+    axes = draw(st.sampled_from(some_axes))
     number = WHOLE if dtype == torch.int64 else reals(dtype)
     coords = table(draw, st.tuples(*[number] * (axes or 1)), rows, tokens)
     order, document, segment = (
         draw(st.none() | st.just(values).map(lambda values: table(draw, values, rows, tokens)))
-        for values in (st.integers(-2, 4) | WHOLE, st.integers(-2, 2), st.integers(0, 2))
+        for values in (draw(st.sampled_from(ORDERS)), st.integers(-2, 2), st.integers(0, 2))
     )
     shape = (len(coords), tokens) if axes is None else (len(coords), tokens, axes)
     others = {"order": order, "document": document, "segment": segment}
@@ -217,6 +220,16 @@ def made(draw: st.DrawFn, rows: int, changes: int = 3) -> Made:
         it = {"raw": raw, "packed": packed, "padded": padded}[kind](draw, rows)
     for change in draw(st.lists(st.sampled_from(sorted(CHANGES)), max_size=changes)):
         it = CHANGES[change](draw, it, rows)
+    return it
+
+
+@st.composite
+def rows_of_text(draw: st.DrawFn, rows: int) -> Made:
+    """Rows that text can follow: of one coordinate a token, and a token at least where they have segments."""
+    it = draw(st.sampled_from([packed, padded, lambda draw, rows: raw(draw, rows, (None,))]))(draw, rows)
+    it = by_whole(it, draw(st.integers(-9, 9))) if draw(st.booleans()) else it
+    if it.positions.segment is not None and len(it.positions) == 0:
+        return text(0, draw(WHOLE))  # what follows nothing is of no segment
     return it
 
 
@@ -556,7 +569,7 @@ def setting(
     how = {
         "is_causal": draw(st.booleans()),
         "scale": draw(
-            st.sampled_from([None, None, 0.31, 0.0, -0.5] if masked else [None, None, None, None, 0.31, -0.5])
+            st.sampled_from([None, None, 0.31, 0.0, -0.5] if masked else [None, None, None, 0.31, 0.0, -0.5])
         ),
         "attn_mask": mask_of(draw, (batch, heads, len(asking), len(known)), generator) if masked else None,
         "return_lse": draw(st.sampled_from([False, False, True])),

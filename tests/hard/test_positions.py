@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from posenc import PositionError, Positions
 from posenc.positions import check_reach, key_level_with, same_run, sees_all, visible
-from tests.hard.strategies import Made, law, made, read, repeated, sees, widest
+from tests.hard.strategies import Made, follow, law, made, read, repeated, rows_of_text, sees, widest
 
 ROWS = st.integers(0, 3)
 
@@ -133,20 +133,20 @@ def test_tokens_outside_a_table_are_found(data: st.DataObject, rows: int, limit:
         it.positions.index("Scheme", limit)
 
 
-@law(60)
-@given(st.data(), ROWS, st.integers(0, 4))
-def test_following_all_at_once_is_following_one_by_one(data: st.DataObject, rows: int, n: int) -> None:
-    it = data.draw(made(rows))
-    if it.positions.coords.dim() == 3 or (it.positions.segment is not None and len(it.positions) == 0):
-        return
+@law(250)
+@given(st.integers(0, 3).flatmap(rows_of_text), st.integers(0, 4))
+def test_what_follows_goes_on_where_the_last_token_is(it: Made, n: int) -> None:
+    """All at once or one by one, the last of each row being the first of the highest order that is no padding."""
+    after = Made(it.positions.following(n), [follow(row, n, it.dtype) for row in it.rows])
+    assert read(after.positions) == after.rows
+    check_facts(after)
     if it.dtype != torch.int64 and any(abs(c) > 2**20 for row in it.rows for t in row for c in t.coords):
         return  # where adding 1 rounds, adding it twice is not adding 2
     one_by_one = it.positions
     for _ in range(n):
         one_by_one = Positions.cat([one_by_one, one_by_one.following()])
-    at_once = Positions.cat([it.positions, it.positions.following(n)])
-    assert read(one_by_one) == read(at_once)
-    check_facts(Made(one_by_one, read(at_once)))
+    assert read(one_by_one[len(it.positions) :]) == after.rows
+    check_facts(Made(one_by_one, read(one_by_one)))
 
 
 # --- what was found by these, once and for all ------------------------------------------------------------------------

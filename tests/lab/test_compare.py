@@ -213,7 +213,7 @@ def test_a_folder_in_which_nothing_was_measured_takes_a_corrected_command(whole:
         compare(small_config(whole / "text", steps=7), out, Interrupting(3))
     assert read(out) == []
     assert [path.name for path in (out / "checkpoints").iterdir()] == ["nope-0.safetensors"]
-    (out / "checkpoints" / "rope-0.safetensors").write_bytes(b"stray")
+    (out / "checkpoints" / "alibi-0.safetensors").write_bytes(b"of the first command too")
     config = small_config(whole / "text")
     assert untimed(compare(config, out)) == untimed(read(whole / "out"))
     assert CompareConfig.from_toml(out / "config.toml") == config
@@ -221,10 +221,58 @@ def test_a_folder_in_which_nothing_was_measured_takes_a_corrected_command(whole:
 
 
 def test_what_a_write_that_was_stopped_left_behind_is_removed(whole: Path, tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / "rope-0.safetensors.writing").write_bytes(b"a part")
+    text = whole / "text"
+    with pytest.raises(KeyboardInterrupt):
+        compare(small_config(text, schemes=("alibi",)), tmp_path, Interrupting(3))
+    for name in ("alibi-0", "nope-0"):  # of the saved configuration, and of the next command
+        (tmp_path / "checkpoints" / f"{name}.safetensors.writing").write_bytes(b"a part")
+    compare(small_config(text, schemes=("nope",)), tmp_path)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["alibi-0.safetensors"]  # to go on from
+
+
+OWN = ("llama-7b.pt", "gpt-2.pt", "mine-3.safetensors", "nope-00.safetensors", "note.writing", "nope-0.pt.writing")
+
+
+@pytest.mark.parametrize("ran", [False, True], ids=["compare never ran there", "it ran and measured nothing"])
+def test_files_that_it_did_not_make_stay(whole: Path, tmp_path: Path, ran: bool) -> None:
+    if ran:
+        with pytest.raises(KeyboardInterrupt):
+            compare(small_config(whole / "text", steps=7), tmp_path, Interrupting(3))
+    folder = tmp_path / "checkpoints"
+    folder.mkdir(exist_ok=True)
+    for name in OWN:
+        (folder / name).write_bytes(name.encode())
     compare(small_config(whole / "text", schemes=("nope",), steps=1), tmp_path)
-    assert list((tmp_path / "checkpoints").iterdir()) == []
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {name: name.encode() for name in OWN}
+
+
+def test_where_it_never_ran_even_a_file_of_its_names_stays(whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    for name in ("nope-0.safetensors", "alibi-0.safetensors", "alibi-0.safetensors.writing", "nope-0.pt"):
+        (folder / name).write_bytes(b"mine")
+    with pytest.raises(ValueError, match=r"nope-0.safetensors is not a whole checkpoint .*: remove it to train anew"):
+        compare(small_config(whole / "text", schemes=("nope", "alibi")), tmp_path)
+    assert [path.read_bytes() for path in folder.iterdir()] == [b"mine"] * 4
+
+
+def test_old_checkpoints_are_said_once_and_stay(whole: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+
+    class Saying(Progress):
+        def say(self, line: str) -> None:
+            said.append(line)
+
+    config = small_config(whole / "text", schemes=("nope", "alibi"), steps=1)
+    compare(config, tmp_path)
+    folder = tmp_path / "checkpoints"
+    for name in ("nope-0.pt", "alibi-0.pt", "gpt-2.pt"):
+        (folder / name).write_bytes(b"old")
+    compare(config, tmp_path, Saying())
+    assert [line for line in said if "older" in line] == [
+        f"in {folder}, of an older format, so not read and left as it is: alibi-0.pt, nope-0.pt"
+    ]
+    assert {path.name for path in folder.iterdir()} == {"nope-0.pt", "alibi-0.pt", "gpt-2.pt"}
 
 
 def test_the_same_command_goes_on_from_a_checkpoint_before_any_record(whole: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from posenc.conformance.subjects import Subject
 
 DTYPES = ("float64", "float32")
+REPORTS = {"json": "report.json", "junit": "report.xml", "html": "report.html"}  # and their names under --out
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -111,17 +113,18 @@ def run(arguments: argparse.Namespace) -> int:
     console = Console(width=None if sys.stdout.isatty() else 120)  # in a file nothing says how wide it will be shown
     for one in data["subjects"]:
         console.print(report.shown(one, _script_places(data, arguments.out), arguments.quiet), highlight=False)
-    _write_scripts(data, arguments.out)
     makers = {"json": report.as_json, "junit": report.as_junit, "html": page.html}
-    for name, file in {"json": "report.json", "junit": "report.xml", "html": "report.html"}.items():
-        for path in (getattr(arguments, name), arguments.out and arguments.out / file):
-            if path is not None:
-                _write(path, makers[name](data))
-    if arguments.out is not None and not arguments.quiet:
+    scripts = _script_places(data, arguments.out)
+    texts = [(Path(scripts[found["file"]]), found["script"]) for found in _findings(data) if scripts]
+    texts += [(path, makers[kind](data)) for _, kind, path in _reports(arguments)]
+    unwritten = [*_remove_scripts(arguments.out), *_write(texts)]
+    if unwritten:
+        _failed("; ".join(unwritten))
+    elif arguments.out is not None and not arguments.quiet:
         console.print(f"The report: {arguments.out / 'report.html'}", highlight=False, soft_wrap=True)
     if interrupted:
         return _failed("interrupted: this is what was found so far")
-    if not data["ok"]:
+    if unwritten or not data["ok"]:
         return 1
     empty = [one["name"] for one in data["subjects"] if report.nothing_checked(one)]
     return _failed(f"nothing was checked: no check applies to {', '.join(empty)}", code=2) if empty else 0
@@ -147,17 +150,34 @@ def _subjects(arguments: argparse.Namespace) -> Mapping[str, Subject]:
 
 
 def _require_places(arguments: argparse.Namespace) -> None:
-    """ValueError where a report could not be written: that is to be known before minutes of checking."""
-    for name in ("out", "json", "junit", "html"):
+    """ValueError where a report could not be written, or two at one place: that is to be known before minutes of
+    checking."""
+    from posenc.lab.files import require_writable
+
+    for name in ("out", *REPORTS):
         path = getattr(arguments, name)
-        if path is not None:
-            folder = path if name == "out" else path.parent
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise ValueError(f"--{name} must be a place that can be written, got {str(path)!r}: {error}") from None
-            if path.is_dir() != (name == "out"):
-                raise ValueError(f"--{name} must be a {'folder' if name == 'out' else 'file'}, got {str(path)!r}")
+        if path is not None and path.exists() and path.is_dir() != (name == "out"):
+            raise ValueError(f"--{name} must be a {'folder' if name == 'out' else 'file'}, got {str(path)!r}")
+    taken: dict[str, tuple[str, str]] = {}
+    for name, kind, path in _reports(arguments):
+        try:
+            require_writable(path)
+        except OSError as error:
+            got = str(getattr(arguments, name))
+            raise ValueError(
+                f"--{name} must be a place that can be written, got {got!r}: {path}: {error.strerror}"
+            ) from None
+        first, its = taken.setdefault(os.path.realpath(path), (name, kind))
+        if its != kind:
+            raise ValueError(f"--{first} and --{name} must be different files, got {str(path)!r} for both")
+
+
+def _reports(arguments: argparse.Namespace) -> list[tuple[str, str, Path]]:
+    """(the option that asks for it, its kind, where it is written) of each report."""
+    given = [(kind, kind, getattr(arguments, kind)) for kind in REPORTS if getattr(arguments, kind) is not None]
+    if arguments.out is not None:
+        given += [("out", kind, arguments.out / file) for kind, file in REPORTS.items()]
+    return given
 
 
 def _findings(data: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -171,22 +191,31 @@ def _script_places(data: Mapping[str, Any], out: Path | None) -> dict[str, str]:
     return {} if out is None else {found["file"]: str(out / "scripts" / found["file"]) for found in _findings(data)}
 
 
-def _write_scripts(data: Mapping[str, Any], out: Path | None) -> None:
-    """Writes the scripts of all findings, in place of those of an earlier run."""
+def _remove_scripts(out: Path | None) -> list[str]:
+    """Removes the scripts of an earlier run. Gives those that could not be, and why."""
     from posenc.conformance.standalone import MARK
 
+    failed = []
     for old in out.glob("scripts/**/*.py") if out is not None else ():
-        if old.read_text(encoding="utf-8", errors="replace").startswith(MARK):
-            old.unlink()
-    places = _script_places(data, out)
-    for found in _findings(data) if places else ():
-        _write(Path(places[found["file"]]), found["script"])
+        try:
+            if old.read_text(encoding="utf-8", errors="replace").startswith(MARK):
+                old.unlink()
+        except OSError as error:
+            failed.append(f"{old}: {error.strerror}")
+    return failed
 
 
-def _write(path: Path, text: str) -> None:
+def _write(texts: list[tuple[Path, str]]) -> list[str]:
+    """Writes all that can be written. Gives what could not be, and why."""
     from posenc.lab.files import write_whole
 
-    write_whole(path, text.encode("utf-8", "backslashreplace"))
+    failed = []
+    for path, text in texts:
+        try:
+            write_whole(path, text.encode("utf-8", "backslashreplace"))
+        except OSError as error:
+            failed.append(f"{path}: {error.strerror}")
+    return failed
 
 
 def _failed(line: str, code: int = 1) -> int:

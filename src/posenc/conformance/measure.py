@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.conformance.subjects import Batch, NotApplicableError, Rotary, Subject
+from posenc.conformance.subjects import REFUSALS, Batch, NotApplicableError, Rotary, Subject
 
 
 def row_of(batch: Batch) -> list[Any]:
@@ -130,3 +130,5 @@ def lowered(
         if "not implemented for" not in str(error):
             raise
         raise NotApplicableError(f"in {dtype}, PyTorch says {error}") from None
+    except REFUSALS as error:
+        raise NotApplicableError(f"it refuses {autocast or dtype}: {error}") from None

@@ -9,17 +9,19 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from typing import Any
 
 import torch
 
+from posenc.arguments import check_choice, check_flag, check_type, number, shown, whole
 from posenc.conformance.checks import CHECKS
 from posenc.conformance.outcome import Outcome
 from posenc.conformance.shrink import shrink
 from posenc.conformance.standalone import check_sources, script
-from posenc.conformance.subjects import Batch, NotApplicableError, Subject
+from posenc.conformance.subjects import Attention, Batch, Bias, Layer, NotApplicableError, Rotary, Subject
 from posenc.conformance.threads import THREADS
 from posenc.conformance.trial import LENGTHS, LONGEST, Case, Check, Plan, Trial
 from posenc.lab.progress import Progress
@@ -28,6 +30,8 @@ PASSED, FINDING, NOT_APPLICABLE, UNFINISHED = "passed", "finding", "not applicab
 SECONDS = 60.0  # for each check
 SHRINK_SHARE = 0.5  # of those, how long a finding is made smaller
 GRACE = 5.0  # seconds beyond them in which a case that has begun may end by itself
+AGAIN = 1.0  # seconds after which a case that went on all the same is stopped again
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # those that outputs can be compared in
 
 
 @dataclass(frozen=True)
@@ -120,31 +124,34 @@ def check(
     The same subject, settings and seed give the same report, as far as no check runs out of its ``seconds``: it is then
     "unfinished", which is no pass. ``lengths`` are the tokens of a row in most trials, and ``longest`` bounds them all.
 
-    Raises ValueError for a wrong argument, for a subject of which no script can be made, and, with what it said, for
-    one that does not run at all; `Interrupted`, which has the report so far, in place of a KeyboardInterrupt.
+    Raises ValueError for a wrong argument, for a subject that claims what cannot be or of which no script can be made,
+    and, with what it said, for one that does not run at all; `Interrupted`, which has the report so far, in place of a
+    KeyboardInterrupt.
     """
     progress = Progress() if progress is None else progress
     known = {entry.number: entry for entry in CHECKS}
-    wanted = list(known) if checks is None else list(checks)
+    wanted = list(known) if checks is None else _whole_numbers("checks", checks)
     unknown = [number for number in wanted if number not in known]
     if unknown or not wanted:
         raise ValueError(f"checks must be of {', '.join(map(str, known))}, got {unknown[0] if unknown else 'none'}")
+    lengths, longest = _whole_numbers("lengths", lengths), whole("longest", longest)
     if not lengths or min(lengths) < 1 or longest < max(lengths):
-        raise ValueError(f"lengths must be from 1 to longest = {longest}, got {list(lengths)}")
+        raise ValueError(f"lengths must be from 1 to longest = {longest}, got {lengths}")
+    seed, seconds = whole("seed", seed, 0), number("seconds", seconds)
     if not seconds > 0:
         raise ValueError(f"seconds must be above 0, got {seconds}")
     subject = prepared(subject)
     report = Report(subject, name or subject.build.__qualname__)
-    report.settings.update(seed=seed, lengths=list(lengths), longest=longest, seconds=seconds, dtype=str(subject.dtype))
+    report.settings.update(seed=seed, lengths=lengths, longest=longest, seconds=seconds, dtype=str(subject.dtype))
     report.settings.update(checks=sorted(set(wanted)))
     progress.begin(len(set(wanted)))
     try:
         with progress:
-            for number in sorted(set(wanted)):
+            for entry in (known[one] for one in sorted(set(wanted))):
                 plan = Plan(subject, tuple(sorted(lengths)), longest, seed)
-                progress.advance(0, f"{report.name}: {known[number].number}. {known[number].name}")
-                report.results.append(_result(known[number], plan, report.name, seconds))
-                progress.advance(1, f"{report.name}: {known[number].number}. {known[number].name}")
+                progress.advance(0, f"{report.name}: {entry.number}. {entry.name}")
+                report.results.append(_result(entry, plan, report.name, seconds))
+                progress.advance(1, f"{report.name}: {entry.number}. {entry.name}")
     except KeyboardInterrupt:
         raise Interrupted(report) from None
     return report
@@ -152,8 +159,81 @@ def check(
 
 def prepared(subject: Subject) -> Subject:
     """The subject as it is checked, in float32 where it does not run in float64. ValueError as `check` has it."""
+    check_type("subject", subject, Subject)
+    _check_claims(subject)
     check_sources(subject)
     return _that_runs(subject)
+
+
+def _check_claims(subject: Subject) -> None:
+    """ValueError for a field of the subject that is not of its type, or that nothing could be."""
+    values = vars(subject)
+    for name in ("options", "varied", *(["other_layout"] if isinstance(subject, Rotary) else [])):
+        check_type(name, values[name], Mapping)
+    check_type("flat", subject.flat, Mapping, None)
+    for name, kind, kinds in (
+        ("refused", Mapping, "mappings"),
+        ("backends", Mapping, "mappings"),
+        ("state", str, "names"),
+    ):
+        if not isinstance(values[name], list | tuple) or not all(isinstance(item, kind) for item in values[name]):
+            raise ValueError(f"{name} must be a list or tuple of {kinds}, got {shown(values[name])}")
+    for name in ("causal", "linear_memory", "compiles", "exports", "symmetric"):
+        check_flag(name, values[name])
+    check_type("relative", subject.relative, bool, None)
+    sizes = ["axes"]
+    sizes += [name for name in ("max_positions", "distinct_to", "threshold") if values[name] is not None]
+    sizes += ["heads", "head_dim"] if isinstance(subject, Rotary | Bias | Attention) else []
+    sizes += ["dim"] if isinstance(subject, Layer) else []
+    for name in sizes:
+        whole(name, values[name])
+    whole("registers", subject.registers, 0)
+    whole("seed", subject.seed, -(2**63), 2**64 - 1)  # what a generator takes
+    if number("jitter", subject.jitter) < 0:
+        raise ValueError(f"jitter must be at least 0, got {subject.jitter}")
+    check_choice("dtype", subject.dtype, DTYPES)
+    if subject.computes_in is not None:
+        check_choice("computes_in", subject.computes_in, DTYPES)
+    if isinstance(subject, Rotary):
+        _check_rotation(subject)
+    if isinstance(subject, Bias):
+        _check_numbers("slopes", subject.slopes)
+        check_type("heads_option", subject.heads_option, str)
+    check_type("device", subject.device, str, torch.device)
+    try:
+        float(torch.zeros((), device=subject.device))  # read too: "meta" holds no numbers
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(
+            f"device must be one that is here, got {str(subject.device)!r}, on which "
+            f"the subject does not run: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        ) from None
+
+
+def _check_rotation(subject: Rotary) -> None:
+    for name in ("base", "scale"):
+        if getattr(subject, name) is not None:
+            number(name, getattr(subject, name), above=0)
+    if subject.layout is not None:
+        check_choice("layout", subject.layout, ("half", "interleaved"))
+    if subject.rotary_dim is not None:
+        whole("rotary_dim", subject.rotary_dim, 1, subject.head_dim)
+    _check_numbers("frequencies", subject.frequencies)
+
+
+def _check_numbers(name: str, values: object) -> None:
+    """ValueError for what is neither None nor a list or tuple of finite numbers."""
+    check_type(name, values, list, tuple, None)
+    if isinstance(values, list | tuple):
+        for index, value in enumerate(values):
+            number(f"{name}[{index}]", value)
+
+
+def _whole_numbers(name: str, values: object) -> list[int]:
+    if not isinstance(values, Sequence) or not all(
+        isinstance(value, Integral) and not isinstance(value, bool) for value in values
+    ):
+        raise ValueError(f"{name} must be a list or tuple of whole numbers, got {shown(values)}")
+    return [int(value) for value in values]
 
 
 def _that_runs(subject: Subject) -> Subject:
@@ -183,14 +263,15 @@ def _described(value: object) -> str:
 def _result(entry: Check, plan: Plan, name: str, seconds: float) -> Result:
     begun = time.monotonic()
     trials = []
-    for number, trial in enumerate(entry.trials, 1):
-        share = (begun + seconds - time.monotonic()) / (len(entry.trials) + 1 - number)
+    for index, trial in enumerate(entry.trials):
+        share = (begun + seconds - time.monotonic()) / (len(entry.trials) - index)
         trials.append(_trial(entry, trial, plan, name, time.monotonic() + share))
     return Result(entry, tuple(trials), time.monotonic() - begun)
 
 
 def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> TrialResult:
     done, reasons = 0, []
+    found: list[tuple[Case, Outcome]] = []  # each smaller than the one before it
     try:
         with _quiet(), _alarm(until):
             for case in _cases(trial, plan):
@@ -203,15 +284,19 @@ def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> T
                     continue
                 if not outcome.ok:
                     stop = time.monotonic() + max(until - time.monotonic(), 0) * SHRINK_SHARE
-                    finding = _finding(entry, trial, plan, name, case, outcome, stop)
-                    return TrialResult(trial.name, FINDING, done + 1, "", finding)
+                    found.append((case, outcome))
+                    _make_smaller(trial, plan, found, stop)
+                    break
                 done += 1
     except NotApplicableError as error:
         reasons.append(str(error))
     except _TimeIsUp:
-        return TrialResult(trial.name, UNFINISHED, done, f"the time was up within case {done + 1}")
+        if not found:  # what was found stays found
+            return TrialResult(trial.name, UNFINISHED, done, f"the time was up within case {done + 1}")
     except _UnsettledError as error:
         return TrialResult(trial.name, UNFINISHED, done, str(error))
+    if found:  # the script is made after the alarm, which would stop it halfway
+        return TrialResult(trial.name, FINDING, done + 1, "", _finding(entry, trial, plan, name, *found[-1]))
     if done:
         return TrialResult(trial.name, PASSED, done)
     return TrialResult(trial.name, NOT_APPLICABLE, 0, "; ".join(dict.fromkeys(reasons)) or "there is no case of it")
@@ -240,25 +325,28 @@ def _outcome(trial: Trial, subject: Subject, case: Case) -> Outcome:
         return Outcome(False, "an answer", f"{type(error).__name__}: {error}")
 
 
-def _finding(entry: Check, trial: Trial, plan: Plan, name: str, case: Case, found: Outcome, until: float) -> Finding:
-    batch = case.batch
+def _make_smaller(trial: Trial, plan: Plan, found: list[tuple[Case, Outcome]], until: float) -> None:
+    """Appends ever smaller cases that show the same."""
+    case, first = found[-1]
 
     def shows(smaller: Batch) -> bool:
-        nonlocal batch, found
         try:
             outcome = _outcome(trial, plan.subject, Case(smaller, case.values))
         except NotApplicableError:
             return False
-        if outcome.ok or _kind(outcome) != _kind(found):
+        if outcome.ok or _kind(outcome) != _kind(first):
             return False
-        batch, found = smaller, outcome
+        found.append((Case(smaller, case.values), outcome))
         return True
 
-    with contextlib.suppress(_TimeIsUp):  # what was found stays found
-        shrink(batch, shows, enough=lambda: time.monotonic() > until)
+    shrink(case.batch, shows, enough=lambda: time.monotonic() > until)
+
+
+def _finding(entry: Check, trial: Trial, plan: Plan, name: str, case: Case, found: Outcome) -> Finding:
     heading = f"{name}: check {entry.number}, {entry.name}, {trial.name}\n{entry.rule}"
-    made = script(plan.subject, trial, Case(batch, case.values), heading)
-    return Finding(found.expected, found.came, batch, dict(case.values), made)
+    with _quiet():
+        made = script(plan.subject, trial, case, heading)
+    return Finding(found.expected, found.came, case.batch, dict(case.values), made)
 
 
 def _kind(outcome: Outcome) -> str:
@@ -272,21 +360,32 @@ class _TimeIsUp(BaseException):
 
 @contextlib.contextmanager
 def _alarm(until: float) -> Iterator[None]:
-    """`_TimeIsUp` soon after ``until``, wherever the subject is; where signals do not reach, not within a case."""
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+    """`_TimeIsUp` soon after ``until``, wherever the subject is, and again where it goes on all the same; where signals
+    do not reach, not within a case. A timer of the caller's goes on afterwards, with the rest of its time."""
+    reaches = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
+    if not reaches or signal.getsignal(signal.SIGALRM) is None:  # None: it was not set from Python, and cannot be again
         yield
         return
 
     def ring(number: int, frame: object) -> None:
         raise _TimeIsUp
 
+    rest, interval = signal.setitimer(signal.ITIMER_REAL, 0)
+    begun = time.monotonic()
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, max(until - time.monotonic(), 0.0) + GRACE)
     try:
-        yield
-    finally:
+        try:
+            after = max(until - begun, 0.0) + GRACE
+            signal.setitimer(signal.ITIMER_REAL, min(after, threading.TIMEOUT_MAX), AGAIN)
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:  # in two steps, for it may ring just before the first
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        if rest:
+            left = rest - (time.monotonic() - begun)
+            signal.setitimer(signal.ITIMER_REAL, max(left, 1e-6), interval)  # at once where its time is over
 
 
 @contextlib.contextmanager

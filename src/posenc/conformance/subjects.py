@@ -16,6 +16,9 @@ PADDING = -1  # the document that no token belongs to
 VOCABULARY = 48  # tokens are drawn from so many
 
 
+REFUSALS = (TypeError, ValueError, NotImplementedError, AssertionError)  # how code says that it takes no such dtype
+
+
 class NotApplicableError(Exception):
     """The subject cannot take part in a trial: the message says why."""
 
@@ -87,6 +90,7 @@ class Subject:
     - ``threshold``: the length past which it does something else, such as that which a dynamic scaling begins at;
       outputs may then go by the length so far. None: there is none.
     - ``linear_memory``: the memory of a call grows with the length, not with its square.
+    - ``computes_in``: the dtype that it computes in within, where that is a lower one: kernels of bfloat16.
     - ``compiles``, ``exports``: it compiles as one graph, and exports with a dynamic length.
     - ``axes``: coordinates of a position; 2 for the rows and columns of an image.
     - ``varied``: for each of the options, another value, which must change the outputs or be refused.
@@ -109,6 +113,7 @@ class Subject:
     distinct_to: int | None = None
     threshold: int | None = None
     linear_memory: bool = False
+    computes_in: torch.dtype | None = None
     compiles: bool = False
     exports: bool = False
     axes: int = 1
@@ -186,8 +191,8 @@ class Subject:
     def visible(self, batch: Batch) -> Tensor:
         """Which token sees which, (rows, tokens, tokens)."""
         shape = (len(batch.ids), batch.tokens)
-        document = torch.tensor(batch.document, device=self.device) if batch.document else torch.zeros(shape).long()
-        order = torch.tensor(batch.order) if batch.order else torch.arange(batch.tokens).expand(shape)
+        document = torch.tensor(batch.document or [[0] * batch.tokens] * shape[0]).view(shape)
+        order = torch.tensor(batch.order or [list(range(batch.tokens))] * shape[0]).view(shape)
         seen = (document[:, :, None] == document[:, None, :]) & (document != PADDING)[:, None, :]
         if self.causal:
             seen = seen & (order[:, None, :] <= order[:, :, None])
@@ -424,7 +429,13 @@ class Layer(Subject):
             if not self.takes("memory"):
                 raise NotApplicableError("call takes no memory, so queries are the keys")
             rows = list(batch.queries)
-            return self._call(made, x[:, rows], batch, rows, memory=x)[0]
+            out = self._call(made, x[:, rows], batch, rows, memory=x)[0]
+            alone = self._call(made, x[:, rows[:1]], batch, rows[:1], memory=x)[0]
+            if not torch.allclose(out[:, :1], alone, rtol=1e-3, atol=1e-3 * float(out.detach().abs().max())):
+                raise NotApplicableError(
+                    "what comes for a token of x goes by the others of x: they are no mere queries"
+                )
+            return out
         outputs, cache, end = [], None, 0
         for size in batch.chunks or (batch.tokens,):
             rows = list(range(end, end + size))

@@ -120,6 +120,8 @@ class Plan:
         """NotApplicableError unless the subject can all of these (see `Subject.can`)."""
         for what in needs:
             self.require(self.subject.can(what), f"call {LACKS[what]}")
+        if "positions" in needs:
+            self.require(self.shows_positions, "outputs do not go by positions")
 
     # -- how near is near ---------------------------------------------------------------------------------------------
 
@@ -130,18 +132,20 @@ class Plan:
         text = Batch([[(7 * n + 3) % VOCABULARY for n in range(tokens)]])
         out = self.subject.run(self.subject.make(), text)
         turned = self.subject.run(self.subject.make(), replace(text, ids=[text.ids[0][::-1]]))
-        rounding = 256 * torch.finfo(self.subject.dtype).eps * float(out.abs().max())
+        rounding = 256 * torch.finfo(self.subject.dtype).eps * _most(out)
         if self.subject.dtype == torch.float64:
             single = replace(self.subject, dtype=torch.float32)
             low = single.run(single.make(), text).double()
-            rounding = max(rounding, 8 * float((low - out).abs().max()))
+            rounding = max(rounding, 8 * _most(low - out))
+        if self.subject.computes_in is not None:
+            rounding = max(rounding, 8 * torch.finfo(self.subject.computes_in).eps * _most(out))
         return out.double(), turned.double().flip(1), rounding
 
     @property
     def effect(self) -> float:
         """What positions do to the outputs: how far they move when the tokens stand in reverse order."""
         out, turned, _ = self._run
-        return float((out - turned).abs().max())
+        return _most(out - turned)
 
     def tolerance(self, highest: int = 0) -> float:
         """How far two equal outputs may be apart, with positions up to ``highest``.
@@ -149,8 +153,35 @@ class Plan:
         Eight times the rounding that float32 itself causes on the way (modules of float64 compute norms and softmax in
         float32 within), and for phases that are rounded to float32, as is usual, that of p radians: a phase that is off
         by a radian moves the output by about as much as all there is of position.
+
+        NotApplicableError where that is a quarter of all that outputs differ by: nothing could be seen.
         """
-        return self._run[2] + 4 * 2**-23 * highest * self.effect
+        out, _, rounding = self._run
+        tolerance = rounding + 4 * 2**-23 * highest * self.effect
+        spread = _most(out - out.mean(1, keepdim=True)) if out.isfinite().all() else _most(out)
+        if out.size(1) > 1 and tolerance > spread / 4:
+            raise NotApplicableError(
+                f"outputs differ by {spread:.2g} from token to token, of which rounding hides {tolerance:.2g}"
+            )
+        return tolerance
+
+    @cached_property
+    def shows_positions(self) -> bool:
+        """Whether outputs go by positions at all, by those that are told or by the index, more than rounding does."""
+        tokens = min(24, self.limit)
+        near = self.line(1, tokens)
+        far = replace(near, positions=[[self.at(p // 2) for p in range(tokens)]])
+        seen = [self.subject.run(self.subject.make(), batch) for batch in (near, far)]
+        # The last token sees all others, also where attention is causal: in reverse order they are the same tokens.
+        text = replace(near, positions=None)
+        turned = replace(text, ids=[text.ids[0][-2::-1] + text.ids[0][-1:]])
+        last = [self.subject.run(self.subject.make(), batch)[:, -1] for batch in (text, turned)]
+        return max(_most(seen[0] - seen[1]), _most(last[0] - last[1])) > self._run[2]
+
+
+def _most(x: Tensor) -> float:
+    """The largest of the finite numbers."""
+    return float(x.masked_fill(~x.isfinite(), 0.0).abs().max())
 
 
 def padded(plan: Plan, mask: list[list[bool]], explicit: bool) -> Batch:

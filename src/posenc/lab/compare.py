@@ -96,11 +96,12 @@ def compare(
     loaded = task.load(config)
     made_with = {"text_digest": loaded.digest, **{name: versions()[name] for name in VERSIONS}}
     with Records(out) as records, _Stop() as stop, progress:
-        _check_folder(out, config.identity(**made_with), records)
+        made = _made(out, config)  # before the configuration is saved, which would make any folder one of compare
+        _check_folder(out, config.identity(**made_with), records, made)
         lab = _Lab(config, out, task, loaded, device, made_with, records, progress, stop, build)
         progress.begin(len(config.seeds) * len(config.schemes) * lab.work)  # from here on, what fails has kept records
         write_whole(out / CONFIG, config.to_toml(made_with).encode())
-        for line in filter(None, (records.notice, *_clear(out), loaded.about, loaded.notice)):
+        for line in filter(None, (records.notice, *_clear(out, made), loaded.about, loaded.notice)):
             progress.say(line)
         for name, reason in left_out.items():
             progress.say(f"{name} is left out: {reason}")
@@ -211,7 +212,7 @@ class _Lab:
         checkpoint.unlink()
 
     def _checkpoint(self, scheme: str, seed: int) -> Path:
-        return self.out / CHECKPOINTS / f"{scheme}-{seed}{checkpoints.SUFFIX}"
+        return self.out / CHECKPOINTS / f"{_name(scheme, seed)}{checkpoints.SUFFIX}"
 
     def _diverged(self, scheme: str, seed: int) -> str:
         """How this training is recorded to have diverged; empty where it did not."""
@@ -263,16 +264,34 @@ def _timed_step(model: nn.Module, config: CompareConfig, tokens: Tensor, loss_of
     return step
 
 
-def _check_folder(out: Path, identity: dict[str, Any], records: Records) -> None:
+def _name(scheme: str, seed: int) -> str:
+    return f"{scheme}-{seed}"
+
+
+def _made(out: Path, config: CompareConfig) -> frozenset[str]:
+    """The names of the checkpoints that the comparison in ``out`` makes, by the configuration it saved and by this one.
+    Nothing else there is ever removed; where no configuration is saved, nothing at all is: no comparison made it."""
+    if not (out / CONFIG).exists():
+        return frozenset()
+    both = (CompareConfig.from_toml(out / CONFIG), config)
+    return frozenset(_name(scheme, seed) for each in both for scheme in each.schemes for seed in each.seeds)
+
+
+def _there(out: Path, made: frozenset[str], suffix: str) -> list[Path]:
+    """The files among the checkpoints that have one of these names and this suffix."""
+    return sorted(path for path in (out / CHECKPOINTS).glob(f"*{suffix}") if path.name.removesuffix(suffix) in made)
+
+
+def _check_folder(out: Path, identity: dict[str, Any], records: Records, made: frozenset[str]) -> None:
     """ValueError, saying what differs, if another comparison has records in ``out``, and, naming the line, for a record
-    that is of another. Where nothing was measured, another's checkpoints are removed."""
+    that is of another. Where nothing was measured, another's checkpoints, of the names ``made``, are removed."""
     path = out / CONFIG
     if path.exists():
         differ = _differences(saved_identity(path), identity)
         if differ and len(records):
             raise ValueError(f"{out} holds another comparison, with {differ}: give another folder")
         if differ:
-            for checkpoint in (out / CHECKPOINTS).glob(f"*-*{checkpoints.SUFFIX}"):
+            for checkpoint in _there(out, made, checkpoints.SUFFIX):
                 checkpoint.unlink()
     elif len(records):
         raise ValueError(f"{out} holds records but no {CONFIG} to tell of what: give another folder")
@@ -298,15 +317,12 @@ def _differences(there: dict[str, Any], here: dict[str, Any]) -> str:
     return ", ".join(f"{k} {there.get(k)!r} there and {here[k]!r} here" for k in here if there.get(k) != here[k])
 
 
-def _clear(out: Path) -> list[str]:
-    """Removes what a write that was stopped left behind, and checkpoints that are no longer read, and says so."""
-    for stray in (out / CHECKPOINTS).glob(f"*{WRITING}"):
+def _clear(out: Path, made: frozenset[str]) -> list[str]:
+    """Removes what a write of a checkpoint that was stopped left behind. Says which are no longer read; they stay."""
+    for stray in _there(out, made, checkpoints.SUFFIX + WRITING):
         stray.unlink()
-    notices = []
-    for old in sorted((out / CHECKPOINTS).glob(f"*-*{OLD_SUFFIX}")):
-        old.unlink()
-        notices.append(f"{old}, a checkpoint of an older format, is not read but removed: that training begins again")
-    return notices
+    old = ", ".join(path.name for path in _there(out, made, OLD_SUFFIX))
+    return [f"in {out / CHECKPOINTS}, of an older format, so not read and left as it is: {old}"] if old else []
 
 
 def _device(config: CompareConfig) -> torch.device:

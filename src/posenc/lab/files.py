@@ -1,7 +1,9 @@
 """Files that survive hard use: written whole or not at all, and read without guessing at what is not as expected."""
 
+import errno
 import json
 import os
+import stat
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -42,18 +44,58 @@ def put(descriptor: int, data: bytes) -> None:
 def write_whole(path: Path, data: bytes) -> None:
     """Writes a file all or nothing: whatever stops the process here leaves what was there before.
 
+    Through a symbolic link the file that it leads to is written. What is there and is no regular file, such as a device
+    or a pipe, is written to as it is, since another in its place would be something else.
+
     Raises OSError, naming ``path``, where the disk does not take it; what it took is removed again.
     """
-    temporary = path.with_name(path.name + WRITING)
     with naming(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if _is_special(path):
+            with path.open("wb") as device:
+                device.write(data)
+            return
+        target, temporary = _target(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
         try:
             with temporary.open("wb", buffering=0) as file:
                 put(file.fileno(), data)
-            os.replace(temporary, path)
+            os.replace(temporary, target)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def require_writable(path: Path) -> None:
+    """Makes the folder of ``path``. OSError, naming ``path``, where `write_whole` could not write it; what is there
+    stays as it is."""
+    with naming(path):
+        if _is_special(path):
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            if not os.access(path, os.W_OK):  # not opened: who reads a pipe would take that for all of it
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            return
+        target, temporary = _target(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.open("xb").close()
+        except FileExistsError:  # left by a write that was stopped
+            return
+        temporary.unlink()
+
+
+def _is_special(path: Path) -> bool:
+    """Whether something is there that is no regular file."""
+    try:
+        return not stat.S_ISREG(os.stat(path).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _target(path: Path) -> tuple[Path, Path]:
+    """The file that ``path`` leads to, and where it is written until it is whole."""
+    target = Path(os.path.realpath(path))
+    return target, target.with_name(target.name + WRITING)
 
 
 def parse(text: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 from posenc.conformance.calls import instead
 from posenc.conformance.checks.configuration import it_is_refused, known
 from posenc.conformance.outcome import Outcome, first_failure, near
-from posenc.conformance.subjects import Batch, Bias, NotApplicableError, Rotary, Subject
+from posenc.conformance.subjects import VOCABULARY, Batch, Bias, NotApplicableError, Rotary, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
 MOST_HEADS = 64
@@ -32,7 +32,9 @@ def the_end_is_named(subject: Subject, batch: Batch, limit: int, compiled: bool)
     except NotApplicableError:
         raise
     except Exception as error:
-        numbers = {int(number) for number in re.findall(r"-?\d+", str(error))}
+        written = re.findall(r"(?<!\w)-?\d+(?:[,_]\d{3})*", str(error))  # 1,024 too, and 39 of "0-39"
+        numbers = {int(re.sub("[,_]", "", number)) for number in written}
+        numbers |= {int(number) for number in re.findall(r"(?<=\d-)\d+", str(error))}
         named = bool(numbers & {*outside, limit, limit - 1}) or (min(outside) < 0 and "negative" in str(error))
         return Outcome(named, expected, f"{type(error).__name__}: {error}")
     return Outcome(False, expected, "an answer, and no error")
@@ -75,6 +77,16 @@ def rows_do_not_mix(subject: Subject, batch: Batch, tolerance: float) -> Outcome
         alone = subject.run(made, replace(batch, ids=[batch.ids[row]], positions=positions))
         found.append((f"row {row}", near(alone, together[row : row + 1], tolerance)))
     return first_failure(found)
+
+
+def later_tokens_do_not_count(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
+    """With others in place of the later half of the tokens, the earlier half comes out the same."""
+    early = batch.tokens // 2
+    if not early:
+        raise NotApplicableError("there is one token, and none later")
+    ids = [row[:early] + [(token + 7) % VOCABULARY for token in row[early:]] for row in batch.ids]
+    before, after = subject.run(subject.make(), batch), subject.run(subject.make(), replace(batch, ids=ids))
+    return near(before[:, :early], after[:, :early], tolerance)
 
 
 def _ends(compiled: bool) -> Any:
@@ -130,10 +142,18 @@ def _squares(plan: Plan) -> Iterator[Case]:
         yield Case(batch, {"tolerance": plan.tolerance(8 * size)})
 
 
+def _causal(plan: Plan) -> Iterator[Case]:
+    plan.require(plan.subject.causal, "it is not causal")
+    plan.require(not isinstance(plan.subject, Rotary | Bias), "what is causal around it is this package's own")
+    for tokens in plan.sizes:
+        yield Case(plan.text(1, tokens), {"tolerance": plan.tolerance(tokens)})
+
+
 CHECK = Check(
     number=19,
     name="bounds",
-    rule="What is past the end is refused by name, slopes are right for any number of heads, and rows do not mix.",
+    rule="What is past the end is refused by name, slopes are right for any number of heads, and neither other rows "
+    "nor later tokens count.",
     why="An index past a table wraps around, is clamped, or stops the device; and a batch as long as its rows hides "
     "which is which.",
     pains=(14, 16, 18),
@@ -143,5 +163,6 @@ CHECK = Check(
         Trial("values that are refused", it_is_refused, _refused),
         Trial("slopes", slopes_are_as_published, _slopes),
         Trial("as many rows as tokens", rows_do_not_mix, _squares),
+        Trial("later tokens", later_tokens_do_not_count, _causal),
     ),
 )

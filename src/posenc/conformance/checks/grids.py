@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc.conformance.outcome import Outcome, first_failure, near
-from posenc.conformance.subjects import PADDING, Batch, Layer, Model, NotApplicableError, Subject
+from posenc.conformance.subjects import PADDING, VOCABULARY, Batch, Layer, Model, NotApplicableError, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
 SHAPES = ((3, 5), (5, 3))
@@ -173,7 +173,7 @@ def registers_have_no_place(subject: Subject, batch: Batch, tolerance: float) ->
         other = subject.run(made, replace(batch.pick(turned), grid=batch.grid))
         found.append(("registers 0 and 1 exchanged", near(came[:, turned], other, tolerance)))
     if isinstance(subject, Layer) and not isinstance(subject, Model):
-        again = replace(batch, ids=[[(n + 1) % 48 for n in row] for row in batch.ids])
+        again = replace(batch, ids=[[(n + 1) % VOCABULARY for n in row] for row in batch.ids])
         x, y = subject.content(batch)[:, :front], subject.content(again)[:, :front]
         if came.shape[2:] == x.shape[2:]:
             added, then = came[:, :front] - x, subject.run(made, again)[:, :front] - y

@@ -79,8 +79,9 @@ CHECK = Check(
     why="Where positions are read off the index, left-padded rows of a batch are answered as if they stood elsewhere.",
     pains=(3,),
     trials=(
-        Trial("with positions", padding_changes_nothing, _cases(explicit=True)),
-        # Apart, since what goes by the index may get distances right at the ends, and cannot across a gap.
+        # Apart, since what goes by the index may get distances and windows right at the ends, and cannot across a gap.
+        Trial("with positions, at the ends", padding_changes_nothing, _cases(explicit=True, inner=False)),
+        Trial("with positions, inside too", padding_changes_nothing, _cases(explicit=True)),
         Trial("with a mask alone, at the ends", padding_changes_nothing, _cases(explicit=False, inner=False)),
         Trial("with a mask alone, inside too", padding_changes_nothing, _cases(explicit=False)),
         Trial("what it holds", what_padding_holds_changes_nothing, _contents),

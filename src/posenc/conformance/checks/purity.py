@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posenc.conformance.calls import gradient_tolerances, gradients_of, holdings, instead, one_line, with_tokens
 from posenc.conformance.outcome import Outcome, first_failure, near
-from posenc.conformance.subjects import Batch, Bias, NotApplicableError, Rotary, Subject
+from posenc.conformance.subjects import REFUSALS, Batch, Bias, NotApplicableError, Rotary, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
 BETWEEN = ("the same", "shorter", "longer", "others", "bfloat16", "autocast", "inference mode")
@@ -65,7 +65,7 @@ def no_call_changes_another(subject: Subject, batch: Batch, between: str, limit:
         call_between(subject, made, between, batch if between == "shorter" else longer)
         if between in ("bfloat16", "autocast"):  # and of the same shape, which a table may be remembered by
             call_between(subject, made, between, batch)
-    except RuntimeError as error:
+    except (RuntimeError, *REFUSALS) as error:
         if between not in ("bfloat16", "autocast"):
             raise
         raise NotApplicableError(f"it does not run with {between}: {one_line(error)}") from error

@@ -1,18 +1,14 @@
 # A finding of posenc check, which this script repeats without posenc.
-# torchtune, rotary: check 19, bounds, positions past the end
-# What is past the end is refused by name, slopes are right for any number of heads, and rows do not mix.
+# rotary_embedding_torch, xpos: check 9, unequal lengths, the last of the keys
+# Some tokens that ask all others get what they get where all ask all: the last of them, or any.
 
-import importlib.util
 import inspect
-import re
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import wraps
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from rotary_embedding_torch.rotary_embedding_torch import RotaryEmbedding
 from torch import Tensor, nn
 
 PADDING = -1  # the document that no token belongs to
@@ -60,12 +56,15 @@ class Subject:
                 with torch.no_grad():
                     for parameter in made.parameters():
                         if parameter.requires_grad:  # what is frozen, such as a table of sines, is as it must be
-                            parameter += self.jitter * torch.randn(parameter.shape)
+                            parameter.add_(self.jitter * torch.randn(parameter.shape))
                 made = made.to(self.device, self.dtype).eval()
         return made
 
     def takes(self, name: str) -> bool:
         return name in inspect.signature(self.call).parameters
+
+    def needs(self, name: str) -> bool:
+        return self.takes(name) and inspect.signature(self.call).parameters[name].default is inspect.Parameter.empty
 
     def run(self, made: Any, batch: Batch) -> Tensor:
         raise NotImplementedError
@@ -87,6 +86,12 @@ class Subject:
             return torch.tensor([raster] * len(batch.ids), device=self.device)
         line = torch.arange(batch.tokens, device=self.device).expand(len(batch.ids), -1)
         return line if self.axes == 1 else line[..., None].expand(-1, -1, self.axes)
+
+    def require_plain_positions(self, batch: Batch, what: str = "positions") -> None:
+        if batch.positions is not None and not torch.equal(
+            self.places(batch), torch.arange(batch.tokens, device=self.device).expand(len(batch.ids), -1)
+        ):
+            raise NotApplicableError(f"call takes no {what}")
 
     def visible(self, batch: Batch) -> Tensor:
         shape = (len(batch.ids), batch.tokens)
@@ -135,65 +140,50 @@ class _Heads(Subject):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rotary(_Heads):
-    base: float | None = None
-
-    def rotate(self, made: Any, x: Tensor, positions: Tensor, which: int = 0) -> Tensor:
-        names = list(inspect.signature(self.call).parameters)[1:]
-        given: dict[str, Any] = {name: x for name in names if name in ("x", "query", "key")}
-        if "positions" in names:
-            given["positions"] = positions
-        else:
-            start = int(positions[0, 0]) if positions.dim() == 2 else 0
-            run = torch.arange(start, start + x.size(2), device=x.device).expand(x.size(0), -1)
-            if positions.dim() != 2 or not torch.equal(positions, run):
-                raise NotApplicableError("call takes no positions of each token")
-            if start and "offset" not in names:
-                raise NotApplicableError("call takes neither positions nor an offset")
-            if "offset" in names:
-                given["offset"] = start
-        out = self.call(made, **given)
-        return out[which] if isinstance(out, tuple) else out
-
+class Attention(_Heads):
     def partial(self, made: Any, batch: Batch, lse: bool = True) -> tuple[Tensor, Tensor]:
         query, key, value = self.projected(batch)
-        positions, visible = self.places(batch), self.visible(batch)
-        rotated: list[Tensor] = []  # a cache keeps keys as they were rotated when they were new
-        parts = []
-        for rows, columns, new in self.rows_and_columns(batch):
-            asking = self.rotate(made, query[:, :, rows], positions[:, rows], 0)
-            rotated.append(self.rotate(made, key[:, :, new], positions[:, new], 1))
-            seen = visible[:, rows][:, :, columns]
-            parts.append(attend(asking, torch.cat(rotated, 2), value[:, :, columns], seen))
+        parts = [
+            self._step(made, batch, query[:, :, rows], key[:, :, columns], value[:, :, columns], rows, columns, lse)
+            for rows, columns, _ in self.rows_and_columns(batch)
+        ]
         return torch.cat([out for out, _ in parts], 2), torch.cat([lse for _, lse in parts], 2)
 
-
-@dataclass(frozen=True, kw_only=True)
-class Bias(_Heads):
-    def bias(self, made: Any, query_positions: Tensor, key_positions: Tensor) -> Tensor:
-        if self.takes("query_positions"):
-            bias = self.call(made, query_positions=query_positions, key_positions=key_positions)
-        else:
-            queries, keys = query_positions.size(1), key_positions.size(1)
-            line = torch.arange(keys, device=key_positions.device)
-            if not (
-                key_positions.dim() == 2
-                and torch.equal(key_positions, line.expand_as(key_positions))
-                and torch.equal(query_positions, line[keys - queries :].expand_as(query_positions))
-            ):
-                raise NotApplicableError("call takes lengths and no positions")
-            bias = self.call(made, query_length=queries, key_length=keys)
-        return bias if bias.dim() == 4 else bias[None]
-
-    def partial(self, made: Any, batch: Batch, lse: bool = True) -> tuple[Tensor, Tensor]:
-        query, key, value = self.projected(batch)
-        positions, visible = self.places(batch), self.visible(batch)
-        parts = []
-        for rows, columns, _ in self.rows_and_columns(batch):
-            bias = self.bias(made, positions[:, rows], positions[:, columns])
-            seen = visible[:, rows][:, :, columns]
-            parts.append(attend(query[:, :, rows], key[:, :, columns], value[:, :, columns], seen, bias))
-        return torch.cat([out for out, _ in parts], 2), torch.cat([lse for _, lse in parts], 2)
+    def _step(
+        self,
+        made: Any,
+        batch: Batch,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        rows: list[int],
+        columns: list[int],
+        lse: bool,
+    ) -> tuple[Tensor, Tensor]:
+        lower_right = rows == columns[len(columns) - len(rows) :]
+        facts = {"positions": self.places(batch)}
+        if batch.document is not None or self.needs("query_document"):
+            one = [[0] * batch.tokens] * len(batch.ids)
+            facts["document"] = torch.tensor(batch.document or one, device=self.device)
+        if batch.order is not None or self.needs("query_order") or (self.causal and self.takes("query_order")):
+            line = [list(range(batch.tokens))] * len(batch.ids)
+            facts["order"] = torch.tensor(batch.order or line, device=self.device)
+        given: dict[str, Any] = {}
+        if self.takes("visible"):
+            given["visible"] = self.visible(batch)[:, None, rows][..., columns]
+        for name, value_of in facts.items():
+            if self.takes(f"query_{name}"):
+                given |= {f"query_{name}": value_of[:, rows], f"key_{name}": value_of[:, columns]}
+            elif name == "positions":
+                self.require_plain_positions(batch)
+                if not lower_right or columns != list(range(len(columns))):
+                    raise NotApplicableError("call takes no positions, so queries are the last of the keys")
+            elif not self.takes("visible"):
+                raise NotApplicableError(f"call takes no query_{name}")
+        if lse:
+            return self.call(made, query, key, value, **given, return_lse=True)
+        out = self.call(made, query, key, value, **given)
+        return out, out.new_full(out.shape[:3], torch.nan)
 
 
 class Outcome(NamedTuple):
@@ -202,55 +192,48 @@ class Outcome(NamedTuple):
     came: str
 
 
-def build(**options):
-    name = "position_embeddings"
-    if name not in sys.modules:
-        folder = Path(importlib.util.find_spec("torchtune").submodule_search_locations[0])
-        spec = importlib.util.spec_from_file_location(name, folder / "modules" / f"{name}.py")
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name].RotaryPositionalEmbeddings(**options)
+def near(expected: Tensor, came: Tensor, tolerance: float) -> Outcome:
+    if expected.shape != came.shape:
+        return Outcome(False, f"shape {tuple(expected.shape)}", f"shape {tuple(came.shape)}")
+    if expected.numel() == 0:
+        return Outcome(True, "nothing", "nothing")
+    off = (came.double() - expected.double()).abs().nan_to_num(torch.inf)
+    worst, flat = float(off.max()), int(off.argmax())
+    at: list[int] = []
+    for size in reversed(off.shape):
+        flat, index = divmod(flat, size)
+        at.insert(0, index)
+    return Outcome(
+        worst <= tolerance,
+        f"{float(expected[tuple(at)]):.6g} at {at}",
+        f"{float(came[tuple(at)]):.6g}, off by {worst:.2g} (at most {tolerance:.2g})",
+    )
 
 
-def rotate(module, x, positions):
-    return module(x.transpose(1, 2), input_pos=positions).transpose(1, 2)
+def attention(module, query, key, value, visible):
+    if query.size(2) == key.size(2):
+        query, key = module.rotate_queries_and_keys(query, key)
+    else:
+        query, key = module.rotate_queries_with_cached_keys(query, key)
+    return attend(query, key, value, visible[:, 0])[0]
 
 
-def instead(subject: Subject, call: Callable[..., Any]) -> Subject:
-    return replace(subject, call=wraps(subject.call)(call))
+def queries_equal_rows_of_the_square(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
+    if not batch.queries:
+        raise NotApplicableError("nobody asks")
+    square = subject.run(subject.make(), replace(batch, queries=None))
+    return near(square[:, list(batch.queries)], subject.run(subject.make(), batch), tolerance)
 
 
-def the_end_is_named(subject: Subject, batch: Batch, limit: int, compiled: bool) -> Outcome:
-    flat = subject.places(batch).flatten().tolist()
-    outside = [p for p in flat if not 0 <= p < limit]
-    if not outside or (isinstance(subject, Bias) and max(flat) - min(flat) < limit):
-        raise NotApplicableError("no position, or for a bias no distance, is past the end")
-    tried = subject
-    if compiled:
-        torch._dynamo.reset()
-        tried = instead(subject, torch.compile(subject.call, backend="eager"))
-    expected = f"an error that names the position {outside[0]} or the limit {limit}"
-    try:
-        tried.run(tried.make(), batch)
-    except NotApplicableError:
-        raise
-    except Exception as error:
-        numbers = {int(number) for number in re.findall(r"-?\d+", str(error))}
-        named = bool(numbers & {*outside, limit, limit - 1}) or (min(outside) < 0 and "negative" in str(error))
-        return Outcome(named, expected, f"{type(error).__name__}: {error}")
-    return Outcome(False, expected, "an answer, and no error")
-
-
-subject = Rotary(
-    build=build,
-    call=rotate,
-    options={'dim': 16, 'max_seq_len': 4096, 'base': 10000},
+subject = Attention(
+    build=RotaryEmbedding,
+    call=attention,
+    options={'dim': 16, 'use_xpos': True},
     causal=True,
-    base=10000.0,
 )
-batch = Batch(ids=[[0]], positions=[[-1]])
+batch = Batch(ids=[[0, 1]], queries=(1,))
 try:
-    outcome = the_end_is_named(subject, batch, limit=4096, compiled=False)
+    outcome = queries_equal_rows_of_the_square(subject, batch, tolerance=8.982879941819337e-06)
 except Exception as error:
     outcome = Outcome(False, "an answer", f"{type(error).__name__}: {error}")
 print("expected:", outcome.expected)

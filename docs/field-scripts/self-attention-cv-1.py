@@ -1,13 +1,13 @@
 # A finding of posenc check, which this script repeats without posenc.
-# torchtune, rotary: check 3, meta, loaded by copying
-# What is built on "meta", given memory, reset and loaded from a state_dict equals a normal build.
+# self_attention_cv, square: check 20, grids, moving along an axis
+# Rows and columns count each as itself, in grids of any shape; text among images is at its position.
 
 import importlib.util
 import inspect
 import sys
+import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -58,9 +58,15 @@ class Subject:
                 with torch.no_grad():
                     for parameter in made.parameters():
                         if parameter.requires_grad:  # what is frozen, such as a table of sines, is as it must be
-                            parameter += self.jitter * torch.randn(parameter.shape)
+                            parameter.add_(self.jitter * torch.randn(parameter.shape))
                 made = made.to(self.device, self.dtype).eval()
         return made
+
+    def takes(self, name: str) -> bool:
+        return name in inspect.signature(self.call).parameters
+
+    def needs(self, name: str) -> bool:
+        return self.takes(name) and inspect.signature(self.call).parameters[name].default is inspect.Parameter.empty
 
     def run(self, made: Any, batch: Batch) -> Tensor:
         raise NotImplementedError
@@ -82,6 +88,12 @@ class Subject:
             return torch.tensor([raster] * len(batch.ids), device=self.device)
         line = torch.arange(batch.tokens, device=self.device).expand(len(batch.ids), -1)
         return line if self.axes == 1 else line[..., None].expand(-1, -1, self.axes)
+
+    def require_plain_positions(self, batch: Batch, what: str = "positions") -> None:
+        if batch.positions is not None and not torch.equal(
+            self.places(batch), torch.arange(batch.tokens, device=self.device).expand(len(batch.ids), -1)
+        ):
+            raise NotApplicableError(f"call takes no {what}")
 
     def visible(self, batch: Batch) -> Tensor:
         shape = (len(batch.ids), batch.tokens)
@@ -130,37 +142,50 @@ class _Heads(Subject):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rotary(_Heads):
-    base: float | None = None
-
-    def rotate(self, made: Any, x: Tensor, positions: Tensor, which: int = 0) -> Tensor:
-        names = list(inspect.signature(self.call).parameters)[1:]
-        given: dict[str, Any] = {name: x for name in names if name in ("x", "query", "key")}
-        if "positions" in names:
-            given["positions"] = positions
-        else:
-            start = int(positions[0, 0]) if positions.dim() == 2 else 0
-            run = torch.arange(start, start + x.size(2), device=x.device).expand(x.size(0), -1)
-            if positions.dim() != 2 or not torch.equal(positions, run):
-                raise NotApplicableError("call takes no positions of each token")
-            if start and "offset" not in names:
-                raise NotApplicableError("call takes neither positions nor an offset")
-            if "offset" in names:
-                given["offset"] = start
-        out = self.call(made, **given)
-        return out[which] if isinstance(out, tuple) else out
-
+class Attention(_Heads):
     def partial(self, made: Any, batch: Batch, lse: bool = True) -> tuple[Tensor, Tensor]:
         query, key, value = self.projected(batch)
-        positions, visible = self.places(batch), self.visible(batch)
-        rotated: list[Tensor] = []  # a cache keeps keys as they were rotated when they were new
-        parts = []
-        for rows, columns, new in self.rows_and_columns(batch):
-            asking = self.rotate(made, query[:, :, rows], positions[:, rows], 0)
-            rotated.append(self.rotate(made, key[:, :, new], positions[:, new], 1))
-            seen = visible[:, rows][:, :, columns]
-            parts.append(attend(asking, torch.cat(rotated, 2), value[:, :, columns], seen))
+        parts = [
+            self._step(made, batch, query[:, :, rows], key[:, :, columns], value[:, :, columns], rows, columns, lse)
+            for rows, columns, _ in self.rows_and_columns(batch)
+        ]
         return torch.cat([out for out, _ in parts], 2), torch.cat([lse for _, lse in parts], 2)
+
+    def _step(
+        self,
+        made: Any,
+        batch: Batch,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        rows: list[int],
+        columns: list[int],
+        lse: bool,
+    ) -> tuple[Tensor, Tensor]:
+        lower_right = rows == columns[len(columns) - len(rows) :]
+        facts = {"positions": self.places(batch)}
+        if batch.document is not None or self.needs("query_document"):
+            one = [[0] * batch.tokens] * len(batch.ids)
+            facts["document"] = torch.tensor(batch.document or one, device=self.device)
+        if batch.order is not None or self.needs("query_order") or (self.causal and self.takes("query_order")):
+            line = [list(range(batch.tokens))] * len(batch.ids)
+            facts["order"] = torch.tensor(batch.order or line, device=self.device)
+        given: dict[str, Any] = {}
+        if self.takes("visible"):
+            given["visible"] = self.visible(batch)[:, None, rows][..., columns]
+        for name, value_of in facts.items():
+            if self.takes(f"query_{name}"):
+                given |= {f"query_{name}": value_of[:, rows], f"key_{name}": value_of[:, columns]}
+            elif name == "positions":
+                self.require_plain_positions(batch)
+                if not lower_right or columns != list(range(len(columns))):
+                    raise NotApplicableError("call takes no positions, so queries are the last of the keys")
+            elif not self.takes("visible"):
+                raise NotApplicableError(f"call takes no query_{name}")
+        if lse:
+            return self.call(made, query, key, value, **given, return_lse=True)
+        out = self.call(made, query, key, value, **given)
+        return out, out.new_full(out.shape[:3], torch.nan)
 
 
 class Outcome(NamedTuple):
@@ -175,8 +200,11 @@ def near(expected: Tensor, came: Tensor, tolerance: float) -> Outcome:
     if expected.numel() == 0:
         return Outcome(True, "nothing", "nothing")
     off = (came.double() - expected.double()).abs().nan_to_num(torch.inf)
-    at = [int(index) for index in torch.unravel_index(off.argmax(), off.shape)]
-    worst = float(off.max())
+    worst, flat = float(off.max()), int(off.argmax())
+    at: list[int] = []
+    for size in reversed(off.shape):
+        flat, index = divmod(flat, size)
+        at.insert(0, index)
     return Outcome(
         worst <= tolerance,
         f"{float(expected[tuple(at)]):.6g} at {at}",
@@ -184,67 +212,56 @@ def near(expected: Tensor, came: Tensor, tolerance: float) -> Outcome:
     )
 
 
-def build(**options):
-    name = "position_embeddings"
-    if name not in sys.modules:
-        folder = Path(importlib.util.find_spec("torchtune").submodule_search_locations[0])
-        spec = importlib.util.spec_from_file_location(name, folder / "modules" / f"{name}.py")
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name].RotaryPositionalEmbeddings(**options)
+def module_of(name):
+    if "self_attention_cv" not in sys.modules:
+        parent = types.ModuleType("self_attention_cv")
+        parent.__path__ = importlib.util.find_spec("self_attention_cv").submodule_search_locations
+        sys.modules["self_attention_cv"] = parent
+    return getattr(importlib.import_module("self_attention_cv.pos_embeddings"), name)
 
 
-def rotate(module, x, positions):
-    return module(x.transpose(1, 2), input_pos=positions).transpose(1, 2)
+def build(name, **options):
+    return module_of(name)(**options)
 
 
-def require_module(made: Any) -> nn.Module:
-    if not isinstance(made, nn.Module):
-        raise NotApplicableError("what build makes is no module")
-    return made
+def attention_of_places(module, query, key, value, visible, query_positions, key_positions):
+    places = torch.cat((query_positions, key_positions), 1)
+    if places.min() < 0 or (places.amax((0, 1)) >= torch.tensor([module.h, module.w])).any():
+        raise NotApplicableError("the map has no such place")
+    asked, keys = (p[..., 0] * module.w + p[..., 1] for p in (query_positions, key_positions))
+    rows, heads, queries, dim = query.shape
+    alone = query.new_zeros(rows, queries, heads, module.total_tokens, dim)
+    at = asked[:, :, None, None, None].expand(-1, -1, heads, 1, dim)
+    alone = alone.scatter(3, at, query.transpose(1, 2)[..., None, :])
+    scores = module(alone.flatten(0, 1)).unflatten(0, (rows, queries))  # (rows, queries, heads, places, places)
+    mine = scores.take_along_dim(asked[:, :, None, None, None], 3).squeeze(3)  # of the place that asks
+    bias = mine.take_along_dim(keys[:, None, None, :], 3).transpose(1, 2)
+    return attend(query, key, value, visible[:, 0], bias)[0]
 
 
-def poison(module: nn.Module) -> None:
-    with torch.no_grad():
-        for held in (*module.parameters(), *module.buffers()):
-            if held.is_floating_point() or held.is_complex():
-                held.fill_(torch.nan)
-            else:
-                held.fill_(True if held.dtype == torch.bool else torch.iinfo(held.dtype).max)
+def moved(batch: Batch, axis: int, by: int) -> Batch:
+    rows = [
+        [[p + by * (n == axis) for n, p in enumerate(position)] for position in row] for row in batch.positions or []
+    ]
+    return replace(batch, positions=rows)
 
 
-RESETS = ("reset_parameters", "init_weights", "reset")  # what modules, and models, call it
+def moving_along_an_axis_changes_nothing(
+    subject: Subject, batch: Batch, axis: int, by: int, tolerance: float
+) -> Outcome:
+    made = subject.make()
+    return near(subject.run(made, batch), subject.run(made, moved(batch, axis, by)), tolerance)
 
 
-def loaded_is_as_built(subject: Subject, batch: Batch, assign: bool, tolerance: float) -> Outcome:
-    normal = require_module(subject.make())
-    expected = subject.run(normal, batch)
-    with torch.random.fork_rng(devices=()):
-        torch.manual_seed(subject.seed)
-        with torch.device("meta"):
-            built = subject.build(**subject.options)
-        built = built.to_empty(device=subject.device)
-        poison(built)
-        for module in built.modules():
-            for name in RESETS:
-                reset = getattr(module, name, None)
-                if callable(reset) and not inspect.signature(reset).parameters:
-                    reset()
-    built = built.to(subject.dtype).eval()
-    built.load_state_dict(normal.state_dict(), assign=assign)
-    return near(expected, subject.run(built, batch), tolerance)
-
-
-subject = Rotary(
+subject = Attention(
     build=build,
-    call=rotate,
-    options={'dim': 16, 'max_seq_len': 4096, 'base': 10000},
-    causal=True,
-    base=10000.0,
+    call=attention_of_places,
+    options={'name': 'RelPosEmb2D', 'feat_map_size': (8, 8), 'dim_head': 16},
+    axes=2,
 )
-batch = Batch(ids=[[0]])
+batch = Batch(ids=[[0, 1]], positions=[[[0, 0], [0, 1]]])
 try:
-    outcome = loaded_is_as_built(subject, batch, assign=False, tolerance=3.521952256426854e-06)
+    outcome = moving_along_an_axis_changes_nothing(subject, batch, axis=0, by=1, tolerance=8.955024357620965e-06)
 except Exception as error:
     outcome = Outcome(False, "an answer", f"{type(error).__name__}: {error}")
 print("expected:", outcome.expected)
