@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from field.notes import NOT_RUN, NOTES, WRONG, Note
+from field.notes import LIMIT, NOT_RUN, NOTES, WRONG, Note
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "field-report.md"
@@ -268,7 +268,8 @@ def _opening(records: Sequence[Data], sure: Sequence[Data], seen: Mapping[Note, 
     import posenc
 
     kinds = {note.kind: [n for n in seen if n.kind == note.kind] for note in NOTES}
-    counted = ", ".join(f"{len(notes)} {kind}" for kind, notes in kinds.items() if notes)
+    several = {WRONG: "mistakes", LIMIT: "limitations"}
+    counted = ", ".join(f"{len(notes)} {several.get(kind, kind)}" for kind, notes in kinds.items() if notes)
     checks = next((r["results"] for r in records if "results" in r), [])
     return [
         "# The twenty checks on published packages",
