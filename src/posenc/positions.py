@@ -233,7 +233,8 @@ class Positions:
         """Tokens ``a:b`` of every row, or those at an index tensor (a permutation, a shard)."""
         run = None
         if isinstance(index, slice):
-            ends = {name: end for name in ("start", "stop", "step") if (end := getattr(index, name)) is not None}
+            given = {"start": index.start, "stop": index.stop, "step": index.step}
+            ends = {name: end for name, end in given.items() if end is not None}
             _check_whole(**ends)
             if ends.get("step", 1) < 1:
                 raise ValueError(f"step must be above 0, got {index.step}")

@@ -132,9 +132,8 @@ def test_files_that_cannot_grow(nursery: Nursery, whole: Path, tmp_path: Path, l
     [
         (Trouble(largest=40_000, report=True), 1),
         (Trouble(9, "kill", report=True), -9),
-        (Trouble(9, "twice", report=True), 1),
     ],
-    ids=["full", "killed", "interrupted"],
+    ids=["full", "killed"],
 )
 def test_stopped_while_it_writes_the_report(
     nursery: Nursery, whole: Path, tmp_path: Path, trouble: Trouble, code: int
@@ -145,7 +144,7 @@ def test_stopped_while_it_writes_the_report(
     ended = nursery.run(command(whole, tmp_path), trouble)
     assert ended.code == code
     if code == 1:
-        assert re.search("File too large|interrupted", error(ended))
+        assert "File too large" in error(ended)
     assert (tmp_path / FILE).read_bytes() == before
     assert not (tmp_path / "report.html").exists()
     assert nursery.run(command(whole, tmp_path)).code == 0
