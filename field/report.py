@@ -92,37 +92,39 @@ def _run(file: str, out: Path) -> None:
     """A process for the file, and another one for what is left of it after one that was ended."""
     records = out / f"{file}.jsonl"
     key = _key(file)
-    kept = [record for record in _read(records) if record["key"] == key]
+    kept = [record for record in _read(records) if record["key"] == key and "failed" not in record]
     records.write_text("".join(json.dumps(record) + "\n" for record in kept))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     while True:
         command = [sys.executable, "-m", "field.report", "--worker", file, str(records)]
-        with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
-            said = _watch(process, records)
+        errors = out / f"{file}.err"
+        with errors.open("w") as stream, subprocess.Popen(command, cwd=ROOT, env=environment, stderr=stream) as process:
+            ended = _watch(process, records)
         begun = out / f"{file}.begun"
         if process.returncode == 0:
             begun.unlink(missing_ok=True)
             return
         name = begun.read_text().strip() if begun.exists() else ""
-        _add(records, {"key": key, "file": file, "name": name, "title": name or file, "failed": said})
+        last = (errors.read_text().strip().splitlines() or [""])[-1]
+        _add(records, {"key": key, "file": file, "name": name, "title": name or file, "failed": f"{ended} {last}"})
         if not name:
             return
         begun.unlink()
 
 
-def _watch(process: subprocess.Popen[str], records: Path) -> str:
-    """Waits for the process as long as its records grow, and says how it ended."""
-    size, since = -1, time.monotonic()
+def _watch(process: subprocess.Popen[bytes], records: Path) -> str:
+    """Waits for the process as long as its records grow; says so where they did not, or what it ended with."""
+    size, waited = -1, 0.0  # not by the clock: this may be stopped with it, and go on
     while process.poll() is None:
         time.sleep(0.5)
+        waited += 0.5
         if records.stat().st_size != size:
-            size, since = records.stat().st_size, time.monotonic()
-        if time.monotonic() - since > PATIENCE:
+            size, waited = records.stat().st_size, 0.0
+        if waited > PATIENCE:
             process.kill()
             process.wait()
             return f"no end after {PATIENCE:g} seconds"
-    lines = (process.stderr.read() if process.stderr else "").strip().splitlines()
-    return lines[-1] if lines else f"its process ended with {process.returncode}"
+    return f"its process ended with {process.returncode}"
 
 
 def _work(file: str, records: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -22,7 +22,8 @@ PADDING = -1
 
 def law(examples: int) -> settings:
     """The same examples on every run, however long one of them takes."""
-    return settings(derandomize=True, deadline=None, database=None, max_examples=examples)
+    phases = (Phase.generate, Phase.shrink)
+    return settings(derandomize=True, deadline=None, database=None, max_examples=examples, phases=phases)
 
 
 # --- a model of positions: what each token is, in lists of Python numbers ---------------------------------------------

@@ -69,6 +69,8 @@ class Batch:
 
     def owed(self, x: Tensor) -> Tensor:
         """x (rows, tokens, …) with zeros where there is padding, of which nothing is owed."""
+        if self.document is None:
+            return x
         real = torch.tensor(self.real, device=x.device)
         return x.masked_fill(~real.view(*real.shape, *[1] * (x.dim() - 2)), 0.0)
 
