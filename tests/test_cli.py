@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import posenc
-import posenc.figures
+import posenc.lab
 from posenc.cli import main
 from tests.lab.small import write_text
 
@@ -27,8 +27,8 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return out / "report.html"
 
     fake = SimpleNamespace(write=write, terminal_table=lambda records: "the table")
-    monkeypatch.setitem(sys.modules, "posenc.figures.report", fake)
-    monkeypatch.setattr(posenc.figures, "report", fake, raising=False)
+    monkeypatch.setitem(sys.modules, "posenc.lab.report", fake)
+    monkeypatch.setattr(posenc.lab, "report", fake, raising=False)
     return written
 
 
@@ -77,7 +77,7 @@ def test_a_report_that_cannot_be_written_leaves_the_records(
     def write(records: list[Any], out: Path) -> Path:
         raise stop
 
-    monkeypatch.setattr(sys.modules["posenc.figures.report"], "write", write)
+    monkeypatch.setattr(sys.modules["posenc.lab.report"], "write", write)
     text, out = write_text(tmp_path / "text.txt"), tmp_path / "out"
     assert main(["compare", "--text", str(text), "--schemes", "nope", "--out", str(out), *SMALL]) == 1
     said = capsys.readouterr().err.splitlines()[-1]

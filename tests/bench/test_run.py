@@ -10,7 +10,7 @@ from posenc.bench import cases, run
 from posenc.bench.command import Settings
 from posenc.bench.measure import LeftOutError, Work, clock_of
 from posenc.bench.run import bench, groups, grown
-from posenc.lab.records import key, read
+from posenc.workbench.records import key, read
 from tests.bench.test_command import TINY
 
 SMALL = Settings(**TINY, schemes=("nope", "alibi"))

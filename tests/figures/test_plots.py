@@ -15,9 +15,10 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 import posenc
-from posenc.figures import command, grids, minilm, pairs, panels, rotations, style, vectors
+from posenc.figures import command, grids, minilm, pairs, panels, rotations, vectors
 from posenc.positions import PositionError, Positions
 from posenc.schemes.catalog import Shape, catalog
+from posenc.workbench import style
 
 ROOT = Path(__file__).parents[2]
 

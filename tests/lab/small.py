@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from posenc.lab.config import CompareConfig
-from posenc.lab.records import Record, key
+from posenc.workbench.records import Record, key
 
 SCHEMES = ("nope", "learned", "alibi")
 TIMES = {"time", "seconds", "tokens_per_second", "peak_bytes", "step_ratio", "step_seconds"}

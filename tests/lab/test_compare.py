@@ -9,8 +9,8 @@ import torch
 from posenc.lab.compare import build_model, compare
 from posenc.lab.config import CompareConfig
 from posenc.lab.evaluate import plan
-from posenc.lab.progress import Progress
-from posenc.lab.records import FILE, Record, key, read
+from posenc.workbench.progress import Progress
+from posenc.workbench.records import FILE, Record, key, read
 from tests.lab.small import SCHEMES, small_config, untimed, write_text
 
 

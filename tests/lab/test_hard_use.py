@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import posenc
-from posenc.lab.records import FILE, read
+from posenc.workbench.records import FILE, read
 from tests.lab.nursery import Ended, Nursery, Trouble
 from tests.lab.small import evil_bytes, untimed, write_text
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from posenc.lab.memory import peak_bytes
+from posenc.workbench.memory import peak_bytes
 
 Work: TypeAlias = Callable[[], tuple[Tensor, ...]]
 """What is timed: it gives the tensors that its user is left with."""

@@ -13,16 +13,17 @@ from typing import Any
 
 import torch
 
-from posenc.arguments import check_type
+from posenc.arguments import check_name, check_type
 from posenc.backends.choice import BACKENDS
 from posenc.bench import cases, peers
-from posenc.bench.command import AUTO, Settings
+from posenc.bench.inputs import Inputs
 from posenc.bench.measure import Clock, LeftOutError, Make, Work, beyond, clock_of, race
-from posenc.lab.config import fingerprint
-from posenc.lab.files import parse, write_whole
-from posenc.lab.machine import machine, versions
-from posenc.lab.progress import Progress
-from posenc.lab.records import Record, Records
+from posenc.bench.settings import AUTO, Settings
+from posenc.workbench.configuration import differences, fingerprint
+from posenc.workbench.files import parse, write_whole
+from posenc.workbench.machine import device_of, machine, versions
+from posenc.workbench.progress import Progress
+from posenc.workbench.records import Record, Records
 
 FILE = "settings.json"
 # A call is left out where it would need more than this share of the memory.
@@ -38,15 +39,9 @@ def check(settings: Settings) -> None:
     """ValueError for a scheme or a backend that is unknown, and for a device that is not there."""
     check_type("settings", settings, Settings)
     cases.check_schemes(settings.schemes)
-    known = (AUTO, *(backend.name for backend in BACKENDS))
     for name in settings.backends:
-        if name not in known:
-            raise ValueError(f"--backends must be of {', '.join(known)}, got {name!r}")
-    try:
-        torch.empty(0, device=torch.device(settings.device))
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"--device must be one that is here, got {settings.device!r}: {reason}") from None
+        check_name("backends", name, (AUTO, *(backend.name for backend in BACKENDS)))
+    device_of(settings.device)
 
 
 def groups(settings: Settings) -> Iterator[cases.Group]:
@@ -175,7 +170,7 @@ class _Limits:
 
     def _probe(self, group: cases.Group, name: str, length: int) -> _Grown:
         training = group.kind.endswith("training")
-        inputs = cases.Inputs.draw(self.settings, length, length, training)
+        inputs = Inputs.draw(self.settings, length, length, training)
         work = cases.attention_work(self.settings, group.scheme, length, inputs, name)
         self.clock(work)
         return _Grown(
@@ -214,12 +209,7 @@ def _claim(out: Path, about: Mapping[str, Mapping[str, Any]], *, empty: bool) ->
             raise ValueError(
                 f"{path} is not what a benchmark has saved ({error}): give another folder with --out"
             ) from None
-        differ = [
-            f"{name} {there.get(part, {}).get(name)!r} there and {value!r} here"
-            for part in here
-            for name, value in here[part].items()
-            if there.get(part, {}).get(name) != value
-        ]
+        differ = ", ".join(filter(None, (differences(there.get(part, {}), here[part]) for part in here)))
         if differ:
-            raise ValueError(f"{out} holds another benchmark, with {', '.join(differ)}: give another folder with --out")
+            raise ValueError(f"{out} holds another benchmark, with {differ}: give another folder with --out")
     write_whole(path, text.encode())

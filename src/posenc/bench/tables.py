@@ -6,12 +6,13 @@ A cell that has no number is a dash, and a note below the table says why.
 from __future__ import annotations
 
 import json
-import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+from posenc.workbench.files import write_whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,8 +70,8 @@ def markdown(records: Sequence[Record], pictures: Iterable[Path] = ()) -> str:
 
 def write(records: Sequence[Record], out: Path, pictures: Iterable[Path] = ()) -> Path:
     """Writes ``bench.md`` and, for programs, ``bench.json``, each whole or not at all. Gives the path of the first."""
-    _write(out / DATA, json.dumps(list(records), indent=1) + "\n")
-    _write(out / FILE, markdown(records, pictures))
+    write_whole(out / DATA, (json.dumps(list(records), indent=1) + "\n").encode())
+    write_whole(out / FILE, markdown(records, pictures).encode())
     return out / FILE
 
 
@@ -297,9 +298,3 @@ def _lengths(records: Sequence[Record]) -> list[int]:
 
 def _schemes(records: Sequence[Record]) -> list[str]:
     return list(dict.fromkeys(record["scheme"] for record in records))
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_suffix(path.suffix + ".writing")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from posenc.workbench.command import failed, stdout
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -79,11 +81,13 @@ def run(arguments: argparse.Namespace) -> int:
     finish; 2: wrong use. That no check at all applies is wrong use too: nothing was checked, so nothing passed."""
     from rich.console import Console
 
-    from posenc.conformance import report
+    from posenc.conformance import (
+        page,  # before minutes of checking: drawing must be possible
+        report,
+    )
     from posenc.conformance.run import Interrupted, check, prepared
     from posenc.conformance.targets import TargetError
-    from posenc.figures import check as page  # before minutes of checking: drawing must be possible
-    from posenc.lab.progress import Progress, for_console
+    from posenc.workbench.progress import Progress, for_console
 
     given = {name: getattr(arguments, name) for name in ("checks", "lengths", "longest", "seed", "seconds")}
     settings = {name: value for name, value in given.items() if value is not None}
@@ -102,15 +106,15 @@ def run(arguments: argparse.Namespace) -> int:
             reports.append(check(subject, name=name, progress=progress, **settings))
     except TargetError as error:
         sys.stderr.write(error.shown)
-        return _failed(str(error), code=2)
+        return failed(str(error), code=2)
     except ValueError as error:
-        return _failed(f"{' '.join(str(error).split())} (see posenc check --help)", code=2)
+        return failed(f"{' '.join(str(error).split())} (see posenc check --help)", code=2)
     except Interrupted as stop:
         reports.append(stop.report)
         interrupted = True
 
     data = report.as_data(reports)
-    console = Console(width=None if sys.stdout.isatty() else 120)  # in a file nothing says how wide it will be shown
+    console = stdout()
     for one in data["subjects"]:
         console.print(report.shown(one, _script_places(data, arguments.out), arguments.quiet), highlight=False)
     makers = {"json": report.as_json, "junit": report.as_junit, "html": page.html}
@@ -119,15 +123,15 @@ def run(arguments: argparse.Namespace) -> int:
     texts += [(path, makers[kind](data)) for _, kind, path in _reports(arguments)]
     unwritten = [*_remove_scripts(arguments.out), *_write(texts)]
     if unwritten:
-        _failed("; ".join(unwritten))
+        failed("; ".join(unwritten))
     elif arguments.out is not None and not arguments.quiet:
         console.print(f"The report: {arguments.out / 'report.html'}", highlight=False, soft_wrap=True)
     if interrupted:
-        return _failed("interrupted: this is what was found so far")
+        return failed("interrupted: this is what was found so far")
     if unwritten or not data["ok"]:
         return 1
     empty = [one["name"] for one in data["subjects"] if report.nothing_checked(one)]
-    return _failed(f"nothing was checked: no check applies to {', '.join(empty)}", code=2) if empty else 0
+    return failed(f"nothing was checked: no check applies to {', '.join(empty)}", code=2) if empty else 0
 
 
 def _subjects(arguments: argparse.Namespace) -> Mapping[str, Subject]:
@@ -152,7 +156,7 @@ def _subjects(arguments: argparse.Namespace) -> Mapping[str, Subject]:
 def _require_places(arguments: argparse.Namespace) -> None:
     """ValueError where a report could not be written, or two at one place: that is to be known before minutes of
     checking."""
-    from posenc.lab.files import require_writable
+    from posenc.workbench.files import require_writable
 
     for name in ("out", *REPORTS):
         path = getattr(arguments, name)
@@ -207,7 +211,7 @@ def _remove_scripts(out: Path | None) -> list[str]:
 
 def _write(texts: list[tuple[Path, str]]) -> list[str]:
     """Writes all that can be written. Gives what could not be, and why."""
-    from posenc.lab.files import write_whole
+    from posenc.workbench.files import write_whole
 
     failed = []
     for path, text in texts:
@@ -216,8 +220,3 @@ def _write(texts: list[tuple[Path, str]]) -> list[str]:
         except OSError as error:
             failed.append(f"{path}: {error.strerror}")
     return failed
-
-
-def _failed(line: str, code: int = 1) -> int:
-    print(f"posenc: error: {line}", file=sys.stderr)
-    return code

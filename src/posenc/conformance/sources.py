@@ -21,7 +21,7 @@ from posenc.conformance.scopes import FUNCTIONS, changed, looked_up, renamed, st
 
 PACKAGE = "posenc"
 OWN = "posenc.conformance"  # what a script does without
-MEMORY = "posenc.lab.memory"  # plain too: what counts bytes stands there alone
+MEMORY = "posenc.workbench.memory"  # plain too: what counts bytes stands there alone
 KNOWN_DECORATORS = ("property", "cached_property", "staticmethod", "classmethod", "abstractmethod", "setter")
 WIDTH = 120
 

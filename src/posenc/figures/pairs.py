@@ -20,7 +20,7 @@ from torch import Tensor
 import posenc
 from posenc.arguments import check_flag, check_type, number, shown, whole
 from posenc.encoding import Block, RowScore, Scheme
-from posenc.figures import panels, style
+from posenc.figures import panels
 from posenc.figures.panels import Named, Schemes
 from posenc.positions import Positions, visible
 from posenc.schemes.alibi import ALiBi
@@ -28,6 +28,7 @@ from posenc.schemes.catalog import Shape
 from posenc.schemes.distance_aware import DistanceAware
 from posenc.schemes.shaw import Shaw
 from posenc.schemes.transformer_xl import TransformerXL
+from posenc.workbench import style
 
 BIAS, FACTOR = "bias (added to the score)", "factor (times the score)"
 MOST_HEADS = 4  # in one figure

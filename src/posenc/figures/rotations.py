@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 
 from posenc.arguments import check_type, whole
 from posenc.encoding import Scheme
-from posenc.figures import panels, style
+from posenc.figures import panels
 from posenc.figures.panels import Named, Schemes
 from posenc.laws.decay import counterexample, rotary_bound
 from posenc.laws.probe import Probe
 from posenc.phases import PairRotation
 from posenc.positions import Positions
 from posenc.schemes.catalog import Shape
+from posenc.workbench import style
 
 
 def rope_rotation(

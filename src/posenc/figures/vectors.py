@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 
 from posenc.arguments import check_type, shown
 from posenc.encoding import Scheme
-from posenc.figures import minilm, panels, style
+from posenc.figures import minilm, panels
 from posenc.figures.panels import Named, Schemes
 from posenc.phases import frequencies
 from posenc.schemes.catalog import Shape
 from posenc.schemes.sinusoidal import Sinusoidal
+from posenc.workbench import style
 
 
 def lines(

@@ -16,16 +16,18 @@ from torch import Tensor, nn
 
 from posenc.encoding import Scheme
 from posenc.lab import checkpoint as checkpoints
-from posenc.lab.config import CompareConfig, fingerprint, saved_identity
-from posenc.lab.files import WRITING, write_whole
-from posenc.lab.machine import machine, versions
-from posenc.lab.memory import peak_bytes
-from posenc.lab.progress import Progress
-from posenc.lab.records import RESULTS, Record, Records, key
+from posenc.lab import results
+from posenc.lab.config import CompareConfig, saved_identity
 from posenc.lab.task import Loaded, Task
 from posenc.lab.tasks import TASKS
 from posenc.lab.train import DivergedError, Loss, batch, optimizer_for, step_of, train
 from posenc.schemes.catalog import scheme_from_names
+from posenc.workbench.configuration import differences, fingerprint
+from posenc.workbench.files import WRITING, write_whole
+from posenc.workbench.machine import device_of, machine, versions
+from posenc.workbench.memory import peak_bytes
+from posenc.workbench.progress import Progress
+from posenc.workbench.records import Record, Records, key
 
 Build: TypeAlias = Callable[[CompareConfig, str, int], nn.Module]
 """(configuration, scheme, seed) -> model."""
@@ -71,7 +73,7 @@ def check(config: CompareConfig) -> None:
     for scheme in config.schemes:
         TASKS[config.task].require(scheme)
         build_model(config, scheme, 0)
-    _device(config)
+    device_of(config.device)
 
 
 def compare(
@@ -90,12 +92,12 @@ def compare(
     """
     check(config)
     out, progress = Path(out), progress or Progress()
-    task, device = TASKS[config.task], _device(config)
+    task, device = TASKS[config.task], device_of(config.device)
     left_out = task.left_out() if ALL in config.schemes else {}
     config = resolved(config)
     loaded = task.load(config)
     made_with = {"text_digest": loaded.digest, **{name: versions()[name] for name in VERSIONS}}
-    with Records(out) as records, _Stop() as stop, progress:
+    with Records(out, results.check) as records, _Stop() as stop, progress:
         made = _made(out, config)  # before the configuration is saved, which would make any folder one of compare
         _check_folder(out, config.identity(**made_with), records, made)
         lab = _Lab(config, out, task, loaded, device, made_with, records, progress, stop, build)
@@ -287,7 +289,7 @@ def _check_folder(out: Path, identity: dict[str, Any], records: Records, made: f
     that is of another. Where nothing was measured, another's checkpoints, of the names ``made``, are removed."""
     path = out / CONFIG
     if path.exists():
-        differ = _differences(saved_identity(path), identity)
+        differ = differences(saved_identity(path), identity)
         if differ and len(records):
             raise ValueError(f"{out} holds another comparison, with {differ}: give another folder")
         if differ:
@@ -302,7 +304,7 @@ def _check_folder(out: Path, identity: dict[str, Any], records: Records, made: f
 
 def _of_another(record: Record, identity: dict[str, Any]) -> str:
     """In what a record is not of the comparison of this ``identity``; empty where it is."""
-    if record["kind"] not in RESULTS:
+    if record["kind"] not in results.RESULTS:
         return f"its kind is {record['kind']!r}"
     made_with = {"text_digest": record["text"].get("digest"), **{k: record["versions"].get(k) for k in VERSIONS}}
     try:
@@ -310,11 +312,7 @@ def _of_another(record: Record, identity: dict[str, Any]) -> str:
     except ValueError as error:
         return f"its configuration: {error}"
     here = fingerprint(identity)
-    return _differences({**its, "fingerprint": record["fingerprint"]}, {**identity, "fingerprint": here})
-
-
-def _differences(there: dict[str, Any], here: dict[str, Any]) -> str:
-    return ", ".join(f"{k} {there.get(k)!r} there and {here[k]!r} here" for k in here if there.get(k) != here[k])
+    return differences({**its, "fingerprint": record["fingerprint"]}, {**identity, "fingerprint": here})
 
 
 def _clear(out: Path, made: frozenset[str]) -> list[str]:
@@ -323,16 +321,6 @@ def _clear(out: Path, made: frozenset[str]) -> list[str]:
         stray.unlink()
     old = ", ".join(path.name for path in _there(out, made, OLD_SUFFIX))
     return [f"in {out / CHECKPOINTS}, of an older format, so not read and left as it is: {old}"] if old else []
-
-
-def _device(config: CompareConfig) -> torch.device:
-    try:
-        device = torch.device(config.device)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"device must be one that is here, got {config.device!r}: {reason}") from None
-    return device
 
 
 class _Stop:

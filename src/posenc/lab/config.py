@@ -1,23 +1,20 @@
 """What one comparison is: every choice that changes a measurement, in one frozen value."""
 
-import difflib
-import hashlib
 import json
-import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any
+
+from posenc.arguments import shown
+from posenc.workbench.configuration import ConfigError, Configuration, option
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
-
-T = TypeVar("T")
 
 # Fewer evaluation windows than this give no interval worth drawing.
 MIN_WINDOWS = 8
@@ -57,22 +54,8 @@ MULTIPLES = {"text": (0.5, 1, 2, 4, 8), "digits": (0.75, 1, 1.5, 2), "classify":
 MADE_WITH = "made_with"
 
 
-def _option(default: T, what: str) -> T:
-    """A field with its description, which is also the help of the command-line option of the same name."""
-    option: T = field(default=default, metadata={"help": what})
-    return option
-
-
-class ConfigError(ValueError):
-    """A value that is wrong, or a name that is not known; ``field`` is its name."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(message)
-        self.field = field
-
-
 @dataclass(frozen=True)
-class CompareConfig:
+class CompareConfig(Configuration):
     """The configuration of ``posenc compare``.
 
     Checked when it is made: a wrong value is a `ConfigError` that names the field, what was expected and what came.
@@ -81,39 +64,44 @@ class CompareConfig:
     (32, 64, 128, 256, 512)
     """
 
-    task: str = _option("text", "what to learn: text, digits or classify; defaults below are those of text")
-    schemes: tuple[str, ...] = _option(
+    task: str = option(
+        "text", "what to learn: text, digits or classify; defaults below are those of text", choices=tuple(TASKS)
+    )
+    schemes: tuple[str, ...] = option(
         ("nope", "learned", "sinusoidal", "rope", "alibi"),
         "schemes to compare, joined by + to compose: rope+alibi; all: every one that the task has positions for",
     )
-    text: tuple[str, ...] = _option((), "files, folders or globs to train and test on (default: Python's own sources)")
-    train_length: int = _option(128, "bytes (words, patches a side) the models see at once in training")
-    test_lengths: tuple[int, ...] = _option((), "as many in testing (default: 1/2, 1, 2, 4, 8 x train length)")
-    steps: int = _option(400, "training steps")
-    seeds: tuple[int, ...] = _option((0,), "one training of every scheme per seed")
-    layers: int = _option(3, "layers of the model")
-    dim: int = _option(96, "width of the model")
-    heads: int = _option(4, "attention heads")
-    kv_heads: int | None = _option(None, "heads of keys and values (default: as many as heads)")
-    inject: str = _option("input", "where vectors of position are added: input or every_layer")
-    per_layer: bool = _option(False, "a learned scheme has parameters of its own in every layer")
-    batch_size: int = _option(16, "windows (images, sequences) in a training batch")
-    learning_rate: float = _option(5e-3, "highest learning rate")
-    warmup: float = _option(0.1, "share of the steps in which the learning rate rises")
-    weight_decay: float = _option(0.1, "weight decay of matrices")
-    clip: float = _option(1.0, "highest norm of the gradient")
-    windows: int = _option(64, "evaluation windows, each of the longest test length (images, groups of sequences)")
-    device: str = _option("cpu", "where to train: cpu, cuda, cuda:1")
+    text: tuple[str, ...] = option(
+        (), "files, folders or globs to train and test on (default: Python's own sources)", commas=False
+    )
+    train_length: int = option(128, "bytes (words, patches a side) the models see at once in training", least=4)
+    test_lengths: tuple[int, ...] = option((), "as many in testing (default: 1/2, 1, 2, 4, 8 x train length)", least=2)
+    steps: int = option(400, "training steps")
+    seeds: tuple[int, ...] = option((0,), "one training of every scheme per seed", least=0)
+    layers: int = option(3, "layers of the model")
+    dim: int = option(96, "width of the model")
+    heads: int = option(4, "attention heads")
+    kv_heads: int | None = option(None, "heads of keys and values (default: as many as heads)")
+    inject: str = option(
+        "input", "where vectors of position are added: input or every_layer", choices=("input", "every_layer")
+    )
+    per_layer: bool = option(False, "a learned scheme has parameters of its own in every layer")
+    batch_size: int = option(16, "windows (images, sequences) in a training batch")
+    learning_rate: float = option(5e-3, "highest learning rate", above=0)
+    warmup: float = option(0.1, "share of the steps in which the learning rate rises")
+    weight_decay: float = option(0.1, "weight decay of matrices")
+    clip: float = option(1.0, "highest norm of the gradient", above=0)
+    windows: int = option(
+        64, "evaluation windows, each of the longest test length (images, groups of sequences)", least=MIN_WINDOWS
+    )
+    device: str = option("cpu", "where to train: cpu, cuda, cuda:1")
 
-    def __post_init__(self) -> None:
-        for item in fields(self):
-            object.__setattr__(self, item.name, _typed(item.name, getattr(self, item.name), item.type))
-        self._require("task", self.task in TASKS, "text, digits or classify")
-        self._require("train_length", self.train_length >= 4, "at least 4")
+    def check(self) -> None:
+        """ConfigError for sizes that do not fit together."""
         if self.task == "digits":
-            self._require("train_length", self.train_length in (4, 8), "4 or 8, patches along a side of 8 pixels")
+            self.require("train_length", self.train_length in (4, 8), "4 or 8, patches along a side of 8 pixels")
         if self.task == "classify":
-            self._require("train_length", self.train_length % 8 == 0, "a multiple of 8")
+            self.require("train_length", self.train_length % 8 == 0, "a multiple of 8")
         if not self.test_lengths:
             lengths = tuple(int(times * self.train_length) for times in MULTIPLES[self.task])
             object.__setattr__(self, "test_lengths", lengths)
@@ -121,32 +109,16 @@ class CompareConfig:
         if self.kv_heads is None:
             object.__setattr__(self, "kv_heads", self.heads)
         assert self.kv_heads is not None
-        sizes = ("steps", "layers", "dim", "heads", "kv_heads", "batch_size")
-        for name in sizes:
-            self._require(name, getattr(self, name) >= 1, "at least 1")
-        for name in (*sizes, "windows", "train_length"):  # products of a few of them fit into 64 bits
-            self._require(name, getattr(self, name) < 2**31, "below 2**31")
         for name in ("schemes", "seeds", "test_lengths"):
             value = getattr(self, name)
-            self._require(name, len(set(value)) == len(value) > 0, "one or more different values")
-        self._require("test_lengths", self.test_lengths[0] >= 2, "at least 2 each")
-        self._require("test_lengths", self.test_lengths[-1] < 2**31, "below 2**31 each")
+            self.require(name, len(set(value)) == len(value) > 0, "one or more different values")
         if self.task == "classify":
             half = self.train_length // 2
-            self._require("test_lengths", self.test_lengths[0] >= half, f"at least {half} each, half of train_length")
-        self._require("seeds", min(self.seeds) >= 0 and max(self.seeds) < 2**31, "at least 0 and below 2**31 each")
-        self._require("dim", self.dim % self.heads == 0, f"a multiple of heads ({self.heads})")
-        self._require("kv_heads", self.heads % self.kv_heads == 0, f"a divisor of heads ({self.heads})")
-        self._require("inject", self.inject in ("input", "every_layer"), "input or every_layer")
-        self._require("learning_rate", self.learning_rate > 0, "above 0")
-        self._require("warmup", 0 <= self.warmup < 1, "at least 0 and below 1")
-        self._require("weight_decay", self.weight_decay >= 0, "at least 0")
-        self._require("clip", self.clip > 0, "above 0")
-        self._require("windows", self.windows >= MIN_WINDOWS, f"at least {MIN_WINDOWS}")
-
-    def _require(self, name: str, fine: bool, expected: str) -> None:
-        if not fine:
-            raise _wrong(name, expected, getattr(self, name))
+            self.require("test_lengths", self.test_lengths[0] >= half, f"at least {half} each, half of train_length")
+        self.require("dim", self.dim % self.heads == 0, f"a multiple of heads ({self.heads})")
+        self.require("kv_heads", self.heads % self.kv_heads == 0, f"a divisor of heads ({self.heads})")
+        self.require("warmup", 0 <= self.warmup < 1, "at least 0 and below 1")
+        self.require("weight_decay", self.weight_decay >= 0, "at least 0")
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "CompareConfig":
@@ -156,14 +128,8 @@ class CompareConfig:
         >>> CompareConfig.from_mapping({"task": "digits"}).test_lengths
         (6, 8, 12, 16)
         """
-        known = [item.name for item in fields(cls)]
-        for name in values:
-            if name not in known:
-                close = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
-                raise ConfigError(name, f"unknown key {name!r}: {hint}")
         task = values.get("task", "text")
-        return cls(**{**(TASKS.get(task, {}) if isinstance(task, str) else {}), **values})
+        return super().from_mapping({**(TASKS.get(task, {}) if isinstance(task, str) else {}), **values})
 
     @classmethod
     def from_toml(cls, path: str | Path, **overrides: Any) -> "CompareConfig":
@@ -178,10 +144,6 @@ class CompareConfig:
             if error.field in overrides or error.field not in values:
                 raise
             raise ValueError(f"{_place(path, error.field)}: {error}") from None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Names and values, as JSON has them."""
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
 
     def to_toml(self, made_with: Mapping[str, str] | None = None) -> str:
         """The text of a TOML file that `from_toml` reads as this configuration, and what it was made with."""
@@ -202,13 +164,8 @@ def saved_identity(path: Path) -> dict[str, Any]:
     """The identity of a configuration that `CompareConfig.to_toml` has saved. ValueError as `from_toml` raises it."""
     made_with = _toml(path).get(MADE_WITH, {})
     if not isinstance(made_with, dict):
-        raise ValueError(f"{_place(path, MADE_WITH)}: {_wrong(MADE_WITH, 'a table', made_with)}")
+        raise ValueError(f"{_place(path, MADE_WITH)}: {MADE_WITH} must be a table, got {shown(made_with)}")
     return CompareConfig.from_toml(path).identity(**made_with)
-
-
-def fingerprint(identity: Mapping[str, Any]) -> str:
-    """A short name that changes when anything in ``identity`` does."""
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _toml(path: str | Path) -> dict[str, Any]:
@@ -234,30 +191,3 @@ def _place(path: str | Path, name: str) -> str:
     # None where the key is written with escapes.
     found = next((number for number, line in enumerate(lines, 1) if key.match(line)), None)
     return f"{path}, line {found}" if found else str(path)
-
-
-_WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
-
-
-def _typed(name: str, value: Any, kind: Any) -> Any:
-    """The value as the field has it: lists become tuples, whole numbers floats, paths text; the rest must fit."""
-    if get_origin(kind) is tuple:
-        if isinstance(value, list | tuple):
-            return tuple(_typed(name, item, get_args(kind)[0]) for item in value)
-        raise _wrong(name, "a list", value)
-    if NoneType in get_args(kind):
-        return value if value is None else _typed(name, value, get_args(kind)[0])
-    if kind is float and type(value) in (int, float):
-        if not abs(value) <= sys.float_info.max:
-            raise _wrong(name, "a finite number", value)
-        return float(value)
-    if kind is str and isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if type(value) is not kind:  # exactly: True is not a number of layers
-        raise _wrong(name, _WORDS[kind], value)
-    return value
-
-
-def _wrong(name: str, expected: str, value: Any) -> ConfigError:
-    shown = repr(list(value) if isinstance(value, tuple) else value)
-    return ConfigError(name, f"{name} must be {expected}, got {shown}")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
 from typing import Literal
 
-from posenc.arguments import check_flag, check_type, shown, whole
+from posenc.arguments import check_flag, check_name, check_type, shown, whole
 from posenc.encoding import Scheme
 from posenc.schemes.absolute_in_attention import AbsoluteInAttention
 from posenc.schemes.alibi import ALiBi
@@ -322,10 +321,7 @@ def entries_of(names: str) -> tuple[Entry, ...]:
     known = {entry.name: entry for entry in CATALOG}
     parts = names.split("+")
     for name in parts:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
-            raise ValueError(f"scheme must be one of {', '.join(known)}, or several joined by '+', got {name!r}{hint}")
+        check_name("scheme", name, list(known), ", or several joined by '+'")
     if len(set(parts)) < len(parts):
         raise ValueError(f"scheme must name each part once, got {names!r}")
     return tuple(known[name] for name in parts)

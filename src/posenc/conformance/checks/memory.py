@@ -10,7 +10,7 @@ from posenc.conformance.calls import arguments_of, gradients_of, holdings, param
 from posenc.conformance.outcome import Outcome
 from posenc.conformance.subjects import Batch, Bias, NotApplicableError, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial
-from posenc.lab.memory import kept_bytes, peak_bytes
+from posenc.workbench.memory import kept_bytes, peak_bytes
 
 TOKENS = 2048  # longer than the blocks in which attention is worked on
 GROWTH = 2.5  # twice the length: twice the memory where it is linear, four times where it is square

@@ -2,7 +2,7 @@
 
 import math
 
-from posenc.figures.summary import TIE_AT_ONE_SEED, Estimate, Summary, listed
+from posenc.lab.summary import TIE_AT_ONE_SEED, Estimate, Summary, listed
 
 
 def observed(summary: Summary) -> list[str]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc.lab.files import require_writable, write_whole
+from posenc.workbench.files import require_writable, write_whole
 
 
 def test_through_a_link_the_file_it_leads_to_is_written(tmp_path: Path) -> None:

@@ -4,24 +4,23 @@ Whatever the records hold can be reported: a run that was interrupted gives a re
 """
 
 import base64
-import io
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 
-import jinja2
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from posenc.figures import accuracy, compare, sentences, style, tables
-from posenc.figures.summary import Record, Summary, multiple
-from posenc.lab.files import write_whole
+from posenc.lab import accuracy, pictures, sentences, tables
+from posenc.lab.summary import Record, Summary, multiple
 from posenc.lab.tasks import TASKS
+from posenc.workbench import style
+from posenc.workbench.files import write_whole
+from posenc.workbench.page import page
 
 FILE = "report.html"
 TEMPLATES = {"text": "report.html.j2", "digits": "accuracy.html.j2", "classify": "accuracy.html.j2"}
-FIGURES = {"text": compare.FIGURES, **accuracy.FIGURES}  # of each task
+FIGURES = {"text": pictures.FIGURES, **accuracy.FIGURES}  # of each task
 FOLDER = "figures"
 
 
@@ -44,23 +43,12 @@ def write(records: Sequence[Record], out: str | Path) -> Path:
 
 def png(records: Sequence[Record], name: str, dark: bool = False) -> bytes:
     """One of the figures, as the bytes of a PNG."""
-    buffer = io.BytesIO()
-    with style.context(dark):
-        FIGURES[Summary(records).task][name](records, dark).savefig(buffer, format="png")
-    return buffer.getvalue()
+    return style.saved(FIGURES[Summary(records).task][name](records, dark), dark=dark)
 
 
 def html(records: Sequence[Record], images: dict[str, dict[bool, bytes]]) -> str:
     """The page, with the PNGs of each figure (by whether they are dark) inside it."""
     summary = Summary(records)
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(lambda name: files("posenc.figures").joinpath(name).read_text(encoding="utf-8")),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    template = environment.get_template(TEMPLATES[summary.task])
     latest = summary.records[-1] if summary.records else {}
     words = sentences if summary.task == "text" else accuracy
     if summary.task == "text":
@@ -71,7 +59,9 @@ def html(records: Sequence[Record], images: dict[str, dict[bool, bytes]]) -> str
         }
     else:
         own = accuracy.page(summary)
-    return template.render(
+    return page(
+        "posenc.lab",
+        TEMPLATES[summary.task],
         summary=summary,
         about=(latest.get("text") or {}).get("about", ""),
         images={name: {dark: _uri(data) for dark, data in pair.items()} for name, pair in images.items()},
@@ -83,7 +73,6 @@ def html(records: Sequence[Record], images: dict[str, dict[bool, bytes]]) -> str
         times=[multiple(length, summary.train_length) for length in summary.test_lengths],
         environment=tables.environment(summary),
         command=tables.command(summary),
-        theme={dark: style.theme(dark) for dark in (False, True)},
         **own,
     )
 

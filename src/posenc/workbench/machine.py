@@ -20,6 +20,16 @@ def versions() -> dict[str, str]:
     }
 
 
+def device_of(name: str) -> torch.device:
+    """The device of that name. ValueError for one that is not here."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device must be one that is here, got {name!r}: {str(error).splitlines()[0]}") from None
+    return device
+
+
 def machine(device: torch.device) -> dict[str, object]:
     """The processor, its cores, the memory, the threads in use, and the device."""
     return {

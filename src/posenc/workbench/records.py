@@ -1,33 +1,19 @@
 """Records: one JSON line per measurement, written as it is made, so that whatever stops a run, they stay.
 
-Every record says what was measured (``kind``, ``scheme``, ``seed`` and, where it has one, ``length``), the result, and
-all that made it: ``configuration``, ``text``, ``versions``, ``machine``, ``time``, and the ``fingerprint`` of what all
-records of a comparison share. The results, by kind:
-
-    training        parameters, position_parameters, tokens_per_second, seconds, curve [[step, bits], ...], final_bits,
-                    peak_bytes (of forward and backward on one batch, beyond the model itself)
-    windows, sliding, final_tokens, truncated
-                    bits [per byte, one for each evaluation window], tokens (scored in each window)
-    by_position     edges of the buckets, and for each bucket bits (the mean) and stderr
-    accuracy, resized, order, distance (of the tasks digits and classify)
-                    accuracy [share of right answers, one for each image or group of sequences], examples (in each)
-    speed           relative_to, step_ratio (time of a training step over that scheme's), step_seconds
-
-Where a scheme has no encoding for a length, ``undefined`` says why and there are no bits. Where a training diverged,
-``diverged`` says when, and stands in place of its results and of those of all its tests. A bit that is null was not a
-finite number.
+Every record says what was measured (``kind``, ``scheme`` and, where it has them, ``seed`` and ``length``), the result,
+the ``time``, and the ``fingerprint`` of what all records of its folder share.
 """
 
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
-from posenc.lab.files import naming, parse, put, require
+from posenc.workbench.files import naming, parse, put, require
 
 Record = dict[str, Any]
 
@@ -36,27 +22,15 @@ FILE = "records.jsonl"
 # What a measurement is of: no two records of a folder share all four (None where a kind has no such field).
 KEY = ("kind", "scheme", "seed", "length")
 
-# What is read must be, by name. Kinds that are not listed are of other commands.
+# What every record must have, by name.
 EVERY = {"kind": str, "scheme": str, "fingerprint": str, "time": str}
-COMPARED = {"seed": int, "configuration": dict, "text": dict, "versions": dict, "machine": dict}
-_BITS = {"length": int, "bits": list[float | None], "tokens": int}
-_ACCURACY = {"length": int, "accuracy": list[float], "examples": int}
-RESULTS: dict[str, dict[str, Any]] = {
-    "training": {
-        "parameters": int,
-        "position_parameters": int,
-        "tokens_per_second": float,
-        "seconds": float,
-        "curve": list[tuple[int, float]],
-        "final_bits": float,
-        "peak_bytes": int,
-    },
-    **dict.fromkeys(("windows", "sliding", "final_tokens", "truncated"), _BITS),
-    "by_position": {"length": int, "edges": list[int], "bits": list[float | None], "stderr": list[float | None]},
-    **dict.fromkeys(("accuracy", "resized", "order", "distance"), _ACCURACY),
-    "speed": {"relative_to": str, "step_ratio": float, "step_seconds": float},
-}
-INSTEAD = ("undefined", "diverged")  # of results: words that say why there are none
+
+Check: TypeAlias = Callable[[Record], None]
+"""Raises ValueError for a record whose results are not those of its kind."""
+
+
+def unchecked(record: Record) -> None:
+    """Of records whose results may be anything."""
 
 
 class Records:
@@ -66,8 +40,8 @@ class Records:
     other that is damaged, is not a record, or repeats a measurement; and where another process has the folder open.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / FILE
+    def __init__(self, folder: Path, check: Check = unchecked) -> None:
+        self.path, self._check = folder / FILE, check
         self.notice = ""
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
         with naming(self.path):
@@ -76,7 +50,7 @@ class Records:
             self._file = os.open(self.path, flags, 0o644)
         try:
             _lock(self._file, self.path)
-            self._records, self._size = _parse(self.path)
+            self._records, self._size = _parse(self.path, check)
             torn = os.fstat(self._file).st_size - self._size
             if torn:
                 os.ftruncate(self._file, self._size)
@@ -114,7 +88,7 @@ class Records:
         """
         stamped = {**record, "time": datetime.now(timezone.utc).isoformat(timespec="seconds")}
         assert key(stamped) not in self._keys, f"measured twice: {key(stamped)}"
-        _check(stamped)
+        _require(stamped, self._check)
         line = (json.dumps(stamped, allow_nan=False) + "\n").encode()
         with naming(self.path):
             there, mine = os.stat(self.path), os.fstat(self._file)
@@ -137,16 +111,16 @@ def key(record: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(record.get(name) for name in KEY)
 
 
-def read(folder: Path) -> list[Record]:
+def read(folder: Path, check: Check = unchecked) -> list[Record]:
     """The whole records of a folder, as far as they are written; none where there are none.
 
     Raises ValueError, naming the line, as `Records` does.
     """
     path = folder / FILE
-    return _parse(path)[0] if path.exists() else []
+    return _parse(path, check)[0] if path.exists() else []
 
 
-def _parse(path: Path) -> tuple[list[Record], int]:
+def _parse(path: Path, check: Check) -> tuple[list[Record], int]:
     """The records, and the bytes they take up: what follows is a last line that was not written to its end."""
     *lines, rest = path.read_bytes().split(b"\n")
     if lines and not rest and b"\0" in lines[-1]:  # of a long line, a crash can leave the end without the middle
@@ -156,7 +130,7 @@ def _parse(path: Path) -> tuple[list[Record], int]:
     for number, line in enumerate(lines, 1):
         try:
             record = parse(line.decode())
-            _check(record)
+            _require(record, check)
             if (first := seen.setdefault(key(record), number)) != number:
                 raise ValueError(f"it repeats the measurement of line {first}")
         except ValueError as error:
@@ -165,16 +139,11 @@ def _parse(path: Path) -> tuple[list[Record], int]:
     return records, sum(len(line) + 1 for line in lines)
 
 
-def _check(record: Record) -> None:
-    """ValueError for a record without what is said above, or with something else in its place."""
+def _require(record: Record, check: Check) -> None:
+    """ValueError for a record without what every record has, or that its check refuses."""
     require(record, EVERY)
     require(record, {name: int for name in ("seed", "length") if record.get(name) is not None})
-    if record["kind"] in RESULTS:
-        results = RESULTS[record["kind"]]
-        instead = {name: str for name in INSTEAD if name in record}
-        if instead:
-            results = {name: int for name in results if name == "length"} | instead
-        require(record, COMPARED | results)
+    check(record)
 
 
 def _lock(descriptor: int, path: Path) -> None:

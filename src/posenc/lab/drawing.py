@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation
 
-from posenc.figures import style
-from posenc.figures.summary import Estimate, Summary, listed, multiple
+from posenc.lab.summary import Estimate, Summary, listed, multiple
+from posenc.workbench import style
 
 BITS = "bits per byte"
 

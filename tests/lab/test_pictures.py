@@ -10,11 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from posenc.figures import style
-from posenc.figures.compare import FIGURES, by_position, differences, final_tokens, sliding, training, windows
-from posenc.figures.summary import TIE_AT_ONE_SEED, Summary
-from tests.figures import made_up
-from tests.figures.test_summary import bits
+from posenc.lab.pictures import FIGURES, by_position, differences, final_tokens, sliding, training, windows
+from posenc.lab.summary import TIE_AT_ONE_SEED, Summary
+from posenc.workbench import style
+from tests.lab import made_up
+from tests.lab.test_summary import bits
 
 HERE = Path(__file__).resolve()
 
@@ -213,11 +213,11 @@ def test_a_single_length_and_a_single_scheme_can_be_drawn() -> None:
 
 def test_nothing_is_left_behind_in_the_process() -> None:
     code = (
-        "import matplotlib, sys; from posenc.figures import compare; from tests.figures import made_up\n"
+        "import matplotlib, sys; from posenc.lab import pictures; from tests.lab import made_up\n"
         # Asking for the backend would choose one, and load pyplot.
         "settings = lambda: {k: matplotlib.rcParams[k] for k in matplotlib.rcParams if k != 'backend'}\n"
         "before = settings()\n"
-        "for draw in compare.FIGURES.values(): draw(made_up.records(('nope', 'rope')), True)\n"
+        "for draw in pictures.FIGURES.values(): draw(made_up.records(('nope', 'rope')), True)\n"
         "assert settings() == before\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )

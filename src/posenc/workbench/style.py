@@ -4,11 +4,13 @@ A look is a colour *and* a marker *and* a dash pattern, so that no figure depend
 scheme's name only, never from which other schemes are drawn beside it, so two reports can be held side by side.
 """
 
+import io
 import zlib
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import matplotlib
+from matplotlib.figure import Figure
 
 from posenc.arguments import check_flag
 
@@ -123,3 +125,11 @@ def context(dark: bool = False) -> AbstractContextManager[None]:
         "svg.fonttype": "none",
     }
     return matplotlib.rc_context(settings)
+
+
+def saved(figure: Figure, kind: str = "png", dark: bool = False) -> bytes:
+    """The bytes of a PNG or an SVG; the same figure gives the same ones."""
+    buffer = io.BytesIO()
+    with context(dark), matplotlib.rc_context({"svg.hashsalt": "posenc"}):
+        figure.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else None)
+    return buffer.getvalue()

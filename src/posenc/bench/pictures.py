@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import math
-import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
-from posenc.figures import style
+from posenc.workbench import style
+from posenc.workbench.files import write_whole
 
 Record: TypeAlias = Mapping[str, Any]
 Spread: TypeAlias = tuple[float, float, float]
@@ -159,13 +158,8 @@ def write(records: Sequence[Record], out: Path) -> list[Path]:
         figure = draw(records, False)
         if figure is None:
             continue
-        buffer = io.BytesIO()
-        with style.context():
-            figure.savefig(buffer, format="png")
         path = out / f"{name}.png"
-        temporary = path.with_suffix(".writing")
-        temporary.write_bytes(buffer.getvalue())
-        os.replace(temporary, path)
+        write_whole(path, style.saved(figure))
         written.append(path)
     return written
 

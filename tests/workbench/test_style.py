@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from posenc.figures import style
+from posenc.workbench import style
 
 # Machado, Oliveira and Fernandes 2009, severity 1: linear RGB as seen without one kind of cone.
 SEEN = {

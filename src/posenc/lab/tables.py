@@ -3,8 +3,8 @@
 import shlex
 from typing import Any
 
-from posenc.figures import sentences
-from posenc.figures.summary import Summary
+from posenc.lab import sentences
+from posenc.lab.summary import Summary
 
 # The kind whose numbers stand in the tables: it scores the same bytes at every length.
 KIND = "sliding"

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from posenc.lab.records import FILE, Records, read
+from posenc.lab.results import check
+from posenc.workbench.records import FILE, Records, read
 from tests.lab.small import fill_disk
 
 ABOUT: dict[str, Any] = {"fingerprint": "f", "configuration": {}, "text": {}, "versions": {}, "machine": {}}
@@ -16,16 +17,16 @@ SPEED = {"kind": "speed", "scheme": "rope", "seed": 0, "relative_to": "nope", "s
 
 
 def test_a_record_is_on_the_disk_when_append_returns(tmp_path: Path) -> None:
-    with Records(tmp_path / "new") as records:
+    with Records(tmp_path / "new", check) as records:
         written = records.append(RECORD)
-        assert read(tmp_path / "new") == [written]
+        assert read(tmp_path / "new", check) == [written]
         assert written.items() > RECORD.items()
         assert "time" in written
         assert records.has("windows", "rope", 0, 64)
         assert not records.has("windows", "rope", 0, 128)
         records.append({**SPEED, **ABOUT})
         assert records.has("speed", "rope", 0)
-    with Records(tmp_path / "new") as records:
+    with Records(tmp_path / "new", check) as records:
         assert records.has("windows", "rope", 0, 64)
         assert [record["kind"] for record in records] == ["windows", "speed"]
         assert not records.notice
@@ -33,17 +34,17 @@ def test_a_record_is_on_the_disk_when_append_returns(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("torn", [b'{"kind": "windows", "sch', b'{"kind": "x"}', b"\0\0\0\0\n", b'{"kind\0\0\0}\n'])
 def test_a_torn_last_line_is_cut_off_with_a_notice(tmp_path: Path, torn: bytes) -> None:
-    with Records(tmp_path) as records:
+    with Records(tmp_path, check) as records:
         records.append(RECORD)
     whole = (tmp_path / FILE).read_bytes()
     (tmp_path / FILE).write_bytes(whole + torn)
-    assert len(read(tmp_path)) == 1
-    with Records(tmp_path) as records:
+    assert len(read(tmp_path, check)) == 1
+    with Records(tmp_path, check) as records:
         said = f"{FILE}, line 2, was not written to its end and has been removed ({len(torn)} bytes)"
         assert said in records.notice
         assert (tmp_path / FILE).read_bytes() == whole
         records.append({**RECORD, "length": 128})
-    assert [record["length"] for record in read(tmp_path)] == [64, 128]
+    assert [record["length"] for record in read(tmp_path, check)] == [64, 128]
 
 
 WRITTEN = {**RECORD, "time": "2026-01-01T00:00:00+00:00"}
@@ -103,31 +104,31 @@ def test_a_line_that_is_not_a_record_is_an_error_that_names_it(
     before = (tmp_path / FILE).read_bytes()
     message = re.escape(f"{FILE}, line 3, is not a record ({reason}")
     with pytest.raises(ValueError, match=message + ".*: mend or remove that line$"):
-        Records(tmp_path)
+        Records(tmp_path, check)
     with pytest.raises(ValueError, match=message):
-        read(tmp_path)
+        read(tmp_path, check)
     assert (tmp_path / FILE).read_bytes() == before
 
 
 def test_words_stand_in_place_of_results(tmp_path: Path) -> None:
     about = {"scheme": "rope", "seed": 0, **ABOUT}
-    with Records(tmp_path) as records:
+    with Records(tmp_path, check) as records:
         records.append({"kind": "windows", "length": 64, "undefined": "no such position", **about})
         records.append({"kind": "training", "diverged": "the loss is nan at step 1", **about})
-    assert len(read(tmp_path)) == 2
+    assert len(read(tmp_path, check)) == 2
 
 
 def test_records_of_other_commands_have_results_of_their_own(tmp_path: Path) -> None:
-    with Records(tmp_path) as records:
+    with Records(tmp_path, check) as records:
         records.append({"kind": "decode", "scheme": "rope", "length": 64, "results": {}, "fingerprint": "f"})
-    assert len(read(tmp_path)) == 1
+    assert len(read(tmp_path, check)) == 1
 
 
 @pytest.mark.parametrize("takes", [0, 1, 40])
 def test_a_record_that_the_disk_does_not_take_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, takes: int
 ) -> None:
-    with Records(tmp_path) as records:
+    with Records(tmp_path, check) as records:
         records.append(RECORD)
         before = (tmp_path / FILE).read_bytes()
         with monkeypatch.context() as patched:
@@ -137,14 +138,14 @@ def test_a_record_that_the_disk_does_not_take_leaves_nothing_behind(
         assert (tmp_path / FILE).read_bytes() == before
         assert not records.has("windows", "rope", 0, 128)
         records.append({**RECORD, "length": 256})  # there is space again
-    assert [record["length"] for record in read(tmp_path)] == [64, 256]
+    assert [record["length"] for record in read(tmp_path, check)] == [64, 256]
 
 
 def test_a_record_that_is_not_on_the_disk_for_sure_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(descriptor: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    with Records(tmp_path) as records:
+    with Records(tmp_path, check) as records:
         with monkeypatch.context() as patched:
             patched.setattr(os, "fsync", fail)
             with pytest.raises(OSError, match=r"Input/output error: '.*records.jsonl"):
@@ -155,7 +156,7 @@ def test_a_record_that_is_not_on_the_disk_for_sure_is_not_kept(tmp_path: Path, m
 
 @pytest.mark.parametrize("change", [b"", b"x"])
 def test_nothing_is_added_to_a_file_that_something_else_changed(tmp_path: Path, change: bytes) -> None:
-    with Records(tmp_path) as records:
+    with Records(tmp_path, check) as records:
         records.append(RECORD)
         changed = (tmp_path / FILE).read_bytes() + change
         if not change:  # another file in its place
@@ -169,9 +170,9 @@ def test_nothing_is_added_to_a_file_that_something_else_changed(tmp_path: Path, 
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
-    with Records(tmp_path), pytest.raises(ValueError, match="is in use by another run"):
-        Records(tmp_path)
-    with Records(tmp_path):
+    with Records(tmp_path, check), pytest.raises(ValueError, match="is in use by another run"):
+        Records(tmp_path, check)
+    with Records(tmp_path, check):
         pass
 
 
@@ -181,23 +182,23 @@ def test_a_file_system_without_locks_is_not_another_run(tmp_path: Path, monkeypa
 
     monkeypatch.setattr("fcntl.flock", fail)
     with pytest.raises(OSError, match=r"No locks available: '.*records.jsonl'"):
-        Records(tmp_path)
+        Records(tmp_path, check)
 
 
 def test_nothing_there(tmp_path: Path) -> None:
-    assert read(tmp_path / "nowhere") == []
+    assert read(tmp_path / "nowhere", check) == []
 
 
 def test_what_json_cannot_say_is_not_written(tmp_path: Path) -> None:
-    with Records(tmp_path) as records, pytest.raises(ValueError, match="JSON"):
+    with Records(tmp_path, check) as records, pytest.raises(ValueError, match="JSON"):
         records.append({**RECORD, "machine": {"load": float("nan")}})
-    assert read(tmp_path) == []
+    assert read(tmp_path, check) == []
 
 
 def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
     with (
-        Records(tmp_path) as records,
+        Records(tmp_path, check) as records,
         pytest.raises(ValueError, match=r"^bits must be a list of finite numbers and nul"),
     ):
         records.append({**RECORD, "bits": [float("nan")]})
-    assert read(tmp_path) == []
+    assert read(tmp_path, check) == []

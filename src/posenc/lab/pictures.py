@@ -7,9 +7,9 @@ from itertools import pairwise
 
 from matplotlib.figure import Figure
 
-from posenc.figures import style
-from posenc.figures.drawing import BITS, Line, canvas, draw, empty, names, note
-from posenc.figures.summary import TIE_AT_ONE_SEED, Estimate, Record, Summary
+from posenc.lab.drawing import BITS, Line, canvas, draw, empty, names, note
+from posenc.lab.summary import TIE_AT_ONE_SEED, Estimate, Record, Summary
+from posenc.workbench import style
 
 
 def windows(records: Iterable[Record], dark: bool = False) -> Figure:

@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from posenc.figures import accuracy, report
-from posenc.figures.summary import Summary
+from posenc.lab import accuracy, report
 from posenc.lab.config import CompareConfig
+from posenc.lab.summary import Summary
 from posenc.lab.tasks import TASKS
-from tests.figures.test_report import Page, printed
+from tests.lab.test_report import printed
+from tests.workbench.pages import Page
 
 SCHEMES = {"digits": ("nope", "learned", "sinusoidal", "relative_2d"), "classify": ("nope", "learned", "rope", "alibi")}
 UNITS = 40

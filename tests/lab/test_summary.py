@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from posenc.figures import sentences, tables
-from posenc.figures.summary import TIE_AT_ONE_SEED, Estimate, Summary, listed
+from posenc.lab import sentences, tables
 from posenc.lab.statistics import mean_interval
-from tests.figures import made_up
+from posenc.lab.summary import TIE_AT_ONE_SEED, Estimate, Summary, listed
+from tests.lab import made_up
 
 
 def bits(records: list[dict[str, Any]], kind: str, scheme: str, length: int) -> NDArray[np.float64]:

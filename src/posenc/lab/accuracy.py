@@ -6,11 +6,12 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from posenc.figures import style, tables
-from posenc.figures.compare import line_of, training
-from posenc.figures.drawing import Line, draw
-from posenc.figures.sentences import best
-from posenc.figures.summary import ACCURACY_NOISE, Estimate, Record, Summary, listed
+from posenc.lab import tables
+from posenc.lab.drawing import Line, draw
+from posenc.lab.pictures import line_of, training
+from posenc.lab.sentences import best
+from posenc.lab.summary import ACCURACY_NOISE, Estimate, Record, Summary, listed
+from posenc.workbench import style
 
 ACCURACY = "share of right answers"
 

@@ -1,6 +1,6 @@
 import torch
 
-from posenc.lab.memory import kept_bytes, peak_bytes
+from posenc.workbench.memory import kept_bytes, peak_bytes
 
 MEGABYTE = 2**20
 
