@@ -62,6 +62,9 @@ def _parsers() -> tuple[Parser, "argparse._SubParsersAction[Parser]"]:
     return parser, commands
 
 
+_GATHERED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)  # of a class without an __init__
+
+
 def _schemes(arguments: argparse.Namespace) -> int:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -86,7 +89,9 @@ def _schemes(arguments: argparse.Namespace) -> int:
             "cost": entry.cost,
             "paper": entry.paper,
         }
-        lines = [f"{entry.scheme.__name__}{inspect.signature(entry.scheme)}", inspect.getdoc(entry.scheme) or ""]
+        taken = inspect.signature(entry.scheme, eval_str=True).parameters.values()
+        sizes = [str(parameter) for parameter in taken if parameter.kind not in _GATHERED]
+        lines = [f"{entry.scheme.__name__}({', '.join(sizes)})", inspect.getdoc(entry.scheme) or ""]
         lines.append("\n".join(f"{name:8}{value}" for name, value in about.items()))
         console.print("\n\n".join(filter(None, lines)) + "\n", highlight=False, markup=False)
     return 0

@@ -5,6 +5,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from posenc.bench import pictures
 from posenc.bench.cases import all_schemes
 from tests.bench.made_up import everything, prices
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from posenc.bench import cases, run
-from posenc.bench.command import Settings
 from posenc.bench.measure import LeftOutError, Work, clock_of
 from posenc.bench.run import bench, groups, grown
+from posenc.bench.settings import Settings
 from posenc.workbench.records import key, read
 from tests.bench.test_command import TINY
 

@@ -92,7 +92,7 @@ def test_the_page_escapes_what_it_is_given() -> None:
     finding = replace(one.findings["unique"], words='<b>"&')
     text = as_html([replace(one, findings={**one.findings, "unique": finding})])
     assert "<b>" not in text
-    assert "&lt;b&gt;&quot;&amp;" in text
+    assert "&lt;b&gt;&#34;&amp;" in text
 
 
 def test_a_false_claim_and_an_untold_law_are_disagreements() -> None:
