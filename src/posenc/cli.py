@@ -46,9 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parsers() -> tuple[Parser, "argparse._SubParsersAction[Parser]"]:
     parser = Parser(prog="posenc", description="Positional encodings for PyTorch attention.")
     parser.add_argument("--version", action="version", version=f"posenc {posenc.__version__}")
-    commands = parser.add_subparsers(
-        title="commands", metavar="COMMAND", required=True
-    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for room in (lab, laws, plot, bench, conformance):
         room.add_parser(commands)
     schemes = commands.add_parser(

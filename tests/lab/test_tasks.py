@@ -13,13 +13,14 @@ import torch
 from posenc.cli import main
 from posenc.lab.classify import GROUP, QUESTIONS, WORDS, A, B, answers, groups
 from posenc.lab.compare import build_model, check, compare, resolved
-from posenc.lab.config import CompareConfig, fingerprint
+from posenc.lab.config import CompareConfig
 from posenc.lab.digits import Digits, fitted, pixels, resized
 from posenc.lab.tasks import TASKS
 from posenc.lab.train import batch, optimizer_for, step_of
 from posenc.positions import PositionError
 from posenc.schemes.catalog import catalog
 from posenc.schemes.relative_2d import Relative2D
+from posenc.workbench.configuration import fingerprint
 from posenc.workbench.progress import Progress
 from posenc.workbench.records import key
 from tests.lab.small import write_text
