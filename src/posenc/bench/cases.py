@@ -19,7 +19,8 @@ from posenc.bench.command import AUTO
 from posenc.bench.measure import LeftOutError, Make, Work
 from posenc.encoding import Encoding, Scheme
 from posenc.positions import Positions
-from posenc.schemes.catalog import Shape, catalog, entries_of, scheme_from_names
+from posenc.schemes.catalog import catalog, entries_of, scheme_from_names
+from posenc.schemes.entry import Shape
 from posenc.schemes.shaw import Shaw
 
 if TYPE_CHECKING:
