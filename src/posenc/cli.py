@@ -16,6 +16,7 @@ from posenc.conformance import command as conformance
 from posenc.figures import command as plot
 from posenc.lab import command as lab
 from posenc.laws import command as laws
+from posenc.schemes.own import place_of
 from posenc.workbench.command import Parser, failed, stdout, words
 
 
@@ -40,6 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         extra = "images" if (error.name or "").startswith("sklearn") else "lab"
         return failed(f"{error.name} is not installed: pip install 'posenc[{extra}]'")
     except (ValueError, OSError, RuntimeError) as error:  # RuntimeError: what torch says of a full GPU
+        return failed(words(error))
+    except Exception as error:
+        if not place_of(error):  # in the code of a scheme of the user's own
+            raise
         return failed(words(error))
 
 

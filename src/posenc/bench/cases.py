@@ -20,7 +20,8 @@ from posenc.bench.measure import LeftOutError, Make, Work
 from posenc.bench.settings import AUTO, Settings
 from posenc.encoding import Encoding, Scheme
 from posenc.positions import Positions
-from posenc.schemes.catalog import Shape, catalog, entries_of, scheme_from_names
+from posenc.schemes.catalog import catalog, entries_of, scheme_from_names
+from posenc.schemes.entry import Shape
 from posenc.schemes.shaw import Shaw
 
 PLAIN = "plain"  # causal scaled_dot_product_attention, without positions: the baseline

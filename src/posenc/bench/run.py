@@ -19,6 +19,7 @@ from posenc.bench import cases, peers
 from posenc.bench.inputs import Inputs
 from posenc.bench.measure import Clock, LeftOutError, Make, Work, beyond, clock_of, race
 from posenc.bench.settings import AUTO, Settings
+from posenc.schemes.own import source_of
 from posenc.workbench.configuration import differences, fingerprint
 from posenc.workbench.files import parse, write_whole
 from posenc.workbench.machine import device_of, machine, versions
@@ -83,6 +84,8 @@ def bench(
         if records.notice:
             progress.say(records.notice)
         planned = list(groups(settings))
+        for scheme in settings.schemes:
+            records.require_source(scheme, source_of(scheme))
         progress.begin(sum(group.work for group in planned))
         limits = _Limits(settings, records, clock, _memory(device, about["machine"]))
         for group in planned:
@@ -92,6 +95,8 @@ def bench(
             progress.advance(0, f"{group.kind}, {group.scheme}, {group.length:,}")
             measured = _measure(group, settings, limits, clock, device)
             named = {"kind": group.kind, "scheme": group.scheme, "length": group.length}
+            if source := source_of(group.scheme):
+                named["source"] = source
             # Beyond this run's own threads, what else kept the machine busy.
             load = {"load": round(os.getloadavg()[0], 1)} if hasattr(os, "getloadavg") else {}
             records.append({**named, **measured, **load, **about, "fingerprint": fingerprint(about)})

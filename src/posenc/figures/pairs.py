@@ -24,8 +24,8 @@ from posenc.figures import panels
 from posenc.figures.panels import Named, Schemes
 from posenc.positions import Positions, visible
 from posenc.schemes.alibi import ALiBi
-from posenc.schemes.catalog import Shape
 from posenc.schemes.distance_aware import DistanceAware
+from posenc.schemes.entry import Shape
 from posenc.schemes.shaw import Shaw
 from posenc.schemes.transformer_xl import TransformerXL
 from posenc.workbench import style

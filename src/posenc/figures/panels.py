@@ -24,7 +24,8 @@ from torch import Tensor
 from posenc.arguments import check_type, shown, whole
 from posenc.encoding import Scheme
 from posenc.positions import Positions
-from posenc.schemes.catalog import Shape, catalog, entries_of, scheme_from_names
+from posenc.schemes.catalog import catalog, entries_of, scheme_from_names
+from posenc.schemes.entry import Shape
 from posenc.workbench import style
 
 Schemes: TypeAlias = str | Sequence[str] | Mapping[str, Scheme]

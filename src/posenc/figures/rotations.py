@@ -24,7 +24,7 @@ from posenc.laws.decay import counterexample, rotary_bound
 from posenc.laws.probe import Probe
 from posenc.phases import PairRotation
 from posenc.positions import Positions
-from posenc.schemes.catalog import Shape
+from posenc.schemes.entry import Shape
 from posenc.workbench import style
 
 

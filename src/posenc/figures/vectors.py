@@ -19,7 +19,7 @@ from posenc.encoding import Scheme
 from posenc.figures import minilm, panels
 from posenc.figures.panels import Named, Schemes
 from posenc.phases import frequencies
-from posenc.schemes.catalog import Shape
+from posenc.schemes.entry import Shape
 from posenc.schemes.sinusoidal import Sinusoidal
 from posenc.workbench import style
 

@@ -32,7 +32,7 @@ from posenc.lab.data import Bytes
 from posenc.lab.task import Accuracy, Loaded, Task, Tick
 from posenc.models import Encoder
 from posenc.positions import Positions
-from posenc.schemes.catalog import Shape
+from posenc.schemes.entry import Shape
 
 Ints = NDArray[np.int64]
 

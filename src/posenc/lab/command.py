@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from posenc.lab.config import CompareConfig
+from posenc.schemes.own import place_of
 from posenc.workbench.command import add_options, failed, given, stdout, words
 
 
@@ -61,7 +62,9 @@ def run(arguments: argparse.Namespace) -> int:
     progress = for_console(Console(stderr=True))
     try:
         records = compare(config, arguments.out, progress)
-    except (KeyboardInterrupt, ValueError, OSError, RuntimeError) as error:
+    except (KeyboardInterrupt, Exception) as error:
+        if not (isinstance(error, KeyboardInterrupt | ValueError | OSError | RuntimeError) or place_of(error)):
+            raise
         interrupted = isinstance(error, KeyboardInterrupt)
         if not (interrupted or progress.begun):  # refused: what lies in the folder is not this comparison's
             raise

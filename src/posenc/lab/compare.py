@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from types import FrameType
 from typing import Any, TypeAlias
+from urllib.parse import quote
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from posenc.lab.task import Loaded, Task
 from posenc.lab.tasks import TASKS
 from posenc.lab.train import DivergedError, Loss, batch, optimizer_for, step_of, train
 from posenc.schemes.catalog import scheme_from_names
+from posenc.schemes.own import source_of
 from posenc.workbench.configuration import differences, fingerprint
 from posenc.workbench.files import WRITING, write_whole
 from posenc.workbench.machine import device_of, machine, versions
@@ -100,6 +102,8 @@ def compare(
     with Records(out, results.check) as records, _Stop() as stop, progress:
         made = _made(out, config)  # before the configuration is saved, which would make any folder one of compare
         _check_folder(out, config.identity(**made_with), records, made)
+        for scheme in config.schemes:
+            records.require_source(scheme, source_of(scheme))
         lab = _Lab(config, out, task, loaded, device, made_with, records, progress, stop, build)
         progress.begin(len(config.seeds) * len(config.schemes) * lab.work)  # from here on, what fails has kept records
         write_whole(out / CONFIG, config.to_toml(made_with).encode())
@@ -172,7 +176,7 @@ class _Lab:
             progress.advance(self.step_work, f"{scheme}, seed {seed}: training", f"{step}/{config.steps}{loss}")
             return self.stop.asked
 
-        of, train_on, loss_of = str(self.about["fingerprint"]), self.loaded.train, self.task.loss
+        of, train_on, loss_of = str(self.about["fingerprint"]) + source_of(scheme), self.loaded.train, self.task.loss
         try:
             training = train(
                 model, train_on, config, seed, checkpoint, fingerprint=of, loss_of=loss_of, tick=after_step
@@ -249,7 +253,8 @@ class _Lab:
 
     def _record(self, kind: str, scheme: str, seed: int, length: int | None = None, **result: Any) -> None:
         named = {"kind": kind, "scheme": scheme, "seed": seed} | ({} if length is None else {"length": length})
-        self.records.append({**named, **result, **self.about})
+        source = {"source": source_of(scheme)} if source_of(scheme) else {}
+        self.records.append({**named, **source, **result, **self.about})
         self.stop.check()
 
 
@@ -267,7 +272,7 @@ def _timed_step(model: nn.Module, config: CompareConfig, tokens: Tensor, loss_of
 
 
 def _name(scheme: str, seed: int) -> str:
-    return f"{scheme}-{seed}"
+    return f"{quote(scheme, safe='+')}-{seed}"  # a scheme of the user's own has a path in its name
 
 
 def _made(out: Path, config: CompareConfig) -> frozenset[str]:

@@ -29,7 +29,8 @@ from posenc.lab.data import Bytes
 from posenc.lab.task import Accuracy, Loaded, Task, Tick
 from posenc.models import ImageClassifier
 from posenc.positions import Positions
-from posenc.schemes.catalog import Entry, Shape, entries_of
+from posenc.schemes.catalog import entries_of
+from posenc.schemes.entry import Entry, Shape
 from posenc.schemes.relative_2d import Relative2D
 
 SIDE = 8  # pixels

@@ -14,7 +14,7 @@ from posenc.lab.evaluate import Evaluator, plan, tokens_to_score
 from posenc.lab.task import Loaded, Task
 from posenc.lab.train import loss_of
 from posenc.models import Decoder
-from posenc.schemes.catalog import Shape
+from posenc.schemes.entry import Shape
 
 
 class Text(Task):

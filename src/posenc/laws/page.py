@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from posenc.laws.laws import LAWS, QUESTIONS
 from posenc.laws.probe import SHAPE
 from posenc.laws.table import TABLES, Audit, cell, definition, head, verdict
-from posenc.schemes.catalog import Shape
+from posenc.schemes.entry import Shape
 from posenc.workbench.page import page
 
 

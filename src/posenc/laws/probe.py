@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,7 +15,8 @@ from posenc.arguments import check_choice, check_type, shown, whole
 from posenc.backends.attention import attention, logits
 from posenc.encoding import Block, Scheme
 from posenc.positions import PositionError, Positions
-from posenc.schemes.catalog import Shape, entries_of, scheme_from_names
+from posenc.schemes.catalog import entries_of, scheme_from_names
+from posenc.schemes.entry import Shape
 from posenc.schemes.nope import NoPE
 
 Build: TypeAlias = Callable[[Shape], Scheme]
@@ -97,15 +97,16 @@ class Probe:
         return None
 
     def with_axes(self, axes: int) -> Probe | None:
-        """The same scheme, made for so many coordinates per token; None where there is no such thing."""
-        probes = [self]
-        if axes == 2:
-            square = (self.shape.max_positions, self.shape.max_positions)
-            probes.append(replace(self, shape=replace(self.shape, grid=square)))
-        if "axes" in inspect.signature(type(self.scheme)).parameters:
-            divisible = replace(self.shape, dim=self.shape.dim // (2 * axes) * 2 * axes)
-            probes.append(replace(self, build=lambda shape: type(self.scheme)(shape.dim, axes=axes), shape=divisible))
-        return next((probe for probe in probes if probe.refusal(axes) is None), None)
+        """The same scheme, built for so many coordinates per token; None where there is no such thing."""
+        if self.refusal(axes) is None:
+            return self
+        if axes == 1:  # a shape without a grid has been refused
+            return None
+        pairs = 2 * axes  # what every axis has channels for: a sine and a cosine
+        dim, head_dim = (max(size - size % pairs, pairs) for size in (self.shape.dim, self.shape.head_dim))
+        shape = replace(self.shape, dim=dim, head_dim=head_dim, grid=(self.shape.max_positions,) * axes)
+        other = replace(self, shape=shape)
+        return other if other.refusal(axes) is None else None
 
     def positions(self, places: Places, segment: Int[Tensor, " tokens"] | None = None) -> Positions:
         """Tokens at these places. A place of one number, where tokens have several coordinates, lies on the diagonal:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from posenc.arguments import check_type, shown
 from posenc.laws.laws import LAWS, QUESTIONS, Finding
 from posenc.laws.probe import SHAPE, Probe
-from posenc.schemes.catalog import Shape, catalog, entries_of
+from posenc.schemes.catalog import catalog, entries_of
+from posenc.schemes.entry import Shape
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 class Audit:
     """One scheme, or several joined by "+", held to every law and asked both questions.
 
-    ``claims`` is what the catalog declares; None for a composition, of which it declares nothing.
+    ``claims`` is what the catalog declares; None for a composition or a scheme of the user's own without
+    an entry, of which nothing is declared.
     """
 
     name: str
@@ -50,7 +52,7 @@ def audit(names: str, shape: Shape = SHAPE) -> Audit:
     entries = entries_of(names)
     probe = Probe.named(names, shape)
     findings = {name: measure(probe) for name, measure in (LAWS | QUESTIONS).items()}
-    return Audit(names, probe.scheme.doors, entries[0].laws if len(entries) == 1 else None, findings)
+    return Audit(names, probe.scheme.doors, (entries[0].laws or None) if len(entries) == 1 else None, findings)
 
 
 def audit_all(names: Iterable[str] = (), shape: Shape = SHAPE) -> tuple[Audit, ...]:

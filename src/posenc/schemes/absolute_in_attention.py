@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import whole
 from posenc.encoding import Block, Scheme, Score, ScoreFunction
+from posenc.schemes.entry import Entry, Law
 
 
 class AbsoluteInAttention(Scheme):
@@ -54,3 +55,16 @@ class AbsoluteInAttention(Scheme):
 
     def extra_repr(self) -> str:
         return f"{self.max_positions}, {self.head_dim}"
+
+
+ENTRY = Entry(
+    name="absolute_in_attention",
+    scheme=AbsoluteInAttention,
+    paper="Srinivas et al. 2021",
+    laws=frozenset({Law.ABSOLUTE, Law.UNIQUE, Law.BOUNDED, Law.DIRECTED}),
+    cost="one vector on every key per layer",
+    build=lambda shape: AbsoluteInAttention(shape.max_positions, shape.head_dim),
+    learned="max_positions × d",
+    does="a trainable vector of the key's position, met by the query in every layer",
+    limits="undefined past the table",
+)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import shown, whole
 from posenc.encoding import Block, ByDistance, Scheme, Score, ScoreFunction
+from posenc.schemes.entry import Entry, Law
 
 
 class DistanceAware(Scheme):
@@ -74,3 +75,16 @@ class DistanceAware(Scheme):
 
     def extra_repr(self) -> str:
         return f"{self.num_heads}"
+
+
+ENTRY = Entry(
+    name="distance_aware",
+    scheme=DistanceAware,
+    paper="Wu et al. 2021",
+    laws=frozenset({Law.RELATIVE, Law.UNIQUE, Law.BOUNDED, Law.MONOTONE, Law.LENGTH_FREE, Law.FRACTIONAL}),
+    cost="one factor on every score per layer",
+    build=lambda shape: DistanceAware(shape.num_heads),
+    learned="2 per head",
+    does="multiplies the ReLU of the score by a learned sigmoid of the distance",
+    limits="blind to direction; fades scores to 0, not to −∞",
+)

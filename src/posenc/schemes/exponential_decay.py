@@ -9,6 +9,7 @@ from torch import Tensor
 from posenc.arguments import check_choice, check_type, number, whole
 from posenc.encoding import Scheme
 from posenc.positions import PADDING, PositionError, Positions
+from posenc.schemes.entry import FORMULA, Entry, Law
 
 
 class ExponentialDecay(Scheme):
@@ -46,3 +47,15 @@ class ExponentialDecay(Scheme):
 
     def extra_repr(self) -> str:
         return f"{self.dim}, longest={self.longest}"
+
+
+ENTRY = Entry(
+    name="exponential_decay",
+    scheme=ExponentialDecay,
+    paper="no paper",
+    laws=FORMULA | {Law.ABSOLUTE, Law.UNIQUE, Law.LINEAR, Law.BOUNDED, Law.DIRECTED, Law.MONOTONE},
+    cost="one addition to the input",
+    build=lambda shape: ExponentialDecay(shape.dim),
+    does="channels that fade with the position, each at its rate",
+    limits="positions from 0 on; those past `longest` look alike",
+)

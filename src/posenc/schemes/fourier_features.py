@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from posenc.arguments import check_choice, check_flag, check_type, number, whole
 from posenc.encoding import Scheme
 from posenc.positions import Positions
+from posenc.schemes.entry import FORMULA, Entry, Law
 
 
 class FourierFeatures(Scheme):
@@ -79,3 +80,17 @@ class FourierFeatures(Scheme):
 
     def extra_repr(self) -> str:
         return f"{self.dim}, axes={self.axes}, sigma={self.sigma}, learned={self.directions is not None}"
+
+
+ENTRY = Entry(
+    name="fourier_features",
+    scheme=FourierFeatures,
+    paper="Tancik et al. 2020; Li et al. 2021",
+    laws=FORMULA | {Law.ABSOLUTE, Law.UNIQUE, Law.LINEAR, Law.ORTHOGONAL, Law.BOUNDED, Law.DIRECTED, Law.EXTENSIBLE},
+    cost="one addition to the input",
+    build=lambda shape: FourierFeatures(shape.dim, axes=shape.axes),
+    axes="any",
+    learned="nothing, or directions and an MLP",
+    does="random sines and cosines of all axes at once; `learned=True` trains directions and an MLP on top",
+    limits="`sigma` sets how far likeness reaches",
+)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from posenc.arguments import check_choice, check_type, whole
 from posenc.encoding import Scheme
 from posenc.positions import Positions
+from posenc.schemes.entry import Entry, Law
 
 
 class Learned(Scheme):
@@ -47,3 +48,16 @@ class Learned(Scheme):
 
     def extra_repr(self) -> str:
         return ", ".join(str(size) for size in self.weight.shape)
+
+
+ENTRY = Entry(
+    name="learned",
+    scheme=Learned,
+    paper="Gehring et al. 2017; Devlin et al. 2019",
+    laws=frozenset({Law.ABSOLUTE, Law.UNIQUE, Law.BOUNDED, Law.DIRECTED}),
+    cost="one addition to the input",
+    build=lambda shape: Learned(shape.max_positions, shape.dim),
+    learned="max_positions × dim",
+    does="a trainable vector per position",
+    limits="undefined past the table: `PositionError`",
+)

@@ -1,7 +1,7 @@
 """A scheme of anyone's own, ``my.py:MyScheme``: a class in a file, which goes wherever a name of the catalog goes.
 
-It claims nothing, and is built by calling the class with those of dim, num_heads, head_dim, max_positions and grid that
-its ``__init__`` takes. Where the file has an ``ENTRY`` of that class, the entry says what it claims and how it is built.
+It claims nothing, and is built by calling the class with those of dim, num_heads, head_dim, max_positions and grid
+that its ``__init__`` takes. Where the file has an ``ENTRY`` of that class, it says what is claimed and how to build it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from posenc.arguments import check_name, shown
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # functions import them, so that an error can be placed where torch is not loaded
     from posenc.encoding import Scheme
     from posenc.schemes.entry import Entry, Shape
 
@@ -27,7 +27,7 @@ FORM = "path/to/file.py:Name"
 SIZES = ("dim", "num_heads", "head_dim", "max_positions", "grid")
 
 _FILES: dict[str, str] = {}  # those that were run, as tracebacks have them, and as their user wrote them
-_MODULES: dict[str, ModuleType] = {}
+_MODULES: dict[str, tuple[ModuleType, str]] = {}  # with a digest of their text
 
 
 def entry_of(text: str) -> Entry:
@@ -39,7 +39,7 @@ def entry_of(text: str) -> Entry:
     from posenc.schemes.entry import Entry
 
     where, _, name = text.rpartition(":")
-    module = _module(text, where)
+    module, _ = _module(text)
     kinds = {k: v for k, v in vars(module).items() if isinstance(v, type) and issubclass(v, Scheme)}
     entry = getattr(module, "ENTRY", None)
     if name == "ENTRY" and isinstance(entry, Entry):
@@ -53,9 +53,8 @@ def entry_of(text: str) -> Entry:
 
 
 def source_of(names: str) -> str:
-    """A digest of the files that a composition's own schemes are in; empty where all are the catalog's."""
-    files = [Path(part.rpartition(":")[0]) for part in names.split("+") if ":" in part]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16] if files else ""
+    """A digest of each file that own schemes of a composition are in, as it was run; empty where there are none."""
+    return "".join(_module(part)[1] for part in names.split("+") if ":" in part)
 
 
 def place_of(error: BaseException) -> str:
@@ -66,13 +65,14 @@ def place_of(error: BaseException) -> str:
     return f"{_FILES[frames[-1].filename]}:{frames[-1].lineno}" if frames else ""
 
 
-def _module(text: str, where: str) -> ModuleType:
+def _module(text: str) -> tuple[ModuleType, str]:
+    where = text.rpartition(":")[0]
     file = Path(where)
     if file.suffix != ".py" or not file.is_file():
         raise ValueError(f"scheme must be a name of the catalog or {FORM} of a file that is there, got {text!r}")
     path = str(file.resolve())
     if path not in _MODULES:
-        _FILES[path] = where
+        _FILES[path], digest = where, hashlib.sha256(file.read_bytes()).hexdigest()[:16]
         spec = importlib.util.spec_from_file_location(f"{file.stem} of {path}", path)
         assert spec is not None
         assert spec.loader is not None
@@ -83,7 +83,7 @@ def _module(text: str, where: str) -> ModuleType:
             spec.loader.exec_module(module)
         except Exception as error:
             raise ValueError(f"{where} cannot be run: {_said(error)}") from error
-        _MODULES[path] = module
+        _MODULES[path] = module, digest
     return _MODULES[path]
 
 
@@ -112,8 +112,8 @@ def _without_entry(text: str, kind: type[Scheme]) -> Entry:
                 del sizes["grid"]
         return kind(**sizes)
 
-    axes = "one" if grid is None else "two" if grid.default is grid.empty else "any"
-    return Entry(text, kind, "no paper", frozenset(), "not known", build, axes=axes)  # type: ignore[arg-type]
+    axes: Literal["one", "two", "any"] = "one" if grid is None else "two" if grid.default is grid.empty else "any"
+    return Entry(text, kind, "no paper", frozenset(), "not known", build, axes=axes)
 
 
 def _guarded(text: str, build: Callable[[Shape], Scheme]) -> Callable[[Shape], Scheme]:

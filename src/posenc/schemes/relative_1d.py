@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from posenc.arguments import whole
 from posenc.encoding import Block, ByDistance, Scheme, Score, ScoreFunction
 from posenc.positions import check_distances
+from posenc.schemes.entry import Entry, Law
 
 
 class Relative1D(Scheme):
@@ -61,3 +62,16 @@ class Relative1D(Scheme):
 
     def extra_repr(self) -> str:
         return f"{self.max_positions}, {self.head_dim}, num_heads={self.num_heads}"
+
+
+ENTRY = Entry(
+    name="relative_1d",
+    scheme=Relative1D,
+    paper="Bello et al. 2019",
+    laws=frozenset({Law.RELATIVE, Law.UNIQUE, Law.BOUNDED, Law.DIRECTED}),
+    cost="a (2N − 1)-wide product per query per layer",
+    build=lambda shape: Relative1D(shape.max_positions, shape.head_dim),
+    learned="(2N − 1) × d",
+    does="a trainable vector per signed distance, shared or per head",
+    limits="undefined past the table",
+)

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from posenc.arguments import shown, whole
 from posenc.encoding import Block, Scheme, Score, ScoreFunction
+from posenc.schemes.entry import Entry, Law
 
 
 class Relative2D(Scheme):
@@ -28,7 +29,7 @@ class Relative2D(Scheme):
     equation 3; Srinivas et al. 2021, "Bottleneck Transformers", figure 4.
     """
 
-    def __init__(self, grid: tuple[int, int], head_dim: int, num_heads: int | None = None) -> None:
+    def __init__(self, grid: Sequence[int], head_dim: int, num_heads: int | None = None) -> None:
         super().__init__()
         self.grid = _sides(grid)
         self.head_dim = whole("head_dim", head_dim)
@@ -107,8 +108,22 @@ class Relative2D(Scheme):
         return f"{self.grid}, {self.head_dim}, num_heads={self.num_heads}"
 
 
-def _sides(grid: tuple[int, int]) -> tuple[int, int]:
+def _sides(grid: Sequence[int]) -> tuple[int, int]:
     """Height and width; ValueError for anything else."""
     if not isinstance(grid, Sequence) or len(grid) != 2:
         raise ValueError(f"grid must be (height, width), got {shown(grid)}")
     return whole("grid[0]", grid[0]), whole("grid[1]", grid[1])
+
+
+ENTRY = Entry(
+    name="relative_2d",
+    scheme=Relative2D,
+    paper="Ramachandran et al. 2019; Bello et al. 2019",
+    laws=frozenset({Law.RELATIVE, Law.UNIQUE, Law.BOUNDED, Law.DIRECTED, Law.SEPARABLE}),
+    cost="a (2h + 2w − 2)-wide product per query per layer",
+    build=lambda shape: Relative2D(shape.grid or (shape.max_positions,) * 2, shape.head_dim),
+    axes="two",
+    learned="(2h + 2w − 2) × d",
+    does="a trainable vector per row distance and per column distance; `resized(grid)` for another grid",
+    limits="undefined past the tables",
+)

@@ -8,6 +8,7 @@ from posenc.arguments import check_choice, check_type, number, whole
 from posenc.encoding import Rotation, Scheme
 from posenc.phases import PairLayout, PairRotation, frequencies, phases
 from posenc.positions import Positions
+from posenc.schemes.entry import FORMULA, Entry, Law
 
 
 class RoPE(Scheme):
@@ -74,3 +75,30 @@ class RoPE(Scheme):
         return (
             f"{self.head_dim}, base={self.base}, layout={self.layout!r}, rotary_dim={self.rotary_dim}, axes={self.axes}"
         )
+
+
+ENTRY = Entry(
+    name="rope",
+    scheme=RoPE,
+    paper="Su et al. 2021",
+    laws=FORMULA
+    | {
+        Law.RELATIVE,
+        Law.UNIQUE,
+        Law.LINEAR,
+        Law.ORTHOGONAL,
+        Law.BOUNDED,
+        Law.DIRECTED,
+        Law.DECAYING_BOUND,
+        Law.EXTENSIBLE,
+        Law.SEPARABLE,
+    },
+    cost="one pass over q and k per layer",
+    build=lambda shape: RoPE(shape.head_dim, axes=shape.axes),
+    axes="any",
+    does=(
+        'turns channel pairs of q and k by an angle that grows with the position; layouts `"half"` and '
+        '`"interleaved"`, partial with `rotary_dim`, a share of the channels for each of several `axes`'
+    ),
+    limits="angles past the training length are new to the model",
+)

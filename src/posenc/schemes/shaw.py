@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import check_flag, whole
 from posenc.encoding import Block, ByDistance, Scheme, Score, ScoreFunction, Value
+from posenc.schemes.entry import Entry, Law
 
 
 class Shaw(Scheme):
@@ -94,3 +95,19 @@ class Shaw(Scheme):
 
     def extra_repr(self) -> str:
         return f"{self.head_dim}, max_distance={self.max_distance}, num_heads={self.num_heads}"
+
+
+ENTRY = Entry(
+    name="shaw",
+    scheme=Shaw,
+    paper="Shaw et al. 2018",
+    laws=frozenset({Law.RELATIVE, Law.BOUNDED, Law.DIRECTED, Law.LENGTH_FREE}),
+    cost="a (2k + 1)-wide product per query and a sum per bucket per layer",
+    build=lambda shape: Shaw(shape.head_dim, max_distance=16),
+    learned="2 (2k + 1) × d",
+    does=(
+        "a trainable vector per clipped distance, in the keys, in the values, or in both; shared or one set per "
+        "head (`num_heads`)"
+    ),
+    limits="distances past the window are one",
+)

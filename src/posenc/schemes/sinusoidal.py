@@ -14,6 +14,7 @@ from posenc.arguments import check_choice, check_type, number, shown, whole
 from posenc.encoding import Scheme
 from posenc.phases import frequencies, phases
 from posenc.positions import Positions
+from posenc.schemes.entry import FORMULA, Entry, Law
 
 
 class Sinusoidal(Scheme):
@@ -95,3 +96,20 @@ class Sinusoidal(Scheme):
 
     def extra_repr(self) -> str:
         return f"{self.dim}, base={self.base}, layout={self.layout!r}, axes={self.axes}"
+
+
+ENTRY = Entry(
+    name="sinusoidal",
+    scheme=Sinusoidal,
+    paper="Vaswani et al. 2017",
+    laws=FORMULA
+    | {Law.ABSOLUTE, Law.UNIQUE, Law.LINEAR, Law.ORTHOGONAL, Law.BOUNDED, Law.DIRECTED, Law.EXTENSIBLE, Law.SEPARABLE},
+    cost="one addition to the input",
+    build=lambda shape: Sinusoidal(shape.dim, axes=shape.axes),
+    axes="any",
+    does=(
+        'sines and cosines, `"interleaved"` or `"concatenated"`; `axes=2` for images, `axes=3` for video; '
+        "`linear_map(offset)` gives the matrix that shifts it"
+    ),
+    limits="every length has a vector, but a model that was trained short does not know the far ones",
+)

@@ -5,6 +5,7 @@ import sys
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin
 
+from posenc.schemes.own import place_of
 from posenc.workbench.configuration import Configuration
 
 if TYPE_CHECKING:
@@ -90,7 +91,10 @@ def given(arguments: argparse.Namespace, kind: type[Configuration]) -> dict[str,
 
 
 def words(error: BaseException) -> str:
-    """What an error says, in one line; of a file, its name and what is wrong with it."""
+    """What an error says, in one line: of a file, its name and what is wrong with it; of one that came through a scheme
+    of the user's own, the line there and its kind."""
+    if place := place_of(error):
+        return f"{place}: {type(error).__name__}: {' '.join(str(error).split())}"
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return " ".join(str(error).split()) or type(error).__name__

@@ -80,6 +80,12 @@ class Records:
         """Whether this was measured already."""
         return (kind, scheme, seed, length) in self._keys
 
+    def require_source(self, scheme: str, source: str) -> None:
+        """ValueError where measurements of a scheme are of another text of its file, or were before it had one."""
+        for record in self:
+            if record["scheme"] == scheme and record.get("source", "") != source:
+                raise ValueError(f"{scheme} is not as it was when {self.path} was written: give another folder")
+
     def append(self, record: Mapping[str, Any]) -> Record:
         """Adds a record, with the time, as a line that is on the disk when this returns. Gives what it wrote.
 
