@@ -10,6 +10,7 @@ import pytest
 import posenc
 import posenc.lab
 from posenc.cli import main
+from posenc.schemes.catalog import entries_of
 from tests.lab.small import write_text
 
 SMALL = [
@@ -54,6 +55,11 @@ def test_help_and_version_do_not_wait_for_torch() -> None:
 def test_python_m_posenc() -> None:
     done = subprocess.run([sys.executable, "-m", "posenc", "--version"], capture_output=True, text=True)
     assert done.stdout == f"posenc {posenc.__version__}\n"
+
+
+def test_dir_lists_what_is_public() -> None:
+    assert dir(posenc) == sorted([*posenc.__all__, "__version__"])
+    assert all(getattr(posenc, name) is not None for name in dir(posenc))
 
 
 def test_bare_posenc_is_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -217,7 +223,7 @@ def test_a_scheme_is_shown_with_its_signature_formula_and_claims(capsys: pytest.
     shown = capsys.readouterr().out
     assert "RoPE(head_dim: int, base: float = 10000.0, layout: " in shown
     assert inspect.getdoc(posenc.ALiBi) in shown
-    assert ", ".join(sorted(posenc.catalog()[4].laws)) in " ".join(shown.split())
+    assert ", ".join(sorted(entries_of("rope")[0].laws)) in " ".join(shown.split())
     assert main(["schemes", "nope"]) == 0
     assert capsys.readouterr().out.startswith("NoPE()\n")
     assert main(["schemes", "ropee"]) == 2

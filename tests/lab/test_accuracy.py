@@ -44,6 +44,15 @@ def _measured(task: str, kind: str, scheme: str, length: int, trained: int) -> d
     return {"accuracy": [float(n < round(share * UNITS)) for n in range(UNITS)], "examples": 1}
 
 
+def test_one_scheme_alone_is_not_marked_as_the_best() -> None:
+    alone = [record for record in records("classify") if record["scheme"] == "rope"]
+    for record in alone:
+        record["configuration"] = {**record["configuration"], "schemes": ["rope"]}
+    assert "rope has 0.90" in accuracy.observed(Summary(alone))[0]
+    assert "highest" not in accuracy.observed(Summary(alone))[0]
+    assert not any(best for row in accuracy.rows(Summary(alone), "order") for *_, best in row["bits"])
+
+
 @pytest.mark.parametrize("task", SCHEMES)
 def test_the_page_has_every_number_and_says_what_stands_in_it(task: str, tmp_path: Path) -> None:
     made = records(task)

@@ -190,6 +190,14 @@ def test_the_terminal_table_fits_and_has_the_numbers(seeds: tuple[int, ...]) -> 
     assert shown.count("*") > 3
 
 
+def test_one_scheme_alone_is_not_marked_as_the_best() -> None:
+    records = made_up.records(("rope",))
+    rows = [line for line in printed(records).splitlines() if line.split()[:1] == ["rope"]]
+    assert len(rows) == 1
+    assert "*" not in rows[0]
+    assert 'class="number best"' not in report.html(records, PIXEL)
+
+
 def test_the_terminal_table_of_a_partial_run_says_so() -> None:
     shown = printed(made_up.records()[:40])
     assert "5 of 5 trainings are not complete" in shown

@@ -55,7 +55,7 @@ def test_the_fingerprint_of_a_text_does_not_know_that_there_are_other_tasks() ->
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"task": "sing"}, "task must be text, digits or classify, got 'sing'"),
+        ({"task": "sing"}, "task must be 'text', 'digits' or 'classify', got 'sing'"),
         ({"task": "digits", "train_length": 5}, "train_length must be 4 or 8, patches along a side of 8 pixels, got 5"),
         ({"task": "classify", "train_length": 12}, "train_length must be a multiple of 8, got 12"),
         ({"task": "classify", "test_lengths": [15]}, "test_lengths must be at least 16 each, half of train_length"),

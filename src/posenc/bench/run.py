@@ -34,6 +34,8 @@ SHORT = 2048
 # Where no two shorter lengths were measured, calls of these say how memory and time grow.
 PROBES = (512, 1024)
 PROBED = 3  # times each; the shortest counts
+# Before anything is measured, more load than this is something else's.
+BUSY = 0.5
 
 
 def check(settings: Settings) -> None:
@@ -87,6 +89,8 @@ def bench(
         for scheme in settings.schemes:
             records.require_source(scheme, source_of(scheme))
         progress.begin(sum(group.work for group in planned))
+        if (load := _load()) > BUSY:
+            progress.say(f"the machine was busy in the last minute (load {load}): what is timed now is doubtful")
         limits = _Limits(settings, records, clock, _memory(device, about["machine"]))
         for group in planned:
             if records.has(group.kind, group.scheme, length=group.length):
@@ -98,8 +102,7 @@ def bench(
             if source := source_of(group.scheme):
                 named["source"] = source
             # Beyond this run's own threads, what else kept the machine busy.
-            load = {"load": round(os.getloadavg()[0], 1)} if hasattr(os, "getloadavg") else {}
-            records.append({**named, **measured, **load, **about, "fingerprint": fingerprint(about)})
+            records.append({**named, **measured, "load": _load(), **about, "fingerprint": fingerprint(about)})
             progress.advance(group.work, f"{group.kind}, {group.scheme}, {group.length:,}")
         return list(records)
 
@@ -192,6 +195,11 @@ def grown(a: int, bytes_a: float, b: int, bytes_b: float, length: int) -> float:
     square = max(0.0, (bytes_b / b - bytes_a / a) / (b - a))
     line = max(0.0, bytes_b / b - square * b)
     return line * length + square * length**2
+
+
+def _load() -> float:
+    """How many processes wanted a core in the last minute; 0 where that is not told."""
+    return round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else 0.0
 
 
 def _memory(device: torch.device, about: Any) -> int | None:

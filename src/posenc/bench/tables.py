@@ -53,9 +53,18 @@ def tables(records: Sequence[Record]) -> list[Table]:
     return [table for table in found if table.rows]
 
 
+def busy(records: Sequence[Record]) -> str:
+    """That something else was running, where it was: it comes before all tables, since it makes them doubtful."""
+    loads = [record["load"] for record in records if "load" in record]
+    # A run makes a load of its threads; the mean of the last minute is no more exact than this.
+    if not loads or max(loads) <= (threads := records[0]["machine"]["threads"]) + 0.5:
+        return ""
+    return f"Something else was running: a load of up to {max(loads)}, of which {threads} are posenc's. Measure again."
+
+
 def markdown(records: Sequence[Record], pictures: Iterable[Path] = ()) -> str:
     """All tables and pictures as one page."""
-    parts = ["# What position costs\n"]
+    parts = ["# What position costs\n"] + ([f"**{busy(records)}**\n"] if busy(records) else [])
     for table in tables(records):
         parts.append(f"## {table.title}\n")
         if table.lead:
@@ -81,6 +90,8 @@ def show(records: Sequence[Record], console: Console) -> None:
     from rich.markup import escape
     from rich.table import Table as Printed
 
+    if busy(records):
+        console.print(f"[bold]{escape(busy(records))}[/]", highlight=False)
     for table in tables(records):
         console.print(f"[bold]{escape(table.title)}[/]", highlight=False)
         printed = Printed(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -114,9 +125,7 @@ def _environment(records: Sequence[Record]) -> Table:
             note("memory" if size else name, f"{value / 2**30:.1f} GiB" if size else value)
     loads = [record["load"] for record in records if "load" in record]
     if loads:
-        # A run makes a load of its threads; the mean of the last minute is no more exact than this.
-        busy = max(loads) > records[0]["machine"]["threads"] + 0.5
-        note("load", f"{min(loads)} to {max(loads)}" + ("; something else was running: measure again" if busy else ""))
+        note("load", f"{min(loads)} to {max(loads)}")
     times = sorted(str(record["time"]) for record in records)
     if times:
         note("measured", f"{times[0]} to {times[-1]}")

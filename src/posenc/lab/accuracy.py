@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from posenc.lab import tables
 from posenc.lab.drawing import Line, draw
 from posenc.lab.pictures import line_of, training
-from posenc.lab.sentences import best
+from posenc.lab.sentences import marked
 from posenc.lab.summary import ACCURACY_NOISE, Estimate, Record, Summary, listed
 from posenc.workbench import style
 
@@ -104,8 +104,9 @@ def observed(summary: Summary) -> list[str]:
 
 
 def highest(summary: Summary, kind: str, length: int) -> tuple[str, ...]:
-    """The schemes with the highest accuracy, as far as it is more than guessing gives."""
-    found = {scheme: summary.bits(kind, scheme, length) for scheme in best(summary, kind, length)}
+    """The schemes with the highest accuracy, as far as it is more than guessing gives; of one alone,
+    none."""
+    found = {scheme: summary.bits(kind, scheme, length) for scheme in marked(summary, kind, length)}
     return tuple(scheme for scheme, e in found.items() if e and not at_chance(e, CHANCE[summary.task]))
 
 
@@ -198,14 +199,13 @@ def _trained(summary: Summary, scheme: str) -> list[tuple[float, Estimate]]:
 
 def _order(summary: Summary, kind: str, length: int) -> str:
     """The best schemes of a kind at a length, those in between, and those that do no better than guessing."""
-    first, *ties = best(summary, kind, length) or ("",)
-    if not first:
-        return ""
     means = {s: e for s in summary.schemes if (e := summary.bits(kind, s, length))}
+    if not means:
+        return ""
     chance = CHANCE[summary.task]
     guessing = [s for s in means if at_chance(means[s], chance)]
     top = highest(summary, kind, length)
-    between = sorted((s for s in means if s not in (*guessing, first, *ties)), key=lambda s: -means[s].mean)
+    between = sorted((s for s in means if s not in (*guessing, *top)), key=lambda s: -means[s].mean)
     parts = []
     if top:
         named = listed(f"{s} ({means[s].mean:.2f})" for s in top)

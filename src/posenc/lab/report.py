@@ -90,7 +90,7 @@ def _bits_table(summary: Summary) -> Table:
     table.add_column("scheme", overflow="fold", max_width=16)
     for name in ("params", "tokens/s", "step", "MB", *(f"{length:,} " for length in lengths)):
         table.add_column(name, justify="right", overflow="fold")
-    lowest = {length: sentences.best(summary, tables.KIND, length) for length in lengths}
+    lowest = {length: sentences.marked(summary, tables.KIND, length) for length in lengths}
     for scheme in summary.schemes:
         once = (
             _short(summary.number("training", scheme, "parameters"), "{:.0f}k", 1e-3),

@@ -29,6 +29,12 @@ def best(summary: Summary, kind: str, length: int) -> tuple[str, ...]:
     return (*order[:1], *(s for s, gap in gaps.items() if gap and gap.tie))
 
 
+def marked(summary: Summary, kind: str, length: int) -> tuple[str, ...]:
+    """The best that a table marks; none where there is nothing to be better than."""
+    several = sum(summary.bits(kind, scheme, length) is not None for scheme in summary.schemes) > 1
+    return best(summary, kind, length) if several else ()
+
+
 def verdict(difference: Estimate) -> str:
     """A paired difference in a word."""
     if not difference.finite:

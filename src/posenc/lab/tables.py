@@ -36,7 +36,7 @@ def row(summary: Summary, scheme: str, measured: str = KIND) -> dict[str, Any]:
         absent = "diverged" if kind == "training" and summary.diverged(scheme) else "missing"
         return absent if value is None else form.format(value * scale)
 
-    lowest = {length: sentences.best(summary, measured, length) for length in summary.test_lengths}
+    lowest = {length: sentences.marked(summary, measured, length) for length in summary.test_lengths}
     return {
         "scheme": scheme,
         "parameters": shown("training", "parameters", "{:,.0f}"),

@@ -6,6 +6,9 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
+# The pace is told once this share of the work was done at it, or for so many seconds.
+SURE_SHARE, SURE_AFTER = 0.05, 20.0
+
 
 class Progress:
     """Keeps count of work done and to do, in any unit; shows nothing. `for_console` gives one that does."""
@@ -13,12 +16,12 @@ class Progress:
     def __init__(self) -> None:
         self.begun = False
         self._total = self._done = 0.0
-        self._started = time.monotonic()
+        self._first = (0.0, 0.0)  # the work done, and when, after the first of it: before, things are set up
 
     def begin(self, total: float) -> None:
-        """Starts the clock, with ``total`` work ahead."""
+        """There is ``total`` work ahead."""
         self.begun = True
-        self._total, self._done, self._started = total, 0.0, time.monotonic()
+        self._total, self._done = total, 0.0
 
     def skip(self, work: float) -> None:
         """Takes off work that was done before: it took no time now, so it tells nothing about the time left."""
@@ -26,7 +29,9 @@ class Progress:
 
     def advance(self, work: float, stage: str, detail: str = "") -> None:
         """Adds work done, in a stage such as "rope, seed 0: training"."""
-        self._done += work
+        begun, self._done = self._done > 0, self._done + work
+        if work and not begun:
+            self._first = (self._done, time.monotonic())
         self._show(stage, detail)
 
     def say(self, line: str) -> None:
@@ -40,13 +45,14 @@ class Progress:
 
     @property
     def left(self) -> str:
-        """The time left at the pace so far, as minutes and seconds."""
-        if not self._done:
-            return "-:--"
-        seconds = (time.monotonic() - self._started) * max(self._total - self._done, 0) / self._done
+        """The time left at the pace so far, as minutes and seconds; empty as long as that is a guess."""
+        done, since = self._done - self._first[0], time.monotonic() - self._first[1]
+        if not done or (since < SURE_AFTER and done < SURE_SHARE * self._total):
+            return ""
+        seconds = since * max(self._total - self._done, 0) / done
         minutes, seconds = divmod(round(seconds), 60)
         hours, minutes = divmod(minutes, 60)
-        return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+        return (f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}") + " left"
 
     def _show(self, stage: str, detail: str) -> None:
         pass
@@ -60,10 +66,10 @@ class _Bar(Progress):
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn("{task.percentage:3.0f} %, {task.fields[left]} left"),
+            TextColumn("{task.percentage:3.0f} % {task.fields[left]}"),
         )
         self._rich = RichProgress(*columns, console=console, transient=True)
-        self._task = self._rich.add_task("", total=None, left="-:--")
+        self._task = self._rich.add_task("", total=None, left="")
 
     def begin(self, total: float) -> None:
         super().begin(total)
@@ -97,7 +103,8 @@ class _Lines(Progress):
         now = time.monotonic()
         if stage != self._stage or now - self._shown >= self.EVERY:
             self._stage, self._shown = stage, now
-            self.say(f"{self._done / max(self._total, 1):4.0%}  {stage} {detail}".rstrip() + f"  ({self.left} left)")
+            left = f"  ({self.left})" if self.left else ""
+            self.say(f"{self._done / max(self._total, 1):4.0%}  {stage} {detail}".rstrip() + left)
 
 
 def for_console(console: Console) -> Progress:
