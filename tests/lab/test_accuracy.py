@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from posenc.lab import accuracy, report
-from posenc.lab.config import CompareConfig
 from posenc.lab.summary import Summary
-from posenc.lab.tasks import TASKS
+from posenc.lab.tasks import configured, task_of
 from tests.lab.test_report import printed
 from tests.workbench.pages import Page
 
@@ -19,7 +18,7 @@ UNITS = 40
 
 def records(task: str, seeds: tuple[int, ...] = (0,)) -> list[dict[str, Any]]:
     """nope guesses, learned and relative_2d are undefined past the training length, alibi is blind to direction."""
-    config = CompareConfig.from_mapping({"task": task, "schemes": SCHEMES[task], "seeds": seeds})
+    config = configured({"task": task, "schemes": SCHEMES[task], "seeds": seeds})
     about = {"fingerprint": "01", "configuration": config.to_dict(), "text": {"about": "made up", "digest": "98"}}
     made: list[dict[str, Any]] = []
     for seed in seeds:
@@ -29,7 +28,7 @@ def records(task: str, seeds: tuple[int, ...] = (0,)) -> list[dict[str, Any]]:
             curve = [[n, 3 / n] for n in range(1, 21)]
             made.append({"kind": "training", **named, **once, "seconds": 1.0, "curve": curve, **about})
             made.append({"kind": "speed", **named, "relative_to": "nope", "step_ratio": 1.5, **about})
-            for kind, length in TASKS[task].plan(scheme, config.test_lengths, config.train_length):
+            for kind, length in task_of(task).plan(scheme, config.test_lengths, config.train_length):
                 result = _measured(task, kind, scheme, length, config.train_length)
                 made.append({"kind": kind, **named, "length": length, **result, **about})
     return made
@@ -38,7 +37,7 @@ def records(task: str, seeds: tuple[int, ...] = (0,)) -> list[dict[str, Any]]:
 def _measured(task: str, kind: str, scheme: str, length: int, trained: int) -> dict[str, Any]:
     if scheme in ("learned", "relative_2d") and kind != "resized" and length > trained:
         return {"undefined": f"{scheme} has no position {length - 1}"}
-    chance = accuracy.CHANCE[task]
+    chance = task_of(task).chance
     guesses = scheme == "nope" or (scheme == "alibi" and kind == "order")
     share = chance if guesses else 0.9
     return {"accuracy": [float(n < round(share * UNITS)) for n in range(UNITS)], "examples": 1}
@@ -61,7 +60,7 @@ def test_the_page_has_every_number_and_says_what_stands_in_it(task: str, tmp_pat
     assert not parsed.open
     text = " ".join(parsed.text.split())
     assert "This comparison is not finished" not in text
-    for kind in accuracy.NAMES[task]:
+    for kind in task_of(task).kinds:
         head, *rows = parsed.tables[kind]
         assert len(head) == 5
         for row in rows:
@@ -74,7 +73,7 @@ def test_the_page_has_every_number_and_says_what_stands_in_it(task: str, tmp_pat
     for said in (f"posenc compare --task {task}", "There is one seed", "What must not be concluded", "segment"):
         assert (said in text) == (said != "segment" or task == "digits")
     names = {f.name for f in path.parent.rglob("*.png")}
-    assert names == {f"{n}{d}.png" for n in report.FIGURES[task] for d in ("", "-dark")}
+    assert names == {f"{n}{d}.png" for n in report.figures(task_of(task)) for d in ("", "-dark")}
 
 
 def test_what_was_observed_of_digits() -> None:
@@ -103,7 +102,7 @@ def test_what_was_observed_of_words() -> None:
 def test_any_first_part_of_the_records_can_be_reported(task: str) -> None:
     made = records(task, (0, 1))
     for count in range(1, len(made), 9):
-        pictures = {name: {False: b"", True: b""} for name in report.FIGURES[task]}
+        pictures = {name: {False: b"", True: b""} for name in report.figures(task_of(task))}
         assert "This comparison is not finished" in report.html(made[:count], pictures)
         assert "trainings are not complete" in printed(made[:count])
 
@@ -120,16 +119,16 @@ def test_the_terminal_table_fits(task: str) -> None:
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_figures_show_the_intervals_the_training_length_and_guessing(dark: bool) -> None:
     made = records("classify")
-    axes = accuracy.FIGURES["classify"]["order"](made, dark).axes[0]
+    axes = accuracy.figures(task_of("classify"))["order"](made, dark).axes[0]
     lines = {str(line.get_label()): line for line in axes.get_lines()}
     assert np.allclose(lines["guessing"].get_ydata(), 0.5)
     assert list(np.asarray(lines["rope"].get_xdata())) == [16, 32, 64, 128]
     assert list(np.asarray(lines["learned"].get_xdata())) == [16, 32]
     assert any(label.get_text().endswith("training length") for label in axes.get_xticklabels())
     assert any("learned: undefined past 32" in text.get_text() for text in axes.texts)
-    resized = accuracy.FIGURES["digits"]["resized"](records("digits"), dark).axes[0]
+    resized = accuracy.figures(task_of("digits"))["resized"](records("digits"), dark).axes[0]
     drawn = {str(line.get_label()): list(np.asarray(line.get_xdata())) for line in resized.get_lines()}
     assert drawn["relative_2d"] == [6, 8, 12, 16]
     assert "nope" not in drawn
-    with pytest.raises(ValueError, match="records must be of digits or classify, got the task 'text'"):
+    with pytest.raises(ValueError, match="whose answers are right or wrong, got those of Text"):
         accuracy.by_length("order", [], dark)

@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 
-from posenc.lab.config import CompareConfig, saved_identity
+from posenc.lab.config import CompareConfig
+from posenc.lab.saved import from_toml, saved_identity
+from posenc.lab.tasks import complete
 from posenc.workbench.configuration import fingerprint
 
 
 def test_test_lengths_follow_the_training_length() -> None:
-    assert CompareConfig(train_length=100).test_lengths == (50, 100, 200, 400, 800)
+    assert complete(CompareConfig(train_length=100)).test_lengths == (50, 100, 200, 400, 800)
     assert CompareConfig(test_lengths=(512, 64)).test_lengths == (64, 512)
 
 
@@ -49,7 +51,7 @@ def test_a_wrong_value_names_the_field_what_was_expected_and_what_came(field: st
 def test_toml(tmp_path: Path) -> None:
     path = tmp_path / "lab.toml"
     path.write_text('steps = 7\nlearning_rate = 1\nschemes = ["rope", "rope+alibi"]\n')
-    config = CompareConfig.from_toml(path, steps=9)
+    config = from_toml(path, steps=9)
     assert (config.steps, config.learning_rate, config.schemes) == (9, 1.0, ("rope", "rope+alibi"))
 
 
@@ -77,7 +79,7 @@ def test_what_is_wrong_in_a_file_is_named_with_its_line(tmp_path: Path, text: st
     path = tmp_path / "lab.toml"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match=re.escape(message)) as raised:
-        CompareConfig.from_toml(path)
+        from_toml(path)
     assert str(raised.value).startswith(str(path))
 
 
@@ -91,9 +93,9 @@ def test_a_file_is_not_blamed_for_what_it_does_not_say(tmp_path: Path) -> None:
     path = tmp_path / "lab.toml"
     path.write_text("steps = 7\nheads = 5\n")
     with pytest.raises(ValueError, match=r"^steps must be a whole number of at least 1, got 0$"):
-        CompareConfig.from_toml(path, steps=0)
+        from_toml(path, steps=0)
     with pytest.raises(ValueError, match=r"^dim must be a multiple of heads \(5\), got 96$"):
-        CompareConfig.from_toml(path)
+        from_toml(path)
 
 
 def test_what_a_saved_configuration_was_made_with_is_a_table(tmp_path: Path) -> None:
@@ -107,8 +109,8 @@ def test_saved_configuration_is_read_as_the_same(tmp_path: Path) -> None:
     config = CompareConfig(text=('a "quoted" name.txt', "ü\\n.txt"), learning_rate=1e-5, kv_heads=2, seeds=(3, 4))
     path = tmp_path / "config.toml"
     path.write_text(config.to_toml({"torch": "2.0"}), encoding="utf-8")
-    assert CompareConfig.from_toml(path) == config
-    assert saved_identity(path) == config.identity(torch="2.0")
+    assert from_toml(path) == complete(config)
+    assert saved_identity(path) == complete(config).identity(torch="2.0")
 
 
 def test_fingerprint_changes_with_what_changes_a_measurement_and_nothing_else() -> None:

@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from posenc.lab.pictures import FIGURES, by_position, differences, final_tokens, sliding, training, windows
-from posenc.lab.summary import TIE_AT_ONE_SEED, Summary
+from posenc.lab.summary import Summary
+from posenc.lab.tasks.text import TIE_AT_ONE_SEED
 from posenc.workbench import style
 from tests.lab import made_up
 from tests.lab.test_summary import bits

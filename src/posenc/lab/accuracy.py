@@ -1,4 +1,4 @@
-"""The pictures, tables and sentences of the tasks whose answers are right or wrong: digits and classify."""
+"""The pictures, tables and sentences of the tasks whose answers are right or wrong."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -10,58 +10,42 @@ from posenc.lab import tables
 from posenc.lab.drawing import Line, draw
 from posenc.lab.pictures import line_of, training
 from posenc.lab.sentences import marked
-from posenc.lab.summary import ACCURACY_NOISE, Estimate, Record, Summary, listed
+from posenc.lab.summary import Estimate, Record, Summary
+from posenc.lab.task import Answers, listed
 from posenc.workbench import style
 
 ACCURACY = "share of right answers"
 
-TITLES = {"digits": "One digit, other grids", "classify": "Which word comes first, and how far apart"}
 
-# The kinds of each task, as a reader calls them; what guessing gives.
-NAMES = {
-    "digits": {
-        "accuracy": "Accuracy at each grid",
-        "resized": "Accuracy with positions fitted to the training grid",
-    },
-    "classify": {"order": "Order: which comes first", "distance": "Distance: near or far"},
-}
-CHANCE = {"digits": 0.1, "classify": 0.5}
-
-CAPTIONS = {
-    "accuracy": "Share of digits recognised against the patches along a side; away from the training grid the same "
-    "images are resized. Bars: 95 % intervals.",
-    "resized": "The same where each patch has its place on the training grid (relative_2d: its tables interpolated).",
-    "order": "Share of sequences in which the model tells which marked word comes first, against their length. "
-    "Bars: 95 % intervals.",
-    "distance": "Share of sequences in which it tells whether they are near or far, at the same distances throughout.",
-}
+def answers(summary: Summary) -> Answers:
+    """The task. ValueError for one whose answers are not right or wrong."""
+    if not isinstance(summary.task, Answers):
+        kind = type(summary.task).__name__
+        raise ValueError(f"records must be of a task whose answers are right or wrong, got those of {kind}")
+    return summary.task
 
 
 def by_length(kind: str, records: Iterable[Record], dark: bool = False) -> Figure:
     """The share of right answers of one kind against the length, or the side of the grid."""
     summary = Summary(records)
-    if not NAMES.get(summary.task):
-        raise ValueError(f"records must be of {' or '.join(NAMES)}, got the task {summary.task!r}")
+    task = answers(summary)
     lines = [line_of(summary, kind, scheme, summary.lengths(kind)) for scheme in _asked(summary, kind)]
     if kind == "resized":  # at the training grid nothing is to be fitted
         lines = [
             Line(line.scheme, tuple(sorted((*line.points, *_trained(summary, line.scheme)))), line.end)
             for line in lines
         ]
-    xlabel = "patches along a side" if summary.task == "digits" else "sequence length (words)"
-    chance = CHANCE[summary.task]
     points = [value.mean for line in lines for _, value in line.finite()]
-    limits = (min([chance, *points]), 1.0)
-    title = NAMES[summary.task][kind]
-    figure = draw(summary, lines, limits, dark, title, xlabel, ACCURACY, words=f"grey: guessing, {chance:g}")
+    limits, words = (min([task.chance, *points]), 1.0), f"grey: guessing, {task.chance:g}"
+    figure = draw(summary, lines, limits, dark, task.kinds[kind].title, task.axis, ACCURACY, words=words)
     if points:
-        figure.axes[0].axhline(chance, color=style.theme(dark).faint, linewidth=1, zorder=1, label="guessing")
+        figure.axes[0].axhline(task.chance, color=style.theme(dark).faint, linewidth=1, zorder=1, label="guessing")
     return figure
 
 
-FIGURES: dict[str, dict[str, Callable[[Iterable[Record], bool], Figure]]] = {
-    task: {**{kind: partial(by_length, kind) for kind in kinds}, "training": training} for task, kinds in NAMES.items()
-}
+def figures(task: Answers) -> dict[str, Callable[[Iterable[Record], bool], Figure]]:
+    """The pictures of a task."""
+    return {**{kind: partial(by_length, kind) for kind in task.kinds}, "training": training}
 
 
 def rows(summary: Summary, kind: str) -> list[dict[str, Any]]:
@@ -87,62 +71,43 @@ def observed(summary: Summary) -> list[str]:
     """What was seen at the training length and at the longest, of each question."""
     found = []
     trained, longest = summary.train_length, max(summary.test_lengths, default=0)
-    for kind in NAMES[summary.task]:
+    task = answers(summary)
+    for kind in task.kinds:
         for length in dict.fromkeys((trained, longest)):
             if kind == "resized" and length == trained:
                 continue
             sentence = _order(summary, kind, length)
             found += [sentence] if sentence else []
-    if summary.task == "classify":
-        guessing = [s for s in summary.schemes if (e := summary.bits("order", s, trained)) and at_chance(e, 0.5)]
-        telling = [s for s in guessing if (e := summary.bits("distance", s, trained)) and not at_chance(e, 0.5)]
-        if telling:
-            tell, guess = ("tell", "guess") if telling[1:] else ("tells", "guesses")
-            said = f"{listed(telling)} {tell} near from far and {guess} which comes first"
-            found.append(f"At {trained:,} words {said}, as whatever is blind to direction must.")
-    return found
+    measured = {k: {s: e for s in summary.schemes if (e := summary.bits(k, s, trained))} for k in task.kinds}
+    guessing = {k: [s for s, e in each.items() if at_chance(e, task.chance)] for k, each in measured.items()}
+    telling = {k: [s for s in each if s not in guessing[k]] for k, each in measured.items()}
+    more = task.observed(guessing, telling)
+    return [*found, f"At {trained:,} {task.lengths} {more}"] if more else found
 
 
 def highest(summary: Summary, kind: str, length: int) -> tuple[str, ...]:
     """The schemes with the highest accuracy, as far as it is more than guessing gives; of one alone,
     none."""
     found = {scheme: summary.bits(kind, scheme, length) for scheme in marked(summary, kind, length)}
-    return tuple(scheme for scheme, e in found.items() if e and not at_chance(e, CHANCE[summary.task]))
+    return tuple(scheme for scheme, e in found.items() if e and not at_chance(e, answers(summary).chance))
 
 
 def at_chance(value: Estimate, chance: float) -> bool:
     """Whether an accuracy is what guessing gives, as far as these examples can tell."""
-    return value.low <= chance <= value.high or abs(value.mean - chance) < ACCURACY_NOISE
+    return value.low <= chance <= value.high or abs(value.mean - chance) < value.noise
 
 
 def how_to_read(summary: Summary) -> list[str]:
     """What the figures mean."""
     seeds = max((len(summary.measured(scheme)) for scheme in summary.schemes), default=0)
-    units = "images" if summary.task == "digits" else "groups of four sequences"
-    over = f"{units} and over seeds" if seeds > 1 else units
-    found = [
-        f"Higher is better: 1 is every answer right, and guessing gives {CHANCE[summary.task]:g}.",
+    task = answers(summary)
+    over = f"{task.units} and over seeds" if seeds > 1 else task.units
+    return [
+        f"Higher is better: 1 is every answer right, and guessing gives {task.chance:g}.",
         f"Bars are 95 % bootstrap intervals over {over}. All schemes are asked the same, and are called a tie where "
-        f"their paired difference may be zero or is below {ACCURACY_NOISE:g}.",
+        f"their paired difference may be zero or is below {task.noise:g}.",
+        *task.how_to_read,
     ]
-    if summary.task == "digits":
-        found += [
-            "Sinusoidal, Fourier features and relative 2D are given the row and the column of a patch. The others take "
-            "one coordinate, and are given the patch's number, counted along the rows: at another grid the patch below "
-            "is another number of steps away.",
-            "Away from the training grid the same images are resized and every patch keeps its size in pixels. With "
-            "fitted positions a patch stands where that part of the image stood in training.",
-        ]
-    else:
-        found += [
-            "Sequences come in groups of four with the same words: near and far, each also read backwards. A model "
-            "that sees the words and not where they stand gives all four one answer, and is right in two.",
-            "Reading backwards turns the order and keeps the distance. A scheme that is blind to direction cannot tell "
-            "the two readings apart, so it guesses on order and may still tell near from far.",
-            "At every length the marked words are as far apart as in training: what grows is the distance from the "
-            "beginning, and the number of other words.",
-        ]
-    return found
 
 
 def not_concluded(summary: Summary) -> list[str]:
@@ -156,19 +121,9 @@ def not_concluded(summary: Summary) -> list[str]:
     if few:
         whose = "" if len(few) == len(summary.schemes) else f" of {listed(few)}"
         found.append(f"There is one seed{whose}: the intervals say nothing of how much another training would differ.")
-    if summary.task == "digits":
-        found += [
-            "Images of 8 × 8 pixels are not photographs. A resized image also shows something else in each patch, so "
-            "what is lost at another grid is not all lost to positions.",
-            "Fitted positions are not more training: a model trained at several grids would do better at each.",
-        ]
-    else:
-        found.append(
-            "The task is made so that nothing but positions helps. It shows what a scheme can tell, not what it is "
-            "worth in language, where words give most of it away."
-        )
     return [
         *found,
+        *answers(summary).not_concluded,
         "Undefined is not a low accuracy: the scheme has no such positions, and no number stands for that.",
         f"Speed and memory are those of this machine and this size of model; step times were taken in turns with "
         f"{summary.timed_against}'s.",
@@ -177,13 +132,12 @@ def not_concluded(summary: Summary) -> list[str]:
 
 def page(summary: Summary) -> dict[str, Any]:
     """What the page of these tasks shows that the page of a text does not."""
-    kinds = NAMES[summary.task]
+    task = answers(summary)
     return {
-        "title": TITLES[summary.task],
-        "names": kinds,
-        "captions": {kind: CAPTIONS[kind] for kind in kinds},
-        "tables": {kind: rows(summary, kind) for kind in kinds},
-        "rows": [tables.row(summary, scheme, next(iter(kinds))) for scheme in summary.schemes],
+        "title": task.title,
+        "kinds": task.kinds,
+        "tables": {kind: rows(summary, kind) for kind in task.kinds},
+        "rows": [tables.row(summary, scheme, next(iter(task.kinds))) for scheme in summary.schemes],
     }
 
 
@@ -202,8 +156,8 @@ def _order(summary: Summary, kind: str, length: int) -> str:
     means = {s: e for s in summary.schemes if (e := summary.bits(kind, s, length))}
     if not means:
         return ""
-    chance = CHANCE[summary.task]
-    guessing = [s for s in means if at_chance(means[s], chance)]
+    task = answers(summary)
+    guessing = [s for s in means if at_chance(means[s], task.chance)]
     top = highest(summary, kind, length)
     between = sorted((s for s in means if s not in (*guessing, *top)), key=lambda s: -means[s].mean)
     parts = []
@@ -213,19 +167,7 @@ def _order(summary: Summary, kind: str, length: int) -> str:
     parts += [listed(f"{s} has {means[s].mean:.2f}" for s in between)] if between else []
     parts += [f"{_are(guessing)} no better than guessing"] if guessing else []
     parts += [f"{_are(no)} undefined"] if (no := _undefined(summary, kind, length)) else []
-    return f"{_where(summary, kind, length)}: {'; '.join(parts)}."
-
-
-def _where(summary: Summary, kind: str, length: int) -> str:
-    trained = length == summary.train_length
-    if summary.task == "digits":
-        grid = f"{length} × {length} patches"
-        fitted = " with fitted positions" if kind == "resized" else ""
-        return f"At the training grid of {grid}" if trained else f"At {grid}{fitted}"
-    times = f"{length / summary.train_length:g}× the training length"
-    return f"On {kind} at {'the training length of ' if trained else ''}{length:,} words" + (
-        "" if trained else f", {times}"
-    )
+    return f"{task.where(kind, length, summary.train_length)}: {'; '.join(parts)}."
 
 
 def _undefined(summary: Summary, kind: str, length: int) -> list[str]:

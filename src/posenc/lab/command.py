@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from posenc.lab.config import CompareConfig
+from posenc.lab.tasks import TASKS, configured
 from posenc.schemes.own import place_of
 from posenc.workbench.command import add_options, failed, given, stdout, words
 
@@ -19,6 +20,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "of a text, tested on longer ones; on images of digits, tested on other grids (--task digits); or on the order "
         "and the distance of words, tested at other lengths (--task classify). Run again to resume. Lists take commas "
         "or spaces.",
+        epilog=f"Tasks: {', '.join(TASKS)}.",
     )
     parser.set_defaults(run=run)
     parser.add_argument(
@@ -32,11 +34,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _configuration(arguments: argparse.Namespace) -> CompareConfig:
     """What the file says, with what the command line says put over it."""
+    from posenc.lab.saved import from_toml
+
     values = given(arguments, CompareConfig)
     if arguments.config is None:
-        return CompareConfig.from_mapping(values)
+        return configured(values)
     try:
-        return CompareConfig.from_toml(arguments.config, **values)
+        return from_toml(arguments.config, **values)
     except OSError as error:
         raise ValueError(f"--config must be a file that can be read, got {words(error)}") from None
 

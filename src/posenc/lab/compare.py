@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from posenc.encoding import Scheme
 from posenc.lab import checkpoint as checkpoints
 from posenc.lab import results
-from posenc.lab.config import CompareConfig, saved_identity
+from posenc.lab.config import CompareConfig
+from posenc.lab.saved import from_toml, saved_identity
 from posenc.lab.task import Loaded, Task
-from posenc.lab.tasks import TASKS
+from posenc.lab.tasks import complete, configured, task_of
 from posenc.lab.train import DivergedError, Loss, batch, optimizer_for, step_of, train
 from posenc.schemes.catalog import scheme_from_names
 from posenc.schemes.own import source_of
@@ -53,7 +54,7 @@ TESTING_WORK = 1.5
 
 def build_model(config: CompareConfig, scheme: str, seed: int) -> nn.Module:
     """The task's model with a scheme. At a seed, all that is not the scheme begins with the same weights in each."""
-    task = TASKS[config.task]
+    task = task_of(config.task)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed + SCHEME_STREAM)
         position = scheme_from_names(scheme, task.shape(config, scheme))
@@ -62,8 +63,9 @@ def build_model(config: CompareConfig, scheme: str, seed: int) -> nn.Module:
 
 
 def resolved(config: CompareConfig) -> CompareConfig:
-    """The same comparison with the names of all schemes that apply in place of ``all``."""
-    every = TASKS[config.task].applicable()
+    """The same comparison, completed, with the names of all schemes that apply in place of ``all``."""
+    config = complete(config)
+    every = task_of(config.task).applicable()
     names = [name for scheme in config.schemes for name in (every if scheme == ALL else (scheme,))]
     return replace(config, schemes=tuple(dict.fromkeys(names))) if ALL in config.schemes else config
 
@@ -73,7 +75,7 @@ def check(config: CompareConfig) -> None:
     and for a device that is not there."""
     config = resolved(config)
     for scheme in config.schemes:
-        TASKS[config.task].require(scheme)
+        task_of(config.task).require(scheme)
         build_model(config, scheme, 0)
     device_of(config.device)
 
@@ -94,7 +96,7 @@ def compare(
     """
     check(config)
     out, progress = Path(out), progress or Progress()
-    task, device = TASKS[config.task], device_of(config.device)
+    task, device = task_of(config.task), device_of(config.device)
     left_out = task.left_out() if ALL in config.schemes else {}
     config = resolved(config)
     loaded = task.load(config)
@@ -280,7 +282,7 @@ def _made(out: Path, config: CompareConfig) -> frozenset[str]:
     Nothing else there is ever removed; where no configuration is saved, nothing at all is: no comparison made it."""
     if not (out / CONFIG).exists():
         return frozenset()
-    both = (CompareConfig.from_toml(out / CONFIG), config)
+    both = (from_toml(out / CONFIG), config)
     return frozenset(_name(scheme, seed) for each in both for scheme in each.schemes for seed in each.seeds)
 
 
@@ -309,11 +311,11 @@ def _check_folder(out: Path, identity: dict[str, Any], records: Records, made: f
 
 def _of_another(record: Record, identity: dict[str, Any]) -> str:
     """In what a record is not of the comparison of this ``identity``; empty where it is."""
-    if record["kind"] not in results.RESULTS:
+    if record["kind"] not in results.results_of(identity.get("task", "text")):
         return f"its kind is {record['kind']!r}"
     made_with = {"text_digest": record["text"].get("digest"), **{k: record["versions"].get(k) for k in VERSIONS}}
     try:
-        its = CompareConfig.from_mapping(record["configuration"]).identity(**made_with)
+        its = configured(record["configuration"]).identity(**made_with)
     except ValueError as error:
         return f"its configuration: {error}"
     here = fingerprint(identity)

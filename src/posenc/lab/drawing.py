@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation
 
-from posenc.lab.summary import Estimate, Summary, listed, multiple
+from posenc.lab.summary import Estimate, Summary, multiple
+from posenc.lab.task import listed
 from posenc.workbench import style
 
 BITS = "bits per byte"
@@ -141,9 +142,8 @@ def _tokens_axis(axes: Axes, summary: Summary, tokens: Sequence[float]) -> None:
     ticks = [n for n in (*summary.test_lengths, trained) if low / pad <= n <= high * pad]
     below = min(ticks, default=high)
     ticks += [below / 2**k for k in range(1, 12) if below / 2**k >= low / pad]
-    mark = "training grid" if summary.task == "digits" else "training length"
     axes.xaxis.set_major_locator(FixedLocator(_spaced(axes, ticks, trained, _tick_width)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _tick(x, trained, mark)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _tick(x, trained, summary.task.trained)))
     axes.xaxis.set_minor_locator(NullLocator())
     if low / pad <= trained <= high * pad:
         axes.axvline(trained, color=axes.spines["bottom"].get_edgecolor(), linewidth=1, linestyle=":", zorder=1)

@@ -8,7 +8,8 @@ from itertools import pairwise
 from matplotlib.figure import Figure
 
 from posenc.lab.drawing import BITS, Line, canvas, draw, empty, names, note
-from posenc.lab.summary import TIE_AT_ONE_SEED, Estimate, Record, Summary
+from posenc.lab.summary import Estimate, Record, Summary
+from posenc.lab.tasks.text import TIE_AT_ONE_SEED
 from posenc.workbench import style
 
 
@@ -84,7 +85,7 @@ def training(records: Iterable[Record], dark: bool = False) -> Figure:
     """The loss in training: every seed a thin line."""
     summary = Summary(records)
     diverged = [f"not drawn: {scheme} {words}" for scheme in summary.schemes if (words := summary.diverged(scheme))]
-    loss = BITS if summary.task == "text" else "cross-entropy (bits)"
+    loss = BITS if summary.task.score == "bits" else "cross-entropy (bits)"
     figure, axes = canvas(summary, dark, "Loss in training", "step", loss, rows=len(diverged), bottom=0.62)
     curves = {
         scheme: [r["curve"] for r in summary.of("training", scheme) if r.get("curve")] for scheme in summary.schemes

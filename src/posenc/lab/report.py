@@ -4,23 +4,22 @@ Whatever the records hold can be reported: a run that was interrupted gives a re
 """
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from matplotlib.figure import Figure
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
 from posenc.lab import accuracy, pictures, sentences, tables
 from posenc.lab.summary import Record, Summary, multiple
-from posenc.lab.tasks import TASKS
+from posenc.lab.task import Answers, Task
 from posenc.workbench import style
 from posenc.workbench.files import write_whole
 from posenc.workbench.page import page
 
 FILE = "report.html"
-TEMPLATES = {"text": "report.html.j2", "digits": "accuracy.html.j2", "classify": "accuracy.html.j2"}
-FIGURES = {"text": pictures.FIGURES, **accuracy.FIGURES}  # of each task
 FOLDER = "figures"
 
 
@@ -31,7 +30,7 @@ def write(records: Sequence[Record], out: str | Path) -> Path:
     """
     out = Path(out)
     images = {
-        name: {dark: png(records, name, dark) for dark in (False, True)} for name in FIGURES[Summary(records).task]
+        name: {dark: png(records, name, dark) for dark in (False, True)} for name in figures(Summary(records).task)
     }
     for name, pair in images.items():
         for dark, data in pair.items():
@@ -41,17 +40,23 @@ def write(records: Sequence[Record], out: str | Path) -> Path:
     return out / FILE
 
 
+def figures(task: Task) -> dict[str, Callable[[Iterable[Record], bool], Figure]]:
+    """The pictures of a task's comparisons."""
+    return accuracy.figures(task) if isinstance(task, Answers) else pictures.FIGURES
+
+
 def png(records: Sequence[Record], name: str, dark: bool = False) -> bytes:
     """One of the figures, as the bytes of a PNG."""
-    return style.saved(FIGURES[Summary(records).task][name](records, dark), dark=dark)
+    return style.saved(figures(Summary(records).task)[name](records, dark), dark=dark)
 
 
 def html(records: Sequence[Record], images: dict[str, dict[bool, bytes]]) -> str:
     """The page, with the PNGs of each figure (by whether they are dark) inside it."""
     summary = Summary(records)
     latest = summary.records[-1] if summary.records else {}
-    words = sentences if summary.task == "text" else accuracy
-    if summary.task == "text":
+    right_or_wrong = isinstance(summary.task, Answers)
+    words = accuracy if right_or_wrong else sentences
+    if not right_or_wrong:
         own = {
             "rows": [tables.row(summary, scheme) for scheme in summary.schemes],
             "differences": tables.differences(summary),
@@ -61,12 +66,12 @@ def html(records: Sequence[Record], images: dict[str, dict[bool, bytes]]) -> str
         own = accuracy.page(summary)
     return page(
         "posenc.lab",
-        TEMPLATES[summary.task],
+        "accuracy.html.j2" if right_or_wrong else "report.html.j2",
         summary=summary,
         about=(latest.get("text") or {}).get("about", ""),
         images={name: {dark: _uri(data) for dark, data in pair.items()} for name, pair in images.items()},
         missing=summary.missing(),
-        left_out=TASKS[summary.task].left_out(),
+        left_out=summary.task.left_out(),
         observed=words.observed(summary),
         how_to_read=words.how_to_read(summary),
         not_concluded=words.not_concluded(summary),
@@ -80,7 +85,7 @@ def html(records: Sequence[Record], images: dict[str, dict[bool, bytes]]) -> str
 def terminal_table(records: Sequence[Record]) -> Table:
     """The main numbers of every scheme, for a terminal of 100 columns."""
     summary = Summary(records)
-    return _bits_table(summary) if summary.task == "text" else _accuracy_table(summary)
+    return _accuracy_table(summary) if isinstance(summary.task, Answers) else _bits_table(summary)
 
 
 def _bits_table(summary: Summary) -> Table:
@@ -113,12 +118,12 @@ def _bits_table(summary: Summary) -> Table:
 
 def _accuracy_table(summary: Summary) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    trained = f"trained at {summary.train_length:,} {summary.unit}"
+    trained = f"trained at {summary.train_length:,} {summary.task.lengths}"
     table.title = f"Share of right answers, {trained}"
     table.add_column("scheme", overflow="fold", max_width=21)
     table.add_column("step", justify="right")
     planned = {pair for scheme in summary.schemes for pair in summary.plan(scheme)}
-    lengths = {kind: sorted(n for k, n in planned if k == kind) for kind in accuracy.NAMES[summary.task]}
+    lengths = {kind: sorted(n for k, n in planned if k == kind) for kind in summary.task.kinds}
     kinds = [(kind, n) for kind, every in lengths.items() for n in _few(every, summary.train_length, 4)]
     for kind, length in kinds:
         table.add_column(f"{kind.replace('distance', 'dist.')}\n{length:,} ", justify="right", overflow="fold")

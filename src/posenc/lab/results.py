@@ -16,16 +16,16 @@ Where a scheme has no encoding for a length, ``undefined`` says why and there ar
 finite number.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
+from posenc.lab.tasks import task_of
 from posenc.workbench.files import require
 from posenc.workbench.records import Record
 
 # What is read must be, by name. Kinds that are not listed are of other commands.
 COMPARED = {"seed": int, "configuration": dict, "text": dict, "versions": dict, "machine": dict}
-_BITS = {"length": int, "bits": list[float | None], "tokens": int}
-_ACCURACY = {"length": int, "accuracy": list[float], "examples": int}
-RESULTS: dict[str, dict[str, Any]] = {
+ONCE: dict[str, dict[str, Any]] = {
     "training": {
         "parameters": int,
         "position_parameters": int,
@@ -35,19 +35,23 @@ RESULTS: dict[str, dict[str, Any]] = {
         "final_bits": float,
         "peak_bytes": int,
     },
-    **dict.fromkeys(("windows", "sliding", "final_tokens", "truncated"), _BITS),
-    "by_position": {"length": int, "edges": list[int], "bits": list[float | None], "stderr": list[float | None]},
-    **dict.fromkeys(("accuracy", "resized", "order", "distance"), _ACCURACY),
     "speed": {"relative_to": str, "step_ratio": float, "step_seconds": float},
 }
 INSTEAD = ("undefined", "diverged")  # of results: words that say why there are none
 
 
+def results_of(task: str) -> dict[str, Mapping[str, Any]]:
+    """What the record of each kind of measurement of a task has, by name. ValueError for a task that there is not."""
+    return {**ONCE, **{kind: each.result for kind, each in task_of(task).kinds.items()}}
+
+
 def check(record: Record) -> None:
     """ValueError for a record without what is said above, or with something else in its place."""
-    if record["kind"] in RESULTS:
-        results = RESULTS[record["kind"]]
+    about = record.get("configuration")
+    task = about.get("task", "text") if isinstance(about, dict) else "text"
+    results = results_of(str(task)).get(record["kind"])
+    if results is not None:
         instead = {name: str for name in INSTEAD if name in record}
         if instead:
             results = {name: int for name in results if name == "length"} | instead
-        require(record, COMPARED | results)
+        require(record, {**COMPARED, **results})

@@ -2,7 +2,9 @@
 
 import math
 
-from posenc.lab.summary import TIE_AT_ONE_SEED, Estimate, Summary, listed
+from posenc.lab.summary import Estimate, Summary
+from posenc.lab.task import listed
+from posenc.lab.tasks.text import TIE_AT_ONE_SEED
 
 
 def observed(summary: Summary) -> list[str]:
@@ -24,7 +26,7 @@ def best(summary: Summary, kind: str, length: int) -> tuple[str, ...]:
     """The schemes with the lowest loss (or the highest accuracy): the best mean first, then those whose paired
     difference to it is a tie."""
     means = {s: e.mean for s in summary.schemes if (e := summary.bits(kind, s, length)) and e.finite}
-    order = sorted(means, key=means.__getitem__, reverse=summary.task != "text")
+    order = sorted(means, key=means.__getitem__, reverse=summary.task.score == "accuracy")
     gaps = {s: summary.difference(kind, s, order[0], length) for s in order[1:]}
     return (*order[:1], *(s for s, gap in gaps.items() if gap and gap.tie))
 

@@ -15,34 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from posenc.lab.statistics import Interval, mean_interval
-from posenc.lab.tasks import TASKS
+from posenc.lab.task import listed
+from posenc.lab.tasks import task_of
+from posenc.lab.tasks.text import TIE_AT_ONE_SEED
 
 Record = Mapping[str, Any]
 
-# Bits per byte. With one seed nothing here says how much seeds differ, so smaller gaps are called ties by convention.
-TIE_AT_ONE_SEED = 0.02
-
-# The same in accuracy, on tasks that have one: seeds differed by 0.047 on average on digits, over the pairs of three
-# seeds of sinusoidal, rope and learned.
-ACCURACY_NOISE = 0.05
-
-# Measurements as a reader calls them.
-CALLED = {
-    "training": "training",
-    "speed": "the step time",
-    "windows": "separate windows",
-    "sliding": "sliding windows",
-    "truncated": "the truncated baseline",
-    "final_tokens": "the final tokens",
-    "by_position": "loss by position",
-    "accuracy": "accuracy",
-    "resized": "accuracy with fitted positions",
-    "order": "order",
-    "distance": "distance",
-}
-
-# What the lengths of a task count.
-UNITS = {"text": "tokens", "digits": "patches a side", "classify": "words"}
+# What a training has one of, as a reader calls it.
+ONCE = {"training": "training", "speed": "the step time"}
 
 
 @dataclass(frozen=True)
@@ -94,9 +74,7 @@ class Summary:
         self.schemes = _unique(scheme for scheme, _ in self.trainings)
         self.train_length = int(self.configuration.get("train_length", 0))
         self.test_lengths = tuple(sorted(self.configuration.get("test_lengths", ()))) or self.lengths("windows")
-        self.task = str(self.configuration.get("task", "text"))
-        self.unit = UNITS[self.task]
-        self.noise = TIE_AT_ONE_SEED if self.task == "text" else ACCURACY_NOISE
+        self.task = task_of(str(self.configuration.get("task", "text")))
 
     @property
     def reference(self) -> str:
@@ -132,13 +110,13 @@ class Summary:
     def bits(self, kind: str, scheme: str, length: int) -> Estimate | None:
         """Mean bits per byte (or accuracy) over windows and over the seeds that are there."""
         rows = list(self._rows(kind, scheme, length).values())
-        return _estimate(rows, self.noise) if rows else None
+        return _estimate(rows, self.task.noise) if rows else None
 
     def difference(self, kind: str, scheme: str, other: str, length: int, kind_of_other: str = "") -> Estimate | None:
         """scheme - other in bits per byte, paired over the same windows and the seeds that both have."""
         mine, theirs = self._rows(kind, scheme, length), self._rows(kind_of_other or kind, other, length)
         pairs = [(row, theirs[s]) for s, row in mine.items() if s in theirs and len(row) == len(theirs[s])]
-        return _estimate([row - its for row, its in pairs], self.noise) if pairs else None
+        return _estimate([row - its for row, its in pairs], self.task.noise) if pairs else None
 
     def undefined(self, scheme: str, length: int, kind: str = "windows") -> str:
         """Why the scheme has no value at this length; empty where it has one, or was not measured."""
@@ -178,17 +156,18 @@ class Summary:
     def lacking(self) -> dict[tuple[str, int], str]:
         """What each training that is not complete lacks, by scheme and seed."""
         found = {}
+        called = ONCE | {kind: each.called for kind, each in self.task.kinds.items()}
         for scheme, seed in self.trainings:
             expected = self.plan(scheme)
-            lacks = {kind: "" for kind in ("training", "speed") if not self.get(kind, scheme, seed)}
+            lacks = {kind: "" for kind in ONCE if not self.get(kind, scheme, seed)}
             for kind in dict.fromkeys(kind for kind, _ in expected):
                 lengths = [length for other, length in expected if other == kind]
                 gone = [length for length in lengths if not self.get(kind, scheme, seed, length)]
                 if gone:
                     some = len(gone) < len(lengths)
-                    lacks[kind] = f" at {listed(f'{length:,}' for length in gone)} {self.unit}" if some else ""
+                    lacks[kind] = f" at {listed(f'{length:,}' for length in gone)} {self.task.lengths}" if some else ""
             if lacks:
-                parts = [CALLED[kind] + at for kind, at in lacks.items()]
+                parts = [called[kind] + at for kind, at in lacks.items()]
                 found[scheme, seed] = (
                     "everything" if len(parts) == 2 + len({kind for kind, _ in expected}) else "; ".join(parts)
                 )
@@ -196,7 +175,7 @@ class Summary:
 
     def plan(self, scheme: str) -> list[tuple[str, int]]:
         """What was to be measured of a training."""
-        return TASKS[self.task].plan(scheme, self.test_lengths, self.train_length) if self.test_lengths else []
+        return self.task.plan(scheme, self.test_lengths, self.train_length) if self.test_lengths else []
 
     def missing(self) -> list[str]:
         """What is lacking, a line for the schemes that lack the same at a seed."""
@@ -208,7 +187,7 @@ class Summary:
     def _rows(self, kind: str, scheme: str, length: int) -> dict[int, NDArray[np.float64]]:
         """Bits (or accuracy) per window, by seed. One without a finite value came as null, and stays not a number."""
         found = {seed: self.get(kind, scheme, seed, length) for seed in self.seeds(scheme)}
-        name = "bits" if self.task == "text" else "accuracy"
+        name = self.task.score
         rows = {s: np.array(r[name], dtype=np.float64) for s, r in found.items() if r and r.get(name)}
         # Seeds share their windows; one cut short by an older version of the lab cannot be paired with the others.
         most = max((row.size for row in rows.values()), default=0)
@@ -225,16 +204,6 @@ def multiple(tokens: float, train_length: int) -> str:
         return ""
     times = tokens / train_length
     return {0.5: "½", 0.25: "¼", 0.125: "⅛"}.get(times, f"{times:g}") + "×"
-
-
-def listed(words: Iterable[str]) -> str:
-    """Words as a sentence has them.
-
-    >>> listed(["rope", "alibi", "nope"])
-    'rope, alibi and nope'
-    """
-    *first, last = ["", *words]
-    return f"{', '.join(first[1:])} and {last}" if first[1:] else last
 
 
 def _estimate(rows: Sequence[NDArray[np.float64]], noise: float) -> Estimate:

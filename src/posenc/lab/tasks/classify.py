@@ -16,9 +16,9 @@ stand, and how many other words there are. The first half of a sequence is segme
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from posenc.encoding import Scheme
 from posenc.lab.config import CompareConfig
 from posenc.lab.data import Bytes
-from posenc.lab.task import Accuracy, Loaded, Task, Tick
+from posenc.lab.task import ANSWERS, Accuracy, Answers, Kind, Loaded, Tick, listed
 from posenc.models import Encoder
 from posenc.positions import Positions
 from posenc.schemes.entry import Shape
@@ -97,11 +97,72 @@ class Reader(nn.Module):
         return self.head((vectors * marked).sum(1) / marked.sum(1))
 
 
-class Classify(Task):
+class Classify(Answers):
     """The order and the distance of two marked words."""
 
+    defaults: ClassVar = {
+        "schemes": ("nope", "learned", "sinusoidal", "rope", "alibi", "shaw", "distance_aware"),
+        "train_length": 32,
+        "steps": 300,
+        "layers": 2,
+        "dim": 48,
+        "batch_size": 64,
+        "windows": 128,
+    }
+    multiples = (0.5, 1, 2, 4)
     called = "a sequence of words"
+    lengths = "words"
     segments = True
+    kinds: ClassVar = {
+        "order": Kind(
+            "order",
+            ANSWERS,
+            "Order: which comes first",
+            "Share of sequences in which the model tells which marked word comes first, against their length. Bars: "
+            "95 % intervals.",
+        ),
+        "distance": Kind(
+            "distance",
+            ANSWERS,
+            "Distance: near or far",
+            "Share of sequences in which it tells whether they are near or far, at the same distances throughout.",
+        ),
+    }
+    title = "Which word comes first, and how far apart"
+    axis = "sequence length (words)"
+    units = "groups of four sequences"
+    chance = 0.5
+    how_to_read = (
+        "Sequences come in groups of four with the same words: near and far, each also read backwards. A model "
+        "that sees the words and not where they stand gives all four one answer, and is right in two.",
+        "Reading backwards turns the order and keeps the distance. A scheme that is blind to direction cannot tell "
+        "the two readings apart, so it guesses on order and may still tell near from far.",
+        "At every length the marked words are as far apart as in training: what grows is the distance from the "
+        "beginning, and the number of other words.",
+    )
+    not_concluded = (
+        "The task is made so that nothing but positions helps. It shows what a scheme can tell, not what it is "
+        "worth in language, where words give most of it away.",
+    )
+
+    def where(self, kind: str, length: int, train_length: int) -> str:
+        """The question and the length."""
+        if length == train_length:
+            return f"On {kind} at the training length of {length:,} words"
+        return f"On {kind} at {length:,} words, {length / train_length:g}× the training length"
+
+    def observed(self, guessing: Mapping[str, Sequence[str]], telling: Mapping[str, Sequence[str]]) -> str:
+        """Who is blind to direction."""
+        blind = [scheme for scheme in guessing["order"] if scheme in telling["distance"]]
+        tell, guess = ("tell", "guess") if blind[1:] else ("tells", "guesses")
+        said = f"{listed(blind)} {tell} near from far and {guess} which comes first"
+        return f"{said}, as whatever is blind to direction must." if blind else ""
+
+    def check(self, config: CompareConfig) -> None:
+        """Near and far fit into every length."""
+        config.require("train_length", config.train_length % 8 == 0, "a multiple of 8")
+        half = config.train_length // 2
+        config.require("test_lengths", config.test_lengths[0] >= half, f"at least {half} each, half of train_length")
 
     def shape(self, config: CompareConfig, scheme: str) -> Shape:
         """One line of words, which see one another both ways."""
@@ -165,3 +226,6 @@ class _Answers(Accuracy):
             right = (self._scores(self._model, rows[:, :-1], length) > 0) == answers(rows)
             self._found[length] = right.view(-1, GROUP, len(QUESTIONS))
         return self._found[length][..., QUESTIONS.index(kind)]
+
+
+TASK = Classify()

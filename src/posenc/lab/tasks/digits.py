@@ -16,7 +16,7 @@ import copy
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from posenc.encoding import Scheme
 from posenc.lab.config import CompareConfig
 from posenc.lab.data import Bytes
-from posenc.lab.task import Accuracy, Loaded, Task, Tick
+from posenc.lab.task import ANSWERS, Accuracy, Answers, Kind, Loaded, Tick
 from posenc.models import ImageClassifier
 from posenc.positions import Positions
 from posenc.schemes.catalog import entries_of
@@ -38,11 +38,65 @@ CLASSES = 10
 WHITE = 16
 
 
-class Digits(Task):
+class Digits(Answers):
     """Which digit an image shows."""
 
+    defaults: ClassVar = {
+        "schemes": ("nope", "learned", "sinusoidal", "rope", "alibi", "fourier_features", "relative_2d"),
+        "train_length": 8,
+        "steps": 400,
+        "layers": 2,
+        "dim": 48,
+        "batch_size": 32,
+        "learning_rate": 3e-3,
+        "windows": 500,
+    }
+    multiples = (0.75, 1, 1.5, 2)
     called = "an image"
+    lengths = "patches a side"
+    trained = "training grid"
     grid = True
+    kinds: ClassVar = {
+        "accuracy": Kind(
+            "accuracy",
+            ANSWERS,
+            "Accuracy at each grid",
+            "Share of digits recognised against the patches along a side; away from the training grid the same images "
+            "are resized. Bars: 95 % intervals.",
+        ),
+        "resized": Kind(
+            "accuracy with fitted positions",
+            ANSWERS,
+            "Accuracy with positions fitted to the training grid",
+            "The same where each patch has its place on the training grid (relative_2d: its tables interpolated).",
+        ),
+    }
+    title = "One digit, other grids"
+    axis = "patches along a side"
+    units = "images"
+    chance = 0.1
+    how_to_read = (
+        "Sinusoidal, Fourier features and relative 2D are given the row and the column of a patch. The others take "
+        "one coordinate, and are given the patch's number, counted along the rows: at another grid the patch below "
+        "is another number of steps away.",
+        "Away from the training grid the same images are resized and every patch keeps its size in pixels. With "
+        "fitted positions a patch stands where that part of the image stood in training.",
+    )
+    not_concluded = (
+        "Images of 8 × 8 pixels are not photographs. A resized image also shows something else in each patch, so "
+        "what is lost at another grid is not all lost to positions.",
+        "Fitted positions are not more training: a model trained at several grids would do better at each.",
+    )
+
+    def where(self, kind: str, length: int, train_length: int) -> str:
+        """The grid, and whether positions are fitted."""
+        grid = f"{length} × {length} patches"
+        fitted = " with fitted positions" if kind == "resized" else ""
+        return f"At the training grid of {grid}" if length == train_length else f"At {grid}{fitted}"
+
+    def check(self, config: CompareConfig) -> None:
+        """Whole pixels make a patch."""
+        config.require("train_length", config.train_length in (4, 8), "4 or 8, patches along a side of 8 pixels")
 
     def require(self, scheme: str) -> None:
         """ValueError also for a composition of schemes that cannot read the same coordinates."""
@@ -176,3 +230,6 @@ def _can_resize(scheme: str) -> bool:
     entries = entries_of(scheme)
     ways = {"tables" if entry.scheme is Relative2D else "fractional" in entry.laws for entry in entries}
     return _takes_grid(entries) and ways in ({"tables"}, {True})
+
+
+TASK = Digits()
