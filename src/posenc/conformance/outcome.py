@@ -1,9 +1,12 @@
 """What a trial finds. Plain PyTorch: scripts hold a copy."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from posenc.conformance.subjects import Batch, NotApplicableError, Subject
 
 
 class Outcome(NamedTuple):
@@ -48,3 +51,13 @@ def first_failure(outcomes: "list[tuple[str, Outcome]]") -> Outcome:
         if not outcome.ok:
             return Outcome(False, f"{name}: {outcome.expected}", f"{name}: {outcome.came}")
     return Outcome(True, "all", "all")
+
+
+def outcome_of(trial: Callable[..., Outcome], subject: Subject, batch: Batch, **values: Any) -> Outcome:
+    """What a trial says of a batch; an exception is a finding too, except that it is not applicable."""
+    try:
+        return trial(subject, batch, **values)
+    except NotApplicableError:
+        raise
+    except Exception as error:
+        return Outcome(False, "an answer", f"{type(error).__name__}: {error}")

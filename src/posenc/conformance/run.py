@@ -18,10 +18,12 @@ import torch
 
 from posenc.arguments import check_choice, check_flag, check_type, number, shown, whole
 from posenc.conformance.checks import CHECKS
-from posenc.conformance.outcome import Outcome
+from posenc.conformance.heads import Attention, Bias, Rotary
+from posenc.conformance.layers import Layer
+from posenc.conformance.outcome import Outcome, outcome_of
 from posenc.conformance.shrink import shrink
 from posenc.conformance.standalone import check_sources, script
-from posenc.conformance.subjects import Attention, Batch, Bias, Layer, NotApplicableError, Rotary, Subject
+from posenc.conformance.subjects import Batch, NotApplicableError, Subject
 from posenc.conformance.threads import THREADS
 from posenc.conformance.trial import LENGTHS, LONGEST, Case, Check, Plan, Trial
 from posenc.lab.progress import Progress
@@ -278,7 +280,7 @@ def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> T
                 if time.monotonic() > until:
                     return TrialResult(trial.name, UNFINISHED, done, f"the time was up after {done} cases")
                 try:
-                    outcome = _outcome(trial, plan.subject, case)
+                    outcome = outcome_of(trial.function, plan.subject, case.batch, **case.values)
                 except NotApplicableError as error:
                     reasons.append(str(error))
                     continue
@@ -315,23 +317,13 @@ def _cases(trial: Trial, plan: Plan) -> Iterator[Case]:
         raise _UnsettledError(f"what to try could not be settled: {type(error).__name__}: {error}") from error
 
 
-def _outcome(trial: Trial, subject: Subject, case: Case) -> Outcome:
-    """What the trial says of a case; an exception is a finding too, except that it is not applicable."""
-    try:
-        return trial.function(subject, case.batch, **case.values)
-    except NotApplicableError:
-        raise
-    except Exception as error:
-        return Outcome(False, "an answer", f"{type(error).__name__}: {error}")
-
-
 def _make_smaller(trial: Trial, plan: Plan, found: list[tuple[Case, Outcome]], until: float) -> None:
     """Appends ever smaller cases that show the same."""
     case, first = found[-1]
 
     def shows(smaller: Batch) -> bool:
         try:
-            outcome = _outcome(trial, plan.subject, Case(smaller, case.values))
+            outcome = outcome_of(trial.function, plan.subject, smaller, **case.values)
         except NotApplicableError:
             return False
         if outcome.ok or _kind(outcome) != _kind(first):

@@ -12,10 +12,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from posenc.conformance.sources import is_at_top_level
-from posenc.conformance.subjects import Layer, Subject
+from posenc.conformance.layers import Layer, call_module
+from posenc.conformance.standalone import is_at_top_level
+from posenc.conformance.subjects import Subject
 
 FORM = "module:name or path/to/file.py:name"
 
@@ -47,11 +48,6 @@ def subjects_of(target: str, dim: int | None = None, **claims: Any) -> dict[str,
         flag = "--absolute" if (name, value) == ("relative", False) else "--" + name.replace("_", "-")
         raise ValueError(f"{flag} is for a module; {target} is a subject, which claims for itself")
     return found
-
-
-def call_module(module: Any, x: Tensor) -> Tensor:
-    """A module that is given vectors and nothing else."""
-    return module(x)
 
 
 def _flat(target: str, value: Any) -> dict[str, Subject]:

@@ -16,6 +16,7 @@ from posenc.conformance.subjects import PADDING, VOCABULARY, Batch, NotApplicabl
 
 LENGTHS = (1, 3, 8, 23)  # unlucky sizes: of one token, odd, fewer and more than the channels of a head
 LONGEST = 1025
+FAR = 2**20  # how far rotations are followed: what follows from float32 phases is then half a radian
 
 LACKS = {
     "positions": "takes no positions of each token",
@@ -109,6 +110,18 @@ class Plan:
         """Whether the subject has that position."""
         return self.subject.max_positions is None or p < self.subject.max_positions
 
+    @property
+    def reach(self) -> int:
+        """How many positions the subject can be given."""
+        given = self.subject.can("positions") or self.subject.takes("offset")
+        return min(self.subject.max_positions or FAR, FAR if given else self.limit)
+
+    def precisions(self) -> Iterator[dict[str, Any]]:
+        """All of it in a low dtype, float32 under autocast, and both."""
+        for low in self.low_dtypes:
+            for dtype, autocast in ((low, None), (torch.float32, low), (low, low)):
+                yield {"dtype": dtype, "autocast": autocast}
+
     # -- what may be asked --------------------------------------------------------------------------------------------
 
     def require(self, fine: object, reason: str) -> None:
@@ -122,6 +135,20 @@ class Plan:
             self.require(self.subject.can(what), f"call {LACKS[what]}")
         if "positions" in needs:
             self.require(self.shows_positions, "outputs do not go by positions")
+
+    def require_a_cache(self) -> None:
+        """NotApplicableError unless there is one, of a subject that can have one."""
+        self.require(self.subject.causal, "it is not causal: tokens see those after them, which no cache has yet")
+        self.require_that_it_can("cache")
+
+    def require_any_queries(self) -> None:
+        """NotApplicableError unless queries can be any of the keys, in any order, with the positions of both."""
+        self.require_that_it_can("queries", "positions")
+        # A layer is given the order of the tokens of x alone, and none of its memory.
+        ordered = self.subject.can("order") and not self.subject.takes("memory")
+        self.require(
+            not self.subject.causal or ordered, "it is causal, and cannot be told where in the order each token is"
+        )
 
     # -- how near is near ---------------------------------------------------------------------------------------------
 

@@ -10,8 +10,6 @@ from posenc.conformance.outcome import Outcome, first_failure, near
 from posenc.conformance.subjects import Batch, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial, packed, padded
 
-CHUNKS = (1, 3, 7, 64)
-
 
 def cached_equals_at_once(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
     """The outputs of every chunk against those of all tokens at once. Where a subject claims a threshold, its outputs
@@ -27,16 +25,15 @@ def cached_equals_at_once(subject: Subject, batch: Batch, tolerance: float) -> O
     return first_failure(found)
 
 
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+CHUNKS = (1, 3, 7, 64)
+
+
 def fed(batch: Batch, size: int) -> Batch:
     """The batch in chunks of one size, the last of what is left."""
     whole, left = divmod(batch.tokens, size)
     return replace(batch, chunks=(size,) * whole + (left,) * (left > 0))
-
-
-def require_a_cache(plan: Plan) -> None:
-    """NotApplicableError unless there is one, of a subject that can have one."""
-    plan.require(plan.subject.causal, "it is not causal: tokens see those after them, which no cache has yet")
-    plan.require_that_it_can("cache")
 
 
 def _schedules(batch: Batch) -> Iterator[Batch]:
@@ -51,7 +48,7 @@ def _schedules(batch: Batch) -> Iterator[Batch]:
 
 def _text(told: bool) -> Callable[[Plan], Iterator[Case]]:
     def cases(plan: Plan) -> Iterator[Case]:
-        require_a_cache(plan)
+        plan.require_a_cache()
         if told:
             plan.require_that_it_can("positions")
         large = CHUNKS[-1]
@@ -70,7 +67,7 @@ def _ragged(told: bool) -> Callable[[Plan], Iterator[Case]]:
     padding."""
 
     def cases(plan: Plan) -> Iterator[Case]:
-        require_a_cache(plan)
+        plan.require_a_cache()
         plan.require_that_it_can("padding")
         if told:
             plan.require_that_it_can("positions")
@@ -93,7 +90,7 @@ def _ragged(told: bool) -> Callable[[Plan], Iterator[Case]]:
 
 
 def _documents(plan: Plan) -> Iterator[Case]:
-    require_a_cache(plan)
+    plan.require_a_cache()
     plan.require_that_it_can("document", "positions")
     for tokens in plan.sizes:
         if tokens > 2:

@@ -22,10 +22,6 @@ from posenc.conformance.outcome import Outcome, first_failure, near
 from posenc.conformance.subjects import Batch, NotApplicableError, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
-LENGTHS = (5, 8, 13, 21, 34, 40, 47, 50)
-BEGINNING = Batch([[0]])  # of the texts, which are as long as a trial says
-MOST = 2  # compilations: one for the first length, one for all others
-
 
 class Compiler:
     """Keeps the graphs that it hands to one of torch's own compilers."""
@@ -209,6 +205,13 @@ def onnx_is_eager(subject: Subject, batch: Batch, lengths: list[int], axes: int,
     # Another library's functions, and its sums in another order: some units in the last place of float32 more.
     largest = max(float(x.abs().max()) for xs in expected for x in xs)
     return outputs_at_each(lengths, expected, came, tolerance + 256 * 2**-23 * largest)
+
+
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+LENGTHS = (5, 8, 13, 21, 34, 40, 47, 50)
+BEGINNING = Batch([[0]])  # of the texts, which are as long as a trial says
+MOST = 2  # compilations: one for the first length, one for all others
 
 
 def _lengths(plan: Plan, claimed: bool, claim: str) -> list[int]:

@@ -8,13 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
+from posenc.conformance.heads import Rotary
 from posenc.conformance.measure import claimed, fastest, first_axis, matrices, row_of, sides, unit
 from posenc.conformance.outcome import Outcome, first_failure, near
-from posenc.conformance.subjects import Batch, NotApplicableError, Rotary, Subject
+from posenc.conformance.subjects import Batch, NotApplicableError, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial
-
-GOLDEN = (1, 2, 17, 100, 1000, 10_000)
-STARTS = (0, 4096, 100_000)  # what an option changes may show far away alone
 
 
 def rotations_are_as_claimed(subject: Rotary, batch: Batch) -> Outcome:
@@ -103,7 +101,13 @@ def builds_share_nothing(subject: Subject, batch: Batch, changed: dict[str, Any]
     )
 
 
-def known(subject: Subject, changed: Mapping[str, Any]) -> bool:
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+GOLDEN = (1, 2, 17, 100, 1000, 10_000)
+STARTS = (0, 4096, 100_000)  # what an option changes may show far away alone
+
+
+def has_options(subject: Subject, changed: Mapping[str, Any]) -> bool:
     """Whether ``build`` has these options, so that their values are at fault and not their names."""
     has = {*subject.options, *inspect.signature(subject.build).parameters}
     return has.issuperset(names_in(changed, subject.options))
@@ -149,7 +153,7 @@ def _sharing(plan: Plan) -> Iterator[Case]:
 
 
 def _refused(plan: Plan) -> Iterator[Case]:
-    given = [changed for changed in plan.subject.refused if not known(plan.subject, changed)]
+    given = [changed for changed in plan.subject.refused if not has_options(plan.subject, changed)]
     plan.require(given, "no unknown option is claimed to be refused (refused)")
     for changed in given:
         yield Case(Batch([[0]]), {"changed": dict(changed)})

@@ -8,12 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posenc.conformance.layers import Layer, Model
 from posenc.conformance.outcome import Outcome, first_failure, near
-from posenc.conformance.subjects import PADDING, VOCABULARY, Batch, Layer, Model, NotApplicableError, Subject
+from posenc.conformance.subjects import PADDING, VOCABULARY, Batch, NotApplicableError, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial
-
-SHAPES = ((3, 5), (5, 3))
-STEPS = (1, 37)
 
 
 def alike(subject: Subject, first: Tensor, second: Tensor) -> bool:
@@ -185,6 +183,12 @@ def registers_have_no_place(subject: Subject, batch: Batch, tolerance: float) ->
 
 
 # -- cases -------------------------------------------------------------------------------------------------------------
+
+
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+SHAPES = ((3, 5), (5, 3))
+STEPS = (1, 37)
 
 
 def _require_places(plan: Plan) -> None:

@@ -12,8 +12,6 @@ from posenc.conformance.outcome import Outcome, near, same
 from posenc.conformance.subjects import REFUSALS, Batch, NotApplicableError, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
-FAR = 300  # tokens: bfloat16 has all whole numbers up to 256
-
 
 def copied_is_as_before(subject: Subject, batch: Batch, how: str, used: bool, tolerance: float) -> Outcome:
     """A copy, made before or after a call that could be trained by, when the parameters of the original are gone."""
@@ -70,6 +68,11 @@ def nothing_derived_is_saved(subject: Subject, batch: Batch) -> Outcome:
     buffers = [name for name, value in saved.items() if name not in known and isinstance(value, torch.Tensor)]
     derived = [name for name in buffers if same(saved[name], drawn[name]).ok]
     return Outcome(not derived, "parameters, and what was drawn", ", ".join(derived) or "nothing else")
+
+
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+FAR = 300  # tokens: bfloat16 has all whole numbers up to 256
 
 
 def _copies(how: str) -> Callable[[Plan], Iterator[Case]]:

@@ -6,8 +6,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from posenc.conformance.heads import Bias
+from posenc.conformance.layers import Model
 from posenc.conformance.outcome import Outcome, first_failure, near
-from posenc.conformance.subjects import PADDING, VOCABULARY, Batch, Bias, Model, NotApplicableError, Subject
+from posenc.conformance.subjects import PADDING, VOCABULARY, Batch, NotApplicableError, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial, packed
 
 
@@ -92,6 +94,9 @@ def _watched(subject: Subject, content: list[Tensor]) -> Subject:
     watched = replace(subject)
     object.__setattr__(watched, "vectors", vectors)  # of this one alone; the class is frozen
     return watched
+
+
+# -- cases -------------------------------------------------------------------------------------------------------------
 
 
 def _rows(plan: Plan) -> Iterator[Batch]:

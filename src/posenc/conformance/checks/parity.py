@@ -12,7 +12,6 @@ from posenc.conformance.outcome import Outcome, first_failure, near
 from posenc.conformance.subjects import Batch, NotApplicableError, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial, packed, padded
 
-SIZES = (1, 127, 128, 129, 1025)  # around the sizes of blocks
 STEPS = (1.0, 0.125, 8.0)  # where a function has a kink within one step, it has none within all
 
 
@@ -123,6 +122,11 @@ def made_as(subject: Subject, made: Any, other: Mapping[str, Any]) -> Any:
     if isinstance(twin, nn.Module) and isinstance(made, nn.Module):
         twin.load_state_dict(made.state_dict(), strict=False)
     return twin
+
+
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+SIZES = (1, 127, 128, 129, 1025)  # around the sizes of blocks
 
 
 def _others(plan: Plan) -> list[Mapping[str, Any]]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posenc.conformance.heads import Bias, Rotary
 from posenc.conformance.measure import (
     claimed,
     fastest,
@@ -19,12 +20,9 @@ from posenc.conformance.measure import (
     with_weights_in,
 )
 from posenc.conformance.outcome import Outcome, first_failure, near
-from posenc.conformance.subjects import Batch, Bias, NotApplicableError, Rotary, Subject
-from posenc.conformance.trial import Case, Check, Plan, Trial
+from posenc.conformance.subjects import Batch, NotApplicableError, Subject
+from posenc.conformance.trial import FAR, Case, Check, Plan, Trial
 
-FAR = 2**20  # how far rotations are followed: what follows from float32 phases is then half a radian
-AT = (0, 255, 256, 257, 2047, 2049, 65535, FAR - 1)  # bfloat16 holds every integer up to 256, float16 up to 2048
-END = 2**16  # how far outputs are followed: phases in float32 move them by a thirtieth of all there is of position
 SHORT = 8  # tokens whose distances no scheme puts together
 EARLY, LATE = 64, 257  # rows of a text before anything is lost, and from where bfloat16 has lost the odd ones
 
@@ -166,40 +164,32 @@ def _compared(
     return outcome
 
 
-def precisions(plan: Plan) -> Iterator[dict[str, Any]]:
-    """All of it in a low dtype, float32 under autocast, and both."""
-    for low in plan.low_dtypes:
-        for dtype, autocast in ((low, None), (torch.float32, low), (low, low)):
-            yield {"dtype": dtype, "autocast": autocast}
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+AT = (0, 255, 256, 257, 2047, 2049, 65535, FAR - 1)  # bfloat16 holds every integer up to 256, float16 up to 2048
+END = 2**16  # how far outputs are followed: phases in float32 move them by a thirtieth of all there is of position
 
 
 def _outputs_in(plan: Plan) -> Iterator[dict[str, Any]]:
     """A low dtype and autocast, each by itself."""
-    for values in precisions(plan):
+    for values in plan.precisions():
         if values["autocast"] is None or values["dtype"] == torch.float32:
             yield {**values, "effect": None if isinstance(plan.subject, Bias) else plan.effect}
 
 
-def reach(plan: Plan) -> int:
-    """How many positions can be asked for."""
-    subject = plan.subject
-    told = subject.can("positions") or subject.takes("offset")
-    return min(subject.max_positions or FAR, FAR if told else plan.limit)
-
-
 def _of_rotations(plan: Plan) -> Iterator[Case]:
     plan.require(isinstance(plan.subject, Rotary), "a rotation alone has angles")
-    end = reach(plan)
+    end = plan.reach
     plan.require(end > 1, "there is no position but 0")
     at = sorted({p for p in AT if p < end} | {end - 1})
     batch = Batch(plan.ids(1, len(at)), positions=[[plan.at(p) for p in at]])
-    for values in precisions(plan):
+    for values in plan.precisions():
         yield Case(batch, values)
 
 
 def _starts(plan: Plan, tokens: int) -> list[int]:
     """Where rows of so many tokens begin that end where bfloat16 is first short of a position, and at the last one."""
-    end = min(reach(plan), END)
+    end = min(plan.reach, END)
     plan.require(end > LATE, f"positions end at {end}, where low precision holds them all")
     return sorted({LATE + 1 - tokens, end - tokens})
 
@@ -218,7 +208,7 @@ def _long(plan: Plan) -> Iterator[Case]:
     plan.require(isinstance(plan.subject, Bias), "a bias alone has distances")
     plan.require_that_it_can("positions")
     tokens = plan.sizes[-1]
-    end = min(reach(plan), END)
+    end = min(plan.reach, END)
     plan.require(end > SHORT, f"positions end at {end}, and there is no distance that is long")
     for last in sorted({p for p in (*range(tokens, 8 * tokens, tokens), LATE, end - 1) if tokens <= p < end}):
         batch = plan.line(1, tokens)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from posenc.conformance.calls import gradient_tolerances, gradients_of, holdings, instead, one_line, with_tokens
+from posenc.conformance.heads import Bias, Rotary
 from posenc.conformance.outcome import Outcome, first_failure, near
-from posenc.conformance.subjects import REFUSALS, Batch, Bias, NotApplicableError, Rotary, Subject
+from posenc.conformance.subjects import REFUSALS, Batch, NotApplicableError, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
 BETWEEN = ("the same", "shorter", "longer", "others", "bfloat16", "autocast", "inference mode")
@@ -140,6 +141,9 @@ def equal(one: Any, other: Any) -> bool:
     if (one.shape, one.dtype, one.device) != (other.shape, other.dtype, other.device):
         return False
     return one.is_meta or bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+# -- cases -------------------------------------------------------------------------------------------------------------
 
 
 def _texts(plan: Plan) -> Iterator[Case]:

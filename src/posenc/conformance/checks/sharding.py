@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import torch
 
-from posenc.conformance.checks.unequal import require_that_any_may_ask
 from posenc.conformance.outcome import Outcome, first_failure, near
 from posenc.conformance.subjects import Batch, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial, packed
@@ -52,12 +51,15 @@ def query_shards_equal_rows(subject: Subject, batch: Batch, ranks: int, zigzag: 
     return first_failure(found)
 
 
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+
 def _cases(lse: bool, zigzag: bool, documents: bool = False) -> Callable[[Plan], Iterator[Case]]:
     def cases(plan: Plan) -> Iterator[Case]:
         if lse:
             plan.require_that_it_can("lse")
         if zigzag or not plan.subject.takes("offset"):  # a run of tokens has a first one
-            require_that_any_may_ask(plan)
+            plan.require_any_queries()
         if documents:
             plan.require(not plan.subject.takes("memory"), "call takes a memory, and is not told its documents")
             plan.require_that_it_can("document")

@@ -3,14 +3,10 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from posenc.conformance.checks.cache import cached_equals_at_once, require_a_cache
+from posenc.conformance.checks.cache import cached_equals_at_once
 from posenc.conformance.outcome import Outcome, first_failure, near
 from posenc.conformance.subjects import Batch, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial
-
-SHORT = 5
-STEPS = 3  # tokens that are generated across the threshold
-AFAR = (0, 1000, 100_000)
 
 
 def long_then_short(subject: Subject, batch: Batch, short: int, tolerance: float) -> Outcome:
@@ -39,11 +35,18 @@ def _in_turns(subject: Subject, first: Batch, second: Batch, tolerance: float) -
     )
 
 
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+SHORT = 5
+STEPS = 3  # tokens that are generated across the threshold
+AFAR = (0, 1000, 100_000)
+
+
 def _across(told: bool) -> Callable[[Plan], Iterator[Case]]:
     def cases(plan: Plan) -> Iterator[Case]:
         threshold = plan.subject.threshold or 0
         plan.require(threshold, "it claims no threshold")
-        require_a_cache(plan)
+        plan.require_a_cache()
         if told:
             plan.require_that_it_can("positions")
         else:

@@ -7,8 +7,6 @@ from posenc.conformance.outcome import Outcome, near
 from posenc.conformance.subjects import Batch, NotApplicableError, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
-AFAR = 50  # how far from the rest some of the keys are
-
 
 def queries_equal_rows_of_the_square(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
     """Some tokens asking all, against the same tokens where all ask all."""
@@ -18,13 +16,9 @@ def queries_equal_rows_of_the_square(subject: Subject, batch: Batch, tolerance: 
     return near(square[:, list(batch.queries)], subject.run(subject.make(), batch), tolerance)
 
 
-def require_that_any_may_ask(plan: Plan) -> None:
-    """NotApplicableError unless queries can be any of the keys, in any order, and everything about them is told."""
-    plan.require_that_it_can("queries", "positions")
-    subject = plan.subject
-    # A layer is told the order of the tokens of x alone, and of its memory nothing.
-    knows = subject.can("order") and not subject.takes("memory")
-    plan.require(not subject.causal or knows, "it is causal, and cannot be told where in the order each token is")
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+AFAR = 50  # how far from the rest some of the keys are
 
 
 def _last(told: bool) -> Callable[[Plan], Iterator[Case]]:
@@ -45,7 +39,7 @@ def _last(told: bool) -> Callable[[Plan], Iterator[Case]]:
 
 
 def _any(plan: Plan) -> Iterator[Case]:
-    require_that_any_may_ask(plan)
+    plan.require_any_queries()
     for tokens in plan.sizes:
         if tokens == 1:
             continue
