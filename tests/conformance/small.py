@@ -13,7 +13,6 @@ from posenc.conformance import Batch, Rotary, Subject
 from posenc.conformance.outcome import Outcome
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
-
 MUTANTS = "tests.conformance.mutants"  # they import posenc too
 
 
@@ -50,9 +49,8 @@ def run_alone(script: str) -> tuple[object, str]:
             except SystemExit as end:
                 return end.code, printed.getvalue()
     finally:
-        sys.modules.pop("finding")
-        for name in [name for name in sys.modules if name.startswith("posenc")]:
-            del sys.modules[name]  # what stood in for it
+        for name in [name for name, module in sys.modules.items() if getattr(module, "__spec__", None) is None]:
+            del sys.modules[name]  # the script made it
         sys.modules.update(before)
         sys.path[:] = path
     raise AssertionError("the script did not say how it ended")

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields
 from enum import Enum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ def script(subject: Subject, trial: Trial, case: Case, heading: str) -> str:
         f"{MARK}.",
         *(f"# {line}".rstrip() for line in heading.splitlines()),
         f"# It needs {', '.join(files.needs())}.",
+        "",
         *files.lines(),
         "",
         f"subject = {_written(type(subject))}(",
@@ -67,10 +69,10 @@ def check_sources(subject: Subject) -> None:
     for name, value in {"its class": type(subject), **vars(subject)}.items():
         literal(value, name)
     for part in (subject.build, subject.call):
-        if part.__module__ == "__main__" and _text("__main__") is None:
+        if part.__module__ == "__main__" and not _text("__main__"):
             raise ValueError(
-                f"{part.__name__} must stand in a file, so that a script can repeat what is found; there is none "
-                f"that can be read"
+                f"{part.__name__} must stand in a file that can be read, so that a script can repeat what is found; "
+                f"got {part!r}"
             )
 
 
@@ -152,49 +154,47 @@ class _Files:
     """The files of a script, each after those that it imports."""
 
     def __init__(self) -> None:
+        self._begun: set[str] = set()  # files may import one another
         self._plain: dict[str, str] = {}  # their texts, by the names of their modules
         self._held: dict[str, str] = {}
         self._imported: dict[str, None] = {}
-        self._own: dict[str, None] = {OWN: None}  # modules of this package that files import
+        self._stand_ins: dict[str, None] = {OWN: None}
 
     def add(self, module: str) -> None:
         """The file of a module, and those that it needs."""
-        if module in self._plain or module in self._held or module in self._imported:
+        if module in self._begun:
             return
-        text = _text(module) or ""
-        imports = list(_imported_by(module, text)) if OWN in text else []
-        if not (_is_plain(module) or module == "__main__" or any(map(_is_own, imports))):
-            self._imported[module] = None
-            return
-        texts = self._plain if _is_plain(module) else self._held
-        texts[module] = ""  # begun: files may import one another
+        self._begun.add(module)
+        text = _text(module) if _is_plain(module) or _is_local(module) else ""
+        imports = dict.fromkeys(_imported_by(module, text))
         for name in imports:
-            if _is_own(name):
-                self._own[name] = None
             if _is_plain(name) or not _is_own(name):
                 self.add(name)
-        del texts[module]
-        texts[module] = text
+        if _is_plain(module):
+            self._plain[module] = text
+        elif module == "__main__" or any(_is_own(name) or name in self._held for name in imports):
+            self._held[module] = text
+            self._stand_ins.update((name, None) for name in imports if _is_own(name))
+        else:
+            self._imported[module] = None
 
     def needs(self) -> list[str]:
-        """What must be installed or lie where it lies now, for the header of the script."""
+        """What must be installed, or lie where it lies now."""
         names = dict.fromkeys(name.split(".")[0] for name in ("torch", *self._imported))
-        names = {name: None for name in names if name not in sys.stdlib_module_names}
-        found = {name: _folder(name) for name in names if name in sys.modules}
-        return [f"{name} from {folder}" if folder else name for name, folder in found.items()]
+        found = [name for name in names if name not in sys.stdlib_module_names and find_spec(name)]
+        return [f"{name} from {_folder(name)}" if _folder(name) else name for name in found]
 
     def lines(self) -> Iterator[str]:
-        """The texts."""
-        folders = {_folder(name.split(".")[0]): None for name in self._imported}
+        """The texts, and what lets them be imported."""
         for module, text in self._plain.items():
-            yield from ["", _heading(module), "", *_without_own_imports(text)]
-        names = [name for name in {**self._own, **self._plain} if _is_own(name)]
-        yield from ["", "# -- the subject ".ljust(120, "-"), "", f"stand_in({', '.join(map(repr, names))})"]
+            yield from [_line(f"{module.replace('.', '/')}.py"), "", *_without_own_imports(text), "", ""]
+        yield from [_line("the subject"), "", f"stand_in({', '.join(map(repr, self._stand_ins))})"]
+        folders = dict.fromkeys(_folder(name.split(".")[0]) for name in self._imported)
         yield from [f"sys.path.insert(0, {folder!r})" for folder in folders if folder]
         for module, text in self._held.items():
             folder = next(iter(getattr(sys.modules[module], "__path__", ())), "")
-            quoted = text.replace("\\", "\\\\").replace("'''", "\\'\\'\\'")
-            yield from [f"hold({_name(module)!r}, folder={folder!r}, text='''\\", *quoted.rstrip().split("\n"), "''')"]
+            start = f"hold({_name(module)!r}, {f'folder={folder!r}, ' * bool(folder)}text='''\\"
+            yield from [start, *text.rstrip().replace("\\", "\\\\").replace("'''", "\\'\\'\\'").split("\n"), "''')"]
 
 
 def _is_own(module: str) -> bool:
@@ -205,23 +205,28 @@ def _is_plain(module: str) -> bool:
     return module in PLAIN or module.startswith(f"{OWN}.checks.")
 
 
-def _text(module: str) -> str | None:
-    """The text of a module's file; of a check, the plain part of it."""
+def _is_local(module: str) -> bool:
+    """Whether it is neither installed nor of this package."""
+    package = module.split(".")[0]
+    return package == "__main__" or (package != "posenc" and _folder(package) != "")
+
+
+def _text(module: str) -> str:
+    """The text of a module's file, if it can be read; of a check, the plain part of it."""
     try:
-        return inspect.getsource(sys.modules[module]).partition(CASES)[0] if module in sys.modules else None
-    except (OSError, TypeError):
-        return None
+        return inspect.getsource(sys.modules[module]).partition(CASES)[0]
+    except (KeyError, OSError, TypeError):
+        return ""
 
 
 def _name(module: str) -> str:
     """What a module is called in a script, which is ``__main__`` itself."""
-    return Path(sys.modules[module].__file__ or "").stem if module == "__main__" else module
+    return Path(getattr(sys.modules[module], "__file__", "")).stem if module == "__main__" else module
 
 
 def _imported_by(module: str, text: str) -> Iterator[str]:
     """The modules that a text imports; for the public names of this package, those that they live in."""
-    spec = getattr(sys.modules[module], "__spec__", None)
-    package = "" if spec is None else spec.parent
+    package = getattr(sys.modules.get(module), "__package__", None) or ""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             yield from (name for alias in node.names for name in (alias.name.split(".")[0], alias.name))
@@ -237,16 +242,14 @@ def _imported_by(module: str, text: str) -> Iterator[str]:
 
 def _folder(package: str) -> str:
     """The folder that a package is imported from, unless it is installed."""
-    module = sys.modules.get(package)
-    path = next(iter(getattr(module, "__path__", ())), None) or getattr(module, "__file__", None)
-    if path is None or package in sys.stdlib_module_names:
-        return ""
+    spec = None if package == "__main__" or package in sys.stdlib_module_names else find_spec(package)
+    path = "" if spec is None else next(iter(spec.submodule_search_locations or ()), spec.origin or "")
     folder = Path(path).absolute().parent
-    return "" if {"site-packages", "dist-packages"} & set(folder.parts) else str(folder)
+    return "" if not path or {"site-packages", "dist-packages"} & set(folder.parts) else str(folder)
 
 
-def _heading(module: str) -> str:
-    return f"# -- {module.replace('.', '/')}.py ".ljust(120, "-")
+def _line(title: str) -> str:
+    return f"# -- {title} ".ljust(120, "-")
 
 
 def _without_own_imports(text: str) -> list[str]:
