@@ -80,7 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from posenc.conformance import report
-    from posenc.conformance.run import Interrupted, check, prepared
+    from posenc.conformance.prepare import prepared
+    from posenc.conformance.run import Interrupted, check
     from posenc.conformance.targets import TargetError
     from posenc.figures import check as page  # before minutes of checking: drawing must be possible
     from posenc.lab.progress import Progress, for_console

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -70,6 +70,8 @@ class Rotary(_Heads):
     in the other layout.
     """
 
+    gives: ClassVar[tuple[str, ...]] = ("x", "query", "key", "positions", "offset")
+
     frequencies: Sequence[float] | None = None
     base: float | None = None
     layout: str | None = None
@@ -118,6 +120,8 @@ class Bias(_Heads):
     ``heads_option``, the option that says how many heads there are, for those that ALiBi publishes for any number.
     """
 
+    gives: ClassVar[tuple[str, ...]] = ("query_positions", "key_positions", "query_length", "key_length")
+
     slopes: Sequence[float] | None = None
     heads_option: str = ""
 
@@ -161,6 +165,18 @@ class Attention(_Heads):
     it is asked for (output, log-sum-exp of the scores). Without positions, keys are at 0 … and queries are the last of
     them.
     """
+
+    by_place: ClassVar[int] = 4
+    gives: ClassVar[tuple[str, ...]] = (
+        "query_positions",
+        "key_positions",
+        "query_document",
+        "key_document",
+        "query_order",
+        "key_order",
+        "visible",
+        "return_lse",
+    )
 
     def can(self, what: str) -> bool:
         if what in ("padding", "document", "order"):

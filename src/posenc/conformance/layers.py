@@ -2,7 +2,7 @@
 
 import inspect
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,18 @@ class Layer(Subject):
     and ``memory_positions``; ``grid``, (height, width). A parameter with a default is left out where there is nothing
     to say.
     """
+
+    by_place: ClassVar[int] = 2
+    gives: ClassVar[tuple[str, ...]] = (
+        "positions",
+        "padding",
+        "document",
+        "order",
+        "cache",
+        "memory",
+        "memory_positions",
+        "grid",
+    )
 
     dim: int = 32
 

@@ -1,6 +1,10 @@
 """What a trial finds. Plain PyTorch: scripts hold a copy."""
 
+import linecache
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from traceback import walk_tb
 from typing import Any, NamedTuple
 
 import torch
@@ -60,4 +64,15 @@ def outcome_of(trial: Callable[..., Outcome], subject: Subject, batch: Batch, **
     except NotApplicableError:
         raise
     except Exception as error:
-        return Outcome(False, "an answer", f"{type(error).__name__}: {error}")
+        return Outcome(False, "an answer", described(error))
+
+
+def described(error: BaseException) -> str:
+    """What an error says, and the last line on the way to it that is the subject's own: neither installed nor here."""
+    line = ""
+    for frame, number in walk_tb(error.__traceback__):
+        package, file = frame.f_globals.get("__name__", "").split(".")[0], frame.f_code.co_filename
+        here = frame.f_globals is globals() or package == "posenc" or package in sys.stdlib_module_names
+        if not (here or "-packages" in file):
+            line = f" ({Path(file).name}, line {number}: {linecache.getline(file, number).strip()})"
+    return f"{type(error).__name__}: {error}{line}"

@@ -29,7 +29,7 @@ def stand_in(*names: str) -> None:
 def hold(name: str, text: str, folder: str = "") -> None:
     """Makes the module of that name from the text of its file; ``folder``: where it lies, if it is a package."""
     module = sys.modules[name] = ModuleType(name)
-    module.__file__ = file = f"{name}.py"
+    module.__file__ = file = f"{name.replace('.', '/')}{'/__init__' * bool(folder)}.py"
     module.__package__ = name if folder else name.rpartition(".")[0]
     if folder:
         module.__path__ = [folder]

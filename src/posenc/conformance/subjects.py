@@ -7,7 +7,7 @@ of what it needs from here.
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -105,6 +105,9 @@ class Subject:
     - ``jitter``: the parameters are moved by N(0, jitter²) after building, where they begin as zeros or too small for
       positions to matter.
     """
+
+    by_place: ClassVar[int] = 1  # parameters of call that are given by place, whatever their names
+    gives: ClassVar[tuple[str, ...]] = ()  # the names of the others; none: they are not looked at
 
     build: Callable[..., Any]
     call: Callable[..., Any]
