@@ -359,7 +359,7 @@ def test_a_parameter_that_nothing_is_given_to_is_named() -> None:
         check(Layer(build=build, call=misspelt))
     with pytest.raises(ValueError, match=f"^{message}'temperature'$"):
         check(Layer(build=build, call=unheard_of))
-    with pytest.raises(ValueError, match="a Rotary gives, x, query, key, positions, offset; got 'position'. Did you"):
+    with pytest.raises(ValueError, match=r"a Rotary gives, x, query, key, positions, offset; got 'position'. Did you"):
         check(Rotary(build=build, call=misspelt))
     assert check(Layer(build=build, call=takes_anything), checks=[10]).ok
 

@@ -43,7 +43,7 @@ class _Heads(Subject):
         ]
 
     def rows_and_columns(self, batch: Batch) -> list[tuple[list[int], list[int], list[int]]]:
-        """Which tokens ask, which are asked, and which of these are new, at each step."""
+        """Which tokens are queries, which are keys, and which of the keys are new, at each step."""
         everyone = list(range(batch.tokens))
         if not batch.chunks:
             keys = everyone if batch.keys is None else list(batch.keys)
@@ -103,10 +103,10 @@ class Rotary(_Heads):
         rotated: list[Tensor] = []  # a cache keeps keys as they were rotated when they were new
         parts = []
         for rows, columns, new in self.rows_and_columns(batch):
-            asking = self.rotate(made, query[:, :, rows], positions[:, rows], 0)
+            rotated_query = self.rotate(made, query[:, :, rows], positions[:, rows], 0)
             rotated.append(self.rotate(made, key[:, :, new], positions[:, new], 1))
             seen = visible[:, rows][:, :, columns]
-            parts.append(attend(asking, torch.cat(rotated, 2), value[:, :, columns], seen))
+            parts.append(attend(rotated_query, torch.cat(rotated, 2), value[:, :, columns], seen))
         return torch.cat([out for out, _ in parts], 2), torch.cat([lse for _, lse in parts], 2)
 
 

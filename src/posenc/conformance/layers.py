@@ -16,7 +16,7 @@ class Layer(Subject):
 
     It may take ``positions`` (rows, tokens[, axes]), of the tokens of x; ``padding`` (rows, tokens so far), True where
     there is a token; ``document`` (rows, tokens so far), -1 for padding; ``order`` (rows, tokens), for causality;
-    ``cache``, None at first: it then gives (output, cache); ``memory`` (rows, keys, dim), the tokens that are asked,
+    ``cache``, None at first: it then gives (output, cache); ``memory`` (rows, keys, dim), the tokens that are keys,
     and ``memory_positions``; ``grid``, (height, width). A parameter with a default is left out where there is nothing
     to say.
     """
@@ -67,21 +67,21 @@ class Layer(Subject):
             outputs.append(out)
         return torch.cat(outputs, 1) if len(outputs) > 1 else outputs[0]
 
-    def _call(self, made: Any, x: Tensor, batch: Batch, rows: list[int], **known: Any) -> tuple[Tensor, Any]:
+    def _call(self, made: Any, x: Tensor, batch: Batch, rows: list[int], **extra: Any) -> tuple[Tensor, Any]:
         parameters = inspect.signature(self.call).parameters
         positions = self.places(batch)
-        end = batch.tokens if "memory" in known or not rows else rows[-1] + 1
+        end = batch.tokens if "memory" in extra or not rows else rows[-1] + 1
         document = torch.tensor(batch.document, device=self.device) if batch.document is not None else None
         facts: dict[str, Any] = {
             "positions": positions[:, rows] if batch.positions is not None else None,
             "padding": document[:, :end] != PADDING if document is not None else None,
             "document": document[:, :end] if document is not None else None,
             "order": torch.tensor(batch.order, device=self.device)[:, rows] if batch.order is not None else None,
-            "memory_positions": positions if "memory" in known and batch.positions is not None else None,
+            "memory_positions": positions if "memory" in extra and batch.positions is not None else None,
             "grid": batch.grid,
             "cache": None,
             "memory": None,
-            **known,
+            **extra,
         }
         needed = {
             "positions": positions[:, rows],

@@ -125,7 +125,7 @@ def _that_runs(subject: Subject) -> Subject:
             raise ValueError(f"call must give a tensor (rows, tokens, …), got {_described(out)}")
         return candidate
     raise ValueError(
-        f"the subject does not run: {described(failure)}. Call is given what its parameters are named"
+        f"the subject does not run: {described(failure)}. call is given what its parameters name"
     ) from failure
 
 

@@ -125,11 +125,11 @@ def check(
     KeyboardInterrupt.
     """
     progress = Progress() if progress is None else progress
-    known = {entry.number: entry for entry in CHECKS}
-    wanted = list(known) if checks is None else _whole_numbers("checks", checks)
-    unknown = [number for number in wanted if number not in known]
+    by_number = {entry.number: entry for entry in CHECKS}
+    wanted = list(by_number) if checks is None else _whole_numbers("checks", checks)
+    unknown = [number for number in wanted if number not in by_number]
     if unknown or not wanted:
-        raise ValueError(f"checks must be of {', '.join(map(str, known))}, got {unknown[0] if unknown else 'none'}")
+        raise ValueError(f"checks must be of {', '.join(map(str, by_number))}, got {unknown[0] if unknown else 'none'}")
     lengths, longest = _whole_numbers("lengths", lengths), whole("longest", longest)
     if not lengths or min(lengths) < 1 or longest < max(lengths):
         raise ValueError(f"lengths must be from 1 to longest = {longest}, got {lengths}")
@@ -143,7 +143,7 @@ def check(
     progress.begin(len(set(wanted)))
     try:
         with progress:
-            for entry in (known[one] for one in sorted(set(wanted))):
+            for entry in (by_number[n] for n in sorted(set(wanted))):
                 plan = Plan(subject, tuple(sorted(lengths)), longest, seed)
                 progress.advance(0, f"{report.name}: {entry.number}. {entry.name}")
                 report.results.append(_result(entry, plan, report.name, seconds))

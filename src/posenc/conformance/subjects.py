@@ -1,7 +1,6 @@
 """What is checked: something that PyTorch code builds, how it is called, and what it claims.
 
-Everything in this file is plain PyTorch and imports nothing of posenc: the script that repeats a finding holds a copy
-of what it needs from here.
+Everything in this file is plain PyTorch and imports nothing of posenc: the script of a finding holds a copy.
 """
 
 import inspect
@@ -29,8 +28,8 @@ class Batch:
 
     ``positions``: None leaves them to the subject, 0, 1, 2, … . ``document``: tokens see their own alone; -1 is
     padding. ``order``: what causality goes by, where it is not the index. ``chunks``: the lengths in which a cache is
-    fed; none: all at once. ``queries`` and ``keys``: which tokens ask and which are asked; None: all. ``grid``: rows
-    and columns of patches, in raster order.
+    fed; none: all at once. ``queries`` and ``keys``: which tokens are queries and which are keys; None: all.
+    ``grid``: rows and columns of patches, in raster order.
     """
 
     ids: list[list[int]]
@@ -156,12 +155,12 @@ class Subject:
         return self.takes(name) and inspect.signature(self.call).parameters[name].default is inspect.Parameter.empty
 
     def can(self, what: str) -> bool:
-        """Whether it can be told "positions" of each token, "padding", "document" or "order"; whether it has a "cache",
+        """Whether it takes "positions" of each token, "padding", "document" or "order"; whether it has a "cache",
         "queries" that are not the keys, and an "lse"."""
         return self.takes(what)
 
     def run(self, made: Any, batch: Batch) -> Tensor:
-        """What comes out for every token that asks: (rows, tokens, …)."""
+        """What comes out for every query: (rows, tokens, …)."""
         raise NotImplementedError
 
     def partial(self, made: Any, batch: Batch, lse: bool = True) -> tuple[Tensor, Tensor]:
@@ -187,7 +186,7 @@ class Subject:
         return line if self.axes == 1 else line[..., None].expand(-1, -1, self.axes)
 
     def require_plain_positions(self, batch: Batch, what: str = "positions") -> None:
-        """NotApplicableError where the batch has positions and ``call`` cannot be told."""
+        """NotApplicableError where the batch has positions and ``call`` takes none."""
         if batch.positions is not None and not torch.equal(
             self.places(batch), torch.arange(batch.tokens, device=self.device).expand(len(batch.ids), -1)
         ):

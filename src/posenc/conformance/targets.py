@@ -1,4 +1,4 @@
-"""What the command line is told to check: ``module:name`` or ``path/to/file.py:name`` as subjects."""
+"""What the command line is error_shown to check: ``module:name`` or ``path/to/file.py:name`` as subjects."""
 
 from __future__ import annotations
 
@@ -157,8 +157,8 @@ def _said(error: BaseException) -> str:
 
 def _through_own_code(error: BaseException) -> str:
     """The traceback without the frames of who imported or called, and of what is installed but for where it ended."""
-    told = traceback.TracebackException.from_exception(error, compact=True)
+    error_shown = traceback.TracebackException.from_exception(error, compact=True)
     callers = ("<frozen", os.path.dirname(__file__), os.path.dirname(importlib.__file__))
-    frames = [frame for frame in told.stack if not frame.filename.startswith(callers)]
-    told.stack[:] = [frame for frame in frames if "site-packages" not in frame.filename or frame is frames[-1]]
-    return "".join(told.format(chain=False))
+    frames = [frame for frame in error_shown.stack if not frame.filename.startswith(callers)]
+    error_shown.stack[:] = [frame for frame in frames if "site-packages" not in frame.filename or frame is frames[-1]]
+    return "".join(error_shown.format(chain=False))

@@ -11,7 +11,7 @@ from posenc.conformance.subjects import PADDING, NotApplicableError
 def decode_with_positions(
     model: Any, ids: Tensor, positions: Tensor | None = None, padding: Tensor | None = None, cache: Any = None
 ) -> tuple[Tensor, Any]:
-    """A decoder that is told positions."""
+    """A decoder that is given positions."""
     if positions is not None and padding is None:
         padding = _no_padding(ids, 0 if cache is None else cache.get_seq_length())
     ids, mask = _padded_inputs(model, ids, padding)
@@ -39,10 +39,10 @@ def decode_packed(
         return decode_with_positions(model, ids, positions, padding, cache)
     starts = document.diff(dim=-1) != 0
     if positions is None or cache is not None or (document == PADDING).any():
-        raise NotApplicableError("packed documents are told by positions alone: with no padding, and no cache")
+        raise NotApplicableError("packed documents are known by positions alone: with no padding, and no cache")
     if positions.shape != document.shape or not torch.equal(starts, positions.diff(dim=-1) != 1):
         raise NotApplicableError(
-            "packed documents are told by positions alone: each unbroken, the next not following it"
+            "packed documents are known by positions alone: each unbroken, the next not following it"
         )
     out = model(input_ids=ids, position_ids=positions, use_cache=False)
     return _outputs(out), None
@@ -51,7 +51,7 @@ def decode_packed(
 def encode_with_positions(
     model: Any, ids: Tensor, positions: Tensor | None = None, padding: Tensor | None = None
 ) -> Tensor:
-    """An encoder that is told positions."""
+    """An encoder that is given positions."""
     if positions is not None and padding is None:
         padding = _no_padding(ids, 0)
     ids, mask = _padded_inputs(model, ids, padding)

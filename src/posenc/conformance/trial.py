@@ -92,11 +92,11 @@ class Plan:
         return [[self.chance.randrange(VOCABULARY) for _ in range(tokens)] for _ in range(rows)]
 
     def text(self, rows: int, tokens: int) -> Batch:
-        """Rows of tokens at 0, 1, 2, …, which the subject is not told."""
+        """Rows of tokens at 0, 1, 2, …, which the subject is not given."""
         return Batch(self.ids(rows, tokens))
 
     def line(self, rows: int, tokens: int, start: int = 0, step: int = 0) -> Batch:
-        """Rows of tokens at start, start + 1, …, which it is told; every row begins ``step`` after the one before it.
+        """Rows of tokens at start, start + 1, …, which it is given; every row begins ``step`` after the one before it.
         On the diagonal where a position has several axes."""
         starts = [start + row * step for row in range(rows)]
         lines = [[self.at(p) for p in range(first, first + tokens)] for first in starts]
@@ -122,7 +122,7 @@ class Plan:
             for dtype, autocast in ((low, None), (torch.float32, low), (low, low)):
                 yield {"dtype": dtype, "autocast": autocast}
 
-    # -- what may be asked --------------------------------------------------------------------------------------------
+    # -- what a subject can -------------------------------------------------------------------------------------------
 
     def require(self, fine: object, reason: str) -> None:
         """NotApplicableError with the reason, unless."""
@@ -146,9 +146,7 @@ class Plan:
         self.require_that_it_can("queries", "positions")
         # A layer is given the order of the tokens of x alone, and none of its memory.
         ordered = self.subject.can("order") and not self.subject.takes("memory")
-        self.require(
-            not self.subject.causal or ordered, "it is causal, and cannot be told where in the order each token is"
-        )
+        self.require(not self.subject.causal or ordered, "it is causal, and cannot be given the order of its tokens")
 
     # -- how near is near ---------------------------------------------------------------------------------------------
 
@@ -198,7 +196,7 @@ class Plan:
 
     @cached_property
     def shows_positions(self) -> bool:
-        """Whether outputs go by positions at all, by those that are told or by the index, more than rounding does."""
+        """Whether outputs go by positions at all, by those that are given or by the index, more than rounding does."""
         tokens = min(24, self.limit)
         near = self.line(1, tokens)
         far = replace(near, positions=[[self.at(p // 2) for p in range(tokens)]])

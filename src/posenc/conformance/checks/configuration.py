@@ -120,9 +120,9 @@ def _golden(plan: Plan) -> Iterator[Case]:
     plan.require(
         subject.frequencies is not None or subject.base is not None, "neither frequencies nor a base are claimed"
     )
-    told = subject.can("positions") or subject.takes("offset")
+    given = subject.can("positions") or subject.takes("offset")
     end = min(n for n in (subject.max_positions, subject.threshold, max(GOLDEN) + 1) if n is not None)
-    at = [p for p in GOLDEN if p < (end if told else min(end, plan.limit))]
+    at = [p for p in GOLDEN if p < (end if given else min(end, plan.limit))]
     plan.require(at, "there is no position but 0")
     yield Case(Batch([[0] * len(at)], positions=[[plan.at(p) for p in at]]))
 

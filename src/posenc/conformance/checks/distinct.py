@@ -17,13 +17,13 @@ from posenc.conformance.trial import FAR, Case, Check, Plan, Trial
 def neighbours(rows: list[tuple[Any, Tensor]], step: list[int]) -> Outcome:
     """Whether any two positions that are a step apart have the same bits."""
     compared = 0
-    for (one, first), (other, second) in pairwise(rows):
-        a, b = (p if isinstance(p, list) else [p] for p in (one, other))
+    for (p, first), (q, second) in pairwise(rows):
+        a, b = (place if isinstance(place, list) else [place] for place in (p, q))
         if [y - x for x, y in zip(a, b, strict=True)] != step:
             continue
         compared += 1
         if torch.equal(first, second):
-            return Outcome(False, f"something else at {other} than at {one}", "the same, to the bit")
+            return Outcome(False, f"something else at {q} than at {p}", "the same, to the bit")
     if not compared:
         raise NotApplicableError("no two positions are neighbours")
     return Outcome(True, "no two alike", "no two alike")

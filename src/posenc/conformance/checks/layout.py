@@ -49,9 +49,9 @@ def lengths_stay(subject: Rotary, batch: Batch) -> Outcome:
     rotary, made, found = subject.rotary_dim or subject.head_dim, subject.make(), []
     for name, which in sides(subject):
         came = matrices(subject, made, row_of(batch), which).double()[..., :rotary, :rotary]
-        met = came.mT @ came
-        expected = subject.scale**2 * torch.eye(rotary, device=met.device).double().expand_as(met)
-        found.append((f"{name} [position, head, c, c]", near(expected, met, ROUNDING * subject.scale**2)))
+        products = came.mT @ came
+        expected = subject.scale**2 * torch.eye(rotary, device=products.device).double().expand_as(products)
+        found.append((f"{name} [position, head, c, c]", near(expected, products, ROUNDING * subject.scale**2)))
     return first_failure(found)
 
 

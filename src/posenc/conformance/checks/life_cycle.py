@@ -61,11 +61,11 @@ def nothing_derived_is_saved(subject: Subject, batch: Batch) -> Outcome:
     subject says is state, and for what torch's own modules keep there."""
     made, other = require_module(subject.make()), replace(subject, seed=subject.seed + 1).make()
     saved, drawn = made.state_dict(), other.state_dict()
-    known = {name for name, _ in made.named_parameters(remove_duplicate=False)} | set(subject.state)
+    expected = {name for name, _ in made.named_parameters(remove_duplicate=False)} | set(subject.state)
     for path, module in made.named_modules():
         if type(module).__module__.startswith("torch.nn."):
-            known |= {f"{path}.{name}".lstrip(".") for name, _ in module.named_buffers(recurse=False)}
-    buffers = [name for name, value in saved.items() if name not in known and isinstance(value, torch.Tensor)]
+            expected |= {f"{path}.{name}".lstrip(".") for name, _ in module.named_buffers(recurse=False)}
+    buffers = [name for name, value in saved.items() if name not in expected and isinstance(value, torch.Tensor)]
     derived = [name for name in buffers if same(saved[name], drawn[name]).ok]
     return Outcome(not derived, "parameters, and what was drawn", ", ".join(derived) or "nothing else")
 

@@ -34,8 +34,8 @@ def gradients_agree(subject: Subject, batch: Batch, other: Mapping[str, Any], hi
     found = []
     for name in both:
         neither = expected[name].isnan() & came[name].isnan()  # what is no number under both is no difference
-        one, other_one = (of[name].masked_fill(neither, 0.0) for of in (expected, came))
-        found.append((name, near(one, other_one, tolerances[name])))
+        a, b = (gradients[name].masked_fill(neither, 0.0) for gradients in (expected, came))
+        found.append((name, near(a, b, tolerances[name])))
     return first_failure(found)
 
 
@@ -70,7 +70,7 @@ def gradients_are_derivatives(subject: Subject, batch: Batch, other: Mapping[str
         slope = float((gradient * line.direction).sum())
         tries = [line.slope(scale) for scale in STEPS]
         seen |= any(max(abs(slope), abs(measured)) > 2 * tolerance for measured, tolerance in tries)
-        measured, tolerance = min(tries, key=lambda one: abs(one[0] - slope) - one[1])
+        measured, tolerance = min(tries, key=lambda pair: abs(pair[0] - slope) - pair[1])
         agrees = near(torch.tensor([measured]), torch.tensor([slope]), tolerance)
         found.append((f"the slope along {name}", agrees))
     if not seen:

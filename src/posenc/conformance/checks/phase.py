@@ -34,22 +34,22 @@ def angles_are_exact(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast
     schedule which looks at the length has seen the same. Where a call takes one position at a time: against the module
     itself in float64.
     """
-    one = 1 if subject.axes == 1 else [1] * subject.axes
-    asked = [one, *row_of(batch)]
+    first = 1 if subject.axes == 1 else [1] * subject.axes
+    positions = [first, *row_of(batch)]
     low = torch.finfo(autocast or dtype)
     made, found = with_weights_in(subject, dtype), []
     for name, which in sides(subject):
-        exact = matrices(subject, made, asked, which)
+        exact = matrices(subject, made, positions, which)
         lengths = exact.double().norm(dim=-2)
         exact = unit(exact)
         if float((exact[0] - torch.eye(subject.head_dim, device=exact.device)).abs().max()) < 2**-23:
             raise NotApplicableError("position 1 turns nothing")
-        expected = claimed(subject, asked, exact)
+        expected = claimed(subject, positions, exact)
         if expected is None and subject.takes("positions"):
-            powers = [torch.linalg.matrix_power(exact[0], first_axis(p)) for p in asked]
+            powers = [torch.linalg.matrix_power(exact[0], first_axis(p)) for p in positions]
             expected = torch.stack(powers)
-        came = unit(lowered(subject, dtype, autocast, matrices, asked, which))
-        for n, p in enumerate(asked):
+        came = unit(lowered(subject, dtype, autocast, matrices, positions, which))
+        for n, p in enumerate(positions):
             if float(lengths[n].max()) > low.max or float(lengths[n].min()) < low.tiny:
                 continue  # what is that long or short has no number in the dtype, or one of few digits
             # A phase p theta in float32 takes some four roundings of up to a unit (the exponent, the power, its
@@ -219,7 +219,7 @@ def _long(plan: Plan) -> Iterator[Case]:
 
 def _late(plan: Plan) -> Iterator[Case]:
     plan.require(not isinstance(plan.subject, Rotary), "of a rotation the angles are measured")
-    plan.require(not plan.subject.can("positions"), "call takes positions, so that far ones can be told")
+    plan.require(not plan.subject.can("positions"), "call takes positions, so that far ones can be given")
     plan.require(plan.limit >= 300, f"rows end at {plan.limit}, where low precision holds most positions")
     for values in _outputs_in(plan):
         yield Case(plan.text(1, min(plan.limit, 2 * LATE)), values)
