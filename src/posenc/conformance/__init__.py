@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from posenc.conformance.suite import conformance_tests as conformance_tests
 
 # Public names and where they live. They are imported at first use, so that the command line answers before torch loads.
-_HOMES = {
+HOMES = {
     "Attention": "heads",
     "Batch": "subjects",
     "Bias": "heads",
@@ -35,12 +35,12 @@ _HOMES = {
     "hugging_face": "hugging_face",
 }
 
-__all__ = list(_HOMES)
+__all__ = list(HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in HOMES:
         raise AttributeError(f"module 'posenc.conformance' has no attribute {name!r}")
-    for each, home in _HOMES.items():  # at once, or a module imported before its function of the same name would stay
+    for each, home in HOMES.items():  # at once, or a module imported before its function of the same name would stay
         globals()[each] = getattr(importlib.import_module(f"posenc.conformance.{home}"), each)
     return globals()[name]

@@ -13,13 +13,14 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields
 from enum import Enum
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from posenc.conformance import _HOMES
+from posenc.conformance import HOMES
 from posenc.conformance.repeat import repeat
 from posenc.conformance.subjects import Batch, Subject
 from posenc.conformance.trial import Case, Trial
@@ -181,7 +182,7 @@ class _Files:
     def needs(self) -> list[str]:
         """What must be installed, or lie where it lies now."""
         names = dict.fromkeys(name.split(".")[0] for name in ("torch", *self._imported))
-        found = [name for name in names if name not in sys.stdlib_module_names and find_spec(name)]
+        found = [name for name in names if _spec(name) is not None]
         return [f"{name} from {_folder(name)}" if _folder(name) else name for name in found]
 
     def lines(self) -> Iterator[str]:
@@ -214,9 +215,10 @@ def _is_local(module: str) -> bool:
 def _text(module: str) -> str:
     """The text of a module's file, if it can be read; of a check, the plain part of it."""
     try:
-        return inspect.getsource(sys.modules[module]).partition(CASES)[0]
+        text = inspect.getsource(sys.modules[module])
     except (KeyError, OSError, TypeError):
         return ""
+    return text.partition(CASES)[0] if _is_plain(module) else text
 
 
 def _name(module: str) -> str:
@@ -235,14 +237,22 @@ def _imported_by(module: str, text: str) -> Iterator[str]:
             origin = ".".join([*above, *([node.module] if node.module else [])])
             yield origin
             for alias in node.names:
-                inner = f"{origin}.{_HOMES.get(alias.name, alias.name) if origin == OWN else alias.name}"
+                inner = f"{origin}.{HOMES.get(alias.name, alias.name) if origin == OWN else alias.name}"
                 if inner in sys.modules:
                     yield inner
 
 
+def _spec(package: str) -> ModuleSpec | None:
+    """Where a package is found; None for one that is not, of Python itself, or made without a file."""
+    try:
+        return None if package in sys.stdlib_module_names else find_spec(package)
+    except ValueError:  # it is there, and does not say
+        return None
+
+
 def _folder(package: str) -> str:
     """The folder that a package is imported from, unless it is installed."""
-    spec = None if package == "__main__" or package in sys.stdlib_module_names else find_spec(package)
+    spec = _spec(package)
     path = "" if spec is None else next(iter(spec.submodule_search_locations or ()), spec.origin or "")
     folder = Path(path).absolute().parent
     return "" if not path or {"site-packages", "dist-packages"} & set(folder.parts) else str(folder)
