@@ -55,7 +55,7 @@ class Layer(Subject):
             alone = self._call(made, x[:, rows[:1]], batch, rows[:1], memory=x)[0]
             if not torch.allclose(out[:, :1], alone, rtol=1e-3, atol=1e-3 * float(out.detach().abs().max())):
                 raise NotApplicableError(
-                    "what comes for a token of x goes by the others of x: they are no mere queries"
+                    "the output of a token depends on the other tokens of x, so they are not only queries"
                 )
             return out
         outputs, cache, end = [], None, 0

@@ -156,7 +156,7 @@ def _said(error: BaseException) -> str:
 
 
 def _through_own_code(error: BaseException) -> str:
-    """The traceback without the frames of who imported or called, and of what is installed but for where it ended."""
+    """The traceback without the frames of this package and importlib; of installed packages, only the last frame."""
     error_shown = traceback.TracebackException.from_exception(error, compact=True)
     callers = ("<frozen", os.path.dirname(__file__), os.path.dirname(importlib.__file__))
     frames = [frame for frame in error_shown.stack if not frame.filename.startswith(callers)]

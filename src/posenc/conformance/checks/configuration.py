@@ -35,7 +35,7 @@ def rotations_are_as_claimed(subject: Rotary, batch: Batch) -> Outcome:
 
 
 def names_in(given: Mapping[str, Any], usual: Mapping[str, Any]) -> list[str]:
-    """The keys that are given another value than usual, or are not usual at all; of nested configurations the inner."""
+    """The keys that are new, or have another value than usual; of nested configurations the inner keys."""
     found = []
     for name, value in given.items():
         if isinstance(value, Mapping) and isinstance(usual.get(name), Mapping):
@@ -46,7 +46,7 @@ def names_in(given: Mapping[str, Any], usual: Mapping[str, Any]) -> list[str]:
 
 
 def refusal(subject: Subject, changed: dict[str, Any]) -> Outcome | None:
-    """What is to be said of the error with which these options are refused; None: they are not."""
+    """The outcome for the error that refuses these options; None: they are accepted."""
     names = names_in(changed, subject.options)
     try:
         subject.make(**changed)
@@ -69,7 +69,7 @@ def an_option_counts(
 ) -> Outcome:
     """The outputs with an option as it is and with another value, for a row at each of the starts."""
     if batch.tokens < tokens or len(set(batch.ids[0])) < 2:
-        raise NotApplicableError("so short or plain a row may not show it")  # and shrinking must not get there
+        raise NotApplicableError("a row so short or so plain may not show it")  # and shrinking must not get there
     found = refusal(subject, changed)
     if found is not None:
         return found
@@ -134,7 +134,7 @@ def _varied(plan: Plan) -> Iterator[dict[str, Any]]:
 
 
 def _row_that_shows(plan: Plan) -> Batch:
-    """A row as long as may be without positions: what an option changes may show late alone."""
+    """A row, long where positions cannot be given: what an option changes may show only late."""
     return plan.text(1, min(23 if plan.subject.can("positions") else 600, plan.limit))
 
 

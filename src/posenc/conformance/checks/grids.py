@@ -26,7 +26,7 @@ def flat_on(axis: int, position: list[int]) -> list[int]:
 
 
 def every_axis_is_seen(subject: Subject, batch: Batch) -> Outcome:
-    """Patches of a grid, against the same with one coordinate of each taken away."""
+    """Patches of a grid, against the same patches with one coordinate set to 0."""
     assert batch.positions is not None
     row = batch.positions[0]
     if len(set(batch.ids[0])) < 2 or any(len({p[axis] for p in row}) < 2 for axis in range(subject.axes)):

@@ -45,7 +45,7 @@ def one_call(subject: Subject, made: object, arguments: dict[str, object], train
 
 
 def nothing_is_left_behind(subject: Subject, batch: Batch) -> Outcome:
-    """After calls with their backward passes: the bytes that each leaves there more, and what holds on to a graph."""
+    """After calls with their backward passes: how many more bytes each leaves, and what keeps a graph alive."""
     made = subject.make()
 
     def call() -> None:

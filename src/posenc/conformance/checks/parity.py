@@ -74,7 +74,7 @@ def gradients_are_derivatives(subject: Subject, batch: Batch, other: Mapping[str
         agrees = near(torch.tensor([measured]), torch.tensor([slope]), tolerance)
         found.append((f"the slope along {name}", agrees))
     if not seen:
-        raise NotApplicableError("there is no gradient in it that is above the rounding")
+        raise NotApplicableError("no gradient is above the rounding")
     return first_failure(found)
 
 
@@ -109,8 +109,8 @@ class _Line:
                 self.parameter.copy_(self.at)
 
     def slope(self, scale: float) -> tuple[float, float]:
-        """The central difference, and how far it may be off: its rounding, and four times by how much that of twice the
-        step differs, which is three times its own error where the function is smooth."""
+        """The central difference, and how far it may be off: its rounding, plus four times its distance from the
+        difference at twice the step, which is three times its error where the function is smooth."""
         step = scale * self.noise ** (1 / 3)
         near_by, wide = ((self(h) - self(-h)) / (2 * h) for h in (step, 2 * step))
         return near_by, 4 * abs(near_by - wide) + 8 * self.noise / step

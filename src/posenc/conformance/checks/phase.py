@@ -149,8 +149,8 @@ def _compared(
     highest: int,
     *rest: Any,
 ) -> Outcome:
-    """`no_worse` for two places, against float64 or else float32: a logarithm that is all but whole may go into one
-    bucket in the one and into the next in the other."""
+    """`no_worse` for two places, against float64, or else against float32: a logarithm close to a whole number
+    may fall into different buckets in the two."""
     first, second = (lowered(subject, dtype, autocast, measure, place, *rest) for place in places)
     outcome = Outcome(True, "", "")
     for reference in (subject, replace(subject, dtype=torch.float32)):
@@ -188,7 +188,7 @@ def _of_rotations(plan: Plan) -> Iterator[Case]:
 
 
 def _starts(plan: Plan, tokens: int) -> list[int]:
-    """Where rows of so many tokens begin that end where bfloat16 is first short of a position, and at the last one."""
+    """Where rows of so many tokens start: one row ends at the first position that bfloat16 lacks, one at the last."""
     end = min(plan.reach, END)
     plan.require(end > LATE, f"positions end at {end}, where low precision holds them all")
     return sorted({LATE + 1 - tokens, end - tokens})
