@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc import FourierFeatures, Positions
-from tests.mutants import Mutant, oracles
+from tests.cases import DIM
+from tests.mutants import Lawless, Mutant, Untrue, moved, oracles, wide
 from tests.schemes import test_life_cycle
 
 RIGHT = FourierFeatures._directions
@@ -103,3 +104,30 @@ MUTANTS = (
         partial(test_life_cycle.check_state, "fourier_features"),
     ),
 )
+
+
+class RedrawnFourier(FourierFeatures):
+    def _directions(self, device: torch.device) -> Tensor:
+        return self.sigma * torch.randn(self.dim // 2, self.axes, dtype=torch.float64)
+
+
+class AlongAxesFourier(FourierFeatures):
+    """Blind to oblique distances."""
+
+    def _directions(self, device: torch.device) -> Tensor:
+        drawn = super()._directions(device)
+        return drawn * torch.nn.functional.one_hot(torch.arange(len(drawn)) % self.axes, self.axes)
+
+
+class SlowFourier(FourierFeatures):
+    """The 2 pi lost: every law holds."""
+
+    def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Tensor:
+        return super().table(moved(positions, lambda p: p / (2 * torch.pi)), dtype)
+
+
+LAWLESS = (
+    Lawless("fourier_features", wide(RedrawnFourier), "deterministic"),
+    Lawless("fourier_features", wide(AlongAxesFourier), "separable"),
+)
+UNTRUE = (Untrue("fourier", lambda: SlowFourier(DIM, sigma=0.3, seed=5)),)
