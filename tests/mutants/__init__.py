@@ -5,7 +5,8 @@ the tests run on the real thing, not one of its own.
 
 A file may hold broken copies of its scheme, too: one in ``LAWLESS`` has another verdict than the real scheme in the law
 named beside it, one that it broke, or one that it should not have. Those in ``UNTRUE`` keep the laws well enough, and
-only their oracle can tell. tests/laws/test_broken.py holds both to what they are there for.
+only their oracle can tell; tests/laws/test_broken.py holds both to what they are there for. ``REFUSED`` has the wrong
+arguments of the scheme and what is said of them, for tests/hard/test_named_errors.py.
 """
 
 from collections.abc import Callable

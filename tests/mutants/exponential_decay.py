@@ -7,6 +7,7 @@ from torch import Tensor
 
 from posenc import ExponentialDecay, Positions
 from tests.cases import DIM
+from tests.hard.wrong import numbers, sizes
 from tests.mutants import Lawless, Mutant, Untrue, moved, oracles
 
 
@@ -86,3 +87,10 @@ LAWLESS = (
     Lawless("exponential_decay", lambda shape: OneRateDecay(shape.dim), "unique"),
 )
 UNTRUE = (Untrue("exponential decay", lambda: SlowerDecay(DIM, longest=313.0)),)
+
+REFUSED = {
+    "ExponentialDecay": [
+        *sizes(ExponentialDecay, {"dim": 8}, "dim"),
+        *numbers(ExponentialDecay, {"dim": 8}, "longest", 1),
+    ],
+}

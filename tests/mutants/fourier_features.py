@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from posenc import FourierFeatures, Positions
 from tests.cases import DIM
+from tests.hard.wrong import NO_SIZES, Row, each, flags, numbers, sizes
 from tests.mutants import Lawless, Mutant, Untrue, moved, oracles, wide
 from tests.schemes import test_life_cycle
 
@@ -131,3 +132,13 @@ LAWLESS = (
     Lawless("fourier_features", wide(AlongAxesFourier), "separable"),
 )
 UNTRUE = (Untrue("fourier", lambda: SlowFourier(DIM, sigma=0.3, seed=5)),)
+
+REFUSED = {
+    "FourierFeatures": [
+        *sizes(FourierFeatures, {"dim": 8}, "dim", "axes", "hidden"),
+        *numbers(FourierFeatures, {"dim": 8}, "sigma", 0),
+        *flags(FourierFeatures, {"dim": 8}, "learned"),
+        *each(FourierFeatures, {"dim": 8}, "seed", [*NO_SIZES[:8], (2**64, str(2**64))], "a whole number within …"),
+        Row(lambda: FourierFeatures(7), "dim must be positive and even …, got 7"),
+    ],
+}

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from posenc import Learned, Positions
 from posenc.schemes.catalog import entries_of
 from tests.cases import DIM
+from tests.hard.wrong import sizes
 from tests.mutants import Lawless, Mutant, Untrue, moved, oracles
 from tests.schemes import test_laws, test_life_cycle
 
@@ -75,3 +76,7 @@ LAWLESS = (
     Lawless("learned", lambda shape: HalvedLearned(shape.max_positions, shape.dim), "unique"),
 )
 UNTRUE = (Untrue("learned", lambda: ScaledLearned(20, DIM).double()),)
+
+REFUSED = {
+    "Learned": sizes(Learned, {"max_positions": 9, "dim": 8}, "max_positions", "dim"),
+}

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from posenc import Positions, Segment
 from tests.cases import DIM
+from tests.hard.wrong import sizes
 from tests.mutants import Lawless, Mutant, Untrue, oracles
 
 
@@ -42,3 +43,7 @@ class ScaledSegment(Segment):
 
 LAWLESS = (Lawless("segment", lambda shape: PositionalSegment(2, shape.dim), "order_free"),)
 UNTRUE = (Untrue("segment", lambda: ScaledSegment(2, DIM).double()),)
+
+REFUSED = {
+    "Segment": sizes(Segment, {"num_segments": 2, "dim": 8}, "num_segments", "dim"),
+}
