@@ -129,7 +129,7 @@ SCHEMES: dict[str, list[Row]] = {
     "Shaw": [
         *sizes(Shaw, {"head_dim": 4, "max_distance": 3}, "head_dim", "max_distance", "num_heads"),
         *flags(Shaw, {"head_dim": 4, "max_distance": 3}, "keys", "values"),
-        Row(lambda: Shaw(4, 3, keys=False, values=False), "keys or values must be True, got neither"),
+        Row(lambda: Shaw(4, 3, keys=False, values=False), "keys or values must be True, got False for both"),
     ],
     "Sinusoidal": [
         *sizes(Sinusoidal, {"dim": 8}, "dim", "axes"),
@@ -187,9 +187,15 @@ DOORS: dict[str, list[Row]] = {
         ],
         *[
             Row(partial(ADDING[name].table, GRID), f"{name} takes one coordinate per token, got positions of 2 axes")
-            for name in ("ExponentialDecay", "Learned", "Sinusoidal")
+            for name in ("ExponentialDecay", "Learned")
         ],
-        Row(lambda: FourierFeatures(8).table(GRID), "FourierFeatures takes 1 coordinates per token, got 2"),
+        *[
+            Row(
+                partial(kind(8).table, GRID),
+                f"{name} takes one coordinate …, got positions of 2 axes: build it with axes=2",
+            )
+            for name, kind in (("Sinusoidal", Sinusoidal), ("FourierFeatures", FourierFeatures))
+        ],
         Row(lambda: ADDING["Segment"].table(LINE), "Segment needs positions with a segment per token…"),
         Row(
             lambda: ADDING["Learned"].table(HALVES), "Learned looks positions up … int64 coordinates, got torch.float32"
