@@ -149,17 +149,17 @@ class Probe:
         Without ``content`` all tokens are the same; with it, queries and keys are the same tokens. ``tied`` projects
         keys as queries are.
         """
-        asking, asked = self.positions(queries, segment), self.positions(keys, segment)
-        x = self.content(len(asking), equal=True) if content is None else content
-        y = self.content(len(asked), equal=True) if content is None else content
-        return self._internals(self.scheme, asking, asked, x, y, tied)
+        query_positions, key_positions = self.positions(queries, segment), self.positions(keys, segment)
+        x = self.content(len(query_positions), equal=True) if content is None else content
+        y = self.content(len(key_positions), equal=True) if content is None else content
+        return self._internals(self.scheme, query_positions, key_positions, x, y, tied)
 
     def effect(self, queries: Places, keys: Places) -> Float[Tensor, "contents heads queries keys channels"]:
         """What the scheme changes between tokens that are all the same: its internals less the score without it."""
-        asking, asked = self.positions(queries), self.positions(keys)
-        x, y = self.content(len(asking), equal=True), self.content(len(asked), equal=True)
-        changed = self._internals(self.scheme, asking, asked, x, y, tied=False)
-        changed[..., :1] -= self._internals(NoPE(), asking, asked, x, y, tied=False)
+        query_positions, key_positions = self.positions(queries), self.positions(keys)
+        x, y = self.content(len(query_positions), equal=True), self.content(len(key_positions), equal=True)
+        changed = self._internals(self.scheme, query_positions, key_positions, x, y, tied=False)
+        changed[..., :1] -= self._internals(NoPE(), query_positions, key_positions, x, y, tied=False)
         return changed
 
     def _internals(

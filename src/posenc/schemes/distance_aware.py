@@ -43,7 +43,7 @@ class DistanceAware(Scheme):
         nn.init.zeros_(self.v)
 
     def factor(self, distance: Float[Tensor, "... one_or_heads"]) -> Float[Tensor, "... heads"]:
-        """f(w |r|; v) for distances whose last axis runs over the heads (or is 1). ValueError for any others."""
+        """f(w |r|; v) for distances whose last axis has a place per head, or one alone. ValueError for others."""
         fits = isinstance(distance, Tensor) and distance.is_floating_point() and distance.dim() > 0
         if not fits or distance.size(-1) not in (1, self.num_heads):
             raise ValueError(f"distance must be floating (..., 1 or {self.num_heads}), got {shown(distance)}")

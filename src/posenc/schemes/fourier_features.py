@@ -23,7 +23,7 @@ class FourierFeatures(Scheme):
         learned  P[x] = W2 gelu(W1 [cos 2 pi B x | sin 2 pi B x] / sqrt(dim)),  B, W1 and W2 learned
 
     Two vectors are alike by exp(-2 pi^2 sigma^2 r^2) on average, r the Euclidean distance: 1/(2 pi sigma) is how far
-    the likeness reaches. Unlike one sinusoid per axis this sees oblique distances too.
+    the likeness reaches. Unlike one sinusoid per axis, it tells oblique distances apart too.
 
     Parameters: none when fixed, since B follows from ``seed`` and is kept as plain numbers; else B (dim/2 x axes),
     W1 (hidden x dim) and W2 (dim x hidden) with their biases.
@@ -71,7 +71,10 @@ class FourierFeatures(Scheme):
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         coords = positions.coords if positions.coords.dim() == 3 else positions.coords[..., None]
         if coords.size(-1) != self.axes:
-            raise ValueError(f"FourierFeatures takes {self.axes} coordinates per token, got {coords.size(-1)}")
+            takes, axes = "one coordinate" if self.axes == 1 else f"{self.axes} coordinates", coords.size(-1)
+            raise ValueError(
+                f"FourierFeatures takes {takes} per token, got positions of {axes} axes: build it with axes={axes}"
+            )
         angle = 2 * math.pi * coords.double() @ self._directions(coords.device).mT
         features = torch.cat((angle.cos(), angle.sin()), -1).to(dtype)
         if self.mix is None:

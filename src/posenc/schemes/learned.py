@@ -15,10 +15,11 @@ from posenc.schemes.entry import Entry, Law
 class Learned(Scheme):
     """A learned vector for each position 0 .. max_positions - 1, added to the input.
 
-    Formula: x_i <- x_i + W[p_i], W drawn from N(0, 0.02^2). Undefined past the table, and it says so.
+    Formula: x_i <- x_i + W[p_i], W drawn from N(0, 0.02^2). A position past the table has no vector: that is a
+    PositionError.
 
-    A model that adds positions in every layer may share one table or hold one instance per layer; which of the two is
-    the model's choice, not the scheme's.
+    A model that adds positions in every layer may share one table or have one per layer: that is the model's choice,
+    not the scheme's.
 
     Parameters: max_positions x dim. Shapes: table (rows, tokens, dim). Coordinates must be int64.
     Errors: PositionError for a position outside the table; ValueError for fractional or multi-axis positions.

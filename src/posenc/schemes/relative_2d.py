@@ -1,4 +1,4 @@
-"""Relative 2D: a learned vector per row distance and per column distance, met by the query."""
+"""Relative 2D: a learned vector per row distance and per column distance, multiplied with the query."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from posenc.schemes.entry import Entry, Law
 
 
 class Relative2D(Scheme):
-    """Learned vectors for the row and the column distance of two patches of a grid, summed and met by the query.
+    """Learned vectors for the row and the column distance of two patches of a grid; the query is multiplied with both.
 
     Formula, for patches (a, b) of query and (a', b') of key on a grid of h rows and w columns:
 
@@ -90,7 +90,7 @@ class Relative2D(Scheme):
     def resized(self, grid: tuple[int, int]) -> Relative2D:
         """A copy for another grid. The distance of neighbours is kept as a share of the grid: tables are interpolated
         linearly between their ends, which stay the ends. The same grid gives the same tables, bit for bit; whether they
-        are trained, and the mode, are this one's."""
+        are trained, and the mode, stay as they are."""
         with torch.device("meta"):  # checks and shapes alone: nothing is drawn
             other = Relative2D(grid, self.head_dim, self.num_heads).train(self.training)
         for name in ("row_table", "column_table"):

@@ -47,7 +47,7 @@ class Shaw(Scheme):
         check_flag("keys", keys)
         check_flag("values", values)
         if not (keys or values):
-            raise ValueError("keys or values must be True, got neither")
+            raise ValueError("keys or values must be True, got False for both")
         heads = () if self.num_heads is None else (self.num_heads,)
         shape = (*heads, 2 * self.max_distance + 1, self.head_dim)
         self.key_table = nn.Parameter(torch.empty(shape)) if keys else None

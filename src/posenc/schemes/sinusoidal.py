@@ -64,7 +64,10 @@ class Sinusoidal(Scheme):
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         coords = positions.coords if positions.coords.dim() == 3 else positions.coords[..., None]
         if coords.size(-1) != self.axes:
-            raise ValueError(f"Sinusoidal takes {self._takes()}, got positions of {coords.size(-1)} axes")
+            takes, axes = "one coordinate" if self.axes == 1 else f"{self.axes} coordinates", coords.size(-1)
+            raise ValueError(
+                f"Sinusoidal takes {takes} per token, got positions of {axes} axes: build it with axes={axes}"
+            )
         theta = frequencies(self.dim // self.axes, self.base, coords.device)
         angle = torch.stack([phases(axis, theta) for axis in coords.unbind(-1)], -2)
         axis = -1 if self.layout == "interleaved" else -2
@@ -90,9 +93,6 @@ class Sinusoidal(Scheme):
                 matrix[sin, sin] = matrix[cos, cos] = math.cos(step * theta)
                 matrix[sin, cos], matrix[cos, sin] = math.sin(step * theta), -math.sin(step * theta)
         return matrix
-
-    def _takes(self) -> str:
-        return "one coordinate per token" if self.axes == 1 else f"{self.axes} coordinates per token"
 
     def extra_repr(self) -> str:
         return f"{self.dim}, base={self.base}, layout={self.layout!r}, axes={self.axes}"

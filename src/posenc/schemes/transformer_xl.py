@@ -27,8 +27,8 @@ class TransformerXL(Scheme):
     W projects the sinusoid for each head, apart from the projection of the keys. The distance is signed, so a
     bidirectional model tells left from right; keys before the first query (a memory) are just smaller positions.
 
-    R is never laid out by distance: sin(p_i - p_j) and cos(p_i - p_j) come from angle addition, so any real positions
-    have a score and no matrix needs shifting.
+    R is never written out per distance: sin(p_i - p_j) and cos(p_i - p_j) come from angle addition, so any real
+    positions have a score and no matrix needs shifting.
 
     Parameters: W H x d x dim, u and v H x d; all N(0, 0.02^2). A model that gives every layer its own W may share u and
     v between them, as the paper does: ``share_biases`` says whether `another` keeps them.
@@ -64,7 +64,7 @@ class TransformerXL(Scheme):
             nn.init.normal_(parameter, std=0.02)
 
     def another(self) -> TransformerXL:
-        """One for another layer: W of its own, and u and v too unless ``share_biases``."""
+        """A copy for another layer: with a W of its own, and with a u and v of its own unless ``share_biases``."""
         shared = (self.content_bias, self.position_bias) if self.share_biases else ()
         other = copy.deepcopy(self, {id(parameter): parameter for parameter in shared})
         nn.init.normal_(other.projection, std=0.02)
