@@ -1,6 +1,8 @@
 """Schemes of anyone's own, ``my.py:MyScheme``, wherever a command takes names of schemes."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,14 @@ class Claims(posenc.NoPE):
 
 
 ENTRY = Entry("claims", Claims, "mine", frozenset({Law.RELATIVE}), "nothing", lambda shape: Claims())
+
+
+class Forgets(posenc.Sinusoidal):  # reads places off the index, and not off positions
+    def __init__(self, dim):
+        super().__init__(dim)
+
+    def table(self, positions, *dtype, **more):
+        return super().table(posenc.Positions.arange(len(positions)), *dtype, **more)
 
 
 class Needs(posenc.RoPE):
@@ -90,7 +100,7 @@ def test_an_entry_says_what_is_claimed(own: str) -> None:
     [
         ("Steeep", "the scheme of {own} must be one of Steep, Grid, .*, got 'Steeep' .did you mean 'Steep'"),
         ("Needs", "{own}:Needs must be built of dim, .*, got an __init__ that needs power: give it a default, or"),
-        ("FailsWhenBuilt", "{own}:FailsWhenBuilt cannot be built: {own}:35: KeyError: 'head_dim'"),
+        ("FailsWhenBuilt", "{own}:FailsWhenBuilt cannot be built: {own}:43: KeyError: 'head_dim'"),
     ],
 )
 def test_what_is_wrong_is_named_with_the_line(own: str, name: str, message: str) -> None:
@@ -152,6 +162,20 @@ def test_its_laws_are_measured(own: str, capsys: pytest.CaptureFixture[str]) -> 
     assert f"posenc: {own}:Claims: the catalog does not claim it, but bounded" in shown.err
     assert main(["laws", "--schemes", f"{own}:FailsWhenCalled"]) == 1
     assert capsys.readouterr().err == f"posenc: error: {own}:{LINE}: KeyError: 'angle'\n"
+
+
+def test_it_is_checked_in_a_decoder(own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", f"{own}:Steep", "--checks", "4", "--seconds", "5", "-q"]) == 0
+    words = ["check", f"{own}:Forgets", "--checks", "11", "--seconds", "10", "--out", str(tmp_path / "out")]
+    assert main(words) == 1
+    (script,) = (tmp_path / "out" / "scripts").glob("**/*.py")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert "expected" in done.stdout
+    assert main(["check", "roap"]) == 2
+    assert "or a scheme: scheme must be one of " in capsys.readouterr().err
+    assert main(["check", f"{own}:Steep", "--dim", "8"]) == 2
+    assert f"--dim is for a module; {own}:Steep is a scheme, which claims for itself" in capsys.readouterr().err
 
 
 def test_it_is_timed(own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

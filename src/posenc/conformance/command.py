@@ -35,7 +35,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "target",
         metavar="TARGET",
         help="module:name or path/to/file.py:name of a subject of posenc.conformance, of several, of a function that "
-        "gives them, or of a function or class that gives an nn.Module",
+        "gives them, of a function or class that gives an nn.Module, or a scheme: rope, rope+alibi, my.py:MyScheme",
     )
     parser.add_argument("--checks", type=_numbers, metavar="N,N-N", help="numbers of checks (default: all)")
     parser.add_argument("--lengths", type=_numbers, metavar="N,N", help="tokens of a row (default: 1,3,8,23)")

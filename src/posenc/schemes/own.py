@@ -73,11 +73,13 @@ def _module(text: str) -> tuple[ModuleType, str]:
     path = str(file.resolve())
     if path not in _MODULES:
         _FILES[path], digest = where, hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-        spec = importlib.util.spec_from_file_location(f"{file.stem} of {path}", path)
+        # A name that no other file has, and that pickle can import, since it is there.
+        name = f"{file.stem}_{hashlib.sha256(path.encode()).hexdigest()[:8]}"
+        spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules[module.__name__] = module  # where dataclasses look for it
+        sys.modules[name] = module
         sys.path.insert(0, str(Path(path).parent))  # what stands beside it can be imported, as by a script
         try:
             spec.loader.exec_module(module)
