@@ -62,6 +62,19 @@ def test_dir_lists_what_is_public() -> None:
     assert all(getattr(posenc, name) is not None for name in dir(posenc))
 
 
+def test_no_file_hides_a_public_name() -> None:
+    script = (
+        "import importlib, pkgutil, types, posenc, posenc.conformance\n"
+        "for room in (posenc, posenc.conformance):\n"
+        "    for file in pkgutil.iter_modules(room.__path__):\n"
+        "        if file.name != '__main__': importlib.import_module(f'{room.__name__}.{file.name}')\n"
+        "    modules = [name for name in room.__all__ if isinstance(getattr(room, name), types.ModuleType)]\n"
+        "    assert modules == (['models'] if room is posenc else []), modules"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_bare_posenc_is_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     shown = capsys.readouterr()
