@@ -10,7 +10,7 @@ from operator import add
 from typing import Literal
 
 from posenc.arguments import check_flag, check_type, shown, whole
-from posenc.encoding import Scheme
+from posenc.scheme import Scheme
 from posenc.schemes.absolute_in_attention import AbsoluteInAttention
 from posenc.schemes.alibi import ALiBi
 from posenc.schemes.distance_aware import DistanceAware
