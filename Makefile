@@ -18,7 +18,7 @@ PEER_PACKAGES := x-transformers einx loguru torch-einops-utils frozendict einops
 	tqdm idna truststore h11 PyYAML safetensors
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench field test lint format clean
+.PHONY: help demo bench field tables test lint format clean
 # Two targets must not install into the same environment at once.
 .NOTPARALLEL:
 
@@ -36,6 +36,9 @@ bench: $(PEERS) ## set up with other libraries, time every scheme beside them, w
 # Resumed where it was interrupted. FIELD_OPTIONS="--only of_torchtune" runs a part.
 field: $(FIELD) ## set up with other libraries, run the checks on them, write docs/field-report.md
 	$(BIN)/python -m field.report $(FIELD_OPTIONS)
+
+tables: $(DEV) ## write the tables of schemes into README.md and docs/schemes.md
+	$(BIN)/python docs/tables.py
 
 # All twenty checks on every scheme, backend and model, and on every mutant: minutes by themselves, so not of `make test`.
 CHECKED := tests/conformance/test_own.py tests/conformance/test_mutants.py

@@ -1,51 +1,21 @@
 """The tests, tested: every planted bug is caught by a check that the real thing passes."""
 
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import posenc
 from posenc.schemes.catalog import CATALOG, Entry
-from tests.mutants import (
-    Mutant,
-    absolute_in_attention,
-    alibi,
-    contract,
-    distance_aware,
-    exponential_decay,
-    fourier_features,
-    learned,
-    nope,
-    relative_1d,
-    relative_2d,
-    rope,
-    segment,
-    shaw,
-    sinusoidal,
-    t5,
-    transformer_xl,
-)
+from tests.mutants import Mutant
 from tests.schemes import test_laws
 
 MUTANT_FILES = Path(__file__).parent / "mutants"
 MODULES = {
-    "absolute_in_attention": absolute_in_attention,
-    "alibi": alibi,
-    "contract": contract,
-    "distance_aware": distance_aware,
-    "exponential_decay": exponential_decay,
-    "fourier_features": fourier_features,
-    "learned": learned,
-    "nope": nope,
-    "relative_1d": relative_1d,
-    "relative_2d": relative_2d,
-    "rope": rope,
-    "segment": segment,
-    "shaw": shaw,
-    "sinusoidal": sinusoidal,
-    "t5": t5,
-    "transformer_xl": transformer_xl,
+    path.stem: import_module(f"tests.mutants.{path.stem}")
+    for path in sorted(MUTANT_FILES.glob("*.py"))
+    if path.stem != "__init__"
 }
 RUNS = [
     pytest.param(mutant, id=f"{name}: {mutant.bug}") for name, module in MODULES.items() for mutant in module.MUTANTS
@@ -72,16 +42,8 @@ def test_a_false_claim_is_caught(entry: Entry, law: str) -> None:
         test_laws.check_claim(replace(entry, laws=entry.laws ^ {law}), law)
 
 
-def test_a_law_that_nobody_measures_is_caught() -> None:
-    entry = replace(CATALOG[0], laws=CATALOG[0].laws | {"beautiful"})
-    with pytest.raises(AssertionError):
-        test_laws.test_every_law_claimed_is_one_that_is_measured(entry)
-
-
 def test_every_scheme_has_mutants() -> None:
-    schemes = {entry.name for entry in posenc.catalog()}
-    files = {path.stem for path in MUTANT_FILES.glob("*.py")}
-    assert MODULES.keys() == files - {"__init__"} == schemes | {"contract"}
+    assert MODULES.keys() > {entry.name for entry in posenc.catalog()}
     for entry in CATALOG:
         assert any(mutant.owner is entry.scheme for mutant in MODULES[entry.name].MUTANTS)
     assert len({param.id for param in RUNS}) == len(RUNS)

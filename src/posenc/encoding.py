@@ -86,7 +86,7 @@ class Encoding:
     rotations: tuple[Rotation, ...] = ()
     pieces: tuple[Piece, ...] = ()
     values: tuple[Value, ...] = ()
-    context: Context = Context()  # noqa: RUF009  # it is frozen
+    context: Context = Context()  # it is frozen
     query_features: Features = field(default_factory=lambda: NOTHING)
     key_features: Features = field(default_factory=lambda: NOTHING)
     _made_with: tuple[tuple[Tensor, int], ...] = field(default=(), repr=False)  # parameters and their versions

@@ -178,7 +178,9 @@ def _within_reach(distance: Distance, r: Tensor) -> Tensor:
 # -- dense ------------------------------------------------------------------------------------------------------------
 
 
-def dense(piece: Piece, score: Tensor, block: Block, visibility: Visibility, seen: Bool[Tensor, "..."] | None) -> Tensor:
+def dense(
+    piece: Piece, score: Tensor, block: Block, visibility: Visibility, seen: Bool[Tensor, "..."] | None
+) -> Tensor:
     """The scores (batch, heads, queries, keys) of a block after one piece. ``seen``: an attention mask besides."""
     if isinstance(piece, Row):
         visible_here = visible(block.query_positions, block.key_positions, visibility)
@@ -311,7 +313,9 @@ def function(piece: Piece, block: Block) -> ScoreFunction | str:
     if isinstance(piece, Row):
         return "a score term needs whole rows of scores, and FlexAttention sees one score at a time"
     if isinstance(piece, Clock):
-        here, there = (block.feature(piece.feature, side).expand(-1, block.query.size(1), -1) for side in ("query", "key"))
+        here, there = (
+            block.feature(piece.feature, side).expand(-1, block.query.size(1), -1) for side in ("query", "key")
+        )
         return lambda s, b, h, i, j: s + here[b, h, i] - there[b, h, j]
     if isinstance(piece, Fold):
         term = _folded_by_itself(piece, block).expand(-1, block.query.size(1), block.query.size(2), -1)
@@ -330,7 +334,9 @@ def function(piece: Piece, block: Block) -> ScoreFunction | str:
         rows = laid.size(0)
         return lambda s, b, h, i, j: s + laid[b if rows > 1 else 0, h, i, j]
     batch = block.query.size(0)
-    x, y = (_coordinates(distance, p).expand(batch, -1).contiguous() for p in (block.query_positions, block.key_positions))
+    x, y = (
+        _coordinates(distance, p).expand(batch, -1).contiguous() for p in (block.query_positions, block.key_positions)
+    )
     table = _table(distance, block, x, y)
     if distance.tail == "linear" and isinstance(piece, Bias):
         return _straight(piece, block, x, y)

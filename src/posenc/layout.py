@@ -42,8 +42,12 @@ class Span:
         """The part of it within ``start`` to ``stop``, counted from ``start``."""
         first, last = max(self.start, start), min(self.stop, stop)
         by = first - self.start
-        coords = None if self.coords is None else tuple(c + s * by for c, s in zip(self.coords, self.steps, strict=True))
-        return replace(self, start=first - start, stop=last - start, order=self.order + self.order_step * by, coords=coords)
+        coords = (
+            None if self.coords is None else tuple(c + s * by for c, s in zip(self.coords, self.steps, strict=True))
+        )
+        return replace(
+            self, start=first - start, stop=last - start, order=self.order + self.order_step * by, coords=coords
+        )
 
     def moved(self, by: int) -> Span:
         """The same tokens, ``by`` places further on in the row."""
@@ -93,7 +97,9 @@ class Layout:
         if run is not None:  # without asking how long it is, which a compiler may not know
             rows = ((run.cut(start, stop),),)
         elif self.rows is not None:
-            rows = tuple(tuple(s.cut(start, stop) for s in row if s.start < stop and s.stop > start) for row in self.rows)
+            rows = tuple(
+                tuple(s.cut(start, stop) for s in row if s.start < stop and s.stop > start) for row in self.rows
+            )
         return Layout(stop - start, rows, self.bounds)
 
     def of_row(self, row: int) -> tuple[Span, ...]:

@@ -45,7 +45,10 @@ def drawn(count: int, seed: int, device: torch.device | None = None) -> Float64[
     A generator cannot be part of a compiled graph, and numbers kept in a list would be copied to a GPU in every call.
     """
     x = torch.arange(1, count + 1, dtype=torch.int64, device=exact(device)) + seed * 1_000_003
-    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):  # splitmix64: a bijection of integers
+    for shift, factor in (
+        (30, -4658895280553007687),
+        (27, -7723592293110705685),
+    ):  # splitmix64: a bijection of integers
         x = (x ^ ((x >> shift) & ((1 << (64 - shift)) - 1))) * factor
     x = x ^ ((x >> 31) & ((1 << 33) - 1))
     uniform = (((x >> 11) & ((1 << 53) - 1)).to(torch.float64) + 0.5) / 2**53

@@ -229,7 +229,9 @@ class Positions:
         layouts = []
         for row in rows:
             starts = [sum(row[:d]) for d in range(len(row))]
-            layouts.append(tuple(Span(t, t + n, d, t, coords=(0,)) for d, (t, n) in enumerate(zip(starts, row, strict=True)) if n))
+            layouts.append(
+                tuple(Span(t, t + n, d, t, coords=(0,)) for d, (t, n) in enumerate(zip(starts, row, strict=True)) if n)
+            )
         longest = max((n for row in rows for n in row), default=0)
         same = layouts[:1] if all(row == layouts[0] for row in layouts) else layouts
         positions = cls(tensor(coords, 0), order=tensor(order, 0), document=tensor(document, PADDING))
@@ -276,7 +278,9 @@ class Positions:
             raise ValueError(f"ids must be (rows, tokens) to tell packed documents apart, got {tuple(ids.shape)}")
         restarts = torch.zeros_like(is_token)
         if ids.dim() == 2 and ids.size(1):
-            before = torch.where(is_token, ids, torch.iinfo(torch.int64).min).cummax(1).values  # the last one, if rising
+            before = (
+                torch.where(is_token, ids, torch.iinfo(torch.int64).min).cummax(1).values
+            )  # the last one, if rising
             if packed:
                 before = ids
             restarts[:, 1:] = is_token[:, 1:] & is_token[:, :-1] & (ids[:, 1:] <= before[:, :-1])

@@ -298,6 +298,12 @@ class Schedule(nn.Module):
         words = []
         for (number, window), layers in said.items():
             names = " + ".join(type(part).__name__ for part in self.schemes[number].parts)  # type: ignore[union-attr]
-            seen = "whole text" if window is None else f"window of {window} keys" if isinstance(window, int) else f"window {window}"
+            seen = (
+                "whole text"
+                if window is None
+                else f"window of {window} keys"
+                if isinstance(window, int)
+                else f"window {window}"
+            )
             words.append(f"layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}: {names}, {seen}")
         return f"Schedule({'; '.join(words)})"

@@ -39,9 +39,10 @@ from posenc import (
     explain,
     logits,
 )
-from posenc.encoding import Block
+from posenc.forms import Block
 from posenc.models import Decoder, Encoder, ImageClassifier, KVCache
 from tests.hard.wrong import INF, NAN, NO_FLAGS, NO_NUMBERS, NO_SIZES, NO_WORDS, Row, each, flags, numbers, sizes
+from tests.test_mutants import MODULES
 
 # -- what the calls are made of ----------------------------------------------------------------------------------------
 
@@ -91,6 +92,7 @@ HALF_OR = "'half' or 'interleaved'"
 SIX = {"num_heads": 6}
 PLACES_AND_WIDTH = {"max_positions": 9, "head_dim": 4}
 
+# Those of a scheme may stand with its mutants, too, as `REFUSED`.
 SCHEMES: dict[str, list[Row]] = {
     "ALiBi": [
         *sizes(ALiBi, SIX, "num_heads"),
@@ -105,18 +107,6 @@ SCHEMES: dict[str, list[Row]] = {
         Row(lambda: AWARE.factor(torch.ones(3)), "distance must be …, got torch.float32 (3,)"),
         Row(lambda: AWARE.factor(torch.tensor(1.0)), "distance must be …, got torch.float32 ()"),
     ],
-    "ExponentialDecay": [
-        *sizes(ExponentialDecay, {"dim": 8}, "dim"),
-        *numbers(ExponentialDecay, {"dim": 8}, "longest", 1),
-    ],
-    "FourierFeatures": [
-        *sizes(FourierFeatures, {"dim": 8}, "dim", "axes", "hidden"),
-        *numbers(FourierFeatures, {"dim": 8}, "sigma", 0),
-        *flags(FourierFeatures, {"dim": 8}, "learned"),
-        *each(FourierFeatures, {"dim": 8}, "seed", [*NO_SIZES[:8], (2**64, str(2**64))], "a whole number within …"),
-        Row(lambda: FourierFeatures(7), "dim must be positive and even …, got 7"),
-    ],
-    "Learned": sizes(Learned, {"max_positions": 9, "dim": 8}, "max_positions", "dim"),
     "Relative1D": sizes(Relative1D, PLACES_AND_WIDTH, "max_positions", "head_dim", "num_heads"),
     "Relative2D": [
         *sizes(Relative2D, {"grid": (2, 3), "head_dim": 4}, "head_dim", "num_heads"),
@@ -136,11 +126,10 @@ SCHEMES: dict[str, list[Row]] = {
         Row(lambda: RoPE(8, axes=3), "rotary_dim must be even on each of 3 axes …, got 8"),
         Row(lambda: RoPE(8, rotary_dim=10), "rotary_dim must be …, got 10"),
     ],
-    "Segment": sizes(Segment, {"num_segments": 2, "dim": 8}, "num_segments", "dim"),
     "Shaw": [
         *sizes(Shaw, {"head_dim": 4, "max_distance": 3}, "head_dim", "max_distance", "num_heads"),
         *flags(Shaw, {"head_dim": 4, "max_distance": 3}, "keys", "values"),
-        Row(lambda: Shaw(4, 3, keys=False, values=False), "keys or values must be True, got neither"),
+        Row(lambda: Shaw(4, 3, keys=False, values=False), "keys or values must be True, got False for both"),
     ],
     "Sinusoidal": [
         *sizes(Sinusoidal, {"dim": 8}, "dim", "axes"),
@@ -198,9 +187,15 @@ DOORS: dict[str, list[Row]] = {
         ],
         *[
             Row(partial(ADDING[name].table, GRID), f"{name} takes one coordinate per token, got positions of 2 axes")
-            for name in ("ExponentialDecay", "Learned", "Sinusoidal")
+            for name in ("ExponentialDecay", "Learned")
         ],
-        Row(lambda: FourierFeatures(8).table(GRID), "FourierFeatures takes 1 coordinates per token, got 2"),
+        *[
+            Row(
+                partial(kind(8).table, GRID),
+                f"{name} takes one coordinate …, got positions of 2 axes: build it with axes=2",
+            )
+            for name, kind in (("Sinusoidal", Sinusoidal), ("FourierFeatures", FourierFeatures))
+        ],
         Row(lambda: ADDING["Segment"].table(LINE), "Segment needs positions with a segment per token…"),
         Row(
             lambda: ADDING["Learned"].table(HALVES), "Learned looks positions up … int64 coordinates, got torch.float32"
@@ -617,6 +612,8 @@ MODELS: dict[str, list[Row]] = {
 }
 
 TABLE = SCHEMES | DOORS | ATTENTION | WHAT_IS_BOUND | MODELS
+for module in MODULES.values():
+    TABLE |= getattr(module, "REFUSED", {})
 
 # Nothing that they take could be wrong. (A scheme's other doors, score and value, meet everything when they are bound.)
 NO_ARGUMENTS = {

@@ -33,7 +33,7 @@ TABLE: dict[str, list[Row]] = {
     "Shape": [
         *sizes(Shape, SIZES, *SIZES),
         *flags(Shape, SIZES, "causal"),
-        *each(Shape, SIZES, "grid", ((3, "3"), ((2,), "(2,)")), "(rows, columns) or None"),
+        *each(Shape, SIZES, "grid", ((3, "3"), ((2,), "(2,)")), "(rows, columns), (frames, rows, columns) or None"),
         Row(lambda: Shape(**SIZES, grid=(2, 0)), "grid[1] must be a whole number of at least 1, got 0"),
     ],
     "entries_of": [

@@ -1,11 +1,8 @@
-"""A broken copy of every scheme, and more: each has one bug, and a law or the oracle must notice it.
-
-A copy in LAWLESS has another verdict than the real scheme in the law named beside it: one that it broke, or one that it
-should not have. Those in UNTRUE keep the laws well enough, and only their oracle can tell.
+"""Broken copies of schemes, each with one bug that a law or the oracle must notice (see `tests.mutants`): of those that
+rotate, score or add nothing. The copies of the others stand with their mutants.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,129 +12,34 @@ from posenc import (
     AbsoluteInAttention,
     ALiBi,
     DistanceAware,
-    ExponentialDecay,
-    FourierFeatures,
-    Learned,
     NoPE,
     Positions,
     Relative1D,
     Relative2D,
     RoPE,
     Scheme,
-    Segment,
     Shaw,
-    Sinusoidal,
     TransformerXL,
 )
-from posenc.encoding import Block, Rotation, Score, ScoreFunction
+from posenc.encoding import Rotation, Score
+from posenc.forms import Block, ScoreFunction
 from posenc.phases import PairRotation, frequencies, phases
-from posenc.schemes.catalog import Shape
-from tests.cases import DIM, HEAD_DIM, HEADS
+from tests.cases import HEAD_DIM, HEADS
+from tests.mutants import Lawless, Untrue, moved
 
 FLOAT = torch.float32
-
-
-def moved(positions: Positions, move: Callable[[Tensor], Tensor]) -> Positions:
-    """The same tokens at other coordinates."""
-    return Positions(move(positions.coords), document=positions.document, segment=positions.segment)
 
 
 def rebound(block: Block, queries: Positions, keys: Positions) -> Block:
     return Block(block.query, block.key, queries, keys, block.scale)
 
 
-# --- add ------------------------------------------------------------------------------------------------------------
+# --- none ------------------------------------------------------------------------------------------------------------
 
 
 class FaintNoPE(NoPE):
     def score(self) -> Score:
         return Score(lambda block: lambda score, b, h, i, j: score - 0.001 * (i - j).abs())
-
-
-class AcceleratingSinusoidal(Sinusoidal):
-    """What "higher positions oscillate more frequently" would mean."""
-
-    def table(self, positions: Positions, dtype: torch.dtype = FLOAT) -> Tensor:
-        return super().table(moved(positions, lambda p: p.double() ** 1.5), dtype)
-
-
-class GrowingSinusoidal(Sinusoidal):
-    def table(self, positions: Positions, dtype: torch.dtype = FLOAT) -> Tensor:
-        height = positions.coords if positions.coords.dim() == 2 else positions.coords[..., 0]
-        return (super().table(positions, torch.float64) * (1 + height / 1000)[..., None]).to(dtype)
-
-
-class RoundingSinusoidal(Sinusoidal):
-    def table(self, positions: Positions, dtype: torch.dtype = FLOAT) -> Tensor:
-        return super().table(moved(positions, lambda p: p.round()), dtype)
-
-
-class SwappedSinusoidal(Sinusoidal):
-    """Cosines first: every law holds."""
-
-    def table(self, positions: Positions, dtype: torch.dtype = FLOAT) -> Tensor:
-        return super().table(positions, dtype).unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-
-
-class ClampedLearned(Learned):
-    def table(self, positions: Positions, dtype: torch.dtype = FLOAT) -> Tensor:
-        return super().table(moved(positions, lambda p: p.clamp(0, len(self.weight) - 1)), dtype)
-
-
-class HalvedLearned(Learned):
-    def table(self, positions: Positions, dtype: torch.dtype = FLOAT) -> Tensor:
-        return super().table(moved(positions, lambda p: p // 2), dtype)
-
-
-class ScaledLearned(Learned):
-    def table(self, positions: Positions, dtype: torch.dtype = FLOAT) -> Tensor:
-        return super().table(positions, dtype) * self.weight.size(1) ** 0.5
-
-
-class PositionalSegment(Segment):
-    def table(self, positions: Positions, dtype: torch.dtype = FLOAT) -> Tensor:
-        return super().table(positions.with_segment(positions.order % 2), dtype)
-
-
-class ScaledSegment(Segment):
-    def table(self, positions: Positions, dtype: torch.dtype = FLOAT) -> Tensor:
-        return -super().table(positions, dtype)
-
-
-class RedrawnFourier(FourierFeatures):
-    def _directions(self, device: torch.device) -> Tensor:
-        return self.sigma * torch.randn(self.dim // 2, self.axes, dtype=torch.float64)
-
-
-class AlongAxesFourier(FourierFeatures):
-    """Blind to oblique distances."""
-
-    def _directions(self, device: torch.device) -> Tensor:
-        drawn = super()._directions(device)
-        return drawn * torch.nn.functional.one_hot(torch.arange(len(drawn)) % self.axes, self.axes)
-
-
-class SlowFourier(FourierFeatures):
-    """The 2 pi lost: every law holds."""
-
-    def table(self, positions: Positions, dtype: torch.dtype = FLOAT) -> Tensor:
-        return super().table(moved(positions, lambda p: p / (2 * torch.pi)), dtype)
-
-
-class HyperbolicDecay(ExponentialDecay):
-    def table(self, positions: Positions, dtype: torch.dtype = FLOAT) -> Tensor:
-        tau = self.longest ** (torch.arange(1, self.dim + 1, dtype=torch.float64) / self.dim)
-        return (1 / (1 + positions.scalar("decay").double()[..., None] / tau)).to(dtype)
-
-
-class OneRateDecay(ExponentialDecay):
-    def table(self, positions: Positions, dtype: torch.dtype = FLOAT) -> Tensor:
-        return torch.exp(-positions.scalar("decay").double() / 10)[..., None].expand(-1, -1, self.dim).to(dtype)
-
-
-class SlowerDecay(ExponentialDecay):
-    def table(self, positions: Positions, dtype: torch.dtype = FLOAT) -> Tensor:
-        return super().table(moved(positions, lambda p: p / 2), dtype)
 
 
 # --- rotate ---------------------------------------------------------------------------------------------------------
@@ -414,28 +316,6 @@ class EndlessRelative2D(OtherRelative2D):
 # --- what notices them ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Lawless:
-    """``build`` makes a copy of ``scheme`` with a bug that changes the verdict in ``law``."""
-
-    scheme: str
-    build: Callable[[Shape], Scheme]
-    law: str
-
-
-@dataclass(frozen=True)
-class Untrue:
-    """``build`` makes a copy of the scheme of an oracle's ``case``, which its oracle does not agree with."""
-
-    case: str
-    build: Callable[[], Scheme]
-
-
-def wide(copy: type[Scheme], **options: int) -> Callable[[Shape], Scheme]:
-    """A copy of a scheme that adds vectors, on as many axes as the shape has."""
-    return lambda shape: copy(shape.dim, **({} if shape.grid is None else {"axes": 2}), **options)
-
-
 def drawn(scheme: Scheme) -> Scheme:
     for parameter in scheme.double().parameters():
         torch.nn.init.normal_(parameter)
@@ -444,12 +324,6 @@ def drawn(scheme: Scheme) -> Scheme:
 
 LAWLESS = (
     Lawless("nope", lambda shape: FaintNoPE(), "order_free"),
-    Lawless("sinusoidal", wide(AcceleratingSinusoidal), "linear"),
-    Lawless("sinusoidal", wide(GrowingSinusoidal), "bounded"),
-    Lawless("sinusoidal", wide(RoundingSinusoidal), "fractional"),
-    Lawless("learned", lambda shape: ClampedLearned(shape.max_positions, shape.dim), "length_free"),
-    Lawless("learned", lambda shape: HalvedLearned(shape.max_positions, shape.dim), "unique"),
-    Lawless("segment", lambda shape: PositionalSegment(2, shape.dim), "order_free"),
     Lawless("rope", lambda shape: UnpairedRoPE(shape.head_dim), "relative"),
     Lawless("rope", lambda shape: OneSpeedRoPE(shape.head_dim), "decaying_bound"),
     Lawless("rope", lambda shape: HalfPrecisionRoPE(shape.head_dim), "linear"),
@@ -482,17 +356,10 @@ LAWLESS = (
     Lawless("relative_1d", lambda shape: UnsignedRelative1D(shape.max_positions, shape.head_dim), "directed"),
     Lawless("relative_2d", lambda shape: MultipliedRelative2D((64, 64), shape.head_dim), "separable"),
     Lawless("relative_2d", lambda shape: EndlessRelative2D((64, 64), shape.head_dim), "length_free"),
-    Lawless("fourier_features", wide(RedrawnFourier), "deterministic"),
-    Lawless("fourier_features", wide(AlongAxesFourier), "separable"),
-    Lawless("exponential_decay", lambda shape: HyperbolicDecay(shape.dim), "linear"),
-    Lawless("exponential_decay", lambda shape: OneRateDecay(shape.dim), "unique"),
 )
 
 UNTRUE = (
     Untrue("nope", FaintNoPE),
-    Untrue("sinusoidal", lambda: SwappedSinusoidal(DIM, base=313.0)),
-    Untrue("learned", lambda: ScaledLearned(20, DIM).double()),
-    Untrue("segment", lambda: ScaledSegment(2, DIM).double()),
     Untrue("rope", lambda: OneBaseRoPE(HEAD_DIM, base=313.0)),
     Untrue("alibi", lambda: PowersALiBi(HEADS)),
     Untrue("shaw", lambda: drawn(MirroredShaw(HEAD_DIM, 2))),
@@ -502,6 +369,4 @@ UNTRUE = (
     Untrue("absolute_in_attention", lambda: drawn(UnscaledAbsoluteInAttention(20, HEAD_DIM))),
     Untrue("relative_1d", lambda: drawn(MirroredRelative1D(20, HEAD_DIM))),
     Untrue("relative_2d", lambda: drawn(TransposedRelative2D((3, 5), HEAD_DIM))),
-    Untrue("fourier", lambda: SlowFourier(DIM, sigma=0.3, seed=5)),
-    Untrue("exponential decay", lambda: SlowerDecay(DIM, longest=313.0)),
 )

@@ -13,7 +13,8 @@ from posenc.laws.decay import angles, counterexample, rotary_bound
 from posenc.laws.laws import LAWS, QUESTIONS, Finding, bounded, curves, linear, linear_map, spearman, unique
 from posenc.laws.probe import SHAPE, Probe
 from posenc.laws.table import audit
-from posenc.schemes.catalog import CATALOG, Entry, Shape
+from posenc.schemes.catalog import CATALOG
+from posenc.schemes.entry import Entry, Law, Shape
 from tests.laws.audited import audited
 from tests.oracles import rope as rope_oracle
 
@@ -45,10 +46,14 @@ def test_claims_hang_on_no_draw_of_parameters_and_no_size(entry: Entry) -> None:
     assert {law for law, measure in LAWS.items() if measure(probe).holds} == entry.laws
 
 
+def test_every_law_is_measured() -> None:
+    assert list(LAWS) == list(Law)
+    assert all(LAWS[law].__name__ == law for law in Law)
+
+
 @pytest.mark.parametrize("law", LAWS)
 def test_a_law_is_documented_and_tells_schemes_apart(law: str) -> None:
-    assert Entry.__doc__ is not None
-    assert f"- ``{law}``: " in Entry.__doc__
+    assert Law(law).meaning
     assert {law in entry.laws for entry in CATALOG} == {True, False}
     assert LAWS[law].__doc__
 
@@ -230,6 +235,18 @@ def test_ropes_bound_falls_and_its_scores_do_not() -> None:
     assert found("decaying_bound", "rope").holds
     assert found("decaying", "rope").holds is False
     assert found("decaying", "rope").value == 0
+
+
+@pytest.mark.parametrize("name", ["rope", "sinusoidal", "fourier_features", "rope+sinusoidal"])
+def test_a_scheme_of_several_axes_is_found_to_have_a_third(name: str) -> None:
+    finding = found("extensible", name)
+    assert finding.holds
+    assert finding.words == "numbers of axes with which it tells tokens apart along each: 1, 2, 3"
+
+
+@pytest.mark.parametrize("name", ["relative_2d", "alibi", "rope+alibi"])
+def test_a_scheme_without_a_third_axis_is_not_said_to_have_one(name: str) -> None:
+    assert found("extensible", name).holds is False
 
 
 # --- ALiBi ----------------------------------------------------------------------------------------------------------

@@ -55,8 +55,6 @@ def truth(model: Any, case: cases.Case, ids: Tensor, positions: Positions, causa
         )
         query, key = case.rotate(query, positions), case.rotate(key, positions)
         extra = case.pairs(held, query, key, wide, wide)
-        if case.score is not None:
-            extra["score"] = case.score(wide, wide)
         out, _, _ = attention.attend(query, key, value, visible=seen, **extra)
         x = x + out.transpose(1, 2).flatten(2) @ block.attention.out.weight.T
         first, _, second = block.mlp

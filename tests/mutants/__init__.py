@@ -2,14 +2,22 @@
 
 A mutant puts one wrong attribute in the place of the right one, and names the check that must fail for it: a check that
 the tests run on the real thing, not one of its own.
+
+A file may hold broken copies of its scheme, too: one in ``LAWLESS`` has another verdict than the real scheme in the law
+named beside it, one that it broke, or one that it should not have. Those in ``UNTRUE`` keep the laws well enough, and
+only their oracle can tell; tests/laws/test_broken.py holds both to what they are there for. ``REFUSED`` has the wrong
+arguments of the scheme and what is said of them, for tests/hard/test_named_errors.py.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
+from posenc import Positions, Scheme
 from posenc.schemes.catalog import entries_of
+from posenc.schemes.entry import Shape
 from tests.cases import CASES
 from tests.schemes import test_against_oracles
 
@@ -38,3 +46,30 @@ def oracles(scheme: str, *where: str) -> Callable[[], None]:
                     test_against_oracles.test_output_is_the_oracles(case, places[name], "reference")
 
     return check
+
+
+@dataclass(frozen=True)
+class Lawless:
+    """``build`` makes a copy of ``scheme`` with a bug that changes the verdict in ``law``."""
+
+    scheme: str
+    build: Callable[[Shape], Scheme]
+    law: str
+
+
+@dataclass(frozen=True)
+class Untrue:
+    """``build`` makes a copy of the scheme of an oracle's ``case``, which its oracle does not agree with."""
+
+    case: str
+    build: Callable[[], Scheme]
+
+
+def moved(positions: Positions, move: Callable[[Tensor], Tensor]) -> Positions:
+    """The same tokens at other coordinates."""
+    return Positions(move(positions.coords), document=positions.document, segment=positions.segment)
+
+
+def wide(copy: Callable[..., Scheme]) -> Callable[[Shape], Scheme]:
+    """A copy of a scheme that adds vectors, on as many axes as the shape has."""
+    return lambda shape: copy(shape.dim, axes=shape.axes)

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from posenc import ExponentialDecay, Positions
-from tests.mutants import Mutant, oracles
+from tests.cases import DIM
+from tests.hard.wrong import numbers, sizes
+from tests.mutants import Lawless, Mutant, Untrue, moved, oracles
 
 
 def geometric(self: ExponentialDecay) -> Tensor:
@@ -62,3 +64,33 @@ MUTANTS = (
     mutant("counts from 1", table(coords=lambda positions: positions.coords.double() + 1)),
     mutant("computes ages in single precision", table(coords=lambda p: p.coords, decay=lambda a: (-a.float()).exp())),
 )
+
+
+class HyperbolicDecay(ExponentialDecay):
+    def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Tensor:
+        tau = self.longest ** (torch.arange(1, self.dim + 1, dtype=torch.float64) / self.dim)
+        return (1 / (1 + positions.scalar("decay").double()[..., None] / tau)).to(dtype)
+
+
+class OneRateDecay(ExponentialDecay):
+    def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.exp(-positions.scalar("decay").double() / 10)[..., None].expand(-1, -1, self.dim).to(dtype)
+
+
+class SlowerDecay(ExponentialDecay):
+    def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Tensor:
+        return super().table(moved(positions, lambda p: p / 2), dtype)
+
+
+LAWLESS = (
+    Lawless("exponential_decay", lambda shape: HyperbolicDecay(shape.dim), "linear"),
+    Lawless("exponential_decay", lambda shape: OneRateDecay(shape.dim), "unique"),
+)
+UNTRUE = (Untrue("exponential decay", lambda: SlowerDecay(DIM, longest=313.0)),)
+
+REFUSED = {
+    "ExponentialDecay": [
+        *sizes(ExponentialDecay, {"dim": 8}, "dim"),
+        *numbers(ExponentialDecay, {"dim": 8}, "longest", 1),
+    ],
+}

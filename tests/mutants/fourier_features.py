@@ -9,7 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc import FourierFeatures, Positions
-from tests.mutants import Mutant, oracles
+from tests.cases import DIM
+from tests.hard.wrong import NO_SIZES, Row, each, flags, numbers, sizes
+from tests.mutants import Lawless, Mutant, Untrue, moved, oracles, wide
 from tests.schemes import test_life_cycle
 
 RIGHT = FourierFeatures._directions
@@ -103,3 +105,40 @@ MUTANTS = (
         partial(test_life_cycle.check_state, "fourier_features"),
     ),
 )
+
+
+class RedrawnFourier(FourierFeatures):
+    def _directions(self, device: torch.device) -> Tensor:
+        return self.sigma * torch.randn(self.dim // 2, self.axes, dtype=torch.float64)
+
+
+class AlongAxesFourier(FourierFeatures):
+    """Blind to oblique distances."""
+
+    def _directions(self, device: torch.device) -> Tensor:
+        drawn = super()._directions(device)
+        return drawn * torch.nn.functional.one_hot(torch.arange(len(drawn)) % self.axes, self.axes)
+
+
+class SlowFourier(FourierFeatures):
+    """The 2 pi lost: every law holds."""
+
+    def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Tensor:
+        return super().table(moved(positions, lambda p: p / (2 * torch.pi)), dtype)
+
+
+LAWLESS = (
+    Lawless("fourier_features", wide(RedrawnFourier), "deterministic"),
+    Lawless("fourier_features", wide(AlongAxesFourier), "separable"),
+)
+UNTRUE = (Untrue("fourier", lambda: SlowFourier(DIM, sigma=0.3, seed=5)),)
+
+REFUSED = {
+    "FourierFeatures": [
+        *sizes(FourierFeatures, {"dim": 8}, "dim", "axes", "hidden"),
+        *numbers(FourierFeatures, {"dim": 8}, "sigma", 0),
+        *flags(FourierFeatures, {"dim": 8}, "learned"),
+        *each(FourierFeatures, {"dim": 8}, "seed", [*NO_SIZES[:8], (2**64, str(2**64))], "a whole number within …"),
+        Row(lambda: FourierFeatures(7), "dim must be positive and even …, got 7"),
+    ],
+}

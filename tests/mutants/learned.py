@@ -7,7 +7,9 @@ from torch import Tensor, nn
 
 from posenc import Learned, Positions
 from posenc.schemes.catalog import entries_of
-from tests.mutants import Mutant, oracles
+from tests.cases import DIM
+from tests.hard.wrong import sizes
+from tests.mutants import Lawless, Mutant, Untrue, moved, oracles
 from tests.schemes import test_laws, test_life_cycle
 
 
@@ -52,3 +54,29 @@ MUTANTS = (
         partial(test_life_cycle.check_meta, "learned"),
     ),
 )
+
+
+class ClampedLearned(Learned):
+    def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Tensor:
+        return super().table(moved(positions, lambda p: p.clamp(0, len(self.weight) - 1)), dtype)
+
+
+class HalvedLearned(Learned):
+    def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Tensor:
+        return super().table(moved(positions, lambda p: p // 2), dtype)
+
+
+class ScaledLearned(Learned):
+    def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Tensor:
+        return super().table(positions, dtype) * self.weight.size(1) ** 0.5
+
+
+LAWLESS = (
+    Lawless("learned", lambda shape: ClampedLearned(shape.max_positions, shape.dim), "length_free"),
+    Lawless("learned", lambda shape: HalvedLearned(shape.max_positions, shape.dim), "unique"),
+)
+UNTRUE = (Untrue("learned", lambda: ScaledLearned(20, DIM).double()),)
+
+REFUSED = {
+    "Learned": sizes(Learned, {"max_positions": 9, "dim": 8}, "max_positions", "dim"),
+}

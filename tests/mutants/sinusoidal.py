@@ -9,7 +9,8 @@ from torch import Tensor
 from posenc import Positions, Sinusoidal
 from posenc.phases import frequencies, phases
 from posenc.schemes import sinusoidal
-from tests.mutants import Mutant, oracles
+from tests.cases import DIM
+from tests.mutants import Lawless, Mutant, Untrue, moved, oracles, wide
 from tests.schemes import test_precision
 
 Table = Callable[..., Tensor]
@@ -77,3 +78,36 @@ MUTANTS = (
     Mutant("puts the sines of all axes first", Sinusoidal, "table", table(axes="as one"), COMPARED),
     Mutant("sums the axes", Sinusoidal, "table", table(axes="summed"), COMPARED),
 )
+
+
+class AcceleratingSinusoidal(Sinusoidal):
+    """What "higher positions oscillate more frequently" would mean."""
+
+    def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Tensor:
+        return super().table(moved(positions, lambda p: p.double() ** 1.5), dtype)
+
+
+class GrowingSinusoidal(Sinusoidal):
+    def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Tensor:
+        height = positions.coords if positions.coords.dim() == 2 else positions.coords[..., 0]
+        return (super().table(positions, torch.float64) * (1 + height / 1000)[..., None]).to(dtype)
+
+
+class RoundingSinusoidal(Sinusoidal):
+    def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Tensor:
+        return super().table(moved(positions, lambda p: p.round()), dtype)
+
+
+class SwappedSinusoidal(Sinusoidal):
+    """Cosines first: every law holds."""
+
+    def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Tensor:
+        return super().table(positions, dtype).unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+
+
+LAWLESS = (
+    Lawless("sinusoidal", wide(AcceleratingSinusoidal), "linear"),
+    Lawless("sinusoidal", wide(GrowingSinusoidal), "bounded"),
+    Lawless("sinusoidal", wide(RoundingSinusoidal), "fractional"),
+)
+UNTRUE = (Untrue("sinusoidal", lambda: SwappedSinusoidal(DIM, base=313.0)),)

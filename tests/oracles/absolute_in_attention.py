@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from .attention import Heads, Matrix, Score, dot, heads, matrix
+from .case import HEAD_DIM, Case, rows
 
 
 def score(
@@ -32,3 +33,12 @@ def score(
         return s + factor * dot(q[b][h][i], r[p])
 
     return with_absolute
+
+
+CASES = {
+    "absolute_in_attention": Case(
+        lambda AbsoluteInAttention: AbsoluteInAttention(20, HEAD_DIM),
+        pairs=lambda s, q, k, x, y: {"score": score(q, s.weight, rows(y))},
+        integers_only=True,
+    )
+}

@@ -13,9 +13,11 @@ key at the query's own position is seen by both. It hides by the position, whate
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from .attention import Score, Vector
+from .case import HEADS, Case, rows
 
 
 def slopes(num_heads: int) -> Vector:
@@ -60,3 +62,17 @@ def directed_score(
         return -math.inf if hidden else s - m[h % half] * abs(distance)
 
     return biased
+
+
+def _biased(causal: bool) -> Callable[..., dict[str, Any]]:
+    return lambda s, q, k, x, y: {"score": score(slopes(HEADS), rows(x), rows(y), causal=causal)}
+
+
+CASES = {
+    "alibi": Case(lambda ALiBi: ALiBi(HEADS), pairs=_biased(causal=True)),
+    "alibi bidirectional": Case(lambda ALiBi: ALiBi(HEADS, "bidirectional"), pairs=_biased(causal=False)),
+    "alibi directed": Case(
+        lambda ALiBi: ALiBi(HEADS, "directed"),
+        pairs=lambda s, q, k, x, y: {"score": directed_score(HEADS, rows(x), rows(y))},
+    ),
+}

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from .attention import Score, Vector, vector
+from .case import HEADS, Case, rows
 
 
 def rescale(distance: float, weight: float, steepness: float) -> float:
@@ -39,3 +40,12 @@ def score(
         return max(s, 0.0) * rescale(query_positions[b][i] - key_positions[b][j], w[h], v[h])
 
     return rescaled
+
+
+CASES = {
+    "distance_aware": Case(
+        lambda DistanceAware: DistanceAware(HEADS),
+        pairs=lambda s, q, k, x, y: {"score": score(s.w, s.v, rows(x), rows(y))},
+        refused_by=("sdpa",),
+    )
+}

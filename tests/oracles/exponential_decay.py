@@ -12,7 +12,10 @@ position from 0 up; a negative one would grow without bound and is refused.
 import math
 from collections.abc import Sequence
 
+import torch
+
 from .attention import Matrix
+from .case import DIM, Case, rows
 
 
 def table(positions: Sequence[float], dim: int, longest: float = 10000.0) -> Matrix:
@@ -23,3 +26,12 @@ def table(positions: Sequence[float], dim: int, longest: float = 10000.0) -> Mat
             raise IndexError(f"position {p} is negative: the decay starts at 0")
         rows.append([math.exp(-p / longest ** ((k + 1) / dim)) for k in range(dim)])
     return rows
+
+
+CASES = {
+    "exponential decay": Case(
+        lambda ExponentialDecay: ExponentialDecay(DIM, longest=313.0),
+        add=lambda x, p, scheme: x + torch.tensor([table(row, DIM, 313.0) for row in rows(p)], dtype=torch.float64),
+        from_zero=True,
+    )
+}

@@ -13,10 +13,13 @@ in). The norm of P is sqrt(dim/2) everywhere; P[x].P[y] depends on x - y alone a
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from .attention import Matrix, Vector, dot, matrix, vector
+from .case import DIM, Case, rows
 
 
 def table(coords: Sequence[Sequence[float]], directions: Tensor | Matrix) -> Matrix:
@@ -50,3 +53,26 @@ def learned_table(
         hidden = [gelu(dot(weights, scaled) + bias) for weights, bias in first]
         rows.append([dot(weights, hidden) + bias for weights, bias in second])
     return rows
+
+
+def _added(x: Tensor, p: Any, scheme: Any) -> Tensor:
+    points = [[point if isinstance(point, list) else [point] for point in row] for row in rows(p)]
+    directions = matrix(scheme._directions(x.device))
+    if scheme.mix is None:
+        vectors = [table(row, directions) for row in points]
+    else:
+        first, _, second = scheme.mix
+        weights = (matrix(first.weight), vector(first.bias), matrix(second.weight), vector(second.bias))
+        vectors = [learned_table(row, directions, *weights) for row in points]
+    return x + torch.tensor(vectors, dtype=torch.float64)
+
+
+CASES = {
+    "fourier": Case(lambda FourierFeatures: FourierFeatures(DIM, sigma=0.3, seed=5), add=_added),
+    "fourier 2d learned": Case(
+        lambda FourierFeatures: FourierFeatures(DIM, axes=2, learned=True),
+        add=_added,
+        axes=2,
+        wide=False,  # two such layers make scores in the hundreds, too steep for finite differences
+    ),
+}

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .attention import Matrix, matrices, matrix
+from .case import DIM, Case, rows
 
 
 def add(x: Tensor | list[Matrix], positions: Sequence[Sequence[int]], weight: Tensor | Matrix) -> Tensor:
@@ -27,3 +28,10 @@ def add(x: Tensor | list[Matrix], positions: Sequence[Sequence[int]], weight: Te
                 raise IndexError(f"position {p} is outside the table's 0..{len(w) - 1}")
             out[b].append([rows[b][i][c] + w[p][c] for c in range(len(rows[b][i]))])
     return torch.tensor(out, dtype=torch.float64)
+
+
+CASES = {
+    "learned": Case(
+        lambda Learned: Learned(20, DIM), add=lambda x, p, scheme: add(x, rows(p), scheme.weight), integers_only=True
+    )
+}

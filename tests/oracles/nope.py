@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .attention import Matrix, Vector, matrices
+from .case import Case
 
 
 def add(x: Tensor | list[Matrix]) -> Tensor:
@@ -25,3 +26,6 @@ def rotate(x_row: Vector, position: float) -> Vector:
 def score(s: float, b: int, h: int, i: int, j: int) -> float:
     """The logit itself."""
     return s
+
+
+CASES = {"nope": Case(lambda NoPE: NoPE())}

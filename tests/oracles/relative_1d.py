@@ -10,10 +10,12 @@ row N - 1 is the token itself; the term is divided by sqrt(d) with the content (
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
 from .attention import Heads, Matrix, Score, dot, heads, matrices
+from .case import HEAD_DIM, HEADS, Case, rows
 
 
 def score(
@@ -35,3 +37,13 @@ def score(
         return s + factor * dot(q[b][h][i], r[h][index])
 
     return with_relative
+
+
+def _pairs(s: Any, q: Tensor, k: Tensor, x: Any, y: Any) -> dict[str, Any]:
+    return {"score": score(q, s.weight.expand(HEADS, -1, -1), rows(x), rows(y))}
+
+
+CASES = {
+    "relative_1d": Case(lambda Relative1D: Relative1D(20, HEAD_DIM), pairs=_pairs, integers_only=True),
+    "relative_1d per head": Case(lambda Relative1D: Relative1D(20, HEAD_DIM, HEADS), pairs=_pairs, integers_only=True),
+}

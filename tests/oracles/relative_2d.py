@@ -11,11 +11,12 @@ integers, so the order of the tokens does not matter.
 
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
 from .attention import Heads, Matrix, Score, dot, heads, matrices
+from .case import HEAD_DIM, HEADS, Case, rows
 
 Grid: TypeAlias = Sequence[Sequence[tuple[int, int] | list[int]]]  # (batch, tokens) of (row, column)
 
@@ -48,3 +49,14 @@ def score(
         return s + factor * (by_row + by_column)
 
     return with_relative
+
+
+def _pairs(s: Any, q: Tensor, k: Tensor, x: Any, y: Any) -> dict[str, Any]:
+    of_rows, of_columns = (table.expand(HEADS, -1, -1) for table in (s.row_table, s.column_table))
+    return {"score": score(q, of_rows, of_columns, rows(x), rows(y))}
+
+
+CASES = {
+    "relative_2d": Case(lambda Relative2D: Relative2D((3, 5), HEAD_DIM), pairs=_pairs, axes=2),
+    "relative_2d per head": Case(lambda Relative2D: Relative2D((3, 5), HEAD_DIM, HEADS), pairs=_pairs, axes=2),
+}

@@ -14,12 +14,14 @@ with A = 2): pair k turns by coordinate k // (D/2A), with the frequencies of k m
 
 import cmath
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .attention import Heads, Vector, heads
+from .case import HEAD_DIM, Case, rows
 
 
 def frequencies(dim: int, base: float = 10000.0) -> Vector:
@@ -79,3 +81,21 @@ def bound(distance: float, dim: int, base: float = 10000.0) -> float:
         partial += cmath.exp(1j * distance * theta)
         total += abs(partial)
     return 2.0 * total / dim
+
+
+def turned(base: float, layout: str, rotary_dim: int) -> Callable[[Tensor, Any], Tensor]:
+    return lambda x, p: rotate_all(x, rows(p), base, layout, rotary_dim)
+
+
+CASES = {
+    "rope": Case(lambda RoPE: RoPE(HEAD_DIM, base=313.0), rotate=turned(313.0, "half", HEAD_DIM)),
+    "rope interleaved": Case(
+        lambda RoPE: RoPE(HEAD_DIM, base=500_000.0, layout="interleaved"),
+        rotate=turned(500_000.0, "interleaved", HEAD_DIM),
+    ),
+    "rope partial": Case(lambda RoPE: RoPE(HEAD_DIM, base=77.0, rotary_dim=4), rotate=turned(77.0, "half", 4)),
+    "rope 2d": Case(lambda RoPE: RoPE(HEAD_DIM, 77.0, rotary_dim=4, axes=2), rotate=turned(77.0, "half", 4), axes=2),
+    "rope 3d interleaved": Case(
+        lambda RoPE: RoPE(HEAD_DIM, 5.0, "interleaved", axes=3), rotate=turned(5.0, "interleaved", HEAD_DIM), axes=3
+    ),
+}

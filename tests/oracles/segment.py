@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .attention import Matrix, matrices, matrix
+from .case import DIM, Case
 
 
 def add(x: Tensor | list[Matrix], segments: Sequence[Sequence[int]], weight: Tensor | Matrix) -> Tensor:
@@ -26,3 +27,11 @@ def add(x: Tensor | list[Matrix], segments: Sequence[Sequence[int]], weight: Ten
                 raise IndexError(f"segment {t} is outside the table's 0..{len(w) - 1}")
             out[b].append([rows[b][i][c] + w[t][c] for c in range(len(rows[b][i]))])
     return torch.tensor(out, dtype=torch.float64)
+
+
+CASES = {
+    "segment": Case(
+        lambda Segment: Segment(2, DIM),
+        add=lambda x, p, scheme: add(x, p.segment.expand(2, -1).tolist(), scheme.weight),
+    )
+}

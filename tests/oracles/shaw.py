@@ -11,11 +11,12 @@ counted by query heads. Integer positions.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from torch import Tensor
 
 from .attention import Heads, Matrix, Score, ValueTerm, dot, heads, matrices, matrix
+from .case import HEAD_DIM, HEADS, Case, rows
 
 Tables: TypeAlias = Tensor | Matrix | list[Matrix]  # (2k+1, d), or (H, 2k+1, d)
 
@@ -63,3 +64,20 @@ def value_term(
         return table(h)[index(query_positions[b][i], key_positions[b][j], k)]
 
     return row_of
+
+
+def _pairs(s: Any, q: Tensor, k: Tensor, x: Any, y: Any) -> dict[str, Any]:
+    keys = {} if s.key_table is None else {"score": score(q, s.key_table, rows(x), rows(y))}
+    return keys if s.value_table is None else {**keys, "value_term": value_term(s.value_table, rows(x), rows(y))}
+
+
+CASES = {
+    "shaw": Case(lambda Shaw: Shaw(HEAD_DIM, 2), pairs=_pairs, integers_only=True, refused_by=("sdpa",)),
+    "shaw keys": Case(lambda Shaw: Shaw(HEAD_DIM, 3, values=False), pairs=_pairs, integers_only=True),
+    "shaw values": Case(
+        lambda Shaw: Shaw(HEAD_DIM, 3, keys=False), pairs=_pairs, integers_only=True, refused_by=("sdpa",)
+    ),
+    "shaw per head": Case(
+        lambda Shaw: Shaw(HEAD_DIM, 2, num_heads=HEADS), pairs=_pairs, integers_only=True, refused_by=("sdpa",)
+    ),
+}

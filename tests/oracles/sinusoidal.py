@@ -15,9 +15,14 @@ is that of (column, row) points.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from .attention import Matrix, Vector
+from .case import DIM, Case, rows
 
 
 def table(positions: Sequence[float], dim: int, base: float = 10000.0, layout: str = "interleaved") -> Matrix:
@@ -69,3 +74,25 @@ def shift(vector: Vector, offsets: Sequence[float], base: float = 10000.0, layou
             out[s] = vector[s] * math.cos(angle) + vector[c] * math.sin(angle)
             out[c] = vector[c] * math.cos(angle) - vector[s] * math.sin(angle)
     return out
+
+
+def added(layout: str, base: float) -> Callable[[Tensor, Any, Any], Tensor]:
+    def add(x: Tensor, p: Any, scheme: Any) -> Tensor:
+        each = table if p.coords.dim() == 2 else grid_table
+        return x + torch.tensor([each(row, DIM, base, layout) for row in rows(p)], dtype=torch.float64)
+
+    return add
+
+
+CASES = {
+    "sinusoidal": Case(lambda Sinusoidal: Sinusoidal(DIM, base=313.0), add=added("interleaved", 313.0)),
+    "sinusoidal concatenated": Case(
+        lambda Sinusoidal: Sinusoidal(DIM, base=77.0, layout="concatenated"), add=added("concatenated", 77.0)
+    ),
+    "sinusoidal 2d": Case(
+        lambda Sinusoidal: Sinusoidal(DIM, base=313.0, axes=2), add=added("interleaved", 313.0), axes=2
+    ),
+    "sinusoidal 3d concatenated": Case(
+        lambda Sinusoidal: Sinusoidal(DIM, 77.0, "concatenated", axes=3), add=added("concatenated", 77.0), axes=3
+    ),
+}

@@ -16,10 +16,12 @@ positions.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
 from .attention import Matrix, Score, matrix
+from .case import HEADS, Case, rows
 
 
 def bucket(distance: int, num_buckets: int, max_distance: int, *, bidirectional: bool) -> int:
@@ -53,3 +55,17 @@ def score(
         return s + rows[bucket(distance, len(rows), max_distance, bidirectional=bidirectional)][h]
 
     return biased
+
+
+def _pairs(s: Any, q: Tensor, k: Tensor, x: Any, y: Any) -> dict[str, Any]:
+    return {"score": score(s.weight, rows(x), rows(y), s.max_distance, bidirectional=s.bidirectional)}
+
+
+CASES = {
+    "t5": Case(lambda T5: T5(HEADS), pairs=_pairs, integers_only=True),
+    "t5 odd": Case(lambda T5: T5(HEADS, 7, 13), pairs=_pairs, integers_only=True),
+    "t5 bidirectional": Case(  # a bucket begins at 4 exactly
+        lambda T5: T5(HEADS, 8, 8, bidirectional=True), pairs=_pairs, integers_only=True
+    ),
+    "t5 bidirectional odd": Case(lambda T5: T5(HEADS, 10, 20, bidirectional=True), pairs=_pairs, integers_only=True),
+}

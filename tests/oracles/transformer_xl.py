@@ -13,11 +13,12 @@ minus key and signed, so a bidirectional model tells left from right; all four t
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
 from .attention import Heads, Matrix, Score, Vector, dot, heads, matrices, matrix
+from .case import HEAD_DIM, HEADS, Case, rows
 
 Terms: TypeAlias = Callable[[int, int, int, int], tuple[float, float, float, float]]  # (b, h, i, j) -> the four
 
@@ -70,3 +71,11 @@ def score(terms: Terms) -> Score:
         return s + content_position + global_content + global_position
 
     return with_positions
+
+
+def _pairs(s: Any, q: Tensor, k: Tensor, x: Any, y: Any) -> dict[str, Any]:
+    weights = (s.projection, s.content_bias, s.position_bias)
+    return {"score": score(terms(q, k, *weights, rows(x), rows(y), base=s.base))}
+
+
+CASES = {"transformer_xl": Case(lambda TransformerXL: TransformerXL(HEADS, HEAD_DIM, dim=10, base=313.0), pairs=_pairs)}

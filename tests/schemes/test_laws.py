@@ -2,8 +2,6 @@
 does not claim it has it not. tests/laws holds every claim to the measurements of `posenc.laws`."""
 
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,10 +9,8 @@ from torch import Tensor
 
 import posenc
 from posenc import PositionError, Positions
-from posenc.laws import laws
 from posenc.schemes.catalog import CATALOG, Entry, Shape
 
-TESTS = Path(__file__).parents[1]
 HEADS, KV_HEADS, HEAD_DIM, TOKENS = 12, 4, 6, 9
 DIM = HEADS * HEAD_DIM
 SHIFTS = (1, 1000, 100_000)
@@ -160,55 +156,6 @@ def test_a_scheme_has_the_laws_it_claims_and_no_others(entry: Entry, law: str) -
     check_claim(entry, law)
 
 
-@pytest.mark.parametrize("entry", CATALOG, ids=lambda entry: entry.name)
-def test_every_law_claimed_is_one_that_is_measured(entry: Entry) -> None:
-    assert entry.laws <= LAWS.keys() | laws.LAWS.keys()
-
-
-@pytest.mark.parametrize("law", LAWS)
-def test_every_law_is_described_where_it_is_declared(law: str) -> None:
-    assert Entry.__doc__ is not None
-    assert f"``{law}``" in Entry.__doc__
-
-
 @pytest.mark.parametrize("law", LAWS)
 def test_every_law_is_had_by_some_scheme_and_not_by_another(law: str) -> None:
     assert {law in entry.laws for entry in CATALOG} == {True, False}
-
-
-# --- the catalog ----------------------------------------------------------------------------------------------------
-
-
-def test_catalog_files_oracles_and_public_names_are_of_the_same_schemes() -> None:
-    names = {entry.name for entry in posenc.catalog()}
-    assert len(names) == len(CATALOG)
-    schemes = Path(posenc.__file__).parent / "schemes"
-    assert {path.stem for path in schemes.glob("*.py")} == names | {"__init__", "catalog"}
-    assert {path.stem for path in (TESTS / "oracles").glob("*.py")} >= names
-    classes = {value for value in map(posenc.__getattr__, posenc.__all__) if isinstance(value, type)}
-    public = {scheme for scheme in classes if issubclass(scheme, posenc.Scheme) and scheme is not posenc.Scheme}
-    assert public == {entry.scheme for entry in CATALOG}
-
-
-@pytest.mark.parametrize("entry", CATALOG, ids=lambda entry: entry.name)
-def test_an_entry_is_true_of_the_scheme_it_builds(entry: Entry) -> None:
-    scheme = entry.build(SHAPE)
-    assert type(scheme) is entry.scheme
-    assert entry.title == entry.scheme.__name__
-    assert entry.title in posenc.__all__
-    assert entry.scheme.__module__ == f"posenc.schemes.{entry.name}"
-    assert entry.doors == scheme.doors
-    assert entry.name.replace("_", "") == entry.title.lower()
-    assert entry.paper
-    assert entry.cost
-
-
-@pytest.mark.parametrize("entry", CATALOG, ids=lambda entry: entry.name)
-def test_segments_are_needed_by_the_schemes_that_say_so(entry: Entry) -> None:
-    positions = segments(replace(entry, needs_segments=False), Positions.arange(3))
-    if not entry.needs_segments:
-        entry.build(SHAPE)(positions)
-        return
-    with pytest.raises(ValueError, match=f"^{entry.title} needs positions with a segment per token"):
-        entry.build(SHAPE)(positions)
-    entry.build(SHAPE)(segments(entry, positions))

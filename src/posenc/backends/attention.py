@@ -96,7 +96,9 @@ def attention(
 def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
     """The same with a logit more in every row's denominator: out sigmoid(lse - sink)."""
     sink = sinks.to(lse.dtype)[:, None]
-    return (out.to(lse.dtype) * (lse - sink).sigmoid()[..., None]).to(out.dtype), torch.logaddexp(lse, sink.expand_as(lse))
+    return (out.to(lse.dtype) * (lse - sink).sigmoid()[..., None]).to(out.dtype), torch.logaddexp(
+        lse, sink.expand_as(lse)
+    )
 
 
 def logits(
@@ -166,7 +168,9 @@ def _bound(
     """The encoding, or the scheme bound to the positions; all of it checked against the tensors."""
     _check_tensors(query, key, value)
     if isinstance(encoding, Tensor):
-        raise ValueError(f"encoding must be an Encoding, a Scheme or None; pass a mask as attn_mask=, got {shown(encoding)}")
+        raise ValueError(
+            f"encoding must be an Encoding, a Scheme or None; pass a mask as attn_mask=, got {shown(encoding)}"
+        )
     if encoding is not None and not isinstance(encoding, Encoding) and not is_scheme(encoding):
         check_type("encoding", encoding, Encoding, Scheme, None)
     check_type("query_positions", query_positions, Positions, None)
@@ -270,7 +274,9 @@ def _check_value_door(call: Call) -> None:
     """ValueError where the value door has vectors of another width, or for other heads."""
     block = call.raw_block()
     for term in call.values:
-        vectors = block.of_heads(term.vectors(torch.zeros(1, dtype=torch.int64, device=call.query.device)), term.distance.scheme)
+        vectors = block.of_heads(
+            term.vectors(torch.zeros(1, dtype=torch.int64, device=call.query.device)), term.distance.scheme
+        )
         if vectors.size(-1) != call.value.size(-1):
             raise ValueError(
                 f"value must have a value_dim of {vectors.size(-1)} for the value door, got {call.value.size(-1)}"

@@ -55,7 +55,17 @@ class Lines:
 
     def zeros(self) -> Lines:
         """Of the same shape, to sum gradients in."""
-        names = ("bias", "vectors", "meeting", "key_vectors", "values", "coefficients", "query_clock", "key_clock", "shift")
+        names = (
+            "bias",
+            "vectors",
+            "meeting",
+            "key_vectors",
+            "values",
+            "coefficients",
+            "query_clock",
+            "key_clock",
+            "shift",
+        )
         tensors = {name: getattr(self, name) for name in names}
         return Lines(self.lowest, **{name: None if x is None else torch.zeros_like(x) for name, x in tensors.items()})
 
@@ -174,7 +184,9 @@ class Band:
         """The band of (..., rows, window), one column a distance, as a view (..., rows, distances)."""
         *leading, rows, window = full.stride()
         assert (rows, window) == (self.window, 1)
-        return full.as_strided((*full.shape[:-1], self.distances), (*leading, self.window + 1, 1), full.storage_offset())
+        return full.as_strided(
+            (*full.shape[:-1], self.distances), (*leading, self.window + 1, 1), full.storage_offset()
+        )
 
     def only(self, full: Tensor) -> Tensor:
         """The same, with zeros off the band."""
@@ -295,11 +307,13 @@ def _key_meets(band: Band, keys: Tensor, line: Tensor) -> Iterator[tuple[slice, 
         yield slice(first, last), products, view, vectors
 
 
-def _scores(
-    band: Band, work: Work, q: Tensor, keys: Tensor, scale: float, lines: Lines
-) -> tuple[Tensor, Tensor, Any]:
+def _scores(band: Band, work: Work, q: Tensor, keys: Tensor, scale: float, lines: Lines) -> tuple[Tensor, Tensor, Any]:
     """The scores of a band: laid out over the windows, along its diagonals, and the pullback of ``apply``."""
-    shifted = q if lines.shift is None else q + lines.shift[band.heads].unflatten(0, (-1, band.groups))[None, :, None, :, None]
+    shifted = (
+        q
+        if lines.shift is None
+        else q + lines.shift[band.heads].unflatten(0, (-1, band.groups))[None, :, None, :, None]
+    )
     full = band.products(work, "scores", shifted * scale, keys)
     scores = band.diagonals(full)
     pullback = None
@@ -348,7 +362,15 @@ def _band_of_keys(band: Band, windows: Tensor) -> Tensor:
 
 
 def forward(
-    band: Band, work: Work, query: Tensor, key: Tensor, value: Tensor, scale: float, lines: Lines, out: Tensor, lse: Tensor
+    band: Band,
+    work: Work,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    lines: Lines,
+    out: Tensor,
+    lse: Tensor,
 ) -> None:
     """Merges the attention of a band into ``out`` and ``lse``."""
     full, scores, _ = _scores(band, work, band.queries(query), band.windows(key), scale, lines)
@@ -434,9 +456,7 @@ def backward(
     band.give_windows(dk, band.over_queries(d_full, q).add_(dk_windows).mul_(scale))
 
 
-def _key_meets_backward(
-    band: Band, keys: Tensor, line: Tensor, d_full: Tensor, dk: Tensor, d_line: Tensor
-) -> None:
+def _key_meets_backward(band: Band, keys: Tensor, line: Tensor, d_full: Tensor, dk: Tensor, d_line: Tensor) -> None:
     """Adds to the gradients of the scaled keys and of the vectors that they meet."""
     lowest = band.entry - (band.rows - 1)
     every = torch.arange(lowest, lowest + band.window + band.rows - 1, device=line.device).clamp(0, line.size(1) - 1)

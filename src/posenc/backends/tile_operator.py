@@ -188,7 +188,9 @@ def _regions(
                     yield _Region(far, kv, *_within(tile, low, high, horizon, is_right))
 
 
-def _within(tile: Tile, low: int | None, high: int | None, horizon: int, is_right: bool) -> tuple[int | None, int | None]:
+def _within(
+    tile: Tile, low: int | None, high: int | None, horizon: int, is_right: bool
+) -> tuple[int | None, int | None]:
     """The bounds of a region without what lies beyond the horizon, counted from the nearest key that a query sees there.
 
     Only where that key is as near for every query; otherwise the bounds stay.
@@ -327,7 +329,14 @@ def _tiled(
             if widest != value.size(-1):
                 whole = F.pad(whole, (0, widest - value.size(-1)))
             fused.forward(
-                region.of_queries(q), region.of_keys(k), region.of_keys(v), region.parts(), region.far, scale, whole, sums
+                region.of_queries(q),
+                region.of_keys(k),
+                region.of_keys(v),
+                region.parts(),
+                region.far,
+                scale,
+                whole,
+                sums,
             )
             if widest != value.size(-1):
                 region.of_queries(total).copy_(whole[..., : value.size(-1)])
@@ -497,7 +506,13 @@ def _(query, key, value, *rest):  # type: ignore[no-untyped-def]
     lse = query.new_empty(query.shape[:3], dtype=dtype)
     exact = lse.new_empty(0 if query.dtype == dtype else out.shape)
     keeps_right = form[4]
-    return out, lse, exact, lse.new_empty(out.shape if keeps_right else 0), lse.new_empty(lse.shape if keeps_right else 0)
+    return (
+        out,
+        lse,
+        exact,
+        lse.new_empty(out.shape if keeps_right else 0),
+        lse.new_empty(lse.shape if keeps_right else 0),
+    )
 
 
 @_tiled_backward.register_fake

@@ -44,12 +44,17 @@ def _refused_piece(call: Call) -> str | None:
         distance = getattr(piece, "distance", None)
         if distance is not None and distance.axis != 0:
             return "a score term goes by several coordinates"
-        if isinstance(piece, Fold) and piece.query is not None and not (
-            piece.query.dim() == 4 and piece.query.size(0) == piece.query.size(2) == 1
+        if (
+            isinstance(piece, Fold)
+            and piece.query is not None
+            and not (piece.query.dim() == 4 and piece.query.size(0) == piece.query.size(2) == 1)
         ):
             return "a vector added to the query differs from token to token"
         if isinstance(piece, Function):
-            if piece.distance is None and piece.coefficients is not Function.__dataclass_fields__["coefficients"].default:
+            if (
+                piece.distance is None
+                and piece.coefficients is not Function.__dataclass_fields__["coefficients"].default
+            ):
                 return "a score term is a function of both coordinates"
             if len(functions) > 1 or n not in (0, len(call.pieces) - 1):
                 return "a score term that is a function of the score stands between others"

@@ -17,9 +17,11 @@ from posenc.backends.choice import Explanation
 from posenc.bench import peers
 from posenc.bench.command import AUTO
 from posenc.bench.measure import LeftOutError, Make, Work
-from posenc.encoding import Encoding, Scheme
+from posenc.encoding import Encoding
 from posenc.positions import Positions
-from posenc.schemes.catalog import Shape, catalog, entries_of, scheme_from_names
+from posenc.scheme import Scheme
+from posenc.schemes.catalog import catalog, entries_of, scheme_from_names
+from posenc.schemes.entry import Shape
 from posenc.schemes.shaw import Shaw
 
 if TYPE_CHECKING:

@@ -26,13 +26,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.encoding import Scheme
 from posenc.lab.config import CompareConfig
 from posenc.lab.data import Bytes
 from posenc.lab.task import Accuracy, Loaded, Task, Tick
 from posenc.models import Encoder
 from posenc.positions import Positions
-from posenc.schemes.catalog import Shape
+from posenc.scheme import Scheme
+from posenc.schemes.entry import Shape
 
 Ints = NDArray[np.int64]
 

@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from posenc.encoding import Scheme
 from posenc.lab import checkpoint as checkpoints
 from posenc.lab.config import CompareConfig, fingerprint, saved_identity
 from posenc.lab.files import WRITING, write_whole
@@ -25,6 +24,7 @@ from posenc.lab.records import RESULTS, Record, Records, key
 from posenc.lab.task import Loaded, Task
 from posenc.lab.tasks import TASKS
 from posenc.lab.train import DivergedError, Loss, batch, optimizer_for, step_of, train
+from posenc.scheme import Scheme
 from posenc.schemes.catalog import scheme_from_names
 
 Build: TypeAlias = Callable[[CompareConfig, str, int], nn.Module]

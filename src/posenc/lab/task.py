@@ -8,11 +8,12 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from posenc.encoding import Scheme
 from posenc.lab.config import CompareConfig
 from posenc.lab.train import Source
 from posenc.positions import PositionError
-from posenc.schemes.catalog import Entry, Shape, catalog, entries_of
+from posenc.scheme import Scheme
+from posenc.schemes.catalog import catalog, entries_of
+from posenc.schemes.entry import Entry, Shape
 
 Tick: TypeAlias = Callable[[int], None]
 """Called with the number of tokens after each forward pass of a test; what it raises stops the test."""

@@ -5,7 +5,6 @@ from typing import Literal, cast
 
 from torch import Tensor, nn
 
-from posenc.encoding import Scheme
 from posenc.lab import data
 from posenc.lab.classify import Classify
 from posenc.lab.config import MIN_WINDOWS, CompareConfig
@@ -14,7 +13,8 @@ from posenc.lab.evaluate import Evaluator, plan, tokens_to_score
 from posenc.lab.task import Loaded, Task
 from posenc.lab.train import loss_of
 from posenc.models import Decoder
-from posenc.schemes.catalog import Shape
+from posenc.scheme import Scheme
+from posenc.schemes.entry import Shape
 
 
 class Text(Task):

@@ -12,6 +12,7 @@ from torch import Tensor
 from posenc.laws.decay import angles, counterexample, rotary_bound
 from posenc.laws.probe import Probe
 from posenc.positions import PositionError
+from posenc.schemes.entry import Law
 
 EPS = 2.0**-52  # float64, in which everything is measured unless it says otherwise
 SHIFTS = (1, 1000, 100_000)
@@ -40,7 +41,7 @@ class Finding:
     numbers: Mapping[str, float | int] = field(default_factory=dict)
 
 
-def _not_applicable(law: str, words: str) -> Finding:
+def _not_applicable(law: Law, words: str) -> Finding:
     return Finding(law, None, None, None, words)
 
 
@@ -72,7 +73,7 @@ def relative(probe: Probe) -> Finding:
     shift = max(moved)
     value, threshold = max(moved.values()), 10 * size * shift * EPS
     words = f"scores change by at most {value:.1e} when every position moves, by up to {shift}"
-    return Finding("relative", value <= threshold, value, threshold, words)
+    return Finding(Law.RELATIVE, value <= threshold, value, threshold, words)
 
 
 def absolute(probe: Probe) -> Finding:
@@ -81,7 +82,7 @@ def absolute(probe: Probe) -> Finding:
     shift = min(moved, key=lambda shift: moved[shift])
     value, threshold = moved[shift], 1e-4 * size
     words = f"scores change by at least {value:.1e} when every position moves (least for a shift by {shift})"
-    return Finding("absolute", value > threshold, value, threshold, words)
+    return Finding(Law.ABSOLUTE, value > threshold, value, threshold, words)
 
 
 # --- vectors and patterns -------------------------------------------------------------------------------------------
@@ -144,7 +145,7 @@ def unique(probe: Probe) -> Finding:
     for dtype in (torch.bfloat16, torch.float32):
         found = max(_codes(probe, dtype, count), key=lambda code: _ratio(code.closest(), code.step), default=None)
         if found is None:
-            return Finding("unique", False, 0.0, 0.0, "it opens no door: all positions are the same to it")
+            return Finding(Law.UNIQUE, False, 0.0, 0.0, "it opens no door: all positions are the same to it")
         name = str(dtype).removeprefix("torch.")
         numbers |= {f"{name} at {size}": found.closest(size) for size in (SMALL, MEDIUM, LARGE) if size <= count}
         numbers[f"{name} first collision"] = found.collision
@@ -153,7 +154,7 @@ def unique(probe: Probe) -> Finding:
     words = f"the closest two of {count} {found.kind} are {value:.1e} apart in float32"
     if found.collision >= 0:
         words += f"; {found.kind[:-1]} {found.collision} is the first to share its code with one before it"
-    return Finding("unique", value > threshold, value, threshold, words, numbers)
+    return Finding(Law.UNIQUE, value > threshold, value, threshold, words, numbers)
 
 
 def _ratio(value: float, threshold: float) -> float:
@@ -199,7 +200,7 @@ def linear_map(probe: Probe, near: int = 3, far: int = 5) -> LinearMap | None:
     )
 
 
-def _linear(probe: Probe, law: str) -> LinearMap | Finding:
+def _linear(probe: Probe, law: Law) -> LinearMap | Finding:
     if not probe.sees_coordinates:
         return _not_applicable(law, "it sees no coordinates, so no position has a vector of its own")
     reason = "it gives codes to pairs of positions, and to no position a vector"
@@ -209,24 +210,24 @@ def _linear(probe: Probe, law: str) -> LinearMap | Finding:
 def linear(probe: Probe) -> Finding:
     """One matrix M_k carries the vector of every position t to that of t + k, and M_l M_k = M_{k+l}; fitted to some
     positions, of 12 channels, and held against others. A thousand roundings for each position are allowed."""
-    found = _linear(probe, "linear")
+    found = _linear(probe, Law.LINEAR)
     if isinstance(found, Finding):
         return found
     value = max(found.residual, found.composed)
     words = f"at positions it was not fitted to, M_3 misses by {found.residual:.1e} of a vector's length"
     words += f", and M_5 M_3 = M_8 by {found.composed:.1e}"
     numbers = {"residual": found.residual, "composition": found.composed}
-    return Finding("linear", value <= LINEAR, value, LINEAR, words, numbers)
+    return Finding(Law.LINEAR, value <= LINEAR, value, LINEAR, words, numbers)
 
 
 def orthogonal(probe: Probe) -> Finding:
     """That matrix keeps lengths and angles: a position moves on by a turn."""
-    found = _linear(probe, "orthogonal")
+    found = _linear(probe, Law.ORTHOGONAL)
     if isinstance(found, Finding):
         return found
     value = max(found.bend, found.residual)
     words = f"M_3 changes inner products of vectors by up to {found.bend:.1e} of the largest"
-    return Finding("orthogonal", value <= LINEAR, value, LINEAR, words, {"inner products": found.bend})
+    return Finding(Law.ORTHOGONAL, value <= LINEAR, value, LINEAR, words, {"inner products": found.bend})
 
 
 def bounded(probe: Probe) -> Finding:
@@ -249,14 +250,14 @@ def bounded(probe: Probe) -> Finding:
         found = [probe.effect([origin], origin - places).abs().max().item() for places in (near, far)]
         sizes.append(("change of a score", found[0], found[1]))
     if not sizes:
-        return Finding("bounded", True, 0.0, 0.0, "it opens no door and changes nothing")
+        return Finding(Law.BOUNDED, True, 0.0, 0.0, "it opens no door and changes nothing")
     what, close, value = max(sizes, key=lambda size: _ratio(size[2], size[1]))
     value = max(close, value)
     if probe.limit is None:
         words = f"the largest {what} is {close:.4g} up to {NEAR} and {value:.4g} up to {FAR}"
     else:
         words = f"the largest {what} is {value:.4g}, and its table ends at {probe.limit}"
-    return Finding("bounded", value <= 1.25 * close, value, 1.25 * close, words, {"near": close})
+    return Finding(Law.BOUNDED, value <= 1.25 * close, value, 1.25 * close, words, {"near": close})
 
 
 # --- distance and direction -----------------------------------------------------------------------------------------
@@ -273,7 +274,7 @@ def directed(probe: Probe) -> Finding:
     words = f"s(i, j) and s(j, i) differ by up to {value:.1e}, contents being the same"
     if value > threshold >= alike:
         words += "; by nothing where queries and keys are projected alike, so direction is in the projections"
-    return Finding("directed", value > threshold, value, threshold, words, {"projected alike": alike})
+    return Finding(Law.DIRECTED, value > threshold, value, threshold, words, {"projected alike": alike})
 
 
 def curves(probe: Probe) -> tuple[Float[Tensor, "curves distances"], Float[Tensor, "curves distances"]]:
@@ -319,26 +320,26 @@ def monotone(probe: Probe) -> Finding:
     risen. The value is the least size of Spearman's rank correlation with distance, of any head and content."""
     moving = [curve for side in curves(probe) for curve in side if not _flat(curve)]
     if not moving:
-        return _not_applicable("monotone", "scores do not depend on where the tokens are")
+        return _not_applicable(Law.MONOTONE, "scores do not depend on where the tokens are")
     turns = [turn for turn in map(_turn, moving) if turn is not None]
     value = min(abs(spearman(curve)) for curve in moving)
     where = "the inner product of two vectors" if probe.scheme.doors == ("add",) else "the score"
     words = f"Spearman's correlation of {where} with distance is at least {value:.3f} in size"
     words += f"; it turns at distance {min(turns)}" if turns else "; it never turns"
-    return Finding("monotone", not turns, value, None, words, {"first turn": min(turns)} if turns else {})
+    return Finding(Law.MONOTONE, not turns, value, None, words, {"first turn": min(turns)} if turns else {})
 
 
 def decaying(probe: Probe) -> Finding:
     """Looking back, every score falls with distance and never rises, whatever the content. The value is the share of
     heads and contents for which that is so."""
     if not probe.sees_coordinates:
-        return _not_applicable("decaying", "scores do not depend on where the tokens are")
+        return _not_applicable(Law.DECAYING, "scores do not depend on where the tokens are")
     back, _ = curves(probe)
     falls = [not _flat(curve) and _turn(curve) is None and bool(curve[-1] < curve[0]) for curve in back]
     value = sum(falls) / len(falls)
     what = "the inner product of two vectors falls" if probe.scheme.doors == ("add",) else "the score falls"
     words = f"looking back, {what} with distance and never rises for {value:.0%} of heads and contents"
-    return Finding("decaying", value == 1.0, value, 1.0, words)
+    return Finding(Law.DECAYING, value == 1.0, value, 1.0, words)
 
 
 def decaying_bound(probe: Probe) -> Finding:
@@ -347,7 +348,7 @@ def decaying_bound(probe: Probe) -> Finding:
     scores have mean 0 and the same spread at every distance."""
     theta = angles(probe)
     if theta is None:
-        return _not_applicable("decaying_bound", "it rotates nothing")
+        return _not_applicable(Law.DECAYING_BOUND, "it rotates nothing")
     bound = rotary_bound(theta, torch.arange(LARGE))
     far = counterexample(probe, peak=200, every=5)
     assert far is not None
@@ -363,7 +364,7 @@ def decaying_bound(probe: Probe) -> Finding:
     numbers: dict[str, float | int] = {f"B({r})": bound[r].item() for r in (0, 10, 50, 100, 255)}
     numbers |= {"built key peaks at": peak, "random mean in standard errors": deviation}
     numbers |= {"spread at 0": far.spread[0].item(), f"spread at {last}": far.spread[-1].item()}
-    return Finding("decaying_bound", value < 0.5, value, 0.5, words, numbers)
+    return Finding(Law.DECAYING_BOUND, value < 0.5, value, 0.5, words, numbers)
 
 
 # --- more axes ------------------------------------------------------------------------------------------------------
@@ -374,9 +375,9 @@ def separable(probe: Probe) -> Finding:
     leaves over is rounding, a share of less than eps of the variance."""
     flat = probe.with_axes(2)
     if flat is None:
-        return _not_applicable("separable", "it takes one coordinate per token")
+        return _not_applicable(Law.SEPARABLE, "it takes one coordinate per token")
     if not probe.sees_coordinates:
-        return _not_applicable("separable", "scores do not depend on where the tokens are")
+        return _not_applicable(Law.SEPARABLE, "scores do not depend on where the tokens are")
     height, width = 7, 9
     grid = torch.cartesian_prod(torch.arange(height), torch.arange(width))
     found = flat.effect(torch.tensor([[3, 4]]), grid)[:, :, 0].movedim(-1, 2).flatten(0, 2)
@@ -388,14 +389,14 @@ def separable(probe: Probe) -> Finding:
     first = (energy[:, 0].sum() / energy.sum()).item()
     words = f"rows and columns leave {value:.1e} of the variance of scores on a {height} x {width} grid over"
     words += f"; the first singular component holds {first:.0%} of it"
-    return Finding("separable", value <= EPS, value, EPS, words, {"rank-1 energy": first})
+    return Finding(Law.SEPARABLE, value <= EPS, value, EPS, words, {"rank-1 energy": first})
 
 
 def extensible(probe: Probe) -> Finding:
     """There is one of it for tokens of two and of three coordinates, and it tells tokens apart along each of them. The
     value is the most coordinates that it takes."""
     if not probe.sees_coordinates:
-        return _not_applicable("extensible", "it sees no coordinates, however many there are")
+        return _not_applicable(Law.EXTENSIBLE, "it sees no coordinates, however many there are")
     taken = []
     for axes in (1, 2, 3):
         other = probe.with_axes(axes)
@@ -410,7 +411,7 @@ def extensible(probe: Probe) -> Finding:
         if all(seen):
             taken.append(axes)
     words = f"numbers of axes with which it tells tokens apart along each: {', '.join(map(str, taken))}"
-    return Finding("extensible", {2, 3} <= set(taken), float(max(taken)), 3.0, words)
+    return Finding(Law.EXTENSIBLE, {2, 3} <= set(taken), float(max(taken)), 3.0, words)
 
 
 # --- any position ---------------------------------------------------------------------------------------------------
@@ -421,9 +422,9 @@ def length_free(probe: Probe) -> Finding:
     if probe.limit is None:
         below = probe.encodes([0, -7])
         words = f"positions up to 2^31 have an encoding, those below 0 {'too' if below else 'have none'}"
-        return Finding("length_free", True, 2.0**31, 2.0**31, words)
+        return Finding(Law.LENGTH_FREE, True, 2.0**31, 2.0**31, words)
     what = "distances" if probe.limit_is_a_distance else "positions"
-    return Finding("length_free", False, float(probe.limit), 2.0**31, f"{what} end at {probe.limit}")
+    return Finding(Law.LENGTH_FREE, False, float(probe.limit), 2.0**31, f"{what} end at {probe.limit}")
 
 
 def fractional(probe: Probe) -> Finding:
@@ -433,10 +434,10 @@ def fractional(probe: Probe) -> Finding:
     try:
         here, there = (probe.internals(places, places) for places in (base, base + torch.tensor([0.0, 0.0, 1e-6])))
     except ValueError as error:
-        return Finding("fractional", False, None, 1e-3, f"it refuses them: {error}")
+        return Finding(Law.FRACTIONAL, False, None, 1e-3, f"it refuses them: {error}")
     value = (here - there).abs().max().item()
     holds = value <= 1e-3 and (value > 0) == probe.sees_coordinates
-    return Finding("fractional", holds, value, 1e-3, f"a step of 1e-6 changes scores by {value:.1e}")
+    return Finding(Law.FRACTIONAL, holds, value, 1e-3, f"a step of 1e-6 changes scores by {value:.1e}")
 
 
 # --- how it is made -------------------------------------------------------------------------------------------------
@@ -453,13 +454,13 @@ def deterministic(probe: Probe) -> Finding:
     words = "called twice it is the same" if again == 0 else f"called twice it differs by {again:.1e}"
     words += ", built twice too" if rebuilt == 0 else f", built twice it differs by {rebuilt:.1e}: it is drawn"
     value = max(again, rebuilt)
-    return Finding("deterministic", value == 0, value, 0.0, words, {"called again": again, "built again": rebuilt})
+    return Finding(Law.DETERMINISTIC, value == 0, value, 0.0, words, {"called again": again, "built again": rebuilt})
 
 
 def parameter_free(probe: Probe) -> Finding:
     """Nothing is learned. The value is the number of parameters."""
     count = sum(parameter.numel() for parameter in probe.scheme.parameters())
-    return Finding("parameter_free", count == 0, float(count), 0.0, f"it learns {count} numbers")
+    return Finding(Law.PARAMETER_FREE, count == 0, float(count), 0.0, f"it learns {count} numbers")
 
 
 def order_free(probe: Probe) -> Finding:
@@ -475,7 +476,7 @@ def order_free(probe: Probe) -> Finding:
     value, threshold = moved(probe), 1000 * EPS
     without = moved(Probe.named("nope", probe.shape))
     words = f"tokens that change places change their outputs by up to {value:.1e}; without it by {without:.1e}"
-    return Finding("order_free", value <= threshold, value, threshold, words, {"without it": without})
+    return Finding(Law.ORDER_FREE, value <= threshold, value, threshold, words, {"without it": without})
 
 
 # --- two questions --------------------------------------------------------------------------------------------------
@@ -515,28 +516,7 @@ def hinders(probe: Probe) -> Finding:
     return Finding("hinders", value > threshold, value, threshold, words, {"unit content": share(content)[0]})
 
 
-LAWS: dict[str, Callable[[Probe], Finding]] = {
-    law.__name__: law
-    for law in (
-        relative,
-        absolute,
-        unique,
-        linear,
-        orthogonal,
-        bounded,
-        directed,
-        monotone,
-        decaying,
-        decaying_bound,
-        separable,
-        extensible,
-        length_free,
-        fractional,
-        deterministic,
-        parameter_free,
-        order_free,
-    )
-}
+LAWS: dict[str, Callable[[Probe], Finding]] = {law: globals()[law] for law in Law}
 """Every law that a scheme may claim in the catalog, and how it is measured."""
 
 QUESTIONS: dict[str, Callable[[Probe], Finding]] = {"fixed_ahead": fixed_ahead, "hinders": hinders}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,9 +13,11 @@ from torch import Tensor
 
 from posenc.arguments import check_choice, check_type, shown, whole
 from posenc.backends.attention import attention, logits
-from posenc.encoding import Block, Scheme
+from posenc.forms import Block
 from posenc.positions import PositionError, Positions
-from posenc.schemes.catalog import Shape, entries_of, scheme_from_names
+from posenc.scheme import Scheme
+from posenc.schemes.catalog import entries_of, scheme_from_names
+from posenc.schemes.entry import Shape
 from posenc.schemes.nope import NoPE
 
 Build: TypeAlias = Callable[[Shape], Scheme]
@@ -97,15 +98,16 @@ class Probe:
         return None
 
     def with_axes(self, axes: int) -> Probe | None:
-        """The same scheme, made for so many coordinates per token; None where there is no such thing."""
-        probes = [self]
-        if axes == 2:
-            square = (self.shape.max_positions, self.shape.max_positions)
-            probes.append(replace(self, shape=replace(self.shape, grid=square)))
-        if "axes" in inspect.signature(type(self.scheme)).parameters:
-            divisible = replace(self.shape, dim=self.shape.dim // (2 * axes) * 2 * axes)
-            probes.append(replace(self, build=lambda shape: type(self.scheme)(shape.dim, axes=axes), shape=divisible))
-        return next((probe for probe in probes if probe.refusal(axes) is None), None)
+        """The same scheme, built for so many coordinates per token; None where there is no such thing."""
+        if self.refusal(axes) is None:
+            return self
+        if axes == 1:  # a shape without a grid has been refused
+            return None
+        pairs = 2 * axes  # what every axis has channels for: a sine and a cosine
+        dim, head_dim = (max(size - size % pairs, pairs) for size in (self.shape.dim, self.shape.head_dim))
+        shape = replace(self.shape, dim=dim, head_dim=head_dim, grid=(self.shape.max_positions,) * axes)
+        other = replace(self, shape=shape)
+        return other if other.refusal(axes) is None else None
 
     def positions(self, places: Places, segment: Int[Tensor, " tokens"] | None = None) -> Positions:
         """Tokens at these places. A place of one number, where tokens have several coordinates, lies on the diagonal:
@@ -148,17 +150,17 @@ class Probe:
         Without ``content`` all tokens are the same; with it, queries and keys are the same tokens. ``tied`` projects
         keys as queries are.
         """
-        asking, asked = self.positions(queries, segment), self.positions(keys, segment)
-        x = self.content(len(asking), equal=True) if content is None else content
-        y = self.content(len(asked), equal=True) if content is None else content
-        return self._internals(self.scheme, asking, asked, x, y, tied)
+        query_positions, key_positions = self.positions(queries, segment), self.positions(keys, segment)
+        x = self.content(len(query_positions), equal=True) if content is None else content
+        y = self.content(len(key_positions), equal=True) if content is None else content
+        return self._internals(self.scheme, query_positions, key_positions, x, y, tied)
 
     def effect(self, queries: Places, keys: Places) -> Float[Tensor, "contents heads queries keys channels"]:
         """What the scheme changes between tokens that are all the same: its internals less the score without it."""
-        asking, asked = self.positions(queries), self.positions(keys)
-        x, y = self.content(len(asking), equal=True), self.content(len(asked), equal=True)
-        changed = self._internals(self.scheme, asking, asked, x, y, tied=False)
-        changed[..., :1] -= self._internals(NoPE(), asking, asked, x, y, tied=False)
+        query_positions, key_positions = self.positions(queries), self.positions(keys)
+        x, y = self.content(len(query_positions), equal=True), self.content(len(key_positions), equal=True)
+        changed = self._internals(self.scheme, query_positions, key_positions, x, y, tied=False)
+        changed[..., :1] -= self._internals(NoPE(), query_positions, key_positions, x, y, tied=False)
         return changed
 
     def _internals(

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from posenc.arguments import check_type, shown
 from posenc.laws.laws import LAWS, QUESTIONS, Finding
 from posenc.laws.probe import SHAPE, Probe
-from posenc.schemes.catalog import Shape, catalog, entries_of
+from posenc.schemes.catalog import catalog, entries_of
+from posenc.schemes.entry import Shape
 
 if TYPE_CHECKING:
     from rich.table import Table

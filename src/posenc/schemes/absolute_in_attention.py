@@ -1,4 +1,4 @@
-"""Absolute in attention: a learned vector of the key's position, met by the query in every layer."""
+"""Absolute in attention: a learned vector per key position, multiplied with the query in every layer."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from posenc.encoding import Context
 from posenc.pieces import Fold
 from posenc.positions import Positions
 from posenc.scheme import Scheme
+from posenc.schemes.entry import Entry, Law
 from posenc.visibility import table_index
 
 
 class AbsoluteInAttention(Scheme):
-    """A learned vector per key position, that the query meets like a second key.
+    """A learned vector per key position, multiplied with the query as the key is.
 
     Formula: s_ij = (q_i . k_j + q_i . R[p_j]) / sqrt(d), R of max_positions x d, shared by the heads.
 
-    Unlike a vector added to the input it acts in every layer and never reaches the values. Undefined past the table.
+    Unlike a vector added to the input it acts in every layer and never reaches the values. A key past the table has no
+    vector: that is a PositionError.
 
     Parameters: max_positions x d, drawn from N(0, 1/d). Shapes: query (batch, heads, queries, head_dim).
     Coordinates must be int64.
@@ -46,3 +48,16 @@ class AbsoluteInAttention(Scheme):
 
     def extra_repr(self) -> str:
         return f"{self.max_positions}, {self.head_dim}"
+
+
+ENTRY = Entry(
+    name="absolute_in_attention",
+    scheme=AbsoluteInAttention,
+    paper="Srinivas et al. 2021",
+    laws=frozenset({Law.ABSOLUTE, Law.UNIQUE, Law.BOUNDED, Law.DIRECTED}),
+    cost="one vector on every key per layer",
+    build=lambda shape: AbsoluteInAttention(shape.max_positions, shape.head_dim),
+    learned="max_positions × d",
+    does="a trainable vector per key position, multiplied with the query in every layer",
+    limits="undefined past the table",
+)

@@ -13,6 +13,7 @@ from posenc.encoding import Context
 from posenc.pieces import Bias, Distance
 from posenc.positions import Positions
 from posenc.scheme import Scheme
+from posenc.schemes.entry import FORMULA, Entry, Law
 
 
 class ALiBi(Scheme):
@@ -83,3 +84,18 @@ class ALiBi(Scheme):
 
     def extra_repr(self) -> str:
         return f"{self.num_heads}, form={self.form!r}"
+
+
+ENTRY = Entry(
+    name="alibi",
+    scheme=ALiBi,
+    paper="Press et al. 2022",
+    laws=FORMULA | {Law.RELATIVE, Law.UNIQUE, Law.DIRECTED, Law.MONOTONE, Law.DECAYING},
+    cost="one bias on every score per layer",
+    build=lambda shape: ALiBi(shape.num_heads, "causal" if shape.causal else "bidirectional"),
+    does=(
+        'a penalty that grows with distance: `"causal"`, `"bidirectional"`, or `"directed"` (half of the heads look'
+        " each way)"
+    ),
+    limits="the bidirectional form is blind to direction",
+)

@@ -11,6 +11,7 @@ from posenc.encoding import Context
 from posenc.pieces import Distance, Function
 from posenc.positions import Positions
 from posenc.scheme import Scheme
+from posenc.schemes.entry import Entry, Law
 
 
 class DistanceAware(Scheme):
@@ -68,3 +69,16 @@ class DistanceAware(Scheme):
 def rescaled(score: Tensor, factor: Tensor) -> Tensor:
     """ReLU(s) f."""
     return score.relu() * factor
+
+
+ENTRY = Entry(
+    name="distance_aware",
+    scheme=DistanceAware,
+    paper="Wu et al. 2021",
+    laws=frozenset({Law.RELATIVE, Law.UNIQUE, Law.BOUNDED, Law.MONOTONE, Law.LENGTH_FREE, Law.FRACTIONAL}),
+    cost="one factor on every score per layer",
+    build=lambda shape: DistanceAware(shape.num_heads),
+    learned="2 per head",
+    does="multiplies the ReLU of the score by a learned sigmoid of the distance",
+    limits="blind to direction; fades scores to 0, not to −∞",
+)

@@ -11,6 +11,7 @@ from posenc.arguments import check_choice, check_type, number, whole
 from posenc.phases import exact, in_double
 from posenc.positions import PADDING, PositionError, Positions
 from posenc.scheme import Scheme
+from posenc.schemes.entry import FORMULA, Entry, Law
 
 
 class ExponentialDecay(Scheme):
@@ -36,7 +37,9 @@ class ExponentialDecay(Scheme):
         """The vectors P[p]."""
         check_type("positions", positions, Positions)
         check_choice("dtype", dtype, (torch.float32, torch.float64))
-        coords = in_double(positions.scalar("ExponentialDecay")).masked_fill((positions.document == PADDING).to(exact(positions.device)), 0.0)
+        coords = in_double(positions.scalar("ExponentialDecay")).masked_fill(
+            (positions.document == PADDING).to(exact(positions.device)), 0.0
+        )
         if coords.numel() and not coords.is_meta:
             words = "ExponentialDecay encodes positions from 0 on, got "
             if torch.compiler.is_compiling():  # a compiled graph cannot raise: there it is a RuntimeError
@@ -48,3 +51,15 @@ class ExponentialDecay(Scheme):
 
     def extra_repr(self) -> str:
         return f"{self.dim}, longest={self.longest}"
+
+
+ENTRY = Entry(
+    name="exponential_decay",
+    scheme=ExponentialDecay,
+    paper="no paper",
+    laws=FORMULA | {Law.ABSOLUTE, Law.UNIQUE, Law.LINEAR, Law.BOUNDED, Law.DIRECTED, Law.MONOTONE},
+    cost="one addition to the input",
+    build=lambda shape: ExponentialDecay(shape.dim),
+    does="channels that fade with the position, each at its rate",
+    limits="positions from 0 on; those past `longest` look alike",
+)

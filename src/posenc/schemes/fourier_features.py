@@ -12,6 +12,7 @@ from posenc.arguments import check_choice, check_flag, check_type, number, whole
 from posenc.phases import drawn, in_double
 from posenc.positions import Positions
 from posenc.scheme import Scheme
+from posenc.schemes.entry import FORMULA, Entry, Law
 
 
 class FourierFeatures(Scheme):
@@ -68,7 +69,10 @@ class FourierFeatures(Scheme):
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         coords = positions.coords if positions.coords.dim() == 3 else positions.coords[..., None]
         if coords.size(-1) != self.axes:
-            raise ValueError(f"FourierFeatures takes {self.axes} coordinates per token, got {coords.size(-1)}")
+            takes, axes = "one coordinate" if self.axes == 1 else f"{self.axes} coordinates", coords.size(-1)
+            raise ValueError(
+                f"FourierFeatures takes {takes} per token, got positions of {axes} axes: build it with axes={axes}"
+            )
         angle = 2 * math.pi * in_double(coords) @ self._directions(coords.device).mT
         features = torch.cat((angle.cos(), angle.sin()), -1).to(dtype=dtype, device=coords.device)
         if self.mix is None:
@@ -77,3 +81,17 @@ class FourierFeatures(Scheme):
 
     def extra_repr(self) -> str:
         return f"{self.dim}, axes={self.axes}, sigma={self.sigma}, learned={self.directions is not None}"
+
+
+ENTRY = Entry(
+    name="fourier_features",
+    scheme=FourierFeatures,
+    paper="Tancik et al. 2020; Li et al. 2021",
+    laws=FORMULA | {Law.ABSOLUTE, Law.UNIQUE, Law.LINEAR, Law.ORTHOGONAL, Law.BOUNDED, Law.DIRECTED, Law.EXTENSIBLE},
+    cost="one addition to the input",
+    build=lambda shape: FourierFeatures(shape.dim, axes=shape.axes),
+    axes="any",
+    learned="nothing, or directions and an MLP",
+    does="random sines and cosines of all axes at once; `learned=True` trains directions and an MLP on top",
+    limits="`sigma` sets how far likeness reaches",
+)

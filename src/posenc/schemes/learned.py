@@ -9,16 +9,18 @@ from torch import Tensor, nn
 from posenc.arguments import check_choice, check_type, whole
 from posenc.positions import Positions
 from posenc.scheme import Scheme
+from posenc.schemes.entry import Entry, Law
 from posenc.visibility import table_index
 
 
 class Learned(Scheme):
     """A learned vector for each position 0 .. max_positions - 1, added to the input.
 
-    Formula: x_i <- x_i + W[p_i], W drawn from N(0, 0.02^2). Undefined past the table, and it says so.
+    Formula: x_i <- x_i + W[p_i], W drawn from N(0, 0.02^2). A position past the table has no vector: that is a
+    PositionError.
 
-    A model that adds positions in every layer may share one table or hold one instance per layer; which of the two is
-    the model's choice, not the scheme's.
+    A model that adds positions in every layer may share one table or have one per layer: that is the model's choice,
+    not the scheme's.
 
     Parameters: max_positions x dim. Shapes: table (rows, tokens, dim). Coordinates must be int64.
     Errors: PositionError for a position outside the table; ValueError for fractional or multi-axis positions.
@@ -48,3 +50,16 @@ class Learned(Scheme):
 
     def extra_repr(self) -> str:
         return ", ".join(str(size) for size in self.weight.shape)
+
+
+ENTRY = Entry(
+    name="learned",
+    scheme=Learned,
+    paper="Gehring et al. 2017; Devlin et al. 2019",
+    laws=frozenset({Law.ABSOLUTE, Law.UNIQUE, Law.BOUNDED, Law.DIRECTED}),
+    cost="one addition to the input",
+    build=lambda shape: Learned(shape.max_positions, shape.dim),
+    learned="max_positions × dim",
+    does="a trainable vector per position",
+    limits="undefined past the table: `PositionError`",
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from posenc.scheme import Scheme
+from posenc.schemes.entry import FORMULA, Entry, Law
 
 
 class NoPE(Scheme):
@@ -14,3 +15,15 @@ class NoPE(Scheme):
     Source: Haviv et al. 2022, "Transformer Language Models without Positional Encodings Still Learn Positional
     Information"; Kazemnejad et al. 2023, "The Impact of Positional Encoding on Length Generalization", who name it.
     """
+
+
+ENTRY = Entry(
+    name="nope",
+    scheme=NoPE,
+    paper="Haviv et al. 2022; Kazemnejad et al. 2023",
+    laws=FORMULA | {Law.RELATIVE, Law.BOUNDED, Law.ORDER_FREE},
+    cost="none",
+    build=lambda shape: NoPE(),
+    does="nothing: order reaches a decoder through its causal mask",
+    limits="an encoder without a mask cannot tell orders apart",
+)

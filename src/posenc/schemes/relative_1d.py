@@ -1,4 +1,4 @@
-"""Relative 1D: a learned vector per signed distance, met by the query."""
+"""Relative 1D: a learned vector per signed distance, multiplied with the query."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from posenc.encoding import Context
 from posenc.pieces import Distance, Meeting
 from posenc.positions import Positions
 from posenc.scheme import Scheme
+from posenc.schemes.entry import Entry, Law
 
 
 class Relative1D(Scheme):
-    """A learned vector for every distance -(N-1) .. N-1, that the query meets like a second key.
+    """A learned vector for every distance -(N-1) .. N-1, multiplied with the query as the key is.
 
     Formula: s_ij = (q_i . k_j + q_i . R[p_j - p_i + N - 1]) / sqrt(d), R of (2N - 1) x d.
 
-    Indexed by p_j - p_i, so no shift of a padded matrix is needed and any two sets of positions will do. Distances of N
-    or more have no vector, and say so.
+    Indexed by p_j - p_i, so no shift of a padded matrix is needed and any two sets of positions will do. A distance of
+    N or more has no vector: that is a PositionError.
 
     Parameters: (2N - 1) x d shared by the heads, or H x (2N - 1) x d with ``num_heads``; drawn from N(0, 1/d).
     Shapes: query (batch, heads, queries, head_dim). Coordinates must be int64.
@@ -49,3 +50,16 @@ class Relative1D(Scheme):
 
     def extra_repr(self) -> str:
         return f"{self.max_positions}, {self.head_dim}, num_heads={self.num_heads}"
+
+
+ENTRY = Entry(
+    name="relative_1d",
+    scheme=Relative1D,
+    paper="Bello et al. 2019",
+    laws=frozenset({Law.RELATIVE, Law.UNIQUE, Law.BOUNDED, Law.DIRECTED}),
+    cost="a (2N − 1)-wide product per query per layer",
+    build=lambda shape: Relative1D(shape.max_positions, shape.head_dim),
+    learned="(2N − 1) × d",
+    does="a trainable vector per signed distance, shared or per head",
+    limits="undefined past the table",
+)

@@ -1,4 +1,4 @@
-"""Relative 2D: a learned vector per row distance and per column distance, met by the query."""
+"""Relative 2D: a learned vector per row distance and per column distance, multiplied with the query."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from posenc.encoding import Context
 from posenc.pieces import Distance, Meeting
 from posenc.positions import Positions
 from posenc.scheme import Scheme
+from posenc.schemes.entry import Entry, Law
 
 
 class Relative2D(Scheme):
-    """Learned vectors for the row and the column distance of two patches of a grid, summed and met by the query.
+    """Learned vectors for the row and the column distance of two patches of a grid; the query is multiplied with both.
 
     Formula, for patches (a, b) of query and (a', b') of key on a grid of h rows and w columns:
 
@@ -31,7 +32,7 @@ class Relative2D(Scheme):
     equation 3; Srinivas et al. 2021, "Bottleneck Transformers", figure 4.
     """
 
-    def __init__(self, grid: tuple[int, int], head_dim: int, num_heads: int | None = None) -> None:
+    def __init__(self, grid: Sequence[int], head_dim: int, num_heads: int | None = None) -> None:
         super().__init__()
         self.grid = _sides(grid)
         self.head_dim = whole("head_dim", head_dim)
@@ -63,7 +64,7 @@ class Relative2D(Scheme):
     def resized(self, grid: tuple[int, int]) -> Relative2D:
         """A copy for another grid. The distance of neighbours is kept as a share of the grid: tables are interpolated
         linearly between their ends, which stay the ends. The same grid gives the same tables, bit for bit; whether they
-        are trained, and the mode, are this one's."""
+        are trained, and the mode, stay as they are."""
         with torch.device("meta"):  # checks and shapes alone: nothing is drawn
             other = Relative2D(grid, self.head_dim, self.num_heads).train(self.training)
         for name in ("row_table", "column_table"):
@@ -81,8 +82,22 @@ class Relative2D(Scheme):
         return f"{self.grid}, {self.head_dim}, num_heads={self.num_heads}"
 
 
-def _sides(grid: tuple[int, int]) -> tuple[int, int]:
+def _sides(grid: Sequence[int]) -> tuple[int, int]:
     """Height and width; ValueError for anything else."""
     if not isinstance(grid, Sequence) or len(grid) != 2:
         raise ValueError(f"grid must be (height, width), got {shown(grid)}")
     return whole("grid[0]", grid[0]), whole("grid[1]", grid[1])
+
+
+ENTRY = Entry(
+    name="relative_2d",
+    scheme=Relative2D,
+    paper="Ramachandran et al. 2019; Bello et al. 2019",
+    laws=frozenset({Law.RELATIVE, Law.UNIQUE, Law.BOUNDED, Law.DIRECTED, Law.SEPARABLE}),
+    cost="a (2h + 2w − 2)-wide product per query per layer",
+    build=lambda shape: Relative2D(shape.grid or (shape.max_positions,) * 2, shape.head_dim),
+    axes="two",
+    learned="(2h + 2w − 2) × d",
+    does="a trainable vector per row distance and per column distance; `resized(grid)` for another grid",
+    limits="undefined past the tables",
+)

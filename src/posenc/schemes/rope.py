@@ -14,6 +14,7 @@ from posenc.encoding import Context, Rotation
 from posenc.phases import PairLayout, PairRotation, frequencies, in_double, phases
 from posenc.positions import Positions
 from posenc.scheme import Scheme
+from posenc.schemes.entry import FORMULA, Entry, Law
 
 Scaling: TypeAlias = Callable[..., tuple[Tensor, Any]]
 """(theta[, lengths]) -> (theta, factor): see `RoPE`."""
@@ -104,7 +105,9 @@ class RoPE(Scheme):
         theta = frequencies(each, self.base, device)
         if self.scaling is None:
             return theta[None], 1.0
-        scaled, factor = self.scaling(theta, in_double(lengths)[:, None]) if lengths is not None else self.scaling(theta)
+        scaled, factor = (
+            self.scaling(theta, in_double(lengths)[:, None]) if lengths is not None else self.scaling(theta)
+        )
         return (scaled if scaled.dim() == 2 else scaled[None]), factor
 
     def rotation(
@@ -142,3 +145,30 @@ def _allocation(allocation: Sequence[int], pairs: int, axes: int) -> tuple[int, 
     if not isinstance(allocation, Sequence) or len(allocation) != pairs:
         raise ValueError(f"allocation must be one axis for each of {pairs} pairs, got {shown(allocation)}")
     return tuple(whole("allocation", axis, 0, axes - 1) for axis in allocation)
+
+
+ENTRY = Entry(
+    name="rope",
+    scheme=RoPE,
+    paper="Su et al. 2021",
+    laws=FORMULA
+    | {
+        Law.RELATIVE,
+        Law.UNIQUE,
+        Law.LINEAR,
+        Law.ORTHOGONAL,
+        Law.BOUNDED,
+        Law.DIRECTED,
+        Law.DECAYING_BOUND,
+        Law.EXTENSIBLE,
+        Law.SEPARABLE,
+    },
+    cost="one pass over q and k per layer",
+    build=lambda shape: RoPE(shape.head_dim, axes=shape.axes),
+    axes="any",
+    does=(
+        'turns channel pairs of q and k by an angle that grows with the position; layouts `"half"` and '
+        '`"interleaved"`, partial with `rotary_dim`, a share of the channels for each of several `axes`'
+    ),
+    limits="angles past the training length are new to the model",
+)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from posenc.arguments import check_choice, check_type, whole
 from posenc.positions import PADDING, Positions
 from posenc.scheme import Scheme
+from posenc.schemes.entry import Entry, Law
 from posenc.visibility import check_index
 
 
@@ -49,3 +50,17 @@ class Segment(Scheme):
 
     def extra_repr(self) -> str:
         return ", ".join(str(size) for size in self.weight.shape)
+
+
+ENTRY = Entry(
+    name="segment",
+    scheme=Segment,
+    paper="Devlin et al. 2019",
+    laws=frozenset({Law.RELATIVE, Law.BOUNDED, Law.LENGTH_FREE, Law.FRACTIONAL, Law.ORDER_FREE}),
+    cost="one addition to the input",
+    build=lambda shape: Segment(2, shape.dim),
+    needs_segments=True,
+    learned="num_segments × dim",
+    does="a trainable vector per segment, beside another scheme",
+    limits="does not tell positions apart",
+)

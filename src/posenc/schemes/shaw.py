@@ -12,6 +12,7 @@ from posenc.encoding import Context
 from posenc.pieces import Distance, Meeting, Value
 from posenc.positions import Positions
 from posenc.scheme import Scheme
+from posenc.schemes.entry import Entry, Law
 
 
 class Shaw(Scheme):
@@ -48,7 +49,7 @@ class Shaw(Scheme):
         check_flag("keys", keys)
         check_flag("values", values)
         if not (keys or values):
-            raise ValueError("keys or values must be True, got neither")
+            raise ValueError("keys or values must be True, got False for both")
         heads = () if self.num_heads is None else (self.num_heads,)
         shape = (*heads, 2 * self.max_distance + 1, self.head_dim)
         self.key_table = nn.Parameter(torch.empty(shape)) if keys else None
@@ -92,3 +93,19 @@ class Shaw(Scheme):
 
     def extra_repr(self) -> str:
         return f"{self.head_dim}, max_distance={self.max_distance}, num_heads={self.num_heads}"
+
+
+ENTRY = Entry(
+    name="shaw",
+    scheme=Shaw,
+    paper="Shaw et al. 2018",
+    laws=frozenset({Law.RELATIVE, Law.BOUNDED, Law.DIRECTED, Law.LENGTH_FREE}),
+    cost="a (2k + 1)-wide product per query and a sum per bucket per layer",
+    build=lambda shape: Shaw(shape.head_dim, max_distance=16),
+    learned="2 (2k + 1) × d",
+    does=(
+        "a trainable vector per clipped distance, in the keys, in the values, or in both; shared or one set per "
+        "head (`num_heads`)"
+    ),
+    limits="distances past the window are one",
+)

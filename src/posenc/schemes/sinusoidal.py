@@ -14,6 +14,7 @@ from posenc.arguments import check_choice, check_type, number, shown, whole
 from posenc.phases import frequencies, phases
 from posenc.positions import Positions
 from posenc.scheme import Scheme
+from posenc.schemes.entry import FORMULA, Entry, Law
 
 
 class Sinusoidal(Scheme):
@@ -63,7 +64,10 @@ class Sinusoidal(Scheme):
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         coords = positions.coords if positions.coords.dim() == 3 else positions.coords[..., None]
         if coords.size(-1) != self.axes:
-            raise ValueError(f"Sinusoidal takes {self._takes()}, got positions of {coords.size(-1)} axes")
+            takes, axes = "one coordinate" if self.axes == 1 else f"{self.axes} coordinates", coords.size(-1)
+            raise ValueError(
+                f"Sinusoidal takes {takes} per token, got positions of {axes} axes: build it with axes={axes}"
+            )
         theta = frequencies(self.dim // self.axes, self.base, coords.device)
         angle = torch.stack([phases(axis, theta) for axis in coords.unbind(-1)], -2)
         axis = -1 if self.layout == "interleaved" else -2
@@ -90,8 +94,22 @@ class Sinusoidal(Scheme):
                 matrix[sin, cos], matrix[cos, sin] = math.sin(step * theta), -math.sin(step * theta)
         return matrix
 
-    def _takes(self) -> str:
-        return "one coordinate per token" if self.axes == 1 else f"{self.axes} coordinates per token"
-
     def extra_repr(self) -> str:
         return f"{self.dim}, base={self.base}, layout={self.layout!r}, axes={self.axes}"
+
+
+ENTRY = Entry(
+    name="sinusoidal",
+    scheme=Sinusoidal,
+    paper="Vaswani et al. 2017",
+    laws=FORMULA
+    | {Law.ABSOLUTE, Law.UNIQUE, Law.LINEAR, Law.ORTHOGONAL, Law.BOUNDED, Law.DIRECTED, Law.EXTENSIBLE, Law.SEPARABLE},
+    cost="one addition to the input",
+    build=lambda shape: Sinusoidal(shape.dim, axes=shape.axes),
+    axes="any",
+    does=(
+        'sines and cosines, `"interleaved"` or `"concatenated"`; `axes=2` for images, `axes=3` for video; '
+        "`linear_map(offset)` gives the matrix that shifts it"
+    ),
+    limits="every length has a vector, but a model that was trained short does not know the far ones",
+)

@@ -12,6 +12,7 @@ from posenc.encoding import Context
 from posenc.pieces import Bias, Distance
 from posenc.positions import Positions
 from posenc.scheme import Scheme
+from posenc.schemes.entry import Entry, Law
 
 
 class T5(Scheme):
@@ -96,3 +97,19 @@ def _edges(side: int, max_distance: int) -> tuple[int, ...]:
     distances = range(exact, max_distance + 1)
     starts = (max_distance**m * exact ** (shared - m) for m in range(1, shared))
     return (*range(1, exact + 1), *(exact + bisect_left(distances, s, key=lambda n: n**shared) for s in starts))
+
+
+ENTRY = Entry(
+    name="t5",
+    scheme=T5,
+    paper="Raffel et al. 2020",
+    laws=frozenset({Law.RELATIVE, Law.BOUNDED, Law.DIRECTED, Law.LENGTH_FREE}),
+    cost="one bias on every score per layer",
+    build=lambda shape: T5(shape.num_heads, bidirectional=not shape.causal),
+    learned="buckets × heads",
+    does=(
+        "a trainable bias per head and bucket of distances: near ones have their own, far ones share, in "
+        "logarithmic steps; `bidirectional=True` for encoders"
+    ),
+    limits="distances past the last bucket are one",
+)

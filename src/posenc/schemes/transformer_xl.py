@@ -14,6 +14,7 @@ from posenc.phases import frequencies, phases
 from posenc.pieces import Distance, Fold, Meeting
 from posenc.positions import Positions
 from posenc.scheme import Scheme
+from posenc.schemes.entry import Entry, Law
 
 
 class TransformerXL(Scheme):
@@ -89,3 +90,19 @@ class TransformerXL(Scheme):
 
     def extra_repr(self) -> str:
         return f"{self.num_heads}, {self.head_dim}, dim={self.dim}, base={self.base}, share_biases={self.share_biases}"
+
+
+ENTRY = Entry(
+    name="transformer_xl",
+    scheme=TransformerXL,
+    paper="Dai et al. 2019",
+    laws=frozenset({Law.RELATIVE, Law.UNIQUE, Law.BOUNDED, Law.DIRECTED, Law.LENGTH_FREE, Law.FRACTIONAL}),
+    cost="a dim-wide product per score and a head_dim-wide one per key per layer",
+    build=lambda shape: TransformerXL(shape.num_heads, shape.head_dim, max(2, shape.dim - shape.dim % 2)),
+    learned="dim² + 2 dim",
+    does=(
+        "content, content-dependent position, global content and global position: four terms, one by one in "
+        "`terms(block)`"
+    ),
+    limits="one product as wide as the model on every score",
+)

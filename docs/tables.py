@@ -1,0 +1,82 @@
+"""The tables of schemes in README.md and docs/schemes.md, made of the catalog. ``make tables`` writes them there."""
+
+from pathlib import Path
+
+from posenc.schemes.catalog import CATALOG
+from posenc.schemes.entry import Entry, Law
+
+ROOT = Path(__file__).parents[1]
+
+# The README shows which of these a scheme has; docs/schemes.md has them all.
+MAIN = (
+    Law.RELATIVE,
+    Law.ABSOLUTE,
+    Law.DIRECTED,
+    Law.MONOTONE,
+    Law.DECAYING,
+    Law.EXTENSIBLE,
+    Law.LENGTH_FREE,
+    Law.ORDER_FREE,
+)
+
+
+def _table(*rows: tuple[str, ...]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]]) + "\n"
+
+
+def _doors(entry: Entry) -> str:
+    return ", ".join(entry.doors) or "none"
+
+
+def _word(law: Law) -> str:
+    return law.replace("_", "-")
+
+
+def tables() -> dict[str, list[str]]:
+    """Each file's tables, as Markdown."""
+    claims = {entry.name: ", ".join(_word(law) for law in MAIN if law in entry.laws) for entry in CATALOG}
+    return {
+        "README.md": [
+            _table(
+                ("scheme", "doors", "it claims (and the tests hold it to)", "learned", "cost"),
+                *(
+                    (f"`{entry.signature}`", _doors(entry), claims[entry.name], entry.learned, entry.cost)
+                    for entry in CATALOG
+                ),
+            )
+        ],
+        "docs/schemes.md": [
+            _table(
+                ("scheme", "doors", "what it does", "limits"),
+                *((f"`{entry.signature}`", _doors(entry), entry.does, entry.limits) for entry in CATALOG),
+            ),
+            _table(
+                ("law", "what it says", "who has it"),
+                *(
+                    (_word(law), law.meaning, ", ".join(entry.title for entry in CATALOG if law in entry.laws))
+                    for law in Law
+                ),
+            ),
+        ],
+    }
+
+
+def written(text: str, table: str) -> str:
+    """The text, with the table in the place of the one that has the same head. ValueError where there is none."""
+    head = table.partition("\n")[0]
+    before, found, after = text.partition(f"{head}\n")
+    if not found:
+        raise ValueError(f"text must have a table with the head {head!r}, got none")
+    rows = after.splitlines(keepends=True)
+    end = next((number for number, row in enumerate(rows) if not row.startswith("|")), len(rows))
+    return before + table + "".join(rows[end:])
+
+
+if __name__ == "__main__":
+    for name, parts in tables().items():
+        path = ROOT / name
+        text = path.read_text(encoding="utf-8")
+        for part in parts:
+            text = written(text, part)
+        path.write_text(text, encoding="utf-8")

@@ -1,0 +1,135 @@
+"""What the catalog says of a scheme: where it comes from, the laws it claims, and how to build it for a model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+import torch
+
+from posenc.arguments import check_flag, shown, whole
+from posenc.scheme import Scheme
+
+
+class Law(str, Enum):
+    """A law that a scheme may claim, and what it says. The scores meant are those of fixed contents, with every door
+    open. It is a str too: ``Law.RELATIVE == "relative"``."""
+
+    meaning: str
+
+    def __new__(cls, name: str, meaning: str) -> Law:
+        law = str.__new__(cls, name)
+        law._value_, law.meaning = name, meaning
+        return law
+
+    __str__ = str.__str__
+
+    # Of positions and codes.
+    RELATIVE = "relative", "scores do not change when all positions move by the same amount"
+    ABSOLUTE = "absolute", "scores do change when all positions move by the same amount"
+    UNIQUE = (
+        "unique",
+        "in float32 no two of 1024 positions share a vector or, in pair doors, no two distances a pattern of scores",
+    )
+    LINEAR = "linear", "one matrix M_k carries the vector of every position t to that of t + k"
+    ORTHOGONAL = "orthogonal", "that matrix is a rotation, which keeps lengths and angles"
+    BOUNDED = (
+        "bounded",
+        "what it adds to a vector or changes in a score stays within a bound, however far apart tokens are",
+    )
+    # Of distance and direction.
+    DIRECTED = "directed", "of two equal tokens, i's score for j differs from j's for i"
+    MONOTONE = (
+        "monotone",
+        "to each side of a token the score never turns, but rises or falls with distance; of schemes that do nothing "
+        "but add vectors, the inner product of two vectors does",
+    )
+    DECAYING = "decaying", "looking back, the score falls with distance, whatever the content"
+    DECAYING_BOUND = "decaying_bound", "an upper bound of the score falls with distance, which the score need not do"
+    # Of what it can encode.
+    LENGTH_FREE = "length_free", "any integer position from 0 on has an encoding, so no length is fixed ahead of time"
+    FRACTIONAL = "fractional", "any real position has an encoding"
+    EXTENSIBLE = "extensible", "it can be built for two and for three coordinates per token"
+    SEPARABLE = "separable", "with two coordinates, a score is a number for the row and one for the column, added"
+    # Of the scheme itself.
+    DETERMINISTIC = "deterministic", "it follows from its configuration, and nothing is drawn"
+    PARAMETER_FREE = "parameter_free", "nothing is learned"
+    ORDER_FREE = "order_free", "it takes no part in telling positions apart"
+
+
+FORMULA = frozenset({Law.LENGTH_FREE, Law.FRACTIONAL, Law.DETERMINISTIC, Law.PARAMETER_FREE})
+"""What a scheme has that is a formula of any real position, with nothing drawn or learned."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of the model that a scheme is built for. ValueError for one that is no whole number above 0."""
+
+    dim: int
+    num_heads: int
+    head_dim: int
+    max_positions: int
+    causal: bool = True
+    grid: tuple[int, ...] | None = None  # the size of each of two or three axes; None: tokens stand in one line
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "num_heads", "head_dim", "max_positions"):
+            whole(name, getattr(self, name))
+        check_flag("causal", self.causal)
+        if self.grid is None:
+            return
+        if not isinstance(self.grid, Sequence) or len(self.grid) not in (2, 3):
+            raise ValueError(f"grid must be (rows, columns), (frames, rows, columns) or None, got {shown(self.grid)}")
+        for axis, size in enumerate(self.grid):
+            whole(f"grid[{axis}]", size)
+
+    @property
+    def axes(self) -> int:
+        """Coordinates per token."""
+        return 1 if self.grid is None else len(self.grid)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One scheme of the catalog.
+
+    ``laws`` are claims that the tests hold it to, for the scheme that ``build`` makes; `posenc.laws` measures each.
+    ``learned``, ``does`` and ``limits`` are words for the tables of the documentation.
+    """
+
+    name: str  # that of its file
+    scheme: type[Scheme]
+    paper: str
+    laws: frozenset[Law]
+    cost: str
+    build: Callable[[Shape], Scheme]
+    needs_segments: bool = False
+    axes: Literal["one", "two", "any"] = "one"  # coordinates per token that it can take
+    learned: str = "nothing"
+    does: str = ""
+    limits: str = ""
+
+    def __post_init__(self) -> None:
+        for law in self.laws:
+            if law not in tuple(Law):
+                raise ValueError(f"laws must be some of {', '.join(Law)}, got {shown(law)}")
+
+    @property
+    def title(self) -> str:
+        """The name as the field writes it."""
+        return self.scheme.__name__
+
+    @property
+    def signature(self) -> str:
+        """How it is called, without types and defaults: ``ALiBi(num_heads, form)``."""
+        parameters = inspect.signature(self.scheme).parameters.values()
+        return f"{self.title}({', '.join(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)})"
+
+    @property
+    def doors(self) -> tuple[str, ...]:
+        """The doors it opens, found on a small example of itself. PyTorch's global generator stays as it was."""
+        with torch.random.fork_rng(devices=()):
+            return self.build(Shape(dim=8, num_heads=2, head_dim=4, max_positions=8)).doors

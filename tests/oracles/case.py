@@ -1,0 +1,39 @@
+"""What the tests run an oracle on: its scheme at unlucky sizes, and what the oracle makes of the same tensors.
+
+``CASES`` at the end of an oracle's file are found by `tests.cases`, which hands over the scheme's class, positions and
+parameters: the oracles import none of them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+HEADS, KV_HEADS, HEAD_DIM = 12, 4, 6
+DIM = HEADS * HEAD_DIM
+TOKENS = 9
+
+
+@dataclass(frozen=True)
+class Case:
+    """A scheme and what its oracle does to the input, to queries and keys, and to the scores.
+
+    ``scheme`` makes it of its class; ``add`` takes (x, positions, scheme), ``rotate`` (x, positions), and ``pairs``
+    (scheme, query, key, query_positions, key_positions), of which it makes arguments of `attention.attend`.
+    """
+
+    scheme: Callable[..., Any]
+    add: Callable[[Tensor, Any, Any], Tensor] = lambda x, p, scheme: x
+    rotate: Callable[[Tensor, Any], Tensor] = lambda x, p: x
+    pairs: Callable[[Any, Tensor, Tensor, Any, Any], dict[str, Any]] = lambda scheme, q, k, x, y: {}
+    integers_only: bool = False
+    from_zero: bool = False
+    axes: int = 1
+    refused_by: tuple[str, ...] = ()
+    wide: bool = True  # parameters from N(0, 1), so that none hides behind its small beginning; False: as it draws them
+
+
+def rows(positions: Any) -> Any:
+    """Coordinates as nested lists, for each of two samples."""
+    return positions.expand(2).coords.tolist()
