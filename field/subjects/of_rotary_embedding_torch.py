@@ -7,7 +7,7 @@ It claims relative positions, interleaved pairs and base 10000, xPos included, a
 from rotary_embedding_torch import RotaryEmbedding, apply_rotary_emb
 
 from posenc.conformance import Attention, Rotary
-from posenc.conformance.subjects import attend
+from posenc.conformance.heads import attend
 
 
 def rotate(module, x, offset):

@@ -12,7 +12,7 @@ import types
 import torch
 
 from posenc.conformance import Attention, NotApplicableError
-from posenc.conformance.subjects import attend
+from posenc.conformance.heads import attend
 
 
 def module_of(name):

@@ -3,7 +3,7 @@
 from torchscale.component.xpos_relative_position import XPOS
 
 from posenc.conformance import Attention
-from posenc.conformance.subjects import attend
+from posenc.conformance.heads import attend
 
 
 def attention(module, query, key, value, visible):

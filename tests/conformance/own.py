@@ -1,7 +1,7 @@
 """posenc's own schemes, under each backend and in each model, as subjects of the checks.
 
 The functions that build and call them are as a user would write them; they stand at the top of the file, since the
-script of a finding would hold a copy.
+script of a finding imports them.
 """
 
 from typing import Any

@@ -13,6 +13,8 @@ from posenc.conformance import Batch, Rotary, Subject
 from posenc.conformance.outcome import Outcome
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
+MUTANTS = "tests.conformance.mutants"  # they import posenc too
+
 
 def nothing(base: float = 10_000.0) -> float:
     return base
@@ -36,8 +38,8 @@ WRONG = Rotary(build=nothing, call=rotate_by_index, options={"base": 500.0}, rel
 
 def run_alone(script: str) -> tuple[object, str]:
     """The exit code of a script that cannot import posenc, and what it printed."""
-    hidden = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "posenc"}
-    path = list(sys.path)
+    before, path = dict(sys.modules), list(sys.path)
+    hidden = [name for name in before if name.startswith(("posenc", MUTANTS))]
     finding = ModuleType("finding")  # dataclasses look their module up
     sys.modules.update({**dict.fromkeys(hidden), "posenc": None, "finding": finding})  # type: ignore[dict-item]
     try:
@@ -47,8 +49,9 @@ def run_alone(script: str) -> tuple[object, str]:
             except SystemExit as end:
                 return end.code, printed.getvalue()
     finally:
-        sys.modules.pop("finding")
-        sys.modules.update(hidden)
+        for name in [name for name, module in sys.modules.items() if getattr(module, "__spec__", None) is None]:
+            del sys.modules[name]  # the script made it
+        sys.modules.update(before)
         sys.path[:] = path
     raise AssertionError("the script did not say how it ended")
 

@@ -306,7 +306,7 @@ def test_quietly_it_prints_findings_alone(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr() == ("", "")
     assert main(["check", f"{HERE}:WRONG", *PADDING, "--quiet", "--out", "out"]) == 1
     shown = capsys.readouterr()
-    assert shown.out.startswith("7. padding\n")
+    assert shown.out.startswith(f"{HERE}:WRONG: 7. padding\n")
     assert shown.err == ""
 
 

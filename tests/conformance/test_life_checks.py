@@ -89,7 +89,7 @@ def unchanged(made: Any, x: Tensor, positions: Tensor) -> Tensor:
 
 def test_without_anything_to_train_there_are_no_gradients() -> None:
     found = trials(Bias(build=no_options, call=lines), 16)
-    assert found["gradients are derivatives"].reason == "there is no gradient in it that is above the rounding"
+    assert found["gradients are derivatives"].reason == "no gradient is above the rounding"
     assert found["each gradient alone"].reason == "there are no two things to train in it"
     assert trials(Bias(build=no_options, call=lines), 5)["inference, then training"].reason == (
         "nothing in it is trained, and call takes no vectors"

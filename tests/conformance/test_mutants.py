@@ -61,7 +61,7 @@ def test_the_check_that_names_it_catches_it(mutant: Mutant) -> None:
     assert trial.finding is not None
     code, printed = run_alone(trial.finding.script)
     assert code == 1
-    assert trial.finding.came.replace(mutant.subject.build.__module__, "finding") in printed
+    assert trial.finding.came in printed
 
 
 def test_every_pain_has_a_mutant() -> None:

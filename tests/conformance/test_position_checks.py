@@ -174,7 +174,7 @@ def test_outputs_that_know_no_tokens_cannot_leak() -> None:
         (models.LEARNED, 12, "zigzag queries", "takes no memory"),
         (rotations.ROTARY, 13, "cached across it", "it claims no threshold"),
         (replace(rotations.ROTARY, threshold=2000), 13, "long, then short", "2000 is not below the longest row, 70"),
-        (replace(layers.CROSSING, causal=True), 9, "any of the keys", "it is causal, and cannot be told where"),
+        (replace(layers.CROSSING, causal=True), 9, "any of the keys", "it is causal, and cannot be given the order"),
     ],
 )
 def test_what_does_not_apply_says_why(subject: Subject, number: int, trial: str, reason: str) -> None:

@@ -58,8 +58,8 @@ def test_a_finding_fails_with_what_it_is_and_its_script(result: Run) -> None:
             "smallest input: ids=*, positions=*, least=3.0",
             "why it matters: It <matters>.",
             "met before in: transformers#38224, *",
-            "# A finding of posenc check, which this script repeats without posenc.",
-            "raise SystemExit(0 if outcome.ok else 1)",
+            "# A finding of posenc check, which this script repeats.",
+            "raise SystemExit(repeat(*",
             "2. finds a lot, a hostile, one",
         ]
     )

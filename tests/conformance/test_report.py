@@ -197,7 +197,7 @@ def test_the_terminal_shows_all_of_it(data: Data) -> None:
 
 def test_quietly_it_shows_findings_alone(data: Data) -> None:
     text = printed(data["subjects"][0], quiet=True)
-    assert text.startswith("2. finds a lot")
+    assert text.startswith("mine <&> [bold]: 2. finds a lot")
     assert "passes" not in text
 
 

@@ -1,5 +1,6 @@
 """Running checks: what counts as passed, and what does not."""
 
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -82,6 +83,10 @@ def never(made: Any, x: Tensor) -> Tensor:
     raise RuntimeError("no kernel")
 
 
+def inside_torch(made: Any, x: Tensor) -> Tensor:
+    return x @ torch.ones(3, dtype=x.dtype)
+
+
 def without_a_tensor(made: Any, x: Tensor) -> Any:
     return [x]
 
@@ -150,7 +155,10 @@ def test_an_error_is_a_finding_made_small(one_check: Any) -> None:
     ((entry, trial),) = report.findings
     assert not report.ok
     assert report.results[0].status == "finding"
-    assert trial.finding.came == "RuntimeError: six are too many"
+    assert re.fullmatch(
+        r'RuntimeError: six are too many \(test_run.py, line \d+: raise RuntimeError\("six are too many"\)\)',
+        trial.finding.came,
+    )
     assert (len(trial.finding.batch.ids), trial.finding.batch.tokens) == (1, 6)
     assert entry.number == 1
     assert "transformers#25681" in report.results[0].threads
@@ -178,7 +186,7 @@ def test_what_was_found_stays_found_when_the_time_is_up(one_check: Any, monkeypa
     monkeypatch.setattr(run, "GRACE", 0.1)
     report = one_check(fails_and_hangs_when_smaller, FINITE, seconds=0.5)
     ((_, trial),) = report.findings
-    assert trial.finding.came == "RuntimeError: fourteen are too many"
+    assert trial.finding.came.startswith("RuntimeError: fourteen are too many (test_run.py, line ")
     assert (len(trial.finding.batch.ids), trial.finding.batch.tokens) == (2, 7)
     assert report.results[0].seconds > 0.5  # it did hang
 
@@ -241,7 +249,14 @@ def test_it_runs_in_float32_where_it_must(one_check: Any) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (never, "the subject does not run: RuntimeError: no kernel"),
+        (
+            never,
+            r"the subject does not run: RuntimeError: no kernel \(test_run.py, line \d+: raise RuntimeError\(\"no k",
+        ),
+        (
+            inside_torch,
+            r"does not run: RuntimeError: .*\(test_run.py, line \d+: return x @ torch.ones\(3, dtype=x.dtype\)\)",
+        ),
         (without_a_tensor, r"call must give a tensor \(rows, tokens, …\), got list"),
         (lambda made, x: x, "call must be a function or class at the top level of a file"),
     ],
@@ -323,6 +338,30 @@ def test_wrong_settings_are_named(wrong: dict[str, Any], message: str) -> None:
 def test_what_a_subject_cannot_be_is_named(kind: Any, wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         check(kind(build=build, call=same, **wrong))
+
+
+def misspelt(made: Any, x: Tensor, position: Tensor | None = None) -> Tensor:
+    return x
+
+
+def unheard_of(made: Any, x: Tensor, temperature: float) -> Tensor:
+    return x
+
+
+def takes_anything(made: Any, x: Tensor, *others: Any, **named: Any) -> Tensor:
+    return x
+
+
+def test_a_parameter_that_nothing_is_given_to_is_named() -> None:
+    names = "positions, padding, document, order, cache, memory, memory_positions, grid"
+    message = f"call's parameters must be of those that a Layer gives, {names}; got "
+    with pytest.raises(ValueError, match=f"^{message}'position'. Did you mean 'positions'\\?$"):
+        check(Layer(build=build, call=misspelt))
+    with pytest.raises(ValueError, match=f"^{message}'temperature'$"):
+        check(Layer(build=build, call=unheard_of))
+    with pytest.raises(ValueError, match=r"a Rotary gives, x, query, key, positions, offset; got 'position'. Did you"):
+        check(Rotary(build=build, call=misspelt))
+    assert check(Layer(build=build, call=takes_anything), checks=[10]).ok
 
 
 def test_what_is_no_subject_is_named() -> None:

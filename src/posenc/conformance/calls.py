@@ -1,4 +1,4 @@
-"""Getting at a call: what it is given, what stands in its place, what it is trained by, and what is left on the thing.
+"""A call looked at from outside: its arguments, a function in its place, its gradients, and what the thing holds.
 
 Plain PyTorch: scripts hold a copy of what they need.
 """

@@ -80,7 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from posenc.conformance import report
-    from posenc.conformance.run import Interrupted, check, prepared
+    from posenc.conformance.prepare import prepared
+    from posenc.conformance.run import Interrupted, check
     from posenc.conformance.targets import TargetError
     from posenc.figures import check as page  # before minutes of checking: drawing must be possible
     from posenc.lab.progress import Progress, for_console
@@ -111,8 +112,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     data = report.as_data(reports)
     console = Console(width=None if sys.stdout.isatty() else 120)  # in a file nothing says how wide it will be shown
-    for one in data["subjects"]:
-        console.print(report.shown(one, _script_places(data, arguments.out), arguments.quiet), highlight=False)
+    for subject in data["subjects"]:
+        console.print(report.shown(subject, _script_places(data, arguments.out), arguments.quiet), highlight=False)
     makers = {"json": report.as_json, "junit": report.as_junit, "html": page.html}
     scripts = _script_places(data, arguments.out)
     texts = [(Path(scripts[found["file"]]), found["script"]) for found in _findings(data) if scripts]
@@ -126,7 +127,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _failed("interrupted: this is what was found so far")
     if unwritten or not data["ok"]:
         return 1
-    empty = [one["name"] for one in data["subjects"] if report.nothing_checked(one)]
+    empty = [subject["name"] for subject in data["subjects"] if report.nothing_checked(subject)]
     return _failed(f"nothing was checked: no check applies to {', '.join(empty)}", code=2) if empty else 0
 
 
@@ -158,7 +159,7 @@ def _require_places(arguments: argparse.Namespace) -> None:
         path = getattr(arguments, name)
         if path is not None and path.exists() and path.is_dir() != (name == "out"):
             raise ValueError(f"--{name} must be a {'folder' if name == 'out' else 'file'}, got {str(path)!r}")
-    taken: dict[str, tuple[str, str]] = {}
+    places: dict[str, tuple[str, str]] = {}
     for name, kind, path in _reports(arguments):
         try:
             require_writable(path)
@@ -167,8 +168,8 @@ def _require_places(arguments: argparse.Namespace) -> None:
             raise ValueError(
                 f"--{name} must be a place that can be written, got {got!r}: {path}: {error.strerror}"
             ) from None
-        first, its = taken.setdefault(os.path.realpath(path), (name, kind))
-        if its != kind:
+        first, other = places.setdefault(os.path.realpath(path), (name, kind))
+        if other != kind:
             raise ValueError(f"--{first} and --{name} must be different files, got {str(path)!r} for both")
 
 

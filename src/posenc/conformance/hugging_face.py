@@ -8,9 +8,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from posenc.conformance.subjects import PADDING, VOCABULARY, Model, NotApplicableError
+from posenc.conformance.layers import Model
+from posenc.conformance.subjects import VOCABULARY
+from posenc.conformance.transformers_calls import (
+    decode_by_index,
+    decode_packed,
+    decode_with_positions,
+    encode_by_index,
+    encode_with_positions,
+)
 
 JITTER = 0.2  # initial weights of N(0, 0.02²) make attention all but uniform, and then positions move nothing
 # Phases, norms and softmax are computed in float32 whatever the dtype, and the least number of float64, with which what
@@ -70,78 +77,3 @@ def hugging_face(
         options.setdefault("attn_implementation", made.config._attn_implementation)
         said.setdefault("backends", ({"attn_implementation": "eager"}, {"attn_implementation": "sdpa"}))
     return Model(build=build, call=call, options=options, **said)
-
-
-def decode_with_positions(
-    model: Any, ids: Tensor, positions: Tensor | None = None, padding: Tensor | None = None, cache: Any = None
-) -> tuple[Tensor, Any]:
-    """A decoder that is told positions."""
-    if positions is not None and padding is None:
-        padding = _no_padding(ids, 0 if cache is None else cache.get_seq_length())
-    ids, mask = _padded_inputs(model, ids, padding)
-    out = model(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
-    return _outputs(out), out.past_key_values
-
-
-def decode_by_index(model: Any, ids: Tensor, padding: Tensor | None = None, cache: Any = None) -> tuple[Tensor, Any]:
-    """A decoder that finds positions itself."""
-    ids, mask = _padded_inputs(model, ids, padding)
-    out = model(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True)
-    return _outputs(out), out.past_key_values
-
-
-def decode_packed(
-    model: Any,
-    ids: Tensor,
-    positions: Tensor | None = None,
-    padding: Tensor | None = None,
-    document: Tensor | None = None,
-    cache: Any = None,
-) -> tuple[Tensor, Any]:
-    """A decoder that takes a position which does not go up by one for the beginning of a document."""
-    if document is None or len(set(document.flatten().tolist()) - {PADDING}) < 2:
-        return decode_with_positions(model, ids, positions, padding, cache)
-    starts = document.diff(dim=-1) != 0
-    if positions is None or cache is not None or (document == PADDING).any():
-        raise NotApplicableError("packed documents are told by positions alone: with no padding, and no cache")
-    if positions.shape != document.shape or not torch.equal(starts, positions.diff(dim=-1) != 1):
-        raise NotApplicableError(
-            "packed documents are told by positions alone: each unbroken, the next not following it"
-        )
-    out = model(input_ids=ids, position_ids=positions, use_cache=False)
-    return _outputs(out), None
-
-
-def encode_with_positions(
-    model: Any, ids: Tensor, positions: Tensor | None = None, padding: Tensor | None = None
-) -> Tensor:
-    """An encoder that is told positions."""
-    if positions is not None and padding is None:
-        padding = _no_padding(ids, 0)
-    ids, mask = _padded_inputs(model, ids, padding)
-    return _outputs(model(input_ids=ids, attention_mask=mask, position_ids=positions))
-
-
-def encode_by_index(model: Any, ids: Tensor, padding: Tensor | None = None) -> Tensor:
-    """An encoder that finds positions itself."""
-    ids, mask = _padded_inputs(model, ids, padding)
-    return _outputs(model(input_ids=ids, attention_mask=mask))
-
-
-def _no_padding(ids: Tensor, before: int) -> Tensor:
-    """A mask of all tokens: without one, positions that do not go up by one each would mean packed documents."""
-    return torch.ones(ids.size(0), before + ids.size(1), dtype=torch.bool, device=ids.device)
-
-
-def _padded_inputs(model: Any, ids: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """ids with the padding token where there is none, as a tokenizer gives them, and the mask of all tokens so far."""
-    if padding is None:
-        return ids, None
-    if getattr(model.config, "pad_token_id", None) is not None:
-        ids = ids.masked_fill(~padding[:, -ids.size(1) :], model.config.pad_token_id)
-    return ids, padding.long()
-
-
-def _outputs(out: Any) -> Tensor:
-    """Logits, or what a model without a head ends with."""
-    return out.logits if getattr(out, "logits", None) is not None else out.last_hidden_state

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.conformance.subjects import REFUSALS, Batch, NotApplicableError, Rotary, Subject
+from posenc.conformance.heads import Rotary
+from posenc.conformance.subjects import REFUSALS, Batch, NotApplicableError, Subject
 
 
 def row_of(batch: Batch) -> list[Any]:

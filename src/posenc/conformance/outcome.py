@@ -1,9 +1,16 @@
 """What a trial finds. Plain PyTorch: scripts hold a copy."""
 
+import linecache
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from traceback import walk_tb
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from posenc.conformance.subjects import Batch, NotApplicableError, Subject
 
 
 class Outcome(NamedTuple):
@@ -48,3 +55,24 @@ def first_failure(outcomes: "list[tuple[str, Outcome]]") -> Outcome:
         if not outcome.ok:
             return Outcome(False, f"{name}: {outcome.expected}", f"{name}: {outcome.came}")
     return Outcome(True, "all", "all")
+
+
+def outcome_of(trial: Callable[..., Outcome], subject: Subject, batch: Batch, **values: Any) -> Outcome:
+    """What a trial says of a batch; an exception is a finding too, except that it is not applicable."""
+    try:
+        return trial(subject, batch, **values)
+    except NotApplicableError:
+        raise
+    except Exception as error:
+        return Outcome(False, "an answer", described(error))
+
+
+def described(error: BaseException) -> str:
+    """What an error says, and the last line on the way to it that is the subject's own: neither installed nor here."""
+    line = ""
+    for frame, number in walk_tb(error.__traceback__):
+        package, file = frame.f_globals.get("__name__", "").split(".")[0], frame.f_code.co_filename
+        here = frame.f_globals is globals() or package == "posenc" or package in sys.stdlib_module_names
+        if not (here or "-packages" in file):
+            line = f" ({Path(file).name}, line {number}: {linecache.getline(file, number).strip()})"
+    return f"{type(error).__name__}: {error}{line}"

@@ -134,11 +134,11 @@ def shown(subject: Data, places: Mapping[str, str], quiet: bool = False) -> Rend
             seconds = f"{result['seconds']:.1f}"
             table.add_row(str(result["number"]), Text(result["name"]), status, _plain(result["found"]), seconds)
         parts.append(table)
-    parts += [_shown_findings(result, places) for result in subject["results"] if result["status"] == FINDING]
+    parts += [_shown_findings(subject, result, places) for result in subject["results"] if result["status"] == FINDING]
     return Group(*parts, *([] if quiet else [Text(f"{subject['name']}: {summary(subject)}")]))
 
 
-def _shown_findings(result: Data, places: Mapping[str, str]) -> RenderableType:
+def _shown_findings(subject: Data, result: Data, places: Mapping[str, str]) -> RenderableType:
     """What a check found, then what is to be said of the check."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim", no_wrap=True)
@@ -152,7 +152,7 @@ def _shown_findings(result: Data, places: Mapping[str, str]) -> RenderableType:
             grid.add_row()
     for name, text in _about_check(result).items():
         grid.add_row("  " + name, _plain(text))
-    return Group(Text(f"{result['number']}. {result['name']}", style="bold red"), grid, Text(""))
+    return Group(Text(f"{subject['name']}: {result['number']}. {result['name']}", style="bold red"), grid, Text(""))
 
 
 def _subject(report: Report, folder: str) -> Data:

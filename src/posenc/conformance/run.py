@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import re
 import signal
 import threading
 import time
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
 
-import torch
-
-from posenc.arguments import check_choice, check_flag, check_type, number, shown, whole
+from posenc.arguments import number, shown, whole
 from posenc.conformance.checks import CHECKS
-from posenc.conformance.outcome import Outcome
+from posenc.conformance.outcome import Outcome, described, outcome_of
+from posenc.conformance.prepare import prepared, quiet
 from posenc.conformance.shrink import shrink
-from posenc.conformance.standalone import check_sources, script
-from posenc.conformance.subjects import Attention, Batch, Bias, Layer, NotApplicableError, Rotary, Subject
+from posenc.conformance.standalone import script
+from posenc.conformance.subjects import Batch, NotApplicableError, Subject
 from posenc.conformance.threads import THREADS
 from posenc.conformance.trial import LENGTHS, LONGEST, Case, Check, Plan, Trial
 from posenc.lab.progress import Progress
@@ -31,7 +28,6 @@ SECONDS = 60.0  # for each check
 SHRINK_SHARE = 0.5  # of those, how long a finding is made smaller
 GRACE = 5.0  # seconds beyond them in which a case that has begun may end by itself
 AGAIN = 1.0  # seconds after which a case that went on all the same is stopped again
-DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # those that outputs can be compared in
 
 
 @dataclass(frozen=True)
@@ -129,11 +125,11 @@ def check(
     KeyboardInterrupt.
     """
     progress = Progress() if progress is None else progress
-    known = {entry.number: entry for entry in CHECKS}
-    wanted = list(known) if checks is None else _whole_numbers("checks", checks)
-    unknown = [number for number in wanted if number not in known]
+    by_number = {entry.number: entry for entry in CHECKS}
+    wanted = list(by_number) if checks is None else _whole_numbers("checks", checks)
+    unknown = [number for number in wanted if number not in by_number]
     if unknown or not wanted:
-        raise ValueError(f"checks must be of {', '.join(map(str, known))}, got {unknown[0] if unknown else 'none'}")
+        raise ValueError(f"checks must be of {', '.join(map(str, by_number))}, got {unknown[0] if unknown else 'none'}")
     lengths, longest = _whole_numbers("lengths", lengths), whole("longest", longest)
     if not lengths or min(lengths) < 1 or longest < max(lengths):
         raise ValueError(f"lengths must be from 1 to longest = {longest}, got {lengths}")
@@ -147,7 +143,7 @@ def check(
     progress.begin(len(set(wanted)))
     try:
         with progress:
-            for entry in (known[one] for one in sorted(set(wanted))):
+            for entry in (by_number[n] for n in sorted(set(wanted))):
                 plan = Plan(subject, tuple(sorted(lengths)), longest, seed)
                 progress.advance(0, f"{report.name}: {entry.number}. {entry.name}")
                 report.results.append(_result(entry, plan, report.name, seconds))
@@ -157,107 +153,12 @@ def check(
     return report
 
 
-def prepared(subject: Subject) -> Subject:
-    """The subject as it is checked, in float32 where it does not run in float64. ValueError as `check` has it."""
-    check_type("subject", subject, Subject)
-    _check_claims(subject)
-    check_sources(subject)
-    return _that_runs(subject)
-
-
-def _check_claims(subject: Subject) -> None:
-    """ValueError for a field of the subject that is not of its type, or that nothing could be."""
-    values = vars(subject)
-    for name in ("options", "varied", *(["other_layout"] if isinstance(subject, Rotary) else [])):
-        check_type(name, values[name], Mapping)
-    check_type("flat", subject.flat, Mapping, None)
-    for name, kind, kinds in (
-        ("refused", Mapping, "mappings"),
-        ("backends", Mapping, "mappings"),
-        ("state", str, "names"),
-    ):
-        if not isinstance(values[name], list | tuple) or not all(isinstance(item, kind) for item in values[name]):
-            raise ValueError(f"{name} must be a list or tuple of {kinds}, got {shown(values[name])}")
-    for name in ("causal", "linear_memory", "compiles", "exports", "symmetric"):
-        check_flag(name, values[name])
-    check_type("relative", subject.relative, bool, None)
-    sizes = ["axes"]
-    sizes += [name for name in ("max_positions", "distinct_to", "threshold") if values[name] is not None]
-    sizes += ["heads", "head_dim"] if isinstance(subject, Rotary | Bias | Attention) else []
-    sizes += ["dim"] if isinstance(subject, Layer) else []
-    for name in sizes:
-        whole(name, values[name])
-    whole("registers", subject.registers, 0)
-    whole("seed", subject.seed, -(2**63), 2**64 - 1)  # what a generator takes
-    if number("jitter", subject.jitter) < 0:
-        raise ValueError(f"jitter must be at least 0, got {subject.jitter}")
-    check_choice("dtype", subject.dtype, DTYPES)
-    if subject.computes_in is not None:
-        check_choice("computes_in", subject.computes_in, DTYPES)
-    if isinstance(subject, Rotary):
-        _check_rotation(subject)
-    if isinstance(subject, Bias):
-        _check_numbers("slopes", subject.slopes)
-        check_type("heads_option", subject.heads_option, str)
-    check_type("device", subject.device, str, torch.device)
-    try:
-        float(torch.zeros((), device=subject.device))  # read too: "meta" holds no numbers
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(
-            f"device must be one that is here, got {str(subject.device)!r}, on which "
-            f"the subject does not run: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        ) from None
-
-
-def _check_rotation(subject: Rotary) -> None:
-    for name in ("base", "scale"):
-        if getattr(subject, name) is not None:
-            number(name, getattr(subject, name), above=0)
-    if subject.layout is not None:
-        check_choice("layout", subject.layout, ("half", "interleaved"))
-    if subject.rotary_dim is not None:
-        whole("rotary_dim", subject.rotary_dim, 1, subject.head_dim)
-    _check_numbers("frequencies", subject.frequencies)
-
-
-def _check_numbers(name: str, values: object) -> None:
-    """ValueError for what is neither None nor a list or tuple of finite numbers."""
-    check_type(name, values, list, tuple, None)
-    if isinstance(values, list | tuple):
-        for index, value in enumerate(values):
-            number(f"{name}[{index}]", value)
-
-
 def _whole_numbers(name: str, values: object) -> list[int]:
     if not isinstance(values, Sequence) or not all(
         isinstance(value, Integral) and not isinstance(value, bool) for value in values
     ):
         raise ValueError(f"{name} must be a list or tuple of whole numbers, got {shown(values)}")
     return [int(value) for value in values]
-
-
-def _that_runs(subject: Subject) -> Subject:
-    """The subject in float64, or in float32 where it cannot be run in that. ValueError where it cannot be run."""
-    candidates = [subject] + [replace(subject, dtype=torch.float32)] * (subject.dtype == torch.float64)
-    failure: Exception | None = None
-    for candidate in candidates:
-        plan = Plan(candidate)
-        try:
-            with _quiet():
-                out = candidate.run(candidate.make(), plan.text(1, min(5, plan.limit)))
-        except Exception as error:
-            failure = error
-            continue
-        if not isinstance(out, torch.Tensor) or out.dim() < 3:
-            raise ValueError(f"call must give a tensor (rows, tokens, …), got {_described(out)}")
-        return candidate
-    raise ValueError(
-        f"the subject does not run: {type(failure).__name__}: {failure}. Call is given what its parameters are named"
-    ) from failure
-
-
-def _described(value: object) -> str:
-    return f"one of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
 
 
 def _result(entry: Check, plan: Plan, name: str, seconds: float) -> Result:
@@ -273,12 +174,12 @@ def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> T
     done, reasons = 0, []
     found: list[tuple[Case, Outcome]] = []  # each smaller than the one before it
     try:
-        with _quiet(), _alarm(until):
+        with quiet(), _alarm(until):
             for case in _cases(trial, plan):
                 if time.monotonic() > until:
                     return TrialResult(trial.name, UNFINISHED, done, f"the time was up after {done} cases")
                 try:
-                    outcome = _outcome(trial, plan.subject, case)
+                    outcome = outcome_of(trial.function, plan.subject, case.batch, **case.values)
                 except NotApplicableError as error:
                     reasons.append(str(error))
                     continue
@@ -293,7 +194,7 @@ def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> T
     except _TimeIsUp:
         if not found:  # what was found stays found
             return TrialResult(trial.name, UNFINISHED, done, f"the time was up within case {done + 1}")
-    except _UnsettledError as error:
+    except _NoCasesError as error:
         return TrialResult(trial.name, UNFINISHED, done, str(error))
     if found:  # the script is made after the alarm, which would stop it halfway
         return TrialResult(trial.name, FINDING, done + 1, "", _finding(entry, trial, plan, name, *found[-1]))
@@ -302,7 +203,7 @@ def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> T
     return TrialResult(trial.name, NOT_APPLICABLE, 0, "; ".join(dict.fromkeys(reasons)) or "there is no case of it")
 
 
-class _UnsettledError(Exception):
+class _NoCasesError(Exception):
     """Cases could not be made."""
 
 
@@ -312,17 +213,7 @@ def _cases(trial: Trial, plan: Plan) -> Iterator[Case]:
     except NotApplicableError:
         raise
     except Exception as error:  # a plan runs the subject too, to see how exact it can be
-        raise _UnsettledError(f"what to try could not be settled: {type(error).__name__}: {error}") from error
-
-
-def _outcome(trial: Trial, subject: Subject, case: Case) -> Outcome:
-    """What the trial says of a case; an exception is a finding too, except that it is not applicable."""
-    try:
-        return trial.function(subject, case.batch, **case.values)
-    except NotApplicableError:
-        raise
-    except Exception as error:
-        return Outcome(False, "an answer", f"{type(error).__name__}: {error}")
+        raise _NoCasesError(f"the cases could not be made: {described(error)}") from error
 
 
 def _make_smaller(trial: Trial, plan: Plan, found: list[tuple[Case, Outcome]], until: float) -> None:
@@ -331,7 +222,7 @@ def _make_smaller(trial: Trial, plan: Plan, found: list[tuple[Case, Outcome]], u
 
     def shows(smaller: Batch) -> bool:
         try:
-            outcome = _outcome(trial, plan.subject, Case(smaller, case.values))
+            outcome = outcome_of(trial.function, plan.subject, smaller, **case.values)
         except NotApplicableError:
             return False
         if outcome.ok or _kind(outcome) != _kind(first):
@@ -344,7 +235,7 @@ def _make_smaller(trial: Trial, plan: Plan, found: list[tuple[Case, Outcome]], u
 
 def _finding(entry: Check, trial: Trial, plan: Plan, name: str, case: Case, found: Outcome) -> Finding:
     heading = f"{name}: check {entry.number}, {entry.name}, {trial.name}\n{entry.rule}"
-    with _quiet():
+    with quiet():
         made = script(plan.subject, trial, case, heading)
     return Finding(found.expected, found.came, case.batch, dict(case.values), made)
 
@@ -386,16 +277,3 @@ def _alarm(until: float) -> Iterator[None]:
         if rest:
             left = rest - (time.monotonic() - begun)
             signal.setitimer(signal.ITIMER_REAL, max(left, 1e-6), interval)  # at once where its time is over
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the warnings of what is checked, nor what the compiler logs of it."""
-    level = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)

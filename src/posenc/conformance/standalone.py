@@ -1,82 +1,84 @@
-"""A finding as a script: the code that found it, copied out of the files it stands in, so that it runs without them.
+"""A finding as a script: the files that found it, one after the other, so that it runs without them.
 
-Files of this package, and files that import it, are copied; all else is imported. A file that is copied is cut into the
-statements at its top level: the script gets those that bind or change a name that something in it uses, in their order,
-and of a class the methods that something may call. A name that two files have is changed in one of them.
+Plain files of this package, which import nothing else of it, come first, without their imports of one another; of a
+check, what stands above its cases. The subject's own files are imported; the script holds the text of those that import
+posenc.conformance, in whose place the script itself is imported.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields
 from enum import Enum
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from posenc.conformance.outcome import Outcome
-from posenc.conformance.sources import OWN, Sources, is_at_top_level
+from posenc.conformance import HOMES
+from posenc.conformance.repeat import repeat
 from posenc.conformance.subjects import Batch, Subject
 from posenc.conformance.trial import Case, Trial
 
-MARK = "# A finding of posenc check, which this script repeats without posenc."  # how every script begins
+MARK = "# A finding of posenc check, which this script repeats"  # how every script begins
+CASES = "# -- cases ---"  # what stands above it in a check is plain
+OWN = "posenc.conformance"
+PLAIN = [f"{OWN}.{name}" for name in ("subjects", "heads", "layers", "outcome", "measure", "calls", "repeat")]
+PLAIN += [f"{OWN}.transformers_calls", "posenc.lab.memory"]
 
 
 def script(subject: Subject, trial: Trial, case: Case, heading: str) -> str:
     """A Python script that runs one trial on one case: it prints what was expected and what came, and exits with 1
-    where they differ. It holds what it needs of this package; the subject it imports, or holds where the file that
-    builds it imports this package. ``heading`` is what it says of itself at its beginning.
+    where they differ. ``heading`` is what it says of itself at its beginning.
 
     Raises ValueError as `check_sources` does.
     """
-    claims, batch, values = given(subject), given(case.batch), dict(case.values)
-    sources = Sources()
-    for part in (Batch, Outcome, type(subject), subject.build, subject.call, trial.function, "build", "call"):
-        sources.add(part)
-    for part in _parts([*claims.values(), *batch.values(), *values.values()]):
-        sources.add(part)
-    name = sources.settle(("subject", "batch", "outcome", "error"))
+    claims, batch = given(subject), given(case.batch)
+    files = _Files()
+    for part in (*_parts([subject.build, subject.call, claims, case.values]), *type(subject).__mro__, trial.function):
+        files.add(part.__module__)
+    files.add(repeat.__module__)
 
-    def written(values: dict[str, Any]) -> list[str]:
-        return [f"{key}={literal(value, key, name)}" for key, value in values.items()]
+    def arguments(values: dict[str, Any]) -> list[str]:
+        return [f"{key}={literal(value, key)}" for key, value in values.items()]
 
-    used = {key: value for key, value in claims.items() if sources.mentions(key) or not _is_own(subject, key)}
+    values = arguments(dict(case.values))
     lines = [
-        MARK,
+        f"{MARK}.",
         *(f"# {line}".rstrip() for line in heading.splitlines()),
+        f"# It needs {', '.join(files.needs())}.",
         "",
-        *sources.lines(),
-        f"subject = {name(type(subject))}(",
-        f"    build={name(subject.build)},",
-        f"    call={name(subject.call)},",
-        *(f"    {line}," for line in written(used)),
+        *files.lines(),
+        "",
+        f"subject = {_written(type(subject))}(",
+        *(f"    {line}," for line in arguments({"build": subject.build, "call": subject.call, **claims})),
         ")",
-        f"batch = {name(Batch)}({', '.join(written(batch))})",
-        "try:",
-        f"    outcome = {name(trial.function)}({', '.join(['subject', 'batch', *written(values)])})",
-        "except Exception as error:",
-        f'    outcome = {name(Outcome)}(False, "an answer", f"{{type(error).__name__}}: {{error}}")',
-        'print("expected:", outcome.expected)',
-        'print("came:    ", outcome.came)',
-        "raise SystemExit(0 if outcome.ok else 1)",
+        f"batch = Batch({', '.join(arguments(batch))})",
+        f"raise SystemExit(repeat({', '.join([_written(trial.function), 'subject', 'batch', *values])}))",
     ]
     return "\n".join(lines) + "\n"
 
 
 def check_sources(subject: Subject) -> None:
     """ValueError unless a script can be made of the subject: its class, ``build`` and ``call`` are at the top level of
-    files that can be read, and its options are values that can be written down."""
-    sources = Sources()
-    for part, name in ((type(subject), "its class"), (subject.build, "build"), (subject.call, "call")):
-        _require_top_level(part, name)
-        sources.add(part)
-    for name, value in given(subject).items():
-        literal(value, name, lambda part: part.__name__)
+    files, and its options are values that can be written down."""
+    for name, value in {"its class": type(subject), **vars(subject)}.items():
+        literal(value, name)
+    for part in (subject.build, subject.call):
+        if part.__module__ == "__main__" and not _text("__main__"):
+            raise ValueError(
+                f"{part.__name__} must stand in a file that can be read, so that a script can repeat what is found; "
+                f"got {part!r}"
+            )
 
 
-def literal(value: Any, name: str, name_of: Callable[[Any], str]) -> str:
-    """Source that makes the value again, where ``name_of`` says what functions and classes are called.
+def literal(value: Any, name: str) -> str:
+    """Source that makes the value again in a script.
 
     Raises ValueError for what is not made of numbers, text, dtypes, lists, dictionaries, and functions at the top level
     of a file.
@@ -86,20 +88,23 @@ def literal(value: Any, name: str, name_of: Callable[[Any], str]) -> str:
     if type(value) is float:
         return repr(value) if value - value == 0 else f'float("{value}")'
     if isinstance(value, torch.dtype):
-        return f"{name_of(torch)}.{str(value).removeprefix('torch.')}"
+        return str(value)
     if isinstance(value, torch.device):
-        return f'{name_of(torch)}.device("{value}")'
+        return f'torch.device("{value}")'
     if type(value) is dict:
-        pairs = (f"{literal(key, name, name_of)}: {literal(item, name, name_of)}" for key, item in value.items())
-        return "{" + ", ".join(pairs) + "}"
+        return "{" + ", ".join(f"{literal(key, name)}: {literal(item, name)}" for key, item in value.items()) + "}"
     if type(value) in (list, tuple, torch.Size):
-        inside = [_run(value)] if _run(value) else [literal(item, name, name_of) for item in value]
+        inside = [_run(value)] if _run(value) else [literal(item, name) for item in value]
         return (
             f"[{', '.join(inside)}]" if isinstance(value, list) else f"({', '.join(inside)}{',' * (len(inside) == 1)})"
         )
     if callable(value) and not isinstance(value, Enum):
-        _require_top_level(value, name)
-        return name_of(value)
+        if not is_at_top_level(value):
+            raise ValueError(
+                f"{name} must be a function or class at the top level of a file, so that a script can repeat what is "
+                f"found; got {value!r}. What varies goes into options"
+            )
+        return _written(value)
     raise ValueError(
         f"{name} must be made of numbers, text, dtypes, lists and dictionaries, so that a script can repeat what is "
         f"found; got {value!r}"
@@ -114,12 +119,17 @@ def _run(values: Any) -> str:
     return f"*range({run.start}, {run.stop})" if list(values) == list(run) else ""
 
 
-def _require_top_level(part: Any, name: str) -> None:
-    if not is_at_top_level(part):
-        raise ValueError(
-            f"{name} must be a function or class at the top level of a file, so that a script can repeat what is "
-            f"found; got {part!r}. What varies goes into options"
-        )
+def _written(part: Any) -> str:
+    """What a function or class is called in a script."""
+    module = part.__module__
+    return part.__name__ if _is_plain(module) else f"part_of({_name(module)!r}, {part.__name__!r})"
+
+
+def is_at_top_level(part: Any) -> bool:
+    """Whether it is a function or class that a file has at its top level, by its own name."""
+    name = getattr(part, "__qualname__", "")
+    module = sys.modules.get(getattr(part, "__module__", None) or "")
+    return callable(part) and name.isidentifier() and module is not None and vars(module).get(name) is part
 
 
 def given(value: Subject | Batch) -> dict[str, Any]:
@@ -132,20 +142,130 @@ def given(value: Subject | Batch) -> dict[str, Any]:
     return found
 
 
-def _parts(value: Any) -> Iterator[Any]:
-    """The functions, classes and modules that the literal of a value names, and the text in it."""
-    if isinstance(value, dict):
-        value = [*value, *value.values()]
-    if isinstance(value, list | tuple):
-        for item in value:
+def _parts(value: Any) -> Iterator[Callable[..., Any]]:
+    """The functions and classes in a value."""
+    if isinstance(value, dict | list | tuple):
+        for item in [*value, *value.values()] if isinstance(value, dict) else value:
             yield from _parts(item)
-    elif isinstance(value, torch.dtype | torch.device):
-        yield torch
-    elif callable(value) or isinstance(value, str):
+    elif callable(value):
         yield value
 
 
-def _is_own(subject: Subject, name: str) -> bool:
-    """Whether a field of the subject is one of this package, which is read where some code of it says so."""
-    homes = [kind.__module__ for kind in type(subject).__mro__ if name in inspect.get_annotations(kind)]
-    return homes[0].startswith(OWN)
+class _Files:
+    """The files of a script, each after those that it imports."""
+
+    def __init__(self) -> None:
+        self._begun: set[str] = set()  # files may import one another
+        self._plain: dict[str, str] = {}  # their texts, by the names of their modules
+        self._held: dict[str, str] = {}
+        self._imported: dict[str, None] = {}
+        self._stand_ins: dict[str, None] = {OWN: None}
+
+    def add(self, module: str) -> None:
+        """The file of a module, and those that it needs."""
+        if module in self._begun:
+            return
+        self._begun.add(module)
+        text = _text(module) if _is_plain(module) or _is_local(module) else ""
+        imports = dict.fromkeys(_imported_by(module, text))
+        for name in imports:
+            if _is_plain(name) or not _is_own(name):
+                self.add(name)
+        if _is_plain(module):
+            self._plain[module] = text
+        elif module == "__main__" or any(_is_own(name) or name in self._held for name in imports):
+            self._held[module] = text
+            self._stand_ins.update((name, None) for name in imports if _is_own(name))
+        else:
+            self._imported[module] = None
+
+    def needs(self) -> list[str]:
+        """What must be installed, or lie where it lies now."""
+        names = dict.fromkeys(name.split(".")[0] for name in ("torch", *self._imported))
+        found = [name for name in names if _spec(name) is not None]
+        return [f"{name} from {_folder(name)}" if _folder(name) else name for name in found]
+
+    def lines(self) -> Iterator[str]:
+        """The texts, and what lets them be imported."""
+        for module, text in self._plain.items():
+            yield from [_line(f"{module.replace('.', '/')}.py"), "", *_without_own_imports(text), "", ""]
+        yield from [_line("the subject"), "", f"stand_in({', '.join(map(repr, self._stand_ins))})"]
+        folders = dict.fromkeys(_folder(name.split(".")[0]) for name in self._imported)
+        yield from [f"sys.path.insert(0, {folder!r})" for folder in folders if folder]
+        for module, text in self._held.items():
+            folder = next(iter(getattr(sys.modules[module], "__path__", ())), "")
+            start = f"hold({_name(module)!r}, {f'folder={folder!r}, ' * bool(folder)}text='''\\"
+            yield from [start, *text.rstrip().replace("\\", "\\\\").replace("'''", "\\'\\'\\'").split("\n"), "''')"]
+
+
+def _is_own(module: str) -> bool:
+    return module == OWN or module.startswith(f"{OWN}.")
+
+
+def _is_plain(module: str) -> bool:
+    return module in PLAIN or module.startswith(f"{OWN}.checks.")
+
+
+def _is_local(module: str) -> bool:
+    """Whether it is neither installed nor of this package."""
+    package = module.split(".")[0]
+    return package == "__main__" or (package != "posenc" and _folder(package) != "")
+
+
+def _text(module: str) -> str:
+    """The text of a module's file, if it can be read; of a check, the plain part of it."""
+    try:
+        text = inspect.getsource(sys.modules[module])
+    except (KeyError, OSError, TypeError):
+        return ""
+    return text.partition(CASES)[0] if _is_plain(module) else text
+
+
+def _name(module: str) -> str:
+    """What a module is called in a script, which is ``__main__`` itself."""
+    return Path(getattr(sys.modules[module], "__file__", "")).stem if module == "__main__" else module
+
+
+def _imported_by(module: str, text: str) -> Iterator[str]:
+    """The modules that a text imports; for the public names of this package, those that they live in."""
+    package = getattr(sys.modules.get(module), "__package__", None) or ""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (name for alias in node.names for name in (alias.name.split(".")[0], alias.name))
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            origin = ".".join([*above, *([node.module] if node.module else [])])
+            yield origin
+            for alias in node.names:
+                inner = f"{origin}.{HOMES.get(alias.name, alias.name) if origin == OWN else alias.name}"
+                if inner in sys.modules:
+                    yield inner
+
+
+def _spec(package: str) -> ModuleSpec | None:
+    """Where a package is found; None for one that is not, of Python itself, or made without a file."""
+    try:
+        return None if package in sys.stdlib_module_names else find_spec(package)
+    except ValueError:  # it is there, and does not say
+        return None
+
+
+def _folder(package: str) -> str:
+    """The folder that a package is imported from, unless it is installed."""
+    spec = _spec(package)
+    path = "" if spec is None else next(iter(spec.submodule_search_locations or ()), spec.origin or "")
+    folder = Path(path).absolute().parent
+    return "" if not path or {"site-packages", "dist-packages"} & set(folder.parts) else str(folder)
+
+
+def _line(title: str) -> str:
+    return f"# -- {title} ".ljust(120, "-")
+
+
+def _without_own_imports(text: str) -> list[str]:
+    text = text.strip()
+    gone: set[int] = set()
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("posenc."):
+            gone |= set(range(node.lineno, (node.end_lineno or 0) + 1))
+    return [line for number, line in enumerate(text.split("\n"), 1) if number not in gone]

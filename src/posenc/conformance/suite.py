@@ -26,8 +26,8 @@ def conformance_tests(subject: Subject, *, checks: Sequence[int] | None = None, 
     wanted = [entry for entry in CHECKS if checks is None or entry.number in checks]
     unknown = sorted(set(checks or ()) - {entry.number for entry in wanted})
     if unknown or not wanted:
-        known = ", ".join(str(entry.number) for entry in CHECKS)
-        raise ValueError(f"checks must be of {known}, got {unknown[0] if unknown else 'none'}")
+        numbers = ", ".join(str(entry.number) for entry in CHECKS)
+        raise ValueError(f"checks must be of {numbers}, got {unknown[0] if unknown else 'none'}")
     cases = [pytest.param(entry.number, id=f"{entry.number}-{slug(entry.name)}") for entry in wanted]
 
     @pytest.mark.parametrize("number", cases)
@@ -36,7 +36,7 @@ def conformance_tests(subject: Subject, *, checks: Sequence[int] | None = None, 
             report = check(subject, checks=[number], **settings)
         except ValueError as error:
             pytest.fail(str(error), pytrace=False)
-        ((result,),) = (one["results"] for one in as_data([report])["subjects"])
+        ((result,),) = (found["results"] for found in as_data([report])["subjects"])
         if result["status"] == NOT_APPLICABLE:
             pytest.skip(result["reason"])
         if result["status"] == FINDING:

@@ -1,4 +1,4 @@
-"""What the command line is told to check: ``module:name`` or ``path/to/file.py:name`` as subjects."""
+"""What the command line is error_shown to check: ``module:name`` or ``path/to/file.py:name`` as subjects."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from posenc.conformance.sources import is_at_top_level
-from posenc.conformance.subjects import Layer, Subject
+from posenc.conformance.layers import Layer, call_module
+from posenc.conformance.standalone import is_at_top_level
+from posenc.conformance.subjects import Subject
 
 FORM = "module:name or path/to/file.py:name"
 
@@ -47,11 +48,6 @@ def subjects_of(target: str, dim: int | None = None, **claims: Any) -> dict[str,
         flag = "--absolute" if (name, value) == ("relative", False) else "--" + name.replace("_", "-")
         raise ValueError(f"{flag} is for a module; {target} is a subject, which claims for itself")
     return found
-
-
-def call_module(module: Any, x: Tensor) -> Tensor:
-    """A module that is given vectors and nothing else."""
-    return module(x)
 
 
 def _flat(target: str, value: Any) -> dict[str, Subject]:
@@ -160,9 +156,9 @@ def _said(error: BaseException) -> str:
 
 
 def _through_own_code(error: BaseException) -> str:
-    """The traceback without the frames of who imported or called, and of what is installed but for where it ended."""
-    told = traceback.TracebackException.from_exception(error, compact=True)
+    """The traceback without the frames of this package and importlib; of installed packages, only the last frame."""
+    error_shown = traceback.TracebackException.from_exception(error, compact=True)
     callers = ("<frozen", os.path.dirname(__file__), os.path.dirname(importlib.__file__))
-    frames = [frame for frame in told.stack if not frame.filename.startswith(callers)]
-    told.stack[:] = [frame for frame in frames if "site-packages" not in frame.filename or frame is frames[-1]]
-    return "".join(told.format(chain=False))
+    frames = [frame for frame in error_shown.stack if not frame.filename.startswith(callers)]
+    error_shown.stack[:] = [frame for frame in frames if "site-packages" not in frame.filename or frame is frames[-1]]
+    return "".join(error_shown.format(chain=False))

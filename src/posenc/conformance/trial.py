@@ -16,6 +16,7 @@ from posenc.conformance.subjects import PADDING, VOCABULARY, Batch, NotApplicabl
 
 LENGTHS = (1, 3, 8, 23)  # unlucky sizes: of one token, odd, fewer and more than the channels of a head
 LONGEST = 1025
+FAR = 2**20  # how far rotations are followed: what follows from float32 phases is then half a radian
 
 LACKS = {
     "positions": "takes no positions of each token",
@@ -91,11 +92,11 @@ class Plan:
         return [[self.chance.randrange(VOCABULARY) for _ in range(tokens)] for _ in range(rows)]
 
     def text(self, rows: int, tokens: int) -> Batch:
-        """Rows of tokens at 0, 1, 2, …, which the subject is not told."""
+        """Rows of tokens at 0, 1, 2, …, which the subject is not given."""
         return Batch(self.ids(rows, tokens))
 
     def line(self, rows: int, tokens: int, start: int = 0, step: int = 0) -> Batch:
-        """Rows of tokens at start, start + 1, …, which it is told; every row begins ``step`` after the one before it.
+        """Rows of tokens at start, start + 1, …, which it is given; every row begins ``step`` after the one before it.
         On the diagonal where a position has several axes."""
         starts = [start + row * step for row in range(rows)]
         lines = [[self.at(p) for p in range(first, first + tokens)] for first in starts]
@@ -109,7 +110,19 @@ class Plan:
         """Whether the subject has that position."""
         return self.subject.max_positions is None or p < self.subject.max_positions
 
-    # -- what may be asked --------------------------------------------------------------------------------------------
+    @property
+    def reach(self) -> int:
+        """How many positions the subject can be given."""
+        given = self.subject.can("positions") or self.subject.takes("offset")
+        return min(self.subject.max_positions or FAR, FAR if given else self.limit)
+
+    def precisions(self) -> Iterator[dict[str, Any]]:
+        """All of it in a low dtype, float32 under autocast, and both."""
+        for low in self.low_dtypes:
+            for dtype, autocast in ((low, None), (torch.float32, low), (low, low)):
+                yield {"dtype": dtype, "autocast": autocast}
+
+    # -- what a subject can -------------------------------------------------------------------------------------------
 
     def require(self, fine: object, reason: str) -> None:
         """NotApplicableError with the reason, unless."""
@@ -122,6 +135,18 @@ class Plan:
             self.require(self.subject.can(what), f"call {LACKS[what]}")
         if "positions" in needs:
             self.require(self.shows_positions, "outputs do not go by positions")
+
+    def require_a_cache(self) -> None:
+        """NotApplicableError unless there is one, of a subject that can have one."""
+        self.require(self.subject.causal, "it is not causal: tokens see those after them, which no cache has yet")
+        self.require_that_it_can("cache")
+
+    def require_any_queries(self) -> None:
+        """NotApplicableError unless queries can be any of the keys, in any order, with the positions of both."""
+        self.require_that_it_can("queries", "positions")
+        # A layer is given the order of the tokens of x alone, and none of its memory.
+        ordered = self.subject.can("order") and not self.subject.takes("memory")
+        self.require(not self.subject.causal or ordered, "it is causal, and cannot be given the order of its tokens")
 
     # -- how near is near ---------------------------------------------------------------------------------------------
 
@@ -171,7 +196,7 @@ class Plan:
 
     @cached_property
     def shows_positions(self) -> bool:
-        """Whether outputs go by positions at all, by those that are told or by the index, more than rounding does."""
+        """Whether outputs go by positions at all, by those that are given or by the index, more than rounding does."""
         tokens = min(24, self.limit)
         near = self.line(1, tokens)
         far = replace(near, positions=[[self.at(p // 2) for p in range(tokens)]])

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 
 from posenc.conformance.calls import instead
-from posenc.conformance.checks.configuration import it_is_refused, known
+from posenc.conformance.checks.configuration import has_options, it_is_refused
+from posenc.conformance.heads import Bias, Rotary
 from posenc.conformance.outcome import Outcome, first_failure, near
-from posenc.conformance.subjects import VOCABULARY, Batch, Bias, NotApplicableError, Rotary, Subject
+from posenc.conformance.subjects import VOCABULARY, Batch, NotApplicableError, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial
-
-MOST_HEADS = 64
 
 
 def the_end_is_named(subject: Subject, batch: Batch, limit: int, compiled: bool) -> Outcome:
@@ -89,6 +88,11 @@ def later_tokens_do_not_count(subject: Subject, batch: Batch, tolerance: float) 
     return near(before[:, :early], after[:, :early], tolerance)
 
 
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+MOST_HEADS = 64
+
+
 def _ends(compiled: bool) -> Any:
     def cases(plan: Plan) -> Iterator[Case]:
         subject = plan.subject
@@ -110,7 +114,7 @@ def _ends(compiled: bool) -> Any:
 
 
 def _refused(plan: Plan) -> Iterator[Case]:
-    given = [changed for changed in plan.subject.refused if known(plan.subject, changed)]
+    given = [changed for changed in plan.subject.refused if has_options(plan.subject, changed)]
     plan.require(given, "no value of an option is claimed to be refused (refused)")
     for changed in given:
         yield Case(Batch([[0]]), {"changed": dict(changed)})

@@ -10,8 +10,6 @@ from posenc.conformance.outcome import Outcome, first_failure, near
 from posenc.conformance.subjects import Batch, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial, packed, padded
 
-CHUNKS = (1, 3, 7, 64)
-
 
 def cached_equals_at_once(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
     """The outputs of every chunk against those of all tokens at once. Where a subject claims a threshold, its outputs
@@ -27,16 +25,15 @@ def cached_equals_at_once(subject: Subject, batch: Batch, tolerance: float) -> O
     return first_failure(found)
 
 
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+CHUNKS = (1, 3, 7, 64)
+
+
 def fed(batch: Batch, size: int) -> Batch:
     """The batch in chunks of one size, the last of what is left."""
     whole, left = divmod(batch.tokens, size)
     return replace(batch, chunks=(size,) * whole + (left,) * (left > 0))
-
-
-def require_a_cache(plan: Plan) -> None:
-    """NotApplicableError unless there is one, of a subject that can have one."""
-    plan.require(plan.subject.causal, "it is not causal: tokens see those after them, which no cache has yet")
-    plan.require_that_it_can("cache")
 
 
 def _schedules(batch: Batch) -> Iterator[Batch]:
@@ -49,15 +46,15 @@ def _schedules(batch: Batch) -> Iterator[Batch]:
         yield replace(batch, chunks=(prompt, *(1,) * (batch.tokens - prompt)))
 
 
-def _text(told: bool) -> Callable[[Plan], Iterator[Case]]:
+def _text(with_positions: bool) -> Callable[[Plan], Iterator[Case]]:
     def cases(plan: Plan) -> Iterator[Case]:
-        require_a_cache(plan)
-        if told:
+        plan.require_a_cache()
+        if with_positions:
             plan.require_that_it_can("positions")
         large = CHUNKS[-1]
         for tokens in sorted({*plan.sizes, min(large + 3, plan.limit)}):
-            start = 5 if told and plan.has(tokens + 8) else 0
-            batch = plan.line(2, tokens, start, step=4 if start else 0) if told else plan.text(2, tokens)
+            start = 5 if with_positions and plan.has(tokens + 8) else 0
+            batch = plan.line(2, tokens, start, step=4 if start else 0) if with_positions else plan.text(2, tokens)
             # So many tokens one by one would cost more than they show.
             for chunked in _schedules(batch) if tokens <= max(*plan.sizes, large) else [fed(batch, large)]:
                 yield Case(chunked, {"tolerance": plan.tolerance(start + tokens + 4)})
@@ -65,14 +62,14 @@ def _text(told: bool) -> Callable[[Plan], Iterator[Case]]:
     return cases
 
 
-def _ragged(told: bool) -> Callable[[Plan], Iterator[Case]]:
+def _ragged(with_positions: bool) -> Callable[[Plan], Iterator[Case]]:
     """Prompts of several lengths, padded on the left or on the right, then token by token, or in chunks that cut the
     padding."""
 
     def cases(plan: Plan) -> Iterator[Case]:
-        require_a_cache(plan)
+        plan.require_a_cache()
         plan.require_that_it_can("padding")
-        if told:
+        if with_positions:
             plan.require_that_it_can("positions")
         else:
             plan.require(plan.subject.takes("padding"), "call takes no padding mask by itself")
@@ -85,7 +82,7 @@ def _ragged(told: bool) -> Callable[[Plan], Iterator[Case]]:
             left = [[False] * n + [True] * (prompt - n) + new for n in paddings]
             right = [[True] * (prompt - n) + [False] * n + new for n in paddings]
             for mask in (left, right):
-                batch = padded(plan, mask, told)
+                batch = padded(plan, mask, with_positions)
                 for chunks in ((prompt, *(1,) * len(new)), fed(batch, 3).chunks):
                     yield Case(replace(batch, chunks=chunks), {"tolerance": plan.tolerance(tokens)})
 
@@ -93,7 +90,7 @@ def _ragged(told: bool) -> Callable[[Plan], Iterator[Case]]:
 
 
 def _documents(plan: Plan) -> Iterator[Case]:
-    require_a_cache(plan)
+    plan.require_a_cache()
     plan.require_that_it_can("document", "positions")
     for tokens in plan.sizes:
         if tokens > 2:
@@ -110,10 +107,10 @@ CHECK = Check(
     "generate by other rules than those it was trained by; it still speaks, only worse.",
     pains=(5, 6),
     trials=(
-        Trial("positions by itself", cached_equals_at_once, _text(told=False)),
-        Trial("with positions", cached_equals_at_once, _text(told=True)),
-        Trial("ragged, with positions", cached_equals_at_once, _ragged(told=True)),
-        Trial("ragged, with a mask alone", cached_equals_at_once, _ragged(told=False)),
+        Trial("positions by itself", cached_equals_at_once, _text(with_positions=False)),
+        Trial("with positions", cached_equals_at_once, _text(with_positions=True)),
+        Trial("ragged, with positions", cached_equals_at_once, _ragged(with_positions=True)),
+        Trial("ragged, with a mask alone", cached_equals_at_once, _ragged(with_positions=False)),
         Trial("packed documents", cached_equals_at_once, _documents),
     ),
 )

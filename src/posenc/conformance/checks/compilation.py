@@ -22,10 +22,6 @@ from posenc.conformance.outcome import Outcome, first_failure, near
 from posenc.conformance.subjects import Batch, NotApplicableError, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
-LENGTHS = (5, 8, 13, 21, 34, 40, 47, 50)
-BEGINNING = Batch([[0]])  # of the texts, which are as long as a trial says
-MOST = 2  # compilations: one for the first length, one for all others
-
 
 class Compiler:
     """Keeps the graphs that it hands to one of torch's own compilers."""
@@ -132,7 +128,7 @@ def exported(
     fixed = {name: x for name, x in given[0].items() if not isinstance(x, Tensor)}
     if any(other[name] != x for other in given for name, x in fixed.items()):
         raise NotApplicableError("call takes the length as a number, not as the shape of a tensor")
-    inputs = [{name: x for name, x in one.items() if isinstance(x, Tensor)} for one in given]
+    inputs = [{name: x for name, x in arguments.items() if isinstance(x, Tensor)} for arguments in given]
     sizes = {
         name: {n: torch.export.Dim.DYNAMIC for n, size in enumerate(x.shape) if size != inputs[1][name].size(n)}
         for name, x in inputs[0].items()
@@ -211,6 +207,13 @@ def onnx_is_eager(subject: Subject, batch: Batch, lengths: list[int], axes: int,
     return outputs_at_each(lengths, expected, came, tolerance + 256 * 2**-23 * largest)
 
 
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+LENGTHS = (5, 8, 13, 21, 34, 40, 47, 50)
+BEGINNING = Batch([[0]])  # of the texts, which are as long as a trial says
+MOST = 2  # compilations: one for the first length, one for all others
+
+
 def _lengths(plan: Plan, claimed: bool, claim: str) -> list[int]:
     plan.require(claimed, f"it does not claim that it {claim}")
     lengths = [n for n in LENGTHS if n <= plan.limit] if plan.limit >= LENGTHS[-1] else list(range(2, plan.limit + 1))
@@ -218,27 +221,27 @@ def _lengths(plan: Plan, claimed: bool, claim: str) -> list[int]:
     return lengths[-len(LENGTHS) :]
 
 
-def _told(plan: Plan) -> list[int]:
-    """On how many axes positions are told: 0 where they are not; both where call can do without."""
+def _axes_given(plan: Plan) -> list[int]:
+    """On how many axes call is given positions: 0 where it is not; both where it can do without."""
     subject = plan.subject
     return [0, subject.axes] if subject.takes("positions") and not subject.needs("positions") else [0]
 
 
 def _compiled(plan: Plan) -> Iterator[Case]:
     lengths = _lengths(plan, plan.subject.compiles, "compiles")
-    for axes in _told(plan):
+    for axes in _axes_given(plan):
         values = {"lengths": lengths, "axes": axes, "most": MOST, "tolerance": plan.tolerance(lengths[-1])}
         yield Case(BEGINNING, values)
 
 
 def _trained(plan: Plan) -> Iterator[Case]:
     lengths = _lengths(plan, plan.subject.compiles, "compiles")
-    yield Case(BEGINNING, {"tokens": lengths[2], "axes": _told(plan)[-1]})
+    yield Case(BEGINNING, {"tokens": lengths[2], "axes": _axes_given(plan)[-1]})
 
 
 def _exported(plan: Plan) -> Iterator[Case]:
     lengths = _lengths(plan, plan.subject.exports, "exports")[::3]
-    for axes in _told(plan):
+    for axes in _axes_given(plan):
         yield Case(BEGINNING, {"lengths": lengths, "axes": axes, "tolerance": plan.tolerance(lengths[-1])})
 
 
@@ -246,7 +249,7 @@ def _onnx(plan: Plan) -> Iterator[Case]:
     lengths = _lengths(plan, plan.subject.exports, "exports")[::3]
     missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
     plan.require(not missing, f"ONNX needs {', '.join(missing)}")
-    values = {"lengths": lengths, "axes": _told(plan)[-1], "tolerance": plan.tolerance(lengths[-1])}
+    values = {"lengths": lengths, "axes": _axes_given(plan)[-1], "tolerance": plan.tolerance(lengths[-1])}
     yield Case(BEGINNING, values)
 
 

@@ -8,13 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
+from posenc.conformance.heads import Rotary
 from posenc.conformance.measure import claimed, fastest, first_axis, matrices, row_of, sides, unit
 from posenc.conformance.outcome import Outcome, first_failure, near
-from posenc.conformance.subjects import Batch, NotApplicableError, Rotary, Subject
+from posenc.conformance.subjects import Batch, NotApplicableError, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial
-
-GOLDEN = (1, 2, 17, 100, 1000, 10_000)
-STARTS = (0, 4096, 100_000)  # what an option changes may show far away alone
 
 
 def rotations_are_as_claimed(subject: Rotary, batch: Batch) -> Outcome:
@@ -37,7 +35,7 @@ def rotations_are_as_claimed(subject: Rotary, batch: Batch) -> Outcome:
 
 
 def names_in(given: Mapping[str, Any], usual: Mapping[str, Any]) -> list[str]:
-    """The keys that are given another value than usual, or are not usual at all; of nested configurations the inner."""
+    """The keys that are new, or have another value than usual; of nested configurations the inner keys."""
     found = []
     for name, value in given.items():
         if isinstance(value, Mapping) and isinstance(usual.get(name), Mapping):
@@ -48,7 +46,7 @@ def names_in(given: Mapping[str, Any], usual: Mapping[str, Any]) -> list[str]:
 
 
 def refusal(subject: Subject, changed: dict[str, Any]) -> Outcome | None:
-    """What is to be said of the error with which these options are refused; None: they are not."""
+    """The outcome for the error that refuses these options; None: they are accepted."""
     names = names_in(changed, subject.options)
     try:
         subject.make(**changed)
@@ -71,7 +69,7 @@ def an_option_counts(
 ) -> Outcome:
     """The outputs with an option as it is and with another value, for a row at each of the starts."""
     if batch.tokens < tokens or len(set(batch.ids[0])) < 2:
-        raise NotApplicableError("so short or plain a row may not show it")  # and shrinking must not get there
+        raise NotApplicableError("a row so short or so plain may not show it")  # and shrinking must not get there
     found = refusal(subject, changed)
     if found is not None:
         return found
@@ -103,7 +101,13 @@ def builds_share_nothing(subject: Subject, batch: Batch, changed: dict[str, Any]
     )
 
 
-def known(subject: Subject, changed: Mapping[str, Any]) -> bool:
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+GOLDEN = (1, 2, 17, 100, 1000, 10_000)
+STARTS = (0, 4096, 100_000)  # what an option changes may show far away alone
+
+
+def has_options(subject: Subject, changed: Mapping[str, Any]) -> bool:
     """Whether ``build`` has these options, so that their values are at fault and not their names."""
     has = {*subject.options, *inspect.signature(subject.build).parameters}
     return has.issuperset(names_in(changed, subject.options))
@@ -116,9 +120,9 @@ def _golden(plan: Plan) -> Iterator[Case]:
     plan.require(
         subject.frequencies is not None or subject.base is not None, "neither frequencies nor a base are claimed"
     )
-    told = subject.can("positions") or subject.takes("offset")
+    given = subject.can("positions") or subject.takes("offset")
     end = min(n for n in (subject.max_positions, subject.threshold, max(GOLDEN) + 1) if n is not None)
-    at = [p for p in GOLDEN if p < (end if told else min(end, plan.limit))]
+    at = [p for p in GOLDEN if p < (end if given else min(end, plan.limit))]
     plan.require(at, "there is no position but 0")
     yield Case(Batch([[0] * len(at)], positions=[[plan.at(p) for p in at]]))
 
@@ -130,7 +134,7 @@ def _varied(plan: Plan) -> Iterator[dict[str, Any]]:
 
 
 def _row_that_shows(plan: Plan) -> Batch:
-    """A row as long as may be without positions: what an option changes may show late alone."""
+    """A row, long where positions cannot be given: what an option changes may show only late."""
     return plan.text(1, min(23 if plan.subject.can("positions") else 600, plan.limit))
 
 
@@ -149,7 +153,7 @@ def _sharing(plan: Plan) -> Iterator[Case]:
 
 
 def _refused(plan: Plan) -> Iterator[Case]:
-    given = [changed for changed in plan.subject.refused if not known(plan.subject, changed)]
+    given = [changed for changed in plan.subject.refused if not has_options(plan.subject, changed)]
     plan.require(given, "no unknown option is claimed to be refused (refused)")
     for changed in given:
         yield Case(Batch([[0]]), {"changed": dict(changed)})

@@ -7,25 +7,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.conformance.checks.phase import FAR, precisions, reach
+from posenc.conformance.heads import Bias, Rotary
 from posenc.conformance.measure import lowered, row_of, sides, turned
 from posenc.conformance.outcome import Outcome
-from posenc.conformance.subjects import Batch, Bias, NotApplicableError, Rotary, Subject
-from posenc.conformance.trial import Case, Check, Plan, Trial
-
-ALL_TO = 1024  # positions that are all tried; past it those beside powers of two, where the spacing of floats doubles
+from posenc.conformance.subjects import Batch, NotApplicableError, Subject
+from posenc.conformance.trial import FAR, Case, Check, Plan, Trial
 
 
 def neighbours(rows: list[tuple[Any, Tensor]], step: list[int]) -> Outcome:
     """Whether any two positions that are a step apart have the same bits."""
     compared = 0
-    for (one, first), (other, second) in pairwise(rows):
-        a, b = (p if isinstance(p, list) else [p] for p in (one, other))
+    for (p, first), (q, second) in pairwise(rows):
+        a, b = (place if isinstance(place, list) else [place] for place in (p, q))
         if [y - x for x, y in zip(a, b, strict=True)] != step:
             continue
         compared += 1
         if torch.equal(first, second):
-            return Outcome(False, f"something else at {other} than at {one}", "the same, to the bit")
+            return Outcome(False, f"something else at {q} than at {p}", "the same, to the bit")
     if not compared:
         raise NotApplicableError("no two positions are neighbours")
     return Outcome(True, "no two alike", "no two alike")
@@ -79,6 +77,11 @@ def outputs_differ(subject: Subject, batch: Batch, dtype: torch.dtype, autocast:
     return neighbours(list(zip(places, came.unbind(0), strict=True)), [1] * subject.axes)
 
 
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+ALL_TO = 1024  # positions that are all tried; past it those beside powers of two, where the spacing of floats doubles
+
+
 def _windows(end: int) -> list[int]:
     """Positions below ``end``: the first, and those around every power of two and at the end."""
     around = [2**n for n in range(2, 64) if 2**n < end] + [end]
@@ -89,23 +92,23 @@ def _windows(end: int) -> list[int]:
 
 def _of_rotations(plan: Plan) -> Iterator[Case]:
     plan.require(isinstance(plan.subject, Rotary), "a rotation alone can be seen by itself")
-    end = min(plan.subject.distinct_to or FAR, reach(plan))
+    end = min(plan.subject.distinct_to or FAR, plan.reach)
     plan.require(end > 1, "there is no position but 0")
     at = [plan.at(p) for p in _windows(end)]
-    for values in precisions(plan):
+    for values in plan.precisions():
         yield Case(Batch([[0] * len(at)], positions=[at]), values)
 
 
 def _claimed(plan: Plan, kind: Callable[[Subject], bool], other: str) -> int:
     plan.require(kind(plan.subject), other)
     plan.require(plan.subject.distinct_to, "it is not claimed up to where neighbours are distinct (distinct_to)")
-    return min(plan.subject.distinct_to or 0, reach(plan))
+    return min(plan.subject.distinct_to or 0, plan.reach)
 
 
 def _of_biases(plan: Plan) -> Iterator[Case]:
     end = _claimed(plan, lambda subject: isinstance(subject, Bias), "a bias alone has distances")
     plan.require(plan.subject.axes == 1, "distances on several axes are no line")
-    for values in precisions(plan):
+    for values in plan.precisions():
         yield Case(Batch([[0] * len(_windows(end))], positions=[_windows(end)]), values)
 
 
@@ -115,7 +118,7 @@ def _of_outputs(plan: Plan) -> Iterator[Case]:
     plan.require_that_it_can("positions")
     places = [p for p in _windows(end) if p < 64 or p > ALL_TO or any(abs(p - 2**n) < 4 for n in range(11))]
     rows = [[plan.at(0), plan.at(p)] for p in places]
-    for values in precisions(plan):
+    for values in plan.precisions():
         yield Case(Batch([[1, 2]] * len(rows), positions=rows), values)
 
 

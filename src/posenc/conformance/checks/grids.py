@@ -8,12 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posenc.conformance.layers import Layer, Model
 from posenc.conformance.outcome import Outcome, first_failure, near
-from posenc.conformance.subjects import PADDING, VOCABULARY, Batch, Layer, Model, NotApplicableError, Subject
+from posenc.conformance.subjects import PADDING, VOCABULARY, Batch, NotApplicableError, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial
-
-SHAPES = ((3, 5), (5, 3))
-STEPS = (1, 37)
 
 
 def alike(subject: Subject, first: Tensor, second: Tensor) -> bool:
@@ -28,7 +26,7 @@ def flat_on(axis: int, position: list[int]) -> list[int]:
 
 
 def every_axis_is_seen(subject: Subject, batch: Batch) -> Outcome:
-    """Patches of a grid, against the same with one coordinate of each taken away."""
+    """Patches of a grid, against the same patches with one coordinate set to 0."""
     assert batch.positions is not None
     row = batch.positions[0]
     if len(set(batch.ids[0])) < 2 or any(len({p[axis] for p in row}) < 2 for axis in range(subject.axes)):
@@ -37,8 +35,8 @@ def every_axis_is_seen(subject: Subject, batch: Batch) -> Outcome:
     came = subject.run(made, batch)
     seen = []
     for axis in range(subject.axes):
-        taken = [[flat_on(axis, p) for p in row] for row in batch.positions]
-        seen.append(not alike(subject, came, subject.run(made, replace(batch, positions=taken))))
+        flat = [[flat_on(axis, p) for p in row] for row in batch.positions]
+        seen.append(not alike(subject, came, subject.run(made, replace(batch, positions=flat))))
     if not any(seen):
         raise NotApplicableError("outputs do not go by positions")
     unseen = [axis for axis, found in enumerate(seen) if not found]
@@ -55,9 +53,9 @@ def no_two_ways_are_alike(subject: Subject, batch: Batch) -> Outcome:
     apart = torch.cdist(came.double(), came.double(), p=torch.inf, compute_mode="donot_use_mm_for_euclid_dist")
     if len(ways) > 2 and float(apart.max()) <= 16 * torch.finfo(subject.dtype).eps * float(came.abs().max()):
         raise NotApplicableError("outputs do not go by positions")
-    for one, other in product(range(len(ways)), repeat=2):
-        if ways[one] != ways[other] and alike(subject, came[one], came[other]):
-            there, here = (batch.positions[n] for n in (one, other))
+    for i, j in product(range(len(ways)), repeat=2):
+        if ways[i] != ways[j] and alike(subject, came[i], came[j]):
+            there, here = (batch.positions[n] for n in (i, j))
             return Outcome(False, f"something else for patches at {here} than at {there}", "the same")
     return Outcome(True, "all differ", "all differ")
 
@@ -91,8 +89,8 @@ def text_is_one_axis(subject: Subject, batch: Batch, tolerance: float) -> Outcom
     """Tokens at (p, p, …), against those at p with one axis."""
     assert batch.positions is not None
     line = replace(subject, axes=1)
-    one = replace(batch, positions=[[p[0] for p in row] for row in batch.positions])
-    expected = line.run(line.make(**dict(subject.flat or {})), one)
+    flat = replace(batch, positions=[[p[0] for p in row] for row in batch.positions])
+    expected = line.run(line.make(**dict(subject.flat or {})), flat)
     return near(expected, subject.run(subject.make(), batch), tolerance)
 
 
@@ -187,6 +185,12 @@ def registers_have_no_place(subject: Subject, batch: Batch, tolerance: float) ->
 # -- cases -------------------------------------------------------------------------------------------------------------
 
 
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+SHAPES = ((3, 5), (5, 3))
+STEPS = (1, 37)
+
+
 def _require_places(plan: Plan) -> None:
     plan.require(plan.has(max(map(max, SHAPES)) - 1), "there are too few positions for the grids")
 
@@ -210,7 +214,7 @@ def _patches(plan: Plan, shape: tuple[int, int]) -> Batch:
 
 
 def _raster(plan: Plan, shape: tuple[int, int]) -> Batch:
-    """One row of patches whose shape alone is told, behind the registers if there are any."""
+    """One row of patches whose shape alone is given, behind the registers if there are any."""
     return replace(plan.text(1, plan.subject.registers + shape[0] * shape[1]), grid=shape)
 
 

@@ -4,13 +4,12 @@ from collections.abc import Iterator
 
 import torch
 
-from posenc.conformance.checks.phase import reach
+from posenc.conformance.heads import Rotary
 from posenc.conformance.measure import lowered, matrices, pairs, row_of, sides, turned
 from posenc.conformance.outcome import Outcome, first_failure, near
-from posenc.conformance.subjects import Batch, NotApplicableError, Rotary
+from posenc.conformance.subjects import Batch, NotApplicableError
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
-AT = (1, 2, 7, 100)
 ROUNDING = 2**-20  # eight units of float32, for what is turned in it
 
 
@@ -50,9 +49,9 @@ def lengths_stay(subject: Rotary, batch: Batch) -> Outcome:
     rotary, made, found = subject.rotary_dim or subject.head_dim, subject.make(), []
     for name, which in sides(subject):
         came = matrices(subject, made, row_of(batch), which).double()[..., :rotary, :rotary]
-        met = came.mT @ came
-        expected = subject.scale**2 * torch.eye(rotary, device=met.device).double().expand_as(met)
-        found.append((f"{name} [position, head, c, c]", near(expected, met, ROUNDING * subject.scale**2)))
+        products = came.mT @ came
+        expected = subject.scale**2 * torch.eye(rotary, device=products.device).double().expand_as(products)
+        found.append((f"{name} [position, head, c, c]", near(expected, products, ROUNDING * subject.scale**2)))
     return first_failure(found)
 
 
@@ -74,10 +73,15 @@ def layouts_agree(subject: Rotary, batch: Batch) -> Outcome:
     return first_failure(found)
 
 
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+AT = (1, 2, 7, 100)
+
+
 def _batch(plan: Plan) -> tuple[Rotary, Batch]:
     plan.require(isinstance(plan.subject, Rotary), "a rotation alone has pairs of channels")
     assert isinstance(plan.subject, Rotary)
-    at = [p for p in AT if p < reach(plan)]
+    at = [p for p in AT if p < plan.reach]
     plan.require(at, "there is no position but 0")
     return plan.subject, Batch([[0] * len(at)], positions=[[plan.at(p) for p in at]])
 

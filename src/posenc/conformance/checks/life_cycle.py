@@ -12,8 +12,6 @@ from posenc.conformance.outcome import Outcome, near, same
 from posenc.conformance.subjects import REFUSALS, Batch, NotApplicableError, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
-FAR = 300  # tokens: bfloat16 has all whole numbers up to 256
-
 
 def copied_is_as_before(subject: Subject, batch: Batch, how: str, used: bool, tolerance: float) -> Outcome:
     """A copy, made before or after a call that could be trained by, when the parameters of the original are gone."""
@@ -63,13 +61,18 @@ def nothing_derived_is_saved(subject: Subject, batch: Batch) -> Outcome:
     subject says is state, and for what torch's own modules keep there."""
     made, other = require_module(subject.make()), replace(subject, seed=subject.seed + 1).make()
     saved, drawn = made.state_dict(), other.state_dict()
-    known = {name for name, _ in made.named_parameters(remove_duplicate=False)} | set(subject.state)
+    expected = {name for name, _ in made.named_parameters(remove_duplicate=False)} | set(subject.state)
     for path, module in made.named_modules():
         if type(module).__module__.startswith("torch.nn."):
-            known |= {f"{path}.{name}".lstrip(".") for name, _ in module.named_buffers(recurse=False)}
-    buffers = [name for name, value in saved.items() if name not in known and isinstance(value, torch.Tensor)]
+            expected |= {f"{path}.{name}".lstrip(".") for name, _ in module.named_buffers(recurse=False)}
+    buffers = [name for name, value in saved.items() if name not in expected and isinstance(value, torch.Tensor)]
     derived = [name for name in buffers if same(saved[name], drawn[name]).ok]
     return Outcome(not derived, "parameters, and what was drawn", ", ".join(derived) or "nothing else")
+
+
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+FAR = 300  # tokens: bfloat16 has all whole numbers up to 256
 
 
 def _copies(how: str) -> Callable[[Plan], Iterator[Case]]:

@@ -7,13 +7,11 @@ import torch
 from torch import Tensor
 
 from posenc.conformance.calls import arguments_of, gradients_of, holdings, parameters_of, with_tokens
+from posenc.conformance.heads import Bias
 from posenc.conformance.outcome import Outcome
-from posenc.conformance.subjects import Batch, Bias, NotApplicableError, Subject
+from posenc.conformance.subjects import Batch, NotApplicableError, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial
 from posenc.lab.memory import kept_bytes, peak_bytes
-
-TOKENS = 2048  # longer than the blocks in which attention is worked on
-GROWTH = 2.5  # twice the length: twice the memory where it is linear, four times where it is square
 
 
 def memory_grows_with_the_length(subject: Subject, batch: Batch, tokens: int, trained: bool, growth: float) -> Outcome:
@@ -47,7 +45,7 @@ def one_call(subject: Subject, made: object, arguments: dict[str, object], train
 
 
 def nothing_is_left_behind(subject: Subject, batch: Batch) -> Outcome:
-    """After calls with their backward passes: the bytes that each leaves there more, and what holds on to a graph."""
+    """After calls with their backward passes: how many more bytes each leaves, and what keeps a graph alive."""
     made = subject.make()
 
     def call() -> None:
@@ -58,6 +56,12 @@ def nothing_is_left_behind(subject: Subject, batch: Batch) -> Outcome:
     if graphs:
         return Outcome(False, "no graph of a call that is over", f"one at {graphs[0]}")
     return Outcome(left <= 0, "as many bytes after each call", f"{left} more after each call")
+
+
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+TOKENS = 2048  # longer than the blocks in which attention is worked on
+GROWTH = 2.5  # twice the length: twice the memory where it is linear, four times where it is square
 
 
 def _linear(plan: Plan) -> Iterator[Case]:

@@ -33,6 +33,9 @@ def loaded_is_as_built(subject: Subject, batch: Batch, assign: bool, tolerance: 
     return near(expected, subject.run(built, batch), tolerance)
 
 
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+
 def _cases(assign: bool) -> Callable[[Plan], Iterator[Case]]:
     def cases(plan: Plan) -> Iterator[Case]:
         for tokens in plan.sizes:

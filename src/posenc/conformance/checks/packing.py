@@ -6,8 +6,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from posenc.conformance.heads import Bias
+from posenc.conformance.layers import Model
 from posenc.conformance.outcome import Outcome, first_failure, near
-from posenc.conformance.subjects import PADDING, VOCABULARY, Batch, Bias, Model, NotApplicableError, Subject
+from posenc.conformance.subjects import PADDING, VOCABULARY, Batch, NotApplicableError, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial, packed
 
 
@@ -51,14 +53,14 @@ def documents_take_no_gradient(subject: Subject, batch: Batch) -> Outcome:
     # Not their sum, which a normalisation keeps as it is whatever went in.
     weights = torch.linspace(1, 2, out.numel(), dtype=torch.float64, device=out.device).view_as(out).cos().to(out.dtype)
     found = []
-    for asked in _documents_of(document):
-        it = document == asked
+    for number in _documents_of(document):
+        it = document == number
         gradients = torch.autograd.grad((out * weights)[it].sum(), content, retain_graph=True, allow_unused=True)
         by_token = [_by_token(g, document) for g in gradients if g is not None]
         if not any(g[it].any() for g in by_token):
             raise NotApplicableError("outputs do not go by the tokens: their derivative is zero")
         others = _elsewhere(document, it)
-        name = f"the derivative of document {asked} by the others"
+        name = f"the derivative of document {number} by the others"
         found += [(name, near(torch.zeros_like(g), others(g), 0.0)) for g in by_token]
     return first_failure(found)
 
@@ -94,6 +96,9 @@ def _watched(subject: Subject, content: list[Tensor]) -> Subject:
     return watched
 
 
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+
 def _rows(plan: Plan) -> Iterator[Batch]:
     """Two rows of three documents, with lengths in one order and in the other; then with a row that ends early."""
     plan.require_that_it_can("document")
@@ -101,9 +106,9 @@ def _rows(plan: Plan) -> Iterator[Batch]:
         if tokens < 3:
             continue
         lengths = [1, tokens // 2, tokens - tokens // 2 - 1]
-        one, other = packed(plan, lengths), packed(plan, lengths[::-1])
-        batch = Batch(one.ids + other.ids, (one.positions or []) + (other.positions or []))
-        documents = (one.document or []) + (other.document or [])
+        first, second = packed(plan, lengths), packed(plan, lengths[::-1])
+        batch = Batch(first.ids + second.ids, (first.positions or []) + (second.positions or []))
+        documents = (first.document or []) + (second.document or [])
         yield replace(batch, document=documents)
         if tokens > 3 and plan.subject.can("padding"):
             last = documents[1][-1]
@@ -111,7 +116,7 @@ def _rows(plan: Plan) -> Iterator[Batch]:
             yield replace(batch, document=[documents[0], early])
 
 
-def _told(plan: Plan) -> Iterator[Case]:
+def _with_positions(plan: Plan) -> Iterator[Case]:
     plan.require_that_it_can("positions")
     for batch in _rows(plan):
         yield Case(batch, {"tolerance": plan.tolerance(batch.tokens)})
@@ -119,7 +124,7 @@ def _told(plan: Plan) -> Iterator[Case]:
 
 def _by_documents(plan: Plan) -> Iterator[Case]:
     plan.require_that_it_can("document")
-    plan.require(not plan.subject.can("positions"), "call takes positions, and is told them")
+    plan.require(not plan.subject.can("positions"), "call takes positions")
     # What knows neither documents nor positions numbers the tokens of a row through.
     reason = "call takes no positions, so the second document does not stand where it does alone"
     plan.require(plan.subject.takes("document") or plan.subject.relative, reason)
@@ -146,7 +151,7 @@ CHECK = Check(
     "nobody wrote; the loss hardly shows it.",
     pains=(4,),
     trials=(
-        Trial("alone, with positions", documents_equal_themselves_alone, _told),
+        Trial("alone, with positions", documents_equal_themselves_alone, _with_positions),
         Trial("alone, with documents alone", documents_equal_themselves_alone, _by_documents),
         Trial("other tokens", documents_do_not_leak, _leaks),
         Trial("derivatives", documents_take_no_gradient, _gradients),

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import torch
 
+from posenc.conformance.heads import Bias
 from posenc.conformance.outcome import Outcome, first_failure, near
-from posenc.conformance.subjects import VOCABULARY, Batch, Bias, Subject
+from posenc.conformance.subjects import VOCABULARY, Batch, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial, padded
 
 
@@ -33,6 +34,9 @@ def what_padding_holds_changes_nothing(subject: Subject, batch: Batch) -> Outcom
     ]
     before, after = subject.run(made, batch), subject.run(made, replace(batch, ids=ids))
     return near(batch.owed(before), batch.owed(after), 0.0)
+
+
+# -- cases -------------------------------------------------------------------------------------------------------------
 
 
 def _masks(tokens: int, inner: bool = True) -> list[list[list[bool]]]:

@@ -12,7 +12,6 @@ from posenc.conformance.outcome import Outcome, first_failure, near
 from posenc.conformance.subjects import Batch, NotApplicableError, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial, packed, padded
 
-SIZES = (1, 127, 128, 129, 1025)  # around the sizes of blocks
 STEPS = (1.0, 0.125, 8.0)  # where a function has a kink within one step, it has none within all
 
 
@@ -35,8 +34,8 @@ def gradients_agree(subject: Subject, batch: Batch, other: Mapping[str, Any], hi
     found = []
     for name in both:
         neither = expected[name].isnan() & came[name].isnan()  # what is no number under both is no difference
-        one, other_one = (of[name].masked_fill(neither, 0.0) for of in (expected, came))
-        found.append((name, near(one, other_one, tolerances[name])))
+        a, b = (gradients[name].masked_fill(neither, 0.0) for gradients in (expected, came))
+        found.append((name, near(a, b, tolerances[name])))
     return first_failure(found)
 
 
@@ -71,11 +70,11 @@ def gradients_are_derivatives(subject: Subject, batch: Batch, other: Mapping[str
         slope = float((gradient * line.direction).sum())
         tries = [line.slope(scale) for scale in STEPS]
         seen |= any(max(abs(slope), abs(measured)) > 2 * tolerance for measured, tolerance in tries)
-        measured, tolerance = min(tries, key=lambda one: abs(one[0] - slope) - one[1])
+        measured, tolerance = min(tries, key=lambda pair: abs(pair[0] - slope) - pair[1])
         agrees = near(torch.tensor([measured]), torch.tensor([slope]), tolerance)
         found.append((f"the slope along {name}", agrees))
     if not seen:
-        raise NotApplicableError("there is no gradient in it that is above the rounding")
+        raise NotApplicableError("no gradient is above the rounding")
     return first_failure(found)
 
 
@@ -110,8 +109,8 @@ class _Line:
                 self.parameter.copy_(self.at)
 
     def slope(self, scale: float) -> tuple[float, float]:
-        """The central difference, and how far it may be off: its rounding, and four times by how much that of twice the
-        step differs, which is three times its own error where the function is smooth."""
+        """The central difference, and how far it may be off: its rounding, plus four times its distance from the
+        difference at twice the step, which is three times its error where the function is smooth."""
         step = scale * self.noise ** (1 / 3)
         near_by, wide = ((self(h) - self(-h)) / (2 * h) for h in (step, 2 * step))
         return near_by, 4 * abs(near_by - wide) + 8 * self.noise / step
@@ -123,6 +122,11 @@ def made_as(subject: Subject, made: Any, other: Mapping[str, Any]) -> Any:
     if isinstance(twin, nn.Module) and isinstance(made, nn.Module):
         twin.load_state_dict(made.state_dict(), strict=False)
     return twin
+
+
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+SIZES = (1, 127, 128, 129, 1025)  # around the sizes of blocks
 
 
 def _others(plan: Plan) -> list[Mapping[str, Any]]:

@@ -17,6 +17,9 @@ def outputs_are_permuted(subject: Subject, batch: Batch, seed: int, tolerance: f
     return near(expected, turned.owed(subject.run(subject.make(), turned)), tolerance)
 
 
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+
 def _ordered(plan: Plan, batch: Batch) -> Batch:
     """With the order that causality goes by."""
     line = list(range(batch.tokens))

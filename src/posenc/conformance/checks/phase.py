@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posenc.conformance.heads import Bias, Rotary
 from posenc.conformance.measure import (
     claimed,
     fastest,
@@ -19,12 +20,9 @@ from posenc.conformance.measure import (
     with_weights_in,
 )
 from posenc.conformance.outcome import Outcome, first_failure, near
-from posenc.conformance.subjects import Batch, Bias, NotApplicableError, Rotary, Subject
-from posenc.conformance.trial import Case, Check, Plan, Trial
+from posenc.conformance.subjects import Batch, NotApplicableError, Subject
+from posenc.conformance.trial import FAR, Case, Check, Plan, Trial
 
-FAR = 2**20  # how far rotations are followed: what follows from float32 phases is then half a radian
-AT = (0, 255, 256, 257, 2047, 2049, 65535, FAR - 1)  # bfloat16 holds every integer up to 256, float16 up to 2048
-END = 2**16  # how far outputs are followed: phases in float32 move them by a thirtieth of all there is of position
 SHORT = 8  # tokens whose distances no scheme puts together
 EARLY, LATE = 64, 257  # rows of a text before anything is lost, and from where bfloat16 has lost the odd ones
 
@@ -36,22 +34,22 @@ def angles_are_exact(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast
     schedule which looks at the length has seen the same. Where a call takes one position at a time: against the module
     itself in float64.
     """
-    one = 1 if subject.axes == 1 else [1] * subject.axes
-    asked = [one, *row_of(batch)]
+    first = 1 if subject.axes == 1 else [1] * subject.axes
+    positions = [first, *row_of(batch)]
     low = torch.finfo(autocast or dtype)
     made, found = with_weights_in(subject, dtype), []
     for name, which in sides(subject):
-        exact = matrices(subject, made, asked, which)
+        exact = matrices(subject, made, positions, which)
         lengths = exact.double().norm(dim=-2)
         exact = unit(exact)
         if float((exact[0] - torch.eye(subject.head_dim, device=exact.device)).abs().max()) < 2**-23:
             raise NotApplicableError("position 1 turns nothing")
-        expected = claimed(subject, asked, exact)
+        expected = claimed(subject, positions, exact)
         if expected is None and subject.takes("positions"):
-            powers = [torch.linalg.matrix_power(exact[0], first_axis(p)) for p in asked]
+            powers = [torch.linalg.matrix_power(exact[0], first_axis(p)) for p in positions]
             expected = torch.stack(powers)
-        came = unit(lowered(subject, dtype, autocast, matrices, asked, which))
-        for n, p in enumerate(asked):
+        came = unit(lowered(subject, dtype, autocast, matrices, positions, which))
+        for n, p in enumerate(positions):
             if float(lengths[n].max()) > low.max or float(lengths[n].min()) < low.tiny:
                 continue  # what is that long or short has no number in the dtype, or one of few digits
             # A phase p theta in float32 takes some four roundings of up to a unit (the exponent, the power, its
@@ -151,8 +149,8 @@ def _compared(
     highest: int,
     *rest: Any,
 ) -> Outcome:
-    """`no_worse` for two places, against float64 or else float32: a logarithm that is all but whole may go into one
-    bucket in the one and into the next in the other."""
+    """`no_worse` for two places, against float64, or else against float32: a logarithm close to a whole number
+    may fall into different buckets in the two."""
     first, second = (lowered(subject, dtype, autocast, measure, place, *rest) for place in places)
     outcome = Outcome(True, "", "")
     for reference in (subject, replace(subject, dtype=torch.float32)):
@@ -166,40 +164,32 @@ def _compared(
     return outcome
 
 
-def precisions(plan: Plan) -> Iterator[dict[str, Any]]:
-    """All of it in a low dtype, float32 under autocast, and both."""
-    for low in plan.low_dtypes:
-        for dtype, autocast in ((low, None), (torch.float32, low), (low, low)):
-            yield {"dtype": dtype, "autocast": autocast}
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+AT = (0, 255, 256, 257, 2047, 2049, 65535, FAR - 1)  # bfloat16 holds every integer up to 256, float16 up to 2048
+END = 2**16  # how far outputs are followed: phases in float32 move them by a thirtieth of all there is of position
 
 
 def _outputs_in(plan: Plan) -> Iterator[dict[str, Any]]:
     """A low dtype and autocast, each by itself."""
-    for values in precisions(plan):
+    for values in plan.precisions():
         if values["autocast"] is None or values["dtype"] == torch.float32:
             yield {**values, "effect": None if isinstance(plan.subject, Bias) else plan.effect}
 
 
-def reach(plan: Plan) -> int:
-    """How many positions can be asked for."""
-    subject = plan.subject
-    told = subject.can("positions") or subject.takes("offset")
-    return min(subject.max_positions or FAR, FAR if told else plan.limit)
-
-
 def _of_rotations(plan: Plan) -> Iterator[Case]:
     plan.require(isinstance(plan.subject, Rotary), "a rotation alone has angles")
-    end = reach(plan)
+    end = plan.reach
     plan.require(end > 1, "there is no position but 0")
     at = sorted({p for p in AT if p < end} | {end - 1})
     batch = Batch(plan.ids(1, len(at)), positions=[[plan.at(p) for p in at]])
-    for values in precisions(plan):
+    for values in plan.precisions():
         yield Case(batch, values)
 
 
 def _starts(plan: Plan, tokens: int) -> list[int]:
-    """Where rows of so many tokens begin that end where bfloat16 is first short of a position, and at the last one."""
-    end = min(reach(plan), END)
+    """Where rows of so many tokens start: one row ends at the first position that bfloat16 lacks, one at the last."""
+    end = min(plan.reach, END)
     plan.require(end > LATE, f"positions end at {end}, where low precision holds them all")
     return sorted({LATE + 1 - tokens, end - tokens})
 
@@ -218,7 +208,7 @@ def _long(plan: Plan) -> Iterator[Case]:
     plan.require(isinstance(plan.subject, Bias), "a bias alone has distances")
     plan.require_that_it_can("positions")
     tokens = plan.sizes[-1]
-    end = min(reach(plan), END)
+    end = min(plan.reach, END)
     plan.require(end > SHORT, f"positions end at {end}, and there is no distance that is long")
     for last in sorted({p for p in (*range(tokens, 8 * tokens, tokens), LATE, end - 1) if tokens <= p < end}):
         batch = plan.line(1, tokens)
@@ -229,7 +219,7 @@ def _long(plan: Plan) -> Iterator[Case]:
 
 def _late(plan: Plan) -> Iterator[Case]:
     plan.require(not isinstance(plan.subject, Rotary), "of a rotation the angles are measured")
-    plan.require(not plan.subject.can("positions"), "call takes positions, so that far ones can be told")
+    plan.require(not plan.subject.can("positions"), "call takes positions, so that far ones can be given")
     plan.require(plan.limit >= 300, f"rows end at {plan.limit}, where low precision holds most positions")
     for values in _outputs_in(plan):
         yield Case(plan.text(1, min(plan.limit, 2 * LATE)), values)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from posenc.conformance.calls import gradient_tolerances, gradients_of, holdings, instead, one_line, with_tokens
+from posenc.conformance.heads import Bias, Rotary
 from posenc.conformance.outcome import Outcome, first_failure, near
-from posenc.conformance.subjects import REFUSALS, Batch, Bias, NotApplicableError, Rotary, Subject
+from posenc.conformance.subjects import REFUSALS, Batch, NotApplicableError, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
 BETWEEN = ("the same", "shorter", "longer", "others", "bfloat16", "autocast", "inference mode")
@@ -50,7 +51,8 @@ def inputs_stay_as_they_are(subject: Subject, batch: Batch) -> Outcome:
 
 
 def no_call_changes_another(subject: Subject, batch: Batch, between: str, limit: int, tolerance: float) -> Outcome:
-    """The same call before and after others; and where that can be told, the first call of what those made longer."""
+    """The same call before and after others; where positions can be given, also the first call of what those made
+    longer."""
     if isinstance(subject, Rotary | Bias):
         subject = replace(subject, causal=True)  # attention is not theirs, and so the start of a longer row is known
     if between == "autocast":
@@ -133,13 +135,16 @@ def snapshot(made: Any) -> dict[str, Any]:
     return held | {"the random state": torch.get_rng_state(), "the default dtype": torch.get_default_dtype()}
 
 
-def equal(one: Any, other: Any) -> bool:
+def equal(a: Any, b: Any) -> bool:
     """Whether two tensors or plain values are the same, where what is not a number equals itself."""
-    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
-        return type(one) is type(other) and (one == other or one != one)
-    if (one.shape, one.dtype, one.device) != (other.shape, other.dtype, other.device):
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return type(a) is type(b) and (a == b or a != a)
+    if (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
         return False
-    return one.is_meta or bool(((one == other) | ((one != one) & (other != other))).all())
+    return a.is_meta or bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+# -- cases -------------------------------------------------------------------------------------------------------------
 
 
 def _texts(plan: Plan) -> Iterator[Case]:
@@ -147,7 +152,7 @@ def _texts(plan: Plan) -> Iterator[Case]:
         yield Case(plan.text(2, tokens))
 
 
-def _told(plan: Plan) -> Iterator[Case]:
+def _with_positions(plan: Plan) -> Iterator[Case]:
     for tokens in plan.sizes:
         yield Case(plan.text(2, tokens))
         if plan.subject.can("positions"):
@@ -179,7 +184,7 @@ CHECK = Check(
     pains=(5, 6, 15),
     trials=(
         Trial("what is written", nothing_is_written, _texts),
-        Trial("inputs", inputs_stay_as_they_are, _told),
+        Trial("inputs", inputs_stay_as_they_are, _with_positions),
         *(Trial(f"calls between: {which}", no_call_changes_another, _between(which)) for which in BETWEEN),
         Trial("inference, then training", inference_mode_leaves_no_trace, _trained),
     ),

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import torch
 
-from posenc.conformance.checks.unequal import require_that_any_may_ask
 from posenc.conformance.outcome import Outcome, first_failure, near
 from posenc.conformance.subjects import Batch, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial, packed
@@ -33,8 +32,8 @@ def merged_shards_equal_the_whole(
     whole, _ = subject.partial(subject.make(), batch)
     made, found = subject.make(), []
     for rank, queries in enumerate(sharded := shards(batch, ranks, zigzag)):
-        asked = replace(batch, queries=tuple(queries))
-        parts = [subject.partial(made, replace(asked, keys=tuple(keys))) for keys in sharded]
+        shard = replace(batch, queries=tuple(queries))
+        parts = [subject.partial(made, replace(shard, keys=tuple(keys))) for keys in sharded]
         weights = torch.stack([lse for _, lse in parts]).softmax(0)[..., None]
         # A part of which nothing is seen weighs nothing, and may be anything.
         out = sum(torch.where(w > 0, w * out, 0.0) for w, (out, _) in zip(weights, parts, strict=True))
@@ -52,14 +51,17 @@ def query_shards_equal_rows(subject: Subject, batch: Batch, ranks: int, zigzag: 
     return first_failure(found)
 
 
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+
 def _cases(lse: bool, zigzag: bool, documents: bool = False) -> Callable[[Plan], Iterator[Case]]:
     def cases(plan: Plan) -> Iterator[Case]:
         if lse:
             plan.require_that_it_can("lse")
         if zigzag or not plan.subject.takes("offset"):  # a run of tokens has a first one
-            require_that_any_may_ask(plan)
+            plan.require_any_queries()
         if documents:
-            plan.require(not plan.subject.takes("memory"), "call takes a memory, and is not told its documents")
+            plan.require(not plan.subject.takes("memory"), "call takes a memory, and is not given its documents")
             plan.require_that_it_can("document")
         for tokens in plan.sizes:
             if tokens < 3:

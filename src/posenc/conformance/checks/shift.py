@@ -6,8 +6,6 @@ from posenc.conformance.outcome import Outcome, near
 from posenc.conformance.subjects import Batch, NotApplicableError, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
-SHIFTS = (1, 1000, 100_000)
-
 
 def moving_all_changes_nothing(subject: Subject, batch: Batch, by: int, tolerance: float) -> Outcome:
     """The outputs at positions p and at p + by; and, so that something was seen, that moving some of the tokens does
@@ -39,6 +37,11 @@ def moving_all_changes_something(subject: Subject, batch: Batch, by: list[int], 
         f"outputs that change when all positions are moved by {amounts}",
         f"outputs that change by {largest:.2g}, no more than rounding does ({tolerance:.2g})",
     )
+
+
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+SHIFTS = (1, 1000, 100_000)
 
 
 def _require_movable(plan: Plan) -> None:

@@ -3,14 +3,10 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from posenc.conformance.checks.cache import cached_equals_at_once, require_a_cache
+from posenc.conformance.checks.cache import cached_equals_at_once
 from posenc.conformance.outcome import Outcome, first_failure, near
 from posenc.conformance.subjects import Batch, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial
-
-SHORT = 5
-STEPS = 3  # tokens that are generated across the threshold
-AFAR = (0, 1000, 100_000)
 
 
 def long_then_short(subject: Subject, batch: Batch, short: int, tolerance: float) -> Outcome:
@@ -39,12 +35,19 @@ def _in_turns(subject: Subject, first: Batch, second: Batch, tolerance: float) -
     )
 
 
-def _across(told: bool) -> Callable[[Plan], Iterator[Case]]:
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+SHORT = 5
+STEPS = 3  # tokens that are generated across the threshold
+AFAR = (0, 1000, 100_000)
+
+
+def _across(with_positions: bool) -> Callable[[Plan], Iterator[Case]]:
     def cases(plan: Plan) -> Iterator[Case]:
         threshold = plan.subject.threshold or 0
         plan.require(threshold, "it claims no threshold")
-        require_a_cache(plan)
-        if told:
+        plan.require_a_cache()
+        if with_positions:
             plan.require_that_it_can("positions")
         else:
             plan.require(
@@ -53,9 +56,9 @@ def _across(told: bool) -> Callable[[Plan], Iterator[Case]]:
         for length in (threshold - 1, threshold, threshold + 1):
             if length < 2 or not plan.has(length - 1):
                 continue
-            # Where positions are told, the last few tokens do for a threshold of thousands.
-            tokens = min(length, max(plan.sizes)) if told else length
-            batch = plan.line(2, tokens, length - tokens) if told else plan.text(2, tokens)
+            # Where positions are given, the last few tokens do for a threshold of thousands.
+            tokens = min(length, max(plan.sizes)) if with_positions else length
+            batch = plan.line(2, tokens, length - tokens) if with_positions else plan.text(2, tokens)
             prompt = max(tokens - STEPS, 1)
             chunked = replace(batch, chunks=(prompt, *(1,) * (tokens - prompt)))
             yield Case(chunked, {"tolerance": plan.tolerance(length)})
@@ -91,8 +94,8 @@ CHECK = Check(
     "request made may go on to answer short ones.",
     pains=(6,),
     trials=(
-        Trial("cached across it", cached_equals_at_once, _across(told=False)),
-        Trial("cached across it, with positions", cached_equals_at_once, _across(told=True)),
+        Trial("cached across it", cached_equals_at_once, _across(with_positions=False)),
+        Trial("cached across it, with positions", cached_equals_at_once, _across(with_positions=True)),
         Trial("long, then short", long_then_short, _long),
         Trial("far, then near", far_then_near, _far),
     ),

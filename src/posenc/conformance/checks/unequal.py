@@ -7,55 +7,53 @@ from posenc.conformance.outcome import Outcome, near
 from posenc.conformance.subjects import Batch, NotApplicableError, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
-AFAR = 50  # how far from the rest some of the keys are
-
 
 def queries_equal_rows_of_the_square(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
-    """Some tokens asking all, against the same tokens where all ask all."""
+    """Some tokens as queries of all keys, against the same tokens where all are queries."""
     if not batch.queries:
-        raise NotApplicableError("nobody asks")
+        raise NotApplicableError("there are no queries")
     square = subject.run(subject.make(), replace(batch, queries=None))
     return near(square[:, list(batch.queries)], subject.run(subject.make(), batch), tolerance)
 
 
-def require_that_any_may_ask(plan: Plan) -> None:
-    """NotApplicableError unless queries can be any of the keys, in any order, and everything about them is told."""
-    plan.require_that_it_can("queries", "positions")
-    subject = plan.subject
-    # A layer is told the order of the tokens of x alone, and of its memory nothing.
-    knows = subject.can("order") and not subject.takes("memory")
-    plan.require(not subject.causal or knows, "it is causal, and cannot be told where in the order each token is")
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+AFAR = 50  # how far from the rest some of the keys are
 
 
-def _last(told: bool) -> Callable[[Plan], Iterator[Case]]:
+def _last(with_positions: bool) -> Callable[[Plan], Iterator[Case]]:
     def cases(plan: Plan) -> Iterator[Case]:
         plan.require_that_it_can("queries")
-        if told:
+        if with_positions:
             plan.require_that_it_can("positions")
         else:
-            plan.require(not plan.subject.takes("memory"), "call takes a memory, and where x stands in it must be told")
+            plan.require(
+                not plan.subject.takes("memory"), "call takes a memory, and where x stands in it must be given"
+            )
         for tokens in plan.sizes:
-            for start in (0, 7) if told and plan.has(tokens + 8) else (0,):
-                for asking in sorted({1, (tokens + 1) // 2, tokens - 1} - {0, tokens}):
-                    batch = plan.line(2, tokens, start, step=2 if start else 0) if told else plan.text(2, tokens)
-                    asked = replace(batch, queries=tuple(range(tokens - asking, tokens)))
-                    yield Case(asked, {"tolerance": plan.tolerance(start + tokens + 2)})
+            for start in (0, 7) if with_positions and plan.has(tokens + 8) else (0,):
+                for count in sorted({1, (tokens + 1) // 2, tokens - 1} - {0, tokens}):
+                    batch = (
+                        plan.line(2, tokens, start, step=2 if start else 0) if with_positions else plan.text(2, tokens)
+                    )
+                    last = replace(batch, queries=tuple(range(tokens - count, tokens)))
+                    yield Case(last, {"tolerance": plan.tolerance(start + tokens + 2)})
 
     return cases
 
 
 def _any(plan: Plan) -> Iterator[Case]:
-    require_that_any_may_ask(plan)
+    plan.require_any_queries()
     for tokens in plan.sizes:
         if tokens == 1:
             continue
-        for asking in sorted({1, (tokens + 1) // 2, tokens}):
+        for count in sorted({1, (tokens + 1) // 2, tokens}):
             for afar in (0, AFAR) if plan.has(tokens + AFAR + 3) else (0,):
                 batch = plan.line(2, tokens, step=3 if afar else 0)
                 # The keys of the second half are moved away, so that positions are no unbroken run either.
                 half, moved = tokens // 2, batch.moved(afar).positions or []
                 positions = [near[:half] + far[half:] for near, far in zip(batch.positions or [], moved, strict=True)]
-                queries = tuple(plan.chance.sample(range(tokens), asking))
+                queries = tuple(plan.chance.sample(range(tokens), count))
                 tolerance = plan.tolerance(tokens + afar + 3)
                 yield Case(replace(batch, positions=positions, queries=queries), {"tolerance": tolerance})
 
@@ -67,8 +65,8 @@ CHECK = Check(
     why="Indices that are right in a square are wrong in a rectangle: in decoding, in cross-attention, in a block.",
     pains=(5, 11, 18),
     trials=(
-        Trial("the last of the keys", queries_equal_rows_of_the_square, _last(told=False)),
-        Trial("the last of the keys, with positions", queries_equal_rows_of_the_square, _last(told=True)),
+        Trial("the last of the keys", queries_equal_rows_of_the_square, _last(with_positions=False)),
+        Trial("the last of the keys, with positions", queries_equal_rows_of_the_square, _last(with_positions=True)),
         Trial("any of the keys", queries_equal_rows_of_the_square, _any),
     ),
 )

@@ -1,0 +1,83 @@
+"""How models of the transformers library are called. Plain PyTorch: scripts hold a copy."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.conformance.subjects import PADDING, NotApplicableError
+
+
+def decode_with_positions(
+    model: Any, ids: Tensor, positions: Tensor | None = None, padding: Tensor | None = None, cache: Any = None
+) -> tuple[Tensor, Any]:
+    """A decoder that is given positions."""
+    if positions is not None and padding is None:
+        padding = _no_padding(ids, 0 if cache is None else cache.get_seq_length())
+    ids, mask = _padded_inputs(model, ids, padding)
+    out = model(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
+    return _outputs(out), out.past_key_values
+
+
+def decode_by_index(model: Any, ids: Tensor, padding: Tensor | None = None, cache: Any = None) -> tuple[Tensor, Any]:
+    """A decoder that finds positions itself."""
+    ids, mask = _padded_inputs(model, ids, padding)
+    out = model(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True)
+    return _outputs(out), out.past_key_values
+
+
+def decode_packed(
+    model: Any,
+    ids: Tensor,
+    positions: Tensor | None = None,
+    padding: Tensor | None = None,
+    document: Tensor | None = None,
+    cache: Any = None,
+) -> tuple[Tensor, Any]:
+    """A decoder that takes a position which does not go up by one for the beginning of a document."""
+    if document is None or len(set(document.flatten().tolist()) - {PADDING}) < 2:
+        return decode_with_positions(model, ids, positions, padding, cache)
+    starts = document.diff(dim=-1) != 0
+    if positions is None or cache is not None or (document == PADDING).any():
+        raise NotApplicableError("packed documents are known by positions alone: with no padding, and no cache")
+    if positions.shape != document.shape or not torch.equal(starts, positions.diff(dim=-1) != 1):
+        raise NotApplicableError(
+            "packed documents are known by positions alone: each unbroken, the next not following it"
+        )
+    out = model(input_ids=ids, position_ids=positions, use_cache=False)
+    return _outputs(out), None
+
+
+def encode_with_positions(
+    model: Any, ids: Tensor, positions: Tensor | None = None, padding: Tensor | None = None
+) -> Tensor:
+    """An encoder that is given positions."""
+    if positions is not None and padding is None:
+        padding = _no_padding(ids, 0)
+    ids, mask = _padded_inputs(model, ids, padding)
+    return _outputs(model(input_ids=ids, attention_mask=mask, position_ids=positions))
+
+
+def encode_by_index(model: Any, ids: Tensor, padding: Tensor | None = None) -> Tensor:
+    """An encoder that finds positions itself."""
+    ids, mask = _padded_inputs(model, ids, padding)
+    return _outputs(model(input_ids=ids, attention_mask=mask))
+
+
+def _no_padding(ids: Tensor, before: int) -> Tensor:
+    """A mask of all tokens: without one, positions that do not go up by one each would mean packed documents."""
+    return torch.ones(ids.size(0), before + ids.size(1), dtype=torch.bool, device=ids.device)
+
+
+def _padded_inputs(model: Any, ids: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """ids with the padding token where there is none, as a tokenizer gives them, and the mask of all tokens so far."""
+    if padding is None:
+        return ids, None
+    if getattr(model.config, "pad_token_id", None) is not None:
+        ids = ids.masked_fill(~padding[:, -ids.size(1) :], model.config.pad_token_id)
+    return ids, padding.long()
+
+
+def _outputs(out: Any) -> Tensor:
+    """Logits, or what a model without a head ends with."""
+    return out.logits if getattr(out, "logits", None) is not None else out.last_hidden_state
