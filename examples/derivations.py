@@ -13,7 +13,7 @@ from torch import Tensor
 
 import posenc
 from posenc import Positions
-from posenc.encoding import Block
+from posenc.forms import Block
 
 DIM = 64
 

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from posenc import Positions
-from posenc.encoding import Block, Rotation, RowFunction, RowScore, Scheme
+from posenc.encoding import Rotation, RowFunction, RowScore
+from posenc.forms import Block
 from posenc.phases import PairRotation, frequencies, phases
+from posenc.scheme import Scheme
 
 
 def weight(*shape: int) -> nn.Parameter:

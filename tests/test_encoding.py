@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from posenc import ALiBi, Encoding, Learned, NoPE, Positions, RoPE, Scheme, Segment, Shaw, Sinusoidal
-from posenc.encoding import DOORS, Block, Composition, Rotation, RowScore, Score, Value
+from posenc.encoding import DOORS, Rotation, RowScore, Score, Value
+from posenc.forms import Block
+from posenc.scheme import Composition
 from tests.awkward import TrialCoPE
 
 TOKENS, DIM, HEADS, HEAD_DIM = 5, 6, 3, 2

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from posenc.backends.attention import explain as explain
     from posenc.backends.attention import logits as logits
     from posenc.encoding import Encoding as Encoding
-    from posenc.encoding import Scheme as Scheme
     from posenc.positions import PositionError as PositionError
     from posenc.positions import Positions as Positions
+    from posenc.scheme import Scheme as Scheme
     from posenc.schemes.absolute_in_attention import AbsoluteInAttention as AbsoluteInAttention
     from posenc.schemes.alibi import ALiBi as ALiBi
     from posenc.schemes.catalog import catalog as catalog
@@ -44,7 +44,7 @@ _HOMES = {
     "explain": "backends.attention",
     "logits": "backends.attention",
     "Encoding": "encoding",
-    "Scheme": "encoding",
+    "Scheme": "scheme",
     "PositionError": "positions",
     "Positions": "positions",
     "catalog": "schemes.catalog",

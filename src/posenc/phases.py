@@ -2,31 +2,57 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Float64, Shaped
 from torch import Tensor
-from torch.autograd import forward_ad
+
+from posenc import compat
 
 PairLayout = Literal["half", "interleaved"]
 
 
+def exact(device: torch.device | None) -> torch.device | None:
+    """Where double precision is had: on the device itself, or on the CPU where the device, as Apple's GPUs, has none."""
+    return torch.device("cpu") if device is not None and device.type == "mps" else device
+
+
+def in_double(x: Tensor) -> Float64[Tensor, "..."]:
+    """x in double precision, on a device that has it."""
+    return x.to(device=exact(x.device), dtype=torch.float64)
+
+
 def frequencies(dim: int, base: float, device: torch.device | None = None) -> Float64[Tensor, " pairs"]:
     """theta_k = base^(-2k/dim) radians per position, k = 0 .. dim/2 - 1. Index 0 is the fastest."""
-    exponents = torch.arange(0, dim, 2, dtype=torch.float64, device=device) / -dim
-    return torch.pow(torch.tensor(base, dtype=torch.float64, device=device), exponents)
+    exponents = torch.arange(0, dim, 2, dtype=torch.float64, device=exact(device)) / -dim
+    return torch.pow(base, exponents)
 
 
-def phases(
-    coords: Shaped[Tensor, "rows tokens"], theta: Float64[Tensor, " pairs"]
-) -> Float64[Tensor, "rows tokens pairs"]:
-    """p * theta_k in radians.
+def phases(coords: Shaped[Tensor, "..."], theta: Float64[Tensor, "..."]) -> Float64[Tensor, "..."]:
+    """p * theta_k in radians, one for each frequency.
 
     In double precision: at p = 2^20 a single-precision product is off by 0.06 rad before the sine is even taken.
     """
-    return coords.to(torch.float64)[..., None] * theta
+    return in_double(coords)[..., None] * theta
+
+
+def drawn(count: int, seed: int, device: torch.device | None = None) -> Float64[Tensor, " count"]:
+    """Draws from N(0, 1) that follow from the seed alone: the same on every device, and computed there.
+
+    A generator cannot be part of a compiled graph, and numbers kept in a list would be copied to a GPU in every call.
+    """
+    x = torch.arange(1, count + 1, dtype=torch.int64, device=exact(device)) + seed * 1_000_003
+    for shift, factor in (
+        (30, -4658895280553007687),
+        (27, -7723592293110705685),
+    ):  # splitmix64: a bijection of integers
+        x = (x ^ ((x >> shift) & ((1 << (64 - shift)) - 1))) * factor
+    x = x ^ ((x >> 31) & ((1 << 33) - 1))
+    uniform = (((x >> 11) & ((1 << 53) - 1)).to(torch.float64) + 0.5) / 2**53
+    return math.sqrt(2) * torch.erfinv(2 * uniform - 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +71,12 @@ class PairRotation:
     sin: Float[Tensor, "rows heads tokens pairs"]
     layout: PairLayout
     head_dim: int
+    first: int = 0  # the channel that the pairs begin at
+    heads: range | None = None  # those that are turned; None: all
+
+    def inverse(self) -> PairRotation:
+        """The turn back, of a turn that does not lengthen."""
+        return replace(self, sin=-self.sin)
 
     def __call__(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> Float[Tensor, "batch heads tokens head_dim"]:
         """The turned x, in x's dtype. ValueError where its last dimension is not head_dim, or cos and sin are of other
@@ -54,10 +86,16 @@ class PairRotation:
         made = self.cos.shape[:-1]
         if x.dim() != 4 or any(m not in (1, n) for m, n in zip(made, x.shape[:-1], strict=True)):
             raise ValueError(f"the rotation was made for (batch, heads, tokens) {tuple(made)}, got {tuple(x.shape)}")
+        if self.heads is not None:
+            parts = x[:, : self.heads.start], x[:, self.heads.start : self.heads.stop], x[:, self.heads.stop :]
+            return torch.cat((parts[0], replace(self, heads=None)(parts[1]), parts[2]), 1)
+        if self.first:
+            rest = replace(self, first=0, head_dim=self.head_dim - self.first)
+            return torch.cat((x[..., : self.first], rest(x[..., self.first :])), -1)
         dtype = torch.promote_types(x.dtype, torch.float32)
         cos, sin = self.cos.to(dtype), self.sin.to(dtype)
         # The compiler fuses plain operations best, and forward-mode derivatives come with them.
-        if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+        if torch.compiler.is_compiling() or compat.is_forward_mode():
             return _as_one_expression(x, cos, sin, self.layout)
         turned: Tensor = _Turn.apply(x, cos, sin, self.layout)  # type: ignore[no-untyped-call]
         return turned

@@ -6,15 +6,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from posenc.arguments import check_type, is_number, shown
+from posenc import compat
+from posenc.arguments import check_choice, check_flag, check_type, is_number, number, shown
+from posenc.layout import PADDING as PADDING
+from posenc.layout import Layout, Span, join, read
 
-PADDING = -1  # the document that no token belongs to
+NUMBERS = (torch.int64, torch.float32, torch.float64)
 
 
 class PositionError(ValueError):
@@ -29,13 +32,16 @@ class Positions:
 
     - ``coords`` (B or 1, N[, axes]), int64, float32 or float64: what a *scheme* sees. May be offset, repeated,
       unsorted, fractional, or have several axes (row and column of an image patch).
-    - ``order`` (B or 1, N), int64: what *causality* sees. A query sees keys whose order is not above its own.
+    - ``order`` (B or 1, N), int64: what *causality* sees. A query sees keys whose order is not above its own, so tokens
+      of equal order, such as a prefix that sees itself whole, see one another.
     - ``document`` (B or 1, N), int64: *who may see whom*. Tokens see their own document alone; -1 is padding, which
       belongs to none: nobody sees it and it sees nobody.
     - ``segment`` (B or 1, N), int64 or None: premise or hypothesis, for schemes that encode it.
 
     Left out, ``order`` counts 0..N-1 and every token is of document 0. One row serves the whole batch. Instances are
     immutable: every method returns new positions, and the tensors must not be written to either.
+
+    ``layout`` says what is known of the values without reading them; see `with_layout`.
 
     >>> Positions.arange(5)[2:].coords
     tensor([[2, 3, 4]])
@@ -47,10 +53,8 @@ class Positions:
     order: Int[Tensor, "rows tokens"]
     document: Int[Tensor, "rows tokens"]
     segment: Int[Tensor, "rows tokens"] | None
-    # What is known of the values without reading them (reading would wait for the GPU, and break a compiled graph):
-    _run: tuple[int, int] | None  # one document without padding, order start, start+1, ... stop-1 in every row
-    _bounds: tuple[int, int] | None  # every coordinate lies within [lowest, highest]; never too narrow
-    _lead: int | None  # of a run: the coordinate of every token is its order plus this
+    _layout: Layout  # what is known so far
+    _is_read: bool  # whether the values have nothing more to say
 
     def __init__(
         self,
@@ -59,22 +63,17 @@ class Positions:
         order: Tensor | None = None,
         document: Tensor | None = None,
         segment: Tensor | None = None,
-        _run: tuple[int, int] | None = None,
-        _bounds: tuple[int, int] | None = None,
-        _lead: int | None = None,
     ) -> None:
         if not isinstance(coords, Tensor) or coords.dim() not in (2, 3):
             raise ValueError(f"coords must be a tensor (rows, tokens) or (rows, tokens, axes), got {_describe(coords)}")
-        if coords.dtype not in (torch.int64, torch.float32, torch.float64):
+        if coords.dtype not in NUMBERS:
             raise ValueError(
                 "coords must be int64, float32 or float64 (half precision cannot tell 256 from 257), "
                 f"got {coords.dtype}"
             )
-        read = coords.device.type == "cpu" and not torch.compiler.is_compiling()  # a GPU would wait for it
-        if read and coords.is_floating_point() and not coords.isfinite().all():
+        if coords.is_floating_point() and _is_readable(coords) and not coords.isfinite().all():
             raise PositionError("coords must be finite, got one that is infinite or no number")
-        tokens = coords.size(1)
-        rows = coords.size(0)
+        tokens, rows = coords.size(1), coords.size(0)
         for name, value in (("order", order), ("document", document), ("segment", segment)):
             if value is None:
                 continue
@@ -87,23 +86,58 @@ class Positions:
             if rows != 1 and value.size(0) not in (1, rows):
                 raise ValueError(f"{name} must have 1 or {rows} rows like coords, got {value.size(0)}")
             rows = value.size(0) if rows == 1 else rows  # 0 rows, too, are not 1
-        if order is None and document is None and _run is None:
-            _run = (0, tokens)
+        layout = Layout(tokens)
+        if order is None and document is None:  # one text, wherever its tokens are
+            layout = Layout(tokens, ((Span(0, tokens, 0, 0, steps=(1,) * _axes(coords)),),))
         if order is None:
             order = torch.arange(tokens, device=coords.device)[None]
         if document is None:
             document = torch.zeros((1, tokens), dtype=torch.int64, device=coords.device)
-        fields = {
-            "coords": coords.expand(rows, *coords.shape[1:]),
-            "order": order.expand(rows, -1),
-            "document": document.expand(rows, -1),
-            "segment": None if segment is None else segment.expand(rows, -1),
-            "_run": _run,
-            "_bounds": _bounds,
-            "_lead": None if _run is None else _lead,
-        }
+        self._set(
+            coords=coords.expand(rows, *coords.shape[1:]),
+            order=order.expand(rows, -1),
+            document=document.expand(rows, -1),
+            segment=None if segment is None else segment.expand(rows, -1),
+            _layout=layout,
+            _is_read=False,
+        )
+
+    def _set(self, **fields: object) -> Positions:
         for name, field in fields.items():  # the class is frozen
             object.__setattr__(self, name, field)
+        return self
+
+    def _of(self, layout: Layout) -> Positions:
+        """These, just made, with their layout."""
+        return self._set(_layout=layout, _is_read=layout.rows is not None)
+
+    # -- what is known of them ----------------------------------------------------------------------------------------
+
+    @property
+    def layout(self) -> Layout:
+        """What is known of the values: from how the positions were made or, on the CPU, read from them when first asked.
+
+        On a GPU and in a compiled graph nothing is read: see `with_layout`.
+        """
+        known = self._layout.rows is not None and all(span.coords is not None for span in sum(self._layout.rows, ()))
+        if not (known or self._is_read) and _is_readable(self.order):
+            self._set(_layout=read(self.coords, self.order, self.document), _is_read=True)
+        return self._layout
+
+    def with_layout(self, layout: Layout | None = None) -> Positions:
+        """The same positions with this layout, or with the one that is now read from the values, which waits for a GPU.
+
+        Attention over positions with a layout takes the fast ways, in a compiled graph and on a GPU too. ValueError for
+        a layout that is not that of the values, where they can be read without waiting.
+        """
+        check_type("layout", layout, Layout, None)
+        stated = read(self.coords, self.order, self.document) if layout is None else layout
+        if layout is not None:
+            if layout.tokens != len(self):
+                raise ValueError(f"layout must be of {len(self)} tokens like the positions, got one of {layout.tokens}")
+            if _is_readable(self.order) and not _agree(layout, self):
+                raise ValueError(f"layout must be that of the positions, {self.layout}, got {layout}")
+        return self._like()._of(stated)
 
     # -- making them --------------------------------------------------------------------------------------------------
 
@@ -118,25 +152,49 @@ class Positions:
         if n < 0:
             raise ValueError(f"n must not be negative, got {n}")
         line = torch.arange(start, start + n, device=_device(device))[None]
+        document = torch.zeros_like(line)
+        span = Span(0, n, 0, start, coords=(start,))
         bounds = (start, start + n - 1) if n else None
-        return cls(line, order=line, _run=(start, start + n), _bounds=bounds, _lead=0)
+        return cls(line, order=line, document=document)._of(Layout(n, ((span,),), bounds))
 
     @classmethod
-    def grid(cls, height: int, width: int, *, device: torch.device | str | None = None) -> Positions:
+    def grid(
+        cls,
+        height: int,
+        width: int,
+        *,
+        extent: tuple[int, int] | None = None,
+        prefix: int = 0,
+        device: torch.device | str | None = None,
+    ) -> Positions:
         """One row of image patches in raster order, coordinates (row, column).
+
+        With an ``extent`` (height, width), that of the grid a model was trained on, the patches of this grid are laid
+        over that one: their middles are coordinates (i + 1/2) extent/size - 1/2, which are fractional. ``prefix``
+        tokens, such as a class token and registers, come first; they stand at (0, 0), where a rotation turns nothing.
 
         >>> Positions.grid(2, 3).coords[0].tolist()
         [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
         """
-        _check_whole(height=height, width=width)
-        if height < 0 or width < 0:
-            raise ValueError(f"height and width must not be negative, got {height} and {width}")
+        _check_whole(height=height, width=width, prefix=prefix)
+        if height < 0 or width < 0 or prefix < 0:
+            raise ValueError(f"height, width and prefix must not be negative, got {height}, {width} and {prefix}")
         device = _device(device)
-        row, column = torch.meshgrid(
-            torch.arange(height, device=device), torch.arange(width, device=device), indexing="ij"
-        )
-        coords = torch.stack((row.reshape(-1), column.reshape(-1)), dim=-1)[None]
-        return cls(coords, _bounds=(0, max(height, width) - 1) if height * width else None)
+        sides = [torch.arange(height, device=device), torch.arange(width, device=device)]
+        if extent is not None:
+            sizes = _extent(extent)
+            sides = [(s.double() + 0.5) * (e / n) - 0.5 for s, e, n in zip(sides, sizes, (height, width), strict=True)]
+        row, column = torch.meshgrid(*sides, indexing="ij")
+        coords = torch.stack((row.reshape(-1), column.reshape(-1)), dim=-1)
+        coords = torch.cat((coords.new_zeros(prefix, 2), coords))[None]
+        positions = cls(coords)
+        if extent is not None or torch.compiler.is_compiling():  # a compiler may not know how many rows there are
+            return positions
+        heads = tuple(Span(n, n + 1, 0, n, coords=(0, 0), steps=(0, 1)) for n in range(prefix))
+        starts = [prefix + n * width for n in range(height)]
+        lines = tuple(Span(t, t + width, 0, t, coords=(n, 0), steps=(0, 1)) for n, t in enumerate(starts) if width)
+        bounds = (0, max(height, width) - 1) if height * width else (0, 0) if prefix else None
+        return positions._of(Layout(len(positions), (heads + lines,), bounds))
 
     @classmethod
     def packed(
@@ -163,102 +221,150 @@ class Positions:
         document = [[d for d, n in enumerate(row) for _ in range(n)] for row in rows]
         order = [list(range(len(row))) for row in coords]
         fill = [tokens - len(row) for row in coords]
-        longest = max((n for row in rows for n in row), default=0)
 
         def tensor(values: list[list[int]], padding: int) -> Tensor:
             padded = [row + [padding] * f for row, f in zip(values, fill, strict=True)]
             return torch.tensor(padded, dtype=torch.int64, device=device).reshape(len(rows), tokens)
 
-        return cls(
-            tensor(coords, 0),
-            order=tensor(order, 0),
-            document=tensor(document, PADDING),
-            _bounds=(0, max(longest - 1, 0)),
-        )
+        layouts = []
+        for row in rows:
+            starts = [sum(row[:d]) for d in range(len(row))]
+            layouts.append(
+                tuple(Span(t, t + n, d, t, coords=(0,)) for d, (t, n) in enumerate(zip(starts, row, strict=True)) if n)
+            )
+        longest = max((n for row in rows for n in row), default=0)
+        same = layouts[:1] if all(row == layouts[0] for row in layouts) else layouts
+        positions = cls(tensor(coords, 0), order=tensor(order, 0), document=tensor(document, PADDING))
+        return positions._of(Layout(tokens, tuple(same) or ((),), (0, max(longest - 1, 0))))
 
     @classmethod
-    def padded(cls, mask: Bool[Tensor, "rows tokens"]) -> Positions:
-        """Rows of text with padding anywhere (left, right, inside): ``mask`` is True where there is a token.
+    def padded(cls, mask: Bool[Tensor, "rows tokens"] | Int[Tensor, "rows tokens"]) -> Positions:
+        """Rows of text with padding anywhere (left, right, inside): ``mask`` is True, or 1, where there is a token.
 
         Coordinates and order count the tokens of each row and skip the padding.
 
         >>> Positions.padded(torch.tensor([[False, True, True]])).coords
         tensor([[0, 0, 1]])
         """
-        if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.dim() != 2:
-            raise ValueError(f"mask must be a bool tensor (rows, tokens), True = token, got {_describe(mask)}")
+        mask = _mask("mask", mask)
         count = (mask.long().cumsum(1) - 1).masked_fill(~mask, 0)
         document = torch.where(mask, 0, PADDING)
-        return cls(count, order=count, document=document, _bounds=(0, max(mask.size(1) - 1, 0)))
+        positions = cls(count, order=count, document=document)
+        return positions._set(_layout=Layout(len(positions), None, (0, max(mask.size(1) - 1, 0))))
+
+    @classmethod
+    def from_ids(
+        cls, ids: Int[Tensor, "rows tokens *axes"], mask: Tensor | None = None, *, packed: bool = False
+    ) -> Positions:
+        """From a model's ``position_ids`` (rows, tokens[, axes]) and its mask of tokens (rows, tokens), 1 = token.
+
+        The ids become coordinates; order counts the tokens of each row. With ``packed`` a document begins wherever an
+        id is not above the one before it. Without it, ids that fall are a ValueError, where they can be read.
+
+        >>> Positions.from_ids(torch.tensor([[0, 1, 2, 0, 1]]), packed=True).document
+        tensor([[0, 0, 0, 1, 1]])
+        """
+        if not isinstance(ids, Tensor) or ids.dim() not in (2, 3) or ids.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"ids must be an int64 tensor (rows, tokens[, axes]), got {_describe(ids)}")
+        check_flag("packed", packed)
+        is_token = torch.ones_like(ids[..., 0] if ids.dim() == 3 else ids, dtype=torch.bool)
+        if mask is not None:
+            given = _mask("mask", mask)
+            if given.shape != is_token.shape:
+                raise ValueError(f"mask must be {tuple(is_token.shape)} like ids, got {tuple(given.shape)}")
+            is_token = given
+        ids = ids.long()
+        if packed and ids.dim() == 3:
+            raise ValueError(f"ids must be (rows, tokens) to tell packed documents apart, got {tuple(ids.shape)}")
+        restarts = torch.zeros_like(is_token)
+        if ids.dim() == 2 and ids.size(1):
+            before = (
+                torch.where(is_token, ids, torch.iinfo(torch.int64).min).cummax(1).values
+            )  # the last one, if rising
+            if packed:
+                before = ids
+            restarts[:, 1:] = is_token[:, 1:] & is_token[:, :-1] & (ids[:, 1:] <= before[:, :-1])
+        if not packed and _is_readable(ids) and bool(restarts.any()):
+            raise ValueError(
+                "ids must rise along each row, got some that fall or repeat: pass packed=True where they are documents "
+                "laid end to end, or make Positions(coords, order=..., document=...)"
+            )
+        order = (is_token.long().cumsum(1) - 1).masked_fill(~is_token, 0)
+        document = restarts.long().cumsum(1).masked_fill(~is_token, PADDING)
+        return cls(ids, order=order, document=document)
 
     @staticmethod
-    def cat(parts: Sequence[Positions]) -> Positions:
-        """The tokens of all parts, in turn. Rows must agree or be one; every part has a segment or none has."""
+    def cat(parts: Sequence[Positions], *, documents: Literal["same", "new"] | None = None) -> Positions:
+        """The tokens of all parts, in turn. Rows must agree or be one; every part has a segment or none has.
+
+        Documents of equal number are one document, as those of a cache and of what follows it are; with
+        ``documents="new"`` every part has documents of its own. Left out, parts of one document whose orders overlap
+        are a ValueError, since their tokens could not be told apart; ``documents="same"`` says that they are meant so.
+        Coordinates of several dtypes become the widest.
+        """
         check_type("parts", parts, Sequence)
         if not parts:
             raise ValueError("cat needs at least one Positions, got none")
+        if documents is not None:
+            check_choice("documents", documents, ("same", "new"))
         for part in parts:
             check_type("parts", part, Positions)
             if part.device != parts[0].device:
                 raise ValueError(f"parts must be on one device, got {parts[0].device} and {part.device}")
+            if part.coords.shape[2:] != parts[0].coords.shape[2:]:
+                raise ValueError(f"cat needs parts of as many axes, got {parts[0]} and {part}")
         rows = max((part.rows for part in parts if part.rows != 1), default=1)
         wide = [part.expand(rows) for part in parts]
         segments = [part.segment for part in wide if part.segment is not None]
         if segments and len(segments) != len(parts):
             raise ValueError("segment must be given in every part or in none")
-        for part in parts[1:]:
-            if part.coords.dtype != parts[0].coords.dtype or part.coords.shape[2:] != parts[0].coords.shape[2:]:
-                raise ValueError(f"cat needs parts of one dtype and as many axes, got {parts[0]} and {part}")
-        run = parts[0]._run
-        for part in parts[1:]:
-            run = (run[0], part._run[1]) if run and part._run and run[1] == part._run[0] else None
-        leads = {part._lead for part in parts if len(part)}
-        bounds = [part._bounds for part in parts if len(part)]
-        known = [b for b in bounds if b is not None]
-        return Positions(
-            torch.cat([part.coords for part in wide], 1),
+        if documents == "new":
+            wide = _renumbered(wide)
+        layout = join([part.layout for part in wide], rows)
+        if documents is None and (twice := _overlap(layout)) is not None:
+            raise ValueError(
+                f"parts have tokens of document {twice} at the same order: pass documents='new' if each part is a text "
+                "of its own, or positions.following(n) for what continues one"
+            )
+        whole = Positions(
+            torch.cat([part.coords for part in wide], 1),  # of the widest dtype
             order=torch.cat([part.order for part in wide], 1),
             document=torch.cat([part.document for part in wide], 1),
             segment=torch.cat(segments, 1) if segments else None,
-            _run=run,
-            _bounds=(min(b[0] for b in known), max(b[1] for b in known))
-            if known and len(known) == len(bounds)
-            else None,
-            _lead=leads.pop() if len(leads) == 1 else None,
         )
+        return whole._of(layout)
 
     # -- changing them ------------------------------------------------------------------------------------------------
 
     def __getitem__(self, index: slice | Int[Tensor, " chosen"]) -> Positions:
         """Tokens ``a:b`` of every row, or those at an index tensor (a permutation, a shard)."""
-        run = None
+        layout = None
         if isinstance(index, slice):
             given = {"start": index.start, "stop": index.stop, "step": index.step}
             ends = {name: end for name, end in given.items() if end is not None}
             _check_whole(**ends)
             if ends.get("step", 1) < 1:
                 raise ValueError(f"step must be above 0, got {index.step}")
-            if self._run is not None and index.step in (None, 1):
+            if index.step in (None, 1):
                 start, stop = _ends(index, self.order.size(1))
-                run = (self._run[0] + start, self._run[0] + max(start, stop))
+                layout = self._layout[slice(start, max(start, stop))]
         elif not (isinstance(index, Tensor) and index.dim() == 1 and index.dtype == torch.int64):
             raise ValueError(
                 f"positions are indexed by a slice or a 1-D int64 tensor of tokens, got {_describe(index)}"
             )
-        elif index.device.type == "cpu" and index.numel() and not torch.compiler.is_compiling():
+        elif index.numel() and _is_readable(index):
             lowest, highest, tokens = int(index.min()), int(index.max()), self.order.size(1)
             if lowest < -tokens or highest >= tokens:
                 found = lowest if lowest < -tokens else highest
                 raise ValueError(f"index must be within {-tokens}..{tokens - 1}, got {found}")
-        return Positions(
+        chosen = Positions(
             self.coords[:, index],
             order=self.order[:, index],
             document=self.document[:, index],
             segment=None if self.segment is None else self.segment[:, index],
-            _run=run,
-            _bounds=self._bounds,
-            _lead=self._lead,
         )
+        known = Layout(chosen.order.size(1), None, self._layout.bounds) if layout is None else layout
+        return chosen._set(_layout=known, _is_read=layout is not None and self._is_read and layout.rows is not None)
 
     def expand(self, rows: int) -> Positions:
         """The same positions for ``rows`` rows: one row is repeated (as a view), as many are kept, else ValueError."""
@@ -278,21 +384,21 @@ class Positions:
 
     def shift(self, offset: int | float) -> Positions:
         """Every coordinate moved by ``offset``; order and documents stay. By a float, whole ones become float64."""
-        given: object = offset
-        if not is_number(given) and not isinstance(given, torch.SymInt):  # a compiler's
-            raise ValueError(f"offset must be a number, got {shown(given)}")
-        if isinstance(offset, float) and not math.isfinite(offset):
-            raise ValueError(f"offset must be a finite number, got {offset}")
-        if isinstance(offset, float):
-            coords = self.coords if self.coords.is_floating_point() else self.coords.double()
-            return self._like(coords=coords + offset, _bounds=None, _lead=None)
-        bounds = None if self._bounds is None else (self._bounds[0] + offset, self._bounds[1] + offset)
-        lead = None if self._lead is None else self._lead + offset
-        return self._like(coords=self.coords + offset, _bounds=bounds, _lead=lead)
+        step = _real("offset", offset)
+        coords = self.coords if not isinstance(step, float) or self.coords.is_floating_point() else self.coords.double()
+        return self._like(coords=coords + step, _layout=self._layout.shifted(step))
+
+    def scale(self, factor: int | float) -> Positions:
+        """Every coordinate times ``factor``: a text or a grid laid over a longer or a shorter one. Order and documents
+        stay. By a float, whole coordinates become float64."""
+        step = _real("factor", factor)
+        coords = self.coords if not isinstance(step, float) or self.coords.is_floating_point() else self.coords.double()
+        return self._like(coords=coords * step, _layout=self._layout.shifted(0, step))
 
     def with_segment(self, segment: Int[Tensor, "rows tokens"]) -> Positions:
         """The same positions, with the segment of each token."""
-        return self._like(segment=segment)
+        made = Positions(self.coords, order=self.order, document=self.document, segment=segment)
+        return made._set(_layout=self._layout, _is_read=self._is_read)
 
     def following(self, n: int = 1) -> Positions:
         """The ``n`` positions that come after these in each row: what a model generates next.
@@ -307,27 +413,32 @@ class Positions:
             text = Positions.arange(n, device=self.device).expand(self.rows)
             return text if coords.dtype == torch.int64 else Positions(text.coords.to(coords.dtype))
         ahead = torch.arange(1, n + 1, device=self.device)
-        if self._run is not None:  # the last token is the last in the tensor
-            return Positions(
+        run = self._layout.run
+        if run is not None:  # the last token is the last in the tensor
+            positions = Positions(
                 coords[:, -1:] + ahead,
                 order=self.order[:, -1:] + ahead,
                 document=self.document[:, -1:].expand(-1, n),
                 segment=None if self.segment is None else self.segment[:, -1:].expand(-1, n),
-                _run=(self._run[1], self._run[1] + n),
-                _bounds=None if self._bounds is None else (self._bounds[0], self._bounds[1] + n),
-                _lead=self._lead,
             )
+            is_text = run.coords is not None and run.steps == (1,)
+            after = run.cut(run.stop, run.stop)
+            span = Span(0, n, run.document, after.order, coords=after.coords if is_text else None)
+            ends = self._layout.bounds
+            bounds = None if ends is None else (ends[0], ends[1] + n)
+            return positions._of(Layout(n, ((span,),), bounds))
         last = self.last[:, None]
         # A row of padding alone has no document to continue: its first token opens document 0 at position 0.
         empty = (self.document == PADDING).all(1, keepdim=True)
-        bounds = None if self._bounds is None else (min(self._bounds[0], 0), max(self._bounds[1], -1) + n)
-        return Positions(
+        positions = Positions(
             torch.where(empty, ahead - 1, coords.gather(1, last) + ahead),
             order=torch.where(empty, ahead - 1, self.order.gather(1, last) + ahead),
             document=torch.where(empty, 0, self.document.gather(1, last)).expand(-1, n),
             segment=None if self.segment is None else self.segment.gather(1, last).expand(-1, n),
-            _bounds=bounds,
         )
+        ends = self._layout.bounds
+        bounds = None if ends is None else (min(ends[0], 0), max(ends[1], -1) + n)
+        return positions._set(_layout=Layout(n, None, bounds))
 
     def to(self, device: torch.device | str) -> Positions:
         """The same positions on another device."""
@@ -341,9 +452,9 @@ class Positions:
         )
 
     def _like(self, **changes: Any) -> Positions:
-        kept = {name: getattr(self, name) for name in Positions.__slots__}
-        kept |= changes
-        return Positions(kept.pop("coords"), **kept)
+        """Of the same tokens, with these fields in place of its own."""
+        other: Positions = object.__new__(Positions)
+        return other._set(**{name: changes.get(name, getattr(self, name)) for name in Positions.__slots__})
 
     # -- reading them -------------------------------------------------------------------------------------------------
 
@@ -367,9 +478,10 @@ class Positions:
         return self.order.masked_fill(self.document == PADDING, unseen).argmax(1)
 
     @property
-    def starts_a_text(self) -> bool:
-        """True where the tokens are known to be one unbroken text whose order begins at 0."""
-        return self._run is not None and self._run[0] == 0 and len(self) > 0
+    def lengths(self) -> Shaped[Tensor, " rows"]:
+        """Of each row the highest coordinate along any axis plus one, padding left out: how long its text is by now."""
+        coords = self.coords if self.coords.dim() == 2 else self.coords.amax(-1)
+        return coords.masked_fill(self.document == PADDING, -1).amax(1) + 1
 
     def __repr__(self) -> str:
         axes = f", axes={self.coords.size(2)}" if self.coords.dim() == 3 else ""
@@ -383,111 +495,102 @@ class Positions:
             return self.coords[..., 0]
         raise ValueError(f"{scheme} takes one coordinate per token, got positions of {self.coords.size(2)} axes")
 
-    def index(self, scheme: str, limit: int) -> Int[Tensor, "rows tokens"]:
-        """The one coordinate of each token as an index into a table of ``limit`` rows.
 
-        Raises ValueError for fractional coordinates, PositionError for one outside 0..limit-1. Padding reads row 0.
-        """
-        coords = self.scalar(scheme)
-        if coords.dtype != torch.int64:
-            raise ValueError(f"{scheme} looks positions up in a table and needs int64 coordinates, got {coords.dtype}")
-        coords = coords.masked_fill(self.document == PADDING, 0) if self._run is None else coords
-        if self._bounds is None or self._bounds[0] < 0 or self._bounds[1] >= limit:
-            check_index(coords, limit, scheme, "positions")
-        return coords
-
-
-def check_index(index: Int[Tensor, "..."], limit: int, scheme: str, what: str) -> None:
-    """PositionError unless every entry lies within 0..limit-1. Reads the values, so it waits for a GPU.
-
-    A compiled graph cannot raise: there it is a RuntimeError of the same words, up to the value that came.
-    """
-    if index.numel() == 0 or index.is_meta:
-        return
-    if torch.compiler.is_compiling():
-        inside = ((index >= 0) & (index < limit)).all()
-        torch._assert_async(inside, f"{scheme} encodes {what} 0 to {limit - 1}, got one outside")
-        return
-    lowest, highest = (int(v) for v in torch.aminmax(index))
-    if lowest < 0 or highest >= limit:
-        raise PositionError(f"{scheme} encodes {what} 0 to {limit - 1}, got {lowest if lowest < 0 else highest}")
+def _agree(layout: Layout, positions: Positions) -> bool:
+    """Whether a stated layout says of every token what the values say."""
+    rows = layout.rows
+    if rows is None or len(rows) not in (1, positions.rows):
+        return rows is None
+    document = torch.full_like(positions.document, PADDING)
+    order, coords = torch.zeros_like(positions.order), positions.coords.clone()
+    for n in range(positions.rows):
+        for span in layout.of_row(n):
+            where, step = slice(span.start, span.stop), torch.arange(span.stop - span.start)
+            document[n, where], order[n, where] = span.document, span.order + span.order_step * step
+            if span.coords is not None:
+                line = torch.stack([c + s * step for c, s in zip(span.coords, span.steps, strict=True)], -1)
+                coords[n, where] = line.reshape(coords[n, where].shape).to(coords.dtype)
+    seen = document != PADDING
+    same = torch.equal(document, positions.document) and torch.equal(coords, positions.coords)
+    return same and torch.equal(order[seen], positions.order[seen])
 
 
-def check_reach(query_positions: Positions, key_positions: Positions, reach: tuple[int, ...], scheme: str) -> None:
-    """PositionError unless any two tokens that may see one another lie less than ``reach`` apart along each axis."""
-    query, key = query_positions, key_positions
-    if query._bounds is not None and key._bounds is not None:
-        ends = (*query._bounds, *key._bounds)
-        if max(ends) - min(ends) < min(reach):
-            return
-    if query.coords.is_meta or 0 in (query.coords.size(1), key.coords.size(1)):
-        return
-    seen = visible(query, key, is_causal=False)
-    for axis, limit in enumerate(reach):
-        x, y = (p.coords if p.coords.dim() == 2 else p.coords[..., axis] for p in (query, key))
-        along = "" if len(reach) == 1 else f" along axis {axis}"
-        # The ends of all tokens, whoever sees whom, need no table of pairs.
-        widest = torch.maximum(x.amax(1) - y.amin(1), y.amax(1) - x.amin(1))
-        if seen is None or (not torch.compiler.is_compiling() and bool((widest < limit).all())):
-            check_distances(widest, limit, scheme, along)
+def _renumbered(parts: Sequence[Positions]) -> list[Positions]:
+    """Every part with documents numbered after those of the parts before it."""
+    first = parts[0].document.new_zeros(())
+    renumbered = []
+    for part in parts:
+        document = torch.where(part.document == PADDING, PADDING, part.document + first)
+        made = Positions(part.coords, order=part.order, document=document, segment=part.segment)
+        renumbered.append(made)
+        if document.numel():
+            first = torch.maximum(first, document.max() + 1)
+    return renumbered
+
+
+def _overlap(layout: Layout) -> int | None:
+    """A document of which two spans of a row have a token each of the same order, or None."""
+    for row in layout.rows or ():
+        if len(row) < 2:
             continue
-        distance = (y[:, None, :] - x[:, :, None]).abs()
-        check_distances(distance.masked_fill(~seen, 0), limit, scheme, along)
+        ends = sorted((s.document, s.order, s.order + s.order_step * (s.stop - s.start - 1)) for s in row)
+        for (document, _, last), (other, first, _) in zip(ends, ends[1:], strict=False):
+            if document == other and first <= last:
+                return document
+    return None
 
 
-def check_distances(distances: Int[Tensor, "..."], limit: int, scheme: str, along: str = "") -> None:
-    """PositionError unless every distance, to either side, is below ``limit``. Reads the values.
-
-    A compiled graph cannot raise: there it is a RuntimeError of the same words, up to the distance that came.
-    """
-    if distances.numel() == 0 or distances.is_meta:
-        return
-    furthest = distances.abs().max()
-    words = f"{scheme} encodes distances up to {limit - 1}{along}, got "
-    if torch.compiler.is_compiling():
-        torch._assert_async(furthest < limit, words + "one further")
-    elif int(furthest) >= limit:
-        raise PositionError(f"{words}{int(furthest)}")
+def _is_readable(x: Tensor) -> bool:
+    """Whether reading a value waits for nothing and is possible at all."""
+    return type(x) is Tensor and x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def visible(
-    query_positions: Positions, key_positions: Positions, *, is_causal: bool
-) -> Bool[Tensor, "rows queries keys"] | None:
-    """Which key each query may see: its own document, no padding and, if causal, no order above its own.
-
-    None where every query is known to see every key, so that nothing needs masking.
-    """
-    query, key = query_positions, key_positions
-    if sees_all(query, key, is_causal=is_causal):
-        return None
-    same = query.document[:, :, None] == key.document[:, None, :]
-    same = same & (key.document != PADDING)[:, None, :]
-    return same & (key.order[:, None, :] <= query.order[:, :, None]) if is_causal else same
+def _axes(coords: Tensor) -> int:
+    return 1 if coords.dim() == 2 else coords.size(2)
 
 
-def sees_all(query_positions: Positions, key_positions: Positions, *, is_causal: bool) -> bool:
-    """True where every query is known to see every key."""
-    query, key = query_positions._run, key_positions._run
-    return query is not None and key is not None and (not is_causal or key[1] - 1 <= query[0])
+def _mask(name: str, mask: Any) -> Tensor:
+    """The mask of tokens as bool; ValueError for what is neither a bool tensor nor one of 0 and 1."""
+    if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.is_floating_point() or mask.is_complex():
+        raise ValueError(f"{name} must be a tensor (rows, tokens) of True or 1 = token, got {_describe(mask)}")
+    if mask.dtype == torch.bool:
+        return mask
+    if _is_readable(mask) and mask.numel() and not ((mask == 0) | (mask == 1)).all():
+        odd = mask[(mask != 0) & (mask != 1)][0]
+        raise ValueError(f"{name} must be of 0 and 1 where it is not bool, got {int(odd)}")
+    return mask != 0
 
 
-def same_run(query_positions: Positions, key_positions: Positions) -> bool:
-    """True where queries and keys are known to be the same unbroken run of tokens: a plain square of attention."""
-    return query_positions._run is not None and query_positions._run == key_positions._run
+def _real(name: str, value: Any) -> Any:
+    """A whole number as an int, any other as a float, a compiler's as it is; ValueError for what is no finite number."""
+    if isinstance(value, torch.SymInt):
+        return value
+    if not is_number(value):
+        raise ValueError(f"{name} must be a number, got {shown(value)}")
+    found = int(value) if isinstance(value, Integral) else float(value)
+    if not math.isfinite(found):
+        raise ValueError(f"{name} must be a finite number, got {value}")
+    return found
 
 
-def key_level_with(query_positions: Positions, key_positions: Positions, *, is_causal: bool) -> int | None:
-    """The index of the key at the position of query 0, where query i is then known to be level with key i + that.
+def _extent(extent: Any) -> tuple[float, float]:
+    if not isinstance(extent, Sequence) or len(extent) != 2:
+        raise ValueError(f"extent must be (height, width) or None, got {shown(extent)}")
+    return number("extent[0]", extent[0], above=0), number("extent[1]", extent[1], above=0)
 
-    Known of two unbroken runs whose coordinates follow their order; the index may lie outside the keys. With
-    ``is_causal``, those are the runs in which a query sees the keys up to the one it is level with.
-    """
-    query, key = query_positions, key_positions
-    if query._run is None or key._run is None or query._lead is None or key._lead is None:
-        return None
-    if is_causal and query._lead != key._lead:
-        return None
-    return query._run[0] + query._lead - key._run[0] - key._lead
+
+def _unflatten(children: Any, dtype: object) -> Positions:
+    """From tensors that may be other ones now: what was known of the values is not taken along."""
+    coords, order, document, segment = children
+    tokens = order.shape[1] if isinstance(order, Tensor) else 0
+    fields = {"coords": coords, "order": order, "document": document, "segment": segment}
+    made: Positions = object.__new__(Positions)
+    return made._set(**fields, _layout=Layout(tokens), _is_read=False)
+
+
+compat.register_pytree(
+    Positions, lambda p: ([p.coords, p.order, p.document, p.segment], None), _unflatten, "posenc.Positions"
+)
 
 
 def _ends(index: slice, tokens: int) -> tuple[int, int]:

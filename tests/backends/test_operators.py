@@ -9,7 +9,8 @@ from torch import Tensor
 
 import posenc
 from posenc import T5, ALiBi, DistanceAware, NoPE, Positions, Relative1D, RoPE, Scheme, Shaw, TransformerXL
-from posenc.encoding import Block, ByDistance, RowFunction, RowScore, Score, ScoreFunction
+from posenc.encoding import ByDistance, RowFunction, RowScore, Score
+from posenc.forms import Block, ScoreFunction
 
 HEADS, HEAD_DIM, TOKENS = 4, 16, 150
 SCHEMES: dict[str, Callable[[], Scheme]] = {

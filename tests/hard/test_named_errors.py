@@ -39,7 +39,7 @@ from posenc import (
     explain,
     logits,
 )
-from posenc.encoding import Block
+from posenc.forms import Block
 from posenc.models import Decoder, Encoder, ImageClassifier, KVCache
 from tests.hard.wrong import INF, NAN, NO_FLAGS, NO_NUMBERS, NO_SIZES, NO_WORDS, Row, each, flags, numbers, sizes
 from tests.test_mutants import MODULES

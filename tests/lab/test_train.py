@@ -4,11 +4,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from posenc.encoding import Scheme
 from posenc.lab import data
 from posenc.lab.checkpoint import CheckpointError
 from posenc.lab.compare import build_model
 from posenc.lab.train import DivergedError, batch, learning_rate, train
+from posenc.scheme import Scheme
 from tests.lab.small import SCHEMES, small_config, write_text
 
 

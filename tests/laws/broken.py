@@ -21,7 +21,8 @@ from posenc import (
     Shaw,
     TransformerXL,
 )
-from posenc.encoding import Block, Rotation, Score, ScoreFunction
+from posenc.encoding import Rotation, Score
+from posenc.forms import Block, ScoreFunction
 from posenc.phases import PairRotation, frequencies, phases
 from tests.cases import HEAD_DIM, HEADS
 from tests.mutants import Lawless, Untrue, moved

@@ -6,7 +6,7 @@ from functools import partial
 from torch import Tensor
 
 from posenc import AbsoluteInAttention
-from posenc.encoding import Block, ScoreFunction
+from posenc.forms import Block, ScoreFunction
 from posenc.schemes.catalog import entries_of
 from tests.mutants import Mutant, oracles
 from tests.schemes import test_laws, test_life_cycle

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc import ALiBi
-from posenc.encoding import Block, ScoreFunction
+from posenc.forms import Block, ScoreFunction
 from tests.mutants import Mutant, oracles
 from tests.schemes import test_precision
 

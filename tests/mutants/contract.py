@@ -8,8 +8,8 @@ from torch import Tensor
 from posenc import Encoding, Positions
 from posenc.backends import attention, call, choice, reference, sdpa
 from posenc.backends.call import Backend, Call
-from posenc.encoding import Composition
 from posenc.positions import PADDING
+from posenc.scheme import Composition
 from tests import test_encoding, test_positions
 from tests.backends import test_attention
 from tests.mutants import Mutant, oracles

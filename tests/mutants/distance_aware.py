@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc import DistanceAware
-from posenc.encoding import Block, ScoreFunction
+from posenc.forms import Block, ScoreFunction
 from tests.mutants import Mutant, oracles
 
 

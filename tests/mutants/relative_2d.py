@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc import Relative2D
-from posenc.encoding import Block, ScoreFunction
+from posenc.forms import Block, ScoreFunction
 from posenc.schemes.catalog import entries_of
 from tests.mutants import Mutant, oracles
 from tests.schemes import test_laws, test_life_cycle

@@ -6,7 +6,8 @@ from functools import partial
 from torch import Tensor, nn
 
 from posenc import Shaw
-from posenc.encoding import Block, Score, ScoreFunction, Value
+from posenc.encoding import Score, Value
+from posenc.forms import Block, ScoreFunction
 from tests.mutants import Mutant, oracles
 from tests.schemes import test_life_cycle
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from posenc import T5
-from posenc.encoding import Block, Score, ScoreFunction
+from posenc.encoding import Score
+from posenc.forms import Block, ScoreFunction
 from posenc.schemes import t5
 from posenc.schemes.catalog import entries_of
 from tests.mutants import Mutant, oracles

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc import TransformerXL
-from posenc.encoding import Block, ScoreFunction
+from posenc.forms import Block, ScoreFunction
 from posenc.phases import frequencies
 from posenc.schemes import transformer_xl
 from tests.mutants import Mutant, oracles

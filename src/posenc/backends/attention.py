@@ -9,16 +9,20 @@ from dataclasses import replace
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch._subclasses import FakeTensorMode
 
+from posenc import compat
 from posenc.arguments import check_flag, check_type, is_number, shown
 from posenc.backends import choice
-from posenc.backends.call import Call
+from posenc.backends.call import Call, sliced
 from posenc.backends.choice import BACKENDS as BACKENDS
 from posenc.backends.choice import Explanation
 from posenc.backends.reference import dense_logits
-from posenc.encoding import Encoding, Scheme
+from posenc.encoding import Encoding
+from posenc.forms import added, check
+from posenc.layout import Visibility, distances, tiles
+from posenc.pieces import Bias, adds
 from posenc.positions import Positions
+from posenc.scheme import Scheme, Window, check_window, is_scheme
 
 
 def attention(
@@ -31,8 +35,11 @@ def attention(
     key_positions: Positions | None = None,
     attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
     is_causal: bool = False,
+    window: Window = None,
+    sinks: Float[Tensor, " heads"] | None = None,
     dropout_p: float = 0.0,
     scale: float | None = None,
+    enable_gqa: bool = False,
     backend: str = "auto",
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -41,9 +48,13 @@ def attention(
     The signature is that of `torch.nn.functional.scaled_dot_product_attention`, plus:
 
     - ``encoding``: what a scheme gave for some positions, or the scheme itself, which is then bound to
-      ``query_positions`` and ``key_positions``. By default keys are at 0 .. N-1 and queries are the last M of them.
-      Without an encoding the positions still rule what is seen.
-    - ``backend``: ``"auto"``, of which `explain` says what it takes; or the name of one, ``"sdpa"``, ``"near_far"``,
+      ``query_positions`` and ``key_positions``. By default keys are at 0 .. N-1 and queries are the last M of them;
+      queries with positions give them to as many keys. Without an encoding the positions still rule what is seen.
+    - ``window``: how far a query sees, in places of the order: a number of keys, the query's own the last of them; or
+      (left, right), places back and forth, None for all.
+    - ``sinks``: a logit for each head that every query sees besides its keys, and that has no value: it takes a share of
+      the weights. The log-sum-exp has it in.
+    - ``backend``: ``"auto"``, of which `explain` says what it takes; or the name of one, ``"sdpa"``, ``"tiled"``,
       ``"flex"``, ``"chunked"`` or ``"reference"``, which then runs or raises ValueError, and never falls back.
     - ``return_lse``: also return the log-sum-exp of each row of scores, (batch, heads, queries), to merge partial
       results by.
@@ -53,7 +64,8 @@ def attention(
 
     ``is_causal`` compares order, not coordinates and not indices: with fewer queries than keys the last query sees
     every key. Tokens see only their own document, and padding nothing. A query that sees no key gives zeros, in the
-    output and in every gradient. Fewer key and value heads than query heads mean grouped queries. ``attn_mask``
+    output and in every gradient. Fewer key and value heads than query heads mean grouped queries, with ``enable_gqa``
+    or without. ``attn_mask``
     broadcasts to (batch, heads, queries, keys): bool, True = may be seen, or float, added to the scores. ``dropout_p``
     is applied whenever it is above 0.
 
@@ -61,19 +73,32 @@ def attention(
 
     Returns (batch, heads, queries, value_dim) in the query's dtype; scores are in float32 for half-precision inputs.
     """
-    call = _call(
-        query, key, value, encoding, query_positions, key_positions, attn_mask, is_causal, dropout_p, scale, return_lse
-    )
+    check_flag("enable_gqa", enable_gqa)
+    _check_sinks(sinks, query)
+    bound = _bound(query, key, value, encoding, query_positions, key_positions)
+    call = _call(query, key, value, bound, attn_mask, is_causal, window, dropout_p, scale, return_lse, sinks)
     _check_value_door(call)
     is_auto = isinstance(backend, str) and backend == "auto"
     chosen = choice.choose(call)[0] if is_auto else choice.named(call, backend)
     # Autocast would cast the bias together with the query: a bfloat16 ALiBi has 769 values over 4096 keys.
     with _without_autocast(query):
         out, lse = chosen.run(call)
+        if sinks is not None:
+            assert lse is not None
+            out, lse = _with_sinks(out, lse, sinks)
+        out = bound.rotate_output(out)
     if not return_lse:
         return out
     assert lse is not None
     return out, lse
+
+
+def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+    """The same with a logit more in every row's denominator: out sigmoid(lse - sink)."""
+    sink = sinks.to(lse.dtype)[:, None]
+    return (out.to(lse.dtype) * (lse - sink).sigmoid()[..., None]).to(out.dtype), torch.logaddexp(
+        lse, sink.expand_as(lse)
+    )
 
 
 def logits(
@@ -84,14 +109,16 @@ def logits(
     query_positions: Positions | None = None,
     key_positions: Positions | None = None,
     is_causal: bool = False,
+    window: Window = None,
     scale: float | None = None,
 ) -> Float[Tensor, "batch heads queries keys"]:
     """The scores as the truth has them: after the rotate and score doors, before mask and softmax.
 
-    ``is_causal`` does not mask; it only tells schemes that look along the row (CoPE) which keys a query sees.
+    ``is_causal`` and ``window`` do not mask; they tell schemes that look along the row (CoPE) which keys a query sees.
     Float32 for half-precision inputs, float64 for float64 ones.
     """
-    call = _call(query, key, key, encoding, query_positions, key_positions, None, is_causal, 0.0, scale, False)
+    bound = _bound(query, key, key, encoding, query_positions, key_positions)
+    call = _call(query, key, key, bound, None, is_causal, window, 0.0, scale, False, None, checks=False)
     with _without_autocast(query):
         return dense_logits(call)
 
@@ -106,8 +133,11 @@ def explain(
     key_positions: Positions | None = None,
     attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
     is_causal: bool = False,
+    window: Window = None,
+    sinks: Float[Tensor, " heads"] | None = None,
     dropout_p: float = 0.0,
     scale: float | None = None,
+    enable_gqa: bool = False,
     return_lse: bool = False,
 ) -> Explanation:
     """Which backend `attention` takes for these arguments, why, and why the others cannot run them.
@@ -116,71 +146,123 @@ def explain(
     size of the scores is computed.
 
     >>> print(posenc.explain(q, k, v, posenc.ALiBi(12), is_causal=True))
-    near_far: past some distance the bias is constant or a straight line
+    tiled: the scores are straight in the distance past some of them, and what is seen falls into tiles
     """
-    call = _call(
-        query, key, value, encoding, query_positions, key_positions, attn_mask, is_causal, dropout_p, scale, return_lse
-    )
+    check_flag("enable_gqa", enable_gqa)
+    _check_sinks(sinks, query)
+    bound = _bound(query, key, value, encoding, query_positions, key_positions)
+    call = _call(query, key, value, bound, attn_mask, is_causal, window, dropout_p, scale, return_lse, sinks)
     _check_value_door(call)
     _bind_pairs(call)
     return choice.explain(call)
 
 
-def _call(
+def _bound(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     encoding: Encoding | Scheme | None,
     query_positions: Positions | None,
     key_positions: Positions | None,
-    attn_mask: Tensor | None,
-    is_causal: bool,
-    dropout_p: float,
-    scale: float | None,
-    return_lse: bool,
-) -> Call:
+) -> Encoding:
+    """The encoding, or the scheme bound to the positions; all of it checked against the tensors."""
     _check_tensors(query, key, value)
-    check_type("encoding", encoding, Encoding, Scheme, None)
+    if isinstance(encoding, Tensor):
+        raise ValueError(
+            f"encoding must be an Encoding, a Scheme or None; pass a mask as attn_mask=, got {shown(encoding)}"
+        )
+    if encoding is not None and not isinstance(encoding, Encoding) and not is_scheme(encoding):
+        check_type("encoding", encoding, Encoding, Scheme, None)
     check_type("query_positions", query_positions, Positions, None)
     check_type("key_positions", key_positions, Positions, None)
     if isinstance(encoding, Encoding):
         if query_positions is not None or key_positions is not None:
             raise ValueError("encoding is bound to positions already; give it alone, or a scheme with positions")
-        bound = encoding
-    else:
-        query_positions, key_positions = _default_positions(query, key, query_positions, key_positions)
-        bound = _bind(encoding, query_positions, key_positions, torch.promote_types(query.dtype, torch.float32))
+        encoding.check(query, key)
+        encoding.check_token_doors()
+        return encoding
+    query_positions, key_positions = _default_positions(query, key, query_positions, key_positions)
+    bound = _bind(encoding, query_positions, key_positions, torch.promote_types(query.dtype, torch.float32))
     bound.check(query, key)
+    return bound
+
+
+def _call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bound: Encoding,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    window: Window,
+    dropout_p: float,
+    scale: float | None,
+    return_lse: bool,
+    sinks: Tensor | None,
+    checks: bool = True,
+) -> Call:
     if attn_mask is not None:
         _check_mask(attn_mask, (*query.shape[:3], key.size(2)), query)
         attn_mask = attn_mask.reshape((1,) * (4 - attn_mask.dim()) + attn_mask.shape)
     if not _is_number(dropout_p) or not 0 <= dropout_p < 1:
         raise ValueError(f"dropout_p must be within [0, 1), got {shown(dropout_p)}")
     if scale is None:
-        scale = 1 / math.sqrt(query.size(-1))
+        scale = bound.scale if bound.scale is not None else 1 / math.sqrt(query.size(-1))
     elif not _is_number(scale) or not -math.inf < scale < math.inf:
         raise ValueError(f"scale must be a finite number or None, got {shown(scale)}")
     flag: object = is_causal
     if not isinstance(flag, torch.SymBool):  # a compiler's
         check_flag("is_causal", flag)
     check_flag("return_lse", return_lse)
+    left, right = check_window(window)
     if _is_autocast(query):  # as PyTorch's own attention does
         query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
-    query, key = bound.rotate(query, key)
-    return Call(
+    query, key, value = bound.rotate_query(query), bound.rotate_key(key), bound.rotate_value(value)
+    call = Call(
         query,
         key,
         value,
         bound.query_positions,
         bound.key_positions,
-        bound.scores,
+        bound.pieces,
         bound.values,
         attn_mask,
-        is_causal,
+        Visibility(is_causal, left, right),
         dropout_p,
         scale,
-        return_lse,
+        return_lse or sinks is not None,
+        bound.context.heads,
+        bound.query_features,
+        bound.key_features,
     )
+    if checks:
+        _check_direction(call)
+    return call
+
+
+def _check_direction(call: Call) -> None:
+    """ValueError where a term that is made for keys behind the query meets one after it, as far as can be told."""
+    made = [piece.distance for piece in call.pieces if isinstance(piece, Bias) and piece.distance.looks_back]
+    if not made or call.attn_mask is not None or call.visibility.furthest == 0 or torch.compiler.is_compiling():
+        return
+    if call.layouts is None or 0 in (call.query.size(2), call.key.size(2)):
+        return
+    found = distances(list(tiles(*call.layouts, call.visibility, call.query.size(0))))
+    if found is not None and found[1] > 0:
+        raise ValueError(
+            f"{made[0].scheme} as it is made encodes keys behind the query alone, and without a causal mask a query sees "
+            f"keys after it: pass is_causal=True, or make it with {made[0].looks_back}"
+        )
+
+
+def _check_sinks(sinks: Tensor | None, query: Tensor) -> None:
+    if sinks is None:
+        return
+    heads = query.size(1) if isinstance(query, Tensor) and query.dim() == 4 else "heads"
+    if not isinstance(sinks, Tensor) or not sinks.is_floating_point() or tuple(sinks.shape) != (heads,):
+        raise ValueError(f"sinks must be a floating tensor ({heads},), a logit for each head, got {shown(sinks)}")
+    if sinks.device != query.device:
+        raise ValueError(f"sinks must be on {query.device} like query, got {sinks.device}")
 
 
 def _is_number(value: object) -> bool:
@@ -190,24 +272,32 @@ def _is_number(value: object) -> bool:
 
 def _check_value_door(call: Call) -> None:
     """ValueError where the value door has vectors of another width, or for other heads."""
+    block = call.raw_block()
     for term in call.values:
-        width, heads = term.table.size(-1), term.table.size(0) if term.table.dim() == 3 else None
-        if width != call.value.size(-1):
-            raise ValueError(f"value must have a value_dim of {width} for the value door, got {call.value.size(-1)}")
-        if heads not in (None, call.query.size(1)):
-            raise ValueError(f"query must have {heads} heads for the value door, got {call.query.size(1)}")
+        vectors = block.of_heads(
+            term.vectors(torch.zeros(1, dtype=torch.int64, device=call.query.device)), term.distance.scheme
+        )
+        if vectors.size(-1) != call.value.size(-1):
+            raise ValueError(
+                f"value must have a value_dim of {vectors.size(-1)} for the value door, got {call.value.size(-1)}"
+            )
 
 
 @torch.no_grad()
 def _bind_pairs(call: Call) -> None:
-    """Binds every pair term, as a backend does, for what it refuses. Query and key have shapes and no numbers, so that
-    nothing is computed from them; a term that must look at numbers is left to say its own when it can."""
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        query, key = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (call.query, call.key))
-    call = replace(call, query=query, key=key)
-    for term in (*call.scores, *call.values):
+    """Makes every pair term for what it refuses. Query and key have shapes and no numbers, so that nothing is computed
+    from them; a term that must look at numbers is left to say its own when it can."""
+    block = call.raw_block()
+    for term in (*call.pieces, *call.values):
+        check(getattr(term, "distance", None), block)
+    few = call.part(slice(0, 1), slice(0, 1))  # what it says of heads and widths it says of one pair
+    with compat.without_numbers():
+        query, key = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (few.query, few.key))
+    one = replace(few, query=query, key=key).block()
+    for piece in call.pieces:
         with suppress(RuntimeError):
-            term.bind(call.block())
+            if adds(piece):
+                added(sliced(piece, slice(0, 1), slice(0, 1)), one)
 
 
 def _bind(scheme: Scheme | None, query_positions: Positions, key_positions: Positions, dtype: torch.dtype) -> Encoding:
@@ -218,7 +308,7 @@ def _bind(scheme: Scheme | None, query_positions: Positions, key_positions: Posi
             f"{type(scheme).__name__} adds to the input, before query, key and value are projected from it: "
             "bind it, encoding = scheme(positions), call x = encoding.add(x), and pass that encoding"
         )
-    return scheme.tokens(query_positions, key_positions, dtype=dtype) + scheme.pairs(query_positions, key_positions)
+    return scheme(query_positions, key_positions, dtype=dtype)
 
 
 def _is_autocast(x: Tensor) -> bool:
@@ -238,6 +328,13 @@ def _default_positions(
     for name, x, positions in (("query", query, query_positions), ("key", key, key_positions)):
         if positions is not None and positions.order.size(1) != x.size(2):
             raise ValueError(f"{name}_positions must be of {x.size(2)} tokens like {name}, got {len(positions)}")
+    if key_positions is None and query_positions is not None:
+        if query.size(2) != key.size(2):
+            raise ValueError(
+                f"key_positions must be given with query_positions where there are {query.size(2)} queries and "
+                f"{key.size(2)} keys: where the keys are cannot be told from the queries"
+            )
+        key_positions = query_positions
     if key_positions is None:
         key_positions = Positions.arange(key.size(2), device=key.device)
     if query_positions is None:

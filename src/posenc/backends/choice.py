@@ -8,21 +8,22 @@ from dataclasses import dataclass
 import torch
 
 from posenc.arguments import check_choice
-from posenc.backends import by_distance
 from posenc.backends.call import Backend, Call
 from posenc.backends.chunked import CHUNKED
 from posenc.backends.flex import FLEX
-from posenc.backends.near_far import NEAR_FAR, band_width
 from posenc.backends.reference import REFERENCE
-from posenc.backends.sdpa import SDPA
-from posenc.positions import same_run, sees_all
+from posenc.backends.sdpa import SDPA, is_plain
+from posenc.backends.tiled import TILED, width_of
+from posenc.layout import tiles
 
-BACKENDS: tuple[Backend, ...] = (SDPA, NEAR_FAR, FLEX, CHUNKED, REFERENCE)
+BACKENDS: tuple[Backend, ...] = (SDPA, TILED, FLEX, CHUNKED, REFERENCE)
 
 # As many scores as this may be held at once, 16 MB in float32, of all heads; and of one head, as many as this are done
 # densely before a loop over blocks has begun (measured on a CPU: docs/log.md).
 FEW_SCORES = 2**22
 FEW_PAIRS = 2**14
+# Tiles that see fewer pairs than this on average cost more in calls than they save.
+PAIRS_PER_TILE = 2**12
 # Below this many band widths of keys, what is near is most of it.
 BANDS = 8
 
@@ -59,29 +60,35 @@ def choose(call: Call) -> tuple[Backend, str]:
     if call.is_forward_mode:
         return REFERENCE, "no fused kernel has a forward-mode derivative"
     dense = SDPA if SDPA.refuses(call) is None else REFERENCE
-    if dense is SDPA and len(call.unfolded) == 0 and call.attn_mask is None and _needs_no_mask(call):
+    if dense is SDPA and is_plain(call):
         return SDPA, "nothing is added to the scores, so it is the fused kernel alone"
+    few = "there are few queries: a row of scores for each is the least work"
     if call.has_few_queries and dense is SDPA:
-        return SDPA, "there are few queries: a row of scores for each is the least work"
+        return SDPA, few
     if not torch.compiler.is_compiling() and dense is SDPA and queries * keys <= FEW_PAIRS:
         return SDPA, "the tokens are few enough to lay out a mask"
-    is_near_far = NEAR_FAR.refuses(call) is None
-    if is_near_far and (torch.compiler.is_compiling() or BANDS * band_width(call) <= keys):
-        return NEAR_FAR, "past some distance the bias is constant or a straight line"
+    is_tiled = TILED.refuses(call) is None and _is_worth_tiles(call)
+    width = width_of(call) if is_tiled else None
+    if is_tiled and width is not None and (torch.compiler.is_compiling() or BANDS * width <= keys):
+        return TILED, "the scores are straight in the distance past some of them, and what is seen falls into tiles"
     if call.has_few_queries:
-        return REFERENCE, "there are few queries: a row of scores for each is the least work"
+        return REFERENCE, few
     if call.query.device.type == "cuda" and FLEX.refuses(call) is None:
         return FLEX, "one fused kernel computes the score function as it goes"
-    if by_distance.suits(call):
-        return CHUNKED, "the bias is a function of the distance, laid out one block at a time"
+    if is_tiled:
+        return TILED, "the scores are a function of the distance, laid out one band at a time"
     if batch * heads * queries * keys <= FEW_SCORES:
         return dense, "the scores are few enough to lay out a mask" if dense is SDPA else "the scores are few"
     return CHUNKED, "the scores are too many to hold at once"
 
 
-def _needs_no_mask(call: Call) -> bool:
-    x, y = call.query_positions, call.key_positions
-    return (call.is_causal and same_run(x, y)) or sees_all(x, y, is_causal=call.is_causal)
+def _is_worth_tiles(call: Call) -> bool:
+    """Whether tiles are few for what they hold. A graph that is compiled once has as few as the layout says."""
+    if torch.compiler.is_compiling() or call.layouts is None:
+        return call.layouts is not None
+    found = list(tiles(*call.layouts, call.visibility, call.query.size(0)))
+    pairs = sum((t.stop - t.start) * (t.last - t.first) * (t.row.stop - t.row.start) for t in found)
+    return pairs * call.query.size(1) >= PAIRS_PER_TILE * len(found)
 
 
 def explain(call: Call) -> Explanation:

@@ -1,23 +1,20 @@
-"""Blocks of queries: any score function in linear memory, forward and backward, on any device.
+"""Blocks of queries: any score term in linear memory, forward and backward, on any device.
 
 Each block meets only the keys that causality and documents let it see, and its backward pass computes it again, so no
-more than one block of scores exists at a time. The gradients of everything that a term reads come by themselves. Where
-every term is a function of the distance and the distance is an index, `by_distance` does the same faster.
+more than one block of scores exists at a time. The gradients of everything that a term reads come by themselves.
 """
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from posenc.backends import by_distance
 from posenc.backends.call import Backend, Call
 from posenc.backends.reference import REFERENCE
 from posenc.backends.sdpa import SDPA
-from posenc.encoding import RowScore
+from posenc.layout import tiles
+from posenc.pieces import Row
 from posenc.positions import PADDING
 
 # Scores held at once, of all batch rows and heads: 16 MB in float32. And the fewest queries of a block, which would
@@ -29,8 +26,6 @@ BLOCKS_IN_A_GRAPH = 8
 
 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
-    if by_distance.suits(call):
-        return by_distance.run(call)
     batch, heads, queries, _ = call.query.shape
     if torch.compiler.is_compiling():
         rows = -(-queries // BLOCKS_IN_A_GRAPH)
@@ -38,10 +33,9 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     else:
         rows = max(ROWS, SCORES // max(1, batch * heads * call.key.size(2)))
         starts = list(range(0, max(queries, 1), rows))
-    spans = _spans(call, starts, rows)
     outs, sums = [], []
-    for start, (first, last) in zip(starts, spans, strict=True):
-        block = _block(call, slice(start, start + rows), slice(first, last))
+    for start, (first, last) in zip(starts, _spans(call, starts, rows), strict=True):
+        block = call.part(slice(start, start + rows), slice(first, last))
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             out, lse = checkpoint(_of_block, block, use_reentrant=False, preserve_rng_state=bool(call.dropout_p))
         else:
@@ -55,45 +49,40 @@ def _of_block(block: Call) -> tuple[Tensor, Tensor | None]:
     return (REFERENCE if SDPA.refuses(block) else SDPA).run(block)
 
 
-def _block(call: Call, queries: slice, keys: slice) -> Call:
-    """The same call for some queries, which see some of the keys."""
-    mask = call.attn_mask
-    if mask is not None:
-        mask = mask if mask.size(2) == 1 else mask[:, :, queries]
-        mask = mask if mask.size(3) == 1 else mask[..., keys]
-    return replace(
-        call,
-        query=call.query[:, :, queries],
-        key=call.key[:, :, keys],
-        value=call.value[:, :, keys],
-        query_positions=call.query_positions[queries],
-        key_positions=call.key_positions[keys],
-        attn_mask=mask,
-    )
-
-
 def _spans(call: Call, starts: list[int], rows: int) -> list[tuple[int, int]]:
     """For each block of queries the keys from the first to the last that any of them may see."""
     query, key = call.query_positions, call.key_positions
     keys = call.key.size(2)
-    if any(isinstance(term, RowScore) for term in call.scores):  # it is promised the whole row
+    if any(isinstance(piece, Row) for piece in call.pieces):  # it is promised the whole row
         return [(0, keys)] * len(starts)
-    if query._run is not None and key._run is not None:
-        if not call.is_causal:
+    if torch.compiler.is_compiling():
+        runs = query.layout.run, key.layout.run
+        seen = call.visibility
+        if runs[0] is None or runs[1] is None or seen.furthest is None or runs[0].document != runs[1].document:
             return [(0, keys)] * len(starts)
-        ahead = query._run[0] - key._run[0]
-        return [(0, min(max(start + rows + ahead, 0), keys)) for start in starts]
-    if torch.compiler.is_compiling() or call.query.is_meta or 0 in (call.query.size(2), keys):
+        level = runs[0].order - runs[1].order + seen.furthest
+        return [(0, min(max(start + rows + level, 0), keys)) for start in starts]
+    if call.query.is_meta or 0 in (call.query.size(2), keys):
         return [(0, keys)] * len(starts)
+    if call.layouts is not None:
+        spans = []
+        for start in starts:
+            mine = call.layouts[0][slice(start, min(start + rows, call.query.size(2)))]
+            found = list(tiles(mine, call.layouts[1], call.visibility, call.query.size(0)))
+            spans.append((min(t.first for t in found), max(t.last for t in found)) if found else (0, 0))
+        return spans
     # Every batch row has a say: a key is needed that is of a document between the least and the greatest of a block's
     # own and, if causal, comes no later than the latest of its queries. One wait for the device, for all blocks.
     needed = []
     for start in starts:
         document = query.document[:, start : start + rows]
-        seen = (key.document >= document.amin(1, keepdim=True)) & (key.document <= document.amax(1, keepdim=True))
-        if call.is_causal:
-            seen = seen & (key.order <= query.order[:, start : start + rows].amax(1, keepdim=True))
-        needed.append((seen & (key.document != PADDING)).any(0))
+        seen_here = (key.document >= document.amin(1, keepdim=True)) & (key.document <= document.amax(1, keepdim=True))
+        order = query.order[:, start : start + rows]
+        if call.visibility.furthest is not None:
+            seen_here = seen_here & (key.order <= order.amax(1, keepdim=True) + call.visibility.furthest)
+        if call.visibility.left is not None:
+            seen_here = seen_here & (key.order >= order.amin(1, keepdim=True) - call.visibility.left)
+        needed.append((seen_here & (key.document != PADDING)).any(0))
     indices = torch.arange(keys, device=key.device)
     every = torch.stack(needed)
     first = torch.where(every, indices, keys).amin(1).tolist()

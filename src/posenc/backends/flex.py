@@ -37,8 +37,10 @@ from torch.nn import functional as F
 from torch.nn.attention import flex_attention as flex
 from torch.nn.attention.flex_attention import BlockMask
 
+from posenc import compat
 from posenc.backends.call import Backend, Call
-from posenc.encoding import Block, RowScore, Score, ScoreFunction
+from posenc.forms import Block, ScoreFunction, fold, function
+from posenc.pieces import Fold, Piece, is_content_free
 from posenc.positions import PADDING, Positions
 
 BLOCK = 128  # tokens along each side of a block of the mask: the kernel's own size
@@ -56,8 +58,8 @@ def _refuses(call: Call) -> str | None:
         return "FlexAttention needs a query, a key and a channel at least"
     if len(call.values) > 0:
         return "the value door needs the attention weights, which FlexAttention does not give"
-    if any(isinstance(term, RowScore) for term in call.scores):
-        return "a score term needs whole rows of scores, and FlexAttention sees one score at a time"
+    if isinstance(functions := _functions(call, call.raw_block()), str):
+        return functions
     if call.dropout_p > 0:
         return "FlexAttention has no dropout"
     if device == "cuda":
@@ -78,16 +80,17 @@ def _derivative(call: Call) -> str | None:
     all of them.
     """
     backward = call.query.device.type == "cpu" and torch.is_grad_enabled()
-    forward = forward_ad._current_level >= 0  # compiled code would leave the tangents behind without a word
+    forward = call.is_forward_mode  # compiled code would leave the tangents behind without a word
     if torch.compiler.is_compiling() or not (backward or forward):
         return None
-    first = Block(
-        call.query[:, :, :1], call.key[:, :, :1], call.query_positions[:1], call.key_positions[:1], call.scale
-    )
+    first = call.part(slice(0, 1), slice(0, 1))
+    functions = _functions(first, first.block())
+    if isinstance(functions, str):
+        return functions
     score = torch.zeros((), device=call.query.device)
-    for term in call.scores:
-        assert isinstance(term, Score)
-        score = term.bind(first)(score, *first.indices)
+    indices = [torch.zeros((), dtype=torch.int64, device=call.query.device)] * 4
+    for change in functions:
+        score = change(score, *indices)
     read = {"query": call.query, "key": call.key, "value": call.value, "attn_mask": call.attn_mask}
     for name, x in (read | {"a score term": score}).items():
         if x is not None and forward_ad.unpack_dual(x).tangent is not None:
@@ -103,8 +106,8 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     blocks = _block_mask(call, *((_length(queries), _length(keys)) if on_cpu else (queries, keys)))
     if on_cpu:
         call = _padded(call, *blocks.seq_lengths)
-    query, key = call.inner()
-    function = _score_function(call)
+    query, key, left = fold(call.pieces, call.raw_block())
+    function = _score_function(call, left)
     grouped = query.size(1) != key.size(1)
     value = call.value
     if not torch.is_grad_enabled():  # on CPU a leaf that requires grad is refused even where none is asked for
@@ -113,7 +116,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     if torch.compiler.is_compiling():
         out, lse = _attend(*how)
     else:
-        with torch._dynamo.config.patch(cache_size_limit=COMPILATIONS):
+        with compat.compilations(COMPILATIONS):
             out, lse = _compiled(on_cpu)(*how)
     return out[:, :, :queries], lse
 
@@ -146,12 +149,22 @@ def _attend(
 # --- the scores -----------------------------------------------------------------------------------------------------
 
 
-def _score_function(call: Call) -> ScoreFunction | None:
-    """The terms bound to the call, one after the other, then ``attn_mask``; None where there is nothing to do."""
-    # A term that looks at positions alone need not wait for a cast, but it is asked for every row of the batch.
-    uncast = Block(call.query, call.key, call.query_positions, call.key_positions, call.scale)
-    terms = (term for term in call.unfolded if isinstance(term, Score))
-    functions = tuple(term.bind(uncast if term.content_free else call.block()) for term in terms)
+def _functions(call: Call, block: Block, left: tuple[Piece, ...] | None = None) -> list[ScoreFunction] | str:
+    """The pieces as functions of one score, or in words why one of them is none."""
+    functions = []
+    for piece in call.pieces if left is None else left:
+        # A term that looks at positions alone need not wait for a cast.
+        made = function(piece, call.raw_block() if is_content_free(piece) else block)
+        if isinstance(made, str):
+            return made
+        functions.append(made)
+    return functions
+
+
+def _score_function(call: Call, left: tuple[Piece, ...]) -> ScoreFunction | None:
+    """The pieces that are left, one after the other, then ``attn_mask``; None where there is nothing to do."""
+    functions = _functions(call, call.block(), left)
+    assert not isinstance(functions, str)
     mask = call.attn_mask
     if mask is not None:
         mask = mask.expand(call.query.size(0), call.query.size(1), call.query.size(2), call.key.size(2))
@@ -160,8 +173,8 @@ def _score_function(call: Call) -> ScoreFunction | None:
 
     def changed(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         score = score.to(torch.float32)
-        for function in functions:
-            score = function(score, b, h, i, j)
+        for change in functions:
+            score = change(score, b, h, i, j)
         if mask is None:
             return score
         if mask.dtype == torch.bool:
@@ -185,22 +198,32 @@ def _block_mask(call: Call, queries: int, keys: int) -> BlockMask:
         (_filled(p.document, n, PADDING).expand(batch, -1), _filled(p.order, n, 0).expand(batch, -1))
         for p, n in ((call.query_positions, queries), (call.key_positions, keys))
     )
-    if not call.is_causal:  # a query that comes after every key sees them all, by the same code
-        order = torch.full_like(order, torch.iinfo(order.dtype).max)
+    # A query sees orders from ``oldest`` to ``newest``. Without a bound it sees them all, by the same code.
+    most = torch.iinfo(order.dtype).max // 2
+    seen_here = call.visibility
+    oldest = order - (most if seen_here.left is None else seen_here.left)
+    newest = order + (most if seen_here.furthest is None else seen_here.furthest)
 
-    least, most, earliest, latest = (ends[:, :, None] for x in (document, order) for ends in _ends(x))
-    key_least, key_most, key_earliest, key_latest = (ends[:, None] for x in (of_key, key_order) for ends in _ends(x))
+    (least, most), (first_oldest, last_oldest), (first_newest, last_newest) = (
+        tuple(end[:, :, None] for end in _ends(x)) for x in (document, oldest, newest)
+    )
+    (key_least, key_most), (key_earliest, key_latest) = (
+        tuple(end[:, None] for end in _ends(x)) for x in (of_key, key_order)
+    )
     one, key_one = least == most, key_least == key_most
     padding = (one & (least == PADDING)) | (key_one & (key_least == PADDING))
-    some = (least <= key_most) & (key_least <= most) & (key_earliest <= latest) & ~padding
-    every = some & one & key_one & (least == key_least) & (key_latest <= earliest)
+    some = (least <= key_most) & (key_least <= most) & ~padding
+    some = some & (key_earliest <= last_newest) & (key_latest >= first_oldest)
+    every = some & one & key_one & (least == key_least) & (key_latest <= first_newest) & (key_earliest >= last_oldest)
 
     # Compiled code is for one layout, so a row for the whole batch is written out as any other.
-    document, of_key, order, key_order = (x.contiguous() for x in (document, of_key, order, key_order))
+    document, of_key, oldest, newest, key_order = (
+        x.contiguous() for x in (document, of_key, oldest, newest, key_order)
+    )
 
     def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        mine = of_key[b, j]
-        return (document[b, i] == mine) & (mine != PADDING) & (key_order[b, j] <= order[b, i])
+        mine, when = of_key[b, j], key_order[b, j]
+        return (document[b, i] == mine) & (mine != PADDING) & (when <= newest[b, i]) & (when >= oldest[b, i])
 
     return BlockMask.from_kv_blocks(
         *_listed(some & ~every), *_listed(every), BLOCK_SIZE=BLOCK, mask_mod=seen, seq_lengths=(queries, keys)
@@ -255,7 +278,23 @@ def _padded(call: Call, queries: int, keys: int) -> Call:
         query_positions=_stretched(call.query_positions.expand(call.query.size(0)), queries),
         key_positions=_stretched(call.key_positions.expand(call.key.size(0)), keys),
         attn_mask=mask,
+        pieces=tuple(_padded_piece(piece, more_queries, more_keys) for piece in call.pieces),
+        query_features={name: _more(x, more_queries) for name, x in call.query_features.items()},
+        key_features={name: _more(x, more_keys) for name, x in call.key_features.items()},
     )
+
+
+def _more(x: Tensor, tokens: int) -> Tensor:
+    """(batch, heads, tokens, ...) with zeros for so many tokens more."""
+    return F.pad(x, (0, 0) * (x.dim() - 3) + (0, tokens)).contiguous()
+
+
+def _padded_piece(piece: Piece, queries: int, keys: int) -> Piece:
+    if not isinstance(piece, Fold):
+        return piece
+    query, key = piece.query, piece.key
+    query = query if query is None or query.size(2) == 1 else _more(query, queries)
+    return replace(piece, query=query, key=key if key is None or key.size(2) == 1 else _more(key, keys))
 
 
 def _stretched(positions: Positions, tokens: int) -> Positions:

@@ -1,40 +1,43 @@
-"""The CPU's fused kernel over parts of a call: it gives the log-sum-exp by which parts merge into the whole.
+"""The CPU's fused kernel over parts of a tile: it gives the log-sum-exp by which parts merge into the whole.
 
-A part is some queries against some keys, either all of them or a triangle. The parts here tile a triangle: rectangles
-as large as the kernel likes them, and small triangles along the diagonal. The kernel computes whole blocks even where
-half of one is masked, so a triangle cut into parts is computed with less waste than at once.
+A part is some queries against some keys: all of them, or a triangle. The parts here cut a tile, whose queries i see the
+keys j with low <= j - i <= high, into rectangles as large as the kernel likes them and small triangles along its two
+edges. The kernel computes whole blocks even where half of one is masked, so this wastes less than one call would.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+from posenc.compat import cpu_attention, cpu_attention_backward
 
 # The kernel takes queries by 256 where it has at least 768 of them, and keys by 512: rows of 1024 keep it at its best.
 # Below 256 queries a part costs more in calls than it saves in masked work (measured: docs/log.md).
 ROWS = 1024
 TRIANGLE = 256
+NARROW = 32  # bands of fewer keys than this are cut into blocks whose pairs are masked one by one
 
 
 @dataclass(frozen=True)
 class Part:
-    """Queries ``start`` to ``stop`` against keys ``first`` to ``last``, to the left or the right of the diagonal.
+    """Queries ``start`` to ``stop`` against keys ``first`` to ``last``.
 
-    A triangle is square: its t-th query sees its t-th key and those before it (left), or after it (right).
+    ``shape``: all pairs; or a square of which the t-th query sees its t-th key and those before it ("before"), or after
+    it ("after"); or those pairs alone for which low <= j - i <= high ("band").
     """
 
     start: int
     stop: int
     first: int
     last: int
-    is_triangle: bool
-    is_left: bool
+    shape: Literal["all", "before", "after", "band"] = "all"
+    low: int = 0
+    high: int = 0
 
     @property
     def queries(self) -> slice:
@@ -47,35 +50,67 @@ class Part:
         return slice(self.first, self.last)
 
 
-def left(queries: int, keys: int, ahead: int) -> Iterator[Part]:
-    """Parts that tile all pairs of query i and key j <= i + ahead. Of the parts of a query its triangle comes first."""
-    start = max(0, -ahead)  # queries before see nothing
-    stop = min(queries, max(start, keys - ahead))  # queries from here on see all keys
-    for a in range(start, stop, ROWS):
-        b = min(a + ROWS, stop)
-        yield from _triangles(a, b, ahead)
-        if a + ahead > 0:
-            yield Part(a, b, 0, a + ahead, False, True)
-    for a in range(stop, queries if keys else stop, ROWS):
-        yield Part(a, min(a + ROWS, queries), 0, keys, False, True)
+def parts(start: int, stop: int, first: int, last: int, low: int | None, high: int | None) -> Iterator[Part]:
+    """Parts that tile all pairs of queries ``start`` to ``stop`` and keys ``first`` to ``last`` with
+    low <= j - i <= high; None: no bound."""
+    if high is not None:
+        start, last = max(start, first - high), min(last, stop + high)
+    if low is not None:
+        stop, first = min(stop, last - low), max(first, start + low)
+    if start >= stop or first >= last:
+        return
+    # Between these rows each bound either cuts every row or none.
+    ends = {start, stop}
+    if high is not None:
+        ends.add(min(max(last - 1 - high, start), stop))
+    if low is not None:
+        ends.add(min(max(first - low + 1, start), stop))
+    edges = sorted(ends)
+    for head, tail in zip(edges, edges[1:], strict=False):
+        upper = high is not None and head + high < last - 1
+        lower = low is not None and tail - 1 + low > first
+        rows = ROWS
+        if upper and lower:
+            assert low is not None and high is not None
+            if high - low < NARROW:
+                for a in range(head, tail, 2 * NARROW):
+                    b = min(a + 2 * NARROW, tail)
+                    yield Part(a, b, max(first, a + low), min(last, b + high), "band", low, high)
+                continue
+            rows = min(ROWS, 1 << ((high - low).bit_length() - 1))
+        for a in range(head, tail, rows):
+            b = min(a + rows, tail)
+            left, right = first, last
+            if upper and high is not None:
+                right = a + high
+                yield from _before(a, b, high)
+            if lower and low is not None:
+                left = b + low
+                yield from _after(a, b, low)
+            if left < right:
+                yield Part(a, b, left, right)
 
 
-def _triangles(a: int, b: int, ahead: int) -> Iterator[Part]:
+def _before(a: int, b: int, high: int) -> Iterator[Part]:
+    """Queries a to b and keys a + high to b + high, of which j <= i + high is seen."""
     if b - a <= TRIANGLE:
-        yield Part(a, b, a + ahead, b + ahead, True, True)
+        yield Part(a, b, a + high, b + high, "before")
         return
     middle = (a + b) // 2
-    yield from _triangles(a, middle, ahead)
-    yield from _triangles(middle, b, ahead)
-    yield Part(middle, b, a + ahead, middle + ahead, False, True)
+    yield from _before(a, middle, high)
+    yield from _before(middle, b, high)
+    yield Part(middle, b, a + high, middle + high)
 
 
-def right(queries: int, keys: int, ahead: int) -> Iterator[Part]:
-    """Parts that tile all pairs of query i and key j >= i + ahead: `left`, seen from the other end."""
-    for part in left(queries, keys, keys - queries - ahead):
-        yield Part(
-            queries - part.stop, queries - part.start, keys - part.last, keys - part.first, part.is_triangle, False
-        )
+def _after(a: int, b: int, low: int) -> Iterator[Part]:
+    """Queries a to b and keys a + low to b + low, of which j >= i + low is seen."""
+    if b - a <= TRIANGLE:
+        yield Part(a, b, a + low, b + low, "after")
+        return
+    middle = (a + b) // 2
+    yield from _after(a, middle, low)
+    yield from _after(middle, b, low)
+    yield Part(a, middle, middle + low, b + low)
 
 
 Mask = Callable[[Part], tuple["Tensor | None", "Tensor | None"]]
@@ -86,87 +121,91 @@ heads, queries, keys), and one constant along each row, (batch, heads, queries),
 def _mask(part: Part, mask: Tensor | None, query: Tensor) -> tuple[Tensor | None, bool]:
     """The additive mask to hand to the kernel, at full size as a view, and whether it is to be causal."""
     rows, columns = part.stop - part.start, part.last - part.first
-    if part.is_triangle and not part.is_left:
-        hidden = torch.full((rows, columns), -torch.inf, dtype=query.dtype, device=query.device).tril(-1)
+    if part.shape in ("after", "band"):
+        hidden = torch.zeros((rows, columns), dtype=torch.promote_types(query.dtype, torch.float32))
+        if part.shape == "after":
+            hidden = hidden.fill_(-torch.inf).tril_(-1)
+        else:
+            apart = torch.arange(part.first, part.last) - torch.arange(part.start, part.stop)[:, None]
+            hidden = hidden.masked_fill_((apart < part.low) | (apart > part.high), -torch.inf)
         mask = hidden[None, None] if mask is None else mask + hidden
     if mask is not None:
         mask = mask.expand(query.size(0), query.size(1), rows, columns)
-    return mask, part.is_triangle and part.is_left
+    return mask, part.shape == "before"
 
 
 def forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    parts: Iterator[Part],
+    pieces: Iterator[Part],
     masks: Mask,
     scale: float,
     out: Tensor,
     lse: Tensor,
-    anew: bool = False,
 ) -> None:
     """Merges the attention of all parts into ``out`` and ``lse``, (batch, heads, queries[, dim]), in place.
 
-    Rows of ``out`` without anything yet have an ``lse`` of -inf; with ``anew`` that is all rows, and what they hold
-    does not matter.
+    Rows of ``out`` that have seen no key yet are zeros, with an ``lse`` of -inf.
     """
-    for part in parts:
-        asking = query[:, :, part.queries]
+    for part in pieces:
+        q = query[:, :, part.queries]
         added, row = masks(part)
-        mask, is_causal = _mask(part, added, asking)
-        one, its = _forward(
-            asking, key[:, :, part.keys], value[:, :, part.keys], 0.0, is_causal, attn_mask=mask, scale=scale
-        )
+        mask, is_causal = _mask(part, added, q)
+        part_out, part_lse = cpu_attention(q, key[:, :, part.keys], value[:, :, part.keys], is_causal, mask, scale)
         if row is not None:
-            its = its + row
-        if anew and part.is_triangle and part.is_left:  # the first of its queries
-            out[:, :, part.queries], lse[:, :, part.queries] = one, its
-        else:
-            merge(out[:, :, part.queries], lse[:, :, part.queries], one, its)
+            part_lse = part_lse + row
+        merge(out[:, :, part.queries], lse[:, :, part.queries], part_out, part_lse)
 
 
-def merge(out: Tensor, lse: Tensor, one: Tensor, its: Tensor) -> None:
-    """Takes attention ``one`` of log-sum-exp ``its`` into ``out`` and ``lse`` over other keys, in place."""
-    both = torch.logaddexp(lse, its)
-    share = (its - both).exp().masked_fill_(its == -torch.inf, 0.0)  # neither saw a key: inf - inf
-    out.lerp_(one.to(out.dtype), share[..., None].to(out.dtype))
+def merge(out: Tensor, lse: Tensor, part_out: Tensor, part_lse: Tensor) -> None:
+    """Takes attention over other keys, with its log-sum-exp, into ``out`` and ``lse`` in place."""
+    if bool((lse == -torch.inf).all()):
+        out.copy_(part_out)
+        lse.copy_(part_lse)
+        return
+    both = torch.logaddexp(lse, part_lse)
+    share = (part_lse - both).exp().masked_fill_(part_lse == -torch.inf, 0.0)  # neither saw a key: inf - inf
+    out.lerp_(part_out.to(out.dtype), share[..., None].to(out.dtype))
     lse.copy_(both)
 
 
 def backward(
-    grad: Tensor,
+    dout: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     out: Tensor,
     lse: Tensor,
-    parts: Iterator[Part],
+    pieces: Iterator[Part],
     masks: Mask,
     scale: float,
-    grads: tuple[Tensor, Tensor, Tensor],
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
 ) -> None:
     """Adds to the gradients of query, key and value those through all parts, given the merged ``out`` and ``lse``.
 
     With the log-sum-exp of the whole row the kernel recomputes the weights as they are in the whole, and with the
     output of the whole row it knows what the softmax takes from each.
     """
-    for part in parts:
+    for part in pieces:
         queries, keys = part.queries, part.keys
-        asking = query[:, :, queries]
+        q = query[:, :, queries]
         added, row = masks(part)
-        mask, is_causal = _mask(part, added, asking)
+        mask, is_causal = _mask(part, added, q)
         whole = lse[:, :, queries] if row is None else lse[:, :, queries] - row
-        three = _backward(
-            grad[:, :, queries],
-            asking,
+        part_dq, part_dk, part_dv = cpu_attention_backward(
+            dout[:, :, queries],
+            q,
             key[:, :, keys],
             value[:, :, keys],
             out[:, :, queries],
             whole,
-            0.0,
             is_causal,
-            attn_mask=mask,
-            scale=scale,
+            mask,
+            scale,
         )
-        for total, one, where in zip(grads, three, (queries, keys, keys), strict=True):
-            total[:, :, where] += one
+        dq[:, :, queries] += part_dq
+        dk[:, :, keys] += part_dk
+        dv[:, :, keys] += part_dv

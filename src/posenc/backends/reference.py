@@ -7,11 +7,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.backends.call import Backend, Call
-from posenc.encoding import RowScore
+from posenc.forms import bucket, dense
 
 
 def dense_logits(call: Call) -> Float[Tensor, "batch heads queries keys"]:
-    """scale * q_i . k_j, changed by every term of the score door in turn; before mask and softmax.
+    """scale * q_i . k_j, changed by every piece of the score door in turn; before mask and softmax.
 
     Half-precision inputs are taken to float32.
     """
@@ -19,11 +19,8 @@ def dense_logits(call: Call) -> Float[Tensor, "batch heads queries keys"]:
     query, key = block.query, block.key
     grouped = query.unflatten(1, (key.size(1), query.size(1) // key.size(1)))
     scores = torch.einsum("bgrid,bgjd->bgrij", grouped, key).flatten(1, 2) * call.scale
-    for term in call.scores:
-        if isinstance(term, RowScore):
-            scores = term.bind(block)(scores, *block.indices, call.visible())
-        else:
-            scores = term.bind(block)(scores, *block.indices)
+    for piece in call.pieces:
+        scores = dense(piece, scores, block, call.visibility, call.bool_mask)
     return scores
 
 
@@ -45,11 +42,10 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     grouped = dropped.unflatten(1, (kv_heads, heads // kv_heads))
     out = torch.einsum("bgrij,bgjd->bgrid", grouped, value).flatten(1, 2)
     for term in call.values:
-        block = call.block()
-        bucket = term.bind(block)(*block.indices).expand(weights.shape)
-        table = term.table.to(call.dtype)
-        mass = weights.new_zeros(*weights.shape[:3], table.size(-2)).scatter_add(-1, bucket, dropped)
-        out = out + mass @ table
+        vectors, index = bucket(term, call.block())
+        table = vectors.to(call.dtype)
+        mass = weights.new_zeros(*weights.shape[:3], table.size(-2))
+        out = out + mass.scatter_add(-1, index[:, None].expand(weights.shape), dropped) @ table
     lse = scores.masked_fill(blind, 0.0).logsumexp(-1).masked_fill(blind[..., 0], -torch.inf)
     return out.to(call.query.dtype), lse if call.return_lse else None
 

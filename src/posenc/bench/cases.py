@@ -18,8 +18,9 @@ from posenc.bench import peers
 from posenc.bench.inputs import Inputs
 from posenc.bench.measure import LeftOutError, Make, Work
 from posenc.bench.settings import AUTO, Settings
-from posenc.encoding import Encoding, Scheme
+from posenc.encoding import Encoding
 from posenc.positions import Positions
+from posenc.scheme import Scheme
 from posenc.schemes.catalog import catalog, entries_of, scheme_from_names
 from posenc.schemes.entry import Shape
 from posenc.schemes.shaw import Shaw

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from posenc.bench.inputs import Inputs
 from posenc.bench.measure import LeftOutError, Make, Work
-from posenc.encoding import Scheme
+from posenc.scheme import Scheme
 from posenc.schemes.alibi import ALiBi
 from posenc.schemes.shaw import Shaw
 from posenc.schemes.t5 import T5

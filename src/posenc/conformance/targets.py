@@ -18,7 +18,7 @@ from torch import nn
 from posenc.conformance.layers import Layer, Model, call_module
 from posenc.conformance.standalone import is_at_top_level
 from posenc.conformance.subjects import Subject
-from posenc.encoding import Scheme
+from posenc.scheme import Scheme
 from posenc.schemes.catalog import entries_of
 from posenc.schemes.entry import Law
 from posenc.workbench import decoder

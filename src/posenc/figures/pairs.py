@@ -19,10 +19,12 @@ from torch import Tensor
 
 import posenc
 from posenc.arguments import check_flag, check_type, number, shown, whole
-from posenc.encoding import Block, RowScore, Scheme
+from posenc.encoding import RowScore
 from posenc.figures import panels
 from posenc.figures.panels import Named, Schemes
+from posenc.forms import Block
 from posenc.positions import Positions, visible
+from posenc.scheme import Scheme
 from posenc.schemes.alibi import ALiBi
 from posenc.schemes.distance_aware import DistanceAware
 from posenc.schemes.entry import Shape

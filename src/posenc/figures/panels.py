@@ -22,8 +22,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from posenc.arguments import check_type, shown, whole
-from posenc.encoding import Scheme
 from posenc.positions import Positions
+from posenc.scheme import Scheme
 from posenc.schemes.catalog import catalog, entries_of, scheme_from_names
 from posenc.schemes.entry import Shape
 from posenc.workbench import style

@@ -17,13 +17,13 @@ from matplotlib.patches import Circle
 from numpy.typing import NDArray
 
 from posenc.arguments import check_type, whole
-from posenc.encoding import Scheme
 from posenc.figures import panels
 from posenc.figures.panels import Named, Schemes
 from posenc.laws.decay import counterexample, rotary_bound
 from posenc.laws.probe import Probe
 from posenc.phases import PairRotation
 from posenc.positions import Positions
+from posenc.scheme import Scheme
 from posenc.schemes.entry import Shape
 from posenc.workbench import style
 

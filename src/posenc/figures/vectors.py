@@ -15,10 +15,10 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from posenc.arguments import check_type, shown
-from posenc.encoding import Scheme
 from posenc.figures import minilm, panels
 from posenc.figures.panels import Named, Schemes
 from posenc.phases import frequencies
+from posenc.scheme import Scheme
 from posenc.schemes.entry import Shape
 from posenc.schemes.sinusoidal import Sinusoidal
 from posenc.workbench import style

@@ -15,7 +15,6 @@ from urllib.parse import quote
 import torch
 from torch import Tensor, nn
 
-from posenc.encoding import Scheme
 from posenc.lab import checkpoint as checkpoints
 from posenc.lab import results
 from posenc.lab.config import CompareConfig
@@ -23,6 +22,7 @@ from posenc.lab.saved import from_toml, saved_identity
 from posenc.lab.task import Loaded, Task
 from posenc.lab.tasks import complete, configured, task_of
 from posenc.lab.train import DivergedError, Loss, batch, optimizer_for, step_of, train
+from posenc.scheme import Scheme
 from posenc.schemes.catalog import scheme_from_names
 from posenc.schemes.own import source_of
 from posenc.workbench.configuration import differences, fingerprint

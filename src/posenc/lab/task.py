@@ -8,10 +8,10 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from posenc.encoding import Scheme
 from posenc.lab.config import CompareConfig
 from posenc.lab.train import Source
 from posenc.positions import PositionError
+from posenc.scheme import Scheme
 from posenc.schemes.catalog import catalog, entries_of
 from posenc.schemes.entry import Entry, Shape
 

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from posenc.arguments import check_choice, check_type, shown, whole
 from posenc.backends.attention import attention, logits
-from posenc.encoding import Block, Scheme
+from posenc.forms import Block
 from posenc.positions import PositionError, Positions
+from posenc.scheme import Scheme
 from posenc.schemes.catalog import entries_of, scheme_from_names
 from posenc.schemes.entry import Shape
 from posenc.schemes.nope import NoPE

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.arguments import check_flag, check_type, shown, whole
-from posenc.encoding import Scheme
 from posenc.models.transformer import Trunk, check_trunk
 from posenc.positions import Positions
+from posenc.scheme import Scheme
 
 
 class ImageClassifier(nn.Module):

@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 from posenc.arguments import check_choice, check_flag, check_type, number, shown, whole
 from posenc.backends.attention import attention
-from posenc.encoding import Encoding, Scheme
+from posenc.encoding import Encoding
 from posenc.positions import Positions
+from posenc.scheme import Scheme
 from posenc.schemes.nope import NoPE
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from posenc.arguments import whole
-from posenc.encoding import Block, Scheme, Score, ScoreFunction
+from posenc.encoding import Context
+from posenc.pieces import Fold
+from posenc.positions import Positions
+from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
+from posenc.visibility import table_index
 
 
 class AbsoluteInAttention(Scheme):
@@ -35,24 +39,12 @@ class AbsoluteInAttention(Scheme):
         """R from N(0, 1/d)."""
         nn.init.normal_(self.weight, std=self.head_dim**-0.5)
 
-    def score(self) -> Score:
-        """q_i . R[p_j] / sqrt(d)."""
-        return Score(self._bind, fold=self._fold)
-
-    def _fold(self, block: Block) -> tuple[Tensor, Tensor]:
-        block.check_heads("AbsoluteInAttention", None, self.head_dim)
-        y = block.key_positions.index("AbsoluteInAttention", self.max_positions)
-        return block.query, block.key + self.weight.to(block.key.dtype)[y][:, None]
-
-    def _bind(self, block: Block) -> ScoreFunction:
-        block.check_heads("AbsoluteInAttention", None, self.head_dim)
-        y = block.key_positions.index("AbsoluteInAttention", self.max_positions)
-        met = block.scale * block.query @ self.weight.to(block.query.dtype).mT
-
-        def biased(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            return score + met[b, h, i, y[b, j]]
-
-        return biased
+    def score(
+        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
+    ) -> tuple[Fold, ...]:
+        """q_i . R[p_j] / sqrt(d): a vector added to the key where the query meets it."""
+        rows = table_index(key_positions, "AbsoluteInAttention", self.max_positions)
+        return (Fold("AbsoluteInAttention", key=self.weight[rows][:, None]),)
 
     def extra_repr(self) -> str:
         return f"{self.max_positions}, {self.head_dim}"

@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from posenc.arguments import check_choice, whole
-from posenc.encoding import Block, ByDistance, Scheme, Score, ScoreFunction
+from posenc.encoding import Context
+from posenc.pieces import Bias, Distance
+from posenc.positions import Positions
+from posenc.scheme import Scheme
 from posenc.schemes.entry import FORMULA, Entry, Law
 
 
@@ -53,39 +56,31 @@ class ALiBi(Scheme):
     def slopes(self) -> tuple[float, ...]:
         """m_h for every head."""
         heads = self.num_heads // 2 if self.form == "directed" else self.num_heads
+        return tuple(self._slopes(heads, torch.float64).tolist()) * (self.num_heads // heads)
+
+    def score(
+        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
+    ) -> tuple[Bias, ...]:
+        """The bias, a function of the distance alone and straight from 0 on."""
+        other = "form='bidirectional' or form='directed'" if self.form == "causal" else None
+        distance = Distance("ALiBi", tail="linear", looks_back=other)
+        return (Bias(self._bias, distance, hides=self.form == "directed"),)
+
+    def _bias(self, r: Tensor) -> Tensor:
+        away = -r if self.form == "causal" else r.abs()
+        heads = range(self.num_heads // 2 if self.form == "directed" else self.num_heads)
+        dtype = torch.float64 if r.device.type != "mps" else torch.float32
+        bias = -torch.tensordot(self._slopes(len(heads), dtype, r.device), away.to(dtype), 0)
+        if self.form != "directed":
+            return bias
+        return torch.cat((bias.masked_fill(r > 0, -torch.inf), bias.masked_fill(r < 0, -torch.inf)))
+
+    @staticmethod
+    def _slopes(heads: int, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+        # Computed where they are needed: a list of numbers would be copied to a GPU in every call.
         power = 2 ** int(math.log2(heads))
-        exponents = [8 * (h + 1) / power for h in range(power)]
-        exponents += [8 * (h + 1) / (2 * power) for h in range(0, 2 * power, 2)][: heads - power]
-        return tuple(2.0**-e for e in exponents) * (self.num_heads // heads)
-
-    def score(self) -> Score:
-        """The bias, a function of positions alone."""
-        if self.form == "directed":
-            return Score(self._bind, content_free=True)
-        return Score(self._bind, content_free=True, by_distance=self._by_distance, linear_past=0)
-
-    def _by_distance(self, block: Block, distances: Tensor) -> ByDistance:
-        block.check_heads("ALiBi", self.num_heads)
-        slopes = torch.tensor(self.slopes, dtype=block.dtype, device=distances.device)[:, None]
-        away = -distances if self.form == "causal" else distances.abs()
-        return ByDistance(bias=-slopes * away.to(block.dtype))
-
-    def _bind(self, block: Block) -> ScoreFunction:
-        block.check_heads("ALiBi", self.num_heads)
-        slopes = torch.tensor(self.slopes, dtype=torch.float64, device=block.query.device)
-        x, y = block.query_positions.scalar("ALiBi"), block.key_positions.scalar("ALiBi")
-
-        def biased(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            distance = x[b, i] - y[b, j]
-            away = distance if self.form == "causal" else distance.abs()
-            biased = score - slopes.to(score.dtype)[h] * away.to(score.dtype)
-            if self.form == "directed":
-                looks_back = h < self.num_heads // 2
-                hidden = (looks_back & (distance < 0)) | (~looks_back & (distance > 0))
-                biased = torch.where(hidden, -torch.inf, biased)
-            return biased
-
-        return biased
+        h = torch.arange(heads, dtype=dtype, device=device)
+        return torch.exp2(-torch.where(h < power, 8 * (h + 1) / power, 8 * (2 * (h - power) + 1) / (2 * power)))
 
     def extra_repr(self) -> str:
         return f"{self.num_heads}, form={self.form!r}"

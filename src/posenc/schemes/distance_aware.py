@@ -7,7 +7,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import shown, whole
-from posenc.encoding import Block, ByDistance, Scheme, Score, ScoreFunction
+from posenc.encoding import Context
+from posenc.pieces import Distance, Function
+from posenc.positions import Positions
+from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
 
 
@@ -42,39 +45,30 @@ class DistanceAware(Scheme):
         nn.init.normal_(self.w, std=0.02)
         nn.init.zeros_(self.v)
 
-    def factor(self, distance: Float[Tensor, "... one_or_heads"]) -> Float[Tensor, "... heads"]:
-        """f(w |r|; v) for distances whose last axis has a place per head, or one alone. ValueError for others."""
-        fits = isinstance(distance, Tensor) and distance.is_floating_point() and distance.dim() > 0
-        if not fits or distance.size(-1) not in (1, self.num_heads):
-            raise ValueError(f"distance must be floating (..., 1 or {self.num_heads}), got {shown(distance)}")
-        return self._factor(distance.abs(), self.w.to(distance.dtype), self.v.to(distance.dtype))
-
-    @staticmethod
-    def _factor(distance: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    def factor(self, distance: Float[Tensor, "..."]) -> Float[Tensor, "heads ..."]:
+        """f(w |r|; v) of every head, for distances of any shape. ValueError for any that are not floating."""
+        if not isinstance(distance, Tensor) or not distance.is_floating_point():
+            raise ValueError(f"distance must be a floating tensor, got {shown(distance)}")
+        w, v = (p.to(distance.dtype).view(-1, *[1] * distance.dim()) for p in (self.w, self.v))
         # (1 + e^v) sigmoid(R - v) = e^(softplus(v) + logsigmoid(R - v)), which overflows for neither sign of v.
-        return torch.exp(nn.functional.softplus(v) + nn.functional.logsigmoid(w * distance - v))
+        return torch.exp(nn.functional.softplus(v) + nn.functional.logsigmoid(w * distance.abs() - v))
 
-    def score(self) -> Score:
+    def score(
+        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
+    ) -> tuple[Function, ...]:
         """ReLU(s_ij) f(w |p_i - p_j|; v)."""
-        return Score(self._bind, additive=False, by_distance=self._by_distance)
+        return (Function(rescaled, self._coefficients, Distance("DistanceAware")),)
 
-    def _by_distance(self, block: Block, distances: Tensor) -> ByDistance:
-        block.check_heads("DistanceAware", self.num_heads)
-        return ByDistance(factor=self.factor(distances[:, None].to(block.dtype)).mT)
-
-    def _bind(self, block: Block) -> ScoreFunction:
-        block.check_heads("DistanceAware", self.num_heads)
-        x, y = block.query_positions.scalar("DistanceAware"), block.key_positions.scalar("DistanceAware")
-        w, v = self.w.to(block.query.dtype), self.v.to(block.query.dtype)
-
-        def rescaled(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            distance = (x[b, i] - y[b, j]).abs().to(score.dtype)
-            return score.relu() * self._factor(distance, w[h], v[h])
-
-        return rescaled
+    def _coefficients(self, r: Tensor) -> tuple[Tensor]:
+        return (self.factor(r.to(torch.promote_types(self.w.dtype, torch.float32))),)
 
     def extra_repr(self) -> str:
         return f"{self.num_heads}"
+
+
+def rescaled(score: Tensor, factor: Tensor) -> Tensor:
+    """ReLU(s) f."""
+    return score.relu() * factor
 
 
 ENTRY = Entry(

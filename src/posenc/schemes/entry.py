@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from posenc.arguments import check_flag, shown, whole
-from posenc.encoding import Scheme
+from posenc.scheme import Scheme
 
 
 class Law(str, Enum):

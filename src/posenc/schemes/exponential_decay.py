@@ -6,9 +6,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc import compat
 from posenc.arguments import check_choice, check_type, number, whole
-from posenc.encoding import Scheme
+from posenc.phases import exact, in_double
 from posenc.positions import PADDING, PositionError, Positions
+from posenc.scheme import Scheme
 from posenc.schemes.entry import FORMULA, Entry, Law
 
 
@@ -35,15 +37,17 @@ class ExponentialDecay(Scheme):
         """The vectors P[p]."""
         check_type("positions", positions, Positions)
         check_choice("dtype", dtype, (torch.float32, torch.float64))
-        coords = positions.scalar("ExponentialDecay").double().masked_fill(positions.document == PADDING, 0.0)
+        coords = in_double(positions.scalar("ExponentialDecay")).masked_fill(
+            (positions.document == PADDING).to(exact(positions.device)), 0.0
+        )
         if coords.numel() and not coords.is_meta:
             words = "ExponentialDecay encodes positions from 0 on, got "
             if torch.compiler.is_compiling():  # a compiled graph cannot raise: there it is a RuntimeError
-                torch._assert_async((coords >= 0).all(), words + "one below")
+                compat.assert_later((coords >= 0).all(), words + "one below")
             elif not (lowest := float(coords.min())) >= 0:  # NaN neither
                 raise PositionError(f"{words}{lowest:g}")
         powers = torch.arange(1, self.dim + 1, dtype=torch.float64, device=coords.device) / self.dim
-        return torch.exp(-coords[..., None] * self.longest**-powers).to(dtype)
+        return torch.exp(-coords[..., None] * self.longest**-powers).to(dtype=dtype, device=positions.device)
 
     def extra_repr(self) -> str:
         return f"{self.dim}, longest={self.longest}"

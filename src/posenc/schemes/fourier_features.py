@@ -9,8 +9,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import check_choice, check_flag, check_type, number, whole
-from posenc.encoding import Scheme
+from posenc.phases import drawn, in_double
 from posenc.positions import Positions
+from posenc.scheme import Scheme
 from posenc.schemes.entry import FORMULA, Entry, Law
 
 
@@ -23,9 +24,9 @@ class FourierFeatures(Scheme):
         learned  P[x] = W2 gelu(W1 [cos 2 pi B x | sin 2 pi B x] / sqrt(dim)),  B, W1 and W2 learned
 
     Two vectors are alike by exp(-2 pi^2 sigma^2 r^2) on average, r the Euclidean distance: 1/(2 pi sigma) is how far
-    the likeness reaches. Unlike one sinusoid per axis, it tells oblique distances apart too.
+    the likeness reaches. Unlike one sinusoid per axis this sees oblique distances too.
 
-    Parameters: none when fixed, since B follows from ``seed`` and is kept as plain numbers; else B (dim/2 x axes),
+    Parameters: none when fixed, since B follows from ``seed``; else B (dim/2 x axes),
     W1 (hidden x dim) and W2 (dim x hidden) with their biases.
     Shapes: table (rows, tokens, dim); coordinates (rows, tokens[, axes]), any real ones.
     Errors: ValueError for an odd dim, a sigma not above 0, or positions with another number of axes.
@@ -44,10 +45,6 @@ class FourierFeatures(Scheme):
         check_flag("learned", learned)
         self.dim, self.axes, self.sigma = dim, axes, number("sigma", sigma, above=0)
         self.seed = whole("seed", seed, -(2**63), 2**64 - 1)  # what a generator takes
-        # Now, and as numbers, which a graph can hold; a generator it cannot.
-        generator = torch.Generator().manual_seed(self.seed)
-        drawn = torch.randn(dim // 2, axes, generator=generator, dtype=torch.float64, device="cpu")
-        self._drawn: list[list[float]] = [] if learned else drawn.tolist()
         self.directions = nn.Parameter(torch.empty(dim // 2, axes)) if learned else None
         self.mix = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim)) if learned else None
         self.reset_parameters()
@@ -62,8 +59,9 @@ class FourierFeatures(Scheme):
 
     def _directions(self, device: torch.device) -> Tensor:
         if self.directions is not None:
-            return self.directions.double()
-        return self.sigma * torch.tensor(self._drawn, dtype=torch.float64, device=device)
+            return in_double(self.directions)
+        count = self.dim // 2 * self.axes
+        return self.sigma * drawn(count, self.seed, device).view(self.dim // 2, self.axes)
 
     def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "rows tokens dim"]:
         """The vectors P[x]."""
@@ -75,8 +73,8 @@ class FourierFeatures(Scheme):
             raise ValueError(
                 f"FourierFeatures takes {takes} per token, got positions of {axes} axes: build it with axes={axes}"
             )
-        angle = 2 * math.pi * coords.double() @ self._directions(coords.device).mT
-        features = torch.cat((angle.cos(), angle.sin()), -1).to(dtype)
+        angle = 2 * math.pi * in_double(coords) @ self._directions(coords.device).mT
+        features = torch.cat((angle.cos(), angle.sin()), -1).to(dtype=dtype, device=coords.device)
         if self.mix is None:
             return features
         return self.mix((features / math.sqrt(self.dim)).to(next(self.mix.parameters()).dtype)).to(dtype)

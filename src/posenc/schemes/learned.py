@@ -7,9 +7,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import check_choice, check_type, whole
-from posenc.encoding import Scheme
 from posenc.positions import Positions
+from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
+from posenc.visibility import table_index
 
 
 class Learned(Scheme):
@@ -45,7 +46,7 @@ class Learned(Scheme):
         """The rows W[p]."""
         check_type("positions", positions, Positions)
         check_choice("dtype", dtype, (torch.float32, torch.float64))
-        return self.weight[positions.index("Learned", self.weight.size(0))].to(dtype)
+        return self.weight[table_index(positions, "Learned", self.weight.size(0))].to(dtype)
 
     def extra_repr(self) -> str:
         return ", ".join(str(size) for size in self.weight.shape)

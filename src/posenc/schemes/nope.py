@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from posenc.encoding import Scheme
+from posenc.scheme import Scheme
 from posenc.schemes.entry import FORMULA, Entry, Law
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from posenc.arguments import check_name, shown
 
 if TYPE_CHECKING:  # functions import them, so that an error can be placed where torch is not loaded
-    from posenc.encoding import Scheme
+    from posenc.scheme import Scheme
     from posenc.schemes.entry import Entry, Shape
 
 FORM = "path/to/file.py:Name"
@@ -35,7 +35,7 @@ def entry_of(text: str) -> Entry:
 
     ValueError for a file or a class that is not there, and, with the line of the file, where its code fails.
     """
-    from posenc.encoding import Scheme
+    from posenc.scheme import Scheme
     from posenc.schemes.entry import Entry
 
     where, _, name = text.rpartition(":")
@@ -120,7 +120,7 @@ def _without_entry(text: str, kind: type[Scheme]) -> Entry:
 
 def _guarded(text: str, build: Callable[[Shape], Scheme]) -> Callable[[Shape], Scheme]:
     def guarded(shape: Shape) -> Scheme:
-        from posenc.encoding import Scheme
+        from posenc.scheme import Scheme
 
         try:
             made = build(shape)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from posenc.arguments import whole
-from posenc.encoding import Block, ByDistance, Scheme, Score, ScoreFunction
-from posenc.positions import check_distances
+from posenc.encoding import Context
+from posenc.pieces import Distance, Meeting
+from posenc.positions import Positions
+from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
 
 
@@ -38,27 +40,13 @@ class Relative1D(Scheme):
         """R from N(0, 1/d)."""
         nn.init.normal_(self.weight, std=self.head_dim**-0.5)
 
-    def score(self) -> Score:
+    def score(
+        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
+    ) -> tuple[Meeting, ...]:
         """q_i . R[p_j - p_i + N - 1] / sqrt(d)."""
-        return Score(self._bind, by_distance=self._by_distance)
-
-    def _by_distance(self, block: Block, distances: Tensor) -> ByDistance:
-        block.check_heads("Relative1D", self.num_heads, self.head_dim)
-        check_distances(distances, self.max_positions, "Relative1D")
-        vectors = block.scale * self.weight.to(block.dtype)[..., distances + self.max_positions - 1, :]
-        return ByDistance(vectors=vectors if vectors.dim() == 3 else vectors[None])
-
-    def _bind(self, block: Block) -> ScoreFunction:
-        block.check_heads("Relative1D", self.num_heads, self.head_dim)
-        x, y = block.table_coordinates("Relative1D", (self.max_positions,))
-        met = block.scale * block.query @ self.weight.to(block.query.dtype).mT
-        last = self.weight.size(-2) - 1
-
-        def biased(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            # Only pairs that nothing may see, of padding or of two documents, can lie outside: reach was checked.
-            return score + met[b, h, i, (y[b, j] - x[b, i] + self.max_positions - 1).clamp(0, last)]
-
-        return biased
+        table = self.weight if self.weight.dim() == 3 else self.weight[None]
+        distance = Distance("Relative1D", integral=True, reach=(self.max_positions,))
+        return (Meeting(lambda r: table[:, r + self.max_positions - 1], distance),)
 
     def extra_repr(self) -> str:
         return f"{self.max_positions}, {self.head_dim}, num_heads={self.num_heads}"

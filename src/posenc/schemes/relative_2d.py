@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from posenc.arguments import shown, whole
-from posenc.encoding import Block, Scheme, Score, ScoreFunction
+from posenc.encoding import Context
+from posenc.pieces import Distance, Meeting
+from posenc.positions import Positions
+from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
 
 
@@ -45,46 +48,17 @@ class Relative2D(Scheme):
         for table in self.parameters():
             nn.init.normal_(table, std=self.head_dim**-0.5)
 
-    def score(self) -> Score:
-        """q_i . (R_h + R_w) / sqrt(d)."""
-        return Score(self._bind, fold=self._fold)
+    def score(
+        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
+    ) -> tuple[Meeting, ...]:
+        """q_i . (R_h + R_w) / sqrt(d): a meeting for each axis."""
+        return tuple(self._along(axis) for axis in range(2))
 
-    def _fold(self, block: Block) -> tuple[Tensor, Tensor]:
-        """Channels for the rows and the columns of the grid: a key says by a 1 where it lies, and a query holds there
-        what it gives to a key that does."""
-        block.check_heads("Relative2D", self.num_heads, self.head_dim)
-        x, y = block.table_coordinates("Relative2D", self.grid, axes=2)
-        bounds = block.key_positions._bounds
-        queries, keys = [block.query], [block.key]
-        for axis, (size, table) in enumerate(zip(self.grid, (self.row_table, self.column_table), strict=True)):
-            # One channel a place where the places are known to be few. Else places are counted round: of 2 size - 1 in
-            # a row no two lie at the same distance from a query.
-            period = 2 * size - 1
-            lowest, places = 0, period
-            if bounds is not None and bounds[1] - bounds[0] < period:
-                lowest, places = bounds[0], bounds[1] - bounds[0] + 1
-            place = torch.arange(places, device=x.device) + lowest
-            met = block.query @ table.to(block.query.dtype).mT
-            distance = (place - x[:, None, :, axis, None] + size - 1).remainder(period)
-            queries.append(met.gather(-1, distance.expand(*met.shape[:3], places)))
-            here = (y[:, None, :, axis, None] - lowest).remainder(period) == place - lowest
-            keys.append(here.to(block.key.dtype).expand(*block.key.shape[:3], places))
-        return torch.cat(queries, -1), torch.cat(keys, -1)
-
-    def _bind(self, block: Block) -> ScoreFunction:
-        block.check_heads("Relative2D", self.num_heads, self.head_dim)
-        x, y = block.table_coordinates("Relative2D", self.grid, axes=2)
-        query = block.scale * block.query
-        rows, columns = (query @ table.to(query.dtype).mT for table in (self.row_table, self.column_table))
-        height, width = self.grid
-
-        def biased(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            # Only pairs that nothing may see can lie outside the tables: reach was checked.
-            row = (y[b, j, 0] - x[b, i, 0] + height - 1).clamp(0, 2 * height - 2)
-            column = (y[b, j, 1] - x[b, i, 1] + width - 1).clamp(0, 2 * width - 2)
-            return score + rows[b, h, i, row] + columns[b, h, i, column]
-
-        return biased
+    def _along(self, axis: int) -> Meeting:
+        table = (self.row_table, self.column_table)[axis]
+        by_head, size = (table if table.dim() == 3 else table[None]), self.grid[axis]
+        distance = Distance("Relative2D", axis, integral=True, reach=(size,))
+        return Meeting(lambda r: by_head[:, r + size - 1], distance)
 
     @torch.no_grad()
     def resized(self, grid: tuple[int, int]) -> Relative2D:

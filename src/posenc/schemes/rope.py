@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
-from posenc.arguments import check_choice, check_type, number, whole
-from posenc.encoding import Rotation, Scheme
-from posenc.phases import PairLayout, PairRotation, frequencies, phases
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from posenc.arguments import check_choice, check_flag, check_type, number, shown, whole
+from posenc.encoding import Context, Rotation
+from posenc.phases import PairLayout, PairRotation, frequencies, in_double, phases
 from posenc.positions import Positions
+from posenc.scheme import Scheme
 from posenc.schemes.entry import FORMULA, Entry, Law
+
+Scaling: TypeAlias = Callable[..., tuple[Tensor, Any]]
+"""(theta[, lengths]) -> (theta, factor): see `RoPE`."""
 
 
 class RoPE(Scheme):
@@ -30,12 +39,20 @@ class RoPE(Scheme):
     order of the axes: here it is that of the coordinates, rows before columns in `Positions.grid`, while the code of
     Heo et al. interleaves and has the columns first. Their base is 100, since images are less wide than texts are long.
 
+    With an ``allocation`` of axes to pairs, pair k is turned by the coordinate along axis allocation[k] and by theta_k as
+    for one axis: the rotation of time, row and column that language models with images use, in sections or interleaved.
+
+    A ``scaling`` takes the frequencies theta (pairs,) and, where its ``needs_lengths`` is true, the length of each row of
+    the batch (rows, 1), and gives frequencies (pairs,) or (rows, pairs) and a factor of cos and sin. With lengths no key
+    may be kept rotated. ``first_channel`` is the first channel that is turned, ``heads`` the heads that are. With
+    ``values`` the values are turned too, and the output is turned back at the query's position.
+
     Shapes: query and key (batch, heads, tokens, head_dim), any floating dtype; angles are exact to float32 up to
     position 2^20 whatever the dtype. Positions may be fractional or negative.
     Errors: ValueError for a rotary_dim that is above head_dim or not a multiple of 2 axes, a base not above 1, an
-    unknown layout, or positions of another number of axes.
+    unknown layout, an allocation that is not one axis for each pair, or positions of another number of axes.
     Source: Su et al. 2021, "RoFormer", equations 14, 15 and 34; Heo et al. 2024, "Rotary Position Embedding for Vision
-    Transformer", whose axial form has two axes.
+    Transformer", whose axial form has two axes; Wang et al. 2024, "Qwen2-VL", section 2.1, for the allocation.
     """
 
     def __init__(
@@ -45,18 +62,57 @@ class RoPE(Scheme):
         layout: PairLayout = "half",
         rotary_dim: int | None = None,
         axes: int = 1,
+        *,
+        allocation: Sequence[int] | None = None,
+        scaling: Scaling | None = None,
+        first_channel: int = 0,
+        heads: range | None = None,
+        values: bool = False,
     ) -> None:
         super().__init__()
         head_dim, axes = whole("head_dim", head_dim), whole("axes", axes)
-        rotary_dim = head_dim if rotary_dim is None else whole("rotary_dim", rotary_dim)
-        if rotary_dim % (2 * axes) or rotary_dim > head_dim:
-            each = "" if axes == 1 else f" on each of {axes} axes"
-            raise ValueError(f"rotary_dim must be even{each} and within 2..head_dim = {head_dim}, got {rotary_dim}")
+        first_channel = whole("first_channel", first_channel, 0, head_dim - 2)
+        room = head_dim - first_channel
+        rotary_dim = room if rotary_dim is None else whole("rotary_dim", rotary_dim)
+        split = 1 if allocation is not None else axes
+        if rotary_dim % (2 * split) or rotary_dim > room:
+            each = "" if split == 1 else f" on each of {axes} axes"
+            room_name = "head_dim" if first_channel == 0 else "head_dim - first_channel"
+            raise ValueError(f"rotary_dim must be even{each} and within 2..{room_name} = {room}, got {rotary_dim}")
         check_choice("layout", layout, ("half", "interleaved"))
+        check_type("heads", heads, range, None)
+        check_flag("values", values)
         self.head_dim, self.base, self.rotary_dim, self.axes = head_dim, number("base", base, above=1), rotary_dim, axes
         self.layout: PairLayout = layout
+        self.allocation = None if allocation is None else _allocation(allocation, rotary_dim // 2, axes)
+        self.scaling, self.first_channel, self.heads, self.values = scaling, first_channel, heads, values
 
-    def rotation(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Rotation:
+    @property
+    def channels(self) -> range:
+        """The channels that are turned."""
+        return range(self.first_channel, self.first_channel + self.rotary_dim)
+
+    @property
+    def needs_lengths(self) -> bool:
+        """Whether a key's rotation depends on how long its text has become, so that none may be kept rotated."""
+        return bool(getattr(self.scaling, "needs_lengths", False))
+
+    def frequencies(
+        self, device: torch.device | None = None, lengths: Tensor | None = None
+    ) -> tuple[Float64[Tensor, "#rows pairs"], float | Tensor]:
+        """theta of every pair, scaled, and the factor of cos and sin."""
+        each = self.rotary_dim if self.allocation is not None else self.rotary_dim // self.axes
+        theta = frequencies(each, self.base, device)
+        if self.scaling is None:
+            return theta[None], 1.0
+        scaled, factor = (
+            self.scaling(theta, in_double(lengths)[:, None]) if lengths is not None else self.scaling(theta)
+        )
+        return (scaled if scaled.dim() == 2 else scaled[None]), factor
+
+    def rotation(
+        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+    ) -> Rotation:
         """The same turn for queries and keys."""
         check_type("positions", positions, Positions)
         check_choice("dtype", dtype, (torch.float32, torch.float64))
@@ -64,17 +120,31 @@ class RoPE(Scheme):
         if coords.size(-1) != self.axes:
             takes = "one coordinate" if self.axes == 1 else f"{self.axes} coordinates"
             raise ValueError(f"RoPE takes {takes} per token, got positions of {coords.size(-1)} axes")
-        theta = frequencies(self.rotary_dim // self.axes, self.base, coords.device)
-        angle = torch.cat([phases(axis, theta) for axis in coords.unbind(-1)], -1)[:, None]
+        lengths = None
+        if self.needs_lengths:
+            lengths = positions.lengths if context is None or context.lengths is None else context.lengths
+        theta, factor = self.frequencies(coords.device, lengths)
+        if self.allocation is not None:
+            angle = in_double(torch.stack([coords[..., axis] for axis in self.allocation], -1)) * theta[:, None]
+        else:
+            angle = torch.cat([phases(axis, theta[:, None]) for axis in coords.unbind(-1)], -1)
         # Stacked, so that a compiler writes them down: it would make them anew for every head and layer.
-        cos, sin = torch.stack((angle.cos().to(dtype), angle.sin().to(dtype)))
-        turn = PairRotation(cos, sin, self.layout, self.head_dim)
-        return Rotation(turn, turn)
+        both = torch.stack((angle.cos() * factor, angle.sin() * factor))[:, :, None]
+        cos, sin = both.to(dtype=dtype, device=coords.device)
+        turn = PairRotation(cos, sin, self.layout, self.head_dim, self.first_channel, self.heads)
+        return Rotation(turn, turn, turn, turn.inverse()) if self.values else Rotation(turn, turn)
 
     def extra_repr(self) -> str:
         return (
             f"{self.head_dim}, base={self.base}, layout={self.layout!r}, rotary_dim={self.rotary_dim}, axes={self.axes}"
         )
+
+
+def _allocation(allocation: Sequence[int], pairs: int, axes: int) -> tuple[int, ...]:
+    """The axis of every pair; ValueError for anything else."""
+    if not isinstance(allocation, Sequence) or len(allocation) != pairs:
+        raise ValueError(f"allocation must be one axis for each of {pairs} pairs, got {shown(allocation)}")
+    return tuple(whole("allocation", axis, 0, axes - 1) for axis in allocation)
 
 
 ENTRY = Entry(

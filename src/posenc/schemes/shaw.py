@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import check_flag, whole
-from posenc.encoding import Block, ByDistance, Scheme, Score, ScoreFunction, Value
+from posenc.encoding import Context
+from posenc.pieces import Distance, Meeting, Value
+from posenc.positions import Positions
+from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
 
 
@@ -60,38 +62,34 @@ class Shaw(Scheme):
         for table in self.parameters():
             nn.init.uniform_(table, -bound, bound)
 
-    def score(self) -> Score | None:
+    def score(
+        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
+    ) -> tuple[Meeting, ...]:
         """q_i . K[c] / sqrt(d)."""
         if self.key_table is None:
-            return None
-        return Score(self._bind, by_distance=self._by_distance, constant_past=self.max_distance)
+            return ()
+        return (Meeting(self._rows(self.key_table), self._distance),)
 
-    def value(self) -> Value | None:
-        """V[c], by bucket."""
-        if self.value_table is None:
-            return None
-        return Value(self.value_table, self._bucket, by_distance=self._row, constant_past=self.max_distance)
+    def value(
+        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
+    ) -> tuple[Value, ...]:
+        """V[c], weighted by attention."""
+        return () if self.value_table is None else (Value(self._rows(self.value_table), self._distance),)
 
-    def _row(self, distances: Tensor) -> Tensor:
-        return distances.clamp(-self.max_distance, self.max_distance) + self.max_distance
+    @property
+    def doors(self) -> tuple[str, ...]:
+        """score, value or both."""
+        tables = (("score", self.key_table), ("value", self.value_table))
+        return tuple(door for door, table in tables if table is not None)
 
-    def _by_distance(self, block: Block, distances: Tensor) -> ByDistance:
-        assert self.key_table is not None
-        block.check_heads("Shaw", self.num_heads, self.head_dim)
-        vectors = block.scale * self.key_table.to(block.dtype)[..., self._row(distances), :]
-        return ByDistance(vectors=vectors if vectors.dim() == 3 else vectors[None])
+    @property
+    def _distance(self) -> Distance:
+        return Distance("Shaw", integral=True, tail="constant", past=self.max_distance)
 
-    def _bucket(self, block: Block) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-        x, y = block.table_coordinates("Shaw")
-        return lambda b, h, i, j: self._row(y[b, j] - x[b, i])
-
-    def _bind(self, block: Block) -> ScoreFunction:
-        assert self.key_table is not None
-        block.check_heads("Shaw", self.num_heads, self.head_dim)
-        bucket = self._bucket(block)
-        met: Float[Tensor, "batch heads queries buckets"] = block.query @ self.key_table.to(block.query.dtype).mT
-        met = met * block.scale
-        return lambda score, b, h, i, j: score + met[b, h, i, bucket(b, h, i, j)]
+    def _rows(self, table: Tensor) -> Callable[[Tensor], Tensor]:
+        k = self.max_distance
+        by_head = table if table.dim() == 3 else table[None]
+        return lambda r: by_head[:, r.clamp(-k, k) + k]
 
     def extra_repr(self) -> str:
         return f"{self.head_dim}, max_distance={self.max_distance}, num_heads={self.num_heads}"

@@ -11,9 +11,9 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from posenc.arguments import check_choice, check_type, number, shown, whole
-from posenc.encoding import Scheme
 from posenc.phases import frequencies, phases
 from posenc.positions import Positions
+from posenc.scheme import Scheme
 from posenc.schemes.entry import FORMULA, Entry, Law
 
 
@@ -71,7 +71,7 @@ class Sinusoidal(Scheme):
         theta = frequencies(self.dim // self.axes, self.base, coords.device)
         angle = torch.stack([phases(axis, theta) for axis in coords.unbind(-1)], -2)
         axis = -1 if self.layout == "interleaved" else -2
-        return torch.stack((angle.sin(), angle.cos()), axis).flatten(-3).to(dtype)
+        return torch.stack((angle.sin(), angle.cos()), axis).flatten(-3).to(dtype=dtype, device=coords.device)
 
     def linear_map(self, offset: Sequence[int | float]) -> Float64[Tensor, "dim dim"]:
         """M with P[p + offset] = M P[p] for every p: a rotation of each pair by offset theta_k. One offset per axis.

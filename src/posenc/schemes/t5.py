@@ -8,7 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from posenc.arguments import check_flag, whole
-from posenc.encoding import Block, ByDistance, Scheme, Score, ScoreFunction
+from posenc.encoding import Context
+from posenc.pieces import Bias, Distance
+from posenc.positions import Positions
+from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
 
 
@@ -68,28 +71,21 @@ class T5(Scheme):
         """W uniform within sqrt(6 / (B + H))."""
         nn.init.xavier_uniform_(self.weight)
 
-    def score(self) -> Score:
-        """W[bucket(n), h], a function of positions alone."""
-        return Score(self._bind, content_free=True, by_distance=self._by_distance, constant_past=self.edges[-1])
+    def score(
+        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
+    ) -> tuple[Bias, ...]:
+        """W[bucket(n), h], a function of the distance alone."""
+        other = None if self.bidirectional else "bidirectional=True"
+        distance = Distance("T5", integral=True, tail="constant", past=self.edges[-1], looks_back=other)
+        return (Bias(lambda r: self.weight.mT[:, self._bucket(r)], distance),)
 
-    def _bucket(self, distances: Tensor) -> Tensor:
-        edges = torch.tensor(self.edges, device=distances.device)
-        away = distances.abs() if self.bidirectional else (-distances).clamp(min=0)
-        bucket = torch.bucketize(away, edges, right=True)
-        return bucket + self.num_buckets // 2 * (distances > 0) if self.bidirectional else bucket
-
-    def _bias(self, block: Block, distances: Tensor) -> Tensor:
-        block.check_heads("T5", self.num_heads)
-        return self.weight.to(block.dtype)[self._bucket(distances)].mT
-
-    def _by_distance(self, block: Block, distances: Tensor) -> ByDistance:
-        return ByDistance(bias=self._bias(block, distances))
-
-    def _bind(self, block: Block) -> ScoreFunction:
-        x, y = block.table_coordinates("T5")
-        past = self.edges[-1]
-        bias = self._bias(block, torch.arange(-past, past + 1, device=x.device))
-        return lambda score, b, h, i, j: score + bias[h, (y[b, j] - x[b, i]).clamp(-past, past) + past]
+    def _bucket(self, r: Tensor) -> Tensor:
+        away = r.abs() if self.bidirectional else (-r).clamp(min=0)
+        # Compared with numbers: a tensor of the edges would be copied to a GPU in every call.
+        bucket = torch.zeros_like(away)
+        for edge in self.edges:
+            bucket += away >= edge
+        return bucket + self.num_buckets // 2 * (r > 0) if self.bidirectional else bucket
 
     def extra_repr(self) -> str:
         return f"{self.num_heads}, {self.num_buckets}, {self.max_distance}, bidirectional={self.bidirectional}"

@@ -26,12 +26,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.encoding import Scheme
 from posenc.lab.config import CompareConfig
 from posenc.lab.data import Bytes
 from posenc.lab.task import ANSWERS, Accuracy, Answers, Kind, Loaded, Tick, listed
 from posenc.models import Encoder
 from posenc.positions import Positions
+from posenc.scheme import Scheme
 from posenc.schemes.entry import Shape
 
 Ints = NDArray[np.int64]

@@ -23,12 +23,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.encoding import Scheme
 from posenc.lab.config import CompareConfig
 from posenc.lab.data import Bytes
 from posenc.lab.task import ANSWERS, Accuracy, Answers, Kind, Loaded, Tick
 from posenc.models import ImageClassifier
 from posenc.positions import Positions
+from posenc.scheme import Scheme
 from posenc.schemes.catalog import entries_of
 from posenc.schemes.entry import Entry, Shape
 from posenc.schemes.relative_2d import Relative2D

@@ -5,13 +5,13 @@ from typing import ClassVar, Literal, cast
 
 from torch import Tensor, nn
 
-from posenc.encoding import Scheme
 from posenc.lab import data
 from posenc.lab.config import MIN_WINDOWS, CompareConfig
 from posenc.lab.evaluate import Evaluator, plan, tokens_to_score
 from posenc.lab.task import Kind, Loaded, Task
 from posenc.lab.train import loss_of
 from posenc.models import Decoder
+from posenc.scheme import Scheme
 from posenc.schemes.entry import Shape
 
 # Bits per byte. With one seed nothing here says how much seeds differ, so smaller gaps are called ties by convention.

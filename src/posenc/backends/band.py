@@ -1,0 +1,474 @@
+"""Bands of pairs worked on one by one: whatever a score is made of, by distance, forward and backward.
+
+A band is some queries against the keys at distances low .. high from each, by index. Query and key products of a block
+of queries are laid out for all keys that any of them reaches, (queries, window); the band's scores are that matrix read
+along its diagonals, a view of strides (window + 1, 1) and of shape (queries, distances). So a bias by distance is a row,
+vectors by distance are met in one product, and a product over the band, zero elsewhere, is one over the window. Nothing
+is gathered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from posenc.backends.fused import merge
+from posenc.layout import Tile
+
+# Queries and distances of a block of a wide band, and the scores that may be worked on at once: products are then at
+# their fastest, and everything that is done to a block finds it in the cache (measured: docs/log.md).
+ROWS = 128
+DISTANCES = 1024
+SCORES = 2**20
+NARROW = 512  # bands of fewer distances are worked on in one go, many blocks of queries at once
+FAINT = -80.0  # weights below e to this power are taken for 0: they would soon be denormal numbers, which are slow
+
+
+@dataclass
+class Lines:
+    """What the pairs of a call are given by distance; entry 0 is that of the distance ``lowest``.
+
+    ``bias`` (heads, distances); ``vectors`` (heads or 1, distances, width), met by ``meeting`` (batch, heads, queries,
+    width) or, where there is none, by the scaled query; ``key_vectors`` (heads or 1, distances, head_dim), met by the
+    scaled key; ``values`` (heads or 1, distances, value_dim); ``coefficients`` (any number, heads, distances) of the
+    function ``apply``, which comes first or, with ``is_last``, after everything that is added.
+    """
+
+    lowest: int
+    bias: Tensor | None = None
+    vectors: Tensor | None = None
+    meeting: Tensor | None = None
+    key_vectors: Tensor | None = None
+    values: Tensor | None = None
+    coefficients: Tensor | None = None
+    query_clock: Tensor | None = None
+    key_clock: Tensor | None = None
+    shift: Tensor | None = None  # added to the query where it meets the key, (heads, head_dim)
+    apply: Callable[..., Tensor] | None = None
+    is_last: bool = False
+
+    def zeros(self) -> Lines:
+        """Of the same shape, to sum gradients in."""
+        names = (
+            "bias",
+            "vectors",
+            "meeting",
+            "key_vectors",
+            "values",
+            "coefficients",
+            "query_clock",
+            "key_clock",
+            "shift",
+        )
+        tensors = {name: getattr(self, name) for name in names}
+        return Lines(self.lowest, **{name: None if x is None else torch.zeros_like(x) for name, x in tensors.items()})
+
+
+class Work:
+    """Memory that is used again for every block: getting it anew from the system costs as much as filling it."""
+
+    def __init__(self, like: Tensor, dtype: torch.dtype) -> None:
+        self.empty = like.new_empty(0, dtype=dtype)
+        self.named: dict[str, Tensor] = {}
+
+    def __call__(self, name: str, *shape: int) -> Tensor:
+        """A tensor of this shape; what the last one of this name held is lost."""
+        needed = math.prod(shape)
+        if name not in self.named or self.named[name].numel() < needed:
+            self.named[name] = self.empty.new_empty(needed)
+        return self.named[name][:needed].view(shape)
+
+
+@dataclass
+class Band:
+    """``blocks`` blocks of ``rows`` queries from ``start`` on, of some key heads and their ``groups`` of query heads,
+    against the keys at ``distances`` distances from j - i = ``low`` on. Its entries of the lines begin at ``entry``."""
+
+    tile: Tile
+    kv_heads: slice
+    groups: int
+    start: int
+    stop: int
+    rows: int
+    blocks: int
+    low: int
+    distances: int
+    entry: int
+    dtype: torch.dtype
+
+    @property
+    def window(self) -> int:
+        """The keys that a block of queries reaches over."""
+        return self.rows + self.distances - 1
+
+    @property
+    def heads(self) -> slice:
+        """Its query heads."""
+        return slice(self.kv_heads.start * self.groups, self.kv_heads.stop * self.groups)
+
+    @property
+    def line(self) -> slice:
+        """Its entries of the lines."""
+        return slice(self.entry, self.entry + self.distances)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int, int]:
+        """Batch rows, key heads, blocks, groups, queries of a block."""
+        batch, kv_heads = (s.stop - s.start for s in (self.tile.row, self.kv_heads))
+        return batch, kv_heads, self.blocks, self.groups, self.rows
+
+    def queries(self, x: Tensor, past: float = 0.0) -> Tensor:
+        """The rows of (batch, heads, queries, ...), in the shape of the band, with ``past`` after the last."""
+        part = x[self.tile.row, self.heads, self.start : self.stop].to(self.dtype)
+        missing = self.blocks * self.rows - part.size(2)
+        if missing:
+            part = F.pad(part, (0,) * (2 * (x.dim() - 3)) + (0, missing), value=past)
+        return part.unflatten(2, (self.blocks, self.rows)).unflatten(1, (-1, self.groups)).transpose(2, 3)
+
+    def give(self, total: Tensor, x: Tensor) -> None:
+        """Adds rows in the shape of the band to (batch, heads, queries, ...)."""
+        rows = self.unfold(x)
+        total[self.tile.row, self.heads, self.start : self.stop] += rows
+
+    def unfold(self, x: Tensor) -> Tensor:
+        """From the shape of the band to (batch, heads, queries, ...)."""
+        return x.transpose(2, 3).flatten(3, 4).flatten(1, 2)[:, :, : self.stop - self.start]
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The keys that all windows reach over, which may lie before the first and past the last of the tile."""
+        first = self.start + self.low
+        return first, first + self.blocks * self.rows + self.distances - 1
+
+    def windows(self, x: Tensor) -> Tensor:
+        """The keys of each block, (batch, kv_heads, blocks, window, ...), zeros where there are none."""
+        first, last = self.span
+        low, high = max(first, self.tile.first), min(last, self.tile.last)
+        inside = x[self.tile.row, self.kv_heads, low : max(low, high)].to(self.dtype)
+        front = min(max(low - first, 0), last - first)
+        back = last - first - front - inside.size(2)
+        if front or back:
+            inside = F.pad(inside, (0,) * (2 * (x.dim() - 3)) + (front, back))
+        if self.blocks == 1:
+            return inside[:, :, None]
+        return inside.unfold(2, self.window, self.rows).movedim(-1, 3)
+
+    def give_windows(self, total: Tensor, x: Tensor) -> None:
+        """Adds the gradients of windows to those of the keys."""
+        first, last = self.span
+        if self.blocks == 1:
+            over = x[:, :, 0]
+        else:  # windows are at most twice as long as blocks
+            over = x.new_zeros((*x.shape[:2], (self.blocks + 1) * self.rows, *x.shape[4:]))
+            per_block = over.unflatten(2, (self.blocks + 1, self.rows))
+            per_block[:, :, :-1] += x[:, :, :, : self.rows]
+            per_block[:, :, 1:, : self.window - self.rows] += x[:, :, :, self.rows :]
+        low, high = max(first, self.tile.first), min(last, self.tile.last)
+        if low < high:
+            total[self.tile.row, self.kv_heads, low:high] += over[:, :, low - first : high - first]
+
+    def products(self, work: Work, name: str, left: Tensor, right: Tensor) -> Tensor:
+        """left . right of every query and key of a window, (batch, kv_heads, blocks, groups, rows, window)."""
+        batch, kv_heads, blocks, groups, rows = self.shape
+        full = work(name, batch * kv_heads * blocks, groups * rows, self.window)
+        torch.bmm(left.reshape(*full.shape[:2], -1), right.reshape(full.size(0), self.window, -1).mT, out=full)
+        return full.view(*self.shape, self.window)
+
+    def diagonals(self, full: Tensor) -> Tensor:
+        """The band of (..., rows, window), one column a distance, as a view (..., rows, distances)."""
+        *leading, rows, window = full.stride()
+        assert (rows, window) == (self.window, 1)
+        return full.as_strided(
+            (*full.shape[:-1], self.distances), (*leading, self.window + 1, 1), full.storage_offset()
+        )
+
+    def only(self, full: Tensor) -> Tensor:
+        """The same, with zeros off the band."""
+        full[..., : self.rows].triu_()
+        full[..., self.distances :].tril_(-1)
+        return full
+
+    def over_keys(self, full: Tensor, right: Tensor) -> Tensor:
+        """The sum over a window of full times right, (..., rows, dim)."""
+        flat = full.flatten(0, 2).flatten(1, 2)
+        return torch.bmm(flat, right.reshape(flat.size(0), self.window, -1)).view(*self.shape, -1)
+
+    def over_queries(self, full: Tensor, left: Tensor) -> Tensor:
+        """The sum over queries of full times left, (batch, kv_heads, blocks, window, dim)."""
+        flat = full.flatten(0, 2).flatten(1, 2)
+        return torch.bmm(flat.mT, left.reshape(*flat.shape[:2], -1)).view(*self.shape[:3], self.window, -1)
+
+    def per_head(self, line: Tensor) -> Tensor:
+        """Of (heads or 1, distances, ...) the band's entries, (1, kv_heads or 1, 1, groups or 1, 1, distances, ...)."""
+        line = line[:, self.line] if line.size(0) == 1 else line[self.heads, self.line]
+        split = (1, 1) if line.size(0) == 1 else (-1, self.groups)
+        return line.unflatten(0, split)[None, :, None, :, None]
+
+    def each(self, line: Tensor) -> Tensor:
+        """The same for every head, block and row of the batch, (all, distances, width)."""
+        entries = self.per_head(line)[:, :, :, :, 0]
+        batch, kv_heads, blocks, groups, _ = self.shape
+        return entries.expand(batch, kv_heads, blocks, groups, -1, -1).reshape(-1, *entries.shape[-2:])
+
+    def gather_each(self, total: Tensor, x: Tensor) -> None:
+        """Adds (all, distances, width) to (heads or 1, distances, width)."""
+        per_head = x.unflatten(0, self.shape[:4]).sum((0, 2)).flatten(0, 1)
+        if total.size(0) == 1:
+            total[:, self.line] += per_head.sum(0, keepdim=True)
+        else:
+            total[self.heads, self.line] += per_head
+
+    def matrices(self, diagonals: Tensor) -> Tensor:
+        """The band as matrices (all, rows, distances), a view."""
+        full_rows = self.window + 1
+        return diagonals.as_strided(
+            (math.prod(self.shape[:4]), self.rows, self.distances),
+            (self.rows * self.window, full_rows, 1),
+            diagonals.storage_offset(),
+        )
+
+    def outside(self, device: torch.device) -> Tensor | None:
+        """Which pairs have no key, (blocks, 1, rows, distances), or None."""
+        first, last = self.span
+        if first >= self.tile.first and last <= self.tile.last:
+            return None
+        query = torch.arange(self.start, self.start + self.blocks * self.rows, device=device)
+        key = query[:, None] + self.low + torch.arange(self.distances, device=device)
+        return ((key < self.tile.first) | (key >= self.tile.last)).unflatten(0, (self.blocks, self.rows))[:, None]
+
+
+def bands(
+    tile: Tile, low: int, high: int, entry: int, query: Tensor, key: Tensor, dtype: torch.dtype
+) -> Iterator[Band]:
+    """The pairs of a tile with low <= j - i <= high, in bands; ``entry`` is that of j - i = 0 in the lines."""
+    low, high = max(low, tile.first - tile.stop + 1), min(high, tile.last - 1 - tile.start)
+    if tile.low is not None:
+        low = max(low, tile.low)
+    if tile.high is not None:
+        high = min(high, tile.high)
+    if low > high:
+        return
+    batch, kv_heads = tile.row.stop - tile.row.start, key.size(1)
+    groups = query.size(1) // kv_heads
+    start, stop = max(tile.start, tile.first - high), min(tile.stop, tile.last - low)
+
+    def some(kv: slice, a: int, b: int, rows: int, blocks: int, least: int, count: int) -> Band:
+        return Band(tile, kv, groups, a, b, rows, blocks, least, count, entry + least, dtype)
+
+    if high - low < NARROW:
+        count = high - low + 1
+        rows = max(64, 1 << (count - 2).bit_length() if count > 1 else 1)
+        rows = min(rows, stop - start)
+        if rows + count - 1 > 2 * rows:  # a lone block may reach further
+            rows = stop - start
+        at_once = max(1, SCORES // (batch * query.size(1) * rows * (rows + count - 1)))
+        for a in range(start, stop, rows * at_once):
+            b = min(a + rows * at_once, stop)
+            yield some(slice(0, kv_heads), a, b, rows, -(-(b - a) // rows), low, count)
+        return
+    at_once = max(1, SCORES // (ROWS * DISTANCES * batch * groups))
+    for a in reversed(range(start, stop, ROWS)):
+        b = min(a + ROWS, stop)
+        least, most = max(low, tile.first - (b - 1)), min(high, tile.last - 1 - a)
+        for h in range(0, kv_heads, at_once):
+            for top in range(most, least - 1, -DISTANCES):
+                bottom = max(least, top - DISTANCES + 1)
+                yield some(slice(h, min(h + at_once, kv_heads)), a, b, b - a, 1, bottom, top - bottom + 1)
+
+
+# -- scores -----------------------------------------------------------------------------------------------------------
+
+
+def _key_meets(band: Band, keys: Tensor, line: Tensor) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+    """What keys give by the vectors they meet, for some keys of a window at a time: their slice, the products, what is
+    to be added for (all, rows, keys), a view of them, and the vectors."""
+    rows, window, lowest = band.rows, band.window, band.entry - (band.rows - 1)
+    # Distances off the band have no pair; the vectors at the line's ends stand for them.
+    every = torch.arange(lowest, lowest + window + rows - 1, device=line.device).clamp(0, line.size(1) - 1)
+    batch, kv_heads, blocks, groups, _ = band.shape
+    for first in range(0, window, rows):
+        last = min(first + rows, window)
+        mine = every[first : last + rows - 1].flip(0)
+        vectors = line[band.heads if line.size(0) > 1 else slice(None)][:, mine]
+        split = (1, 1) if line.size(0) == 1 else (-1, groups)
+        wide = vectors.unflatten(0, split)[None, :, None].expand(batch, kv_heads, blocks, groups, -1, -1)
+        met = keys[:, :, :, None, first:last].expand(-1, -1, -1, groups, -1, -1)
+        products = (met @ wide.mT).contiguous()
+        places = products.size(-1)
+        view = products.as_strided(
+            (*products.shape[:4], rows, last - first), (*products.stride()[:4], 1, places - 1), last - first - 1
+        )
+        yield slice(first, last), products, view, vectors
+
+
+def _scores(band: Band, work: Work, q: Tensor, keys: Tensor, scale: float, lines: Lines) -> tuple[Tensor, Tensor, Any]:
+    """The scores of a band: laid out over the windows, along its diagonals, and the pullback of ``apply``."""
+    shifted = (
+        q
+        if lines.shift is None
+        else q + lines.shift[band.heads].unflatten(0, (-1, band.groups))[None, :, None, :, None]
+    )
+    full = band.products(work, "scores", shifted * scale, keys)
+    scores = band.diagonals(full)
+    pullback = None
+
+    def applied() -> Any:
+        assert lines.apply is not None
+        given = () if lines.coefficients is None else tuple(band.per_head(c) for c in lines.coefficients)
+        changed, back = torch.func.vjp(lines.apply, scores, *given)
+        scores.copy_(changed)
+        return back
+
+    if lines.apply is not None and not lines.is_last:
+        pullback = applied()
+    if lines.key_vectors is not None:
+        for where, _, view, _ in _key_meets(band, keys * scale, lines.key_vectors):
+            full[..., where] += view
+    if lines.key_clock is not None and lines.query_clock is not None:
+        scores += band.queries(lines.query_clock)[..., None]
+        clock = _grouped_windows(band, lines.key_clock)
+        scores -= _band_of_keys(band, clock)
+    if lines.vectors is not None:
+        meeting = q * scale if lines.meeting is None else band.queries(lines.meeting)
+        met = torch.bmm(meeting.flatten(0, 3), band.each(lines.vectors).mT)
+        band.matrices(scores).add_(met)
+    if lines.bias is not None:
+        scores += band.per_head(lines.bias)
+    if lines.apply is not None and lines.is_last:
+        pullback = applied()
+    outside = band.outside(q.device)
+    if outside is not None:
+        scores.masked_fill_(outside, -torch.inf)
+    return full, scores, pullback
+
+
+def _grouped_windows(band: Band, clock: Tensor) -> Tensor:
+    """The readings of (batch, heads, keys) in the windows, (batch, kv_heads, blocks, groups, window)."""
+    by_group = [band.windows(clock.unflatten(1, (-1, band.groups))[:, :, g]) for g in range(band.groups)]
+    return torch.stack(by_group, 3).contiguous()
+
+
+def _band_of_keys(band: Band, windows: Tensor) -> Tensor:
+    """Of one number for each key of a window that of every pair, (..., rows, distances), a view."""
+    return windows.as_strided(
+        (*windows.shape[:4], band.rows, band.distances), (*windows.stride()[:4], 1, 1), windows.storage_offset()
+    )
+
+
+def forward(
+    band: Band,
+    work: Work,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    lines: Lines,
+    out: Tensor,
+    lse: Tensor,
+) -> None:
+    """Merges the attention of a band into ``out`` and ``lse``."""
+    full, scores, _ = _scores(band, work, band.queries(query), band.windows(key), scale, lines)
+    highest = scores.amax(-1, keepdim=True)
+    highest = highest.masked_fill_(highest == -torch.inf, 0.0)
+    weights = F.threshold_(scores.sub_(highest), FAINT, -torch.inf).exp_()
+    sums = weights.sum(-1, keepdim=True)
+    result = band.over_keys(band.only(full), band.windows(value))
+    if lines.values is not None:
+        result += torch.bmm(band.matrices(weights), band.each(lines.values)).view(result.shape)
+    result.div_(sums.clamp(min=torch.finfo(sums.dtype).tiny))
+    where = (band.tile.row, band.heads, slice(band.start, band.stop))
+    merge(out[where], lse[where], band.unfold(result), band.unfold((highest + sums.log())[..., 0]))
+
+
+def backward(
+    band: Band,
+    work: Work,
+    dout: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    scale: float,
+    lines: Lines,
+    grads: tuple[Tensor, Tensor, Tensor, Lines],
+) -> None:
+    """Adds the gradients through a band. ``delta`` is what the softmax takes from every pair of a row."""
+    dq, dk, dv, d_lines = grads
+    q, do, keys = band.queries(query), band.queries(dout), band.windows(key)
+    full, scores, pullback = _scores(band, work, q, keys, scale, lines)
+    row_lse = band.queries(lse, past=torch.inf)[..., None]
+    weights = F.threshold_(scores.sub_(row_lse.masked_fill(row_lse == -torch.inf, 0.0)), FAINT, -torch.inf).exp_()
+    band.only(full)
+    band.give_windows(dv, band.over_queries(full, do))
+    d_full = band.products(work, "d_scores", do, band.windows(value))
+    d_scores = band.diagonals(d_full)
+    do_all = do.flatten(0, 3)
+    if lines.values is not None and d_lines.values is not None:
+        band.matrices(d_scores).add_(torch.bmm(do_all, band.each(lines.values).mT))
+        band.gather_each(d_lines.values, torch.bmm(band.matrices(weights).mT, do_all))
+    d_scores.sub_(band.queries(delta)[..., None]).mul_(weights)
+
+    def applied() -> None:
+        d_bare, *d_coefficients = pullback(d_scores)
+        d_scores.copy_(d_bare)
+        for n, d in enumerate(d_coefficients):
+            assert d_lines.coefficients is not None
+            d_lines.coefficients[n, band.heads, band.line] += d.reshape(-1, band.distances)
+
+    if lines.apply is not None and lines.is_last:
+        applied()
+    if lines.bias is not None and d_lines.bias is not None:
+        d_lines.bias[band.heads, band.line] += d_scores.sum((0, 2, 4)).flatten(0, 1)
+    dq_rows = torch.zeros_like(q)
+    if lines.vectors is not None and d_lines.vectors is not None:
+        meeting = (q * scale if lines.meeting is None else band.queries(lines.meeting)).flatten(0, 3)
+        met = torch.bmm(band.matrices(d_scores), band.each(lines.vectors)).view(*band.shape, -1)
+        if lines.meeting is None:
+            dq_rows += met
+        else:
+            assert d_lines.meeting is not None
+            band.give(d_lines.meeting, met)
+        band.gather_each(d_lines.vectors, torch.bmm(band.matrices(d_scores).mT, meeting))
+    band.only(d_full)
+    dk_windows = torch.zeros_like(keys, memory_format=torch.contiguous_format)
+    if lines.key_vectors is not None and d_lines.key_vectors is not None:
+        _key_meets_backward(band, keys * scale, lines.key_vectors, d_full, dk_windows, d_lines.key_vectors)
+    if lines.query_clock is not None and d_lines.query_clock is not None and d_lines.key_clock is not None:
+        band.give(d_lines.query_clock, d_scores.sum(-1))
+        by_key = d_full.sum(-2)
+        for g in range(band.groups):
+            total = d_lines.key_clock.unflatten(1, (-1, band.groups))[:, :, g]
+            band.give_windows(total, -by_key[:, :, :, g, :])
+    if lines.apply is not None and not lines.is_last:
+        applied()
+    dq_part = band.over_keys(d_full, keys)
+    if lines.shift is not None and d_lines.shift is not None:
+        d_lines.shift[band.heads] += dq_part.sum((0, 2, 4)).flatten(0, 1) * scale
+        q = q + lines.shift[band.heads].unflatten(0, (-1, band.groups))[None, :, None, :, None]
+    band.give(dq, dq_rows.add_(dq_part).mul_(scale))
+    band.give_windows(dk, band.over_queries(d_full, q).add_(dk_windows).mul_(scale))
+
+
+def _key_meets_backward(band: Band, keys: Tensor, line: Tensor, d_full: Tensor, dk: Tensor, d_line: Tensor) -> None:
+    """Adds to the gradients of the scaled keys and of the vectors that they meet."""
+    lowest = band.entry - (band.rows - 1)
+    every = torch.arange(lowest, lowest + band.window + band.rows - 1, device=line.device).clamp(0, line.size(1) - 1)
+    for where, products, view, vectors in _key_meets(band, keys, line):
+        d_products = products.zero_()
+        view.copy_(d_full[..., where])
+        split = (1, 1) if line.size(0) == 1 else (-1, band.groups)
+        wide = vectors.unflatten(0, split)[None, :, None]
+        dk[:, :, :, where] += (d_products @ wide).sum(3)
+        met = keys[:, :, :, None, where]
+        d_vectors = (d_products.mT @ met).sum((0, 2)).flatten(0, 1)
+        d_vectors = d_vectors.sum(0, keepdim=True) if line.size(0) == 1 else d_vectors
+        entries = every[where.start : where.stop + band.rows - 1].flip(0)
+        heads = slice(None) if line.size(0) == 1 else band.heads
+        d_line[heads] = d_line[heads].index_add(1, entries, d_vectors)

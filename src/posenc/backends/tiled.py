@@ -1,0 +1,272 @@
+"""Tiled attention: any mix of pieces that go by distance, in linear memory, over whatever layouts the positions have."""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from posenc.backends.call import Backend, Call
+from posenc.backends.tile_operator import by_name, name_of
+from posenc.forms import Block, check, check_width, meets
+from posenc.layout import Span, distances, flat, tiles
+from posenc.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Row
+
+
+def _refuses(call: Call) -> str | None:
+    if call.attn_mask is not None or call.dropout_p:
+        return "it takes no attn_mask and no dropout"
+    if call.is_forward_mode:
+        return "it has no forward-mode derivative"
+    if call.scale <= 0:
+        return "it hides keys before it scales, so the scale must be positive"
+    if 0 in (*call.query.shape, *call.key.shape, *call.value.shape):
+        return "there is nothing to attend to"
+    if call.layouts is None:
+        return "the layout of the positions is not known: use positions.with_layout(), or positions made by name"
+    reason = _refused_piece(call)
+    if reason is not None:
+        return reason
+    needs_distance = any(getattr(piece, "distance", None) is not None for piece in (*call.pieces, *call.values))
+    if needs_distance and not _has_distances(call):
+        return "a term goes by distance, and coordinates are not known to rise by one with the tokens"
+    return None
+
+
+def _refused_piece(call: Call) -> str | None:
+    functions = [n for n, piece in enumerate(call.pieces) if isinstance(piece, Function)]
+    for n, piece in enumerate(call.pieces):
+        if isinstance(piece, Row):
+            return "a score term needs whole rows of scores"
+        if isinstance(piece, Bias) and piece.hides:
+            return "a score term hides keys by itself"
+        distance = getattr(piece, "distance", None)
+        if distance is not None and distance.axis != 0:
+            return "a score term goes by several coordinates"
+        if (
+            isinstance(piece, Fold)
+            and piece.query is not None
+            and not (piece.query.dim() == 4 and piece.query.size(0) == piece.query.size(2) == 1)
+        ):
+            return "a vector added to the query differs from token to token"
+        if isinstance(piece, Function):
+            if (
+                piece.distance is None
+                and piece.coefficients is not Function.__dataclass_fields__["coefficients"].default
+            ):
+                return "a score term is a function of both coordinates"
+            if len(functions) > 1 or n not in (0, len(call.pieces) - 1):
+                return "a score term that is a function of the score stands between others"
+            if not _is_named(piece):
+                return "a score term's function is not one of a module, so that an operator cannot find it by its name"
+    if any(isinstance(p, Fold) and p.key is not None for p in call.pieces):
+        if any(isinstance(p, Fold) and p.query is not None for p in call.pieces):
+            return "vectors are added to the query and to the key, and their product is a term that nobody asked for"
+        if functions[:1] == [0] and len(call.pieces) > 1:
+            return "a score term must see the score before a vector is added to the key"
+    if functions[:1] == [0] and any(isinstance(p, Fold) for p in call.pieces):
+        return "a score term must see the score before a vector is added to the query"
+    if sum(isinstance(p, Clock) for p in call.pieces) > 1:
+        return "there is more than one clock"
+    return None
+
+
+def _is_named(piece: Function) -> bool:
+    try:
+        return by_name(name_of(piece.apply)) is piece.apply
+    except (AttributeError, ImportError):
+        return False
+
+
+def _has_distances(call: Call) -> bool:
+    assert call.layouts is not None
+    return all(
+        span.coords is not None and span.steps == (1,) and span.coords[0] == int(span.coords[0])
+        for layout in call.layouts
+        for row in layout.rows or ()
+        for span in row
+    )
+
+
+def width_of(call: Call) -> int | None:
+    """W, the distance from which on every term of the call is straight; None where one of them never is."""
+    if call.query.device.type != "cpu":  # there is no fused kernel that gives its log-sum-exp here
+        return None
+    width = 0
+    for piece in (*call.pieces, *call.values):
+        if isinstance(piece, Function):
+            return None
+        distance = getattr(piece, "distance", None)
+        if distance is None:
+            continue
+        if distance.tail is None or distance.reach is not None:
+            return None
+        # The pair at distance 0 is near, unless all of the line is straight from there on.
+        width = max(width, distance.past if distance.tail == "linear" else max(1, distance.past))
+    return width
+
+
+def _run(call: Call) -> tuple[Tensor, Tensor | None]:
+    assert call.layouts is not None
+    queries, keys = call.layouts
+    block = call.raw_block()
+    for term in (*call.pieces, *call.values):
+        check(getattr(term, "distance", None), block)
+    heads, dtype, device = call.query.size(1), call.dtype, call.query.device
+    width = _learned(call, width_of(call))
+    lowest, highest = _reach(call) if width is None else (-width - 1, width + 1)
+    r = torch.arange(lowest, highest + 1, device=device)
+
+    lines: dict[str, list[Tensor]] = {"bias": [], "vectors": [], "key_vectors": [], "values": [], "shift": []}
+    features: list[tuple[Tensor, Tensor]] = []
+    key, clocks, function = call.key, (None, None), None
+    for piece in call.pieces:
+        if isinstance(piece, Bias):
+            lines["bias"].append(_line(piece.at, piece.distance, block, r).expand(heads, -1))
+        elif isinstance(piece, Meeting):
+            line = _line(piece.vectors, piece.distance, block, r)
+            meeting = call.query if piece.feature is None else meets(piece, block)
+            check_width(line, meeting, piece.distance.scheme)
+            if piece.feature is not None:
+                features.append((meeting, line.expand(heads, -1, -1)))
+                continue
+            lines["vectors" if piece.side == "query" else "key_vectors"].append(line)
+            if piece.shift is not None:
+                shift = block.of_heads(piece.shift.to(dtype), piece.distance.scheme)
+                lines["bias"].append((line @ shift[..., None])[..., 0].expand(heads, -1) * call.scale)
+        elif isinstance(piece, Fold) and piece.key is not None:
+            check_width(piece.key, call.query, piece.scheme)
+            key = (key + piece.key.to(dtype)).to(key.dtype)
+        elif isinstance(piece, Fold) and piece.query is not None:
+            check_width(piece.query, call.query, piece.scheme)
+            lines["shift"].append(block.of_heads(piece.query[0, :, 0].to(dtype), piece.scheme).expand(heads, -1))
+        elif isinstance(piece, Clock):
+            clocks = tuple(block.feature(piece.feature, s).expand(-1, heads, -1).contiguous() for s in ("query", "key"))
+        elif isinstance(piece, Function):
+            function = piece
+    lines["values"] = [_line(term.vectors, term.distance, block, r) for term in call.values]
+    bias, vectors, key_vectors, values, shift = (reduce(torch.add, line) if line else None for line in lines.values())
+
+    slopes = far_bias = far_vectors = far_values = None
+    if width is not None:
+        is_sloped = any(isinstance(piece, Bias) and piece.distance.tail == "linear" for piece in call.pieces)
+        bias, slopes, far_bias = _straightened(bias, width, is_sloped)
+        vectors, far_vectors = _counted(vectors)
+        values, far_values = _counted(values)
+        lowest = -width
+    met = None  # the query alone, scaled
+    far_features: list[tuple[Tensor, Tensor]] = []
+    if features:
+        if width is not None:
+            counted = [(x, *_counted(line)) for x, line in features]
+            features = [(x, line) for x, line, _ in counted if line is not None]
+            far_features = [(x, far) for x, _, far in counted if far is not None]
+        met = [x for x, _ in features]
+        wide = [line for _, line in features]
+        if vectors is not None:
+            met, wide = [call.query.to(dtype) * call.scale, *met], [vectors.expand(heads, -1, -1), *wide]
+        met, vectors = torch.cat(met, -1), torch.cat(wide, -1)
+    coefficients, apply, is_last = None, "", False
+    if function is not None:
+        apply, is_last = name_of(function.apply), len(call.pieces) > 1 and call.pieces[-1] is function
+        if function.distance is not None:
+            distance = function.distance
+            given = [block.of_heads(c.to(dtype), distance.scheme).expand(heads, -1) for c in function.coefficients(r)]
+            coefficients = torch.stack(given)
+    learns = any(line is not None for line in (bias, vectors, values))
+    keeps_right = width is not None and not call.visibility.is_causal and learns
+    seen = call.visibility
+    out, lse, *_ = torch.ops.posenc.tiled(
+        call.query,
+        key,
+        call.value,
+        *(_whole(x) for x in (bias, vectors, met, key_vectors, values, coefficients, *clocks, shift, slopes)),
+        flat(queries),
+        flat(keys),
+        [int(seen.is_causal), int(seen.left is not None), seen.left or 0, int(seen.right is not None), seen.right or 0],
+        [int(width is None), width or 0, lowest, int(is_last), int(keeps_right)],
+        apply,
+        call.scale,
+    )
+    if far_values is not None:
+        sees = (lse > -torch.inf)[..., None]
+        out = (out.to(dtype) + far_values * sees).to(call.query.dtype)
+    if far_bias is not None:
+        lse = lse + far_bias
+    if far_vectors is not None:
+        lse = lse + (call.query.to(dtype) @ far_vectors.mT)[..., 0] * call.scale
+    for feature, far in far_features:
+        lse = lse + (feature @ far.mT)[..., 0]
+    return out, lse if call.return_lse else None
+
+
+def _whole(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
+
+
+def _line(at: object, distance: Distance, block: Block, r: Tensor) -> Tensor:
+    """What a term gives at these distances, (heads or 1, distances[, width]), in the precision of scores."""
+    reach = None if distance.reach is None else distance.reach[0] - 1
+    entries = r if reach is None else r.clamp(-reach, reach)  # checked: only pairs that nothing may see lie further
+    return block.of_heads(at(entries), distance.scheme).to(block.dtype)  # type: ignore[operator]
+
+
+def _learned(call: Call, width: int | None) -> int | None:
+    """None in place of the width where a straight line is learned: its slope's gradient needs every pair."""
+    if width is None or not torch.is_grad_enabled():
+        return width
+    for piece in call.pieces:
+        if isinstance(piece, Bias) and piece.distance.tail == "linear":
+            past = piece.distance.past
+            ends = torch.arange(past, past + 2, device=call.query.device)
+            if piece.at(ends).requires_grad:
+                return None
+    return width
+
+
+def _straightened(
+    bias: Tensor | None, width: int, is_sloped: bool
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Of a bias at the distances -W - 1 .. W + 1: the near entries -W .. W less what stands far to the left besides the
+    slope; the slopes (2, heads), None where there are none; and what was taken off, (heads, 1)."""
+    if bias is None:
+        return None, None, None
+    slopes = None
+    first = bias[:, 1:2]
+    if is_sloped:
+        slopes = torch.stack((bias[:, 0] - bias[:, 1], bias[:, -1] - bias[:, -2])).detach()
+        first = first - slopes[0][:, None] * width
+    return (bias[:, 1:-1] - first if width else None), slopes, first
+
+
+def _counted(line: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Of vectors at the distances -W - 1 .. W + 1 those at -W .. W less the first, and the first, (heads or 1, 1, width)."""
+    if line is None:
+        return None, None
+    return line[:, 1:-1] - line[:, 1:2], line[:, 1:2]
+
+
+def _reach(call: Call) -> tuple[int, int]:
+    """The least and the greatest distance of any pair that may be seen."""
+    assert call.layouts is not None
+    runs = [layout.run for layout in call.layouts]
+    if torch.compiler.is_compiling() and runs[0] is not None and runs[1] is not None:
+        return _reach_of_runs(runs[0], runs[1], call)
+    found = list(tiles(*call.layouts, call.visibility, call.query.size(0)))
+    return distances(found) or (0, 0)
+
+
+def _reach_of_runs(query: Span, key: Span, call: Call) -> tuple[int, int]:
+    """The same without a comparison of lengths, which a compiler may not know."""
+    assert query.coords is not None and key.coords is not None
+    m, n = call.query.size(2), call.key.size(2)
+    apart = int(key.coords[0] - query.coords[0])
+    lowest, highest = apart - (m - 1), apart + n - 1
+    if call.visibility.furthest is not None:
+        level = (key.coords[0] - key.order) - (query.coords[0] - query.order)
+        highest = torch.sym_min(highest, level + call.visibility.furthest)
+    return lowest, highest
+
+
+TILED = Backend("tiled", refuses=_refuses, run=_run)

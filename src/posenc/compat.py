@@ -1,0 +1,71 @@
+"""What posenc takes from torch that torch does not promise, in one place, with the versions it was seen on: 2.6 to 2.13."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+
+def is_forward_mode() -> bool:
+    """Whether forward-mode derivatives are on their way (`torch.autograd.forward_ad` has no public question for it)."""
+    return not torch.compiler.is_compiling() and forward_ad._current_level >= 0
+
+
+def assert_later(condition: Tensor, message: str) -> None:
+    """An assertion in a compiled graph, or on a device, that waits for nothing: a RuntimeError with this message."""
+    torch._assert_async(condition, message)
+
+
+def without_numbers() -> AbstractContextManager[Any]:
+    """Inside, tensors that are made have shapes and no numbers."""
+    from torch._subclasses import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def compilations(most: int) -> AbstractContextManager[Any]:
+    """Inside, dynamo keeps as many compilations of one function; it has no public setting for it."""
+    patch: AbstractContextManager[Any] = torch._dynamo.config.patch(cache_size_limit=most)
+    return patch
+
+
+def register_pytree(
+    kind: type, flatten: Callable[[Any], tuple[list[Any], Any]], unflatten: Callable[[Any, Any], Any], name: str
+) -> None:
+    """Makes a class transparent to `torch.utils._pytree`, which compilation, export and FSDP take apart."""
+    from torch.utils import _pytree
+
+    _pytree.register_pytree_node(kind, flatten, unflatten, serialized_type_name=name)
+
+
+def cpu_attention(
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, mask: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """The CPU's fused attention: output and log-sum-exp."""
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, 0.0, is_causal, attn_mask=mask, scale=scale
+    )
+    return out, lse
+
+
+def cpu_attention_backward(
+    dout: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    is_causal: bool,
+    mask: Tensor | None,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Its gradients of query, key and value."""
+    dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        dout, query, key, value, out, lse, 0.0, is_causal, attn_mask=mask, scale=scale
+    )
+    return dq, dk, dv

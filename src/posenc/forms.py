@@ -1,0 +1,456 @@
+"""What backends run, derived from pieces once: dense on a block, for single scores in a kernel, and along distances."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from posenc.encoding import NOTHING, Features
+from posenc.layout import Visibility
+from posenc.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Piece, Row, Value
+from posenc.positions import Positions
+from posenc.visibility import check_reach, visible
+
+ScoreFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""(score, b, h, i, j) -> score, the form of FlexAttention: b, h, i, j are indices of batch row, query head, query, key.
+It indexes the tensors it closes over and does plain arithmetic."""
+
+# A table over every distance between the lowest and the highest coordinate is laid out if it has no more entries than
+# this many for each query and key; else the distances that occur are listed, where they can be read.
+ENTRIES_PER_TOKEN = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Some queries against some keys, with their positions: all of a call, or the part a backend is working on.
+
+    ``query`` (B, H, m, d) and ``key`` (B, H or fewer, n, d) are as they enter the inner product, already rotated.
+    ``scale`` is the factor of that inner product. ``heads`` says which of the scheme's heads they are; None: all.
+    """
+
+    query: Float[Tensor, "batch heads queries head_dim"]
+    key: Float[Tensor, "batch kv_heads keys head_dim"]
+    query_positions: Positions
+    key_positions: Positions
+    scale: float
+    heads: range | None = None
+    query_features: Features = field(default_factory=lambda: NOTHING)
+    key_features: Features = field(default_factory=lambda: NOTHING)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of scores: float32, or float64 for float64 inputs."""
+        return torch.promote_types(self.query.dtype, torch.float32)
+
+    def part(self, queries: slice, keys: slice) -> Block:
+        """Of some of its queries and keys."""
+        return replace(
+            self,
+            query=self.query[:, :, queries],
+            key=self.key[:, :, keys],
+            query_positions=self.query_positions[queries],
+            key_positions=self.key_positions[keys],
+            query_features={name: x[:, :, queries] for name, x in self.query_features.items()},
+            key_features={name: x[:, :, keys] for name, x in self.key_features.items()},
+        )
+
+    def feature(self, name: str, side: str) -> Tensor:
+        """A layer's feature of the queries or of the keys, (batch, query heads, tokens, ...), in the precision of scores.
+
+        ValueError where the layer gave none of that name.
+        """
+        features, x = (self.query_features, self.query) if side == "query" else (self.key_features, self.key)
+        if name not in features:
+            raise ValueError(
+                f"the scheme needs the feature {name!r} of every {side}: give it by "
+                f"encoding.with_features({{{name!r}: ...}}), got {', '.join(features) or 'none'}"
+            )
+        found = features[name]
+        heads = self.query.size(1)
+        if found.size(1) not in (1, heads) or found.size(2) != x.size(2):
+            raise ValueError(
+                f"feature {name!r} of the {side} must be (batch, 1 or {heads}, {x.size(2)}, ...), got {tuple(found.shape)}"
+            )
+        return found.to(self.dtype)
+
+    def of_heads(self, table: Tensor, scheme: str) -> Tensor:
+        """The rows of (heads or 1, ...) that belong to the queries' heads. ValueError for another number of heads."""
+        heads = self.query.size(1)
+        mine = range(table.size(0)) if self.heads is None else self.heads
+        if table.size(0) == 1 and (self.heads is None or len(mine) == heads):
+            return table
+        if len(mine) != heads or mine.stop > table.size(0):
+            which = "" if self.heads is None else f" of which {len(mine)} are said to be here"
+            raise ValueError(
+                f"{scheme} was made for {table.size(0)} heads{which}, got queries of {heads}; where they are a shard of all "
+                "heads, bind the scheme with context=Context(heads=range(first, last))"
+            )
+        return table[mine.start : mine.stop]
+
+
+# -- distances --------------------------------------------------------------------------------------------------------
+
+
+def _coordinates(distance: Distance, positions: Positions) -> Tensor:
+    """(rows, tokens) along the axis that counts, or (rows, tokens, axes) where all do. ValueError where they do not fit."""
+    coords, scheme = positions.coords, distance.scheme
+    if distance.integral and coords.dtype != torch.int64:
+        raise ValueError(f"{scheme} looks distances up in a table and needs int64 coordinates, got {coords.dtype}")
+    axes = 1 if coords.dim() == 2 else coords.size(2)
+    several = len(distance.reach) if distance.reach is not None else axes if distance.axis is None else 1
+    if distance.axis == 0 and several == 1:
+        return positions.scalar(scheme)
+    wanted = several if distance.axis is None else max(distance.axis + 1, 2)
+    if coords.dim() != 3 or axes != wanted:
+        raise ValueError(f"{scheme} takes {wanted} coordinates per token, got positions of {axes}")
+    return coords if distance.axis is None else coords[..., distance.axis]
+
+
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """Distances that pairs of a block have, and of each pair which it has: entries (entries[, axes]) and, of every pair,
+    index = clamp(p_j - p_i, low, high) - low, or a tensor."""
+
+    entries: Tensor
+    low: int = 0
+    index: Tensor | None = None
+
+    def of_pairs(self, x: Tensor, y: Tensor) -> Tensor:
+        """The index of every pair, (rows, queries, keys)."""
+        if self.index is not None:
+            return self.index
+        return self.of_distance(y[:, None, :] - x[:, :, None])
+
+    def of_distance(self, r: Tensor) -> Tensor:
+        """The index of distances along one axis."""
+        return r.clamp(self.low, self.low + self.entries.size(0) - 1) - self.low
+
+
+def _table(distance: Distance, block: Block, x: Tensor, y: Tensor) -> _Table | None:
+    """None where distances would have to be read and cannot be, or where a table would be larger than the pairs."""
+    if distance.tail == "constant" and distance.integral:
+        return _line(-distance.past, distance.past, x)
+    if distance.axis is None:
+        return None
+    bounds = block.query_positions.layout.bounds, block.key_positions.layout.bounds
+    if distance.integral and bounds[0] is not None and bounds[1] is not None:
+        low, high = int(bounds[1][0] - bounds[0][1]), int(bounds[1][1] - bounds[0][0])
+        if high - low < ENTRIES_PER_TOKEN * (x.size(-1) + y.size(-1)):
+            return _line(low, high, x)
+    if torch.compiler.is_compiling() or x.device.type != "cpu" or type(x) is not Tensor:
+        return None
+    entries, index = torch.unique(y[:, None, :] - x[:, :, None], return_inverse=True)
+    return _Table(entries, index=index)
+
+
+def _line(low: int, high: int, like: Tensor) -> _Table:
+    return _Table(torch.arange(low, high + 1, device=like.device), low)
+
+
+def check(distance: Distance | None, block: Block) -> None:
+    """What the positions must be for a term of this distance: ValueError or PositionError where they are not."""
+    if distance is None:
+        return
+    for positions in (block.query_positions, block.key_positions):
+        _coordinates(distance, positions)
+    if distance.reach is not None:
+        axis = 0 if distance.axis is None else distance.axis
+        check_reach(block.query_positions, block.key_positions, distance.reach, distance.scheme, axis)
+
+
+def _within_reach(distance: Distance, r: Tensor) -> Tensor:
+    """Distances as entries can be asked for: only pairs that nothing may see lie further, since reach was checked."""
+    if distance.reach is None:
+        return r
+    if distance.axis is not None:
+        return r.clamp(1 - distance.reach[0], distance.reach[0] - 1)
+    parts = [part.clamp(1 - n, n - 1) for part, n in zip(r.unbind(-1), distance.reach, strict=True)]
+    return torch.stack(parts, -1)
+
+
+# -- dense ------------------------------------------------------------------------------------------------------------
+
+
+def dense(
+    piece: Piece, score: Tensor, block: Block, visibility: Visibility, seen: Bool[Tensor, "..."] | None
+) -> Tensor:
+    """The scores (batch, heads, queries, keys) of a block after one piece. ``seen``: an attention mask besides."""
+    if isinstance(piece, Row):
+        visible_here = visible(block.query_positions, block.key_positions, visibility)
+        both = [s for s in (None if visible_here is None else visible_here[:, None], seen) if s is not None]
+        mask = reduce(operator.and_, both) if both else None
+        return piece.apply(score, mask, block.query, block.key, block.query_positions, block.key_positions)
+    if isinstance(piece, Function):
+        return piece.apply(score, *(c.to(score.dtype) for c in _coefficients(piece, block)))
+    return score + added(piece, block)
+
+
+def added(piece: Piece, block: Block) -> Tensor:
+    """What a piece that only adds gives each pair, (1 or batch, 1 or heads, queries or 1, keys)."""
+    if isinstance(piece, Bias):
+        return _of_pairs(piece.at, piece.distance, block)
+    if isinstance(piece, Meeting):
+        return _met(piece, block)
+    if isinstance(piece, Fold):
+        return _folded_by_itself(piece, block)
+    if isinstance(piece, Clock):
+        here, there = block.feature(piece.feature, "query"), block.feature(piece.feature, "key")
+        return here[..., :, None] - there[..., None, :]
+    assert isinstance(piece, Function) and piece.adds
+    zero = torch.zeros((), dtype=block.dtype, device=block.query.device)
+    return piece.apply(zero, *(c.to(block.dtype) for c in _coefficients(piece, block)))
+
+
+def _of_pairs(at: Callable[[Tensor], Tensor], distance: Distance, block: Block) -> Tensor:
+    """What ``at`` gives for every pair, (1 or batch, 1 or heads, queries, keys), in the precision of scores."""
+    check(distance, block)
+    x, y = (_coordinates(distance, p) for p in (block.query_positions, block.key_positions))
+    table = _table(distance, block, x, y) if distance.integral else None
+    if table is not None:
+        entries = block.of_heads(at(_within_reach(distance, table.entries)).to(block.dtype), distance.scheme)
+        return entries[:, table.of_pairs(x, y)].movedim(0, 1)
+    r = y[:, None] - x[:, :, None]
+    return block.of_heads(at(_within_reach(distance, r)).to(block.dtype), distance.scheme).movedim(0, 1)
+
+
+def _coefficients(piece: Function, block: Block) -> tuple[Tensor, ...]:
+    if piece.distance is not None:
+        check(piece.distance, block)
+        x, y = (_coordinates(piece.distance, p) for p in (block.query_positions, block.key_positions))
+        r = _within_reach(piece.distance, y[:, None] - x[:, :, None])
+        given, scheme = piece.coefficients(r), piece.distance.scheme
+    else:
+        x, y = block.query_positions.coords, block.key_positions.coords
+        given, scheme = piece.coefficients(x[:, :, None], y[:, None]), getattr(piece.apply, "__name__", "the scheme")
+    return tuple(block.of_heads(c, scheme).movedim(0, 1) for c in given)
+
+
+def _met(piece: Meeting, block: Block) -> Tensor:
+    distance = piece.distance
+    check(distance, block)
+    x, y = (_coordinates(distance, p) for p in (block.query_positions, block.key_positions))
+    meeting = meets(piece, block)
+    table = _table(distance, block, x, y)
+    if table is None:
+        vectors = block.of_heads(piece.vectors(_within_reach(distance, y[:, None] - x[:, :, None])), distance.scheme)
+        check_width(vectors, meeting, distance.scheme)
+        term = "bhid,hbijd->bhij" if piece.side == "query" else "bhjd,hbijd->bhij"
+        vectors = vectors.expand(meeting.size(1), meeting.size(0), *vectors.shape[2:])
+        return torch.einsum(term, meeting, vectors.to(meeting.dtype))
+    vectors = block.of_heads(piece.vectors(_within_reach(distance, table.entries)), distance.scheme)
+    check_width(vectors, meeting, distance.scheme)
+    products = meeting @ vectors.to(meeting.dtype).mT
+    index = table.of_pairs(x, y)[:, None].expand(*meeting.shape[:2], -1, -1)
+    return products.gather(-1, index) if piece.side == "query" else products.gather(-1, index.mT).mT
+
+
+def meets(piece: Meeting, block: Block) -> Float[Tensor, "batch heads tokens width"]:
+    """What meets the vectors, scaled and shifted, a row for each query head, in the precision of scores."""
+    if piece.feature is not None:
+        feature = block.feature(piece.feature, "query")
+        return feature.expand(-1, block.query.size(1), -1, -1)
+    x = block.query if piece.side == "query" else block.key
+    x = x.to(block.dtype) * block.scale
+    if x.size(1) != block.query.size(1):
+        x = x.repeat_interleave(block.query.size(1) // x.size(1), 1)
+    if piece.shift is None:
+        return x
+    return x + block.of_heads(piece.shift.to(x.dtype), piece.distance.scheme)[:, None] * block.scale
+
+
+def check_width(vectors: Tensor, meeting: Tensor, scheme: str) -> None:
+    """ValueError where vectors and what meets them are not as wide."""
+    if vectors.size(-1) != meeting.size(-1):
+        raise ValueError(
+            f"{scheme} was made for head_dim {vectors.size(-1)}, got queries of head_dim {meeting.size(-1)}"
+        )
+
+
+def _folded_by_itself(piece: Fold, block: Block) -> Tensor:
+    grouped = block.query.size(1) // block.key.size(1)
+    term: Tensor | None = None
+    if piece.query is not None:
+        u = block.of_heads(piece.query[0], piece.scheme)[None] if piece.query.size(0) == 1 else piece.query
+        check_width(u, block.key, piece.scheme)
+        u = u.to(block.dtype).expand(-1, block.query.size(1), -1, -1).unflatten(1, (-1, grouped))
+        key = block.key.to(block.dtype)
+        term = torch.einsum("bguid,bgjd->bguij", u.expand(key.size(0), *u.shape[1:]), key).flatten(1, 2)
+    if piece.key is not None:
+        check_width(piece.key, block.query, piece.scheme)
+        w = piece.key.to(block.dtype).expand(block.query.size(0), -1, -1, -1)
+        of_key = block.query.to(block.dtype) @ w.expand(-1, block.query.size(1), -1, -1).mT
+        term = of_key if term is None else term + of_key
+    assert term is not None
+    return term * block.scale
+
+
+def bucket(term: Value, block: Block) -> tuple[Tensor, Tensor]:
+    """Of a value term the vectors, (1 or heads, entries, value_dim), and of every pair (rows, queries, keys) which it has."""
+    check(term.distance, block)
+    x, y = (_coordinates(term.distance, p) for p in (block.query_positions, block.key_positions))
+    table = _table(term.distance, block, x, y)
+    if table is None:
+        raise ValueError(
+            f"{term.distance.scheme} needs the distances that occur, which are read nowhere but on the CPU: "
+            "use positions.with_layout()"
+        )
+    entries = _within_reach(term.distance, table.entries)
+    return block.of_heads(term.vectors(entries), term.distance.scheme), table.of_pairs(x, y)
+
+
+# -- for one score, in a kernel ---------------------------------------------------------------------------------------
+
+
+def function(piece: Piece, block: Block) -> ScoreFunction | str:
+    """The piece as FlexAttention takes it, or in words why it cannot be had."""
+    if isinstance(piece, Row):
+        return "a score term needs whole rows of scores, and FlexAttention sees one score at a time"
+    if isinstance(piece, Clock):
+        here, there = (
+            block.feature(piece.feature, side).expand(-1, block.query.size(1), -1) for side in ("query", "key")
+        )
+        return lambda s, b, h, i, j: s + here[b, h, i] - there[b, h, j]
+    if isinstance(piece, Fold):
+        term = _folded_by_itself(piece, block).expand(-1, block.query.size(1), block.query.size(2), -1)
+        return lambda s, b, h, i, j: s + term[b, h, i, j]
+    if isinstance(piece, Function) and piece.distance is None:
+        if piece.coefficients is not Function.__dataclass_fields__["coefficients"].default:
+            return "a score term is a function of both coordinates, which is laid out one block at a time elsewhere"
+        return lambda s, b, h, i, j: piece.apply(s)
+    distance = piece.distance
+    assert distance is not None
+    check(distance, block)
+    if distance.axis is None:
+        x, y = (_coordinates(distance, p) for p in (block.query_positions, block.key_positions))
+        assert isinstance(piece, Bias)
+        laid = _of_pairs(piece.at, distance, block).expand(-1, block.query.size(1), -1, -1).contiguous()
+        rows = laid.size(0)
+        return lambda s, b, h, i, j: s + laid[b if rows > 1 else 0, h, i, j]
+    batch = block.query.size(0)
+    x, y = (
+        _coordinates(distance, p).expand(batch, -1).contiguous() for p in (block.query_positions, block.key_positions)
+    )
+    table = _table(distance, block, x, y)
+    if distance.tail == "linear" and isinstance(piece, Bias):
+        return _straight(piece, block, x, y)
+    if table is None or table.index is not None:
+        return "a score term goes by distances that are not known to be few: use integer positions with a layout"
+    entries = _within_reach(distance, table.entries)
+    index = table.of_distance
+    heads = block.query.size(1)
+    if isinstance(piece, Bias):
+        bias = block.of_heads(piece.at(entries).to(block.dtype), distance.scheme).expand(heads, -1).contiguous()
+        return lambda s, b, h, i, j: s + bias[h, index(y[b, j] - x[b, i])]
+    if isinstance(piece, Function):
+        lines = [
+            block.of_heads(c, distance.scheme).to(block.dtype).expand(heads, -1).contiguous()
+            for c in piece.coefficients(entries)
+        ]
+        return lambda s, b, h, i, j: piece.apply(s, *(c[h, index(y[b, j] - x[b, i])] for c in lines))
+    meeting, vectors = meets(piece, block), block.of_heads(piece.vectors(entries), distance.scheme)
+    check_width(vectors, meeting, distance.scheme)
+    products = meeting @ vectors.to(meeting.dtype).mT
+    if piece.side == "key":
+        return lambda s, b, h, i, j: s + products[b, h, j, index(y[b, j] - x[b, i])]
+    return lambda s, b, h, i, j: s + products[b, h, i, index(y[b, j] - x[b, i])]
+
+
+def _straight(piece: Bias, block: Block, x: Tensor, y: Tensor) -> ScoreFunction:
+    """A bias with a linear tail: a line of what is near, and past it two slopes for each head."""
+    past = piece.distance.past
+    line = block.of_heads(piece.at(torch.arange(-past - 1, past + 2, device=x.device)), piece.distance.scheme)
+    line = line.to(block.dtype).expand(block.query.size(1), -1).contiguous()
+    slopes = torch.stack((line[:, 0] - line[:, 1], line[:, -1] - line[:, -2]), 1)
+    if past == 0:  # then coordinates may be fractional too, and the slope is all there is
+        start = line[:, 1].contiguous()
+
+        def straight(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            r = y[b, j] - x[b, i]
+            away, side = r.abs().to(s.dtype), (r > 0).to(torch.int64)
+            steep = slopes[h, side]
+            return s + start[h] + torch.where(away == 0, 0.0, steep * away)  # a slope may be -inf
+
+        return straight
+
+    def bent(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        r = y[b, j] - x[b, i]
+        near = r.clamp(-past, past)
+        return s + line[h, near + past + 1] + slopes[h, (r > 0).to(torch.int64)] * (r - near).abs().to(s.dtype)
+
+    return bent
+
+
+# -- taken into query and key -----------------------------------------------------------------------------------------
+
+
+def fold(pieces: Sequence[Piece], block: Block) -> tuple[Tensor, Tensor, tuple[Piece, ...]]:
+    """Query and key whose inner product holds what it can of the pieces, and the pieces that are left.
+
+    Vectors added to the query are taken in, all of them, since they meet the same key; those added to the key only
+    where there are none, since the product of the two would be a term that nobody asked for. A meeting over several
+    axes gets further channels: a key says by a 1 where along the axis it lies, and the query holds there what it gives
+    to a key that does. Nothing is taken in past a piece that does not just add.
+    """
+    query, key = block.query, block.key
+    width, left, channels = query.size(-1), [], []
+    both = [piece for piece in pieces if isinstance(piece, Fold)]
+    on_query = any(piece.query is not None for piece in both)
+    for n, piece in enumerate(pieces):
+        if isinstance(piece, Function | Row) and not (isinstance(piece, Function) and piece.adds):
+            return block.query, block.key, tuple(pieces)
+        if isinstance(piece, Fold) and piece.key is None:
+            assert piece.query is not None
+            u = block.of_heads(piece.query[0], piece.scheme)[None] if piece.query.size(0) == 1 else piece.query
+            check_width(u, key, piece.scheme)
+            query = query + u.to(query.dtype)
+        elif isinstance(piece, Fold) and piece.key is not None and piece.query is None and not on_query:
+            check_width(piece.key, query, piece.scheme)
+            key = key + piece.key.to(key.dtype)
+        elif isinstance(piece, Meeting) and (places := _places(piece, block)) is not None:
+            channels.append((piece, *places))
+        else:
+            left.append(pieces[n])
+    for piece, low, count in channels:
+        more, where = _channels(piece, block, low, count)
+        query = torch.cat((query, more.to(query.dtype)), -1)
+        key = torch.cat((key, where.to(key.dtype).expand(*key.shape[:3], -1)), -1)
+    assert query.size(-1) >= width
+    return query, key, tuple(left)
+
+
+def _places(piece: Meeting, block: Block) -> tuple[int, int] | None:
+    """The first coordinate and their number, where keys stand at few places along one of several axes; else None."""
+    distance = piece.distance
+    several = block.key_positions.coords.dim() == 3 and distance.axis is not None and distance.reach is not None
+    if piece.side == "key" or piece.feature is not None or not several or block.query.dtype in (torch.float16,):
+        return None
+    assert distance.reach is not None
+    bounds, period = block.key_positions.layout.bounds, 2 * distance.reach[0] - 1
+    if bounds is not None and bounds[1] - bounds[0] < period:
+        return int(bounds[0]), int(bounds[1] - bounds[0] + 1)
+    return 0, period  # places are counted round: of so many in a row no two lie at the same distance from a query
+
+
+def _channels(piece: Meeting, block: Block, low: int, count: int) -> tuple[Tensor, Tensor]:
+    distance = piece.distance
+    assert distance.reach is not None
+    check(distance, block)
+    x, y = (_coordinates(distance, p)[:, None] for p in (block.query_positions, block.key_positions))
+    reach = distance.reach[0]
+    period = 2 * reach - 1
+    entries = torch.arange(1 - reach, reach, device=x.device)
+    meeting = meets(piece, block) / block.scale
+    vectors = block.of_heads(piece.vectors(entries), distance.scheme)
+    check_width(vectors, meeting, distance.scheme)
+    products = meeting @ vectors.to(meeting.dtype).mT
+    place = torch.arange(count, device=x.device) + low
+    index = (place - x[..., None] + reach - 1).remainder(period)
+    more = products.gather(-1, index.expand(*products.shape[:3], count))
+    return more, ((y[..., None] - low).remainder(period) == place - low).to(block.dtype)

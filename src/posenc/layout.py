@@ -1,0 +1,367 @@
+"""What is known of positions without reading them, and the tiles of attention that follow from it.
+
+A `Layout` lists, for every row of a batch, its *spans*: unbroken stretches of tokens of one document whose order and
+coordinates change evenly. Two layouts and a visibility give *tiles*: the pairs of spans that may see one another, each
+with the constant by which key index and query index differ. Backends take their work from tiles, so packing, padding,
+gaps, windows, caches and shards are all run by the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PADDING = -1  # the document that no token belongs to
+
+# A layout of more spans than this share of its tokens would describe each token by itself: then nothing is known.
+SPANS_PER_TOKEN = 1 / 8
+FEW_SPANS = 16
+
+
+@dataclass(frozen=True)
+class Span:
+    """Tokens ``start`` to ``stop`` of a row, all of one document.
+
+    Token t has order ``order + order_step (t - start)``, the step 1 or 0, and coordinate ``coords[a] + steps[a] (t -
+    start)`` along axis a. ``coords`` is None where the coordinates are not known to change evenly.
+    """
+
+    start: int
+    stop: int
+    document: int
+    order: int
+    order_step: int = 1
+    coords: tuple[int | float, ...] | None = None
+    steps: tuple[int | float, ...] = (1,)
+
+    def cut(self, start: int, stop: int) -> Span:
+        """The part of it within ``start`` to ``stop``, counted from ``start``."""
+        first, last = max(self.start, start), min(self.stop, stop)
+        by = first - self.start
+        coords = (
+            None if self.coords is None else tuple(c + s * by for c, s in zip(self.coords, self.steps, strict=True))
+        )
+        return replace(
+            self, start=first - start, stop=last - start, order=self.order + self.order_step * by, coords=coords
+        )
+
+    def moved(self, by: int) -> Span:
+        """The same tokens, ``by`` places further on in the row."""
+        return replace(self, start=self.start + by, stop=self.stop + by)
+
+    def goes_on(self, other: Span) -> bool:
+        """Whether ``other`` begins where this one ends, in every respect."""
+        if (self.stop, self.document, self.order_step, self.steps) != (
+            other.start,
+            other.document,
+            other.order_step,
+            other.steps,
+        ):
+            return False
+        return self.cut(self.stop, self.stop).at_start() == other.at_start()
+
+    def at_start(self) -> tuple[int, tuple[int | float, ...] | None]:
+        """Order and coordinates of its first token."""
+        return self.order, self.coords
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What is known of the positions of rows of ``tokens`` tokens.
+
+    ``rows`` are the spans of each row in turn, one row standing for all rows that are the same; tokens in no span are
+    padding. None: not known. ``bounds``: every coordinate of a token lies within [lowest, highest]; None: not known.
+    """
+
+    tokens: int
+    rows: tuple[tuple[Span, ...], ...] | None = None
+    bounds: tuple[int | float, int | float] | None = None
+
+    @property
+    def run(self) -> Span | None:
+        """The one span that is the whole of every row and whose order rises, or None."""
+        if self.rows is None or len(self.rows) != 1 or len(self.rows[0]) != 1:
+            return None
+        span = self.rows[0][0]
+        return span if span.stop - span.start == self.tokens and span.order_step == 1 else None
+
+    def __getitem__(self, index: slice) -> Layout:
+        """Of tokens ``start`` to ``stop``, both given and within the row."""
+        start, stop = index.start, index.stop
+        rows = None
+        run = self.run
+        if run is not None:  # without asking how long it is, which a compiler may not know
+            rows = ((run.cut(start, stop),),)
+        elif self.rows is not None:
+            rows = tuple(
+                tuple(s.cut(start, stop) for s in row if s.start < stop and s.stop > start) for row in self.rows
+            )
+        return Layout(stop - start, rows, self.bounds)
+
+    def of_row(self, row: int) -> tuple[Span, ...]:
+        """The spans of a row."""
+        assert self.rows is not None
+        return self.rows[0 if len(self.rows) == 1 else row]
+
+    def shifted(self, offset: Sequence[int | float] | int | float, factor: float | int = 1) -> Layout:
+        """After every coordinate c became factor c + offset."""
+        rows = None
+        if self.rows is not None:
+            rows = tuple(tuple(_shifted(span, offset, factor) for span in row) for row in self.rows)
+        bounds = None
+        if self.bounds is not None and not isinstance(offset, Sequence):
+            ends = [factor * end + offset for end in self.bounds]
+            bounds = (min(ends), max(ends))
+        return Layout(self.tokens, rows, bounds)
+
+
+def _shifted(span: Span, offset: Sequence[int | float] | int | float, factor: float | int) -> Span:
+    if span.coords is None:
+        return span
+    by = offset if isinstance(offset, Sequence) else (offset,) * len(span.coords)
+    coords = tuple(factor * c + o for c, o in zip(span.coords, by, strict=True))
+    return replace(span, coords=coords, steps=tuple(factor * s for s in span.steps))
+
+
+def join(layouts: Sequence[Layout], rows: int) -> Layout:
+    """Of the tokens of all layouts, in turn."""
+    tokens = sum(layout.tokens for layout in layouts)
+    ends = [layout.bounds for layout in layouts if layout.tokens]
+    known = [end for end in ends if end is not None]
+    bounds = None
+    if known and len(known) == len(ends):
+        bounds = (min(low for low, _ in known), max(high for _, high in known))
+    if any(layout.rows is None for layout in layouts):
+        return Layout(tokens, None, bounds)
+    several = rows if any(len(layout.rows or ()) > 1 for layout in layouts) else 1
+    joined = []
+    for row in range(several):
+        spans: list[Span] = []
+        at = 0
+        for layout in layouts:
+            for span in layout.of_row(row):
+                new = span.moved(at)
+                if spans and spans[-1].goes_on(new):
+                    spans[-1] = replace(spans[-1], stop=new.stop)
+                else:
+                    spans.append(new)
+            at += layout.tokens
+        joined.append(tuple(spans))
+    return Layout(tokens, tuple(joined), bounds)
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read(coords: Tensor, order: Tensor, document: Tensor) -> Layout:
+    """The layout of these values, read in one pass. Waits for a GPU.
+
+    Spans are as long as order and document allow; where coordinates are uneven nearly everywhere they are left unknown.
+    """
+    tokens = order.size(1)
+    coords = coords if coords.dim() == 3 else coords[..., None]
+    coords, order, document = (_distinct_row(x) for x in (coords, order, document))
+    rows = max(x.size(0) for x in (coords, order, document))
+    if tokens == 0 or rows == 0:
+        return Layout(tokens, ((),))
+    coords, order, document = (x.expand(rows, *x.shape[1:]) for x in (coords, order, document))
+    seen = document != PADDING
+    bounds = None
+    if bool(seen.any()):
+        inside = coords[seen]
+        bounds = (inside.min().item(), inside.max().item())
+    step, pace = order.diff(dim=1), coords.diff(dim=1)
+    hard = (document.diff(dim=1) != 0) | (step < 0) | (step > 1)
+    soft = torch.nn.functional.pad(step[:, 1:] != step[:, :-1], (1, 0))[:, : tokens - 1]
+    soft_coords = torch.nn.functional.pad((pace[:, 1:] != pace[:, :-1]).any(-1), (1, 0))[:, : tokens - 1]
+    padding = ~(seen[:, 1:] | seen[:, :-1])
+    most = 2 * max(FEW_SPANS, int(tokens * SPANS_PER_TOKEN)) * rows
+    even = int(((hard | soft | soft_coords) & ~padding).sum()) <= most
+    changes = (hard | soft | soft_coords if even else hard | soft) & ~padding
+    if not even and int(changes.sum()) > most:
+        return Layout(tokens, None, bounds)
+    starts: list[list[int]] = [[0] for _ in range(rows)]
+    places = changes.nonzero()
+    for (row, at), is_hard in zip(places.tolist(), hard[places[:, 0], places[:, 1]].tolist(), strict=True):
+        if is_hard or starts[row][-1] != at:  # a span that has just begun may take any pace
+            starts[row].append(at + 1)
+    found = []
+    for row, firsts in enumerate(starts):
+        ends = [*firsts[1:], tokens]
+        where = torch.tensor(firsts, device=order.device)
+        following = (where + 1).clamp(max=tokens - 1)
+        first_order, first_document = order[row, where].tolist(), document[row, where].tolist()
+        next_order = order[row, following].tolist()
+        first, after = coords[row, where].tolist(), coords[row, following].tolist()
+        spans = []
+        for n, (start, stop) in enumerate(zip(firsts, ends, strict=True)):
+            if first_document[n] == PADDING:
+                continue
+            alone = stop - start == 1
+            steps = tuple(1 if alone else b - a for a, b in zip(first[n], after[n], strict=True))
+            span = Span(
+                start,
+                stop,
+                first_document[n],
+                first_order[n],
+                1 if alone else next_order[n] - first_order[n],
+                tuple(first[n]) if even else None,
+                steps if even else (1,) * len(first[n]),
+            )
+            spans.append(span)
+        found.append(tuple(spans))
+    same = all(row == found[0] for row in found)
+    return Layout(tokens, tuple(found[:1] if same else found), bounds)
+
+
+def _distinct_row(x: Tensor) -> Tensor:
+    """One row where all rows are the same memory or the same values."""
+    if x.size(0) > 1 and (x.stride(0) == 0 or bool((x[1:] == x[:1]).all())):
+        return x[:1]
+    return x
+
+
+# -- what may be seen, tile by tile -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Visibility:
+    """Which orders a query sees: none above its own if causal, and none outside a window around it.
+
+    ``left`` and ``right`` are how many places back and forth it sees; None: all.
+    """
+
+    is_causal: bool = False
+    left: int | None = None
+    right: int | None = None
+
+    @property
+    def furthest(self) -> int | None:
+        """The highest difference of order, key less query, that is seen."""
+        if self.is_causal:
+            return 0 if self.right is None else min(0, self.right)
+        return self.right
+
+    @property
+    def sees_everything(self) -> bool:
+        """Whether order hides nothing."""
+        return not self.is_causal and self.left is None and self.right is None
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Queries ``start`` to ``stop`` against keys ``first`` to ``last`` of some rows of the batch.
+
+    A query i sees a key j where low <= j - i <= high; None: wherever they are. The distance of their coordinates, along
+    the one axis, is j - i + ``distance``; None: not known.
+    """
+
+    row: slice
+    start: int
+    stop: int
+    first: int
+    last: int
+    low: int | None
+    high: int | None
+    distance: int | None
+
+
+def tiles(query: Layout, key: Layout, visibility: Visibility, rows: int) -> Iterator[Tile]:
+    """All tiles of a batch of ``rows`` rows, row by row and query span by query span."""
+    assert query.rows is not None and key.rows is not None
+    if len(query.rows) == 1 and len(key.rows) == 1:
+        groups = [(slice(0, rows), query.rows[0], key.rows[0])]
+    else:
+        groups = [(slice(row, row + 1), query.of_row(row), key.of_row(row)) for row in range(rows)]
+    for row, queries, keys in groups:
+        for q in queries:
+            for k in keys:
+                if q.document == k.document:
+                    tile = _tile(row, q, k, visibility)
+                    if tile is not None:
+                        yield tile
+
+
+def _tile(row: slice, q: Span, k: Span, visibility: Visibility) -> Tile | None:
+    least = None if visibility.left is None else -visibility.left
+    most = visibility.furthest
+    start, stop, first, last = q.start, q.stop, k.start, k.stop
+    low: int | None = None
+    high: int | None = None
+    if q.order_step == k.order_step == 1:
+        level = (q.order - q.start) - (k.order - k.start)  # the j - i at which orders are equal
+        low = None if least is None else least + level
+        high = None if most is None else most + level
+    elif q.order_step == k.order_step == 0:
+        apart = k.order - q.order
+        if (least is not None and apart < least) or (most is not None and apart > most):
+            return None
+    elif k.order_step == 0:  # which queries see the keys at all
+        start = start if most is None else max(start, q.start + k.order - most - q.order)
+        stop = stop if least is None else min(stop, q.start + k.order - least - q.order + 1)
+    else:  # which keys the queries see at all
+        first = first if least is None else max(first, k.start + q.order + least - k.order)
+        last = last if most is None else min(last, k.start + q.order + most - k.order + 1)
+    if high is not None:
+        start, last = max(start, first - high), min(last, stop - 1 + high + 1)
+    if low is not None:
+        stop, first = min(stop, last - 1 - low + 1), max(first, start + low)
+    if start >= stop or first >= last:
+        return None
+    low = None if low is None or first - (stop - 1) >= low else low
+    high = None if high is None or last - 1 - start <= high else high
+    return Tile(row, start, stop, first, last, low, high, _distance(q, k))
+
+
+def _distance(q: Span, k: Span) -> int | None:
+    """By how much p_j - p_i is more than j - i, where both have one coordinate that rises by one."""
+    if q.coords is None or k.coords is None or (q.steps, k.steps) != ((1,), (1,)):
+        return None
+    distance = (k.coords[0] - k.start) - (q.coords[0] - q.start)
+    return int(distance) if distance == int(distance) else None
+
+
+def distances(found: Sequence[Tile]) -> tuple[int, int] | None:
+    """The least and the greatest distance of coordinates that any tile reaches over; None where one is not known."""
+    ends = []
+    for tile in found:
+        if tile.distance is None:
+            return None
+        least, most = tile.first - (tile.stop - 1), tile.last - 1 - tile.start
+        least = least if tile.low is None else max(least, tile.low)
+        most = most if tile.high is None else min(most, tile.high)
+        ends.append((least + tile.distance, most + tile.distance))
+    return (min(low for low, _ in ends), max(high for _, high in ends)) if ends else (0, 0)
+
+
+# -- as plain numbers, which an operator takes ------------------------------------------------------------------------
+
+
+def flat(layout: Layout) -> list[int]:
+    """The layout as whole numbers; coordinates that are none of one axis rising by one are left out."""
+    assert layout.rows is not None
+    numbers: list[Any] = [layout.tokens, len(layout.rows)]
+    for row in layout.rows:
+        numbers.append(len(row))
+        for s in row:
+            even = s.coords is not None and s.steps == (1,) and s.coords[0] == int(s.coords[0])
+            coord = int(s.coords[0]) if even and s.coords is not None else 0
+            numbers += [s.start, s.stop, s.document, s.order, s.order_step, int(even), coord]
+    return numbers
+
+
+def unflat(numbers: Sequence[int]) -> Layout:
+    """The inverse of `flat`."""
+    take = iter(numbers)
+    tokens, rows = next(take), []
+    for _ in range(next(take)):
+        spans = []
+        for _ in range(next(take)):
+            start, stop, document, order, step, even, coord = (next(take) for _ in range(7))
+            spans.append(Span(start, stop, document, order, step, (coord,) if even else None))
+        rows.append(tuple(spans))
+    return Layout(tokens, tuple(rows))

@@ -1,0 +1,140 @@
+"""The kinds of score and value terms, as data: what a scheme says of a pair of tokens, once.
+
+A scheme's score door is a tuple of pieces, applied from left to right to the score s_ij = scale q_i . k_j:
+
+    Bias       s_ij + b_h(r)                     a number per head and distance            ALiBi, T5, Swin
+    Meeting    s_ij + scale q_i . a_h(r)         the query, or the key, meets a vector     Shaw, Transformer-XL, DeBERTa
+    Fold       s_ij + scale u_i . k_j            a vector added to one side of the product Transformer-XL's u
+    Clock      s_ij + F_i - F_j                  a number per head and token               FoX
+    Function   f(s_ij; c_h(r), ...)              any function of one score                 DA-Transformer, FIRE, softcap
+    Row        f(s_i.; visible)                  any function of a row of scores           CoPE, stick-breaking
+
+and its value door a tuple of `Value`, o_i + sum_j a_ij w(r). Everything that a backend runs, dense, by distance or in a
+compiled kernel, is derived from these in `forms.py`; a backend recognises kinds and never schemes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from jaxtyping import Float
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How a pair finds its entry: by r = p_j - p_i, key less query.
+
+    ``axis`` is the coordinate that counts; None: all of them, and r is (..., axes). ``integral`` entries stand in a
+    table, so coordinates must be int64. ``tail`` says how the entry goes on from distance ``past`` on, to either side:
+    it is "constant", or it runs in a straight line ("linear", of a `Bias` alone, whose slope is not learned).
+    ``reach``: along each axis, distances of that or more have no entry, and are a PositionError in the name of
+    ``scheme``. ``looks_back``: the entries are made for keys behind the query alone, and these words say which form is
+    made for both sides.
+    """
+
+    scheme: str
+    axis: int | None = 0
+    integral: bool = False
+    tail: Literal["constant", "linear"] | None = None
+    past: int = 0
+    reach: tuple[int, ...] | None = None
+    looks_back: str | None = None
+
+
+@dataclass(frozen=True)
+class Bias:
+    """Adds a number per head and distance: s_ij + at(r)[h].
+
+    ``at`` takes distances of any shape (..., or (..., axes) where they have several) and gives (heads or 1, ...).
+    ``hides``: some of the numbers are -inf.
+    """
+
+    at: Callable[[Tensor], Tensor]
+    distance: Distance
+    hides: bool = False
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Adds the product of the query with a vector per distance: s_ij + scale (q_i + shift) . vectors(r).
+
+    ``vectors`` takes distances (...) and gives (heads or 1, ..., head_dim). ``shift`` (heads, head_dim) is added to the
+    query for this term alone. With ``side="key"`` the key k_j meets the vector. With ``feature`` a named per-token
+    feature of the query, (batch, heads, tokens, width), takes the query's place, and nothing is scaled.
+    """
+
+    vectors: Callable[[Tensor], Tensor]
+    distance: Distance
+    side: Literal["query", "key"] = "query"
+    shift: Float[Tensor, "heads head_dim"] | None = None
+    feature: str | None = None
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Adds the product of one side with a vector of its own: s_ij + scale u_i . k_j with ``query`` = u, or
+    s_ij + scale q_i . w_j with ``key`` = w. Either is (batch or 1, heads or 1, tokens or 1, head_dim)."""
+
+    scheme: str
+    query: Tensor | None = None
+    key: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Adds the difference of two readings of a clock: s_ij + F_i - F_j, with F the named feature of queries and keys,
+    (batch, heads, tokens)."""
+
+    feature: str
+
+
+@dataclass(frozen=True)
+class Function:
+    """Any function of one score: s_ij becomes apply(s_ij, *c), elementwise.
+
+    ``apply`` is a function of a module, not a closure, and reads nothing but its arguments, so that it can be named. The
+    coefficients c are functions of the distance, each (heads or 1, ...) for distances (...); with ``distance`` None they
+    are functions of the coordinates of query and key, which broadcast. ``adds``: apply(s, *c) = s + apply(0, *c).
+    """
+
+    apply: Callable[..., Tensor]
+    coefficients: Callable[..., tuple[Tensor, ...]] = field(default=lambda *_: ())
+    distance: Distance | None = None
+    adds: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """Any function of a row of scores: apply(scores, visible, query, key, query_positions, key_positions) -> scores.
+
+    Scores are (batch, heads, queries, keys) with all keys of the call; ``visible`` (None: all) broadcasts to them.
+    """
+
+    apply: Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Value:
+    """Adds to the output the attention-weighted mean of a vector per distance: o_i + sum_j a_ij vectors(r).
+
+    ``vectors`` takes distances (...) and gives (heads or 1, ..., value_dim).
+    """
+
+    vectors: Callable[[Tensor], Tensor]
+    distance: Distance
+
+
+Piece: TypeAlias = Bias | Meeting | Fold | Clock | Function | Row
+
+
+def adds(piece: Piece) -> bool:
+    """Whether it only adds to the score."""
+    return not isinstance(piece, Row) and (not isinstance(piece, Function) or piece.adds)
+
+
+def is_content_free(piece: Piece) -> bool:
+    """Whether what it adds depends on positions alone."""
+    return isinstance(piece, Bias) or (isinstance(piece, Function) and piece.adds)

@@ -1,0 +1,309 @@
+"""What a scheme is, how schemes are composed, and which layer of a model has which."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from posenc.arguments import check_type, shown, whole
+from posenc.encoding import DOORS, Context, Encoding, Rotation, version_of
+from posenc.pieces import Piece, Value
+from posenc.positions import Positions
+
+
+class Scheme(nn.Module):
+    """A positional encoding: a module that owns the parameters; called with positions, it gives an `Encoding`.
+
+    A subclass overrides the methods of the doors that it opens, and nothing else:
+
+    - ``table(positions, dtype)`` for add,
+    - ``rotation(positions, dtype, context)`` for rotate,
+    - ``score(query_positions, key_positions, context)`` for score,
+    - ``value(query_positions, key_positions, context)`` for value.
+
+    There are no buffers: what follows from the configuration is computed from it, so nothing can go stale, be cast with
+    the module, or be left on ``meta``. A scheme with parameters initialises them in ``reset_parameters()``.
+
+    >>> scheme = RoPE(64) + ALiBi(8)            # schemes compose
+    >>> encoding = scheme(Positions.arange(5))
+    """
+
+    def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Tensor | None:
+        """The vectors to add, (rows, tokens, dim), in ``dtype``."""
+        return None
+
+    def rotation(
+        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+    ) -> Rotation | None:
+        """The maps of queries and of keys at these positions, with what they hold in ``dtype``."""
+        return None
+
+    def score(
+        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
+    ) -> tuple[Piece, ...]:
+        """The pieces that change the scores, applied from left to right."""
+        return ()
+
+    def value(
+        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
+    ) -> tuple[Value, ...]:
+        """The terms that add to the output."""
+        return ()
+
+    @property
+    def needs_lengths(self) -> bool:
+        """Whether what a token is given depends on how long its text has become: then no key may be kept rotated."""
+        return False
+
+    def reset_parameters(self) -> None:
+        """Draws the parameters anew. Schemes without any have nothing to do."""
+
+    def another(self) -> Scheme:
+        """One like this for another layer, with parameters of its own, freshly drawn."""
+        other = copy.deepcopy(self)
+        other.reset_parameters()
+        return other
+
+    def tokens(
+        self,
+        query_positions: Positions,
+        key_positions: Positions | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        context: Context | None = None,
+    ) -> Encoding:
+        """The token doors alone, for positions whose vectors or rotated keys are to be kept.
+
+        ``dtype`` is that of what the encoding holds: float32, or float64 for float64 inputs, which would otherwise lose
+        digits. Half precision cannot hold a phase and is a ValueError.
+        """
+        return self(query_positions, key_positions, dtype=dtype, context=context, doors=("add", "rotate"))
+
+    def pairs(
+        self,
+        query_positions: Positions,
+        key_positions: Positions | None = None,
+        *,
+        context: Context | None = None,
+    ) -> Encoding:
+        """The pair doors alone, for queries and keys whose token doors were opened before."""
+        return self(query_positions, key_positions, context=context, doors=("score", "value"))
+
+    def forward(
+        self,
+        query_positions: Positions,
+        key_positions: Positions | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        context: Context | None = None,
+        doors: tuple[str, ...] = DOORS,
+    ) -> Encoding:
+        """Binds the scheme to positions; keys default to the queries' positions.
+
+        ``dtype`` is as for `tokens`; ``context`` what else the scheme may need to know; ``doors`` those to open.
+        """
+        if dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"dtype must be float32 or float64, got {dtype}")
+        check_type("query_positions", query_positions, Positions)
+        check_type("key_positions", key_positions, Positions, None)
+        check_type("context", context, Context, None)
+        unknown = [door for door in doors if door not in DOORS]
+        if unknown:
+            raise ValueError(f"doors must be of {', '.join(DOORS)}, got {shown(unknown[0])}")
+        keys = query_positions if key_positions is None else key_positions
+        return self.bind(query_positions, keys, dtype, Context() if context is None else context, doors)
+
+    def bind(
+        self, queries: Positions, keys: Positions, dtype: torch.dtype, context: Context, doors: tuple[str, ...]
+    ) -> Encoding:
+        """`forward`, its arguments checked: the encoding with these doors."""
+        if self.needs_lengths and context.lengths is None:
+            lengths = torch.maximum(*torch.broadcast_tensors(queries.lengths, keys.lengths))
+            context = replace(context, lengths=lengths)
+        table = self.table(queries, dtype) if "add" in doors else None
+        rotation = self.rotation(queries, dtype, context) if "rotate" in doors else None
+        if rotation is not None and keys is not queries:
+            of_keys = self.rotation(keys, dtype, context)
+            assert of_keys is not None
+            rotation = replace(rotation, key=of_keys.key, value=of_keys.value)
+        made_with = () if torch.compiler.is_compiling() else tuple((p, version_of(p)) for p in self.parameters())
+        return Encoding(
+            queries,
+            keys,
+            tables=() if table is None else (table,),
+            rotations=() if rotation is None else (rotation,),
+            pieces=self.score(queries, keys, context) if "score" in doors else (),
+            values=self.value(queries, keys, context) if "value" in doors else (),
+            context=context,
+            _made_with=made_with,
+        )
+
+    @property
+    def doors(self) -> tuple[str, ...]:
+        """The names of the doors this scheme opens: those whose methods it overrides."""
+        methods = zip(DOORS, ("table", "rotation", "score", "value"), strict=True)
+        return tuple(door for door, name in methods if getattr(type(self), name) is not getattr(Scheme, name))
+
+    def __add__(self, other: Scheme) -> Scheme:
+        """Both schemes as one; their terms are opened from left to right."""
+        if not isinstance(other, Scheme):
+            return NotImplemented
+        return Composition(*self.parts, *other.parts)
+
+    @property
+    def parts(self) -> tuple[Scheme, ...]:
+        """The schemes that this one is composed of: itself, unless it is a composition."""
+        return (self,)
+
+
+def is_scheme(x: object) -> bool:
+    """Whether it is a scheme, if only one inside a wrapper: `torch.compile`, FSDP, a checkpoint."""
+    return isinstance(x, Scheme) or (isinstance(x, nn.Module) and hasattr(x, "doors") and hasattr(x, "parts"))
+
+
+class Composition(Scheme):
+    """Several schemes as one: ``rope + alibi``. Terms are opened in the order of the parts.
+
+    A part may be wrapped, by `torch.compile`, FSDP or a checkpoint: it is called as a module. Two parts that rotate the
+    same channels are a ValueError, since every token would be turned twice.
+    """
+
+    def __init__(self, *parts: Scheme) -> None:
+        super().__init__()
+        for part in parts:
+            if not is_scheme(part):
+                raise ValueError(f"parts must be schemes, got {shown(part)}")
+        self.schemes = nn.ModuleList(parts)
+        turning = [part for part in parts if "rotate" in part.doors and hasattr(part, "channels")]
+        for n, part in enumerate(turning):
+            for other in turning[:n]:
+                if set(part.channels) & set(other.channels):
+                    raise ValueError(
+                        f"{type(other).__name__} and {type(part).__name__} rotate the same channels, so every token would "
+                        "be turned twice: use one, or give each channels of its own"
+                    )
+
+    @property
+    def parts(self) -> tuple[Scheme, ...]:
+        """The schemes that this one is composed of, as they are: a wrapped one with its wrapper."""
+        return tuple(self.schemes)  # type: ignore[arg-type]  # a wrapper passes for what it wraps
+
+    @property
+    def doors(self) -> tuple[str, ...]:
+        """The names of the doors that any of the parts opens."""
+        opened = {door for part in self.parts for door in part.doors}
+        return tuple(door for door in DOORS if door in opened)
+
+    def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Tensor | None:
+        """The sum of the vectors that the parts add."""
+        tables = [table for part in self.parts if (table := part.table(positions, dtype)) is not None]
+        return reduce(torch.add, tables) if tables else None
+
+    def bind(
+        self, queries: Positions, keys: Positions, dtype: torch.dtype, context: Context, doors: tuple[str, ...]
+    ) -> Encoding:
+        """The encodings of all parts, added."""
+        encoding = Encoding(queries, keys, context=context)
+        for part in self.parts:
+            encoding = encoding + part(queries, keys, dtype=dtype, context=context, doors=doors)
+        return encoding
+
+    @property
+    def needs_lengths(self) -> bool:
+        """Whether any part does."""
+        return any(part.needs_lengths for part in self.parts)
+
+    def another(self) -> Composition:
+        """Another of every part."""
+        return Composition(*(part.another() for part in self.parts))
+
+    def reset_parameters(self) -> None:
+        """Draws the parameters of every part anew."""
+        for part in self.parts:
+            part.reset_parameters()
+
+
+Window: TypeAlias = "int | tuple[int | None, int | None] | None"
+
+
+def check_window(window: Any) -> tuple[int | None, int | None]:
+    """(left, right) of a window: how many places back and forth a query sees, itself not counted; None: all of them.
+
+    A whole number n is the last n keys up to the query itself, as models count them: (n - 1, 0).
+    """
+    if window is None:
+        return None, None
+    if isinstance(window, Sequence) and not isinstance(window, str) and len(window) == 2:
+        left, right = (None if end is None else whole("window", end, least=0) for end in window)
+        return left, right
+    if isinstance(window, bool) or isinstance(window, str | Sequence):
+        raise ValueError(f"window must be a number of keys, (left, right) or None, got {shown(window)}")
+    return whole("window", window) - 1, 0
+
+
+class Schedule(nn.Module):
+    """Which scheme and which window every layer of a model has: RoPE here, NoPE there, another base elsewhere.
+
+    ``layers`` is one pair (scheme, window) for each layer; a window is None for the whole text, a number of keys, or
+    (left, right) as in `attention`. Layers that are given the same scheme share it, with its parameters.
+
+    >>> local, whole = RoPE(64, base=10_000.0), RoPE(64, base=1_000_000.0)
+    >>> Schedule([(local, 1024), (local, 1024), (whole, None)])
+    Schedule(layers 0, 1: RoPE, window of 1024 keys; layer 2: RoPE, whole text)
+    """
+
+    def __init__(self, layers: Sequence[tuple[Scheme, Window]]) -> None:
+        super().__init__()
+        if not isinstance(layers, Sequence) or not layers:
+            raise ValueError(f"layers must be (scheme, window) for each layer, got {shown(layers)}")
+        schemes: list[Scheme] = []
+        self._layers: list[tuple[int, Window]] = []
+        for layer in layers:
+            if not isinstance(layer, tuple) or len(layer) != 2 or not isinstance(layer[0], Scheme):
+                raise ValueError(f"layers must be (scheme, window) for each layer, got {shown(layer)}")
+            scheme, window = layer
+            check_window(window)
+            known = [n for n, other in enumerate(schemes) if other is scheme]
+            if not known:
+                schemes.append(scheme)
+            self._layers.append((known[0] if known else len(schemes) - 1, window))
+        self.schemes = nn.ModuleList(schemes)
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def __iter__(self) -> Iterator[tuple[Scheme, Window]]:
+        return (self[n] for n in range(len(self)))
+
+    def __getitem__(self, layer: int) -> tuple[Scheme, Window]:
+        """Scheme and window of a layer."""
+        number, window = self._layers[layer]
+        scheme: Any = self.schemes[number]
+        return scheme, window
+
+    def number(self, layer: int) -> int:
+        """Which of ``schemes`` a layer has."""
+        return self._layers[layer][0]
+
+    def __repr__(self) -> str:
+        said: dict[tuple[int, Window], list[int]] = {}
+        for layer, kind in enumerate(self._layers):
+            said.setdefault(kind, []).append(layer)
+        words = []
+        for (number, window), layers in said.items():
+            names = " + ".join(type(part).__name__ for part in self.schemes[number].parts)  # type: ignore[union-attr]
+            seen = (
+                "whole text"
+                if window is None
+                else f"window of {window} keys"
+                if isinstance(window, int)
+                else f"window {window}"
+            )
+            words.append(f"layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}: {names}, {seen}")
+        return f"Schedule({'; '.join(words)})"
