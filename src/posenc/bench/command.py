@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from posenc.bench.settings import QUICK, SECTIONS, Settings
-from posenc.workbench.command import add_options, failed, given, stdout, words
+from posenc.workbench.command import add_options, failed, given, measured, stdout
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -53,16 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     from posenc.workbench.records import read
 
     out = arguments.out or Path("runs/bench-quick" if arguments.quick else "runs/bench")
-    stopped = ""
     progress = for_console(Console(stderr=True))
-    try:
-        records = bench(settings, out, progress)
-    except (KeyboardInterrupt, OSError, RuntimeError) as error:
-        if not progress.begun:
-            raise
-        records = read(out)
-        stopped = "interrupted" if isinstance(error, KeyboardInterrupt) else words(error)
-        stopped += f": {len(records)} records are kept in {out}; the same command resumes"
+    records, stopped = measured(lambda: bench(settings, out, progress), lambda: read(out), progress, out)
     if records:
         path = tables.write(records, out, pictures.write(records, out))
         console = stdout()

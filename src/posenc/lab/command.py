@@ -7,8 +7,7 @@ from pathlib import Path
 
 from posenc.lab.config import CompareConfig
 from posenc.lab.tasks import TASKS, configured
-from posenc.schemes.own import place_of
-from posenc.workbench.command import add_options, failed, given, stdout, words
+from posenc.workbench.command import add_options, failed, given, measured, stdout, words
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -62,27 +61,16 @@ def run(arguments: argparse.Namespace) -> int:
     from posenc.workbench.progress import for_console
     from posenc.workbench.records import read
 
-    stopped = ""
-    progress = for_console(Console(stderr=True))
-    try:
-        records = compare(config, arguments.out, progress)
-    except (KeyboardInterrupt, Exception) as error:
-        if not (isinstance(error, KeyboardInterrupt | ValueError | OSError | RuntimeError) or place_of(error)):
-            raise
-        interrupted = isinstance(error, KeyboardInterrupt)
-        if not (interrupted or progress.begun):  # refused: what lies in the folder is not this comparison's
-            raise
-        records = read(arguments.out, check_record)
-        stopped = "interrupted" if interrupted else words(error)
-        stopped += f": {len(records)} records are kept in {arguments.out}; the same command resumes"
+    out, progress = arguments.out, for_console(Console(stderr=True))
+    records, stopped = measured(lambda: compare(config, out, progress), lambda: read(out, check_record), progress, out)
     if records:
         try:
-            path = report.write(records, arguments.out)
+            path = report.write(records, out)
         except (KeyboardInterrupt, OSError) as error:
             why = "interrupted" if isinstance(error, KeyboardInterrupt) else words(error)
             if stopped:
                 return failed(f"{stopped}; no report could be written: {why}")  # first what stopped it
-            kept = f"{len(records)} records are kept in {arguments.out}; the same command writes it"
+            kept = f"{len(records)} records are kept in {out}; the same command writes it"
             return failed(f"no report could be written: {why}; {kept}")
         stdout().print(report.terminal_table(records))
         stdout().print(f"{'A partial' if stopped else 'The'} report: {path}", highlight=False, soft_wrap=True)

@@ -2,14 +2,20 @@
 
 import argparse
 import sys
+from collections.abc import Callable
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args, get_origin
 
 from posenc.schemes.own import place_of
 from posenc.workbench.configuration import Configuration
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from posenc.workbench.progress import Progress
+
+T = TypeVar("T")
 
 
 class Parser(argparse.ArgumentParser):
@@ -104,6 +110,23 @@ def failed(line: str, code: int = 1) -> int:
     """Says what failed, and gives the exit code."""
     print(f"posenc: error: {' '.join(line.split())}", file=sys.stderr)
     return code
+
+
+def measured(
+    measure: Callable[[], list[T]], read: Callable[[], list[T]], progress: "Progress", out: Path
+) -> tuple[list[T], str]:
+    """The records, and in words what stopped the measuring, if something did. What refuses it before it has begun is
+    raised: what lies in ``out`` may be another's."""
+    try:
+        return measure(), ""
+    except (KeyboardInterrupt, Exception) as error:
+        interrupted = isinstance(error, KeyboardInterrupt)
+        said = interrupted or isinstance(error, ValueError | OSError | RuntimeError) or place_of(error)
+        if not said or not (interrupted or progress.begun):
+            raise
+        records = read()
+        why = "interrupted" if interrupted else words(error)
+        return records, f"{why}: {len(records)} records are kept in {out}; the same command resumes"
 
 
 def stdout() -> "Console":

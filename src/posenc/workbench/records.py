@@ -29,10 +29,6 @@ Check: TypeAlias = Callable[[Record], None]
 """Raises ValueError for a record whose results are not those of its kind."""
 
 
-def unchecked(record: Record) -> None:
-    """Of records whose results may be anything."""
-
-
 class Records:
     """The records of a folder, open to append to; a context manager, which one process at a time can hold.
 
@@ -40,7 +36,7 @@ class Records:
     other that is damaged, is not a record, or repeats a measurement; and where another process has the folder open.
     """
 
-    def __init__(self, folder: Path, check: Check = unchecked) -> None:
+    def __init__(self, folder: Path, check: Check = lambda record: None) -> None:
         self.path, self._check = folder / FILE, check
         self.notice = ""
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
@@ -117,7 +113,7 @@ def key(record: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(record.get(name) for name in KEY)
 
 
-def read(folder: Path, check: Check = unchecked) -> list[Record]:
+def read(folder: Path, check: Check = lambda record: None) -> list[Record]:
     """The whole records of a folder, as far as they are written; none where there are none.
 
     Raises ValueError, naming the line, as `Records` does.
