@@ -1,6 +1,6 @@
 """The palette is measured, not claimed: contrast, and distance as colour-blind eyes see it."""
 
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 
 import matplotlib
 import numpy as np
@@ -87,3 +87,11 @@ def test_the_callers_own_settings_do_not_show() -> None:
     with matplotlib.rc_context({"lines.linewidth": 9, "axes.facecolor": "red"}), style.context():
         assert matplotlib.rcParams["lines.linewidth"] == 1.8
         assert matplotlib.rcParams["axes.facecolor"] == "#ffffff"
+
+
+@pytest.mark.parametrize("wanted", [[0.0] * 8, [1.0] * 8, [0.01, 0.02, 0.5, 0.5, 0.5, 0.99], [0.3]])
+def test_names_stand_apart_and_within(wanted: list[float]) -> None:
+    heights = style.apart(wanted, 0.1)
+    assert all(b - a >= 0.1 - 1e-9 for a, b in pairwise(heights))
+    assert heights[0] >= 0.05 - 1e-9
+    assert heights[-1] <= 0.95 + 1e-9

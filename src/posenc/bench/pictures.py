@@ -270,12 +270,7 @@ def _name_ends(axes: Axes, lines: Mapping[str, Mapping[int, float]], gap: float,
     axes.set_ylim(axes.get_ylim())  # no later, or places would be told by limits that change
     place, last = axes.transScale + axes.transLimits, max(x for line in lines.values() for x in line)
     ends = sorted((tuple(place.transform((max(line), line[max(line)])))[::-1], name) for name, line in lines.items())
-    heights: list[float] = []
-    for (y, _), _ in ends:
-        heights.append(max(y, heights[-1] + gap) if heights else y)
-    for i in reversed(range(len(heights))):
-        above = heights[i + 1] if i + 1 < len(heights) else 1.0 + gap
-        heights[i] = min(heights[i], above - gap)
+    heights = style.apart([y for (y, _), _ in ends], gap)
     for ((y, x), name), height in zip(ends, heights, strict=True):
         color = _look(name, dark).color
         early = ":" if max(lines[name]) < last else "-"

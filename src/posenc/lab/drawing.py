@@ -289,7 +289,7 @@ def names(axes: Axes, ends: dict[str, tuple[float, float]], dark: bool) -> None:
     """The names on the right, each by a line from the end of its curve, moved apart where curves end together."""
     places = {scheme: _place(axes, *end) for scheme, end in ends.items()}
     order = sorted(places, key=lambda scheme: places[scheme][1])
-    heights = _apart([places[scheme][1] for scheme in order], ROW / AXES[1])
+    heights = style.apart([places[scheme][1] for scheme in order], ROW / AXES[1])
     for scheme, height in zip(order, heights, strict=True):
         x, y = places[scheme]
         color = style.look(scheme, dark).color
@@ -301,21 +301,3 @@ def _name(axes: Axes, scheme: str, y: float, dark: bool) -> None:
     look, across = style.look(scheme, dark), axes.transAxes
     axes.plot([1.05], [y], color=look.color, marker=look.marker, markersize=6, transform=across, clip_on=False)
     axes.text(1.075, y, scheme, transform=across, va="center", size=9.5)
-
-
-def _apart(wanted: Sequence[float], gap: float) -> list[float]:
-    """Ascending heights, moved as little as need be to stand ``gap`` apart and below 1.
-
-    Pushing up from the bottom and down from the top both give the gap; so does their mean, which favours neither.
-
-    >>> [round(y, 2) for y in _apart([0.5, 0.5, 0.9], 0.1)]
-    [0.45, 0.55, 0.9]
-    """
-    up, down = list(wanted), list(wanted)
-    for i in range(1, len(up)):
-        up[i] = max(up[i], up[i - 1] + gap)
-    for i in reversed(range(len(down) - 1)):
-        down[i] = min(down[i], down[i + 1] - gap)
-    middle = [(a + b) / 2 for a, b in zip(up, down, strict=True)]
-    lowest = 1 - gap / 2 - (len(middle) - 1) * gap
-    return [min(y, lowest + i * gap) for i, y in enumerate(middle)]

@@ -6,6 +6,7 @@ scheme's name only, never from which other schemes are drawn beside it, so two r
 
 import io
 import zlib
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -133,3 +134,21 @@ def saved(figure: Figure, kind: str = "png", dark: bool = False) -> bytes:
     with context(dark), matplotlib.rc_context({"svg.hashsalt": "posenc"}):
         figure.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else None)
     return buffer.getvalue()
+
+
+def apart(wanted: Sequence[float], gap: float) -> list[float]:
+    """Ascending heights, moved as little as need be to stand ``gap`` apart, above 0 where there is room, and below 1.
+
+    Pushing up from the bottom and down from the top both give the gap; so does their mean, which favours neither.
+
+    >>> [round(y, 2) for y in apart([0.5, 0.5, 0.9], 0.1)]
+    [0.45, 0.55, 0.9]
+    """
+    up, down = list(wanted), list(wanted)
+    for i in range(1, len(up)):
+        up[i] = max(up[i], up[i - 1] + gap)
+    for i in reversed(range(len(down) - 1)):
+        down[i] = min(down[i], down[i + 1] - gap)
+    middle = [(a + b) / 2 for a, b in zip(up, down, strict=True)]
+    lowest = 1 - gap / 2 - (len(middle) - 1) * gap
+    return [min(max(y, gap / 2 + i * gap), lowest + i * gap) for i, y in enumerate(middle)]
