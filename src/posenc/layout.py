@@ -92,7 +92,7 @@ class Layout:
     def __getitem__(self, index: slice) -> Layout:
         """Of tokens ``start`` to ``stop``, both given and within the row."""
         start, stop = index.start, index.stop
-        rows = None
+        rows: tuple[tuple[Span, ...], ...] | None = None
         run = self.run
         if run is not None:  # without asking how long it is, which a compiler may not know
             rows = ((run.cut(start, stop),),)

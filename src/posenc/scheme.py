@@ -180,10 +180,10 @@ class Composition(Scheme):
             if not is_scheme(part):
                 raise ValueError(f"parts must be schemes, got {shown(part)}")
         self.schemes = nn.ModuleList(parts)
-        turning = [part for part in parts if "rotate" in part.doors and hasattr(part, "channels")]
-        for n, part in enumerate(turning):
-            for other in turning[:n]:
-                if set(part.channels) & set(other.channels):
+        turning = [(part, getattr(part, "channels", ())) for part in parts if "rotate" in part.doors]
+        for n, (part, channels) in enumerate(turning):
+            for other, others in turning[:n]:
+                if set(channels) & set(others):
                     raise ValueError(
                         f"{type(other).__name__} and {type(part).__name__} rotate the same channels, so every token would "
                         "be turned twice: use one, or give each channels of its own"

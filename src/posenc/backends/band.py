@@ -55,19 +55,23 @@ class Lines:
 
     def zeros(self) -> Lines:
         """Of the same shape, to sum gradients in."""
-        names = (
-            "bias",
-            "vectors",
-            "meeting",
-            "key_vectors",
-            "values",
-            "coefficients",
-            "query_clock",
-            "key_clock",
-            "shift",
+        zeros = [None if x is None else torch.zeros_like(x) for x in self.tensors]
+        return Lines(self.lowest, *zeros)  # type: ignore[arg-type]  # the first nine fields
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All of them, in the order in which the operator takes them."""
+        return (
+            self.bias,
+            self.vectors,
+            self.meeting,
+            self.key_vectors,
+            self.values,
+            self.coefficients,
+            self.query_clock,
+            self.key_clock,
+            self.shift,
         )
-        tensors = {name: getattr(self, name) for name in names}
-        return Lines(self.lowest, **{name: None if x is None else torch.zeros_like(x) for name, x in tensors.items()})
 
 
 class Work:
@@ -321,7 +325,7 @@ def _scores(band: Band, work: Work, q: Tensor, keys: Tensor, scale: float, lines
     def applied() -> Any:
         assert lines.apply is not None
         given = () if lines.coefficients is None else tuple(band.per_head(c) for c in lines.coefficients)
-        changed, back = torch.func.vjp(lines.apply, scores, *given)
+        changed, back, *_ = torch.func.vjp(lines.apply, scores, *given)
         scores.copy_(changed)
         return back
 
@@ -376,7 +380,7 @@ def forward(
     full, scores, _ = _scores(band, work, band.queries(query), band.windows(key), scale, lines)
     highest = scores.amax(-1, keepdim=True)
     highest = highest.masked_fill_(highest == -torch.inf, 0.0)
-    weights = F.threshold_(scores.sub_(highest), FAINT, -torch.inf).exp_()
+    weights = F.threshold(scores.sub_(highest), FAINT, -torch.inf, inplace=True).exp_()
     sums = weights.sum(-1, keepdim=True)
     result = band.over_keys(band.only(full), band.windows(value))
     if lines.values is not None:
@@ -404,7 +408,9 @@ def backward(
     q, do, keys = band.queries(query), band.queries(dout), band.windows(key)
     full, scores, pullback = _scores(band, work, q, keys, scale, lines)
     row_lse = band.queries(lse, past=torch.inf)[..., None]
-    weights = F.threshold_(scores.sub_(row_lse.masked_fill(row_lse == -torch.inf, 0.0)), FAINT, -torch.inf).exp_()
+    weights = F.threshold(
+        scores.sub_(row_lse.masked_fill(row_lse == -torch.inf, 0.0)), FAINT, -torch.inf, inplace=True
+    ).exp_()
     band.only(full)
     band.give_windows(dv, band.over_queries(full, do))
     d_full = band.products(work, "d_scores", do, band.windows(value))

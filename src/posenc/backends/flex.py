@@ -199,17 +199,15 @@ def _block_mask(call: Call, queries: int, keys: int) -> BlockMask:
         for p, n in ((call.query_positions, queries), (call.key_positions, keys))
     )
     # A query sees orders from ``oldest`` to ``newest``. Without a bound it sees them all, by the same code.
-    most = torch.iinfo(order.dtype).max // 2
+    far = torch.iinfo(order.dtype).max // 2
     seen_here = call.visibility
-    oldest = order - (most if seen_here.left is None else seen_here.left)
-    newest = order + (most if seen_here.furthest is None else seen_here.furthest)
+    oldest = order - (far if seen_here.left is None else seen_here.left)
+    newest = order + (far if seen_here.furthest is None else seen_here.furthest)
 
     (least, most), (first_oldest, last_oldest), (first_newest, last_newest) = (
-        tuple(end[:, :, None] for end in _ends(x)) for x in (document, oldest, newest)
+        _columns(_ends(x), 2) for x in (document, oldest, newest)
     )
-    (key_least, key_most), (key_earliest, key_latest) = (
-        tuple(end[:, None] for end in _ends(x)) for x in (of_key, key_order)
-    )
+    (key_least, key_most), (key_earliest, key_latest) = (_columns(_ends(x), 1) for x in (of_key, key_order))
     one, key_one = least == most, key_least == key_most
     padding = (one & (least == PADDING)) | (key_one & (key_least == PADDING))
     some = (least <= key_most) & (key_least <= most) & ~padding
@@ -237,6 +235,11 @@ def _ends(values: Int[Tensor, "rows tokens"]) -> tuple[Int[Tensor, "rows blocks"
     whole = torch.cat((values, values[:, -1:].expand(-1, blocks * BLOCK - tokens)), 1)
     least, most = whole.unflatten(1, (blocks, BLOCK)).aminmax(dim=-1)
     return least, most
+
+
+def _columns(ends: tuple[Tensor, Tensor], axis: int) -> tuple[Tensor, Tensor]:
+    """Both with a dimension more, to meet those of the other side."""
+    return ends[0].unsqueeze(axis), ends[1].unsqueeze(axis)
 
 
 def _listed(

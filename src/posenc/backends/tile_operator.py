@@ -257,10 +257,6 @@ def _near(plan: _Plan, query: Tensor, key: Tensor, dtype: torch.dtype) -> Iterat
             yield from band.bands(tile, low, high, (tile.distance or 0) - plan.lowest, query, key, dtype)
 
 
-def _lines(plan: _Plan, tensors: dict[str, Tensor | None]) -> band.Lines:
-    return band.Lines(plan.lowest, **tensors, apply=plan.apply, is_last=plan.is_last)
-
-
 def _constant(query: Tensor, lines: band.Lines, slopes: Tensor | None, plan: _Plan, scale: float) -> Tensor | None:
     """What every key far to the right adds to its row's scores besides the slope, (batch, heads, queries)."""
     if plan.width is None or (lines.bias is None and lines.vectors is None):
@@ -308,7 +304,8 @@ def _tiled(
     for the backward pass. The last three are empty where they are not needed."""
     plan = _plan(query, queries, keys, seen, form, apply)
     dtype = torch.promote_types(query.dtype, torch.float32)
-    lines = _lines(plan, dict(bias=bias, vectors=vectors, meeting=meeting, key_vectors=key_vectors, values=values, coefficients=coefficients, query_clock=query_clock, key_clock=key_clock, shift=shift))  # fmt: skip
+    tables = (bias, vectors, meeting, key_vectors, values, coefficients, query_clock, key_clock, shift)
+    lines = band.Lines(plan.lowest, *tables, apply=plan.apply, is_last=plan.is_last)
     out = value.new_zeros((*query.shape[:3], value.size(-1)), dtype=dtype)
     lse = query.new_full(query.shape[:3], -torch.inf, dtype=dtype)
     right, right_lse = out.new_empty(0), lse.new_empty(0)
@@ -380,8 +377,8 @@ def _tiled_backward(
     """The gradients of query, key, value, and of the nine tensors after them, empty where there is none."""
     plan = _plan(query, queries, keys, seen, form, apply)
     dtype = lse.dtype
-    given = dict(bias=bias, vectors=vectors, meeting=meeting, key_vectors=key_vectors, values=values, coefficients=coefficients, query_clock=query_clock, key_clock=key_clock, shift=shift)  # fmt: skip
-    lines = _lines(plan, given)
+    tables = (bias, vectors, meeting, key_vectors, values, coefficients, query_clock, key_clock, shift)
+    lines = band.Lines(plan.lowest, *tables, apply=plan.apply, is_last=plan.is_last)
     d_lines = lines.zeros()
     dq, dk, dv = (x.new_zeros(x.shape, dtype=dtype) for x in (query, key, value))
     whole = exact if exact.numel() else out
@@ -401,9 +398,8 @@ def _tiled_backward(
             d_lines.query_clock.zero_()
             if dlse is not None:
                 d_lines.query_clock += dlse.masked_fill(lse == -torch.inf, 0.0)
-    tables = [getattr(d_lines, name) for name in given]
-    nothing = query.new_empty(0)
-    return [*(x.to(query.dtype) for x in (dq, dk, dv)), *(nothing.clone() if t is None else t for t in tables)]
+    inputs = [x.to(query.dtype) for x in (dq, dk, dv)]
+    return [*inputs, *(query.new_empty(0) if table is None else table for table in d_lines.tensors)]
 
 
 def _far_backward(

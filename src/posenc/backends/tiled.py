@@ -120,21 +120,21 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
 
     lines: dict[str, list[Tensor]] = {"bias": [], "vectors": [], "key_vectors": [], "values": [], "shift": []}
     features: list[tuple[Tensor, Tensor]] = []
-    key, clocks, function = call.key, (None, None), None
+    key, clocks, function = call.key, [], None
     for piece in call.pieces:
         if isinstance(piece, Bias):
             lines["bias"].append(_line(piece.at, piece.distance, block, r).expand(heads, -1))
         elif isinstance(piece, Meeting):
             line = _line(piece.vectors, piece.distance, block, r)
-            meeting = call.query if piece.feature is None else meets(piece, block)
-            check_width(line, meeting, piece.distance.scheme)
+            feature = call.query if piece.feature is None else meets(piece, block)
+            check_width(line, feature, piece.distance.scheme)
             if piece.feature is not None:
-                features.append((meeting, line.expand(heads, -1, -1)))
+                features.append((feature, line.expand(heads, -1, -1)))
                 continue
             lines["vectors" if piece.side == "query" else "key_vectors"].append(line)
             if piece.shift is not None:
-                shift = block.of_heads(piece.shift.to(dtype), piece.distance.scheme)
-                lines["bias"].append((line @ shift[..., None])[..., 0].expand(heads, -1) * call.scale)
+                v = block.of_heads(piece.shift.to(dtype), piece.distance.scheme)
+                lines["bias"].append((line @ v[..., None])[..., 0].expand(heads, -1) * call.scale)
         elif isinstance(piece, Fold) and piece.key is not None:
             check_width(piece.key, call.query, piece.scheme)
             key = (key + piece.key.to(dtype)).to(key.dtype)
@@ -142,7 +142,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
             check_width(piece.query, call.query, piece.scheme)
             lines["shift"].append(block.of_heads(piece.query[0, :, 0].to(dtype), piece.scheme).expand(heads, -1))
         elif isinstance(piece, Clock):
-            clocks = tuple(block.feature(piece.feature, s).expand(-1, heads, -1).contiguous() for s in ("query", "key"))
+            clocks = [block.feature(piece.feature, s).expand(-1, heads, -1).contiguous() for s in ("query", "key")]
         elif isinstance(piece, Function):
             function = piece
     lines["values"] = [_line(term.vectors, term.distance, block, r) for term in call.values]
@@ -155,18 +155,16 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
         vectors, far_vectors = _counted(vectors)
         values, far_values = _counted(values)
         lowest = -width
-    met = None  # the query alone, scaled
+    meeting = None  # the query alone, scaled
     far_features: list[tuple[Tensor, Tensor]] = []
     if features:
         if width is not None:
             counted = [(x, *_counted(line)) for x, line in features]
             features = [(x, line) for x, line, _ in counted if line is not None]
             far_features = [(x, far) for x, _, far in counted if far is not None]
-        met = [x for x, _ in features]
-        wide = [line for _, line in features]
         if vectors is not None:
-            met, wide = [call.query.to(dtype) * call.scale, *met], [vectors.expand(heads, -1, -1), *wide]
-        met, vectors = torch.cat(met, -1), torch.cat(wide, -1)
+            features.insert(0, (call.query.to(dtype) * call.scale, vectors.expand(heads, -1, -1)))
+        meeting, vectors = (torch.cat(part, -1) for part in zip(*features, strict=True))
     coefficients, apply, is_last = None, "", False
     if function is not None:
         apply, is_last = name_of(function.apply), len(call.pieces) > 1 and call.pieces[-1] is function
@@ -181,7 +179,20 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
         call.query,
         key,
         call.value,
-        *(_whole(x) for x in (bias, vectors, met, key_vectors, values, coefficients, *clocks, shift, slopes)),
+        *(
+            _whole(x)
+            for x in (
+                bias,
+                vectors,
+                meeting,
+                key_vectors,
+                values,
+                coefficients,
+                *(clocks or (None, None)),
+                shift,
+                slopes,
+            )
+        ),
         flat(queries),
         flat(keys),
         [int(seen.is_causal), int(seen.left is not None), seen.left or 0, int(seen.right is not None), seen.right or 0],

@@ -6,6 +6,7 @@ position: one for each head of a scheme that has heads of its own, and one for a
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,17 +20,19 @@ from torch import Tensor
 
 import posenc
 from posenc.arguments import check_flag, check_type, number, shown, whole
-from posenc.encoding import RowScore
 from posenc.figures import panels
 from posenc.figures.panels import Named, Schemes
-from posenc.forms import Block
-from posenc.positions import Positions, visible
+from posenc.forms import Block, added, bucket, dense
+from posenc.layout import Visibility
+from posenc.pieces import Meeting, Row, adds
+from posenc.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.alibi import ALiBi
 from posenc.schemes.distance_aware import DistanceAware
 from posenc.schemes.entry import Shape
 from posenc.schemes.shaw import Shaw
 from posenc.schemes.transformer_xl import TransformerXL
+from posenc.visibility import visible
 from posenc.workbench import style
 
 BIAS, FACTOR = "bias (added to the score)", "factor (times the score)"
@@ -46,8 +49,8 @@ def effect(scheme: Scheme, query_positions: Positions, key_positions: Positions,
     The keys are zero vectors, so that of a term with the query only the part of the position is left. ValueError for a
     scheme that looks along the row, or both adds and multiplies: its doing is neither a bias nor a factor.
     """
-    scores = scheme.pairs(query_positions, key_positions).scores
-    kinds = {None if isinstance(term, RowScore) else term.additive for term in scores}
+    pieces = scheme.pairs(query_positions, key_positions).pieces
+    kinds = {None if isinstance(piece, Row) else adds(piece) for piece in pieces}
     if kinds not in ({True}, {False}):
         raise ValueError(
             "schemes must add to the score or multiply it, got one that does both, neither, or needs the whole row"
@@ -57,12 +60,11 @@ def effect(scheme: Scheme, query_positions: Positions, key_positions: Positions,
     fixed = torch.randn(1, heads, 1, width, generator=generator, dtype=torch.float64)
     key = torch.zeros(1, heads, len(key_positions), width, dtype=torch.float64)
     block = Block(fixed.expand(-1, -1, len(query_positions), -1), key, query_positions, key_positions, width**-0.5)
-    adds = True in kinds
-    score = torch.full((1, heads, len(query_positions), len(key_positions)), 0.0 if adds else 1.0, dtype=torch.float64)
-    for term in scores:
-        assert not isinstance(term, RowScore)
-        score = term.bind(block)(score, *block.indices)
-    return score[0], BIAS if adds else FACTOR
+    start = 0.0 if kinds == {True} else 1.0
+    score = torch.full((1, heads, len(query_positions), len(key_positions)), start, dtype=torch.float64)
+    for piece in pieces:
+        score = dense(piece, score, block, Visibility(), None)
+    return score[0], BIAS if kinds == {True} else FACTOR
 
 
 def _sizes(scheme: Scheme, head_dim: int) -> tuple[int, int]:
@@ -77,7 +79,7 @@ def _sizes(scheme: Scheme, head_dim: int) -> tuple[int, int]:
 def _unseen(scheme: Scheme, query: Positions, key: Positions, causal: bool) -> Tensor | None:
     """Which pairs no model looks at: what comes after the query, in a decoder and in ALiBi's causal form."""
     causal = causal or any(isinstance(part, ALiBi) and part.form == "causal" for part in scheme.parts)
-    seen = visible(query, key, is_causal=causal)
+    seen = visible(query, key, Visibility(causal))
     return None if seen is None else ~seen[0]
 
 
@@ -300,7 +302,7 @@ def _factor(distance: Tensor, w: float, v: float) -> Tensor:
     scheme = DistanceAware(2).double()
     scheme.w.copy_(torch.tensor([w, -w]))
     scheme.v.fill_(v)
-    both = scheme.factor(distance[:, None])
+    both = scheme.factor(distance).mT
     return torch.where(distance < 0, both[:, 1], both[:, 0])
 
 
@@ -348,12 +350,11 @@ def shaw_window(
 def shaw_offsets(length: int, max_distance: int) -> NDArray[np.int64]:
     """Which vector Shaw's scheme takes for each pair, (queries, keys), from -k to k."""
     scheme = Shaw(1, max_distance)
-    term = scheme.value()
-    assert term is not None
     positions, zeros = Positions.arange(length), torch.zeros(1, 1, length, 1)
-    block = Block(zeros, zeros, positions, positions, 1.0)
-    bucket: NDArray[np.int64] = term.bind(block)(*block.indices)[0, 0].numpy()
-    return bucket - max_distance
+    (term,) = scheme.value(positions, positions)
+    _, index = bucket(term, Block(zeros, zeros, positions, positions, 1.0))
+    offsets: NDArray[np.int64] = index[0].numpy() - max_distance
+    return offsets
 
 
 def _signed(number: float) -> str:
@@ -387,7 +388,7 @@ def transformer_xl_terms(
         scheme = made
     query, key = _projected(panels.embeddings(words, scheme.dim), scheme.num_heads, scheme.head_dim)
     with torch.no_grad():
-        terms = scheme.terms(Block(query, key, positions, positions, scheme.head_dim**-0.5))
+        terms = _four_terms(scheme, Block(query, key, positions, positions, scheme.head_dim**-0.5))
     matrices = [panels.numbers(term[0, 0]) for term in terms]
     names = (
         "content\n$q_i \\cdot k_j$",
@@ -434,7 +435,7 @@ def attention(
     ]
     twice = [j for j, word in enumerate(words) if words.count(word) > 1]
     rows, columns = panels.layout(len(drawn), most=2)
-    seen = visible(positions, positions, is_causal=causal)
+    seen = visible(positions, positions, Visibility(causal))
     hidden = np.zeros((len(words), len(words)), bool) if seen is None else ~seen[0].numpy()
     colors = panels.sequential(), Normalize(0.0, max(float(w.max()) for w in weights))
     with style.context(dark):
@@ -475,7 +476,7 @@ def weights_on(
     encoding = scheme(positions, dtype=torch.float64)
     query, key = _projected(encoding.add(panels.embeddings(words, dim)), num_heads, head_dim)
     scores = posenc.logits(query, key, encoding, is_causal=causal)
-    seen = visible(positions, positions, is_causal=causal)
+    seen = visible(positions, positions, Visibility(causal))
     if seen is not None:
         scores = scores.masked_fill(~seen[:, None], -torch.inf)
     return scores.softmax(-1)[0, 0]
@@ -488,3 +489,12 @@ def _projected(x: Tensor, num_heads: int, head_dim: int) -> tuple[Tensor, Tensor
     drawn = torch.randn(2, width, num_heads * head_dim, generator=generator, dtype=torch.float64) * width**-0.5
     query, key = ((x @ matrix).unflatten(-1, (num_heads, head_dim)).transpose(1, 2) for matrix in drawn)
     return query, key
+
+
+def _four_terms(scheme: TransformerXL, block: Block) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Transformer-XL's terms in the order of its formula, each (batch, heads, queries, keys) and scaled."""
+    fold, meeting = scheme.score(block.query_positions, block.key_positions)
+    assert isinstance(meeting, Meeting)
+    content_position = added(replace(meeting, shift=None), block)
+    four = (block.query @ block.key.mT * block.scale, content_position, added(fold, block))
+    return *four, added(meeting, block) - content_position

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from posenc.arguments import check_choice, check_type, shown, whole
 from posenc.backends.attention import attention, logits
-from posenc.forms import Block
+from posenc.forms import Block, bucket
 from posenc.positions import PositionError, Positions
 from posenc.scheme import Scheme
 from posenc.schemes.catalog import entries_of, scheme_from_names
@@ -174,10 +174,9 @@ class Probe:
         parts = [scores[..., None]]
         block = Block(query, key, queries, keys, self.shape.head_dim**-0.5)
         for term in encoding.values:
-            b, h, i, j = block.indices
-            bucket = term.bind(block)(b, h, i, j).expand(scores.shape)
-            vectors = term.table[bucket] if term.table.dim() == 2 else term.table[h.expand(scores.shape), bucket]
-            parts.append(vectors.to(scores.dtype))
+            vectors, index = bucket(term, block)
+            by_head = vectors[:, index].movedim(0, 1).expand(*scores.shape, -1)
+            parts.append(by_head.to(scores.dtype))
         return torch.cat(parts, -1)
 
     def vectors(self, places: Places) -> Float[Tensor, "tokens channels"] | None:
@@ -212,7 +211,9 @@ class Probe:
         """Attention of these tokens to each other, without a mask."""
         encoding = self.scheme(self.positions(places, segment), dtype=torch.float64)
         x = encoding.add(content)
-        out = attention(self.project(x, 0), self.project(x, 1), self.project(x, 2), encoding, backend="reference")
+        query, key, value = (self.project(x, number) for number in range(3))
+        everything = torch.ones((), dtype=torch.bool).expand(query.size(2), key.size(2))  # stated, so that none objects
+        out = attention(query, key, value, encoding, attn_mask=everything, backend="reference")
         assert isinstance(out, Tensor)
         return out
 

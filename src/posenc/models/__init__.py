@@ -1,6 +1,7 @@
 """A Transformer on one page, that takes any scheme."""
 
+from posenc.models.forward_pass import ForwardPass, KVCache
 from posenc.models.image import ImageClassifier
-from posenc.models.transformer import Decoder, Encoder, KVCache
+from posenc.models.transformer import Decoder, Encoder
 
-__all__ = ["Decoder", "Encoder", "ImageClassifier", "KVCache"]
+__all__ = ["Decoder", "Encoder", "ForwardPass", "ImageClassifier", "KVCache"]

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from posenc.arguments import check_flag, check_type, shown, whole
 from posenc.models.transformer import Trunk, check_trunk
 from posenc.positions import Positions
-from posenc.scheme import Scheme
+from posenc.scheme import Schedule, Scheme
 
 
 class ImageClassifier(nn.Module):
@@ -38,7 +38,7 @@ class ImageClassifier(nn.Module):
         *,
         channels: int = 1,
         raster: bool = False,
-        position: Scheme | None = None,
+        position: Scheme | Schedule | None = None,
         inject: Literal["input", "every_layer"] = "input",
         per_layer: bool = False,
     ) -> None:

@@ -10,63 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.arguments import check_choice, check_flag, check_type, number, shown, whole
-from posenc.backends.attention import attention
-from posenc.encoding import Encoding
+from posenc.models.forward_pass import ForwardPass, KVCache
 from posenc.positions import Positions
-from posenc.scheme import Scheme
+from posenc.scheme import Schedule, Scheme, is_scheme
 from posenc.schemes.nope import NoPE
 
 
-class KVCache:
-    """Keys, already rotated, and values of every layer, with the positions they stand at. For inference.
-
-    The buffers double when they are full, so that appending a token does not copy the cache each time.
-    """
-
-    def __init__(self) -> None:
-        self.positions: Positions | None = None
-        self._buffers: list[tuple[Tensor, Tensor]] = []
-
-    def __len__(self) -> int:
-        return 0 if self.positions is None else len(self.positions)
-
-    def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Keeps one layer's new keys and values (batch, kv_heads, tokens, head_dim); gives all there are.
-
-        Raises ValueError for a layer before which one was left out, and for tensors that do not go on with those kept.
-        """
-        whole("layer", layer, 0, len(self._buffers))
-        for name, new in (("key", key), ("value", value)):
-            if not isinstance(new, Tensor) or new.dim() != 4:
-                raise ValueError(f"{name} must be a tensor (batch, kv_heads, tokens, head_dim), got {shown(new)}")
-        if value.shape[:3] != key.shape[:3]:
-            wanted, found = tuple(key.shape[:3]), tuple(value.shape[:3])
-            raise ValueError(f"value must be of (batch, kv_heads, tokens) {wanted} like key, got {found}")
-        if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
-            raise ValueError("a KVCache is for inference: call the model under torch.no_grad()")
-        start, stop = len(self), len(self) + key.size(2)
-        if layer == len(self._buffers):
-            self._buffers.append((key.new_empty(0), value.new_empty(0)))
-        kept = list(self._buffers[layer])
-        for n, new in enumerate((key, value)):
-            held = kept[n]
-            if start and (held.shape[:2], held.shape[3:]) != (new.shape[:2], new.shape[3:]):
-                fixed = (*held.shape[:2], "tokens", held.size(3))
-                raise ValueError(f"the cache holds keys or values of shape {fixed}, got {tuple(new.shape)}")
-            if start and (held.dtype, held.device) != (new.dtype, new.device):
-                raise ValueError(f"the cache holds {held.dtype} on {held.device}, got {new.dtype} on {new.device}")
-            if start == 0 or kept[n].size(2) < stop:
-                grown = new.new_empty(*new.shape[:2], max(stop, 2 * start), new.size(3))
-                if start:
-                    grown[:, :, :start] = kept[n][:, :, :start]
-                kept[n] = grown
-            kept[n][:, :, start:stop] = new
-        self._buffers[layer] = (kept[0], kept[1])
-        return kept[0][:, :, :stop], kept[1][:, :, :stop]
-
-
 class SelfAttention(nn.Module):
-    """Multi-head attention whose queries and keys are rotated here, so that the cache keeps rotated keys."""
+    """Multi-head attention over the positions of a forward pass."""
 
     def __init__(self, dim: int, num_heads: int, num_kv_heads: int) -> None:
         super().__init__()
@@ -76,19 +27,12 @@ class SelfAttention(nn.Module):
         self.value = nn.Linear(dim, num_kv_heads * self.head_dim, bias=False)
         self.out = nn.Linear(num_heads * self.head_dim, dim, bias=False)
 
-    def forward(
-        self, x: Tensor, token_doors: Encoding, pair_doors: Encoding, is_causal: bool, cache: KVCache | None, layer: int
-    ) -> Tensor:
+    def forward(self, x: Tensor, step: ForwardPass, layer: int) -> Tensor:
         query, key, value = (
             project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for project in (self.query, self.key, self.value)
         )
-        query, key = token_doors.rotate(query, key)
-        if cache is not None:
-            key, value = cache.append(layer, key, value)
-        out = attention(query, key, value, pair_doors, is_causal=is_causal)
-        assert isinstance(out, Tensor)
-        return self.out(out.transpose(1, 2).flatten(2))
+        return self.out(step.attention(query, key, value, layer).transpose(1, 2).flatten(2))
 
 
 class Block(nn.Module):
@@ -100,10 +44,8 @@ class Block(nn.Module):
         self.attention = SelfAttention(dim, num_heads, num_kv_heads)
         self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
 
-    def forward(
-        self, x: Tensor, token_doors: Encoding, pair_doors: Encoding, is_causal: bool, cache: KVCache | None, layer: int
-    ) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), token_doors, pair_doors, is_causal, cache, layer)
+    def forward(self, x: Tensor, step: ForwardPass, layer: int) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), step, layer)
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -111,8 +53,9 @@ class Trunk(nn.Module):
     """The blocks and the positions: what decoder and encoder share.
 
     ``inject`` says where the add door opens: once, on the ``"input"``, or before ``"every_layer"``. With ``per_layer``
-    every layer has a copy of the scheme with parameters of its own; otherwise all layers share the one that was given.
-    The weights of the blocks are drawn before those of the copies, so at a seed they are the same for every scheme.
+    every block has a copy of the scheme with parameters of its own; otherwise all layers share the one that was given. A
+    `Schedule` says it layer by layer. The weights of the blocks are drawn before those of the copies, so at a seed they
+    are the same for every scheme.
     """
 
     def __init__(
@@ -121,7 +64,7 @@ class Trunk(nn.Module):
         num_layers: int,
         num_heads: int,
         num_kv_heads: int | None,
-        position: Scheme | None,
+        position: Scheme | Schedule | None,
         inject: Literal["input", "every_layer"],
         per_layer: bool,
         is_causal: bool,
@@ -129,31 +72,36 @@ class Trunk(nn.Module):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         position = NoPE() if position is None else position
-        self.inject, self.is_causal = inject, is_causal
+        self.inject, self.is_causal, self.per_layer = inject, is_causal, per_layer
         self.blocks = nn.ModuleList(Block(dim, num_heads, num_kv_heads) for _ in range(num_layers))
         self.norm = nn.LayerNorm(dim)
-        others = [position.another() for _ in range(num_layers - 1)] if per_layer else []
-        self.schemes = nn.ModuleList([position, *others])
+        if per_layer and isinstance(position, Scheme):
+            # In the blocks, where FSDP gathers a block's parameters together.
+            for layer, block in enumerate(self.blocks):
+                block.scheme = position if layer == 0 else position.another()
+        else:
+            self.position = position
+
+    @property
+    def schedule(self) -> Scheme | Schedule:
+        """What every layer has."""
+        if not self.per_layer:
+            return self.position
+        return Schedule([(block.scheme, None) for block in self.blocks])  # type: ignore[misc]
 
     def forward(self, x: Tensor, positions: Positions, cache: KVCache | None) -> Tensor:
         if positions.order.size(1) != x.size(1):
-            raise ValueError(f"positions must be of {x.size(1)} tokens, as there are, got {len(positions)}")
+            raise ValueError(f"positions has {len(positions)} tokens, the batch has {x.size(1)}")
         if positions.rows not in (1, x.size(0)):
             raise ValueError(f"positions must have 1 or {x.size(0)} rows like the batch, got {positions.rows}")
         if positions.device != x.device:
             raise ValueError(f"positions must be on {x.device} like the tokens, got {positions.device}")
-        known = positions if cache is None or cache.positions is None else Positions.cat([cache.positions, positions])
         dtype = torch.promote_types(x.dtype, torch.float32)
-        schemes = [scheme for scheme in self.schemes if isinstance(scheme, Scheme)]
-        token_doors = [scheme.tokens(positions, dtype=dtype) for scheme in schemes]
-        pair_doors = [scheme.pairs(positions, known) for scheme in schemes]
+        step = ForwardPass(self.schedule, positions, cache, is_causal=self.is_causal, dtype=dtype)
         for layer, block in enumerate(self.blocks):
-            own = layer if len(schemes) > 1 else 0
             if layer == 0 or self.inject == "every_layer":
-                x = token_doors[own].add(x)
-            x = block(x, token_doors[own], pair_doors[own], self.is_causal, cache, layer)
-        if cache is not None:
-            cache.positions = known
+                x = step.add(x, layer)
+            x = block(x, step, layer)
         return self.norm(x)
 
 
@@ -162,7 +110,7 @@ def check_trunk(
     num_layers: int,
     num_heads: int,
     num_kv_heads: int | None,
-    position: Scheme | None,
+    position: Scheme | Schedule | None,
     inject: str,
     per_layer: bool,
 ) -> None:
@@ -179,8 +127,17 @@ def check_trunk(
         raise ValueError(f"num_heads must be a multiple of num_kv_heads = {num_kv_heads}, got {num_heads}")
     check_choice("inject", inject, ("input", "every_layer"))
     check_flag("per_layer", per_layer)
-    check_type("position", position, Scheme, None)
+    if not is_scheme(position):
+        check_type("position", position, Scheme, Schedule, None)
     if position is None:
+        return
+    if isinstance(position, Schedule):
+        if per_layer:
+            raise ValueError("a Schedule says what every layer has: leave per_layer out")
+        if len(position) != num_layers:
+            raise ValueError(f"position has {len(position)} layers, the model has {num_layers}")
+        for scheme in position.schemes:
+            check_trunk(dim, num_layers, num_heads, num_kv_heads, scheme, inject, per_layer)  # type: ignore[arg-type]
         return
     if per_layer and inject == "input" and "add" in position.doors:
         raise ValueError(
@@ -234,7 +191,7 @@ class Decoder(nn.Module):
         num_heads: int,
         num_kv_heads: int | None = None,
         *,
-        position: Scheme | None = None,
+        position: Scheme | Schedule | None = None,
         inject: Literal["input", "every_layer"] = "input",
         per_layer: bool = False,
     ) -> None:
@@ -263,11 +220,6 @@ class Decoder(nn.Module):
                 positions = cache.positions.following(tokens.size(1))
             else:
                 positions = Positions.arange(tokens.size(1), device=tokens.device)
-        elif cache and positions.starts_a_text:
-            raise ValueError(
-                f"positions of tokens that follow a cache of {len(cache)} must go on with its order, got order from 0: "
-                "give Positions an order, or use cache.positions.following(n)"
-            )
         return self.head(self.trunk(x, positions, cache))
 
     @torch.no_grad()
@@ -321,7 +273,7 @@ class Encoder(nn.Module):
         num_heads: int,
         num_kv_heads: int | None = None,
         *,
-        position: Scheme | None = None,
+        position: Scheme | Schedule | None = None,
         inject: Literal["input", "every_layer"] = "input",
         per_layer: bool = False,
     ) -> None:

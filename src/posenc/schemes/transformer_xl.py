@@ -56,9 +56,19 @@ class TransformerXL(Scheme):
         self.num_heads, self.head_dim, self.dim = num_heads, head_dim, dim
         self.base, self.share_biases = number("base", base, above=1), share_biases
         self.projection = nn.Parameter(torch.empty(num_heads, head_dim, dim))
-        self.content_bias = nn.Parameter(torch.empty(num_heads, head_dim))
-        self.position_bias = nn.Parameter(torch.empty(num_heads, head_dim))
+        # A module, so that it is shared whole: tensors that two modules share part when they leave ``meta``.
+        self.biases = nn.ParameterDict({name: torch.empty(num_heads, head_dim) for name in ("content", "position")})
         self.reset_parameters()
+
+    @property
+    def content_bias(self) -> Float[Tensor, "heads head_dim"]:
+        """u."""
+        return self.biases["content"]
+
+    @property
+    def position_bias(self) -> Float[Tensor, "heads head_dim"]:
+        """v."""
+        return self.biases["position"]
 
     def reset_parameters(self) -> None:
         """W, u and v from N(0, 0.02^2)."""
@@ -67,8 +77,7 @@ class TransformerXL(Scheme):
 
     def another(self) -> TransformerXL:
         """One for another layer: W of its own, and u and v too unless ``share_biases``."""
-        shared = (self.content_bias, self.position_bias) if self.share_biases else ()
-        other = copy.deepcopy(self, {id(parameter): parameter for parameter in shared})
+        other = copy.deepcopy(self, {id(self.biases): self.biases} if self.share_biases else None)
         nn.init.normal_(other.projection, std=0.02)
         if not self.share_biases:
             other.reset_parameters()

@@ -1,0 +1,196 @@
+"""One forward pass of any model: its positions, its cache, and which door opens when."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.arguments import check_flag, check_type, shown, whole
+from posenc.backends.attention import attention
+from posenc.encoding import NOTHING, Context, Encoding, Features
+from posenc.positions import Positions
+from posenc.scheme import Schedule, Scheme, Window, is_scheme
+
+
+class KVCache:
+    """Keys, already rotated, values and named features of every layer, with the positions they stand at. For inference.
+
+    The buffers double when they are full, so that appending a token does not copy the cache each time.
+    """
+
+    def __init__(self) -> None:
+        self.positions: Positions | None = None
+        self._kept: list[dict[str, Tensor]] = []
+        self._lengths: list[int] = []
+
+    def __len__(self) -> int:
+        return 0 if self.positions is None else len(self.positions)
+
+    def append(
+        self, layer: int, key: Tensor, value: Tensor, features: Features = NOTHING
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Keeps one layer's new keys and values (batch, kv_heads, tokens, head_dim) and features of its keys (batch,
+        heads, tokens, ...); gives all there are.
+
+        Raises ValueError for a layer before which one was left out, and for tensors that do not go on with those kept.
+        """
+        whole("layer", layer, 0, len(self._kept))
+        for name, new in (("key", key), ("value", value)):
+            if not isinstance(new, Tensor) or new.dim() != 4:
+                raise ValueError(f"{name} must be a tensor (batch, kv_heads, tokens, head_dim), got {shown(new)}")
+        if value.shape[:3] != key.shape[:3]:
+            wanted, found = tuple(key.shape[:3]), tuple(value.shape[:3])
+            raise ValueError(f"value must be of (batch, kv_heads, tokens) {wanted} like key, got {found}")
+        if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
+            raise ValueError("a KVCache is for inference: call the model under torch.no_grad()")
+        if layer == len(self._kept):
+            self._kept.append({})
+            self._lengths.append(0)
+        kept, start = self._kept[layer], self._lengths[layer]
+        stop = start + key.size(2)
+        given = {"key": key, "value": value, **{f"feature {name}": x for name, x in features.items()}}
+        if start and given.keys() != kept.keys():
+            raise ValueError(f"the cache holds {', '.join(kept)} of this layer, got {', '.join(given)}")
+        for name, new in given.items():
+            kept[name] = _grown(kept.get(name), new, start, stop)
+        self._lengths[layer] = stop
+        whole_of = {name: x[:, :, :stop] for name, x in kept.items()}
+        return whole_of["key"], whole_of["value"], {name: whole_of[f"feature {name}"] for name in features}
+
+
+def _grown(held: Tensor | None, new: Tensor, start: int, stop: int) -> Tensor:
+    """The buffer with the new tokens in it."""
+    if held is not None and start:
+        if (held.shape[:2], held.shape[3:]) != (new.shape[:2], new.shape[3:]):
+            fixed = (*held.shape[:2], "tokens", *held.shape[3:])
+            raise ValueError(f"the cache holds keys or values of shape {fixed}, got {tuple(new.shape)}")
+        if (held.dtype, held.device) != (new.dtype, new.device):
+            raise ValueError(f"the cache holds {held.dtype} on {held.device}, got {new.dtype} on {new.device}")
+    if held is None or start == 0 or held.size(2) < stop:
+        grown = new.new_empty(*new.shape[:2], max(stop, 2 * start), *new.shape[3:])
+        if held is not None and start:
+            grown[:, :, :start] = held[:, :, :start]
+        held = grown
+    held[:, :, start:stop] = new
+    return held
+
+
+class ForwardPass:
+    """One forward pass of a model: made once from the positions of its tokens, then called by every layer.
+
+    It opens each door once, at the right time, so that a model need not know which doors a scheme has: `add` where the
+    input is made (or in every layer), `attention` in every layer, which rotates the new tokens, keeps their keys and
+    values in the cache, and opens the pair doors over all of them. ``scheme`` is a scheme or a `Schedule`; layers without
+    a number of their own are layer 0.
+
+    >>> step = ForwardPass(scheme, cache.positions.following(n), cache)
+    >>> x = step.add(x)
+    >>> for layer, block in enumerate(blocks):
+    ...     x = x + block.project(step.attention(*block.query_key_value(x), layer=layer))
+
+    Without a cache the tokens see one another; with one they see what it holds besides, and positions are the new
+    tokens' alone. Raises ValueError for positions that do not go on with the cache's.
+    """
+
+    def __init__(
+        self,
+        scheme: Scheme | Schedule,
+        positions: Positions,
+        cache: KVCache | None = None,
+        *,
+        is_causal: bool = True,
+        dtype: torch.dtype = torch.float32,
+        context: Context | None = None,
+    ) -> None:
+        if not isinstance(scheme, Schedule) and not is_scheme(scheme):
+            check_type("scheme", scheme, Scheme, Schedule)
+        check_type("positions", positions, Positions)
+        check_type("cache", cache, KVCache, None)
+        check_flag("is_causal", is_causal)
+        self._schedule = scheme
+        self.positions, self.cache, self.is_causal = positions, cache, is_causal
+        self._dtype, self._context = dtype, context
+        before = None if cache is None else cache.positions
+        self.key_positions = positions if before is None else Positions.cat([before, positions])
+        if cache is not None:
+            cache.positions = self.key_positions
+        self._tokens: dict[int, Encoding] = {}
+        self._pairs: dict[int, Encoding] = {}
+
+    def of_layer(self, layer: int) -> tuple[Scheme, Window]:
+        """The scheme and the window of a layer."""
+        return self._schedule[layer] if isinstance(self._schedule, Schedule) else (self._schedule, None)
+
+    def _number(self, layer: int) -> int:
+        return self._schedule.number(layer) if isinstance(self._schedule, Schedule) else 0
+
+    def tokens(self, layer: int = 0) -> Encoding:
+        """The token doors of the new tokens in a layer. Layers with one scheme share them."""
+        number = self._number(layer)
+        if number not in self._tokens:
+            scheme, _ = self.of_layer(layer)
+            self._tokens[number] = scheme.tokens(self.positions, dtype=self._dtype, context=self._context)
+        return self._tokens[number]
+
+    def pairs(self, layer: int = 0) -> Encoding:
+        """The pair doors between the new tokens and all keys. Where rotations depend on the length of the text, keys are
+        kept as they are, and the rotations are open here too."""
+        number = self._number(layer)
+        if number not in self._pairs:
+            scheme, _ = self.of_layer(layer)
+            doors = ("rotate", "score", "value") if scheme.needs_lengths else ("score", "value")
+            self._pairs[number] = scheme(
+                self.positions, self.key_positions, dtype=self._dtype, context=self._context, doors=doors
+            )
+        return self._pairs[number]
+
+    def add(self, x: Float[Tensor, "batch tokens dim"], layer: int = 0) -> Float[Tensor, "batch tokens dim"]:
+        """The add door: x_i + P[p_i]; x itself where it is closed."""
+        return self.tokens(layer).add(x)
+
+    def attention(
+        self,
+        query: Float[Tensor, "batch heads tokens head_dim"],
+        key: Float[Tensor, "batch kv_heads tokens head_dim"],
+        value: Float[Tensor, "batch kv_heads tokens value_dim"],
+        layer: int = 0,
+        *,
+        features: Features = NOTHING,
+        key_features: Features | None = None,
+        sinks: Tensor | None = None,
+        dropout_p: float = 0.0,
+        scale: float | None = None,
+        backend: str = "auto",
+    ) -> Float[Tensor, "batch heads tokens value_dim"]:
+        """Attention of the new tokens, as a layer projects them, to all that the cache holds and to one another.
+
+        ``features`` are named per-token tensors (batch, heads, tokens, ...) of the queries, ``key_features`` of the keys
+        (by default the same), which the cache keeps beside its keys. The rest is as for `posenc.attention`.
+        """
+        scheme, window = self.of_layer(layer)
+        encoding, token_doors = self.pairs(layer), self.tokens(layer)
+        is_kept_rotated = not scheme.needs_lengths
+        if is_kept_rotated:
+            query, key = token_doors.rotate(query, key)
+            value = token_doors.rotate_value(value)
+            scale = token_doors.scale if scale is None else scale
+        of_keys = dict(features if key_features is None else key_features)
+        if self.cache is not None:
+            key, value, of_keys = self.cache.append(layer, key, value, of_keys)
+        if features or of_keys:
+            encoding = encoding.with_features(features, of_keys)
+        out = attention(
+            query,
+            key,
+            value,
+            encoding,
+            is_causal=self.is_causal,
+            window=window,
+            sinks=sinks,
+            dropout_p=dropout_p,
+            scale=scale,
+            backend=backend,
+        )
+        assert isinstance(out, Tensor)
+        return token_doors.rotate_output(out) if is_kept_rotated else out
