@@ -1,12 +1,14 @@
 """Bugs, planted one at a time to see that the tests notice. Each is one that somebody has shipped, or could.
 
 A mutant puts one wrong attribute in the place of the right one, and names the check that must fail for it: a check that
-the tests run on the real thing, not one of its own.
+the tests run on the real thing, not one of its own. Every file here has its `MUTANTS`; tests/test_mutants.py runs them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+import pytest
 import torch
 
 from posenc.schemes.catalog import entries_of
@@ -23,6 +25,13 @@ class Mutant:
     name: str
     wrong: object
     check: Callable[[], None]
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        """The bug is in posenc for as long as this is open."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self.owner, self.name, self.wrong)
+            yield
 
 
 def oracles(scheme: str, *where: str) -> Callable[[], None]:
