@@ -1,4 +1,4 @@
-"""Every system that the project set out to have, found where it should be: catalog, oracle, laws, figures, docs."""
+"""Every system that the project set out to have, found where it should be: catalog, oracle, figures, docs."""
 
 import importlib
 from collections.abc import Callable
@@ -10,7 +10,6 @@ import pytest
 import posenc
 from posenc import Scheme
 from posenc.figures.command import FIGURES
-from posenc.laws.table import audit_all
 from posenc.schemes.catalog import CATALOG
 from tests.cases import CASES
 
@@ -113,7 +112,3 @@ def test_every_system_is_everywhere(system: System) -> None:
 
 def test_every_scheme_is_a_system() -> None:
     assert {entry.scheme for entry in CATALOG} == {type(system.make()) for system in SYSTEMS}
-
-
-def test_the_table_of_laws_has_every_scheme() -> None:
-    assert [audit.name for audit in audit_all([])] == [entry.name for entry in CATALOG]
