@@ -46,8 +46,9 @@ field: $(FIELD) ## set up with other libraries, run the checks on them, write do
 # All twenty checks on every scheme, backend and model, and on what is right: minutes, so not of `make test`.
 CHECKED := tests/conformance/test_own.py tests/conformance/test_mutants.py
 
-# One thread a process: the processes share the cores already.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS)
+# One thread a process: the processes share the cores already. Tests of a file stay in a process, which has what they
+# share, until the other has nothing left to do.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 test: $(DEV) ## set up and run the tests, all but those of `make check`, and some of the mutants
 	$(PYTEST) -m "not mutant or sample" $(addprefix --ignore=,$(CHECKED))
