@@ -43,7 +43,7 @@ class Odd(nn.Module):
 
 
 def odd(device: torch.device) -> tuple[Odd, torch.optim.AdamW]:
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     model = Odd().to(device)
     return model, optimizer_for(model, CompareConfig())
 

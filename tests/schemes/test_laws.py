@@ -47,7 +47,7 @@ def segments(entry: Entry, positions: Positions) -> Positions:
 
 
 def built(entry: Entry, shape: Shape = SHAPE) -> posenc.Scheme:
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     return entry.build(shape).double()
 
 
@@ -59,7 +59,7 @@ def scores(scheme: posenc.Scheme, positions: Positions, x: Tensor) -> Tensor:
 
 def moved(entry: Entry) -> dict[int, float]:
     """How far the scores go, at most, when all positions move, by how far these do."""
-    scheme, positions, x = built(entry), segments(entry, Positions.arange(TOKENS)), features()
+    scheme, positions, x = built(entry), segments(entry, Positions.arange(TOKENS)), features(1)
     before = scores(scheme, positions, x)
     return {shift: (scores(scheme, positions.shift(shift), x) - before).abs().max().item() for shift in SHIFTS}
 

@@ -31,7 +31,7 @@ of_every_scheme = pytest.mark.parametrize("names", NAMES)
 
 
 def build(names: str, seed: int = 5) -> Scheme:
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     return scheme_from_names(names, SHAPE)
 
 
@@ -98,7 +98,7 @@ def check_meta(names: str) -> None:
     with torch.no_grad():
         for parameter in scheme.parameters():
             parameter.fill_(torch.nan)
-    torch.manual_seed(5)
+    torch.default_generator.manual_seed(5)
     scheme.reset_parameters()
     assert_same_encoding(scheme, build(names, seed=5))
 
@@ -296,7 +296,7 @@ def test_compiled_and_eager_agree_and_the_graph_is_whole_and_real() -> None:
     with fresh_compiler():
         results = []
         for run in (attend, torch.compile(attend, fullgraph=True, backend=keep)):
-            torch.manual_seed(0)
+            torch.default_generator.manual_seed(0)
             *tensors, mask = example()
             wanted = [x.requires_grad_() for x in tensors]
             out = run(*wanted, mask)
