@@ -39,7 +39,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """After a run of the mutants alone, `make mutants`: what caught each planted bug, and which escaped."""
     if config.option.markexpr != "mutant":
         return
-    caught, escaped = (terminalreporter.getreports(outcome) for outcome in ("passed", "failed"))
+    caught = terminalreporter.getreports("passed")
+    escaped = [*terminalreporter.getreports("failed"), *terminalreporter.getreports("error")]
     terminalreporter.section("planted bugs")
     for report in sorted(caught, key=lambda report: report.nodeid):
         terminalreporter.line(f"caught   {report.nodeid}\n         by {dict(report.user_properties)['caught by']}")
