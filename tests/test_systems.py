@@ -109,5 +109,3 @@ def test_every_system_is_everywhere(system: System) -> None:
     assert system.figure in {figure.name for figure in FIGURES}
     assert kind.__name__ in README
     assert system.docs in SCHEMES_PAGE
-
-
