@@ -95,8 +95,8 @@ def width_of(call: Call) -> int | None:
         return None
     width = 0
     for piece in (*call.pieces, *call.values):
-        if isinstance(piece, Function):
-            return None
+        if isinstance(piece, Function) or (isinstance(piece, Meeting) and piece.side == "key"):
+            return None  # what a key meets far away is as much for all queries, and as different from key to key
         distance = getattr(piece, "distance", None)
         if distance is None:
             continue
