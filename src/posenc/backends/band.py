@@ -325,7 +325,7 @@ def _scores(band: Band, work: Work, q: Tensor, keys: Tensor, scale: float, lines
     def applied() -> Any:
         assert lines.apply is not None
         given = () if lines.coefficients is None else tuple(band.per_head(c) for c in lines.coefficients)
-        changed, back, *_ = torch.func.vjp(lines.apply, scores, *given)
+        changed, back, *_ = torch.func.vjp(lines.apply, scores.clone(), *given)  # it keeps what it is given
         scores.copy_(changed)
         return back
 
