@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import posenc
 from posenc import Positions, RoPE, Scheme
 from posenc.encoding import Context
+from posenc.forms import Block, function
 from posenc.models.forward_pass import ForwardPass, KVCache
 from posenc.scheme import Schedule
 from tests.contract import oracles, schemes
@@ -388,6 +389,30 @@ def test_tiles_are_the_truth_over_many_blocks(trial: Trial, options: dict[str, A
     names = ("out", "lse", *leaves, *dict(scheme.named_parameters()))
     for name, expected, made in zip(names, *found, strict=True):
         torch.testing.assert_close(made, expected, rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
+
+
+SINGLE = ("ALiBi, heads 8 to 13 of 20", "Shaw", "Transformer-XL", "DeBERTa", "Swin", "Swin 2", "FoX", "Inkling")
+
+
+@pytest.mark.parametrize("name", [*SINGLE, "softcap on ALiBi"])
+def test_the_form_of_single_scores_is_the_dense_one(name: str) -> None:
+    """What a compiled kernel is handed, run on the indices of all pairs."""
+    trial = TRIALS[name]
+    positions, scheme = trial.grounds["packed"].expand(2), trial.make()
+    n, encoding = trial.drawn(positions), bound(trial, scheme, positions, positions)
+    features = trial.features(n, None)
+    scale = WIDTH**-0.5 if encoding.scale is None else encoding.scale
+    query, key = encoding.rotate(n["query"], n["key"])
+    heads = encoding.context.heads
+    block = Block(query, key, positions, positions, scale, heads, features, features)
+    b, h, i, j = torch.meshgrid(*(torch.arange(size) for size in (2, HEADS, 9, 9)), indexing="ij")
+    scores = torch.einsum("bhid,bhjd->bhij", query, key.repeat_interleave(HEADS // KV_HEADS, 1)) * scale
+    for piece in encoding.pieces:
+        change = function(piece, block)
+        assert not isinstance(change, str), change
+        scores = change(scores, b, h, i, j)
+    dense = posenc.logits(query, key, encoding.pairs.with_features(features), scale=scale)
+    torch.testing.assert_close(scores, dense)
 
 
 @pytest.mark.parametrize("backend", ["reference", "tiled"])
