@@ -78,6 +78,18 @@ def shaw(n: Numbers, x: Where, y: Where, causal: bool) -> Result:
     return attended(n, x, y, causal, score=score, value_term=value_term)
 
 
+def alibi_and_shaw(n: Numbers, x: Where, y: Where, causal: bool, *, total: int) -> Result:
+    """Both terms, and the values of the second; keys after the query are rewarded."""
+    biased = alibi_oracle.score(alibi_oracle.slopes(total), x.coords, y.coords, causal=True)
+    met = shaw_oracle.score(n["query"], n["schemes.1.keys"], x.coords, y.coords)
+    value_term = shaw_oracle.value_term(n["schemes.1.values"], x.coords, y.coords)
+
+    def score(s: float, b: int, h: int, i: int, j: int) -> float:
+        return met(biased(s, b, h, i, j), b, h, i, j)
+
+    return attended(n, x, y, causal, score=score, value_term=value_term)
+
+
 def transformer_xl(n: Numbers, x: Where, y: Where, causal: bool, *, base: float) -> Result:
     """Dai et al. 2019, section 3.3."""
     terms = transformer_xl_oracle.terms(

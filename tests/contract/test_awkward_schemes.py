@@ -30,6 +30,7 @@ def text_and_image() -> Tensor:
 
 
 LINES = {"offset": Positions.arange(9, start=5), "packed": Positions.packed([[4, 5], [6, 2]])}
+PREFIX = {"prefix": Positions(torch.arange(9)[None], order=torch.arange(9).clamp(min=3)[None])}  # it sees itself whole
 GRIDS = {
     "grid": Positions.grid(3, 3),
     "packed": Positions.cat([Positions.grid(2, 2), Positions.grid(1, 5)], documents="new"),
@@ -168,14 +169,20 @@ TRIALS = {
         sized(),
         context=Context(heads=range(8, 14)),
     ),
-    "Shaw": Trial(lambda: schemes.Shaw(WIDTH, VALUE_WIDTH, 2), oracles.shaw, LINES, sized()),
+    "Shaw": Trial(lambda: schemes.Shaw(WIDTH, VALUE_WIDTH, 2), oracles.shaw, LINES | PREFIX, sized()),
+    "ALiBi and Shaw": Trial(
+        lambda: schemes.ALiBi(HEADS) + schemes.Shaw(WIDTH, VALUE_WIDTH, 2),
+        partial(oracles.alibi_and_shaw, total=HEADS),
+        LINES | PREFIX,
+        sized(),
+    ),
     "Transformer-XL": Trial(
         lambda: schemes.TransformerXL(HEADS, WIDTH, 10, 313.0),
         partial(oracles.transformer_xl, base=313.0),
         LINES,
         sized(),
     ),
-    "DeBERTa": Trial(deberta, oracles.deberta, LINES, sized(), scale=(3 * WIDTH) ** -0.5),
+    "DeBERTa": Trial(deberta, oracles.deberta, LINES | PREFIX, sized(), scale=(3 * WIDTH) ** -0.5),
     "Swin": Trial(
         lambda: schemes.Swin(3, 5, HEADS),
         partial(oracles.swin, sides=(3, 5)),
@@ -364,11 +371,14 @@ def test_where_there_are_no_tiles_the_reason_is_said(name: str) -> None:
         trial.attend(trial, trial.make(), trial.drawn(positions), positions, positions, True, "tiled")
 
 
+MANY = ("ALiBi, heads 8 to 13 of 20", "Shaw", "ALiBi and Shaw", "Transformer-XL", "DeBERTa", "FoX", "Inkling", "PoPE")
+
+
 @pytest.mark.parametrize(
     ("trial", "options"),
     [
         pytest.param(TRIALS[name], options, id=f"{name}-{said}")
-        for name in ("ALiBi, heads 8 to 13 of 20", "Shaw", "Transformer-XL", "DeBERTa", "FoX", "Inkling", "PoPE")
+        for name in MANY
         for said, options in (("whole", {}), ("window", {"window": (70, 40)}))
     ]
     + [pytest.param(TRIALS["softcap on ALiBi"], {}, id="softcap on ALiBi-whole")],
