@@ -26,7 +26,7 @@ ROWS = 128
 DISTANCES = 1025  # with the rows a window of 1152: products like round numbers
 SCORES = 2**20
 NARROW = 512  # bands of fewer distances are worked on in one go, many blocks of queries at once
-PIECE = 2**14  # scores that a function is applied to at a time
+PIECE = 2**17  # scores that a function is applied to at a time
 FAINT = -80.0  # weights below e to this power are taken for 0: they would soon be denormal numbers, which are slow
 
 
@@ -365,8 +365,10 @@ def _scores(
     else:
         scores.copy_(band.diagonals(full))
     if lines.key_clock is not None and lines.query_clock is not None:
-        scores += band.queries(lines.query_clock)[..., None]
-        scores -= _band_of_keys(band, _grouped_windows(band, lines.key_clock))
+        # Counted from the tile's first key, in the clock's own precision: readings grow with the text, differences not.
+        start = lines.key_clock[..., band.tile.first, None]
+        scores += band.queries(lines.query_clock - start)[..., None]
+        scores -= _band_of_keys(band, _grouped_windows(band, lines.key_clock - start))
     if lines.bias is not None:
         scores += band.per_head(lines.bias)
     if lines.apply is not None and not lines.is_first:
