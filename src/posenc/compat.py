@@ -28,6 +28,18 @@ def without_numbers() -> AbstractContextManager[Any]:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+def unsplit(x: Tensor, dim: int) -> Tensor:
+    """x itself; in a graph for the CPU, x in a loop that inductor leaves whole.
+
+    Of a loop over n numbers in which they are divided by d > 8, as in ``arange(n) // d``, inductor makes n // d loops over
+    d numbers, and writes nothing to the rest (seen on 2.13). It does not where an index goes by twos.
+    """
+    if not torch.compiler.is_compiling() or x.device.type != "cpu":
+        return x
+    parity = (torch.arange(x.size(dim)) % 2).view(-1, *[1] * (x.dim() - 1 - dim))
+    return torch.maximum(x, (parity + torch.iinfo(torch.int64).min).to(x.dtype))
+
+
 def compilations(most: int) -> AbstractContextManager[Any]:
     """Inside, dynamo keeps as many compilations of one function; it has no public setting for it."""
     patch: AbstractContextManager[Any] = torch._dynamo.config.patch(cache_size_limit=most)

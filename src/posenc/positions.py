@@ -94,10 +94,10 @@ class Positions:
         if document is None:
             document = torch.zeros((1, tokens), dtype=torch.int64, device=coords.device)
         self._set(
-            coords=coords.expand(rows, *coords.shape[1:]),
-            order=order.expand(rows, -1),
-            document=document.expand(rows, -1),
-            segment=None if segment is None else segment.expand(rows, -1),
+            coords=compat.unsplit(coords, 1).expand(rows, *coords.shape[1:]),
+            order=compat.unsplit(order, 1).expand(rows, -1),
+            document=compat.unsplit(document, 1).expand(rows, -1),
+            segment=None if segment is None else compat.unsplit(segment, 1).expand(rows, -1),
             _layout=layout,
             _is_read=False,
         )
