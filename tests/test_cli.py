@@ -1,3 +1,4 @@
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -7,8 +8,9 @@ from typing import Any
 import pytest
 
 import posenc
-import posenc.figures
+import posenc.lab
 from posenc.cli import main
+from posenc.schemes.catalog import entries_of
 from tests.lab.small import write_text
 
 SMALL = [
@@ -27,8 +29,8 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return out / "report.html"
 
     fake = SimpleNamespace(write=write, terminal_table=lambda records: "the table")
-    monkeypatch.setitem(sys.modules, "posenc.figures.report", fake)
-    monkeypatch.setattr(posenc.figures, "report", fake, raising=False)
+    monkeypatch.setitem(sys.modules, "posenc.lab.report", fake)
+    monkeypatch.setattr(posenc.lab, "report", fake, raising=False)
     return written
 
 
@@ -55,6 +57,38 @@ def test_python_m_posenc() -> None:
     assert done.stdout == f"posenc {posenc.__version__}\n"
 
 
+def test_dir_lists_what_is_public() -> None:
+    assert dir(posenc) == sorted([*posenc.__all__, "__version__"])
+    assert all(getattr(posenc, name) is not None for name in dir(posenc))
+
+
+def test_no_file_hides_a_public_name() -> None:
+    script = (
+        "import importlib, pkgutil, types, posenc, posenc.conformance\n"
+        "for room in (posenc, posenc.conformance):\n"
+        "    for file in pkgutil.iter_modules(room.__path__):\n"
+        "        if file.name != '__main__': importlib.import_module(f'{room.__name__}.{file.name}')\n"
+        "    modules = [name for name in room.__all__ if isinstance(getattr(room, name), types.ModuleType)]\n"
+        "    assert modules == (['models'] if room is posenc else []), modules"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_bare_posenc_is_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    assert shown.out.startswith("usage: posenc")
+
+
+def test_an_unknown_command_is_named_with_the_closest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compair", "--steps", "3"]) == 2
+    known = "compare, laws, plot, bench, check, schemes"
+    message = f"command must be one of {known}, got 'compair' (did you mean 'compare'?) (see posenc --help)"
+    assert capsys.readouterr().err == f"posenc: error: {message}\n"
+
+
 def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str], reports: list[int]) -> None:
     text = write_text(tmp_path / "text, mine.txt")
     out = tmp_path / "out"
@@ -77,7 +111,7 @@ def test_a_report_that_cannot_be_written_leaves_the_records(
     def write(records: list[Any], out: Path) -> Path:
         raise stop
 
-    monkeypatch.setattr(sys.modules["posenc.figures.report"], "write", write)
+    monkeypatch.setattr(sys.modules["posenc.lab.report"], "write", write)
     text, out = write_text(tmp_path / "text.txt"), tmp_path / "out"
     assert main(["compare", "--text", str(text), "--schemes", "nope", "--out", str(out), *SMALL]) == 1
     said = capsys.readouterr().err.splitlines()[-1]
@@ -99,13 +133,16 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "required"),
-        (["compute"], "invalid choice"),
         (["compare", "--steps", "many"], "argument --steps: invalid int value"),
         (["compare", "--seeds", "1,x"], "argument --seeds: must be whole numbers, got '1,x'"),
         (["compare", "--text", ""], "argument --text: must name a file, a folder or a glob, got ''"),
         (["compare", "--schemes"], "expected at least one argument"),
-        (["compare", "--stepz", "3"], "unrecognized arguments"),
+        (["compare", "--stepz", "3"], "unrecognized arguments: --stepz 3 (see posenc"),
+        (["compare", "--train", "64"], "unrecognized arguments: --train 64"),
+        (
+            ["compare", "--schemes", ""],
+            "argument --schemes: must name at least one, got none (see posenc compare --help)",
+        ),
     ],
 )
 def test_wrong_use_is_2(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,14 +155,14 @@ def test_wrong_use_is_2(arguments: list[str], message: str, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("code", "arguments", "message"),
     [
-        (2, ["--steps", "0"], "steps must be at least 1, got 0 (see posenc compare --help)"),
+        (2, ["--steps", "0"], "steps must be a whole number of at least 1, got 0 (see posenc compare --help)"),
         (2, ["--schemes", "roap"], "got 'roap' (did you mean 'rope'?)"),
         (2, ["--schemes", "rope+segment"], "schemes must do without segments"),
         (2, ["--device", "abacus"], "device must be one that is here, got 'abacus'"),
         (2, ["--config", "no-such.toml"], "--config must be a file that can be read, got no-such.toml: No such file"),
         (2, ["--config", "."], "--config must be a file that can be read, got .: Is a directory"),
         (2, ["--schemes", "rope+rope"], "must name each part once, got 'rope+rope'"),
-        (2, ["--schemes", ""], "schemes must be one or more different values, got []"),
+        (2, ["--schemes", "rope,rope"], "schemes must be one or more different values, got ['rope', 'rope']"),
         (1, ["--text", "no-such-text"], "text must be of files, folders or globs that match some, got 'no-such-text'"),
         (1, ["--text", __file__, "--train-length", "4000"], "too little text: "),
     ],
@@ -192,6 +229,18 @@ def test_schemes(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     for entry in posenc.catalog():
         assert entry.name in shown
+
+
+def test_a_scheme_is_shown_with_its_signature_formula_and_claims(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schemes", "rope", "alibi"]) == 0
+    shown = capsys.readouterr().out
+    assert "RoPE(head_dim: int, base: float = 10000.0, layout: " in shown
+    assert inspect.getdoc(posenc.ALiBi) in shown
+    assert ", ".join(sorted(entries_of("rope")[0].laws)) in " ".join(shown.split())
+    assert main(["schemes", "nope"]) == 0
+    assert capsys.readouterr().out.startswith("NoPE()\n")
+    assert main(["schemes", "ropee"]) == 2
+    assert "got 'ropee' (did you mean 'rope'?) (see posenc schemes)" in capsys.readouterr().err
 
 
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

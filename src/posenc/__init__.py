@@ -65,7 +65,7 @@ _HOMES = {
     "Sinusoidal": "schemes.sinusoidal",
 }
 
-__all__ = list(_HOMES)
+__all__ = [*_HOMES, "models"]
 
 
 def __getattr__(name: str) -> Any:
@@ -79,4 +79,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES, "models"])
+    return sorted([*__all__, "__version__"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Sequence
 from numbers import Integral, Real
@@ -70,6 +71,20 @@ def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
     """ValueError for what is none of the choices, which are all words or all dtypes."""
     if not isinstance(value, type(choices[0])) or value not in choices:
         raise ValueError(f"{name} must be {_either(list(map(repr, choices)))}, got {shown(value)}")
+
+
+def check_name(name: str, value: str, names: Sequence[str], more: str = "") -> None:
+    """ValueError, with the closest of the ``names``, for a text that is none of them; ``more`` says what else may be.
+
+    >>> check_name("figure", "tabel", ("lines", "table"))
+    Traceback (most recent call last):
+    ...
+    ValueError: figure must be one of lines, table, got 'tabel' (did you mean 'table'?)
+    """
+    if value not in names:
+        close = difflib.get_close_matches(value, names, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise ValueError(f"{name} must be one of {', '.join(names)}{more}, got {value!r}{hint}")
 
 
 def check_type(name: str, value: Any, *kinds: type | None) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc.lab.memory import peak_bytes
+from posenc.workbench.memory import peak_bytes
 from tests.backends.grounds import FAST, KINDS, LINEAR, Case, case, refuses
 
 TOKENS = 2048

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from posenc.bench import command
-from posenc.bench.command import QUICK, SECTIONS, Settings, add_parser, settings_of
+from posenc.bench.command import add_parser, settings_of
+from posenc.bench.settings import QUICK, SECTIONS, Settings
 from posenc.cli import main
 
 TINY: dict[str, Any] = {
@@ -68,18 +69,15 @@ def test_the_identity_is_what_two_runs_into_a_folder_must_share() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--only", "speed"], "--only must be of price, growth, rope, peers, decode, got 'speed'"),
-        (["--lengths", "500"], "--lengths must be powers of two from 64 on, got 500"),
-        (["--lengths", "32"], "--lengths must be powers of two from 64 on, got 32"),
-        (["--lengths", ","], "--lengths must be at least one, got none"),
-        (["--schemes", ""], "--schemes must be at least one, got none"),
-        (["--backends", ","], "--backends must be at least one, got none"),
-        (["--only", ""], "--only must be at least one, got none"),
-        (["--rounds", "0"], "--rounds must be a whole number of at least 1, got 0"),
+        (["--only", "speed"], "only must be 'price', 'growth', 'rope', 'peers' or 'decode', got 'speed'"),
+        (["--lengths", "500"], "lengths must be powers of two from 64 on, got [500]"),
+        (["--lengths", "32"], "lengths must be a whole number of at least 64, got 32"),
+        (["--rounds", "0"], "rounds must be a whole number of at least 1, got 0"),
         (["--schemes", "rope+rope"], "scheme must name each part once, got 'rope+rope'"),
         (["--schemes", "roap"], "got 'roap' (did you mean 'rope'?)"),
-        (["--backends", "abacus"], "--backends must be of auto, sdpa"),
-        (["--device", "abacus"], "--device must be one that is here, got 'abacus'"),
+        (["--backends", "abacus"], "backends must be one of auto, sdpa"),
+        (["--dtype", "int8"], "dtype must be 'float32', 'bfloat16', 'float16' or 'float64', got 'int8'"),
+        (["--device", "abacus"], "device must be one that is here, got 'abacus'"),
     ],
 )
 def test_a_wrong_value_is_named_and_is_2(
@@ -97,7 +95,10 @@ def test_a_wrong_value_is_named_and_is_2(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--dtype", "int8"], "argument --dtype: invalid choice: 'int8'"),
+        (["--lengths", ","], "argument --lengths: must name at least one, got none"),
+        (["--schemes", ""], "argument --schemes: must name at least one, got none"),
+        (["--backends", ",", ","], "argument --backends: must name at least one, got none"),
+        (["--round", "3"], "unrecognized arguments: --round 3"),
         (["--lengths", "512,x"], "argument --lengths: must be whole numbers, got '512,x'"),
         (["--only"], "argument --only: expected at least one argument"),
     ],

@@ -6,8 +6,8 @@ import torch
 import posenc
 from posenc.bench import cases, peers
 from posenc.bench.cases import Inputs, build_scheme, compared
-from posenc.bench.command import Settings
 from posenc.bench.measure import LeftOutError, clock_of, race
+from posenc.bench.settings import Settings
 from posenc.bench.tables import markdown
 from tests.bench.made_up import record
 from tests.bench.test_command import TINY

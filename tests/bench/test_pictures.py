@@ -5,13 +5,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from posenc.bench import pictures
 from posenc.bench.cases import all_schemes
-from posenc.figures import bench
 from tests.bench.made_up import everything, prices
 
 
 def drawn(name: str, records: list) -> Figure:  # type: ignore[type-arg]
-    figure = bench.FIGURES[name](records, False)
+    figure = pictures.FIGURES[name](records, False)
     assert figure is not None
     return figure
 
@@ -21,22 +21,26 @@ def words(figure: Figure) -> list[str]:
 
 
 def test_every_picture_is_written_whole(tmp_path: Path) -> None:
-    written = bench.write(everything(), tmp_path)
-    assert [path.name for path in written] == [f"{name}.png" for name in bench.FIGURES]
+    written = pictures.write(everything(), tmp_path)
+    assert [path.name for path in written] == [f"{name}.png" for name in pictures.FIGURES]
     assert sorted(tmp_path.iterdir()) == sorted(written)
     for path in written:
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_was_not_measured_is_not_drawn(tmp_path: Path) -> None:
-    assert bench.write([], tmp_path) == []
+    assert pictures.write([], tmp_path) == []
     decodes = [record for record in everything() if record["kind"] == "decode"]
-    assert [path.name for path in bench.write(decodes, tmp_path)] == ["decode.png"]
+    assert [path.name for path in pictures.write(decodes, tmp_path)] == ["decode.png"]
 
 
 def test_a_benchmark_interrupted_before_any_training_is_drawn(tmp_path: Path) -> None:
     forward = [record for record in everything() if record["kind"] == "price forward"]
-    assert {path.name for path in bench.write(forward, tmp_path)} == {"price.png", "price_by_length.png", "growth.png"}
+    assert {path.name for path in pictures.write(forward, tmp_path)} == {
+        "price.png",
+        "price_by_length.png",
+        "growth.png",
+    }
 
 
 def test_a_mark_stands_at_its_ratio_and_a_dash_for_none() -> None:
@@ -68,7 +72,7 @@ def test_the_price_is_drawn_at_a_length_that_most_schemes_have() -> None:
     assert "The price of position at 1,024 tokens" in words(drawn("price", records))
 
 
-@pytest.mark.parametrize("name", bench.FIGURES)
+@pytest.mark.parametrize("name", pictures.FIGURES)
 def test_no_word_is_cut_off_or_lies_on_another_name(name: str) -> None:
     records = [*prices(all_schemes(), (512, 1024, 2048)), *[r for r in everything() if "price" not in r["kind"]]]
     figure = drawn(name, records)

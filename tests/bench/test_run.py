@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from posenc.bench import cases, run
-from posenc.bench.command import Settings
 from posenc.bench.measure import LeftOutError, Work, clock_of
 from posenc.bench.run import bench, groups, grown
-from posenc.lab.records import key, read
+from posenc.bench.settings import Settings
+from posenc.workbench.progress import Progress
+from posenc.workbench.records import key, read
 from tests.bench.test_command import TINY
 
 SMALL = Settings(**TINY, schemes=("nope", "alibi"))
@@ -36,6 +37,30 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     bench(SMALL, folder)
     return folder
+
+
+class Said(Progress):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
+@pytest.mark.parametrize(
+    ("load", "said"), [(0.3, []), (3.24, ["the machine was busy in the last minute (load 3.2): "])]
+)
+def test_a_busy_machine_is_said_before_anything_is_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: float, said: list[str]
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    progress = Said()
+    with pytest.raises(KeyboardInterrupt):
+        bench(SMALL, tmp_path, progress, clock=Counting(interrupt_at=1))
+    assert progress.lines == said
 
 
 def test_every_group_is_a_record_with_all_that_made_it(whole: Path) -> None:

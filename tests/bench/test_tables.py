@@ -1,3 +1,4 @@
+import io
 import json
 from pathlib import Path
 
@@ -117,7 +118,13 @@ def test_the_environment_stands_first() -> None:
 def test_a_busy_machine_is_said() -> None:
     records = everything()
     records[-1]["load"] = 3.1  # made with 2 threads
-    assert dict(tables(records)[0].rows)["load"] == "1.9 to 3.1; something else was running: measure again"
+    said = "Something else was running: a load of up to 3.1, of which 2 are posenc's. Measure again."
+    assert markdown(records).startswith(f"# What position costs\n\n**{said}**\n")
+    console = Console(width=120, file=io.StringIO(), color_system=None)
+    show(records, console)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().startswith(said)
+    assert "Something else" not in markdown(everything())
 
 
 def test_the_page_and_its_data(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_a_file_is_imported_as_a_part_of_its_package(target: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["mine"], "TARGET must be module:name or path/to/file.py:name, got 'mine'"),
+        (["mine"], "TARGET must be module:name or path/to/file.py:name, or a scheme: scheme must be one of "),
         (["mine:"], "TARGET must be module:name or path/to/file.py:name, got 'mine:'"),
         (["mine:a.b"], "TARGET must be module:name or path/to/file.py:name, got 'mine:a.b'"),
         (["other.py:one"], "and there is no file 'other.py'"),

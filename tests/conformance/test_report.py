@@ -13,12 +13,11 @@ import torch
 from rich.console import Console
 
 import posenc
-from posenc.conformance import Report, check, report, run
+from posenc.conformance import Report, check, page, report, run
 from posenc.conformance.checks import CHECKS
 from posenc.conformance.run import Interrupted
-from posenc.figures import check as page
 from tests.conformance.small import CLOCK, ONE_OF_EACH, RIGHT, WRONG, run_alone
-from tests.figures.test_report import Page
+from tests.workbench.pages import Page
 
 CAME = "a bell \x07, a half \ud83d, ]]> and é\n</pre>"
 Data = dict[str, Any]

@@ -15,9 +15,10 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 import posenc
-from posenc.figures import command, grids, minilm, pairs, panels, rotations, style, vectors
+from posenc.figures import command, grids, minilm, pairs, panels, rotations, vectors
 from posenc.positions import PositionError, Positions
 from posenc.schemes.catalog import Shape, catalog
+from posenc.workbench import style
 
 ROOT = Path(__file__).parents[2]
 
@@ -287,12 +288,18 @@ def test_bias_matrices_are_slope_times_distance() -> None:
     assert figure._supxlabel.get_text() == "grey: never seen"
 
 
+def test_bias_says_which_form_and_how_many_heads_are_drawn() -> None:
+    label = pairs.bias("alibi", num_heads=6, length=5).axes[0].get_ylabel()
+    assert label == "alibi\nbidirectional\n4 of 6 heads\nquery (position)"
+    assert pairs.bias("alibi", length=5, causal=True).axes[0].get_ylabel() == "alibi\ncausal\nquery (position)"
+
+
 def test_bias_by_distance_is_slope_times_distance_for_any_number_of_heads() -> None:
     scheme = posenc.ALiBi(12, "bidirectional")
     figure = pairs.bias_by_distance({"twelve": scheme}, length=5)
     for head in range(4):
         np.testing.assert_array_equal(line(figure, 0, head), -scheme.slopes[head] * np.abs(np.arange(-5, 6)))
-    assert titles(figure) == ["twelve (4 of 12 heads)"]
+    assert titles(figure) == ["twelve, bidirectional, 4 of 12 heads"]
 
 
 def test_the_default_lines_are_those_of_the_schemes() -> None:

@@ -12,14 +12,15 @@ import torch
 
 import posenc
 from posenc import ALiBi, RoPE, TransformerXL
-from posenc.bench.command import Settings
 from posenc.bench.run import bench
+from posenc.bench.settings import Settings
 from posenc.cli import main
 from posenc.figures import command, grids, pairs, rotations, vectors
 from posenc.laws.decay import angles, counterexample, rotary_bound
 from posenc.laws.probe import Probe
 from posenc.laws.table import audit, audit_all
 from posenc.schemes.catalog import Shape, entries_of, scheme_from_names
+from posenc.workbench.configuration import ConfigError
 from tests.hard.wrong import INF, NAN, NO_FLAGS, NO_NUMBERS, NO_SIZES, Row, each, flags, numbers, sizes
 
 SIZES = {"dim": 24, "num_heads": 6, "head_dim": 4, "max_positions": 64}
@@ -29,7 +30,33 @@ PROBE = Probe.named("rope")
 ROPE = {"probe": PROBE, "peak": 3, "reach": 8, "draws": 4, "every": 2}
 THETA = torch.ones(2)
 
+SETTINGS = [
+    *[Row(partial(Settings, **{name: (3,)}), f"{name} must be text, got 3") for name in ("schemes", "backends")],
+    *[
+        Row(partial(Settings, **{name: value}), f"{name} must be a whole number of at least 1, got {came}")
+        for name in ("rounds", "heads", "head_dim", "cache")
+        for value, came in NO_SIZES
+    ],
+    *[
+        Row(partial(Settings, **{name: value}), f"{name} must be a finite number above 0, got {came}")
+        for name in ("budget", "longest")
+        for value, came in (*NO_NUMBERS, (0, "0"))
+    ],
+    *[Row(partial(Settings, compiled=v), f"compiled must be True or False, got {came}") for v, came in NO_FLAGS],
+    *[
+        Row(partial(Settings, **{name: "rope"}), f"{name} must be a list, got 'rope'")
+        for name in ("only", "lengths", "schemes", "backends", "rotated", "rotated_dtypes", "peer_lengths")
+    ],
+    Row(lambda: Settings(only=(["rope"],)), "only must be 'price', …, got ['rope']"),  # type: ignore[arg-type]
+    Row(lambda: Settings(lengths=(64.0,)), "lengths must be a whole number of at least 64, got 64.0"),  # type: ignore[arg-type]
+    Row(lambda: Settings(dtype="int8"), "dtype must be 'float32', … or 'float64', got 'int8'"),
+    Row(lambda: Settings(device=0), "device must be text, got 0"),  # type: ignore[arg-type]
+    Row(lambda: Settings(rotated=(1, 2, 3)), "rotated must be (batch, heads, tokens, head_dim), got [1, 2, 3]"),  # type: ignore[arg-type]
+    Row(lambda: Settings(peer_lengths=(0,)), "peer_lengths must be a whole number of at least 1, got 0"),
+]
+
 TABLE: dict[str, list[Row]] = {
+    "Settings": [row._replace(error=ConfigError) for row in SETTINGS],
     "Shape": [
         *sizes(Shape, SIZES, *SIZES),
         *flags(Shape, SIZES, "causal"),
@@ -80,37 +107,13 @@ TABLE: dict[str, list[Row]] = {
         *sizes(counterexample, ROPE, "reach", "draws", "every"),
         Row(partial(counterexample, **{**ROPE, "peak": 8}), "peak must be a whole number within 0..7, got 8"),
     ],
-    "Settings": [
-        *[
-            Row(partial(Settings, **{name: value}), f"--{name} must be a whole number of at least 1, got {came}")
-            for name in ("rounds", "heads", "head_dim", "cache")
-            for value, came in NO_SIZES
-        ],
-        *[
-            Row(partial(Settings, **{name: value}), f"--{name} must be a finite number above 0, got {came}")
-            for name in ("budget", "longest")
-            for value, came in (*NO_NUMBERS, (0, "0"))
-        ],
-        *[Row(partial(Settings, compiled=v), f"--compiled must be True or False, got {came}") for v, came in NO_FLAGS],
-        *[
-            Row(partial(Settings, **{name: "rope"}), f"--{name} must be a tuple, got 'rope'")
-            for name in ("only", "lengths", "schemes", "backends", "rotated", "rotated_dtypes", "peer_lengths")
-        ],
-        Row(lambda: Settings(only=(["rope"],)), "--only must be of price, …, got ['rope']"),  # type: ignore[arg-type]
-        Row(lambda: Settings(lengths=(64.0,)), "--lengths must be powers of two from 64 on, got 64.0"),  # type: ignore[arg-type]
-        Row(lambda: Settings(dtype="int8"), "--dtype must be 'float32', … or 'float64', got 'int8'"),
-        Row(lambda: Settings(device=0), "--device must be a name, as cuda:1, got 0"),  # type: ignore[arg-type]
-        Row(lambda: Settings(rotated=(1, 2, 3)), "--rotated must be (batch, heads, tokens, head_dim), got (1, 2, 3)"),  # type: ignore[arg-type]
-        Row(lambda: Settings(peer_lengths=(0,)), "--peer_lengths must be a whole number of at least 1, got 0"),
-    ],
     "bench": [
         Row(lambda: bench({}, "never made"), "settings must be a Settings, got {}"),  # type: ignore[arg-type]
         Row(lambda: bench(Settings(schemes=("roap",)), "never made"), "scheme must be one of …, got 'roap' …"),
-        Row(lambda: bench(Settings(schemes=(3,)), "never made"), "scheme must be a str, got 3"),  # type: ignore[arg-type]
-        Row(lambda: bench(Settings(backends=(3,)), "never made"), "--backends must be of auto, …, got 3"),  # type: ignore[arg-type]
         Row(
-            lambda: bench(Settings(device="abacus"), "never made"), "--device must be one that is here, got 'abacus': …"
+            lambda: bench(Settings(backends=("abacus",)), "never made"), "backends must be one of auto, …, got 'abacus'"
         ),
+        Row(lambda: bench(Settings(device="abacus"), "never made"), "device must be one that is here, got 'abacus': …"),
     ],
     "find": [
         Row(lambda: command.find("liens"), "figure must be one of …, got 'liens' (did you mean 'lines'?)"),
@@ -268,13 +271,10 @@ def test_a_wrong_argument_is_named_with_what_was_expected_and_what_came(rows: li
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("bench --schemes ,", "--schemes must be at least one, got none (see posenc bench --help)"),
-        ("laws --schemes ,", "--schemes must name at least one scheme, got ',' (see posenc laws --help)"),
         ("laws --schemes rope+rope", f"{TWICE} (see posenc laws --help)"),
         ("plot rope_rotation --pairs 0", "pairs must be a whole number of at least 1, got 0 (see posenc plot --list)"),
         ("plot lines --length 0", "length must be a whole number of at least 2, got 0 (see posenc plot --list)"),
         ("plot bias --schemes rope+rope", f"{TWICE} (see posenc plot --list)"),
-        ("plot table --schemes ,", "schemes must name at least one, got none (see posenc plot --list)"),
     ],
 )
 def test_the_command_line_says_it_in_one_line_and_is_2(
@@ -283,6 +283,15 @@ def test_the_command_line_says_it_in_one_line_and_is_2(
     assert main(words.split()) == 2
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("", f"posenc: error: {message}\n")
+
+
+@pytest.mark.parametrize("words", ["compare", "bench", "laws", "plot table"])
+def test_an_empty_list_is_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([*words.split(), "--schemes", ","])
+    assert end.value.code == 2
+    message = f"argument --schemes: must name at least one, got none (see posenc {words.split()[0]} --help)"
+    assert capsys.readouterr().err == f"posenc: error: {message}\n"
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -94,7 +94,7 @@ class Nursery:
 
 def main() -> None:
     """The parent: a line of JSON for each child to start or to wait for, and one in return."""
-    for name in ("posenc.lab.compare", "posenc.lab.progress", "posenc.figures.report", "torch._dynamo"):
+    for name in ("posenc.lab.compare", "posenc.workbench.progress", "posenc.lab.report", "torch._dynamo"):
         importlib.import_module(name)  # what children would import, each anew
     written: dict[int, list[int]] = {}  # the ends of the pipes that children write to; what they write fits in
     answer: Any
@@ -120,7 +120,7 @@ def main() -> None:
 
 def child(arguments: list[str], trouble: Trouble, pipes: list[int]) -> None:
     """Runs the command line and ends the process."""
-    from posenc import cli, figures
+    from posenc import cli, lab
     from posenc.lab import train
 
     for number, pipe in enumerate(pipes, 1):
@@ -129,8 +129,8 @@ def child(arguments: list[str], trouble: Trouble, pipes: list[int]) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (trouble.largest, trouble.largest))
     if not trouble.report:
         nothing: Any = SimpleNamespace(write=lambda records, out: out, terminal_table=lambda records: "the table")
-        sys.modules["posenc.figures.report"] = nothing
-        figures.report = nothing  # type: ignore[attr-defined]
+        sys.modules["posenc.lab.report"] = nothing
+        lab.report = nothing  # type: ignore[attr-defined]
     assert train.train.__kwdefaults__ is not None
     train.train.__kwdefaults__["save_seconds"] = 0.0  # a checkpoint after every step
     watch(trouble)

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from posenc.lab.config import CompareConfig
-from posenc.lab.records import Record, key
+from posenc.lab.tasks import complete
+from posenc.workbench.records import Record, key
 
 SCHEMES = ("nope", "learned", "alibi")
 TIMES = {"time", "seconds", "tokens_per_second", "peak_bytes", "step_ratio", "step_seconds"}
@@ -39,7 +40,7 @@ def small_config(text: Path, **changes: Any) -> CompareConfig:
         "batch_size": 4,
         "windows": 8,
     }
-    return CompareConfig(**{**values, **changes})
+    return complete(CompareConfig(**{**values, **changes}))
 
 
 def untimed(records: list[Record]) -> list[Record]:

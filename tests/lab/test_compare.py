@@ -9,8 +9,9 @@ import torch
 from posenc.lab.compare import build_model, compare
 from posenc.lab.config import CompareConfig
 from posenc.lab.evaluate import plan
-from posenc.lab.progress import Progress
-from posenc.lab.records import FILE, Record, key, read
+from posenc.lab.saved import from_toml
+from posenc.workbench.progress import Progress
+from posenc.workbench.records import FILE, Record, key, read
 from tests.lab.small import SCHEMES, small_config, untimed, write_text
 
 
@@ -59,7 +60,7 @@ def test_every_measurement_is_there_once_with_all_that_made_it(whole: Path) -> N
         assert record["text"]["digest"]
         assert record["fingerprint"]
         assert record["time"]
-    assert CompareConfig.from_toml(whole / "out" / "config.toml") == config
+    assert from_toml(whole / "out" / "config.toml") == config
     assert list((whole / "out" / "checkpoints").iterdir()) == []
 
 
@@ -216,7 +217,7 @@ def test_a_folder_in_which_nothing_was_measured_takes_a_corrected_command(whole:
     (out / "checkpoints" / "alibi-0.safetensors").write_bytes(b"of the first command too")
     config = small_config(whole / "text")
     assert untimed(compare(config, out)) == untimed(read(whole / "out"))
-    assert CompareConfig.from_toml(out / "config.toml") == config
+    assert from_toml(out / "config.toml") == config
     assert list((out / "checkpoints").iterdir()) == []
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import posenc
-from posenc.lab.records import FILE, read
+from posenc.workbench.records import FILE, read
 from tests.lab.nursery import Ended, Nursery, Trouble
 from tests.lab.small import evil_bytes, untimed, write_text
 
@@ -204,12 +204,18 @@ DAMAGED = [  # the file, the line of it, what stands there, what then stands the
     (FILE, 9, b'"kind": "', b'"kind": "x', ANOTHER + "(its kind is 'x"),
     (FILE, 2, b'"fingerprint": "', b'"fingerprint": "x', ANOTHER + "(fingerprint 'x"),
     (FILE, 2, b'"digest"', b'"digests"', ANOTHER + "(text_digest None there and '"),
-    (FILE, 2, b'"steps": 3', b'"steps": 0', ANOTHER + "(its configuration: steps must be at least 1, got 0): "),
+    (
+        FILE,
+        2,
+        b'"steps": 3',
+        b'"steps": 0',
+        ANOTHER + "(its configuration: steps must be a whole number of at ",
+    ),
     (FILE, 2, b'"steps": 3', b'"steps": 4', ANOTHER + "(steps 4 there and 3 here): remove that line"),
     ("config.toml", 6, b"3", b"3,", "is not TOML: "),
     ("config.toml", 6, b"3", b"\xff", "is not TOML: 'utf-8' codec can't decode byte 0xff"),
-    ("config.toml", 6, b"3", b'"three"', "steps must be a whole number, got 'three'"),
-    ("config.toml", 6, b"steps", b"stepz", "unknown key 'stepz': did you mean steps?"),
+    ("config.toml", 6, b"3", b'"three"', "steps must be a whole number of at least 1, got 'three'"),
+    ("config.toml", 6, b"steps", b"stepz", "key must be one of task, schemes, text, "),
     ("config.toml", 22, b"]", b"", "is not TOML: "),
 ]
 

@@ -11,17 +11,19 @@ import pytest
 import torch
 
 from posenc.cli import main
-from posenc.lab.classify import GROUP, QUESTIONS, WORDS, A, B, answers, groups
+from posenc.lab import tasks
 from posenc.lab.compare import build_model, check, compare, resolved
-from posenc.lab.config import CompareConfig, fingerprint
-from posenc.lab.digits import Digits, fitted, pixels, resized
-from posenc.lab.progress import Progress
-from posenc.lab.records import key
-from posenc.lab.tasks import TASKS
+from posenc.lab.config import CompareConfig
+from posenc.lab.tasks import TASKS, complete, configured, task_of
+from posenc.lab.tasks.classify import GROUP, QUESTIONS, WORDS, A, B, answers, groups
+from posenc.lab.tasks.digits import Digits, fitted, pixels, resized
 from posenc.lab.train import batch, optimizer_for, step_of
 from posenc.positions import PositionError
 from posenc.schemes.catalog import catalog
 from posenc.schemes.relative_2d import Relative2D
+from posenc.workbench.configuration import fingerprint
+from posenc.workbench.progress import Progress
+from posenc.workbench.records import key
 from tests.lab.small import write_text
 from tests.lab.test_compare import Interrupting, untimed
 
@@ -29,32 +31,35 @@ TINY: dict[str, Any] = {"layers": 1, "dim": 16, "heads": 2, "batch_size": 4, "wi
 SIZES = {"text": 16, "digits": 4, "classify": 8}
 
 
+RULES = {name: task_of(name) for name in TASKS}
+
+
 def tiny(task: str, *schemes: str, **changes: Any) -> CompareConfig:
     if task == "digits":
         pytest.importorskip("sklearn")
     given = {"task": task, "train_length": SIZES[task], "schemes": schemes or ("nope",), **TINY}
-    return CompareConfig.from_mapping({**given, **changes})
+    return configured({**given, **changes})
 
 
 def test_each_task_begins_with_values_of_its_own() -> None:
-    text, digits, classify = (CompareConfig.from_mapping({"task": task}) for task in TASKS)
-    assert text == CompareConfig()
+    classify, digits, text = (configured({"task": task}) for task in TASKS)
+    assert text == complete(CompareConfig())
     assert digits.test_lengths == (6, 8, 12, 16)
     assert classify.test_lengths == (16, 32, 64, 128)
-    assert CompareConfig.from_mapping({"task": "digits", "steps": 7}).steps == 7
+    assert configured({"task": "digits", "steps": 7}).steps == 7
 
 
 def test_the_fingerprint_of_a_text_does_not_know_that_there_are_other_tasks() -> None:
-    identity = CompareConfig().identity(torch="1")
+    identity = complete(CompareConfig()).identity(torch="1")
     assert "task" not in identity
     assert fingerprint(identity) == "e64b01e0dce8a4d3"
-    assert CompareConfig.from_mapping({"task": "digits"}).identity()["task"] == "digits"
+    assert configured({"task": "digits"}).identity()["task"] == "digits"
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"task": "sing"}, "task must be text, digits or classify, got 'sing'"),
+        ({"task": "sing"}, "task must be one of classify, digits, text, got 'sing'"),
         ({"task": "digits", "train_length": 5}, "train_length must be 4 or 8, patches along a side of 8 pixels, got 5"),
         ({"task": "classify", "train_length": 12}, "train_length must be a multiple of 8, got 12"),
         ({"task": "classify", "test_lengths": [15]}, "test_lengths must be at least 16 each, half of train_length"),
@@ -62,17 +67,40 @@ def test_the_fingerprint_of_a_text_does_not_know_that_there_are_other_tasks() ->
 )
 def test_wrong_values(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        CompareConfig.from_mapping(values)
+        configured(values)
 
 
 # -- which schemes apply ----------------------------------------------------------------------------------------------
+
+
+NEW = """
+from posenc.lab.tasks.classify import Classify
+
+
+class Mirror(Classify):
+    title = "Mirrored words"
+
+
+TASK = Mirror()
+"""
+
+
+def test_a_new_task_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mirror.py").write_text(NEW)
+    monkeypatch.setattr(tasks, "__path__", [*tasks.__path__, str(tmp_path)])
+    monkeypatch.setattr(tasks, "TASKS", (*TASKS, "mirror"))
+    words = (
+        "--task mirror --schemes nope,rope --train-length 8 --test-lengths 8 --steps 2 --layers 1 --dim 16 --heads 2"
+    )
+    assert main(["compare", *words.split(), "--windows", "8", "--batch-size", "4", "--out", str(tmp_path / "out")]) == 0
+    assert "<h1>Mirrored words</h1>" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("scheme", [entry.name for entry in catalog()])
 def test_every_scheme_takes_a_step_or_is_refused_with_its_reason(task: str, scheme: str, tmp_path: Path) -> None:
     changes = {"text": (str(write_text(tmp_path / "text")),)} if task == "text" else {}
-    config, rules = tiny(task, scheme, **changes), TASKS[task]
+    config, rules = tiny(task, scheme, **changes), task_of(task)
     if scheme in rules.left_out():
         with pytest.raises(ValueError, match=f"schemes must do with.*, got '{scheme}'"):
             check(config)
@@ -91,19 +119,19 @@ def test_every_scheme_takes_a_step_or_is_refused_with_its_reason(task: str, sche
 
 
 def test_what_each_task_has_no_positions_for() -> None:
-    assert {task: set(rules.left_out()) for task, rules in TASKS.items()} == {
+    assert {task: set(rules.left_out()) for task, rules in RULES.items()} == {
         "text": {"segment", "relative_2d"},
         "digits": {"segment"},
         "classify": {"relative_2d"},
     }
-    tried = set().union(*(rules.applicable() for rules in TASKS.values()))
+    tried = set().union(*(rules.applicable() for rules in RULES.values()))
     assert tried == {entry.name for entry in catalog()}
 
 
 def test_all_is_every_scheme_that_applies_and_the_others_are_named() -> None:
     config = resolved(tiny("classify", "alibi+rope", "all", "nope"))
-    assert config.schemes == ("alibi+rope", *TASKS["classify"].applicable())
-    assert resolved(config) is config
+    assert config.schemes == ("alibi+rope", *task_of("classify").applicable())
+    assert resolved(config) == config
 
 
 def test_what_all_leaves_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +141,7 @@ def test_what_all_leaves_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
         def say(self, line: str) -> None:
             lines.append(line)
 
-    rules = TASKS["classify"]
+    rules = task_of("classify")
     monkeypatch.setattr(type(rules), "applicable", lambda self: ("nope",))
     compare(tiny("classify", "all", steps=1), tmp_path / "out", Saying())
     reason = "schemes must do with one coordinate per token, since a sequence of words has no second one"
@@ -163,7 +191,7 @@ def test_labels_are_what_they_say() -> None:
 
 def test_training_draws_whole_groups_that_no_test_has() -> None:
     config = tiny("classify", batch_size=8)
-    loaded = TASKS["classify"].load(config)
+    loaded = task_of("classify").load(config)
     rows = batch(loaded.train, config, 0, 0)
     assert rows.shape == (8, config.train_length + 1)
     assert rows[:, -1].view(2, GROUP).sort().values.tolist() == [[0, 1, 2, 3]] * 2
@@ -248,14 +276,14 @@ def test_fitted_positions_keep_the_image_where_it_was() -> None:
 
 def test_digits_are_the_images_they_say() -> None:
     config = tiny("digits")
-    loaded = TASKS["digits"].load(config)
+    loaded = task_of("digits").load(config)
     rows = batch(loaded.train, config, 0, 0)
     assert rows.shape == (4, 65)
     assert (pixels(rows).min(), pixels(rows).max()) == (-1, 1)
     assert pixels(rows).shape == (4, 1, 8, 8)
     assert "1,797 images" in loaded.about
     with pytest.raises(ValueError, match="windows must leave half of 1,797 images to train on, got 1000"):
-        TASKS["digits"].load(tiny("digits", windows=1000))
+        task_of("digits").load(tiny("digits", windows=1000))
 
 
 def test_schemes_of_two_coordinates_get_a_grid_and_the_others_a_line() -> None:

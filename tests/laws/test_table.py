@@ -4,7 +4,6 @@ import argparse
 import io
 import json
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,10 @@ import posenc
 from posenc.laws import table as tables
 from posenc.laws.command import add_parser
 from posenc.laws.laws import LAWS, QUESTIONS
-from posenc.laws.table import TABLES, Audit, as_html, as_json, audit, audit_all, text_tables
+from posenc.laws.page import as_html
+from posenc.laws.table import TABLES, Audit, as_json, audit, audit_all, text_tables
 from tests.laws.audited import audited
+from tests.workbench.pages import Page
 
 NAMES = tuple(entry.name for entry in posenc.catalog())
 
@@ -74,34 +75,13 @@ def test_json_holds_every_finding_and_is_json() -> None:
         assert scheme["laws"]["unique"].keys() == {"holds", "value", "threshold", "words", "numbers"}
 
 
-class Page(HTMLParser):
-    """Whether tags are closed, and what a page would fetch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.targets: list[str] = []
-        self.ids: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = dict(attrs)
-        if tag != "meta":
-            self.open.append(tag)
-        self.targets += [str(found[name]) for name in ("href", "src") if name in found]
-        self.ids += [str(found["id"])] if "id" in found else []
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
 def test_the_page_stands_alone_and_is_well_formed() -> None:
     text = as_html(audits())
-    page = Page()
-    page.feed(text)
-    page.close()
+    page = Page(text)
     assert page.open == []
-    assert all(target.startswith("#") for target in page.targets)
-    assert {target[1:] for target in page.targets} == set(page.ids) == set(NAMES)
+    ids = [found["id"] for _, found in page.tags if "id" in found]
+    targets = [found[name] for _, found in page.tags for name in ("href", "src") if name in found]
+    assert {target.removeprefix("#") for target in targets if not target.startswith("data:")} == set(ids) == set(NAMES)
     assert "bound, not behaviour" in text
     assert "url(" not in text
     assert "@import" not in text
@@ -112,7 +92,7 @@ def test_the_page_escapes_what_it_is_given() -> None:
     finding = replace(one.findings["unique"], words='<b>"&')
     text = as_html([replace(one, findings={**one.findings, "unique": finding})])
     assert "<b>" not in text
-    assert "&lt;b&gt;&quot;&amp;" in text
+    assert "&lt;b&gt;&#34;&amp;" in text
 
 
 def test_a_false_claim_and_an_untold_law_are_disagreements() -> None:
@@ -162,7 +142,7 @@ def test_the_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFix
     assert "rope" not in out
     assert err == ""
     assert [scheme["name"] for scheme in json.loads(json_file.read_text())["schemes"]] == ["nope", "alibi", "segment"]
-    assert html_file.read_text().startswith("<!doctype html>")
+    assert html_file.read_text().startswith("<!DOCTYPE html>")
 
 
 def test_the_command_names_a_wrong_scheme(capsys: pytest.CaptureFixture[str]) -> None:

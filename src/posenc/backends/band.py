@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ from posenc.layout import Tile
 # Queries and distances of a block of a wide band, and the scores that may be worked on at once: products are then at
 # their fastest, and everything that is done to a block finds it in the cache (measured: docs/log.md).
 ROWS = 128
-DISTANCES = 1024
+DISTANCES = 1025  # with the rows a window of 1152: products like round numbers
 SCORES = 2**20
 NARROW = 512  # bands of fewer distances are worked on in one go, many blocks of queries at once
 FAINT = -80.0  # weights below e to this power are taken for 0: they would soon be denormal numbers, which are slow
@@ -52,6 +51,12 @@ class Lines:
     shift: Tensor | None = None  # added to the query where it meets the key, (heads, head_dim)
     apply: Callable[..., Tensor] | None = None
     is_last: bool = False
+    falls: bool = False  # the bias reaches so far down that weights would be denormal numbers
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the function sees the bare score."""
+        return self.apply is not None and not self.is_last
 
     def zeros(self) -> Lines:
         """Of the same shape, to sum gradients in."""
@@ -80,6 +85,7 @@ class Work:
     def __init__(self, like: Tensor, dtype: torch.dtype) -> None:
         self.empty = like.new_empty(0, dtype=dtype)
         self.named: dict[str, Tensor] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
 
     def __call__(self, name: str, *shape: int) -> Tensor:
         """A tensor of this shape; what the last one of this name held is lost."""
@@ -87,6 +93,14 @@ class Work:
         if name not in self.named or self.named[name].numel() < needed:
             self.named[name] = self.empty.new_empty(needed)
         return self.named[name][:needed].view(shape)
+
+    def zeros(self, name: str, *shape: int) -> Tensor:
+        """The same, of zeros; where the last one had this shape, with what was written to it since."""
+        found = self(name, *shape)
+        if self.shapes.get(name) != shape:
+            self.shapes[name] = shape
+            found.zero_()
+        return found
 
 
 @dataclass
@@ -177,10 +191,11 @@ class Band:
         if low < high:
             total[self.tile.row, self.kv_heads, low:high] += over[:, :, low - first : high - first]
 
-    def products(self, work: Work, name: str, left: Tensor, right: Tensor) -> Tensor:
-        """left . right of every query and key of a window, (batch, kv_heads, blocks, groups, rows, window)."""
+    def products(self, work: Work, left: Tensor, right: Tensor) -> Tensor:
+        """left . right of every query and key of a window, (batch, kv_heads, blocks, groups, rows, window). The next
+        products take their place."""
         batch, kv_heads, blocks, groups, rows = self.shape
-        full = work(name, batch * kv_heads * blocks, groups * rows, self.window)
+        full = work("products", batch * kv_heads * blocks, groups * rows, self.window)
         torch.bmm(left.reshape(*full.shape[:2], -1), right.reshape(full.size(0), self.window, -1).mT, out=full)
         return full.view(*self.shape, self.window)
 
@@ -192,10 +207,10 @@ class Band:
             (*full.shape[:-1], self.distances), (*leading, self.window + 1, 1), full.storage_offset()
         )
 
-    def only(self, full: Tensor) -> Tensor:
-        """The same, with zeros off the band."""
-        full[..., : self.rows].triu_()
-        full[..., self.distances :].tril_(-1)
+    def spread(self, work: Work, name: str, band: Tensor) -> Tensor:
+        """The band of scores laid out over the windows, zeros elsewhere: only its own places are ever written to."""
+        full = work.zeros(name, *self.shape, self.window)
+        self.diagonals(full).copy_(band)
         return full
 
     def over_keys(self, full: Tensor, right: Tensor) -> Tensor:
@@ -228,14 +243,9 @@ class Band:
         else:
             total[self.heads, self.line] += per_head
 
-    def matrices(self, diagonals: Tensor) -> Tensor:
-        """The band as matrices (all, rows, distances), a view."""
-        full_rows = self.window + 1
-        return diagonals.as_strided(
-            (math.prod(self.shape[:4]), self.rows, self.distances),
-            (self.rows * self.window, full_rows, 1),
-            diagonals.storage_offset(),
-        )
+    def of_each_query(self, x: Tensor) -> Tensor:
+        """Of (heads, width) the band's, to be added to its queries."""
+        return x[self.heads].unflatten(0, (-1, self.groups))[None, :, None, :, None]
 
     def outside(self, device: torch.device) -> Tensor | None:
         """Which pairs have no key, (blocks, 1, rows, distances), or None."""
@@ -276,7 +286,7 @@ def bands(
             b = min(a + rows * at_once, stop)
             yield some(slice(0, kv_heads), a, b, rows, -(-(b - a) // rows), low, count)
         return
-    at_once = max(1, SCORES // (ROWS * DISTANCES * batch * groups))
+    at_once = max(1, SCORES // (ROWS * (DISTANCES - 1) * batch * groups))
     for a in reversed(range(start, stop, ROWS)):
         b = min(a + ROWS, stop)
         least, most = max(low, tile.first - (b - 1)), min(high, tile.last - 1 - a)
@@ -311,45 +321,92 @@ def _key_meets(band: Band, keys: Tensor, line: Tensor) -> Iterator[tuple[slice, 
         yield slice(first, last), products, view, vectors
 
 
-def _scores(band: Band, work: Work, q: Tensor, keys: Tensor, scale: float, lines: Lines) -> tuple[Tensor, Tensor, Any]:
-    """The scores of a band: laid out over the windows, along its diagonals, and the pullback of ``apply``."""
-    shifted = (
-        q
-        if lines.shift is None
-        else q + lines.shift[band.heads].unflatten(0, (-1, band.groups))[None, :, None, :, None]
-    )
-    full = band.products(work, "scores", shifted * scale, keys)
-    scores = band.diagonals(full)
-    pullback = None
-
-    def applied() -> Any:
-        assert lines.apply is not None
-        given = () if lines.coefficients is None else tuple(band.per_head(c) for c in lines.coefficients)
-        changed, back, *_ = torch.func.vjp(lines.apply, scores, *given)
-        scores.copy_(changed)
-        return back
-
-    if lines.apply is not None and not lines.is_last:
-        pullback = applied()
+def _scores(
+    band: Band, work: Work, q: Tensor, keys: Tensor, scale: float, lines: Lines, is_backward: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The scores of a band, (..., rows, distances), side by side, which exponentials are far faster on; and, for the
+    backward pass, what ``apply`` was given."""
+    shifted = q if lines.shift is None else q + band.of_each_query(lines.shift)
+    full = band.products(work, shifted * scale, keys)
+    scores = work("band", *band.shape, band.distances)
+    bare: Tensor | None = None
+    if lines.is_first:
+        bare = _apply(band, work, scores.copy_(band.diagonals(full)), lines, is_backward)
+        if lines.key_vectors is not None:
+            full.zero_()
     if lines.key_vectors is not None:
         for where, _, view, _ in _key_meets(band, keys * scale, lines.key_vectors):
             full[..., where] += view
+    if lines.is_first:
+        if lines.key_vectors is not None:
+            scores += band.diagonals(full)
+        if lines.vectors is not None:
+            scores += _met(band, work, q, scale, lines)
+    elif lines.vectors is not None:
+        torch.add(band.diagonals(full), _met(band, work, q, scale, lines), out=scores)
+    else:
+        scores.copy_(band.diagonals(full))
     if lines.key_clock is not None and lines.query_clock is not None:
         scores += band.queries(lines.query_clock)[..., None]
-        clock = _grouped_windows(band, lines.key_clock)
-        scores -= _band_of_keys(band, clock)
-    if lines.vectors is not None:
-        meeting = q * scale if lines.meeting is None else band.queries(lines.meeting)
-        met = torch.bmm(meeting.flatten(0, 3), band.each(lines.vectors).mT)
-        band.matrices(scores).add_(met)
+        scores -= _band_of_keys(band, _grouped_windows(band, lines.key_clock))
     if lines.bias is not None:
         scores += band.per_head(lines.bias)
-    if lines.apply is not None and lines.is_last:
-        pullback = applied()
+    if lines.apply is not None and not lines.is_first:
+        bare = _apply(band, work, scores, lines, is_backward)
     outside = band.outside(q.device)
     if outside is not None:
         scores.masked_fill_(outside, -torch.inf)
-    return full, scores, pullback
+    return scores, bare
+
+
+def _of_heads(band: Band, lines: Lines) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+    """Every key head of a band, with the coefficients of its query heads. What a function makes of one head is small
+    enough to stay in the caches."""
+    given = () if lines.coefficients is None else tuple(band.per_head(c) for c in lines.coefficients)
+    for h in range(band.shape[1]):
+        yield h, tuple(c[:, h : h + 1] if c.size(1) > 1 else c for c in given)
+
+
+def _apply(band: Band, work: Work, scores: Tensor, lines: Lines, is_backward: bool) -> Tensor | None:
+    """Applies the function to the scores, in place; gives what they were, for the backward pass."""
+    assert lines.apply is not None
+    bare = work("bare", *scores.shape).copy_(scores) if is_backward else None
+    for h, given in _of_heads(band, lines):
+        part = scores[:, h : h + 1]
+        part.copy_(lines.apply(part, *given))
+    return bare
+
+
+def _pull(band: Band, d_scores: Tensor, bare: Tensor | None, lines: Lines, d_lines: Lines) -> None:
+    """Takes the gradient of what the function gave back to what it was given, in place, and to its coefficients."""
+    assert lines.apply is not None
+    assert bare is not None
+    for h, given in _of_heads(band, lines):
+        here = slice(h, h + 1)
+        _, pullback, *_ = torch.func.vjp(lines.apply, bare[:, here], *given)
+        d_bare, *d_given = pullback(d_scores[:, here])
+        d_scores[:, here] = d_bare
+        first = band.heads.start + h * band.groups
+        for n, d in enumerate(d_given):
+            assert d_lines.coefficients is not None
+            d_lines.coefficients[n, first : first + band.groups, band.line] += d.reshape(-1, band.distances)
+
+
+def _met(band: Band, work: Work, q: Tensor, scale: float, lines: Lines) -> Tensor:
+    """The products of queries with the vectors of their distances."""
+    assert lines.vectors is not None
+    meeting = q * scale if lines.meeting is None else band.queries(lines.meeting)
+    met = work("met", math.prod(band.shape[:4]), band.rows, band.distances)
+    torch.bmm(meeting.flatten(0, 3), band.each(lines.vectors).mT, out=met)
+    return met.view(*band.shape, -1)
+
+
+def _weights(scores: Tensor, offset: Tensor, lines: Lines) -> Tensor:
+    """e^(scores - offset) in place; faint ones are 0 where the bias falls so far that they would be denormal."""
+    scores.sub_(offset)
+    if lines.falls:
+        F.threshold(scores, FAINT, -torch.inf, inplace=True)
+    return scores.exp_()
 
 
 def _grouped_windows(band: Band, clock: Tensor) -> Tensor:
@@ -377,14 +434,14 @@ def forward(
     lse: Tensor,
 ) -> None:
     """Merges the attention of a band into ``out`` and ``lse``."""
-    full, scores, _ = _scores(band, work, band.queries(query), band.windows(key), scale, lines)
+    scores, _ = _scores(band, work, band.queries(query), band.windows(key), scale, lines, False)
     highest = scores.amax(-1, keepdim=True)
     highest = highest.masked_fill_(highest == -torch.inf, 0.0)
-    weights = F.threshold(scores.sub_(highest), FAINT, -torch.inf, inplace=True).exp_()
+    weights = _weights(scores, highest, lines)
     sums = weights.sum(-1, keepdim=True)
-    result = band.over_keys(band.only(full), band.windows(value))
+    result = band.over_keys(band.spread(work, "spread", weights), band.windows(value))
     if lines.values is not None:
-        result += torch.bmm(band.matrices(weights), band.each(lines.values)).view(result.shape)
+        result += torch.bmm(weights.flatten(0, 3), band.each(lines.values)).view(result.shape)
     result.div_(sums.clamp(min=torch.finfo(sums.dtype).tiny))
     where = (band.tile.row, band.heads, slice(band.start, band.stop))
     merge(out[where], lse[where], band.unfold(result), band.unfold((highest + sums.log())[..., 0]))
@@ -406,60 +463,54 @@ def backward(
     """Adds the gradients through a band. ``delta`` is what the softmax takes from every pair of a row."""
     dq, dk, dv, d_lines = grads
     q, do, keys = band.queries(query), band.queries(dout), band.windows(key)
-    full, scores, pullback = _scores(band, work, q, keys, scale, lines)
+    scores, bare = _scores(band, work, q, keys, scale, lines, True)
     row_lse = band.queries(lse, past=torch.inf)[..., None]
-    weights = F.threshold(
-        scores.sub_(row_lse.masked_fill(row_lse == -torch.inf, 0.0)), FAINT, -torch.inf, inplace=True
-    ).exp_()
-    band.only(full)
-    band.give_windows(dv, band.over_queries(full, do))
-    d_full = band.products(work, "d_scores", do, band.windows(value))
-    d_scores = band.diagonals(d_full)
-    do_all = do.flatten(0, 3)
+    weights = _weights(scores, row_lse.masked_fill(row_lse == -torch.inf, 0.0), lines)
+    band.give_windows(dv, band.over_queries(band.spread(work, "spread", weights), do))
+    d_weights = band.diagonals(band.products(work, do, band.windows(value)))
+    d_scores = torch.sub(d_weights, band.queries(delta)[..., None], out=work("d_band", *weights.shape))
     if lines.values is not None and d_lines.values is not None:
-        band.matrices(d_scores).add_(torch.bmm(do_all, band.each(lines.values).mT))
-        band.gather_each(d_lines.values, torch.bmm(band.matrices(weights).mT, do_all))
-    d_scores.sub_(band.queries(delta)[..., None]).mul_(weights)
+        do_all, all_weights = do.flatten(0, 3), weights.flatten(0, 3)
+        d_scores += torch.bmm(do_all, band.each(lines.values).mT).view(d_scores.shape)
+        band.gather_each(d_lines.values, torch.bmm(all_weights.mT, do_all))
+    d_scores.mul_(weights)
 
-    def applied() -> None:
-        d_bare, *d_coefficients = pullback(d_scores)
-        d_scores.copy_(d_bare)
-        for n, d in enumerate(d_coefficients):
-            assert d_lines.coefficients is not None
-            d_lines.coefficients[n, band.heads, band.line] += d.reshape(-1, band.distances)
-
-    if lines.apply is not None and lines.is_last:
-        applied()
+    if lines.apply is not None and not lines.is_first:
+        _pull(band, d_scores, bare, lines, d_lines)
     if lines.bias is not None and d_lines.bias is not None:
         d_lines.bias[band.heads, band.line] += d_scores.sum((0, 2, 4)).flatten(0, 1)
     dq_rows = torch.zeros_like(q)
     if lines.vectors is not None and d_lines.vectors is not None:
         meeting = (q * scale if lines.meeting is None else band.queries(lines.meeting)).flatten(0, 3)
-        met = torch.bmm(band.matrices(d_scores), band.each(lines.vectors)).view(*band.shape, -1)
+        all_d = d_scores.flatten(0, 3)
+        d_meeting = torch.bmm(all_d, band.each(lines.vectors)).view(*band.shape, -1)
         if lines.meeting is None:
-            dq_rows += met
+            dq_rows += d_meeting
         else:
             assert d_lines.meeting is not None
-            band.give(d_lines.meeting, met)
-        band.gather_each(d_lines.vectors, torch.bmm(band.matrices(d_scores).mT, meeting))
-    band.only(d_full)
-    dk_windows = torch.zeros_like(keys, memory_format=torch.contiguous_format)
+            band.give(d_lines.meeting, d_meeting)
+        band.gather_each(d_lines.vectors, torch.bmm(all_d.mT, meeting))
+    dk_windows: Tensor | None = None
     if lines.key_vectors is not None and d_lines.key_vectors is not None:
+        d_full = band.spread(work, "d_spread", d_scores)
+        dk_windows = torch.zeros_like(keys, memory_format=torch.contiguous_format)
         _key_meets_backward(band, keys * scale, lines.key_vectors, d_full, dk_windows, d_lines.key_vectors)
     if lines.query_clock is not None and d_lines.query_clock is not None and d_lines.key_clock is not None:
         band.give(d_lines.query_clock, d_scores.sum(-1))
-        by_key = d_full.sum(-2)
+        by_key = band.spread(work, "d_spread", d_scores).sum(-2)
         for g in range(band.groups):
             total = d_lines.key_clock.unflatten(1, (-1, band.groups))[:, :, g]
             band.give_windows(total, -by_key[:, :, :, g, :])
-    if lines.apply is not None and not lines.is_last:
-        applied()
+    if lines.apply is not None and lines.is_first:
+        _pull(band, d_scores, bare, lines, d_lines)
+    d_full = band.spread(work, "d_spread", d_scores)
     dq_part = band.over_keys(d_full, keys)
     if lines.shift is not None and d_lines.shift is not None:
         d_lines.shift[band.heads] += dq_part.sum((0, 2, 4)).flatten(0, 1) * scale
-        q = q + lines.shift[band.heads].unflatten(0, (-1, band.groups))[None, :, None, :, None]
+        q = q + band.of_each_query(lines.shift)
     band.give(dq, dq_rows.add_(dq_part).mul_(scale))
-    band.give_windows(dk, band.over_queries(d_full, q).add_(dk_windows).mul_(scale))
+    dk_part = band.over_queries(d_full, q)
+    band.give_windows(dk, (dk_part if dk_windows is None else dk_part.add_(dk_windows)).mul_(scale))
 
 
 def _key_meets_backward(band: Band, keys: Tensor, line: Tensor, d_full: Tensor, dk: Tensor, d_line: Tensor) -> None:

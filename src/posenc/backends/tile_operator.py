@@ -305,7 +305,8 @@ def _tiled(
     plan = _plan(query, queries, keys, seen, form, apply)
     dtype = torch.promote_types(query.dtype, torch.float32)
     tables = (bias, vectors, meeting, key_vectors, values, coefficients, query_clock, key_clock, shift)
-    lines = band.Lines(plan.lowest, *tables, apply=plan.apply, is_last=plan.is_last)
+    falls = bias is not None and bool(bias.amin() < band.FAINT / 2)
+    lines = band.Lines(plan.lowest, *tables, apply=plan.apply, is_last=plan.is_last, falls=falls)
     out = value.new_zeros((*query.shape[:3], value.size(-1)), dtype=dtype)
     lse = query.new_full(query.shape[:3], -torch.inf, dtype=dtype)
     right, right_lse = out.new_empty(0), lse.new_empty(0)
@@ -378,7 +379,8 @@ def _tiled_backward(
     plan = _plan(query, queries, keys, seen, form, apply)
     dtype = lse.dtype
     tables = (bias, vectors, meeting, key_vectors, values, coefficients, query_clock, key_clock, shift)
-    lines = band.Lines(plan.lowest, *tables, apply=plan.apply, is_last=plan.is_last)
+    falls = bias is not None and bool(bias.amin() < band.FAINT / 2)
+    lines = band.Lines(plan.lowest, *tables, apply=plan.apply, is_last=plan.is_last, falls=falls)
     d_lines = lines.zeros()
     dq, dk, dv = (x.new_zeros(x.shape, dtype=dtype) for x in (query, key, value))
     whole = exact if exact.numel() else out

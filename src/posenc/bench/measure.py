@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from posenc.lab.memory import peak_bytes
+from posenc.schemes.own import place_of
+from posenc.workbench.memory import peak_bytes
 
 Work: TypeAlias = Callable[[], tuple[Tensor, ...]]
 """What is timed: it gives the tensors that its user is left with."""
@@ -107,7 +108,8 @@ def race(
         except LeftOutError as error:
             results[name] = {"left_out": str(error)}
         except Exception as error:  # whatever a library or a compiler throws ends that one alone, and is said
-            results[name] = {"left_out": f"failed with {type(error).__name__}: {_first_line(error)}"}
+            place = f" at {place_of(error)}" if place_of(error) else ""
+            results[name] = {"left_out": f"failed{place} with {type(error).__name__}: {_first_line(error)}"}
     baseline = next(iter(makes))
     done, begin = 0, time.perf_counter()
     while done < rounds and baseline in works:

@@ -10,20 +10,18 @@ import importlib.metadata
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from posenc.bench.inputs import Inputs
 from posenc.bench.measure import LeftOutError, Make, Work
 from posenc.scheme import Scheme
 from posenc.schemes.alibi import ALiBi
 from posenc.schemes.shaw import Shaw
 from posenc.schemes.t5 import T5
-
-if TYPE_CHECKING:
-    from posenc.bench.cases import Inputs
 
 PEERS = ("x-transformers", "rotary-embedding-torch", "transformers")
 FLEX = "FlexAttention, by hand"

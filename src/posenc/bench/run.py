@@ -13,16 +13,18 @@ from typing import Any
 
 import torch
 
-from posenc.arguments import check_type
+from posenc.arguments import check_name, check_type
 from posenc.backends.choice import BACKENDS
 from posenc.bench import cases, peers
-from posenc.bench.command import AUTO, Settings
+from posenc.bench.inputs import Inputs
 from posenc.bench.measure import Clock, LeftOutError, Make, Work, beyond, clock_of, race
-from posenc.lab.config import fingerprint
-from posenc.lab.files import parse, write_whole
-from posenc.lab.machine import machine, versions
-from posenc.lab.progress import Progress
-from posenc.lab.records import Record, Records
+from posenc.bench.settings import AUTO, Settings
+from posenc.schemes.own import source_of
+from posenc.workbench.configuration import differences, fingerprint
+from posenc.workbench.files import parse, write_whole
+from posenc.workbench.machine import device_of, machine, versions
+from posenc.workbench.progress import Progress
+from posenc.workbench.records import Record, Records
 
 FILE = "settings.json"
 # A call is left out where it would need more than this share of the memory.
@@ -32,21 +34,17 @@ SHORT = 2048
 # Where no two shorter lengths were measured, calls of these say how memory and time grow.
 PROBES = (512, 1024)
 PROBED = 3  # times each; the shortest counts
+# Before anything is measured, more load than this is something else's.
+BUSY = 0.5
 
 
 def check(settings: Settings) -> None:
     """ValueError for a scheme or a backend that is unknown, and for a device that is not there."""
     check_type("settings", settings, Settings)
     cases.check_schemes(settings.schemes)
-    known = (AUTO, *(backend.name for backend in BACKENDS))
     for name in settings.backends:
-        if name not in known:
-            raise ValueError(f"--backends must be of {', '.join(known)}, got {name!r}")
-    try:
-        torch.empty(0, device=torch.device(settings.device))
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"--device must be one that is here, got {settings.device!r}: {reason}") from None
+        check_name("backends", name, (AUTO, *(backend.name for backend in BACKENDS)))
+    device_of(settings.device)
 
 
 def groups(settings: Settings) -> Iterator[cases.Group]:
@@ -88,7 +86,11 @@ def bench(
         if records.notice:
             progress.say(records.notice)
         planned = list(groups(settings))
+        for scheme in settings.schemes:
+            records.require_source(scheme, source_of(scheme))
         progress.begin(sum(group.work for group in planned))
+        if (load := _load()) > BUSY:
+            progress.say(f"the machine was busy in the last minute (load {load}): what is timed now is doubtful")
         limits = _Limits(settings, records, clock, _memory(device, about["machine"]))
         for group in planned:
             if records.has(group.kind, group.scheme, length=group.length):
@@ -97,9 +99,10 @@ def bench(
             progress.advance(0, f"{group.kind}, {group.scheme}, {group.length:,}")
             measured = _measure(group, settings, limits, clock, device)
             named = {"kind": group.kind, "scheme": group.scheme, "length": group.length}
+            if source := source_of(group.scheme):
+                named["source"] = source
             # Beyond this run's own threads, what else kept the machine busy.
-            load = {"load": round(os.getloadavg()[0], 1)} if hasattr(os, "getloadavg") else {}
-            records.append({**named, **measured, **load, **about, "fingerprint": fingerprint(about)})
+            records.append({**named, **measured, "load": _load(), **about, "fingerprint": fingerprint(about)})
             progress.advance(group.work, f"{group.kind}, {group.scheme}, {group.length:,}")
         return list(records)
 
@@ -175,7 +178,7 @@ class _Limits:
 
     def _probe(self, group: cases.Group, name: str, length: int) -> _Grown:
         training = group.kind.endswith("training")
-        inputs = cases.Inputs.draw(self.settings, length, length, training)
+        inputs = Inputs.draw(self.settings, length, length, training)
         work = cases.attention_work(self.settings, group.scheme, length, inputs, name)
         self.clock(work)
         return _Grown(
@@ -192,6 +195,11 @@ def grown(a: int, bytes_a: float, b: int, bytes_b: float, length: int) -> float:
     square = max(0.0, (bytes_b / b - bytes_a / a) / (b - a))
     line = max(0.0, bytes_b / b - square * b)
     return line * length + square * length**2
+
+
+def _load() -> float:
+    """How many processes wanted a core in the last minute; 0 where that is not told."""
+    return round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else 0.0
 
 
 def _memory(device: torch.device, about: Any) -> int | None:
@@ -214,12 +222,7 @@ def _claim(out: Path, about: Mapping[str, Mapping[str, Any]], *, empty: bool) ->
             raise ValueError(
                 f"{path} is not what a benchmark has saved ({error}): give another folder with --out"
             ) from None
-        differ = [
-            f"{name} {there.get(part, {}).get(name)!r} there and {value!r} here"
-            for part in here
-            for name, value in here[part].items()
-            if there.get(part, {}).get(name) != value
-        ]
+        differ = ", ".join(filter(None, (differences(there.get(part, {}), here[part]) for part in here)))
         if differ:
-            raise ValueError(f"{out} holds another benchmark, with {', '.join(differ)}: give another folder with --out")
+            raise ValueError(f"{out} holds another benchmark, with {differ}: give another folder with --out")
     write_whole(path, text.encode())

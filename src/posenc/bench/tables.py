@@ -6,12 +6,13 @@ A cell that has no number is a dash, and a note below the table says why.
 from __future__ import annotations
 
 import json
-import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+from posenc.workbench.files import write_whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,9 +53,18 @@ def tables(records: Sequence[Record]) -> list[Table]:
     return [table for table in found if table.rows]
 
 
+def busy(records: Sequence[Record]) -> str:
+    """That something else was running, where it was: it comes before all tables, since it makes them doubtful."""
+    loads = [record["load"] for record in records if "load" in record]
+    # A run makes a load of its threads; the mean of the last minute is no more exact than this.
+    if not loads or max(loads) <= (threads := records[0]["machine"]["threads"]) + 0.5:
+        return ""
+    return f"Something else was running: a load of up to {max(loads)}, of which {threads} are posenc's. Measure again."
+
+
 def markdown(records: Sequence[Record], pictures: Iterable[Path] = ()) -> str:
     """All tables and pictures as one page."""
-    parts = ["# What position costs\n"]
+    parts = ["# What position costs\n"] + ([f"**{busy(records)}**\n"] if busy(records) else [])
     for table in tables(records):
         parts.append(f"## {table.title}\n")
         if table.lead:
@@ -69,8 +79,8 @@ def markdown(records: Sequence[Record], pictures: Iterable[Path] = ()) -> str:
 
 def write(records: Sequence[Record], out: Path, pictures: Iterable[Path] = ()) -> Path:
     """Writes ``bench.md`` and, for programs, ``bench.json``, each whole or not at all. Gives the path of the first."""
-    _write(out / DATA, json.dumps(list(records), indent=1) + "\n")
-    _write(out / FILE, markdown(records, pictures))
+    write_whole(out / DATA, (json.dumps(list(records), indent=1) + "\n").encode())
+    write_whole(out / FILE, markdown(records, pictures).encode())
     return out / FILE
 
 
@@ -80,6 +90,8 @@ def show(records: Sequence[Record], console: Console) -> None:
     from rich.markup import escape
     from rich.table import Table as Printed
 
+    if busy(records):
+        console.print(f"[bold]{escape(busy(records))}[/]", highlight=False)
     for table in tables(records):
         console.print(f"[bold]{escape(table.title)}[/]", highlight=False)
         printed = Printed(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -113,9 +125,7 @@ def _environment(records: Sequence[Record]) -> Table:
             note("memory" if size else name, f"{value / 2**30:.1f} GiB" if size else value)
     loads = [record["load"] for record in records if "load" in record]
     if loads:
-        # A run makes a load of its threads; the mean of the last minute is no more exact than this.
-        busy = max(loads) > records[0]["machine"]["threads"] + 0.5
-        note("load", f"{min(loads)} to {max(loads)}" + ("; something else was running: measure again" if busy else ""))
+        note("load", f"{min(loads)} to {max(loads)}")
     times = sorted(str(record["time"]) for record in records)
     if times:
         note("measured", f"{times[0]} to {times[-1]}")
@@ -297,9 +307,3 @@ def _lengths(records: Sequence[Record]) -> list[int]:
 
 def _schemes(records: Sequence[Record]) -> list[str]:
     return list(dict.fromkeys(record["scheme"] for record in records))
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_suffix(path.suffix + ".writing")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)

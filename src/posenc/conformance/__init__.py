@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from posenc.conformance.heads import Attention as Attention
     from posenc.conformance.heads import Bias as Bias
     from posenc.conformance.heads import Rotary as Rotary
-    from posenc.conformance.hugging_face import hugging_face as hugging_face
     from posenc.conformance.layers import Layer as Layer
     from posenc.conformance.layers import Model as Model
     from posenc.conformance.run import Report as Report
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from posenc.conformance.subjects import NotApplicableError as NotApplicableError
     from posenc.conformance.subjects import Subject as Subject
     from posenc.conformance.suite import conformance_tests as conformance_tests
+    from posenc.conformance.transformers_models import hugging_face as hugging_face
 
 # Public names and where they live. They are imported at first use, so that the command line answers before torch loads.
 HOMES = {
@@ -32,7 +32,7 @@ HOMES = {
     "Subject": "subjects",
     "check": "run",
     "conformance_tests": "suite",
-    "hugging_face": "hugging_face",
+    "hugging_face": "transformers_models",  # no file has the name of what is looked up late, or it would hide it
 }
 
 __all__ = list(HOMES)
@@ -41,6 +41,9 @@ __all__ = list(HOMES)
 def __getattr__(name: str) -> Any:
     if name not in HOMES:
         raise AttributeError(f"module 'posenc.conformance' has no attribute {name!r}")
-    for each, home in HOMES.items():  # at once, or a module imported before its function of the same name would stay
-        globals()[each] = getattr(importlib.import_module(f"posenc.conformance.{home}"), each)
+    globals()[name] = getattr(importlib.import_module(f"posenc.conformance.{HOMES[name]}"), name)
     return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

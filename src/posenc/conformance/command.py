@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from posenc.workbench.command import failed, stdout
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -33,7 +35,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "target",
         metavar="TARGET",
         help="module:name or path/to/file.py:name of a subject of posenc.conformance, of several, of a function that "
-        "gives them, or of a function or class that gives an nn.Module",
+        "gives them, of a function or class that gives an nn.Module, or a scheme: rope, rope+alibi, my.py:MyScheme",
     )
     parser.add_argument("--checks", type=_numbers, metavar="N,N-N", help="numbers of checks (default: all)")
     parser.add_argument("--lengths", type=_numbers, metavar="N,N", help="tokens of a row (default: 1,3,8,23)")
@@ -79,12 +81,11 @@ def run(arguments: argparse.Namespace) -> int:
     finish; 2: wrong use. That no check at all applies is wrong use too: nothing was checked, so nothing passed."""
     from rich.console import Console
 
-    from posenc.conformance import report
+    from posenc.conformance import page, report  # the page before minutes of checking: drawing must be possible
     from posenc.conformance.prepare import prepared
     from posenc.conformance.run import Interrupted, check
     from posenc.conformance.targets import TargetError
-    from posenc.figures import check as page  # before minutes of checking: drawing must be possible
-    from posenc.lab.progress import Progress, for_console
+    from posenc.workbench.progress import Progress, for_console
 
     given = {name: getattr(arguments, name) for name in ("checks", "lengths", "longest", "seed", "seconds")}
     settings = {name: value for name, value in given.items() if value is not None}
@@ -103,15 +104,15 @@ def run(arguments: argparse.Namespace) -> int:
             reports.append(check(subject, name=name, progress=progress, **settings))
     except TargetError as error:
         sys.stderr.write(error.shown)
-        return _failed(str(error), code=2)
+        return failed(str(error), code=2)
     except ValueError as error:
-        return _failed(f"{' '.join(str(error).split())} (see posenc check --help)", code=2)
+        return failed(f"{' '.join(str(error).split())} (see posenc check --help)", code=2)
     except Interrupted as stop:
         reports.append(stop.report)
         interrupted = True
 
     data = report.as_data(reports)
-    console = Console(width=None if sys.stdout.isatty() else 120)  # in a file nothing says how wide it will be shown
+    console = stdout()
     for subject in data["subjects"]:
         console.print(report.shown(subject, _script_places(data, arguments.out), arguments.quiet), highlight=False)
     makers = {"json": report.as_json, "junit": report.as_junit, "html": page.html}
@@ -120,15 +121,15 @@ def run(arguments: argparse.Namespace) -> int:
     texts += [(path, makers[kind](data)) for _, kind, path in _reports(arguments)]
     unwritten = [*_remove_scripts(arguments.out), *_write(texts)]
     if unwritten:
-        _failed("; ".join(unwritten))
+        failed("; ".join(unwritten))
     elif arguments.out is not None and not arguments.quiet:
         console.print(f"The report: {arguments.out / 'report.html'}", highlight=False, soft_wrap=True)
     if interrupted:
-        return _failed("interrupted: this is what was found so far")
+        return failed("interrupted: this is what was found so far")
     if unwritten or not data["ok"]:
         return 1
     empty = [subject["name"] for subject in data["subjects"] if report.nothing_checked(subject)]
-    return _failed(f"nothing was checked: no check applies to {', '.join(empty)}", code=2) if empty else 0
+    return failed(f"nothing was checked: no check applies to {', '.join(empty)}", code=2) if empty else 0
 
 
 def _subjects(arguments: argparse.Namespace) -> Mapping[str, Subject]:
@@ -153,7 +154,7 @@ def _subjects(arguments: argparse.Namespace) -> Mapping[str, Subject]:
 def _require_places(arguments: argparse.Namespace) -> None:
     """ValueError where a report could not be written, or two at one place: that is to be known before minutes of
     checking."""
-    from posenc.lab.files import require_writable
+    from posenc.workbench.files import require_writable
 
     for name in ("out", *REPORTS):
         path = getattr(arguments, name)
@@ -208,7 +209,7 @@ def _remove_scripts(out: Path | None) -> list[str]:
 
 def _write(texts: list[tuple[Path, str]]) -> list[str]:
     """Writes all that can be written. Gives what could not be, and why."""
-    from posenc.lab.files import write_whole
+    from posenc.workbench.files import write_whole
 
     failed = []
     for path, text in texts:
@@ -217,8 +218,3 @@ def _write(texts: list[tuple[Path, str]]) -> list[str]:
         except OSError as error:
             failed.append(f"{path}: {error.strerror}")
     return failed
-
-
-def _failed(line: str, code: int = 1) -> int:
-    print(f"posenc: error: {line}", file=sys.stderr)
-    return code

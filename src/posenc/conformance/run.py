@@ -21,7 +21,7 @@ from posenc.conformance.standalone import script
 from posenc.conformance.subjects import Batch, NotApplicableError, Subject
 from posenc.conformance.threads import THREADS
 from posenc.conformance.trial import LENGTHS, LONGEST, Case, Check, Plan, Trial
-from posenc.lab.progress import Progress
+from posenc.workbench.progress import Progress
 
 PASSED, FINDING, NOT_APPLICABLE, UNFINISHED = "passed", "finding", "not applicable", "unfinished"
 SECONDS = 60.0  # for each check

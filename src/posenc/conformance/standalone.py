@@ -29,7 +29,7 @@ MARK = "# A finding of posenc check, which this script repeats"  # how every scr
 CASES = "# -- cases ---"  # what stands above it in a check is plain
 OWN = "posenc.conformance"
 PLAIN = [f"{OWN}.{name}" for name in ("subjects", "heads", "layers", "outcome", "measure", "calls", "repeat")]
-PLAIN += [f"{OWN}.transformers_calls", "posenc.lab.memory"]
+PLAIN += [f"{OWN}.transformers_calls", "posenc.workbench.memory"]
 
 
 def script(subject: Subject, trial: Trial, case: Case, heading: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 import traceback
@@ -14,9 +15,13 @@ from typing import Any
 
 from torch import nn
 
-from posenc.conformance.layers import Layer, call_module
+from posenc.conformance.layers import Layer, Model, call_module
 from posenc.conformance.standalone import is_at_top_level
 from posenc.conformance.subjects import Subject
+from posenc.scheme import Scheme
+from posenc.schemes.catalog import entries_of
+from posenc.schemes.entry import Law
+from posenc.workbench import decoder
 
 FORM = "module:name or path/to/file.py:name"
 
@@ -32,22 +37,48 @@ class TargetError(ValueError):
 def subjects_of(target: str, dim: int | None = None, **claims: Any) -> dict[str, Subject]:
     """The subjects that a target gives, by what they are to be called.
 
-    The name in it is a subject, a sequence or a mapping of subjects, a function that gives one of these, or a function
+    A scheme of the catalog, a class of anyone's own, or several joined by "+" is checked in a small decoder. Else the
+    name in it is a subject, a sequence or a mapping of subjects, a function that gives one of these, or a function
     or class that gives an ``nn.Module`` without arguments. A model of transformers goes to `hugging_face`; any other
     module is a `Layer` from (rows, tokens, dim) to the same, called with vectors alone. ``claims`` are for modules.
 
     Raises ValueError for a target that is none of these, and `TargetError` where its own code fails.
     """
+    if ":" not in target or "+" in target:
+        return {target: _of_schemes(target, dim, claims)}
     value = _named(target)
+    if isinstance(value, type) and issubclass(value, Scheme):
+        return {target: _of_schemes(target, dim, claims)}
     if callable(value) and not isinstance(value, Subject | nn.Module):
         build, value = value, _given_by(target, value)
         if isinstance(value, nn.Module):
             return {target: _of_module(target, build, value, dim, claims)}
     found = _flat(target, value)
+    _refuse_claims(f"{target} is a subject, which claims for itself", dim, claims)
+    return found
+
+
+def _refuse_claims(why: str, dim: int | None, claims: Mapping[str, Any]) -> None:
     for name, value in [("dim", dim)] * (dim is not None) + list(claims.items()):
         flag = "--absolute" if (name, value) == ("relative", False) else "--" + name.replace("_", "-")
-        raise ValueError(f"{flag} is for a module; {target} is a subject, which claims for itself")
-    return found
+        raise ValueError(f"{flag} is for a module; {why}")
+
+
+def _of_schemes(names: str, dim: int | None, claims: Mapping[str, Any]) -> Subject:
+    """Schemes in a decoder, with what the entry of one alone claims."""
+    try:
+        entries = entries_of(names)
+    except ValueError as error:
+        raise ValueError(f"TARGET must be {FORM}, or a scheme: {error}") from None
+    _refuse_claims(f"{names} is a scheme, which claims for itself", dim, claims)
+    if any(entry.axes == "two" for entry in entries):
+        raise ValueError(f"{names} takes two coordinates per token, and a decoder has one: describe it as a Layer")
+    laws = entries[0].laws if len(entries) == 1 else frozenset()
+    relative = True if Law.RELATIVE in laws else False if Law.ABSOLUTE in laws else None
+    ends = not relative and any("max_positions" in inspect.signature(entry.scheme).parameters for entry in entries)
+    claimed: dict[str, Any] = {"relative": relative, "max_positions": decoder.LONGEST if ends else None}
+    build, call = decoder.build_decoder, decoder.call_decoder
+    return Model(build=build, call=call, options={"name": names}, causal=True, jitter=0.1, **claimed)
 
 
 def _flat(target: str, value: Any) -> dict[str, Subject]:

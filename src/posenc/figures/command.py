@@ -6,17 +6,15 @@ matplotlib and torch are imported when a figure is drawn, so that ``posenc --hel
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import inspect
-import io
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posenc.arguments import check_type
+from posenc.arguments import check_name, check_type
+from posenc.workbench.command import SCHEMES, failed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,7 +64,7 @@ _NUMBERS: dict[str, Any] = {"type": int, "metavar": "N", "nargs": "+"}
 _PLACE: dict[str, Any] = {"type": int, "nargs": 2, "metavar": ("ROW", "COLUMN")}
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "schemes": {"nargs": "+", "metavar": "SCHEME", "help": "names of the catalog, or several joined by +"},
+    "schemes": SCHEMES,
     "sentence": {"metavar": "WORDS", "help": "the words to draw, in quotes"},
     "length": {**_NUMBER, "help": "positions, or the largest distance"},
     "dim": {**_NUMBER, "help": "width of the model"},
@@ -92,10 +90,7 @@ def find(name: str) -> Entry:
     """The figure of that name; ValueError, naming those there are, for another."""
     check_type("figure", name, str)
     known = {entry.name: entry for entry in FIGURES}
-    if name not in known:
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise ValueError(f"figure must be one of {', '.join(known)}, got {name!r}{hint}")
+    check_name("figure", name, list(known))
     return known[name]
 
 
@@ -104,20 +99,15 @@ def save(figure: Figure, path: Path, dark: bool = False) -> None:
 
     Raises ValueError for another ending.
     """
-    import matplotlib
     from matplotlib.figure import Figure
 
-    from posenc.figures import style
+    from posenc.workbench.files import write_whole
+    from posenc.workbench.style import saved
 
     check_type("figure", figure, Figure)
     check_type("path", path, Path)
     _check_ending(path)
-    buffer = io.BytesIO()
-    with style.context(dark), matplotlib.rc_context({"svg.hashsalt": "posenc"}):
-        metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
-        figure.savefig(buffer, format=path.suffix[1:].lower(), metadata=metadata)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(buffer.getvalue())
+    write_whole(path, saved(figure, path.suffix[1:].lower(), dark))
 
 
 def _check_ending(path: Path) -> None:
@@ -154,11 +144,11 @@ def run(arguments: argparse.Namespace) -> int:
         _check_ending(out)
         figure = entry.function(dark=arguments.dark, **options)
     except ValueError as error:
-        return _failed(f"{error} (see posenc plot --list)", code=2)
+        return failed(f"{error} (see posenc plot --list)", code=2)
     except ModuleNotFoundError as error:
         if "pip install" not in str(error):  # a plain one is for the caller to explain
             raise
-        return _failed(str(error), code=1)
+        return failed(str(error))
     save(figure, out, arguments.dark)
     print(out)
     return 0
@@ -172,8 +162,6 @@ def _asked(arguments: argparse.Namespace) -> tuple[Entry, dict[str, Any]]:
     for name in options:
         if name not in entry.options:
             raise ValueError(f"{entry.name} takes {_flags(entry.options)}, got {_flags([name])}")
-    if "schemes" in options:
-        options["schemes"] = [name for words in options["schemes"] for name in words.split(",") if name]
     for name in ("grid", "pixel"):
         if name in options:
             options[name] = tuple(options[name])
@@ -188,8 +176,3 @@ def _print_list() -> None:
 
 def _flags(names: Sequence[str]) -> str:
     return " ".join("--" + name.replace("_", "-") for name in names)
-
-
-def _failed(line: str, code: int) -> int:
-    print(f"posenc: error: {' '.join(line.split())}", file=sys.stderr)
-    return code

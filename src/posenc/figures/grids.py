@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 import posenc
 from posenc.arguments import shown, whole
-from posenc.figures import panels, style
+from posenc.figures import panels
 from posenc.positions import Positions
 from posenc.schemes.relative_1d import Relative1D
 from posenc.schemes.relative_2d import Relative2D
+from posenc.workbench import style
 
 
 def relative_index(*, length: int = 4, dark: bool = False) -> Figure:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 import posenc
 from posenc.arguments import check_flag, check_type, number, shown, whole
-from posenc.figures import panels, style
+from posenc.figures import panels
 from posenc.figures.panels import Named, Schemes
 from posenc.forms import Block, added, bucket, dense
 from posenc.layout import Visibility
@@ -33,6 +33,7 @@ from posenc.schemes.entry import Shape
 from posenc.schemes.shaw import Shaw
 from posenc.schemes.transformer_xl import TransformerXL
 from posenc.visibility import visible
+from posenc.workbench import style
 
 BIAS, FACTOR = "bias (added to the score)", "factor (times the score)"
 MOST_HEADS = 4  # in one figure
@@ -136,13 +137,20 @@ def bias(
                 panel.tick_params(labelsize=9, labelleft=index == 0)
                 if row == len(drawn) - 1:
                     panel.set_xlabel(f"key ({token})", size=10)
-            line[0].set_ylabel("\n".join([*each.title.split(", "), f"query ({token})"]), size=10)
+            line[0].set_ylabel("\n".join([*_titled(each, len(heads)).split(", "), f"query ({token})"]), size=10)
             for spare in line[len(heads) :]:
                 spare.set_axis_off()
             panels.bar(figure, image, line, kind.replace(" (", "\n("), aspect=14)
         if any(np.isnan(head).any() for heads in matrices for head in heads[:columns]):
             figure.supxlabel("grey: never seen", x=0.012, ha="left", size=9)
     return figure
+
+
+def _titled(each: Named, heads: int) -> str:
+    """Its title, with the form of an ALiBi, and how many of the heads are drawn where not all are."""
+    forms = [part.form for part in each.scheme.parts if isinstance(part, ALiBi) and part.form not in each.title]
+    more = [f"{MOST_HEADS} of {heads} heads"] if heads > MOST_HEADS else []
+    return ", ".join([each.title, *forms, *more])
 
 
 def _head(scheme: Scheme, index: int, heads: int) -> str:
@@ -203,8 +211,7 @@ def bias_by_distance(
         for index, (panel, each, heads, kind) in enumerate(zip(axes, drawn, curves, kinds, strict=False)):
             for head, values in enumerate(heads[:MOST_HEADS]):
                 panel.plot(distance, values, color=colors[head], linestyle=panels.DASHES[head])
-            more = f" ({MOST_HEADS} of {len(heads)} heads)" if len(heads) > MOST_HEADS else ""
-            panels.titled(panel, each.title + more)
+            panels.titled(panel, _titled(each, len(heads)))
             panel.axvline(0, color=style.theme(dark).faint, linewidth=0.8, zorder=1)
             panel.set_xlim(-length, length)
             panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))

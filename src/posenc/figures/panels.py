@@ -22,11 +22,11 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from posenc.arguments import check_type, shown, whole
-from posenc.figures import style
 from posenc.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.catalog import catalog, entries_of, scheme_from_names
 from posenc.schemes.entry import Shape
+from posenc.workbench import style
 
 Schemes: TypeAlias = str | Sequence[str] | Mapping[str, Scheme]
 """Names of the catalog (or several joined by ``+``), built for the figure's sizes; or schemes, each with its label."""

@@ -17,7 +17,7 @@ from matplotlib.patches import Circle
 from numpy.typing import NDArray
 
 from posenc.arguments import check_type, whole
-from posenc.figures import panels, style
+from posenc.figures import panels
 from posenc.figures.panels import Named, Schemes
 from posenc.laws.decay import counterexample, rotary_bound
 from posenc.laws.probe import Probe
@@ -25,6 +25,7 @@ from posenc.phases import PairRotation
 from posenc.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Shape
+from posenc.workbench import style
 
 
 def rope_rotation(

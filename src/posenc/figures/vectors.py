@@ -15,12 +15,13 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from posenc.arguments import check_type, shown
-from posenc.figures import minilm, panels, style
+from posenc.figures import minilm, panels
 from posenc.figures.panels import Named, Schemes
 from posenc.phases import frequencies
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Shape
 from posenc.schemes.sinusoidal import Sinusoidal
+from posenc.workbench import style
 
 
 def lines(

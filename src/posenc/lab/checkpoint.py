@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
-from posenc.lab.files import parse, require, write_whole
+from posenc.workbench.files import parse, require, write_whole
 
 SUFFIX = ".safetensors"
 ENTRY = "training"

@@ -10,22 +10,27 @@ from pathlib import Path
 from statistics import median
 from types import FrameType
 from typing import Any, TypeAlias
+from urllib.parse import quote
 
 import torch
 from torch import Tensor, nn
 
 from posenc.lab import checkpoint as checkpoints
-from posenc.lab.config import CompareConfig, fingerprint, saved_identity
-from posenc.lab.files import WRITING, write_whole
-from posenc.lab.machine import machine, versions
-from posenc.lab.memory import peak_bytes
-from posenc.lab.progress import Progress
-from posenc.lab.records import RESULTS, Record, Records, key
+from posenc.lab import results
+from posenc.lab.config import CompareConfig
+from posenc.lab.saved import from_toml, saved_identity
 from posenc.lab.task import Loaded, Task
-from posenc.lab.tasks import TASKS
+from posenc.lab.tasks import complete, configured, task_of
 from posenc.lab.train import DivergedError, Loss, batch, optimizer_for, step_of, train
 from posenc.scheme import Scheme
 from posenc.schemes.catalog import scheme_from_names
+from posenc.schemes.own import source_of
+from posenc.workbench.configuration import differences, fingerprint
+from posenc.workbench.files import WRITING, write_whole
+from posenc.workbench.machine import device_of, machine, versions
+from posenc.workbench.memory import peak_bytes
+from posenc.workbench.progress import Progress
+from posenc.workbench.records import Record, Records, key
 
 Build: TypeAlias = Callable[[CompareConfig, str, int], nn.Module]
 """(configuration, scheme, seed) -> model."""
@@ -49,7 +54,7 @@ TESTING_WORK = 1.5
 
 def build_model(config: CompareConfig, scheme: str, seed: int) -> nn.Module:
     """The task's model with a scheme. At a seed, all that is not the scheme begins with the same weights in each."""
-    task = TASKS[config.task]
+    task = task_of(config.task)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed + SCHEME_STREAM)
         position = scheme_from_names(scheme, task.shape(config, scheme))
@@ -58,8 +63,9 @@ def build_model(config: CompareConfig, scheme: str, seed: int) -> nn.Module:
 
 
 def resolved(config: CompareConfig) -> CompareConfig:
-    """The same comparison with the names of all schemes that apply in place of ``all``."""
-    every = TASKS[config.task].applicable()
+    """The same comparison, completed, with the names of all schemes that apply in place of ``all``."""
+    config = complete(config)
+    every = task_of(config.task).applicable()
     names = [name for scheme in config.schemes for name in (every if scheme == ALL else (scheme,))]
     return replace(config, schemes=tuple(dict.fromkeys(names))) if ALL in config.schemes else config
 
@@ -69,9 +75,9 @@ def check(config: CompareConfig) -> None:
     and for a device that is not there."""
     config = resolved(config)
     for scheme in config.schemes:
-        TASKS[config.task].require(scheme)
+        task_of(config.task).require(scheme)
         build_model(config, scheme, 0)
-    _device(config)
+    device_of(config.device)
 
 
 def compare(
@@ -90,14 +96,16 @@ def compare(
     """
     check(config)
     out, progress = Path(out), progress or Progress()
-    task, device = TASKS[config.task], _device(config)
+    task, device = task_of(config.task), device_of(config.device)
     left_out = task.left_out() if ALL in config.schemes else {}
     config = resolved(config)
     loaded = task.load(config)
     made_with = {"text_digest": loaded.digest, **{name: versions()[name] for name in VERSIONS}}
-    with Records(out) as records, _Stop() as stop, progress:
+    with Records(out, results.check) as records, _Stop() as stop, progress:
         made = _made(out, config)  # before the configuration is saved, which would make any folder one of compare
         _check_folder(out, config.identity(**made_with), records, made)
+        for scheme in config.schemes:
+            records.require_source(scheme, source_of(scheme))
         lab = _Lab(config, out, task, loaded, device, made_with, records, progress, stop, build)
         progress.begin(len(config.seeds) * len(config.schemes) * lab.work)  # from here on, what fails has kept records
         write_whole(out / CONFIG, config.to_toml(made_with).encode())
@@ -170,7 +178,7 @@ class _Lab:
             progress.advance(self.step_work, f"{scheme}, seed {seed}: training", f"{step}/{config.steps}{loss}")
             return self.stop.asked
 
-        of, train_on, loss_of = str(self.about["fingerprint"]), self.loaded.train, self.task.loss
+        of, train_on, loss_of = str(self.about["fingerprint"]) + source_of(scheme), self.loaded.train, self.task.loss
         try:
             training = train(
                 model, train_on, config, seed, checkpoint, fingerprint=of, loss_of=loss_of, tick=after_step
@@ -247,7 +255,8 @@ class _Lab:
 
     def _record(self, kind: str, scheme: str, seed: int, length: int | None = None, **result: Any) -> None:
         named = {"kind": kind, "scheme": scheme, "seed": seed} | ({} if length is None else {"length": length})
-        self.records.append({**named, **result, **self.about})
+        source = {"source": source_of(scheme)} if source_of(scheme) else {}
+        self.records.append({**named, **source, **result, **self.about})
         self.stop.check()
 
 
@@ -265,7 +274,7 @@ def _timed_step(model: nn.Module, config: CompareConfig, tokens: Tensor, loss_of
 
 
 def _name(scheme: str, seed: int) -> str:
-    return f"{scheme}-{seed}"
+    return f"{quote(scheme, safe='+')}-{seed}"  # a scheme of the user's own has a path in its name
 
 
 def _made(out: Path, config: CompareConfig) -> frozenset[str]:
@@ -273,7 +282,7 @@ def _made(out: Path, config: CompareConfig) -> frozenset[str]:
     Nothing else there is ever removed; where no configuration is saved, nothing at all is: no comparison made it."""
     if not (out / CONFIG).exists():
         return frozenset()
-    both = (CompareConfig.from_toml(out / CONFIG), config)
+    both = (from_toml(out / CONFIG), config)
     return frozenset(_name(scheme, seed) for each in both for scheme in each.schemes for seed in each.seeds)
 
 
@@ -287,7 +296,7 @@ def _check_folder(out: Path, identity: dict[str, Any], records: Records, made: f
     that is of another. Where nothing was measured, another's checkpoints, of the names ``made``, are removed."""
     path = out / CONFIG
     if path.exists():
-        differ = _differences(saved_identity(path), identity)
+        differ = differences(saved_identity(path), identity)
         if differ and len(records):
             raise ValueError(f"{out} holds another comparison, with {differ}: give another folder")
         if differ:
@@ -302,19 +311,15 @@ def _check_folder(out: Path, identity: dict[str, Any], records: Records, made: f
 
 def _of_another(record: Record, identity: dict[str, Any]) -> str:
     """In what a record is not of the comparison of this ``identity``; empty where it is."""
-    if record["kind"] not in RESULTS:
+    if record["kind"] not in results.results_of(identity.get("task", "text")):
         return f"its kind is {record['kind']!r}"
     made_with = {"text_digest": record["text"].get("digest"), **{k: record["versions"].get(k) for k in VERSIONS}}
     try:
-        its = CompareConfig.from_mapping(record["configuration"]).identity(**made_with)
+        its = configured(record["configuration"]).identity(**made_with)
     except ValueError as error:
         return f"its configuration: {error}"
     here = fingerprint(identity)
-    return _differences({**its, "fingerprint": record["fingerprint"]}, {**identity, "fingerprint": here})
-
-
-def _differences(there: dict[str, Any], here: dict[str, Any]) -> str:
-    return ", ".join(f"{k} {there.get(k)!r} there and {here[k]!r} here" for k in here if there.get(k) != here[k])
+    return differences({**its, "fingerprint": record["fingerprint"]}, {**identity, "fingerprint": here})
 
 
 def _clear(out: Path, made: frozenset[str]) -> list[str]:
@@ -323,16 +328,6 @@ def _clear(out: Path, made: frozenset[str]) -> list[str]:
         stray.unlink()
     old = ", ".join(path.name for path in _there(out, made, OLD_SUFFIX))
     return [f"in {out / CHECKPOINTS}, of an older format, so not read and left as it is: {old}"] if old else []
-
-
-def _device(config: CompareConfig) -> torch.device:
-    try:
-        device = torch.device(config.device)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"device must be one that is here, got {config.device!r}: {reason}") from None
-    return device
 
 
 class _Stop:

@@ -1,7 +1,7 @@
 """A task: what the models learn and are tested on. Everything else about a comparison is the same for all tasks."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeAlias
 
@@ -41,14 +41,35 @@ class Loaded:
     notice: str = ""
 
 
+ANSWERS = {"length": int, "accuracy": list[float], "examples": int}
+"""What the record of a measurement of right answers has."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of measurement as a reader calls it, what its record has, by name, and its picture's title and caption."""
+
+    called: str
+    result: Mapping[str, Any]
+    title: str = ""
+    caption: str = ""
+
+
 class Task(ABC):
     """One task. It has no state: what it loads is a value of its own.
 
     A batch is rows of int64: what the model sees and then, last in the row, what it is to tell.
     """
 
+    defaults: ClassVar[Mapping[str, Any]] = {}  # of a configuration, in place of those that it has
+    multiples: ClassVar[tuple[float, ...]]  # where it tests, in training lengths
     called: ClassVar[str]  # what its examples are
+    lengths: ClassVar[str]  # what a length is a number of
+    trained: ClassVar[str] = "training length"
     unit: ClassVar[str] = "bits"  # of the training loss
+    kinds: ClassVar[Mapping[str, Kind]]  # what is measured of a trained model
+    score: ClassVar[str]  # what a measurement has one of for each window or example: bits, or accuracy
+    noise: ClassVar[float]  # with one seed, smaller gaps are called ties
     segments: ClassVar[bool] = False  # whether its tokens are of one segment or another
     grid: ClassVar[bool] = False  # whether they have a row and a column
 
@@ -74,6 +95,9 @@ class Task(ABC):
         """Every scheme of the catalog that cannot be used here, and why."""
         return {entry.name: f"schemes must {reason}" for entry in catalog() if (reason := self.refusal(entry))}
 
+    def check(self, config: CompareConfig) -> None:  # noqa: B027 - most take any
+        """`ConfigError` for sizes that do not fit the task."""
+
     def tokens(self, config: CompareConfig) -> int:
         """The tokens of one training example."""
         return config.train_length
@@ -97,6 +121,28 @@ class Task(ABC):
     @abstractmethod
     def load(self, config: CompareConfig) -> Loaded:
         """Gets the examples. ValueError where there are too few."""
+
+
+class Answers(Task):
+    """A task whose answers are right or wrong, and what its report says."""
+
+    score = "accuracy"
+    # Seeds differed by 0.047 on average on digits, over the pairs of three seeds of sinusoidal, rope and learned.
+    noise = 0.05
+    title: ClassVar[str]
+    axis: ClassVar[str]  # of lengths
+    units: ClassVar[str]  # what a bootstrap draws
+    chance: ClassVar[float]  # what guessing gives
+    how_to_read: ClassVar[tuple[str, ...]]
+    not_concluded: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def where(self, kind: str, length: int, train_length: int) -> str:
+        """Begins a sentence about a measurement: "At 12 × 12 patches"."""
+
+    def observed(self, guessing: Mapping[str, Sequence[str]], telling: Mapping[str, Sequence[str]]) -> str:
+        """What follows, at the training length, from which schemes guess and which tell, by kind; empty for nothing."""
+        return ""
 
 
 class Accuracy(ABC):
@@ -131,3 +177,13 @@ class Accuracy(ABC):
             self._tick(part.size(0) * tokens)
         model.train(was_training)
         return torch.cat(found).float()
+
+
+def listed(words: Iterable[str]) -> str:
+    """Words as a sentence has them.
+
+    >>> listed(["rope", "alibi", "nope"])
+    'rope, alibi and nope'
+    """
+    *first, last = ["", *words]
+    return f"{', '.join(first[1:])} and {last}" if first[1:] else last

@@ -6,6 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from posenc.workbench.command import SCHEMES, failed, stdout
+
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command to those of the command line. torch is imported when it runs, not before."""
@@ -16,43 +18,33 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "not have a law that the catalog claims for it, or has one that it does not claim.",
     )
     laws.set_defaults(run=run)
-    laws.add_argument(
-        "--schemes",
-        nargs="+",
-        default=[],
-        metavar="SCHEME",
-        help="names of schemes, or of several joined by '+', separated by commas or spaces (default: all)",
-    )
+    laws.add_argument("--schemes", default=[], **SCHEMES)
     laws.add_argument("--json", type=Path, metavar="FILE", help="write the findings there as JSON")
     laws.add_argument("--html", type=Path, metavar="FILE", help="write the findings there as a page")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measures, prints and writes. 0: all as the catalog claims; 1: it is not; 2: wrong use."""
-    from rich.console import Console
-
-    from posenc.laws.table import as_html, as_json, audit_all, text_tables
+    from posenc.laws.table import as_json, audit_all, text_tables
     from posenc.schemes.catalog import entries_of
+    from posenc.workbench.files import write_whole
 
-    names = [name for word in arguments.schemes for name in word.split(",") if name]
     try:
-        if arguments.schemes and not names:
-            raise ValueError(f"--schemes must name at least one scheme, got {' '.join(arguments.schemes)!r}")
-        for name in names:
+        for name in arguments.schemes:
             entries_of(name)
     except ValueError as error:
-        print(f"posenc: error: {error} (see posenc laws --help)", file=sys.stderr)
-        return 2
-    audits = audit_all(names)
-    # In a file nothing says how wide it will be shown.
-    console = Console(width=None if sys.stdout.isatty() else 120)
+        return failed(f"{error} (see posenc laws --help)", code=2)
+    if arguments.html is not None:  # before all is measured: drawing must be possible
+        from posenc.laws.page import as_html
+    audits = audit_all(arguments.schemes)
+    console = stdout()
     for table in text_tables(audits):
         console.print(table)
     console.print("Yes, no or not applicable, and the number behind it. --html FILE says in words what was measured.")
-    for path, written in ((arguments.json, as_json), (arguments.html, as_html)):
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(written(audits), encoding="utf-8")
+    if arguments.json is not None:
+        write_whole(arguments.json, as_json(audits).encode())
+    if arguments.html is not None:
+        write_whole(arguments.html, as_html(audits).encode())
     for one in audits:
         for law in one.disagreements:
             claimed = one.claims is not None and law in one.claims

@@ -1,8 +1,7 @@
-"""Every scheme held to every law: the tables, as text, as JSON and as a page."""
+"""Every scheme held to every law: the tables, as text and as JSON."""
 
 from __future__ import annotations
 
-import html
 import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,7 +22,8 @@ if TYPE_CHECKING:
 class Audit:
     """One scheme, or several joined by "+", held to every law and asked both questions.
 
-    ``claims`` is what the catalog declares; None for a composition, of which it declares nothing.
+    ``claims`` is what the catalog declares; None for a composition or a scheme of the user's own without
+    an entry, of which nothing is declared.
     """
 
     name: str
@@ -52,7 +52,7 @@ def audit(names: str, shape: Shape = SHAPE) -> Audit:
     entries = entries_of(names)
     probe = Probe.named(names, shape)
     findings = {name: measure(probe) for name, measure in (LAWS | QUESTIONS).items()}
-    return Audit(names, probe.scheme.doors, entries[0].laws if len(entries) == 1 else None, findings)
+    return Audit(names, probe.scheme.doors, (entries[0].laws or None) if len(entries) == 1 else None, findings)
 
 
 def audit_all(names: Iterable[str] = (), shape: Shape = SHAPE) -> tuple[Audit, ...]:
@@ -88,7 +88,8 @@ _HEADS = {
 }
 
 
-def _head(law: str) -> str:
+def head(law: str) -> str:
+    """A law as the tables call it."""
     return _HEADS.get(law, law.replace("_", " "))
 
 
@@ -125,18 +126,20 @@ _SHORT: dict[str, Callable[[Finding], str]] = {
 """What stands beside a verdict; a law that is not here needs no number."""
 
 
-def _verdict(finding: Finding) -> str:
+def verdict(finding: Finding) -> str:
+    """Yes, no, or not applicable."""
     return {True: "yes", False: "no", None: "n/a"}[finding.holds]
 
 
-def _cell(finding: Finding) -> str:
+def cell(finding: Finding) -> str:
     """The verdict, and the number behind it in short."""
     shorten = _SHORT.get(finding.law)
     short = shorten(finding) if shorten is not None and finding.value is not None else ""
-    return f"{_verdict(finding)} {short}".strip()
+    return f"{verdict(finding)} {short}".strip()
 
 
-def _definition(law: str) -> str:
+def definition(law: str) -> str:
+    """What a law or a question means, in its own words."""
     return inspect.cleandoc((LAWS | QUESTIONS)[law].__doc__ or "").replace("\n", " ")
 
 
@@ -153,9 +156,9 @@ def text_tables(audits: Sequence[Audit]) -> tuple[Table, ...]:
         table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
         table.add_column("scheme", no_wrap=True)
         for law in laws:
-            table.add_column(_head(law).replace(" ", "\n"), no_wrap=True)
+            table.add_column(head(law).replace(" ", "\n"), no_wrap=True)
         for one in audits:
-            table.add_row(one.name, *(_cell(one.findings[law]) for law in laws))
+            table.add_row(one.name, *(cell(one.findings[law]) for law in laws))
         tables.append(table)
     return tuple(tables)
 
@@ -173,8 +176,8 @@ def as_json(audits: Sequence[Audit], shape: Shape = SHAPE) -> str:
 
     document = {
         "shape": asdict(shape),
-        "laws": {law: _definition(law) for law in LAWS},
-        "questions": {question: _definition(question) for question in QUESTIONS},
+        "laws": {law: definition(law) for law in LAWS},
+        "questions": {question: definition(question) for question in QUESTIONS},
         "schemes": [
             {
                 "name": one.name,
@@ -188,83 +191,3 @@ def as_json(audits: Sequence[Audit], shape: Shape = SHAPE) -> str:
         ],
     }
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
-
-
-# --- HTML -----------------------------------------------------------------------------------------------------------
-
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1f2328; --paper: #ffffff; --faint: #656d76; --line: #d8dce1;
-  --yes: #d9e8fb; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e4e7eb; --paper: #14171c; --faint: #9aa4b0; --line: #333b45;
-  --yes: #17345c; } }
-body { margin: 2rem auto; max-width: 84rem; padding: 0 1rem; color: var(--ink); background: var(--paper);
-  font: 15px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13.5px; }
-th, td { padding: .3rem .55rem; border: 1px solid var(--line); text-align: left; vertical-align: top; }
-th { font-weight: 600; } tbody th { white-space: nowrap; }
-.yes { background: var(--yes); } .na, .faint { color: var(--faint); }
-a { color: inherit; }
-summary { cursor: pointer; font-weight: 600; padding: .25rem 0; } dt { font-weight: 600; } dd { margin: 0 0 .5rem; }
-"""
-
-
-def as_html(audits: Sequence[Audit], shape: Shape = SHAPE) -> str:
-    """One page that needs nothing else: both tables, every finding in words, and what each law means."""
-    escape = html.escape
-
-    def marked(finding: Finding, inner: str, tag: str = "td") -> str:
-        kind = {True: "yes", False: "no", None: "na"}[finding.holds]
-        return f'<{tag} class="{kind}" title="{escape(finding.words)}">{escape(inner)}</{tag}>'
-
-    def table(laws: Sequence[str]) -> str:
-        heads = "".join(f'<th scope="col" title="{escape(_definition(law))}">{escape(_head(law))}</th>' for law in laws)
-        rows = "".join(
-            f'<tr><th scope="row"><a href="#{escape(one.name)}">{escape(one.name)}</a></th>'
-            + "".join(marked(one.findings[law], _cell(one.findings[law])) for law in laws)
-            + "</tr>"
-            for one in audits
-        )
-        return (
-            f'<div class="wide"><table><thead><tr><th scope="col">scheme</th>{heads}</tr></thead>'
-            f"<tbody>{rows}</tbody></table></div>"
-        )
-
-    def details(one: Audit) -> str:
-        rows = "".join(
-            f'<tr><th scope="row">{escape(_head(name))}</th>{marked(finding, _verdict(finding))}'
-            f"<td>{escape(finding.words)}{_claim(one, name)}</td></tr>"
-            for name, finding in one.findings.items()
-        )
-        doors = ", ".join(one.doors) or "none"
-        return (
-            f'<details id="{escape(one.name)}"><summary>{escape(one.name)}</summary>'
-            f'<p class="faint">Doors: {escape(doors)}</p>'
-            f'<div class="wide"><table><tbody>{rows}</tbody></table></div></details>'
-        )
-
-    meanings = "".join(f"<dt>{escape(_head(law))}</dt><dd>{escape(_definition(law))}</dd>" for law in LAWS | QUESTIONS)
-    opening = (  # a link to a scheme opens what it points at
-        "const open = () => { const part = document.getElementById(location.hash.slice(1)); "
-        "if (part) part.open = true; }; addEventListener('hashchange', open); open();"
-    )
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>The laws of positional encodings, measured</title><style>{_STYLE}</style></head><body>"
-        "<h1>The laws of positional encodings, measured</h1>"
-        f'<p class="faint">At dim {shape.dim}, {shape.num_heads} heads of {shape.head_dim}, and tables for '
-        f"{shape.max_positions} positions; parameters as they are first drawn. Point at a cell for what was measured. "
-        "A law says what the mathematics does, not how well a model trained with it fares.</p>"
-        f"{''.join(f'<h2>{escape(title)}</h2>{table(laws)}' for title, laws in TABLES.items())}"
-        f"<h2>Every finding</h2>{''.join(map(details, audits))}"
-        f"<h2>What the laws mean</h2><dl>{meanings}</dl><script>{opening}</script></body></html>\n"
-    )
-
-
-def _claim(one: Audit, law: str) -> str:
-    if law not in one.disagreements:
-        return ""
-    assert one.claims is not None
-    return " <strong>The catalog claims it.</strong>" if law in one.claims else " <strong>Not claimed.</strong>"

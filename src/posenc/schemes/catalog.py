@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import pkgutil
 from functools import reduce
@@ -10,10 +9,11 @@ from operator import add
 from types import ModuleType
 
 from posenc import schemes
-from posenc.arguments import check_type
+from posenc.arguments import check_name, check_type
 from posenc.encoding import DOORS
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Shape
+from posenc.schemes.own import FORM, entry_of
 
 
 def entries_in(package: ModuleType) -> tuple[Entry, ...]:
@@ -39,19 +39,18 @@ def catalog() -> tuple[Entry, ...]:
 
 
 def entries_of(names: str) -> tuple[Entry, ...]:
-    """The entries of ``"rope"`` or of a composition, ``"rope+alibi"``. ValueError for an unknown name, or one that is
-    there twice: a scheme is composed with others."""
+    """The entries of ``"rope"``, of anyone's own ``"my.py:MyScheme"``, or of a composition, ``"rope+alibi"``.
+
+    ValueError for an unknown name, or one that is there twice: a scheme is composed with others."""
     check_type("scheme", names, str)
     known = {entry.name: entry for entry in CATALOG}
     parts = names.split("+")
     for name in parts:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
-            raise ValueError(f"scheme must be one of {', '.join(known)}, or several joined by '+', got {name!r}{hint}")
+        if ":" not in name:
+            check_name("scheme", name, list(known), f", {FORM}, or several joined by '+'")
     if len(set(parts)) < len(parts):
         raise ValueError(f"scheme must name each part once, got {names!r}")
-    return tuple(known[name] for name in parts)
+    return tuple(entry_of(name) if ":" in name else known[name] for name in parts)
 
 
 def scheme_from_names(names: str, shape: Shape) -> Scheme:

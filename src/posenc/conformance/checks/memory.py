@@ -11,7 +11,7 @@ from posenc.conformance.heads import Bias
 from posenc.conformance.outcome import Outcome
 from posenc.conformance.subjects import Batch, NotApplicableError, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial
-from posenc.lab.memory import kept_bytes, peak_bytes
+from posenc.workbench.memory import kept_bytes, peak_bytes
 
 
 def memory_grows_with_the_length(subject: Subject, batch: Batch, tokens: int, trained: bool, growth: float) -> Outcome:

@@ -1,0 +1,320 @@
+"""The pictures of a benchmark, from its records: what position costs, over what it is compared with."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+
+from posenc.workbench import style
+from posenc.workbench.files import write_whole
+
+Record: TypeAlias = Mapping[str, Any]
+Spread: TypeAlias = tuple[float, float, float]
+"""A median and its quartiles."""
+
+PHASES = {"forward": "forward", "training": "training step"}
+PLAIN = "plain"
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows of marks under a title: for each series, the value of each name."""
+
+    header: str
+    names: Sequence[str]
+    series: Mapping[str, Mapping[str, Spread | None]]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Lines by their names, each a value for some lengths."""
+
+    header: str
+    ylabel: str
+    lines: Mapping[str, Mapping[int, float]]
+
+
+# Inches. A row of dots has one height in every picture, and labels one width.
+ROW, LABEL, NUMBER, AXIS, TOP, BOTTOM = 0.25, 2.0, 0.85, 4.2, 0.95, 0.62
+
+
+def price(records: Sequence[Record], dark: bool = False) -> Figure | None:
+    """Ratios to plain attention at the longest length that most schemes were measured at, a row per scheme."""
+    found = {phase: [r for r in records if r["kind"] == f"price {phase}" and "auto" in r] for phase in PHASES}
+    length = _common_length([r for group in found.values() for r in group])
+    if length is None:
+        return None
+    series = {
+        words: {r["scheme"]: _ratio(r, r["auto"]) for r in found[phase] if r["length"] == length}
+        for phase, words in PHASES.items()
+    }
+    names = list(dict.fromkeys(r["scheme"] for group in found.values() for r in group if r["length"] == length))
+    title = f"The price of position at {length:,} tokens"
+    return _dots([Block("", names, series)], title, "time over plain causal attention", dark)
+
+
+def price_by_length(records: Sequence[Record], dark: bool = False) -> Figure | None:
+    """The same ratios against length, a line per scheme."""
+    panels = []
+    for phase, words in PHASES.items():
+        lines: dict[str, dict[int, float]] = {}
+        for record in records:
+            if record["kind"] == f"price {phase}" and "auto" in record:
+                ratio = _ratio(record, record["auto"])
+                if ratio:
+                    lines.setdefault(record["scheme"], {})[record["length"]] = ratio[0]
+        panels.append(Panel(words, "time over plain attention", lines))
+    return _curves(panels, "The price of position against length", dark, _times)
+
+
+def growth(records: Sequence[Record], dark: bool = False) -> Figure | None:
+    """Time and peak memory against length, a line per scheme and one for plain attention."""
+    panels = []
+    for measured, words in (("seconds", "time (ms)"), ("peak_bytes", "peak memory (MiB)")):
+        for phase, step in PHASES.items():
+            groups: dict[str, dict[int, list[float]]] = {}
+            for record in records:
+                if record["kind"] in (f"price {phase}", f"growth {phase}") and "auto" in record:
+                    for line, name in ((PLAIN, record["baseline"]), (record["scheme"], record["auto"])):
+                        value = _amount(record["results"].get(name, {}), measured)
+                        if value:
+                            groups.setdefault(line, {}).setdefault(record["length"], []).append(value)
+            # Plain attention was measured in the group of every scheme.
+            medians = {name: {n: statistics.median(v) for n, v in line.items()} for name, line in groups.items()}
+            panels.append(Panel(step, words, medians))
+    return _curves(panels, "Time and memory against length", dark, lambda value: f"{value:,g}")
+
+
+def _amount(result: Mapping[str, Any], measured: str) -> float:
+    """Milliseconds or mebibytes; 0 for what was left out."""
+    if measured == "seconds":
+        return statistics.median(result["seconds"]) * 1e3 if result.get("seconds") else 0.0
+    return float(result.get("peak_bytes", 0)) / 2**20
+
+
+def rope(records: Sequence[Record], dark: bool = False) -> Figure | None:
+    """Rotations over cloning, a row per way and a mark per precision."""
+    found = [record for record in records if record["kind"].startswith("rope ")]
+    if not found:
+        return None
+    names = list(dict.fromkeys(name for record in found for name in record["results"]))
+    series = {
+        record["kind"].partition(" ")[2]: {name: _ratio(record, name) for name in record["results"]} for record in found
+    }
+    return _dots([Block("", names, series)], "RoPE on queries and keys", "time over cloning both", dark)
+
+
+def peers(records: Sequence[Record], dark: bool = False) -> Figure | None:
+    """Other ways to the same attention at the longest length, a block per scheme."""
+    found = [record for record in records if record["kind"].startswith("peers ")]
+    length = _common_length(found)
+    if length is None:
+        return None
+    found = [record for record in found if record["length"] == length]
+    blocks = []
+    for scheme in dict.fromkeys(record["scheme"] for record in found):
+        mine = [record for record in found if record["scheme"] == scheme]
+        names = list(dict.fromkeys(n for record in mine for n in record["results"] if n != record["baseline"]))
+        series = {
+            words: {name: _ratio(r, name) for r in mine if r["kind"] == f"peers {phase}" for name in names}
+            for phase, words in PHASES.items()
+        }
+        blocks.append(Block(scheme, names, series))
+    return _dots(blocks, f"Other ways, at {length:,} tokens", "time over plain causal attention", dark)
+
+
+def decode(records: Sequence[Record], dark: bool = False) -> Figure | None:
+    """One token against a cache, a row per scheme."""
+    found = [record for record in records if record["kind"] == "decode"]
+    if not found:
+        return None
+    series = {"one token": {record["scheme"]: _ratio(record, "posenc") for record in found}}
+    title = f"One token against a cache of {found[0]['length']:,}"
+    return _dots([Block("", list(series["one token"]), series)], title, "time over the same without positions", dark)
+
+
+FIGURES: dict[str, Callable[[Sequence[Record], bool], Figure | None]] = {
+    "price": price,
+    "price_by_length": price_by_length,
+    "growth": growth,
+    "rope": rope,
+    "peers": peers,
+    "decode": decode,
+}
+
+
+def write(records: Sequence[Record], out: Path) -> list[Path]:
+    """Draws everything that the records have something for, each file whole or not at all; gives the paths."""
+    written = []
+    for name, draw in FIGURES.items():
+        figure = draw(records, False)
+        if figure is None:
+            continue
+        path = out / f"{name}.png"
+        write_whole(path, style.saved(figure))
+        written.append(path)
+    return written
+
+
+# -- drawing ----------------------------------------------------------------------------------------------------------
+
+
+def _dots(blocks: Sequence[Block], title: str, xlabel: str, dark: bool) -> Figure:
+    """A row for each name with a mark for each series, and the numbers beside them, in blocks below one another. A bar
+    runs from quartile to quartile."""
+    paper = style.theme(dark)
+    series = list(dict.fromkeys(label for block in blocks for label in block.series))
+    looks = dict(zip(series, ((paper.palette[4], "o"), (paper.palette[1], "s")), strict=False))
+    rows = sum(len(block.names) + bool(block.header) for block in blocks)
+    width, height = LABEL + AXIS + NUMBER * len(series) + 0.15, TOP + ROW * rows + BOTTOM
+    ends = [end for block in blocks for each in block.series.values() for value in each.values() for end in value or ()]
+    with style.context(dark):
+        figure = Figure(figsize=(width, height))
+        axes = figure.add_axes((LABEL / width, BOTTOM / height, AXIS / width, ROW * rows / height))
+        figure.text(0.12 / width, 1 - 0.2 / height, title, size=12, weight="bold", va="top")
+        axes.set_xscale("log")
+        _ratio_axis(axes, ends)
+        axes.axvline(1, color=paper.faint, linewidth=1, zorder=1)
+        axes.set(ylim=(rows - 0.5, -0.5), xlabel=xlabel)
+        axes.grid(visible=False, axis="y")
+        axes.spines["left"].set_visible(False)
+        across = axes.get_yaxis_transform()
+        columns = {label: 1 + NUMBER * (index + 1) / AXIS for index, label in enumerate(series)}
+        for label, (color, _) in looks.items():
+            words: dict[str, Any] = {
+                "color": color,
+                "ha": "right",
+                "va": "bottom",
+                "size": 9,
+                "weight": "bold",
+                "linespacing": 0.95,
+            }
+            axes.text(columns[label], -0.6, label.replace(" ", "\n"), transform=across, **words)
+        labels: list[str] = []
+        for block in blocks:
+            labels += [block.header] if block.header else []
+            for name in block.names:
+                row = len(labels)
+                labels.append(name)
+                for index, (label, (color, marker)) in enumerate(looks.items()):
+                    value = block.series.get(label, {}).get(name)
+                    words = {"color": color, "ha": "right", "va": "center", "size": 9, "transform": across}
+                    axes.text(columns[label], row, "–" if value is None else _times(value[0]), **words)
+                    if value is not None:
+                        aside = row + 0.16 * (2 * index - len(series) + 1)
+                        axes.plot(value[1:], (aside, aside), color=color, linewidth=1.4, solid_capstyle="butt")
+                        axes.plot(value[0], aside, marker, color=color, markersize=5.5, label=f"{name}, {label}")
+        axes.set_yticks(range(rows), labels)
+        axes.tick_params(axis="y", length=0)
+        headers = {block.header for block in blocks}
+        for tick in axes.get_yticklabels():
+            tick.set_fontweight("bold" if tick.get_text() in headers else "normal")
+    return figure
+
+
+def _curves(panels: Sequence[Panel], title: str, dark: bool, form: Callable[[float], str]) -> Figure | None:
+    """Panels two in a row: lines against length, both axes logarithmic, each line named where it ends."""
+    panels = [panel for panel in panels if panel.lines]  # of a benchmark that was interrupted, there may be one
+    lengths = sorted({x for panel in panels for line in panel.lines.values() for x in line})
+    if not lengths:
+        return None
+    most = max(len(panel.lines) for panel in panels)
+    rows, tall = (len(panels) + 1) // 2, max(2.4, 0.17 * most)
+    left, wide, right, above, below = 0.85, 2.9, 1.75, 0.4, 0.75
+    width, height = 2 * (left + wide + right), 0.4 + rows * (above + tall + below)
+    with style.context(dark):
+        figure = Figure(figsize=(width, height))
+        figure.text(0.12 / width, 1 - 0.2 / height, title, size=12, weight="bold", va="top")
+        for index, panel in enumerate(panels):
+            row, column = divmod(index, 2)
+            x, y = left + column * (left + wide + right), height - 0.4 - (row + 1) * (above + tall + below) + below
+            axes = figure.add_axes((x / width, y / height, wide / width, tall / height))
+            axes.set(xscale="log", yscale="log", xlabel="length (tokens)", ylabel=panel.ylabel)
+            axes.set_title(panel.header, size=10.5)
+            axes.xaxis.set_major_locator(FixedLocator([float(x) for x in lengths]))
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}"))
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.set_xlim(lengths[0] / 1.1, lengths[-1] * 1.1)
+            for name, line in panel.lines.items():
+                look, plain = _look(name, dark), name == PLAIN
+                dashes, marker, weight = look.dashes, "" if plain else look.marker, 3 if plain else 1.3
+                points = sorted(line.items())
+                axes.plot(
+                    *zip(*points, strict=True),
+                    color=look.color,
+                    linestyle=dashes,
+                    marker=marker,
+                    linewidth=weight,
+                    markersize=4.5,
+                    label=name,
+                )
+            if form is _times:
+                _ratio_axis(axes, [value for line in panel.lines.values() for value in line.values()], vertical=True)
+            else:
+                axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: form(y)))
+                axes.yaxis.set_minor_formatter(NullFormatter())
+            _name_ends(axes, panel.lines, 0.165 / tall, dark)
+    return figure
+
+
+def _name_ends(axes: Axes, lines: Mapping[str, Mapping[int, float]], gap: float, dark: bool) -> None:
+    """The name of each line on the right, led to from its end; names are moved apart where lines end together."""
+    axes.set_ylim(axes.get_ylim())  # no later, or places would be told by limits that change
+    place, last = axes.transScale + axes.transLimits, max(x for line in lines.values() for x in line)
+    ends = sorted((tuple(place.transform((max(line), line[max(line)])))[::-1], name) for name, line in lines.items())
+    heights = style.apart([y for (y, _), _ in ends], gap)
+    for ((y, x), name), height in zip(ends, heights, strict=True):
+        color = _look(name, dark).color
+        early = ":" if max(lines[name]) < last else "-"
+        axes.plot(
+            (x + 0.015, 1.04), (y, height), early, color=color, linewidth=0.7, transform=axes.transAxes, clip_on=False
+        )
+        axes.text(1.05, height, name, transform=axes.transAxes, color=color, va="center", size=8.5)
+
+
+def _look(name: str, dark: bool) -> style.Look:
+    return style.Look(style.theme(dark).faint, "", style.SOLID) if name == PLAIN else style.look(name, dark)
+
+
+def _ratio_axis(axes: Axes, values: Sequence[float], vertical: bool = False) -> None:
+    """A logarithmic axis of ratios that shows 1, with ticks at 1, 2, 5, 10, .."""
+    low, high = min([1.0, *values]) / 1.08, max([1.5, *values]) * 1.12
+    steps = [m * 10.0**e for e in range(-3, 5) for m in (1, 2, 5)]
+    if high / low < 6:
+        steps = [0.25, 0.5, 0.7, 1, 1.2, 1.5, 2, 2.5, 3, 4, 5]
+    axis = axes.yaxis if vertical else axes.xaxis
+    (axes.set_ylim if vertical else axes.set_xlim)(low, high)
+    axis.set_major_locator(FixedLocator([step for step in steps if low <= step <= high]))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}×"))
+
+
+def _times(value: float) -> str:
+    """A ratio in three digits at most."""
+    return f"{value:.2f}×" if value < 10 else f"{value:,.0f}×"
+
+
+def _ratio(record: Record, name: str) -> Spread | None:
+    given = record["results"].get(name, {}).get("ratio")
+    if not given or not all(map(math.isfinite, given)):
+        return None
+    median, low, high = given
+    return median, low, high
+
+
+def _common_length(records: Sequence[Record]) -> int | None:
+    """The longest length with results of at least half as many schemes as any has."""
+    count: dict[int, int] = {}
+    for record in records:
+        if any("ratio" in result for name, result in record["results"].items() if name != record["baseline"]):
+            count[record["length"]] = count.get(record["length"], 0) + 1
+    most = max(count.values(), default=0)
+    return max((length for length, n in count.items() if 2 * n >= most), default=None)

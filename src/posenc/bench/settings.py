@@ -1,0 +1,66 @@
+"""What one benchmark is: every choice that changes a measurement, in one frozen value."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from posenc.workbench.configuration import Configuration, option
+
+SECTIONS = {
+    "price": "time of attention with each scheme and backend, over plain causal attention",
+    "growth": "time and peak memory against length",
+    "rope": "the rotation of queries and keys, over cloning them",
+    "peers": "ALiBi, T5 and Shaw's keys, beside masks, FlexAttention and x-transformers",
+    "decode": "one token against a cache, over the same without positions",
+}
+AUTO = "auto"
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+@dataclass(frozen=True)
+class Settings(Configuration):
+    """The configuration of ``posenc bench``."""
+
+    only: tuple[str, ...] = option(tuple(SECTIONS), "sections to measure", choices=tuple(SECTIONS))
+    lengths: tuple[int, ...] = option(
+        (512, 1024, 2048, 4096, 8192, 16384, 32768), "powers of two (quick: 512,2048)", least=64
+    )
+    schemes: tuple[str, ...] = option(
+        (), "names of the catalog, joined by + to compose, my.py:MyScheme, or shaw_keys (default: all of the catalog)"
+    )
+    backends: tuple[str, ...] = option((), "auto, or names of backends (default: auto and all; quick: auto)")
+    dtype: str = option("float32", "of queries, keys and values: " + ", ".join(DTYPES), choices=DTYPES)
+    device: str = option("cpu", "cpu, cuda, cuda:1")
+    rounds: int = option(11, "rounds of a group (quick: 5)")
+    # Seconds: the rounds of one group stop after ``budget``, and a call that would last over ``longest`` is left out.
+    budget: float = option(30.0, above=0)
+    longest: float = option(60.0, above=0)
+    compiled: bool = option(True)  # competitors that exist only compiled take part
+    heads: int = option(8)
+    head_dim: int = option(64)
+    rotated: tuple[int, ...] = option((4, 16, 2048, 64))
+    rotated_dtypes: tuple[str, ...] = option(("float32", "bfloat16"), choices=DTYPES)
+    peer_lengths: tuple[int, ...] = option((2048, 4096))
+    cache: int = option(16384)
+
+    def check(self) -> None:
+        """ConfigError for what else is wrong; lengths are put in order."""
+        for name in ("only", "lengths"):
+            self.require(name, bool(getattr(self, name)), "one or more")
+        self.require("lengths", all(n & (n - 1) == 0 for n in self.lengths), "powers of two from 64 on")
+        self.require("rotated", len(self.rotated) == 4, "(batch, heads, tokens, head_dim)")
+        object.__setattr__(self, "lengths", tuple(sorted(set(self.lengths))))
+
+    def identity(self) -> dict[str, Any]:
+        """What all records of a folder share: every choice that changes a measurement that is in two of them."""
+        return {name: value for name, value in self.to_dict().items() if name not in ("only", "lengths", "schemes")}
+
+
+QUICK: dict[str, Any] = {
+    "lengths": (512, 2048),
+    "rounds": 5,
+    "budget": 1.0,
+    "longest": 2.0,
+    "backends": (AUTO,),
+    "compiled": False,
+    "peer_lengths": (1024,),
+}

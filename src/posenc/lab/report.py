@@ -1,0 +1,178 @@
+"""The report of a comparison: one HTML file that needs nothing else, its pictures as PNGs, a table for the terminal.
+
+Whatever the records hold can be reported: a run that was interrupted gives a report that says what it lacks.
+"""
+
+import base64
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from posenc.lab import accuracy, pictures, sentences, tables
+from posenc.lab.summary import Record, Summary, multiple
+from posenc.lab.task import Answers, Task
+from posenc.workbench import style
+from posenc.workbench.files import write_whole
+from posenc.workbench.page import page
+
+FILE = "report.html"
+FOLDER = "figures"
+
+
+def write(records: Sequence[Record], out: str | Path) -> Path:
+    """Writes ``report.html`` into the folder ``out``, its pictures below it, and gives the path of the report.
+
+    Each file is written whole or not at all, so a reader never meets half of one.
+    """
+    out = Path(out)
+    images = {
+        name: {dark: png(records, name, dark) for dark in (False, True)} for name in figures(Summary(records).task)
+    }
+    for name, pair in images.items():
+        for dark, data in pair.items():
+            write_whole(out / FOLDER / f"{name}{'-dark' if dark else ''}.png", data)
+    page = html(records, images)
+    write_whole(out / FILE, page.encode())
+    return out / FILE
+
+
+def figures(task: Task) -> dict[str, Callable[[Iterable[Record], bool], Figure]]:
+    """The pictures of a task's comparisons."""
+    return accuracy.figures(task) if isinstance(task, Answers) else pictures.FIGURES
+
+
+def png(records: Sequence[Record], name: str, dark: bool = False) -> bytes:
+    """One of the figures, as the bytes of a PNG."""
+    return style.saved(figures(Summary(records).task)[name](records, dark), dark=dark)
+
+
+def html(records: Sequence[Record], images: dict[str, dict[bool, bytes]]) -> str:
+    """The page, with the PNGs of each figure (by whether they are dark) inside it."""
+    summary = Summary(records)
+    latest = summary.records[-1] if summary.records else {}
+    right_or_wrong = isinstance(summary.task, Answers)
+    words = accuracy if right_or_wrong else sentences
+    if not right_or_wrong:
+        own = {
+            "rows": [tables.row(summary, scheme) for scheme in summary.schemes],
+            "differences": tables.differences(summary),
+            "means": tables.means(summary),
+        }
+    else:
+        own = accuracy.page(summary)
+    return page(
+        "posenc.lab",
+        "accuracy.html.j2" if right_or_wrong else "report.html.j2",
+        summary=summary,
+        about=(latest.get("text") or {}).get("about", ""),
+        images={name: {dark: _uri(data) for dark, data in pair.items()} for name, pair in images.items()},
+        missing=summary.missing(),
+        left_out=summary.task.left_out(),
+        observed=words.observed(summary),
+        how_to_read=words.how_to_read(summary),
+        not_concluded=words.not_concluded(summary),
+        times=[multiple(length, summary.train_length) for length in summary.test_lengths],
+        environment=tables.environment(summary),
+        command=tables.command(summary),
+        **own,
+    )
+
+
+def terminal_table(records: Sequence[Record]) -> Table:
+    """The main numbers of every scheme, for a terminal of 100 columns."""
+    summary = Summary(records)
+    return _accuracy_table(summary) if isinstance(summary.task, Answers) else _bits_table(summary)
+
+
+def _bits_table(summary: Summary) -> Table:
+    lengths = _few(summary.test_lengths, summary.train_length)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.title = f"Bits per byte at each test length (sliding windows), trained at {summary.train_length:,} tokens"
+    table.add_column("scheme", overflow="fold", max_width=16)
+    for name in ("params", "tokens/s", "step", "MB", *(f"{length:,} " for length in lengths)):
+        table.add_column(name, justify="right", overflow="fold")
+    lowest = {length: sentences.marked(summary, tables.KIND, length) for length in lengths}
+    for scheme in summary.schemes:
+        once = (
+            _short(summary.number("training", scheme, "parameters"), "{:.0f}k", 1e-3),
+            _short(summary.number("training", scheme, "tokens_per_second"), "{:,.0f}k", 1e-3),
+            _short(summary.number("speed", scheme, "step_ratio"), "{:.2f}×"),
+            _short(summary.number("training", scheme, "peak_bytes"), "{:,.0f}", 1e-6),
+        )
+        bits = [
+            Text(_bits(summary, scheme, n) + "*", style="bold")
+            if scheme in lowest[n]
+            else Text(_bits(summary, scheme, n) + " ")
+            for n in lengths
+        ]
+        table.add_row(Text(scheme), *once, *bits)
+    unit = f"step: time ÷ {summary.timed_against}'s"
+    notes = [f"* lowest, or tied with it; ±: half the 95 % interval; {unit}; –: not measured."]
+    table.caption = "\n".join(notes + _incomplete(summary))
+    return table
+
+
+def _accuracy_table(summary: Summary) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    trained = f"trained at {summary.train_length:,} {summary.task.lengths}"
+    table.title = f"Share of right answers, {trained}"
+    table.add_column("scheme", overflow="fold", max_width=21)
+    table.add_column("step", justify="right")
+    planned = {pair for scheme in summary.schemes for pair in summary.plan(scheme)}
+    lengths = {kind: sorted(n for k, n in planned if k == kind) for kind in summary.task.kinds}
+    kinds = [(kind, n) for kind, every in lengths.items() for n in _few(every, summary.train_length, 4)]
+    for kind, length in kinds:
+        table.add_column(f"{kind.replace('distance', 'dist.')}\n{length:,} ", justify="right", overflow="fold")
+    highest = {(kind, length): accuracy.highest(summary, kind, length) for kind, length in kinds}
+    for scheme in summary.schemes:
+        cells = []
+        for kind, length in kinds:
+            value = summary.bits(kind, scheme, length)
+            undefined = "undef." if summary.undefined(scheme, length, kind) else "–"
+            shown = f"{value.mean:.3f}" if value else undefined
+            top = scheme in highest[kind, length]
+            cells.append(Text(shown + ("*" if top else " "), style="bold" if top else ""))
+        table.add_row(Text(scheme), _short(summary.number("speed", scheme, "step_ratio"), "{:.2f}×"), *cells)
+    notes = [f"* highest, or tied with it; step: time ÷ {summary.timed_against}'s; undef.: no such positions."]
+    table.caption = "\n".join(notes + _incomplete(summary))
+    return table
+
+
+def _incomplete(summary: Summary) -> list[str]:
+    notes = [f"{scheme} {words}." for scheme in summary.schemes if (words := summary.diverged(scheme))]
+    missing = len(summary.lacking())
+    return notes + (
+        [f"{missing} of {len(summary.trainings)} trainings are not complete: the report says what is missing."]
+        if missing
+        else []
+    )
+
+
+def _short(value: float | None, form: str, scale: float = 1) -> str:
+    return "–" if value is None else form.format(value * scale)
+
+
+def _bits(summary: Summary, scheme: str, length: int) -> str:
+    value = summary.bits(tables.KIND, scheme, length)
+    if value is None:
+        return summary.no_value(scheme, length, tables.KIND) or "–"
+    if not value.finite:
+        return "not finite"
+    half = (value.high - value.low) / 2
+    return f"{value.mean:.2f}±" + (f"{half:.2f}".removeprefix("0") if half < 1 else f"{half:.1f}")
+
+
+def _few(lengths: Sequence[int], trained: int, most: int = 5) -> list[int]:
+    """As many lengths as a terminal has room for: the shortest, the training length, and the longest ones."""
+    if len(lengths) <= most:
+        return list(lengths)
+    keep = {lengths[0], trained if trained in lengths else lengths[1]}
+    return sorted(keep | set(lengths[2 - most :]))
+
+
+def _uri(data: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(data).decode()

@@ -1,0 +1,57 @@
+"""What a comparison records: the results of each kind of measurement.
+
+Every record has all that made it: ``configuration``, ``text``, ``versions`` and ``machine``. The results, by kind:
+
+    training        parameters, position_parameters, tokens_per_second, seconds, curve [[step, bits], ...], final_bits,
+                    peak_bytes (of forward and backward on one batch, beyond the model itself)
+    windows, sliding, final_tokens, truncated
+                    bits [per byte, one for each evaluation window], tokens (scored in each window)
+    by_position     edges of the buckets, and for each bucket bits (the mean) and stderr
+    accuracy, resized, order, distance (of the tasks digits and classify)
+                    accuracy [share of right answers, one for each image or group of sequences], examples (in each)
+    speed           relative_to, step_ratio (time of a training step over that scheme's), step_seconds
+
+Where a scheme has no encoding for a length, ``undefined`` says why and there are no bits. Where a training diverged,
+``diverged`` says when, and stands in place of its results and of those of all its tests. A bit that is null was not a
+finite number.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from posenc.lab.tasks import task_of
+from posenc.workbench.files import require
+from posenc.workbench.records import Record
+
+# What is read must be, by name. Kinds that are not listed are of other commands.
+COMPARED = {"seed": int, "configuration": dict, "text": dict, "versions": dict, "machine": dict}
+ONCE: dict[str, dict[str, Any]] = {
+    "training": {
+        "parameters": int,
+        "position_parameters": int,
+        "tokens_per_second": float,
+        "seconds": float,
+        "curve": list[tuple[int, float]],
+        "final_bits": float,
+        "peak_bytes": int,
+    },
+    "speed": {"relative_to": str, "step_ratio": float, "step_seconds": float},
+}
+INSTEAD = ("undefined", "diverged")  # of results: words that say why there are none
+
+
+def results_of(task: str) -> dict[str, Mapping[str, Any]]:
+    """What the record of each kind of measurement of a task has, by name. ValueError for a task that there is not."""
+    return {**ONCE, **{kind: each.result for kind, each in task_of(task).kinds.items()}}
+
+
+def check(record: Record) -> None:
+    """ValueError for a record without what is said above, or with something else in its place."""
+    about = record.get("configuration")
+    task = about.get("task", "text") if isinstance(about, dict) else "text"
+    results = results_of(str(task)).get(record["kind"])
+    if results is not None:
+        instead = {name: str for name in INSTEAD if name in record}
+        if instead:
+            results = {name: int for name in results if name == "length"} | instead
+        require(record, {**COMPARED, **results})

@@ -1,0 +1,116 @@
+"""The tables of a report: rows of words, ready to be laid out on a page."""
+
+import shlex
+from typing import Any
+
+from posenc.lab import sentences
+from posenc.lab.summary import Summary
+
+# The kind whose numbers stand in the tables: it scores the same bytes at every length.
+KIND = "sliding"
+
+
+def command(summary: Summary) -> str:
+    """The command that makes these records again."""
+    given = dict(summary.configuration)
+    given |= {"schemes": list(summary.schemes), "seeds": sorted({seed for _, seed in summary.trainings})}
+    words = ["posenc", "compare"]
+    for name, value in given.items():
+        option = "--" + name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(option if value else option.replace("--", "--no-", 1))
+        elif isinstance(value, list):
+            # A comma may be part of a file's name, so texts are words of their own.
+            items = [str(item) for item in value]
+            words += [option, *(items if name == "text" else [",".join(items)])] if items else []
+        elif value is not None:
+            words += [option, str(value)]
+    return shlex.join(words)
+
+
+def row(summary: Summary, scheme: str, measured: str = KIND) -> dict[str, Any]:
+    """A line of the main table, in the words it has there, of one kind of measurement."""
+
+    def shown(kind: str, name: str, form: str, scale: float = 1) -> str:
+        value = summary.number(kind, scheme, name)
+        absent = "diverged" if kind == "training" and summary.diverged(scheme) else "missing"
+        return absent if value is None else form.format(value * scale)
+
+    lowest = {length: sentences.marked(summary, measured, length) for length in summary.test_lengths}
+    return {
+        "scheme": scheme,
+        "parameters": shown("training", "parameters", "{:,.0f}"),
+        "position_parameters": shown("training", "position_parameters", "{:,.0f}"),
+        "tokens_per_second": shown("training", "tokens_per_second", "{:,.0f}"),
+        "step": shown("speed", "step_ratio", "{:.2f}×"),
+        "memory": shown("training", "peak_bytes", "{:,.0f} MB", 1e-6),
+        "bits": [(*cell(summary, measured, scheme, n), scheme in lowest[n]) for n in summary.test_lengths],
+        "end": summary.end(scheme, measured),
+        "diverged": summary.diverged(scheme),
+        "why": next((why for n in summary.test_lengths if (why := summary.undefined(scheme, n, measured))), ""),
+    }
+
+
+def cell(summary: Summary, kind: str, scheme: str, length: int) -> tuple[str, str]:
+    """A mean and its interval, or one word that says why there is none."""
+    value = summary.bits(kind, scheme, length)
+    if value is None:
+        return summary.no_value(scheme, length, kind) or "missing", ""
+    return (f"{value.mean:.3f}", f"{value.low:.2f}–{value.high:.2f}") if value.finite else ("not finite", "")
+
+
+def differences(summary: Summary) -> list[dict[str, Any]]:
+    """Every other scheme less the reference, paired, with a verdict."""
+    rows = []
+    for scheme in summary.schemes:
+        if scheme == summary.reference:
+            continue
+        cells: list[tuple[str, str, str]] = []
+        seeds = 0
+        for length in summary.test_lengths:
+            value = summary.difference(KIND, scheme, summary.reference, length)
+            seeds = max(seeds, value.seeds if value else 0)
+            if value is None:
+                mine, its = (cell(summary, KIND, name, length)[0] for name in (scheme, summary.reference))
+                why = next((word for word in ("diverged", "undefined") if word in (mine, its)), "missing")
+                cells.append((why, "", ""))
+            elif value.finite:
+                mean, interval = f"{value.mean:+.3f}", f"{value.low:+.3f} to {value.high:+.3f}"
+                cells.append((mean.replace("-", "−"), interval.replace("-", "−"), sentences.verdict(value)))
+            else:
+                cells.append(("not finite", "", ""))
+        rows.append({"scheme": scheme, "cells": cells, "seeds": seeds})
+    return rows
+
+
+def means(summary: Summary) -> list[dict[str, Any]]:
+    """The other measurements made per length, for whoever wants the numbers behind the figures."""
+    kinds = {"windows": "separate windows", "truncated": "truncated", "final_tokens": "final tokens"}
+    return [
+        {
+            "scheme": scheme,
+            "what": what,
+            "cells": [
+                ("–", "") if n not in summary.lengths(kind) else cell(summary, kind, scheme, n)
+                for n in summary.test_lengths
+            ],
+        }
+        for kind, what in kinds.items()
+        for scheme in summary.schemes
+    ]
+
+
+def environment(summary: Summary) -> list[tuple[str, str]]:
+    """What the records were made with. More than one value of a thing is said, not hidden."""
+    found: dict[str, list[str]] = {}
+    for record in summary.records:
+        for part in ("text", "versions", "machine"):
+            for name, value in (record.get(part) or {}).items():
+                label = {"about": "text", "digest": "digest of the text", "memory_bytes": "memory"}.get(name, name)
+                said = f"{value / 2**30:.1f} GiB" if name == "memory_bytes" and value else str(value)
+                if said not in found.setdefault(label, []):
+                    found[label].append(said)
+    times = sorted(str(record["time"]) for record in summary.records if record.get("time"))
+    if times:
+        found["measured"] = [times[0] if times[0] == times[-1] else f"{times[0]} to {times[-1]}"]
+    return [(label, "; ".join(said)) for label, said in found.items()]

@@ -1,0 +1,87 @@
+"""Text: the next byte, in bits per byte, at lengths that the models were and were not trained on."""
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal, cast
+
+from torch import Tensor, nn
+
+from posenc.lab import data
+from posenc.lab.config import MIN_WINDOWS, CompareConfig
+from posenc.lab.evaluate import Evaluator, plan, tokens_to_score
+from posenc.lab.task import Kind, Loaded, Task
+from posenc.lab.train import loss_of
+from posenc.models import Decoder
+from posenc.scheme import Scheme
+from posenc.schemes.entry import Shape
+
+# Bits per byte. With one seed nothing here says how much seeds differ, so smaller gaps are called ties by convention.
+TIE_AT_ONE_SEED = 0.02
+
+BITS = {"length": int, "bits": list[float | None], "tokens": int}
+BUCKETS = {"length": int, "edges": list[int], "bits": list[float | None], "stderr": list[float | None]}
+
+
+class Text(Task):
+    """The next byte of a text."""
+
+    multiples = (0.5, 1, 2, 4, 8)
+    called = "plain text"
+    lengths = "tokens"
+    unit = "bits per byte"
+    kinds: ClassVar = {
+        "windows": Kind("separate windows", BITS),
+        "sliding": Kind("sliding windows", BITS),
+        "truncated": Kind("the truncated baseline", BITS),
+        "final_tokens": Kind("the final tokens", BITS),
+        "by_position": Kind("loss by position", BUCKETS),
+    }
+    score = "bits"
+    noise = TIE_AT_ONE_SEED
+
+    def shape(self, config: CompareConfig, scheme: str) -> Shape:
+        """One line of bytes, each of which sees those before it."""
+        return Shape(config.dim, config.heads, config.dim // config.heads, config.train_length)
+
+    def model(self, config: CompareConfig, scheme: str, position: Scheme) -> nn.Module:
+        """A decoder of bytes."""
+        return Decoder(
+            256,
+            config.dim,
+            config.layers,
+            config.heads,
+            config.kv_heads,
+            position=position,
+            inject=cast(Literal["input", "every_layer"], config.inject),
+            per_layer=config.per_layer,
+        )
+
+    def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
+        """Cross-entropy of every byte after the first."""
+        return loss_of(model, batch)
+
+    def plan(self, scheme: str, lengths: Sequence[int], train_length: int) -> list[tuple[str, int]]:
+        """See `posenc.lab.evaluate`."""
+        return plan(lengths, train_length)
+
+    def load(self, config: CompareConfig) -> Loaded:
+        """The text, split."""
+        longest = config.test_lengths[-1]
+        sizes = {"train_length": config.train_length, "batch_size": config.batch_size, "longest": longest}
+        least = data.least(**sizes, windows=MIN_WINDOWS)
+        corpus = data.load(config.text, held_out=config.windows * (longest + 1), least=least)
+        data.require(corpus, **sizes, windows=MIN_WINDOWS)
+        windows = corpus.validation.spread(config.windows, longest + 1)
+        few = len(windows) < config.windows
+        return Loaded(
+            corpus.train,
+            lambda model, device, tick: Evaluator(
+                model, windows, config.test_lengths, config.train_length, device, tick
+            ),
+            tokens_to_score(config.test_lengths, len(windows)),
+            corpus.about,
+            corpus.digest,
+            f"room for {len(windows)} of {config.windows} evaluation windows" if few else "",
+        )
+
+
+TASK = Text()

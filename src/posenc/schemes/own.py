@@ -1,0 +1,137 @@
+"""A scheme of anyone's own, ``my.py:MyScheme``: a class in a file, which goes wherever a name of the catalog goes.
+
+It claims nothing, and is built by calling the class with those of dim, num_heads, head_dim, max_positions and grid
+that its ``__init__`` takes. Where the file has an ``ENTRY`` of that class, it says what is claimed and how to build it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal
+
+from posenc.arguments import check_name, shown
+
+if TYPE_CHECKING:  # functions import them, so that an error can be placed where torch is not loaded
+    from posenc.scheme import Scheme
+    from posenc.schemes.entry import Entry, Shape
+
+FORM = "path/to/file.py:Name"
+SIZES = ("dim", "num_heads", "head_dim", "max_positions", "grid")
+
+_FILES: dict[str, str] = {}  # those that were run, as tracebacks have them, and as their user wrote them
+_MODULES: dict[str, tuple[ModuleType, str]] = {}  # with a digest of their text
+
+
+def entry_of(text: str) -> Entry:
+    """The entry of ``my.py:MyScheme``, or of ``my.py:ENTRY``, under that name. The file is run once.
+
+    ValueError for a file or a class that is not there, and, with the line of the file, where its code fails.
+    """
+    from posenc.scheme import Scheme
+    from posenc.schemes.entry import Entry
+
+    where, _, name = text.rpartition(":")
+    module, _ = _module(text)
+    kinds = {k: v for k, v in vars(module).items() if isinstance(v, type) and issubclass(v, Scheme)}
+    entry = getattr(module, "ENTRY", None)
+    if name == "ENTRY" and isinstance(entry, Entry):
+        kind = entry.scheme
+    else:
+        check_name(f"the scheme of {where}", name, [k for k, v in kinds.items() if v.__module__ == module.__name__])
+        kind = kinds[name]
+    if not isinstance(entry, Entry) or entry.scheme is not kind:
+        entry = _without_entry(text, kind)
+    return replace(entry, name=text, build=_guarded(text, entry.build))
+
+
+def source_of(names: str) -> str:
+    """A digest of each file that own schemes of a composition are in, as it was run; empty where there are none."""
+    return "".join(_module(part)[1] for part in names.split("+") if ":" in part)
+
+
+def place_of(error: BaseException) -> str:
+    """The line of an own scheme's file through which an error came, ``my.py:12``; empty where it came through none."""
+    if isinstance(error, SyntaxError) and error.filename in _FILES:
+        return f"{_FILES[error.filename]}:{error.lineno}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in _FILES]
+    return f"{_FILES[frames[-1].filename]}:{frames[-1].lineno}" if frames else ""
+
+
+def _module(text: str) -> tuple[ModuleType, str]:
+    where = text.rpartition(":")[0]
+    file = Path(where)
+    if file.suffix != ".py" or not file.is_file():
+        raise ValueError(f"scheme must be a name of the catalog or {FORM} of a file that is there, got {text!r}")
+    path = str(file.resolve())
+    if path not in _MODULES:
+        _FILES[path], digest = where, hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+        # A name that no other file has, and that pickle can import, since it is there.
+        name = f"{file.stem}_{hashlib.sha256(path.encode()).hexdigest()[:8]}"
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        sys.path.insert(0, str(Path(path).parent))  # what stands beside it can be imported, as by a script
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            raise ValueError(f"{where} cannot be run: {_said(error)}") from error
+        _MODULES[path] = module, digest
+    return _MODULES[path]
+
+
+def _without_entry(text: str, kind: type[Scheme]) -> Entry:
+    from posenc.schemes.entry import Entry
+
+    taken = {
+        p.name: p
+        for p in inspect.signature(kind).parameters.values()
+        if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    }
+    needed = [name for name, p in taken.items() if p.default is p.empty and name not in SIZES]
+    if needed:
+        raise ValueError(
+            f"{text} must be built of {', '.join(SIZES)}, got an __init__ that needs {', '.join(needed)}: give it a "
+            "default, or say in an ENTRY of the file how it is built"
+        )
+    grid = taken.get("grid")
+
+    def build(shape: Shape) -> Scheme:
+        sizes: dict[str, Any] = {name: getattr(shape, name) for name in SIZES if name in taken}
+        if grid is not None and shape.grid is None:
+            if grid.default is grid.empty:
+                sizes["grid"] = (shape.max_positions, shape.max_positions)
+            else:
+                del sizes["grid"]
+        return kind(**sizes)
+
+    axes: Literal["one", "two", "any"] = "one" if grid is None else "two" if grid.default is grid.empty else "any"
+    return Entry(text, kind, "no paper", frozenset(), "not known", build, axes=axes)
+
+
+def _guarded(text: str, build: Callable[[Shape], Scheme]) -> Callable[[Shape], Scheme]:
+    def guarded(shape: Shape) -> Scheme:
+        from posenc.scheme import Scheme
+
+        try:
+            made = build(shape)
+        except Exception as error:
+            raise ValueError(f"{text} cannot be built: {_said(error)}") from error
+        if not isinstance(made, Scheme):
+            raise ValueError(f"{text} must build a Scheme, got {shown(made)}")
+        return made
+
+    return guarded
+
+
+def _said(error: Exception) -> str:
+    return ": ".join(filter(None, (place_of(error), type(error).__name__, " ".join(str(error).split()))))

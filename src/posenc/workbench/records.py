@@ -1,0 +1,160 @@
+"""Records: one JSON line per measurement, written as it is made, so that whatever stops a run, they stay.
+
+Every record says what was measured (``kind``, ``scheme`` and, where it has them, ``seed`` and ``length``), the result,
+the ``time``, and the ``fingerprint`` of what all records of its folder share.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeAlias
+
+from posenc.workbench.files import naming, parse, put, require
+
+Record = dict[str, Any]
+
+FILE = "records.jsonl"
+
+# What a measurement is of: no two records of a folder share all four (None where a kind has no such field).
+KEY = ("kind", "scheme", "seed", "length")
+
+# What every record must have, by name.
+EVERY = {"kind": str, "scheme": str, "fingerprint": str, "time": str}
+
+Check: TypeAlias = Callable[[Record], None]
+"""Raises ValueError for a record whose results are not those of its kind."""
+
+
+class Records:
+    """The records of a folder, open to append to; a context manager, which one process at a time can hold.
+
+    A last line that was cut off by a crash is removed, and ``notice`` says so. ValueError, naming the line, for any
+    other that is damaged, is not a record, or repeats a measurement; and where another process has the folder open.
+    """
+
+    def __init__(self, folder: Path, check: Check = lambda record: None) -> None:
+        self.path, self._check = folder / FILE, check
+        self.notice = ""
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
+        with naming(self.path):
+            folder.mkdir(parents=True, exist_ok=True)
+            # The descriptor is also the lock: the system gives it back with the process, however that ends.
+            self._file = os.open(self.path, flags, 0o644)
+        try:
+            _lock(self._file, self.path)
+            self._records, self._size = _parse(self.path, check)
+            torn = os.fstat(self._file).st_size - self._size
+            if torn:
+                os.ftruncate(self._file, self._size)
+                line = f"line {len(self._records) + 1}"
+                self.notice = f"{self.path}, {line}, was not written to its end and has been removed ({torn} bytes)"
+        except BaseException:
+            os.close(self._file)
+            raise
+        self._keys = {key(record) for record in self._records}
+
+    def __enter__(self) -> "Records":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._file)
+
+    def __iter__(self) -> Iterator[Record]:
+        """The records; the n-th stands in line n."""
+        return iter(self._records)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def has(self, kind: str, scheme: str, seed: int | None = None, length: int | None = None) -> bool:
+        """Whether this was measured already."""
+        return (kind, scheme, seed, length) in self._keys
+
+    def require_source(self, scheme: str, source: str) -> None:
+        """ValueError where measurements of a scheme are of another text of its file, or were before it had one."""
+        for record in self:
+            if record["scheme"] == scheme and record.get("source", "") != source:
+                raise ValueError(f"{scheme} is not as it was when {self.path} was written: give another folder")
+
+    def append(self, record: Mapping[str, Any]) -> Record:
+        """Adds a record, with the time, as a line that is on the disk when this returns. Gives what it wrote.
+
+        Raises ValueError for what `read` would refuse; OSError where the disk does not take it, and leaves the file as
+        it was; OSError too where the file is not as this process left it, since lines would be mixed with another's.
+        """
+        stamped = {**record, "time": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+        assert key(stamped) not in self._keys, f"measured twice: {key(stamped)}"
+        _require(stamped, self._check)
+        line = (json.dumps(stamped, allow_nan=False) + "\n").encode()
+        with naming(self.path):
+            there, mine = os.stat(self.path), os.fstat(self._file)
+        if (there.st_dev, there.st_ino, there.st_size) != (mine.st_dev, mine.st_ino, self._size):
+            raise OSError(f"{self.path} was changed by something else during the run, so nothing is added to it")
+        try:
+            with naming(self.path):
+                put(self._file, line)
+        except BaseException:
+            os.ftruncate(self._file, self._size)  # or the next line would be glued to what was written of this one
+            raise
+        self._size += len(line)
+        self._records.append(stamped)
+        self._keys.add(key(stamped))
+        return stamped
+
+
+def key(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What the record is a measurement of."""
+    return tuple(record.get(name) for name in KEY)
+
+
+def read(folder: Path, check: Check = lambda record: None) -> list[Record]:
+    """The whole records of a folder, as far as they are written; none where there are none.
+
+    Raises ValueError, naming the line, as `Records` does.
+    """
+    path = folder / FILE
+    return _parse(path, check)[0] if path.exists() else []
+
+
+def _parse(path: Path, check: Check) -> tuple[list[Record], int]:
+    """The records, and the bytes they take up: what follows is a last line that was not written to its end."""
+    *lines, rest = path.read_bytes().split(b"\n")
+    if lines and not rest and b"\0" in lines[-1]:  # of a long line, a crash can leave the end without the middle
+        lines.pop()
+    records: list[Record] = []
+    seen: dict[tuple[Any, ...], int] = {}
+    for number, line in enumerate(lines, 1):
+        try:
+            record = parse(line.decode())
+            _require(record, check)
+            if (first := seen.setdefault(key(record), number)) != number:
+                raise ValueError(f"it repeats the measurement of line {first}")
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}, is not a record ({error}): mend or remove that line") from None
+        records.append(record)
+    return records, sum(len(line) + 1 for line in lines)
+
+
+def _require(record: Record, check: Check) -> None:
+    """ValueError for a record without what every record has, or that its check refuses."""
+    require(record, EVERY)
+    require(record, {name: int for name in ("seed", "length") if record.get(name) is not None})
+    check(record)
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    if sys.platform == "win32":
+        return  # O_APPEND keeps lines whole there too; only two runs at once go unnoticed
+    import fcntl
+
+    try:
+        with naming(path):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ValueError(f"{path.parent} is in use by another run: wait for it, or give another folder") from None

@@ -1,0 +1,134 @@
+"""The report of the tasks whose answers are right or wrong, from records made up by a formula."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from posenc.lab import accuracy, report
+from posenc.lab.summary import Summary
+from posenc.lab.tasks import configured, task_of
+from tests.lab.test_report import printed
+from tests.workbench.pages import Page
+
+SCHEMES = {"digits": ("nope", "learned", "sinusoidal", "relative_2d"), "classify": ("nope", "learned", "rope", "alibi")}
+UNITS = 40
+
+
+def records(task: str, seeds: tuple[int, ...] = (0,)) -> list[dict[str, Any]]:
+    """nope guesses, learned and relative_2d are undefined past the training length, alibi is blind to direction."""
+    config = configured({"task": task, "schemes": SCHEMES[task], "seeds": seeds})
+    about = {"fingerprint": "01", "configuration": config.to_dict(), "text": {"about": "made up", "digest": "98"}}
+    made: list[dict[str, Any]] = []
+    for seed in seeds:
+        for scheme in SCHEMES[task]:
+            named = {"scheme": scheme, "seed": seed}
+            once = {"parameters": 50_000, "position_parameters": 0, "tokens_per_second": 1e5, "peak_bytes": 1e7}
+            curve = [[n, 3 / n] for n in range(1, 21)]
+            made.append({"kind": "training", **named, **once, "seconds": 1.0, "curve": curve, **about})
+            made.append({"kind": "speed", **named, "relative_to": "nope", "step_ratio": 1.5, **about})
+            for kind, length in task_of(task).plan(scheme, config.test_lengths, config.train_length):
+                result = _measured(task, kind, scheme, length, config.train_length)
+                made.append({"kind": kind, **named, "length": length, **result, **about})
+    return made
+
+
+def _measured(task: str, kind: str, scheme: str, length: int, trained: int) -> dict[str, Any]:
+    if scheme in ("learned", "relative_2d") and kind != "resized" and length > trained:
+        return {"undefined": f"{scheme} has no position {length - 1}"}
+    chance = task_of(task).chance
+    guesses = scheme == "nope" or (scheme == "alibi" and kind == "order")
+    share = chance if guesses else 0.9
+    return {"accuracy": [float(n < round(share * UNITS)) for n in range(UNITS)], "examples": 1}
+
+
+def test_one_scheme_alone_is_not_marked_as_the_best() -> None:
+    alone = [record for record in records("classify") if record["scheme"] == "rope"]
+    for record in alone:
+        record["configuration"] = {**record["configuration"], "schemes": ["rope"]}
+    assert "rope has 0.90" in accuracy.observed(Summary(alone))[0]
+    assert "highest" not in accuracy.observed(Summary(alone))[0]
+    assert not any(best for row in accuracy.rows(Summary(alone), "order") for *_, best in row["bits"])
+
+
+@pytest.mark.parametrize("task", SCHEMES)
+def test_the_page_has_every_number_and_says_what_stands_in_it(task: str, tmp_path: Path) -> None:
+    made = records(task)
+    path = report.write(made, tmp_path)
+    parsed = Page(path.read_text(encoding="utf-8"))
+    assert not parsed.open
+    text = " ".join(parsed.text.split())
+    assert "This comparison is not finished" not in text
+    for kind in task_of(task).kinds:
+        head, *rows = parsed.tables[kind]
+        assert len(head) == 5
+        for row in rows:
+            scheme = row[0].split()[0]
+            for cell, length in zip(row[1:], Summary(made).test_lengths, strict=True):
+                value = Summary(made).bits(kind, scheme, length)
+                if kind == "resized" and length == 8:
+                    value = Summary(made).bits("accuracy", scheme, length)
+                assert cell.split()[0] == (f"{value.mean:.3f}" if value else "undefined")
+    for said in (f"posenc compare --task {task}", "There is one seed", "What must not be concluded", "segment"):
+        assert (said in text) == (said != "segment" or task == "digits")
+    names = {f.name for f in path.parent.rglob("*.png")}
+    assert names == {f"{n}{d}.png" for n in report.figures(task_of(task)) for d in ("", "-dark")}
+
+
+def test_what_was_observed_of_digits() -> None:
+    assert accuracy.observed(Summary(records("digits"))) == [
+        "At the training grid of 8 × 8 patches: learned (0.90), sinusoidal (0.90) and relative_2d (0.90) tie for the "
+        "highest; nope is no better than guessing.",
+        "At 16 × 16 patches: sinusoidal (0.90) is the highest; nope is no better than guessing; learned and "
+        "relative_2d are undefined.",
+        "At 16 × 16 patches with fitted positions: sinusoidal (0.90) and relative_2d (0.90) tie for the highest.",
+    ]
+
+
+def test_what_was_observed_of_words() -> None:
+    found = accuracy.observed(Summary(records("classify")))
+    assert found[0] == (
+        "On order at the training length of 32 words: learned (0.90) and rope (0.90) tie for the highest; nope and "
+        "alibi are no better than guessing."
+    )
+    assert found[1].startswith("On order at 128 words, 4× the training length: rope (0.90) is the highest; ")
+    assert found[-1] == (
+        "At 32 words alibi tells near from far and guesses which comes first, as whatever is blind to direction must."
+    )
+
+
+@pytest.mark.parametrize("task", SCHEMES)
+def test_any_first_part_of_the_records_can_be_reported(task: str) -> None:
+    made = records(task, (0, 1))
+    for count in range(1, len(made), 9):
+        pictures = {name: {False: b"", True: b""} for name in report.figures(task_of(task))}
+        assert "This comparison is not finished" in report.html(made[:count], pictures)
+        assert "trainings are not complete" in printed(made[:count])
+
+
+@pytest.mark.parametrize("task", SCHEMES)
+def test_the_terminal_table_fits(task: str) -> None:
+    shown = printed(records(task))
+    assert max(map(len, shown.splitlines())) <= 100
+    assert "…" not in shown
+    assert "0.900*" in shown
+    assert "undef." in shown
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_figures_show_the_intervals_the_training_length_and_guessing(dark: bool) -> None:
+    made = records("classify")
+    axes = accuracy.figures(task_of("classify"))["order"](made, dark).axes[0]
+    lines = {str(line.get_label()): line for line in axes.get_lines()}
+    assert np.allclose(lines["guessing"].get_ydata(), 0.5)
+    assert list(np.asarray(lines["rope"].get_xdata())) == [16, 32, 64, 128]
+    assert list(np.asarray(lines["learned"].get_xdata())) == [16, 32]
+    assert any(label.get_text().endswith("training length") for label in axes.get_xticklabels())
+    assert any("learned: undefined past 32" in text.get_text() for text in axes.texts)
+    resized = accuracy.figures(task_of("digits"))["resized"](records("digits"), dark).axes[0]
+    drawn = {str(line.get_label()): list(np.asarray(line.get_xdata())) for line in resized.get_lines()}
+    assert drawn["relative_2d"] == [6, 8, 12, 16]
+    assert "nope" not in drawn
+    with pytest.raises(ValueError, match="whose answers are right or wrong, got those of Text"):
+        accuracy.by_length("order", [], dark)
