@@ -55,6 +55,13 @@ def register_pytree(
     _pytree.register_pytree_node(kind, flatten, unflatten, serialized_type_name=name)
 
 
+def tree_map(change: Callable[[Any], Any], tree: Any) -> Any:
+    """The same tree with other leaves."""
+    from torch.utils import _pytree
+
+    return _pytree.tree_map(change, tree)
+
+
 def cpu_attention(
     query: Tensor, key: Tensor, value: Tensor, is_causal: bool, mask: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
