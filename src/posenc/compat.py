@@ -31,8 +31,8 @@ def without_numbers() -> AbstractContextManager[Any]:
 def unsplit(x: Tensor, dim: int) -> Tensor:
     """x itself; in a graph for the CPU, x in a loop that inductor leaves whole.
 
-    Of a loop over n numbers in which they are divided by d > 8, as in ``arange(n) // d``, inductor makes n // d loops over
-    d numbers, and writes nothing to the rest (seen on 2.13). It does not where an index goes by twos.
+    A loop over n numbers that are divided by d > 8, as in ``arange(n) // d``, inductor makes into n // d loops over d
+    numbers, and the rest is never written (seen on 2.13). It does not where a remainder stands in the same loop.
     """
     if not torch.compiler.is_compiling() or x.device.type != "cpu":
         return x

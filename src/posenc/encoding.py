@@ -231,8 +231,8 @@ class Encoding:
             return
         if (self.pieces or self.values) and any(is_freed(p) for p, _ in self._made_with):
             raise ValueError(
-                "the encoding was made by a scheme whose parameters were freed after its call, and attention reads them: "
-                "shard the scheme together with the block that calls it, or by itself with "
+                "the encoding was made by a scheme whose parameters were freed after its call, and attention reads "
+                "them: shard the scheme together with the block that calls it, or by itself with "
                 "fully_shard(scheme, reshard_after_forward=False)"
             )
         if any(version_of(p) != version for p, version in self._made_with):
@@ -335,7 +335,9 @@ def _unflatten(tensors: Any, encoding: Any) -> Encoding:
         x = next(following)
         half = (torch.float16, torch.bfloat16)
         if isinstance(x, Tensor) and x.dtype in half and before.dtype not in half:
-            raise ValueError(f"the encoding was cast to {x.dtype}, which cannot hold a phase: cast the tensors beside it")
+            raise ValueError(
+                f"the encoding was cast to {x.dtype}, which cannot hold a phase: cast the tensors beside it"
+            )
         return x
 
     return _changed(encoding, other)

@@ -590,7 +590,9 @@ def _unflatten(tensors: Any, has_segment: Any) -> Positions:
     """From tensors that may be other ones now: what was known of the values is not taken along."""
     coords, order, document, *segment = tensors
     if isinstance(coords, Tensor) and coords.is_floating_point() and coords.dtype not in NUMBERS:
-        raise ValueError(f"positions were cast to {coords.dtype}, which cannot tell 256 from 257: cast the tensors beside them")
+        raise ValueError(
+            f"positions were cast to {coords.dtype}, which cannot tell 256 from 257: cast the tensors beside them"
+        )
     tokens = order.shape[1] if isinstance(order, Tensor) else 0
     fields = {"coords": coords, "order": order, "document": document, "segment": segment[0] if has_segment else None}
     made: Positions = object.__new__(Positions)
