@@ -1,8 +1,8 @@
 """A vision Transformer made for 8 x 8 patches, run on images of 12 x 12 patches.
 
-Its class token and registers are prefix tokens: they stand at (0, 0), where a rotation turns nothing. The larger grid is
-laid over the one that the model was made for, ``grid(12, 12, extent=(8, 8))``: no patch stands further out than it has
-seen, and the rotation is smooth between the old places.
+Its class token and registers are prefix tokens: they stand at (0, 0), where a rotation turns nothing. The larger grid
+is laid over the one that the model was made for, ``grid(12, 12, extent=(8, 8))``: no patch stands further out than it
+has seen, and the rotation is smooth between the old places.
 
 1. The patches of the larger grid lie within the extent of the small one; an extent that is the grid changes nothing.
 2. The model runs on both grids with the same weights.
