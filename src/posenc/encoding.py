@@ -59,13 +59,11 @@ class Context:
     """What a scheme may need to know beyond positions, when it is bound.
 
     - ``heads``: which of the scheme's heads the queries hold, where they are a shard of them; None: all.
-    - ``layer``: the number of the layer.
     - ``lengths`` (rows,): of each row the length of its text, for scalings that depend on it; None: they take it from
       the positions, row by row.
     """
 
     heads: range | None = None
-    layer: int | None = None
     lengths: Tensor | None = None
 
     def __post_init__(self) -> None:

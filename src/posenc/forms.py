@@ -78,7 +78,7 @@ class Block:
             raise ValueError(
                 f"feature {name!r} of the {side} must be (batch, 1 or {heads}, {x.size(2)}, ...), got {tuple(found.shape)}"
             )
-        return found.to(self.dtype)
+        return found.to(torch.promote_types(found.dtype, self.dtype))
 
     def of_heads(self, table: Tensor, scheme: str) -> Tensor:
         """The rows of (heads or 1, ...) that belong to the queries' heads. ValueError for another number of heads."""
@@ -103,12 +103,13 @@ def _coordinates(distance: Distance, positions: Positions) -> Tensor:
     coords, scheme = positions.coords, distance.scheme
     if distance.integral and coords.dtype != torch.int64:
         raise ValueError(f"{scheme} looks distances up in a table and needs int64 coordinates, got {coords.dtype}")
-    if distance.axis is not None and distance.axes == 1:
+    axes, wanted = 1 if coords.dim() == 2 else coords.size(2), distance.axes
+    if distance.axis is None:
+        wanted = axes if distance.reach is None else len(distance.reach)
+    elif wanted == 1:
         return positions.scalar(scheme)
-    found = 1 if coords.dim() == 2 else coords.size(2)
-    wanted = distance.axes if distance.axis is not None else found if distance.reach is None else len(distance.reach)
-    if coords.dim() != 3 or found != wanted:
-        raise ValueError(f"{scheme} takes {wanted} coordinates per token, got positions of {found}")
+    if coords.dim() != 3 or axes != wanted:
+        raise ValueError(f"{scheme} takes {wanted} coordinates per token, got positions of {axes}")
     return coords if distance.axis is None else coords[..., distance.axis]
 
 
@@ -139,7 +140,8 @@ def _table(distance: Distance, block: Block, x: Tensor, y: Tensor) -> _Table | N
     if distance.axis is None:
         return None
     bounds = block.query_positions.layout.bounds, block.key_positions.layout.bounds
-    if distance.integral and bounds[0] is not None and bounds[1] is not None:
+    is_whole = not (x.is_floating_point() or y.is_floating_point())
+    if is_whole and bounds[0] is not None and bounds[1] is not None:
         low, high = int(bounds[1][0] - bounds[0][1]), int(bounds[1][1] - bounds[0][0])
         if high - low < ENTRIES_PER_TOKEN * (x.size(-1) + y.size(-1)):
             return _line(low, high, x)
@@ -201,7 +203,7 @@ def added(piece: Piece, block: Block) -> Tensor:
         return _folded_by_itself(piece, block)
     if isinstance(piece, Clock):
         here, there = block.feature(piece.feature, "query"), block.feature(piece.feature, "key")
-        return here[..., :, None] - there[..., None, :]
+        return (here[..., :, None] - there[..., None, :]).to(block.dtype)  # a clock may be finer than the scores
     assert isinstance(piece, Function) and piece.adds
     zero = torch.zeros((), dtype=block.dtype, device=block.query.device)
     return piece.apply(zero, *(c.to(block.dtype) for c in _coefficients(piece, block)))
@@ -254,7 +256,7 @@ def meets(piece: Meeting, block: Block) -> Float[Tensor, "batch heads tokens wid
     """What meets the vectors, scaled and shifted, a row for each query head, in the precision of scores."""
     if piece.feature is not None:
         feature = block.feature(piece.feature, "query")
-        return feature.expand(-1, block.query.size(1), -1, -1)
+        return feature.expand(-1, block.query.size(1), -1, -1).to(block.dtype)
     x = block.query if piece.side == "query" else block.key
     x = x.to(block.dtype) * block.scale
     if x.size(1) != block.query.size(1):
@@ -315,7 +317,7 @@ def function(piece: Piece, block: Block) -> ScoreFunction | str:
         here, there = (
             block.feature(piece.feature, side).expand(-1, block.query.size(1), -1) for side in ("query", "key")
         )
-        return lambda s, b, h, i, j: s + here[b, h, i] - there[b, h, j]
+        return lambda s, b, h, i, j: s + (here[b, h, i] - there[b, h, j]).to(s.dtype)
     if isinstance(piece, Fold):
         term = _folded_by_itself(piece, block).expand(-1, block.query.size(1), block.query.size(2), -1)
         return lambda s, b, h, i, j: s + term[b, h, i, j]

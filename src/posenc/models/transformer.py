@@ -32,7 +32,9 @@ class SelfAttention(nn.Module):
             project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for project in (self.query, self.key, self.value)
         )
-        return self.out(step.attention(query, key, value, layer).transpose(1, 2).flatten(2))
+        out = step.attention(query, key, value, layer)
+        assert isinstance(out, Tensor)
+        return self.out(out.transpose(1, 2).flatten(2))
 
 
 class Block(nn.Module):
