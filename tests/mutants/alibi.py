@@ -14,7 +14,7 @@ from tests.schemes import test_precision
 RIGHT = ALiBi._slopes
 
 
-def slopes(rule: Callable[[int, int], float]) -> staticmethod[..., Tensor]:
+def slopes(rule: Callable[[int, int], float]) -> object:
     return staticmethod(
         lambda heads, dtype, device=None: torch.tensor([2.0 ** -rule(h, heads) for h in range(heads)], dtype=dtype)
     )

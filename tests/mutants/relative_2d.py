@@ -31,6 +31,8 @@ def score(
 
     def wrong(self: Relative2D, block: Block) -> ScoreFunction:
         x, y = block.query_positions.coords, block.key_positions.coords
+        if x.dim() != 3:
+            raise ValueError("Relative2D takes 2 coordinates per token")
         heads = torch.arange(block.query.size(1))
         rows, columns = (
             block.query @ table.expand(len(heads), -1, -1)[head(heads)].to(block.query.dtype).mT
