@@ -9,14 +9,13 @@ import posenc
 from posenc.laws.laws import LAWS
 from posenc.laws.probe import Probe
 from tests.cases import CASES
-from tests.laws import broken
 from tests.mutants import Lawless, Untrue
 from tests.schemes import test_against_oracles
 from tests.test_mutants import MODULES
 
 CLAIMS = {entry.name: entry.laws for entry in posenc.catalog()}
-LAWLESS = [copy for module in (broken, *MODULES.values()) for copy in getattr(module, "LAWLESS", ())]
-UNTRUE = [copy for module in (broken, *MODULES.values()) for copy in getattr(module, "UNTRUE", ())]
+LAWLESS = [copy for module in MODULES.values() for copy in getattr(module, "LAWLESS", ())]
+UNTRUE = [copy for module in MODULES.values() for copy in getattr(module, "UNTRUE", ())]
 
 
 @pytest.mark.mutant

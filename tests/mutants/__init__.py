@@ -11,13 +11,17 @@ arguments of the scheme and what is said of them, for tests/hard/test_named_erro
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from posenc import Positions, Scheme
+from posenc.encoding import Context
+from posenc.forms import Block, ScoreFunction, dense
+from posenc.layout import Visibility
+from posenc.pieces import Row
 from posenc.schemes.catalog import entries_of
 from posenc.schemes.entry import Shape
 from tests.cases import CASES
@@ -77,6 +81,71 @@ class Untrue:
 def moved(positions: Positions, move: Callable[[Tensor], Tensor]) -> Positions:
     """The same tokens at other coordinates."""
     return Positions(move(positions.coords), document=positions.document, segment=positions.segment)
+
+
+def index(coords: Tensor) -> Tensor:
+    """What coordinates would be if tokens were counted."""
+    return torch.arange(coords.size(1))[None].expand(coords.shape[:2])
+
+
+def of_blocks(change: Callable[[Tensor, Block], Tensor]) -> Row:
+    """The piece that makes of scores whatever ``change`` does, which is given their block."""
+
+    def apply(
+        scores: Tensor,
+        visible: Tensor | None,
+        query: Tensor,
+        key: Tensor,
+        query_positions: Positions,
+        key_positions: Positions,
+    ) -> Tensor:
+        return change(scores, Block(query, key, query_positions, key_positions, query.size(-1) ** -0.5))
+
+    return Row(apply)
+
+
+def by_pair(bind: Callable[..., ScoreFunction]) -> Callable[..., tuple[Row, ...]]:
+    """A score door that does to each pair what the function does that ``bind(scheme, block)`` gives."""
+
+    def score(
+        self: Scheme, query_positions: Positions, key_positions: Positions, context: Context | None = None
+    ) -> tuple[Row, ...]:
+        def change(scores: Tensor, block: Block) -> Tensor:
+            b, h, i, j = torch.meshgrid(*[torch.arange(n) for n in scores.shape], indexing="ij")
+            x, y = (p.expand(scores.size(0)) for p in (block.query_positions, block.key_positions))
+            return bind(self, replace(block, query_positions=x, key_positions=y))(scores, b, h, i, j)
+
+        return (of_blocks(change),)
+
+    return score
+
+
+def elsewhere(
+    scheme: type[Scheme], queries: Callable[[Tensor], Tensor], keys: Callable[[Tensor], Tensor]
+) -> Callable[..., tuple[Row, ...]]:
+    """The score door as it is, but with other coordinates."""
+    right = scheme.score
+
+    def score(
+        self: Scheme, query_positions: Positions, key_positions: Positions, context: Context | None = None
+    ) -> tuple[Row, ...]:
+        def change(scores: Tensor, block: Block) -> Tensor:
+            x, y = moved(block.query_positions, queries), moved(block.key_positions, keys)
+            there = replace(block, query_positions=x, key_positions=y)
+            for piece in right(self, x, y, context):
+                scores = dense(piece, scores, there, Visibility(), None)
+            return scores
+
+        return (of_blocks(change),)
+
+    return score
+
+
+def drawn(scheme: Scheme) -> Scheme:
+    """The scheme with parameters from N(0, 1), in double precision."""
+    for parameter in scheme.double().parameters():
+        torch.nn.init.normal_(parameter)
+    return scheme
 
 
 def wide(copy: Callable[..., Scheme]) -> Callable[[Shape], Scheme]:

@@ -7,17 +7,19 @@ from torch import Tensor
 
 from posenc import AbsoluteInAttention
 from posenc.forms import Block, ScoreFunction
+from posenc.pieces import Row
 from posenc.schemes.catalog import entries_of
-from tests.mutants import Mutant, oracles
+from tests.cases import HEAD_DIM
+from tests.mutants import Lawless, Mutant, Untrue, by_pair, drawn, oracles
 from tests.schemes import test_laws, test_life_cycle
 
 
-def bind(
+def score(
     row: Callable[[Tensor, int], Tensor] = lambda index, rows: index,
     of: str = "key",
     scaled: bool = True,
     side: str = "query",
-) -> Callable[[AbsoluteInAttention, Block], ScoreFunction]:
+) -> Callable[..., tuple[Row, ...]]:
     """The method as it is, but for one thing."""
 
     def wrong(self: AbsoluteInAttention, block: Block) -> ScoreFunction:
@@ -32,7 +34,7 @@ def bind(
 
         return biased
 
-    return wrong
+    return by_pair(wrong)
 
 
 def of_a_fixed_length() -> None:
@@ -43,17 +45,17 @@ COMPARED = oracles("absolute_in_attention")
 
 
 def mutant(bug: str, wrong: object, check: Callable[[], None] = COMPARED) -> Mutant:
-    return Mutant(bug, AbsoluteInAttention, "_bind", wrong, check)
+    return Mutant(bug, AbsoluteInAttention, "score", wrong, check)
 
 
 MUTANTS = (
-    mutant("reads the row of the query", bind(of="query")),
-    mutant("lets keys meet the position of the query", bind(of="query", side="key")),
-    mutant("lets keys meet their own position", bind(side="key")),
-    mutant("counts tokens and reads no coordinates", bind(of="neither")),
-    mutant("does not divide by the root of head_dim", bind(scaled=False)),
-    mutant("is off by one", bind(lambda index, rows: (index + 1) % rows)),
-    mutant("clamps positions past its table", bind(lambda index, rows: index.clamp(0, rows - 1)), of_a_fixed_length),
+    mutant("reads the row of the query", score(of="query")),
+    mutant("lets keys meet the position of the query", score(of="query", side="key")),
+    mutant("lets keys meet their own position", score(side="key")),
+    mutant("counts tokens and reads no coordinates", score(of="neither")),
+    mutant("does not divide by the root of head_dim", score(scaled=False)),
+    mutant("is off by one", score(lambda index, rows: (index + 1) % rows)),
+    mutant("clamps positions past its table", score(lambda index, rows: index.clamp(0, rows - 1)), of_a_fixed_length),
     Mutant(
         "does not draw its parameters",
         AbsoluteInAttention,
@@ -62,3 +64,37 @@ MUTANTS = (
         partial(test_life_cycle.check_meta, "absolute_in_attention"),
     ),
 )
+
+
+class RelativeAbsoluteInAttention(AbsoluteInAttention):
+    """The table of one scheme with the index of another."""
+
+    def _bind(self, block: Block) -> ScoreFunction:
+        x, y = block.query_positions.coords, block.key_positions.coords
+        met = block.scale * block.query @ self.weight.to(block.query.dtype).mT
+        return lambda score, b, h, i, j: score + met[b, h, i, (x[b, i] - y[b, j]).clamp(0, self.max_positions - 1)]
+
+    score = by_pair(_bind)
+
+
+class WrappedAbsoluteInAttention(AbsoluteInAttention):
+    score = score(lambda index, rows: index % rows)
+
+
+class UnscaledAbsoluteInAttention(AbsoluteInAttention):
+    score = score(scaled=False)
+
+
+LAWLESS = (
+    Lawless(
+        "absolute_in_attention",
+        lambda shape: RelativeAbsoluteInAttention(shape.max_positions, shape.head_dim),
+        "relative",
+    ),
+    Lawless(
+        "absolute_in_attention",
+        lambda shape: WrappedAbsoluteInAttention(shape.max_positions, shape.head_dim),
+        "length_free",
+    ),
+)
+UNTRUE = (Untrue("absolute_in_attention", lambda: drawn(UnscaledAbsoluteInAttention(20, HEAD_DIM))),)

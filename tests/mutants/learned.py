@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from posenc import Learned, Positions
 from posenc.schemes.catalog import entries_of
+from posenc.visibility import table_index
 from tests.cases import DIM
 from tests.hard.wrong import sizes
 from tests.mutants import Lawless, Mutant, Untrue, moved, oracles
@@ -14,7 +15,7 @@ from tests.schemes import test_laws, test_life_cycle
 
 
 def next_row(self: Learned, positions: Positions, dtype: torch.dtype = torch.float32) -> Tensor:
-    return self.weight[(positions.index("Learned", self.weight.size(0)) + 1) % self.weight.size(0)].to(dtype)
+    return self.weight[(table_index(positions, "Learned", self.weight.size(0)) + 1) % self.weight.size(0)].to(dtype)
 
 
 def row_of_the_index(self: Learned, positions: Positions, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -26,7 +27,7 @@ def clamped(self: Learned, positions: Positions, dtype: torch.dtype = torch.floa
 
 
 def times_root_of_dim(self: Learned, positions: Positions, dtype: torch.dtype = torch.float32) -> Tensor:
-    return self.weight.size(1) ** 0.5 * self.weight[positions.index("Learned", self.weight.size(0))].to(dtype)
+    return self.weight.size(1) ** 0.5 * self.weight[table_index(positions, "Learned", self.weight.size(0))].to(dtype)
 
 
 def with_a_buffer(self: Learned, max_positions: int, dim: int) -> None:

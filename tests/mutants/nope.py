@@ -4,22 +4,25 @@ import torch
 from torch import Tensor
 
 from posenc import NoPE, Positions
-from posenc.encoding import Rotation, Score
+from posenc.encoding import Context, Rotation
+from posenc.forms import Block, ScoreFunction
 from posenc.schemes.catalog import entries_of
 from tests.cases import DIM
-from tests.mutants import Mutant, oracles
+from tests.mutants import Lawless, Mutant, Untrue, by_pair, oracles
 from tests.schemes import test_laws
 
 
-def faint_recency(self: NoPE) -> Score:
-    return Score(lambda block: lambda score, b, h, i, j: score - 0.001 * (i - j).abs())
+def recent(self: NoPE, block: Block) -> ScoreFunction:
+    return lambda score, b, h, i, j: score - 0.001 * (i - j).abs()
 
 
 def constant_vector(self: NoPE, positions: Positions, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.full((1, len(positions), DIM), 0.01, dtype=dtype)
 
 
-def longer_queries(self: NoPE, positions: Positions, dtype: torch.dtype = torch.float32) -> Rotation:
+def longer_queries(
+    self: NoPE, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+) -> Rotation:
     return Rotation(lambda query: 1.01 * query, lambda key: key)
 
 
@@ -28,8 +31,16 @@ def order_free() -> None:
 
 
 MUTANTS = (
-    Mutant("prefers what is near", NoPE, "score", faint_recency, oracles("nope")),
-    Mutant("tells the tokens' places apart", NoPE, "score", faint_recency, order_free),
+    Mutant("prefers what is near", NoPE, "score", by_pair(recent), oracles("nope")),
+    Mutant("tells the tokens' places apart", NoPE, "score", by_pair(recent), order_free),
     Mutant("adds a vector", NoPE, "table", constant_vector, oracles("nope")),
     Mutant("lengthens queries", NoPE, "rotation", longer_queries, oracles("nope")),
 )
+
+
+class FaintNoPE(NoPE):
+    score = by_pair(recent)
+
+
+LAWLESS = (Lawless("nope", lambda shape: FaintNoPE(), "order_free"),)
+UNTRUE = (Untrue("nope", FaintNoPE),)

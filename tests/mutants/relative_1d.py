@@ -8,18 +8,20 @@ from torch import Tensor
 
 from posenc import Relative1D
 from posenc.forms import Block, ScoreFunction
+from posenc.pieces import Row
 from posenc.schemes.catalog import entries_of
-from tests.mutants import Mutant, oracles
+from tests.cases import HEAD_DIM
+from tests.mutants import Lawless, Mutant, Untrue, by_pair, drawn, elsewhere, oracles
 from tests.schemes import test_laws, test_life_cycle
 
 
-def bind(
+def score(
     row: Callable[[Tensor, int], Tensor] = lambda distance, n: distance + n - 1,
     of_index: bool = False,
     scaled: bool = True,
     head: Callable[[Tensor], Tensor] = lambda h: h,
     ahead: float = 1.0,
-) -> Callable[[Relative1D, Block], ScoreFunction]:
+) -> Callable[..., tuple[Row, ...]]:
     """The method as it is, but for one thing. Distances past the table are clamped, and not refused."""
 
     def wrong(self: Relative1D, block: Block) -> ScoreFunction:
@@ -35,7 +37,7 @@ def bind(
 
         return biased
 
-    return wrong
+    return by_pair(wrong)
 
 
 def of_a_fixed_length() -> None:
@@ -46,19 +48,19 @@ COMPARED = oracles("relative_1d")
 
 
 def mutant(bug: str, wrong: object, check: Callable[[], None] = COMPARED) -> Mutant:
-    return Mutant(bug, Relative1D, "_bind", wrong, check)
+    return Mutant(bug, Relative1D, "score", wrong, check)
 
 
 MUTANTS = (
-    mutant("takes query minus key", bind(lambda r, n: n - 1 - r)),
-    mutant("is off by one", bind(lambda r, n: r + n)),
-    mutant("counts from the start of its table", bind(lambda r, n: r % (2 * n - 1))),
-    mutant("is blind to direction", bind(lambda r, n: r.abs() + n - 1)),
-    mutant("leaves out what lies ahead, as skewing does", bind(ahead=0.0)),
-    mutant("takes distances between indices", bind(of_index=True)),
-    mutant("does not divide by the root of head_dim", bind(scaled=False)),
-    mutant("has one table for all heads", bind(head=torch.zeros_like)),
-    mutant("clamps distances past its table", bind(), of_a_fixed_length),
+    mutant("takes query minus key", score(lambda r, n: n - 1 - r)),
+    mutant("is off by one", score(lambda r, n: r + n)),
+    mutant("counts from the start of its table", score(lambda r, n: r % (2 * n - 1))),
+    mutant("is blind to direction", score(lambda r, n: r.abs() + n - 1)),
+    mutant("leaves out what lies ahead, as skewing does", score(ahead=0.0)),
+    mutant("takes distances between indices", score(of_index=True)),
+    mutant("does not divide by the root of head_dim", score(scaled=False)),
+    mutant("has one table for all heads", score(head=torch.zeros_like)),
+    mutant("clamps distances past its table", score(), of_a_fixed_length),
     Mutant(
         "does not draw its parameters",
         Relative1D,
@@ -67,3 +69,26 @@ MUTANTS = (
         partial(test_life_cycle.check_meta, "relative_1d"),
     ),
 )
+
+
+class KeyedRelative1D(Relative1D):
+    """The vector of the key's position, not of the distance."""
+
+    score = elsewhere(Relative1D, torch.zeros_like, lambda y: y)
+
+
+class UnsignedRelative1D(Relative1D):
+    score = score(lambda r, n: r.abs() + n - 1)
+
+
+class MirroredRelative1D(Relative1D):
+    """Query minus key: every law holds."""
+
+    score = elsewhere(Relative1D, torch.neg, torch.neg)
+
+
+LAWLESS = (
+    Lawless("relative_1d", lambda shape: KeyedRelative1D(shape.max_positions, shape.head_dim), "relative"),
+    Lawless("relative_1d", lambda shape: UnsignedRelative1D(shape.max_positions, shape.head_dim), "directed"),
+)
+UNTRUE = (Untrue("relative_1d", lambda: drawn(MirroredRelative1D(20, HEAD_DIM))),)

@@ -8,14 +8,16 @@ from torch import Tensor, nn
 
 from posenc import Relative2D
 from posenc.forms import Block, ScoreFunction
+from posenc.pieces import Row
 from posenc.schemes.catalog import entries_of
-from tests.mutants import Mutant, oracles
+from tests.cases import HEAD_DIM
+from tests.mutants import Lawless, Mutant, Untrue, by_pair, drawn, oracles
 from tests.schemes import test_laws, test_life_cycle
 
 Two = tuple[Tensor, Tensor]
 
 
-def bind(
+def score(
     row: Callable[[Tensor, int], Tensor] = lambda distance, n: distance + n - 1,
     centre: Callable[[tuple[int, int]], tuple[int, int]] = lambda grid: grid,
     axes: tuple[int, int] = (0, 1),
@@ -23,11 +25,14 @@ def bind(
     of_index: bool = False,
     scaled: bool = True,
     head: Callable[[Tensor], Tensor] = lambda h: h,
-) -> Callable[[Relative2D, Block], ScoreFunction]:
+    together: Callable[[Tensor, Tensor], Tensor] = torch.add,
+) -> Callable[..., tuple[Row, ...]]:
     """The method as it is, but for one thing. Distances past the tables are clamped, and not refused."""
 
     def wrong(self: Relative2D, block: Block) -> ScoreFunction:
         x, y = block.query_positions.coords, block.key_positions.coords
+        if x.dim() != 3:
+            raise ValueError("Relative2D takes 2 coordinates per token")
         heads = torch.arange(block.query.size(1))
         rows, columns = (
             block.query @ table.expand(len(heads), -1, -1)[head(heads)].to(block.query.dtype).mT
@@ -41,14 +46,15 @@ def bind(
             return y[b, j, axis] - x[b, i, axis]
 
         def biased(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            parts = []
             for met, axis, middle, weight in zip((rows, columns), axes, centre(self.grid), weights, strict=True):
                 index = row(along(axis, b, i, j), middle).clamp(0, met.size(-1) - 1)
-                score = score + weight * (block.scale if scaled else 1.0) * met[b, h, i, index]
-            return score
+                parts.append(weight * (block.scale if scaled else 1.0) * met[b, h, i, index])
+            return score + together(*parts)
 
         return biased
 
-    return wrong
+    return by_pair(wrong)
 
 
 def rows_alone(self: Relative2D) -> None:
@@ -63,21 +69,21 @@ COMPARED = oracles("relative_2d")
 
 
 def mutant(bug: str, wrong: object, check: Callable[[], None] = COMPARED) -> Mutant:
-    return Mutant(bug, Relative2D, "_bind", wrong, check)
+    return Mutant(bug, Relative2D, "score", wrong, check)
 
 
 MUTANTS = (
-    mutant("reads rows by columns and columns by rows", bind(axes=(1, 0))),
-    mutant("swaps height and width", bind(centre=lambda grid: (grid[1], grid[0]))),
-    mutant("takes every grid for a square", bind(centre=lambda grid: (grid[0], grid[0]))),
-    mutant("takes query minus key", bind(lambda r, n: n - 1 - r)),
-    mutant("is off by one", bind(lambda r, n: r + n)),
-    mutant("knows columns alone", bind(weights=(0.0, 1.0))),
-    mutant("knows rows alone", bind(weights=(1.0, 0.0))),
-    mutant("counts patches and reads no coordinates", bind(of_index=True)),
-    mutant("does not divide by the root of head_dim", bind(scaled=False)),
-    mutant("has one pair of tables for all heads", bind(head=torch.zeros_like)),
-    mutant("clamps distances past its tables", bind(), of_a_fixed_length),
+    mutant("reads rows by columns and columns by rows", score(axes=(1, 0))),
+    mutant("swaps height and width", score(centre=lambda grid: (grid[1], grid[0]))),
+    mutant("takes every grid for a square", score(centre=lambda grid: (grid[0], grid[0]))),
+    mutant("takes query minus key", score(lambda r, n: n - 1 - r)),
+    mutant("is off by one", score(lambda r, n: r + n)),
+    mutant("knows columns alone", score(weights=(0.0, 1.0))),
+    mutant("knows rows alone", score(weights=(1.0, 0.0))),
+    mutant("counts patches and reads no coordinates", score(of_index=True)),
+    mutant("does not divide by the root of head_dim", score(scaled=False)),
+    mutant("has one pair of tables for all heads", score(head=torch.zeros_like)),
+    mutant("clamps distances past its tables", score(), of_a_fixed_length),
     Mutant(
         "does not draw its table of columns",
         Relative2D,
@@ -86,3 +92,26 @@ MUTANTS = (
         partial(test_life_cycle.check_meta, "relative_2d"),
     ),
 )
+
+
+class MultipliedRelative2D(Relative2D):
+    score = score(together=torch.mul)
+
+
+class TransposedRelative2D(Relative2D):
+    """Rows and columns exchanged: every law holds that holds on a square."""
+
+    score = score(axes=(1, 0))
+
+
+class EndlessRelative2D(Relative2D):
+    """Distances past the tables share their ends, silently."""
+
+    score = score()
+
+
+LAWLESS = (
+    Lawless("relative_2d", lambda shape: MultipliedRelative2D((64, 64), shape.head_dim), "separable"),
+    Lawless("relative_2d", lambda shape: EndlessRelative2D((64, 64), shape.head_dim), "length_free"),
+)
+UNTRUE = (Untrue("relative_2d", lambda: drawn(TransposedRelative2D((3, 5), HEAD_DIM))),)

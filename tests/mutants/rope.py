@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from posenc import Positions, RoPE
-from posenc.encoding import Rotation
+from posenc.encoding import Context, Rotation
 from posenc.phases import PairLayout, PairRotation, _Turn, frequencies, phases
 from posenc.schemes import rope
-from tests.cases import CASES, positions_cases
-from tests.mutants import Mutant, oracles
+from tests.cases import CASES, HEAD_DIM, positions_cases
+from tests.mutants import Lawless, Mutant, Untrue, oracles
 from tests.schemes import test_against_oracles, test_life_cycle, test_precision, test_rope
 
 
@@ -29,7 +29,9 @@ def rotation(
 ) -> Callable[..., Rotation]:
     """The method as it is, but for one thing."""
 
-    def wrong(self: RoPE, positions: Positions, dtype: torch.dtype = torch.float32) -> Rotation:
+    def wrong(
+        self: RoPE, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+    ) -> Rotation:
         angle = join([phases(axis, theta(self)) for axis in coords(positions).unbind(-1)])[:, None]
         pairs = self.layout if layout is None else layout[self.layout]
         cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
@@ -47,7 +49,9 @@ def over_all_axes(self: RoPE) -> Tensor:
     return frequencies(self.rotary_dim, self.base)[: self.rotary_dim // (2 * self.axes)]
 
 
-def remembered(self: RoPE, positions: Positions, dtype: torch.dtype = torch.float32) -> Rotation:
+def remembered(
+    self: RoPE, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+) -> Rotation:
     """Makes the table at its first call, and again only when a longer one is asked for."""
     if getattr(self, "length", 0) < len(positions):
         self.length, self.table_of = len(positions), rotation()(self, positions, dtype)
@@ -137,3 +141,35 @@ MUTANTS = (
     Mutant("keeps x for the gradient", _Turn, "setup_context", keeping_x, KEPT),
     Mutant("remembers a table", RoPE, "rotation", remembered, partial(test_life_cycle.check_purity, "rope")),
 )
+
+
+class UnpairedRoPE(RoPE):
+    """Keys are turned against queries."""
+
+    rotation = rotation(sense=(1, -1))
+
+
+class OneSpeedRoPE(RoPE):
+    """Every pair turns at the same speed."""
+
+    rotation = rotation(lambda self: frequencies(self.rotary_dim, self.base)[:1].expand(self.rotary_dim // 2))
+
+
+class HalfPrecisionRoPE(RoPE):
+    """Angles in bfloat16."""
+
+    rotation = rotation(join=lambda angles: torch.cat(angles, -1).bfloat16())
+
+
+class OneBaseRoPE(RoPE):
+    """Deaf to its base: every law holds."""
+
+    rotation = rotation(lambda self: frequencies(self.rotary_dim, 10_000.0))
+
+
+LAWLESS = (
+    Lawless("rope", lambda shape: UnpairedRoPE(shape.head_dim), "relative"),
+    Lawless("rope", lambda shape: OneSpeedRoPE(shape.head_dim), "decaying_bound"),
+    Lawless("rope", lambda shape: HalfPrecisionRoPE(shape.head_dim), "linear"),
+)
+UNTRUE = (Untrue("rope", lambda: OneBaseRoPE(HEAD_DIM, base=313.0)),)

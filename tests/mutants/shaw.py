@@ -2,70 +2,77 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 from torch import Tensor, nn
 
-from posenc import Shaw
-from posenc.encoding import Score, Value
-from posenc.forms import Block, ScoreFunction
-from tests.mutants import Mutant, oracles
+from posenc import Positions, Shaw
+from posenc.encoding import Context
+from posenc.pieces import Distance, Meeting, Value
+from tests.cases import HEAD_DIM
+from tests.mutants import Lawless, Mutant, Untrue, drawn, elsewhere, index, oracles
 from tests.schemes import test_life_cycle
 
-Bucket = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+Rows = Callable[[Shaw, Tensor], Callable[[Tensor], Tensor]]
 
 
 def clipped(distance: Tensor, k: int) -> Tensor:
     return distance.clamp(-k, k) + k
 
 
-def bucket(
-    row: Callable[[Tensor, int], Tensor] = clipped, of_index: bool = False
-) -> Callable[[Shaw, Block], Callable[..., Tensor]]:
-    """The method as it is, but for one thing."""
+def rows(row: Callable[[Tensor, int], Tensor]) -> Rows:
+    """The method with another rule for the row of a distance."""
 
-    def wrong(self: Shaw, block: Block) -> Bucket:
-        x, y = block.query_positions.coords, block.key_positions.coords
-        return lambda b, h, i, j: row(j - i if of_index else y[b, j] - x[b, i], self.max_distance)
+    def wrong(self: Shaw, table: Tensor) -> Callable[[Tensor], Tensor]:
+        by_head = table if table.dim() == 3 else table[None]
+        return lambda r: by_head[:, row(r, self.max_distance)]
 
     return wrong
 
 
-def bind(
+ENDLESS = Distance("Shaw", integral=True)  # what lies past the window is not said to be all the same
+RIGHT = rows(clipped)
+
+
+def score(
     table: Callable[[Shaw], Tensor | None] = lambda self: self.key_table,
-    factor: Callable[[Block], float] = lambda block: block.scale,
-    side: str = "query",
-) -> Callable[[Shaw, Block], ScoreFunction]:
+    rows: Rows = RIGHT,
+    factor: float = 1.0,
+    side: Literal["query", "key"] = "query",
+) -> Callable[..., tuple[Meeting, ...]]:
     """The method as it is, but for one thing."""
 
-    def wrong(self: Shaw, block: Block) -> ScoreFunction:
-        rows = table(self)
-        assert rows is not None
-        key = block.key.repeat_interleave(block.query.size(1) // block.key.size(1), 1)
-        met = factor(block) * ((block.query if side == "query" else key) @ rows.to(block.query.dtype).mT)
-        where = self._bucket(block)
-        return lambda score, b, h, i, j: score + met[b, h, i if side == "query" else j, where(b, h, i, j)]
+    def wrong(
+        self: Shaw, query_positions: Positions, key_positions: Positions, context: Context | None = None
+    ) -> tuple[Meeting, ...]:
+        if self.key_table is None:
+            return ()
+        found = table(self)
+        assert found is not None
+        return (Meeting(rows(self, factor * found), ENDLESS, side=side),)
 
     return wrong
 
 
 def value(
-    table: Callable[[Shaw], Tensor] = lambda self: self.value_table,  # type: ignore[assignment,return-value]
-    row: Callable[[Tensor, int], Tensor] = lambda bucket, k: bucket,
-) -> Callable[[Shaw], Value | None]:
+    table: Callable[[Shaw], Tensor | None] = lambda self: self.value_table, rows: Rows = RIGHT
+) -> Callable[..., tuple[Value, ...]]:
     """The method as it is, but for one thing."""
 
-    def wrong(self: Shaw) -> Value | None:
-        def by(block: Block) -> Bucket:
-            right = self._bucket(block)
-            return lambda b, h, i, j: row(right(b, h, i, j), self.max_distance)
-
-        return None if self.value_table is None else Value(table(self), by)
+    def wrong(
+        self: Shaw, query_positions: Positions, key_positions: Positions, context: Context | None = None
+    ) -> tuple[Value, ...]:
+        if self.value_table is None:
+            return ()
+        found = table(self)
+        assert found is not None
+        return (Value(rows(self, found), ENDLESS),)
 
     return wrong
 
 
-def unscaled(self: Shaw) -> Score | None:
-    return None if self.key_table is None else Score(bind(factor=lambda block: 1.0).__get__(self))
+def nothing(self: Shaw, queries: Positions, keys: Positions, context: Context | None = None) -> tuple[Value, ...]:
+    return ()
 
 
 def values_alone(self: Shaw) -> None:
@@ -73,34 +80,38 @@ def values_alone(self: Shaw) -> None:
         nn.init.uniform_(self.value_table)
 
 
+WRAPPED = rows(lambda r, k: (r + k) % (2 * k + 1))
+MIRRORED = rows(lambda r, k: clipped(-r, k))
+NEXT = rows(lambda r, k: (clipped(r, k) + 1).clamp(max=2 * k))
+BY_INDEX = elsewhere(Shaw, index, index)
 COMPARED = oracles("shaw")
 MUTANTS = (
-    Mutant("wraps at the end of its window", Shaw, "_bucket", bucket(lambda r, k: (r + k) % (2 * k + 1)), COMPARED),
-    Mutant("takes query minus key", Shaw, "_bucket", bucket(lambda r, k: clipped(-r, k)), COMPARED),
-    Mutant("is blind to direction", Shaw, "_bucket", bucket(lambda r, k: clipped(r.abs(), k)), COMPARED),
-    Mutant("clips one too early", Shaw, "_bucket", bucket(lambda r, k: r.clamp(1 - k, k - 1) + k), COMPARED),
-    Mutant("takes distances between indices", Shaw, "_bucket", bucket(of_index=True), oracles("shaw", "permuted")),
-    Mutant("does not divide by the root of head_dim", Shaw, "score", unscaled, COMPARED),
-    Mutant("lets keys meet the distance, not queries", Shaw, "_bind", bind(side="key"), COMPARED),
+    Mutant("wraps at the end of its window", Shaw, "score", score(rows=WRAPPED), COMPARED),
+    Mutant("takes query minus key", Shaw, "_rows", rows(lambda r, k: clipped(-r, k)), COMPARED),
+    Mutant("is blind to direction", Shaw, "_rows", rows(lambda r, k: clipped(r.abs(), k)), COMPARED),
+    Mutant("clips one too early", Shaw, "_rows", rows(lambda r, k: r.clamp(1 - k, k - 1) + k), COMPARED),
+    Mutant(
+        "takes distances between indices", Shaw, "score", elsewhere(Shaw, index, index), oracles("shaw", "permuted")
+    ),
+    Mutant("does not divide by the root of head_dim", Shaw, "score", score(factor=HEAD_DIM**0.5), COMPARED),
+    Mutant("lets keys meet the distance, not queries", Shaw, "score", score(side="key"), COMPARED),
     Mutant(
         "adds the values' table to the keys",
         Shaw,
-        "_bind",
-        bind(lambda self: self.key_table if self.value_table is None else self.value_table),
+        "score",
+        score(lambda self: self.key_table if self.value_table is None else self.value_table),
         COMPARED,
     ),
     Mutant(
         "adds the keys' table to the values",
         Shaw,
         "value",
-        value(lambda self: self.value_table if self.key_table is None else self.key_table),  # type: ignore[arg-type,return-value]
+        value(lambda self: self.value_table if self.key_table is None else self.key_table),
         COMPARED,
     ),
-    Mutant("looks values up the other way round", Shaw, "value", value(row=lambda c, k: 2 * k - c), COMPARED),
-    Mutant(
-        "looks values up one row too far", Shaw, "value", value(row=lambda c, k: (c + 1).clamp(max=2 * k)), COMPARED
-    ),
-    Mutant("leaves the values out", Shaw, "value", lambda self: None, COMPARED),
+    Mutant("looks values up the other way round", Shaw, "value", value(rows=MIRRORED), COMPARED),
+    Mutant("looks values up one row too far", Shaw, "value", value(rows=NEXT), COMPARED),
+    Mutant("leaves the values out", Shaw, "value", nothing, COMPARED),
     Mutant(
         "does not draw the keys' table",
         Shaw,
@@ -109,3 +120,39 @@ MUTANTS = (
         partial(test_life_cycle.check_meta, "shaw"),
     ),
 )
+
+
+class AbsoluteShaw(Shaw):
+    """Clips distances from where the keys begin, in both doors."""
+
+    def score(
+        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
+    ) -> tuple[Meeting, ...]:
+        return score(rows=_counted_on(key_positions))(self, query_positions, key_positions)
+
+    def value(
+        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
+    ) -> tuple[Value, ...]:
+        return value(rows=_counted_on(key_positions))(self, query_positions, key_positions)
+
+
+def _counted_on(positions: Positions) -> Rows:
+    return rows(lambda r, k: clipped(r + positions.coords[0, 0], k))
+
+
+class UnsignedShaw(Shaw):
+    _rows = rows(lambda r, k: clipped(r.abs(), k))
+
+
+class MirroredShaw(Shaw):
+    """Query minus key: every law holds."""
+
+    _rows = MIRRORED
+
+
+LAWLESS = (
+    Lawless("shaw", lambda shape: AbsoluteShaw(shape.head_dim, 16), "relative"),
+    Lawless("shaw", lambda shape: AbsoluteShaw(shape.head_dim, 16, keys=False), "relative"),
+    Lawless("shaw", lambda shape: UnsignedShaw(shape.head_dim, 16), "directed"),
+)
+UNTRUE = (Untrue("shaw", lambda: drawn(MirroredShaw(HEAD_DIM, 2))),)

@@ -8,15 +8,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from posenc import T5
-from posenc.encoding import Score
-from posenc.forms import Block, ScoreFunction
+from posenc import T5, Positions
+from posenc.encoding import Context
+from posenc.pieces import Bias, Distance
 from posenc.schemes import t5
 from posenc.schemes.catalog import entries_of
-from tests.mutants import Mutant, oracles
+from tests.cases import HEAD_DIM, HEADS
+from tests.mutants import Lawless, Mutant, Untrue, drawn, elsewhere, index, oracles
 from tests.schemes import test_extras, test_laws, test_life_cycle
 
-RIGHT, BIAS, SCORE = T5._bucket, T5._bias, T5.score
+RIGHT, SCORE = T5._bucket, T5.score
 
 
 def bucket(
@@ -50,32 +51,36 @@ def start(m: int, longest: int, exact: int, shared: int) -> float:
     return exact * (longest / exact) ** (m / shared)
 
 
-def bind(of_index: bool = False, factor: Callable[[Block], float] = lambda block: 1.0) -> Callable[..., ScoreFunction]:
-    """The method as it is, but for one thing."""
+def score(change: Callable[[T5, Bias], Bias]) -> Callable[..., tuple[Bias, ...]]:
+    """The method as it is, but for what is made of its piece."""
 
-    def wrong(self: T5, block: Block) -> ScoreFunction:
-        x, y = block.query_positions.coords, block.key_positions.coords
-        far = 100
-        bias = factor(block) * self._bias(block, torch.arange(-far, far + 1))
-        return lambda score, b, h, i, j: score + bias[h, (j - i if of_index else y[b, j] - x[b, i]) + far]
+    def wrong(
+        self: T5, query_positions: Positions, key_positions: Positions, context: Context | None = None
+    ) -> tuple[Bias, ...]:
+        return tuple(change(self, bias) for bias in SCORE(self, query_positions, key_positions, context))
 
     return wrong
 
 
-def wrapping(self: T5, block: Block) -> ScoreFunction:
-    x, y = block.query_positions.coords, block.key_positions.coords
+def divided(self: T5, bias: Bias) -> Bias:
+    return replace(bias, at=lambda r: HEAD_DIM**-0.5 * bias.at(r))
+
+
+def of_another_head(self: T5, bias: Bias) -> Bias:
+    return replace(bias, at=lambda r: bias.at(r).roll(1, 0))
+
+
+def wrapping(self: T5, bias: Bias) -> Bias:
     past = self.edges[-1]
-    bias = self._bias(block, torch.arange(-past, past + 1))
-    return lambda score, b, h, i, j: score + bias[h, (y[b, j] - x[b, i] + past) % (2 * past + 1)]
+    return Bias(lambda r: bias.at((r + past) % (2 * past + 1) - past), Distance("T5", integral=True))
 
 
-def refusing(self: T5, block: Block) -> ScoreFunction:
-    block.table_coordinates("T5", (self.max_distance,))
-    return bind()(self, block)
+def refusing(self: T5, bias: Bias) -> Bias:
+    return Bias(bias.at, Distance("T5", integral=True, reach=(self.max_distance,)))
 
 
-def constant_too_early(self: T5) -> Score:
-    return replace(SCORE(self), constant_past=self.edges[-1] - 1)
+def constant_too_early(self: T5, bias: Bias) -> Bias:
+    return replace(bias, distance=replace(bias.distance, past=bias.distance.past - 1))
 
 
 def of_any_length() -> None:
@@ -101,12 +106,12 @@ MUTANTS = (
     mutant("spaces its shared buckets evenly", edges(lambda m, D, e, n: math.ceil(e + (D - e) * m / n)), "_edges"),
     mutant("has as many shared as exact buckets", edges(lambda m, D, e, n: math.ceil(start(m, D, e, e))), "_edges"),
     mutant("takes the logarithm of n, not of n / e", edges(lambda m, D, e, n: math.ceil(D ** (m / n))), "_edges"),
-    mutant("takes distances between indices", bind(of_index=True), "_bind", oracles("t5", "permuted")),
-    mutant("divides the bias by the root of head_dim", bind(factor=lambda block: block.scale), "_bind"),
-    mutant("wraps at the end of its table", wrapping, "_bind", oracles("t5", "repeated")),
-    mutant("refuses what is further than its last bucket", refusing, "_bind", of_any_length),
-    mutant("has another head's bias", lambda self, block, r: BIAS(self, block, r).roll(1, 0), "_bias"),
-    mutant("says too early that its bias is constant", constant_too_early, "score", test_extras.check_t5_facts),
+    mutant("takes distances between indices", elsewhere(T5, index, index), "score", oracles("t5", "permuted")),
+    mutant("divides the bias by the root of head_dim", score(divided), "score"),
+    mutant("wraps at the end of its table", score(wrapping), "score", oracles("t5", "repeated")),
+    mutant("refuses what is further than its last bucket", score(refusing), "score", of_any_length),
+    mutant("has another head's bias", score(of_another_head), "score"),
+    mutant("says too early that its bias is constant", score(constant_too_early), "score", test_extras.check_t5_facts),
     mutant(
         "does not draw its parameters",
         lambda self: None,
@@ -114,3 +119,37 @@ MUTANTS = (
         partial(test_life_cycle.check_meta, "t5"),
     ),
 )
+
+
+class KeyedT5(T5):
+    """The bucket of the key's position, not of the distance."""
+
+    score = elsewhere(T5, torch.zeros_like, torch.neg)
+
+
+class UnsignedT5(T5):
+    def _bucket(self, r: Tensor) -> Tensor:
+        return super()._bucket(-r.abs())
+
+
+class EndlessT5(T5):
+    """Goes on counting past its last bucket, in a straight line."""
+
+    score = score(
+        lambda self, bias: Bias(lambda r: bias.at(r) - (-r - 128).clamp(min=0), Distance("T5", integral=True))
+    )
+
+
+class MirroredT5(T5):
+    """Key minus query: every law holds."""
+
+    def _bucket(self, r: Tensor) -> Tensor:
+        return super()._bucket(-r)
+
+
+LAWLESS = (
+    Lawless("t5", lambda shape: KeyedT5(shape.num_heads), "relative"),
+    Lawless("t5", lambda shape: UnsignedT5(shape.num_heads), "directed"),
+    Lawless("t5", lambda shape: EndlessT5(shape.num_heads), "bounded"),
+)
+UNTRUE = (Untrue("t5", lambda: drawn(MirroredT5(HEADS))),)

@@ -9,8 +9,10 @@ from torch import Tensor, nn
 from posenc import TransformerXL
 from posenc.forms import Block, ScoreFunction
 from posenc.phases import frequencies
+from posenc.pieces import Row
 from posenc.schemes import transformer_xl
-from tests.mutants import Mutant, oracles
+from tests.cases import HEAD_DIM, HEADS
+from tests.mutants import Lawless, Mutant, Untrue, by_pair, drawn, elsewhere, oracles
 from tests.schemes import test_life_cycle
 
 
@@ -23,7 +25,7 @@ def sines_then_cosines(angle: Tensor) -> Tensor:
     return torch.cat((angle.sin(), angle.cos()), -1)
 
 
-def bind(
+def score(
     distance: Callable[[Tensor], Tensor] = lambda distance: distance,
     of_index: bool = False,
     waves: Callable[[Tensor], Tensor] = sines_then_cosines,
@@ -32,7 +34,7 @@ def bind(
     biases: tuple[str, str] = ("content_bias", "position_bias"),
     scaled: tuple[bool, bool, bool] = (True, True, True),
     tiled: bool = False,
-) -> Callable[[TransformerXL, Block], ScoreFunction]:
+) -> Callable[..., tuple[Row, ...]]:
     """The last three terms, written out for every pair, as they are but for one thing."""
 
     def wrong(self: TransformerXL, block: Block) -> ScoreFunction:
@@ -53,7 +55,7 @@ def bind(
         assert isinstance(three, Tensor)
         return lambda score, b, h, i, j: score + three[b, h, i, j]
 
-    return wrong
+    return by_pair(wrong)
 
 
 def single_precision(coords: Tensor, theta: Tensor) -> Tensor:
@@ -65,24 +67,24 @@ def projection_alone(self: TransformerXL) -> None:
 
 
 def mutant(bug: str, wrong: object) -> Mutant:
-    return Mutant(bug, TransformerXL, "_bind", wrong, oracles("transformer_xl"))
+    return Mutant(bug, TransformerXL, "score", wrong, oracles("transformer_xl"))
 
 
 MUTANTS = (
-    mutant("takes key minus query", bind(distance=torch.neg)),
-    mutant("takes the end of the next row for what lies ahead", bind(distance=as_shifted)),
-    mutant("is blind to direction", bind(distance=torch.abs)),
-    mutant("knows no distance to what lies ahead", bind(distance=lambda distance: distance.clamp(min=0))),
-    mutant("takes distances between indices", bind(of_index=True)),
-    mutant("puts the cosine first", bind(waves=lambda angle: torch.cat((angle.cos(), angle.sin()), -1))),
-    mutant("interleaves", bind(waves=lambda angle: torch.stack((angle.sin(), angle.cos()), -1).flatten(-2))),
-    mutant("ignores the base", bind(theta=lambda self: frequencies(self.dim, 10_000.0))),
-    mutant("has one projection for all heads", bind(projection=lambda w: w[:1].expand_as(w))),
-    mutant("swaps u and v", bind(biases=("position_bias", "content_bias"))),
-    mutant("has one bias for both", bind(biases=("content_bias", "content_bias"))),
-    mutant("does not scale the global terms", bind(scaled=(True, False, False))),
-    mutant("does not scale the position terms", bind(scaled=(False, True, False))),
-    mutant("lets u meet the keys of another group", bind(tiled=True)),
+    mutant("takes key minus query", score(distance=torch.neg)),
+    mutant("takes the end of the next row for what lies ahead", score(distance=as_shifted)),
+    mutant("is blind to direction", score(distance=torch.abs)),
+    mutant("knows no distance to what lies ahead", score(distance=lambda distance: distance.clamp(min=0))),
+    mutant("takes distances between indices", score(of_index=True)),
+    mutant("puts the cosine first", score(waves=lambda angle: torch.cat((angle.cos(), angle.sin()), -1))),
+    mutant("interleaves", score(waves=lambda angle: torch.stack((angle.sin(), angle.cos()), -1).flatten(-2))),
+    mutant("ignores the base", score(theta=lambda self: frequencies(self.dim, 10_000.0))),
+    mutant("has one projection for all heads", score(projection=lambda w: w[:1].expand_as(w))),
+    mutant("swaps u and v", score(biases=("position_bias", "content_bias"))),
+    mutant("has one bias for both", score(biases=("content_bias", "content_bias"))),
+    mutant("does not scale the global terms", score(scaled=(True, False, False))),
+    mutant("does not scale the position terms", score(scaled=(False, True, False))),
+    mutant("lets u meet the keys of another group", score(tiled=True)),
     Mutant(
         "computes phases in single precision", transformer_xl, "phases", single_precision, oracles("transformer_xl")
     ),
@@ -94,3 +96,28 @@ MUTANTS = (
         partial(test_life_cycle.check_meta, "transformer_xl"),
     ),
 )
+
+
+class EvenTransformerXL(TransformerXL):
+    """The sines lost, and with them the direction."""
+
+    score = score(waves=lambda angle: torch.cat((0 * angle, angle.cos()), -1))
+
+
+class KeyedTransformerXL(TransformerXL):
+    """R of the key's position, not of the distance."""
+
+    score = elsewhere(TransformerXL, torch.zeros_like, lambda y: y)
+
+
+class MirroredTransformerXL(TransformerXL):
+    """Key minus query: every law holds."""
+
+    score = score(distance=torch.neg)
+
+
+LAWLESS = (
+    Lawless("transformer_xl", lambda shape: EvenTransformerXL(shape.num_heads, shape.head_dim), "directed"),
+    Lawless("transformer_xl", lambda shape: KeyedTransformerXL(shape.num_heads, shape.head_dim), "relative"),
+)
+UNTRUE = (Untrue("transformer_xl", lambda: drawn(MirroredTransformerXL(HEADS, HEAD_DIM))),)

@@ -384,7 +384,7 @@ def _parts(band: Band, lines: Lines) -> Iterator[tuple[tuple[slice, ...], int, t
     makes of a piece is got anew every time, and small enough for memory that the process has already."""
     given = () if lines.coefficients is None else tuple(band.per_head(c) for c in lines.coefficients)
     batch, kv_heads, blocks, groups, rows = band.shape
-    step = max(1, PIECE // (batch * blocks * groups * band.distances))
+    step = -(-PIECE // (batch * blocks * groups * band.distances))
     for h in range(kv_heads):
         here = tuple(c[:, h : h + 1] if c.size(1) > 1 else c for c in given)
         for row in range(0, rows, step):

@@ -130,7 +130,9 @@ class ForwardPass:
         number = self._number(layer)
         if number not in self._tokens:
             scheme, _ = self.of_layer(layer)
-            self._tokens[number] = scheme.tokens(self.positions, dtype=self._dtype, context=self._context)
+            self._tokens[number] = scheme(  # a call, of which a wrapper knows
+                self.positions, dtype=self._dtype, context=self._context, doors=("add", "rotate")
+            )
         return self._tokens[number]
 
     def pairs(self, layer: int = 0) -> Encoding:
