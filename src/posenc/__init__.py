@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from posenc.backends.attention import attention as attention
     from posenc.backends.attention import explain as explain
     from posenc.backends.attention import logits as logits
+    from posenc.backends.merging import merge as merge
     from posenc.encoding import Encoding as Encoding
     from posenc.positions import PositionError as PositionError
     from posenc.positions import Positions as Positions
@@ -43,6 +44,7 @@ _HOMES = {
     "attention": "backends.attention",
     "explain": "backends.attention",
     "logits": "backends.attention",
+    "merge": "backends.merging",
     "Encoding": "encoding",
     "Scheme": "scheme",
     "PositionError": "positions",

@@ -28,6 +28,18 @@ def without_numbers() -> AbstractContextManager[Any]:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+def unsplit(x: Tensor, dim: int) -> Tensor:
+    """x itself; in a graph for the CPU, x in a loop that inductor leaves whole.
+
+    A loop over n numbers that are divided by d > 8, as in ``arange(n) // d``, inductor makes into n // d loops over d
+    numbers, and the rest is never written (seen on 2.13). It does not where a remainder stands in the same loop.
+    """
+    if not torch.compiler.is_compiling() or x.device.type != "cpu":
+        return x
+    parity = (torch.arange(x.size(dim)) % 2).view(-1, *[1] * (x.dim() - 1 - dim))
+    return torch.maximum(x, (parity + torch.iinfo(torch.int64).min).to(x.dtype))
+
+
 def compilations(most: int) -> AbstractContextManager[Any]:
     """Inside, dynamo keeps as many compilations of one function; it has no public setting for it."""
     patch: AbstractContextManager[Any] = torch._dynamo.config.patch(cache_size_limit=most)
@@ -41,6 +53,13 @@ def register_pytree(
     from torch.utils import _pytree
 
     _pytree.register_pytree_node(kind, flatten, unflatten, serialized_type_name=name)
+
+
+def tree_map(change: Callable[[Any], Any], tree: Any) -> Any:
+    """The same tree with other leaves."""
+    from torch.utils import _pytree
+
+    return _pytree.tree_map(change, tree)
 
 
 def cpu_attention(

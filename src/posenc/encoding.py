@@ -15,14 +15,15 @@ backend never knows which scheme it runs: they share the types of this file and 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
+from posenc import compat
 from posenc.arguments import check_type, shown
 from posenc.pieces import Piece, Value
 from posenc.positions import Positions
@@ -58,13 +59,11 @@ class Context:
     """What a scheme may need to know beyond positions, when it is bound.
 
     - ``heads``: which of the scheme's heads the queries hold, where they are a shard of them; None: all.
-    - ``layer``: the number of the layer.
     - ``lengths`` (rows,): of each row the length of its text, for scalings that depend on it; None: they take it from
       the positions, row by row.
     """
 
     heads: range | None = None
-    layer: int | None = None
     lengths: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -164,24 +163,28 @@ class Encoding:
 
     def rotate_query(self, query: Tensor) -> Tensor:
         """The maps of queries alone: of a slice of the channels too, if the scheme was made for its width."""
+        self.check_fresh()
         for rotation in self.rotations:
             query = rotation.query(query)
         return query
 
     def rotate_key(self, key: Tensor) -> Tensor:
         """The maps of keys alone, however many heads they have."""
+        self.check_fresh()
         for rotation in self.rotations:
             key = rotation.key(key)
         return key
 
     def rotate_value(self, value: Tensor) -> Tensor:
         """The maps of values, where a scheme turns them; ``rotate_output`` then turns the output back."""
+        self.check_fresh()
         for rotation in self.rotations:
             value = value if rotation.value is None else rotation.value(value)
         return value
 
     def rotate_output(self, out: Tensor) -> Tensor:
         """The inverse of `rotate_value`, at the queries' positions."""
+        self.check_fresh()
         for rotation in reversed(self.rotations):
             out = out if rotation.output is None else rotation.output(out)
         return out
@@ -197,6 +200,7 @@ class Encoding:
 
         ValueError unless the encoding has one rotation of pairs of channels.
         """
+        self.check_fresh()
         maps = [rotation.query for rotation in self.rotations]
         if len(maps) != 1 or not hasattr(maps[0], "cos"):
             raise ValueError(f"cos_sin needs one rotation of channel pairs, got the doors {self.doors}")
@@ -220,8 +224,16 @@ class Encoding:
                 raise ValueError(f"{name} is on {x.device}, but the encoding's positions are on {positions.device}")
 
     def check_fresh(self) -> None:
-        """ValueError where a parameter was changed after the encoding was made."""
-        if not torch.compiler.is_compiling() and any(version_of(p) != version for p, version in self._made_with):
+        """ValueError where a parameter was changed, or taken away, after the encoding was made."""
+        if torch.compiler.is_compiling():
+            return
+        if (self.pieces or self.values) and any(is_freed(p) for p, _ in self._made_with):
+            raise ValueError(
+                "the encoding was made by a scheme whose parameters were freed after its call, and attention reads "
+                "them: shard the scheme together with the block that calls it, or by itself with "
+                "fully_shard(scheme, reshard_after_forward=False)"
+            )
+        if any(version_of(p) != version for p, version in self._made_with):
             raise ValueError(
                 "the encoding was made before the scheme's parameters changed: call the scheme with the positions "
                 "again, once in every forward pass"
@@ -266,3 +278,67 @@ class Encoding:
 def version_of(parameter: Tensor) -> int:
     """How often its numbers were written to; those of inference mode are not counted."""
     return -1 if parameter.is_inference() else parameter._version
+
+
+def is_freed(parameter: Tensor) -> bool:
+    """Whether FSDP gathered it for a call and has let go of its numbers since."""
+    return type(parameter) is nn.Parameter and parameter.numel() > 0 and parameter.untyped_storage().size() == 0
+
+
+# -- as a tree of tensors ---------------------------------------------------------------------------------------------
+
+
+def _with_values(x: Any, change: Callable[[Tensor], Any]) -> Any:
+    """x with another tensor for each that it holds as a value."""
+    if isinstance(x, Tensor):
+        return change(x)
+    if isinstance(x, Positions):
+        return compat.tree_map(change, x)
+    if isinstance(x, tuple):
+        return tuple(_with_values(part, change) for part in x)
+    if isinstance(x, Mapping):
+        return {name: _with_values(part, change) for name, part in x.items()}
+    if is_dataclass(x) and not isinstance(x, type):  # a rotation, its maps, a context
+        return replace(x, **{f.name: _with_values(getattr(x, f.name), change) for f in fields(x)})
+    return x
+
+
+VALUES = ("tables", "rotations", "context", "query_features", "key_features")
+
+
+def _changed(encoding: Encoding, change: Callable[[Tensor], Any]) -> Encoding:
+    queries = _with_values(encoding.query_positions, change)
+    same = encoding.key_positions is encoding.query_positions
+    keys = queries if same else _with_values(encoding.key_positions, change)
+    values = {name: _with_values(getattr(encoding, name), change) for name in VALUES}
+    return replace(encoding, query_positions=queries, key_positions=keys, **values)
+
+
+def _flatten(encoding: Encoding) -> tuple[list[Any], Encoding]:
+    tensors: list[Any] = []
+
+    def keep(x: Tensor) -> Tensor:
+        tensors.append(x)
+        return x
+
+    _changed(encoding, keep)
+    return tensors, encoding
+
+
+def _unflatten(tensors: Any, encoding: Any) -> Encoding:
+    """The encoding of other tensors. Terms of pairs stay: they refer to the scheme, wherever its parameters are."""
+    following = iter(tensors)
+
+    def other(before: Tensor) -> Any:
+        x = next(following)
+        half = (torch.float16, torch.bfloat16)
+        if isinstance(x, Tensor) and x.dtype in half and before.dtype not in half:
+            raise ValueError(
+                f"the encoding was cast to {x.dtype}, which cannot hold a phase: cast the tensors beside it"
+            )
+        return x
+
+    return _changed(encoding, other)
+
+
+compat.register_pytree(Encoding, _flatten, _unflatten, "posenc.Encoding")

@@ -78,7 +78,7 @@ class Block:
             raise ValueError(
                 f"feature {name!r} of the {side} must be (batch, 1 or {heads}, {x.size(2)}, ...), got {tuple(found.shape)}"
             )
-        return found.to(self.dtype)
+        return found.to(torch.promote_types(found.dtype, self.dtype))
 
     def of_heads(self, table: Tensor, scheme: str) -> Tensor:
         """The rows of (heads or 1, ...) that belong to the queries' heads. ValueError for another number of heads."""
@@ -203,7 +203,7 @@ def added(piece: Piece, block: Block) -> Tensor:
         return _folded_by_itself(piece, block)
     if isinstance(piece, Clock):
         here, there = block.feature(piece.feature, "query"), block.feature(piece.feature, "key")
-        return here[..., :, None] - there[..., None, :]
+        return (here[..., :, None] - there[..., None, :]).to(block.dtype)  # a clock may be finer than the scores
     assert isinstance(piece, Function) and piece.adds
     zero = torch.zeros((), dtype=block.dtype, device=block.query.device)
     return piece.apply(zero, *(c.to(block.dtype) for c in _coefficients(piece, block)))
@@ -256,7 +256,7 @@ def meets(piece: Meeting, block: Block) -> Float[Tensor, "batch heads tokens wid
     """What meets the vectors, scaled and shifted, a row for each query head, in the precision of scores."""
     if piece.feature is not None:
         feature = block.feature(piece.feature, "query")
-        return feature.expand(-1, block.query.size(1), -1, -1)
+        return feature.expand(-1, block.query.size(1), -1, -1).to(block.dtype)
     x = block.query if piece.side == "query" else block.key
     x = x.to(block.dtype) * block.scale
     if x.size(1) != block.query.size(1):
@@ -317,7 +317,7 @@ def function(piece: Piece, block: Block) -> ScoreFunction | str:
         here, there = (
             block.feature(piece.feature, side).expand(-1, block.query.size(1), -1) for side in ("query", "key")
         )
-        return lambda s, b, h, i, j: s + here[b, h, i] - there[b, h, j]
+        return lambda s, b, h, i, j: s + (here[b, h, i] - there[b, h, j]).to(s.dtype)
     if isinstance(piece, Fold):
         term = _folded_by_itself(piece, block).expand(-1, block.query.size(1), block.query.size(2), -1)
         return lambda s, b, h, i, j: s + term[b, h, i, j]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from jaxtyping import Bool, Int, Shaped
@@ -24,7 +24,7 @@ class PositionError(ValueError):
     """A position that a scheme cannot encode: the message names the scheme, its limit and the position."""
 
 
-@dataclass(frozen=True, slots=True, init=False, repr=False, eq=False)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class Positions:
     """The positions of a batch of token rows.
 
@@ -53,8 +53,10 @@ class Positions:
     order: Int[Tensor, "rows tokens"]
     document: Int[Tensor, "rows tokens"]
     segment: Int[Tensor, "rows tokens"] | None
-    _layout: Layout  # what is known so far
-    _is_read: bool  # whether the values have nothing more to say
+
+    if TYPE_CHECKING:  # not among the fields, which `help` lists
+        _layout: Layout  # what is known so far
+        _is_read: bool  # whether the values have nothing more to say
 
     def __init__(
         self,
@@ -94,10 +96,10 @@ class Positions:
         if document is None:
             document = torch.zeros((1, tokens), dtype=torch.int64, device=coords.device)
         self._set(
-            coords=coords.expand(rows, *coords.shape[1:]),
-            order=order.expand(rows, -1),
-            document=document.expand(rows, -1),
-            segment=None if segment is None else segment.expand(rows, -1),
+            coords=compat.unsplit(coords, 1).expand(rows, *coords.shape[1:]),
+            order=compat.unsplit(order, 1).expand(rows, -1),
+            document=compat.unsplit(document, 1).expand(rows, -1),
+            segment=None if segment is None else compat.unsplit(segment, 1).expand(rows, -1),
             _layout=layout,
             _is_read=False,
         )
@@ -454,7 +456,7 @@ class Positions:
     def _like(self, **changes: Any) -> Positions:
         """Of the same tokens, with these fields in place of its own."""
         other: Positions = object.__new__(Positions)
-        return other._set(**{name: changes.get(name, getattr(self, name)) for name in Positions.__slots__})
+        return other._set(**{**vars(self), **changes})
 
     # -- reading them -------------------------------------------------------------------------------------------------
 
@@ -587,18 +589,25 @@ def _extent(extent: Any) -> tuple[float, float]:
     return number("extent[0]", extent[0], above=0), number("extent[1]", extent[1], above=0)
 
 
-def _unflatten(children: Any, dtype: object) -> Positions:
+def _flatten(positions: Positions) -> tuple[list[Tensor], bool]:
+    tensors = (positions.coords, positions.order, positions.document, positions.segment)
+    return [x for x in tensors if x is not None], positions.segment is not None
+
+
+def _unflatten(tensors: Any, has_segment: Any) -> Positions:
     """From tensors that may be other ones now: what was known of the values is not taken along."""
-    coords, order, document, segment = children
+    coords, order, document, *segment = tensors
+    if isinstance(coords, Tensor) and coords.is_floating_point() and coords.dtype not in NUMBERS:
+        raise ValueError(
+            f"positions were cast to {coords.dtype}, which cannot tell 256 from 257: cast the tensors beside them"
+        )
     tokens = order.shape[1] if isinstance(order, Tensor) else 0
-    fields = {"coords": coords, "order": order, "document": document, "segment": segment}
+    fields = {"coords": coords, "order": order, "document": document, "segment": segment[0] if has_segment else None}
     made: Positions = object.__new__(Positions)
     return made._set(**fields, _layout=Layout(tokens), _is_read=False)
 
 
-compat.register_pytree(
-    Positions, lambda p: ([p.coords, p.order, p.document, p.segment], None), _unflatten, "posenc.Positions"
-)
+compat.register_pytree(Positions, _flatten, _unflatten, "posenc.Positions")
 
 
 def _ends(index: slice, tokens: int) -> tuple[int, int]:

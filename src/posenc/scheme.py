@@ -152,9 +152,13 @@ class Scheme(nn.Module):
 
     def __add__(self, other: Scheme) -> Scheme:
         """Both schemes as one; their terms are opened from left to right."""
-        if not isinstance(other, Scheme):
+        if not is_scheme(other):
             return NotImplemented
-        return Composition(*self.parts, *other.parts)
+        return Composition(*_parts(self), *_parts(other))
+
+    def __radd__(self, other: Any) -> Scheme:
+        """The same where the first of the two is wrapped, and so does not know how to be added."""
+        return Composition(*_parts(other), *_parts(self)) if is_scheme(other) else NotImplemented
 
     @property
     def parts(self) -> tuple[Scheme, ...]:
@@ -165,6 +169,11 @@ class Scheme(nn.Module):
 def is_scheme(x: object) -> bool:
     """Whether it is a scheme, if only one inside a wrapper: `torch.compile`, FSDP, a checkpoint."""
     return isinstance(x, Scheme) or (isinstance(x, nn.Module) and hasattr(x, "doors") and hasattr(x, "parts"))
+
+
+def _parts(x: Any) -> tuple[Any, ...]:
+    """The parts of a scheme; a wrapper is one part, since it must be called itself."""
+    return x.parts if isinstance(x, Scheme) else (x,)
 
 
 class Composition(Scheme):
@@ -265,7 +274,7 @@ class Schedule(nn.Module):
         schemes: list[Scheme] = []
         self._layers: list[tuple[int, Window]] = []
         for layer in layers:
-            if not isinstance(layer, tuple) or len(layer) != 2 or not isinstance(layer[0], Scheme):
+            if not isinstance(layer, tuple) or len(layer) != 2 or not is_scheme(layer[0]):
                 raise ValueError(f"layers must be (scheme, window) for each layer, got {shown(layer)}")
             scheme, window = layer
             check_window(window)

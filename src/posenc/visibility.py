@@ -92,7 +92,7 @@ def check_reach(
         return
     if query.coords.is_meta or 0 in (query.coords.size(1), key.coords.size(1)):
         return
-    if axis == 0 and len(reach) == 1 and query.layout.rows is not None and key.layout.rows is not None:
+    if query.coords.dim() == 2 and query.layout.rows is not None and key.layout.rows is not None:
         found = list(tiles(query.layout, key.layout, Visibility(), max(query.rows, key.rows)))
         span = distances(found)
         if span is not None:
@@ -100,7 +100,7 @@ def check_reach(
             return
     for number, limit in enumerate(reach, axis):
         x, y = (p.coords if p.coords.dim() == 2 else p.coords[..., number] for p in (query, key))
-        along = "" if len(reach) == 1 and axis == 0 else f" along axis {number}"
+        along = "" if query.coords.dim() == 2 else f" along axis {number}"
         _check_axis(x, y, query, key, limit, scheme, along)
 
 

@@ -52,7 +52,8 @@ def figure(text: str, before: str) -> float:
 
 
 def test_there_is_one_script_per_document() -> None:
-    assert NAMES == ["derivations", "four_modules", "module_and_plots", "two_encodings", "window"]
+    documents = ["derivations", "four_modules", "module_and_plots", "two_encodings", "window"]
+    assert sorted([*documents, "decoder_layer", "vit_resolution"]) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -101,6 +102,22 @@ def test_forest_fires_are_told_apart_by_positions_alone() -> None:
     schemes = (posenc.Sinusoidal(64), posenc.Learned(6, 64), posenc.RoPE(64), posenc.ALiBi(1, form="bidirectional"))
     for scheme in schemes:
         assert script.difference(scheme) > 1e-3, type(scheme).__name__
+
+
+def test_a_layer_by_hand_is_the_layer_with_a_forward_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed("decoder_layer", capsys)
+    assert figure(text, "by hand and by ForwardPass differ by") == 0
+    for row, length in enumerate((3, 5)):
+        assert figure(text, f"text {row}, of {length} and 4 tokens, differs from one pass over it by") < 1e-6
+
+
+def test_a_vision_transformer_sees_the_same_picture_at_another_resolution(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed("vit_resolution", capsys)
+    # Half a patch of the large grid within the edges of the small one: 1/3 - 1/2 and 8 - 1/3 - 1/2.
+    assert "coordinates of 12 x 12 patches over 8 x 8: -0.167 to 7.167" in text
+    assert figure(text, "the same grid as its own extent changes the class token by") == 0
+    with_extent = figure(text, "patches with the extent change it by")
+    assert 0 < 1.5 * with_extent < figure(text, "patches with plain coordinates change it by")
 
 
 def test_derivations(capsys: pytest.CaptureFixture[str]) -> None:

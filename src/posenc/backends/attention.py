@@ -18,7 +18,7 @@ from posenc.backends.call import Call, sliced
 from posenc.backends.choice import BACKENDS as BACKENDS
 from posenc.backends.choice import Explanation
 from posenc.backends.reference import dense_logits
-from posenc.encoding import Encoding
+from posenc.encoding import Context, Encoding
 from posenc.forms import added, check
 from posenc.layout import Visibility, distances, tiles
 from posenc.pieces import Bias, Fold, adds
@@ -312,7 +312,7 @@ def _bind_pairs(call: Call) -> None:
 
 def _bind(scheme: Scheme | None, query_positions: Positions, key_positions: Positions, dtype: torch.dtype) -> Encoding:
     if scheme is None:
-        return Encoding(query_positions, key_positions)
+        return Encoding(query_positions, key_positions, context=Context())  # a compiler makes no default of its own
     if "add" in scheme.doors:
         raise ValueError(
             f"{type(scheme).__name__} adds to the input, before query, key and value are projected from it: "

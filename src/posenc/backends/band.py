@@ -365,8 +365,10 @@ def _scores(
     else:
         scores.copy_(band.diagonals(full))
     if lines.key_clock is not None and lines.query_clock is not None:
-        scores += band.queries(lines.query_clock)[..., None]
-        scores -= _band_of_keys(band, _grouped_windows(band, lines.key_clock))
+        # Counted from the tile's first key, in the clock's own precision: readings grow with the text, differences not.
+        start = lines.key_clock[..., band.tile.first, None]
+        scores += band.queries(lines.query_clock - start)[..., None]
+        scores -= _band_of_keys(band, _grouped_windows(band, lines.key_clock - start))
     if lines.bias is not None:
         scores += band.per_head(lines.bias)
     if lines.apply is not None and not lines.is_first:
@@ -382,7 +384,7 @@ def _parts(band: Band, lines: Lines) -> Iterator[tuple[tuple[slice, ...], int, t
     makes of a piece is got anew every time, and small enough for memory that the process has already."""
     given = () if lines.coefficients is None else tuple(band.per_head(c) for c in lines.coefficients)
     batch, kv_heads, blocks, groups, rows = band.shape
-    step = max(1, PIECE // (batch * blocks * groups * band.distances))
+    step = -(-PIECE // (batch * blocks * groups * band.distances))
     for h in range(kv_heads):
         here = tuple(c[:, h : h + 1] if c.size(1) > 1 else c for c in given)
         for row in range(0, rows, step):

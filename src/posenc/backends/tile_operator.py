@@ -90,6 +90,7 @@ class _Far:
     tile: Tile
     is_right: bool
     triangles: dict[tuple[str, int, int], Tensor]
+    kernel_dtype: torch.dtype
 
     def __call__(self, part: fused.Part) -> tuple[Tensor | None, Tensor | None]:
         mask: Tensor | None = None
@@ -103,9 +104,10 @@ class _Far:
             here = self.query_clock[self.tile.row, self.heads, part.queries]
             there = self.key_clock[self.tile.row, self.heads, part.keys]
             corner = there[..., :1] if self.is_right else there[..., -1:]
-            by_key = (corner - there)[:, :, None]
+            dtype = torch.promote_types(self.kernel_dtype, torch.float32)  # a clock may be finer than the scores
+            by_key, by_row = (corner - there)[:, :, None].to(dtype), (here - corner).to(dtype)
             mask = by_key if mask is None else mask + by_key
-            row = here - corner if row is None else row + here - corner
+            row = by_row if row is None else row + by_row
         return mask, row
 
     def _sloped(self, part: fused.Part) -> tuple[Tensor, Tensor | None]:
@@ -184,7 +186,7 @@ def _regions(
                 for kv, horizon in _alike(horizons[int(is_right)][g]):
                     heads = [h * groups + g for h in range(kv.start, kv.stop)]
                     shared = triangles.setdefault((tuple(heads), is_right, tile.distance), {})
-                    far = _Far(slopes, constant, query_clock, key_clock, heads, tile, is_right, shared)
+                    far = _Far(slopes, constant, query_clock, key_clock, heads, tile, is_right, shared, query.dtype)
                     yield _Region(far, kv, *_within(tile, low, high, horizon, is_right))
 
 

@@ -172,13 +172,18 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
             distance = function.distance
             given = [block.of_heads(c.to(dtype), distance.scheme).expand(heads, -1) for c in function.coefficients(r)]
             coefficients = torch.stack(given)
-    learns = any(line is not None for line in (bias, vectors, values))
-    keeps_right = width is not None and learns and _looks_right(call)
+    near = [line for line in (bias, vectors, values) if line is not None]
+    keeps_right = width is not None and bool(near) and _looks_right(call)
     seen = call.visibility
+    query, value = call.query, call.value
+    if width is not None and torch.is_grad_enabled() and any(line.requires_grad for line in near):
+        # The gradient of a table counts what is far as well, of which the fused kernel rounds the output to the inputs'
+        # dtype: half precision would leave a thousandth of it wrong.
+        query, key, value = (x.to(dtype) for x in (query, key, value))
     out, lse, *_ = torch.ops.posenc.tiled(
-        call.query,
+        query,
         key,
-        call.value,
+        value,
         *(
             _whole(x)
             for x in (
@@ -202,14 +207,14 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     )
     if far_values is not None:
         sees = (lse > -torch.inf)[..., None]
-        out = (out.to(dtype) + far_values * sees).to(call.query.dtype)
+        out = out.to(dtype) + far_values * sees
     if far_bias is not None:
         lse = lse + far_bias
     if far_vectors is not None:
         lse = lse + (call.query.to(dtype) @ far_vectors.mT)[..., 0] * call.scale
     for feature, far in far_features:
         lse = lse + (feature @ far.mT)[..., 0]
-    return out, lse if call.return_lse else None
+    return out.to(call.query.dtype), lse if call.return_lse else None
 
 
 def _whole(x: Tensor | None) -> Tensor | None:

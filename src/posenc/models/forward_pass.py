@@ -130,7 +130,9 @@ class ForwardPass:
         number = self._number(layer)
         if number not in self._tokens:
             scheme, _ = self.of_layer(layer)
-            self._tokens[number] = scheme.tokens(self.positions, dtype=self._dtype, context=self._context)
+            self._tokens[number] = scheme(  # a call, of which a wrapper knows
+                self.positions, dtype=self._dtype, context=self._context, doors=("add", "rotate")
+            )
         return self._tokens[number]
 
     def pairs(self, layer: int = 0) -> Encoding:
@@ -162,7 +164,8 @@ class ForwardPass:
         dropout_p: float = 0.0,
         scale: float | None = None,
         backend: str = "auto",
-    ) -> Float[Tensor, "batch heads tokens value_dim"]:
+        return_lse: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """Attention of the new tokens, as a layer projects them, to all that the cache holds and to one another.
 
         ``features`` are named per-token tensors (batch, heads, tokens, ...) of the queries, ``key_features`` of the keys
@@ -191,6 +194,10 @@ class ForwardPass:
             dropout_p=dropout_p,
             scale=scale,
             backend=backend,
+            return_lse=return_lse,
         )
-        assert isinstance(out, Tensor)
-        return token_doors.rotate_output(out) if is_kept_rotated else out
+        lse: list[Tensor] = []
+        if not isinstance(out, Tensor):
+            out, *lse = out
+        out = token_doors.rotate_output(out) if is_kept_rotated else out
+        return (out, lse[0]) if lse else out

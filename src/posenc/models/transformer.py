@@ -32,7 +32,9 @@ class SelfAttention(nn.Module):
             project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for project in (self.query, self.key, self.value)
         )
-        return self.out(step.attention(query, key, value, layer).transpose(1, 2).flatten(2))
+        out = step.attention(query, key, value, layer)
+        assert isinstance(out, Tensor)
+        return self.out(out.transpose(1, 2).flatten(2))
 
 
 class Block(nn.Module):
@@ -44,7 +46,8 @@ class Block(nn.Module):
         self.attention = SelfAttention(dim, num_heads, num_kv_heads)
         self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
 
-    def forward(self, x: Tensor, step: ForwardPass, layer: int) -> Tensor:
+    def forward(self, x: Tensor, step: ForwardPass, layer: int, adds: bool) -> Tensor:
+        x = step.add(x, layer) if adds else x
         x = x + self.attention(self.attention_norm(x), step, layer)
         return x + self.mlp(self.mlp_norm(x))
 
@@ -99,9 +102,8 @@ class Trunk(nn.Module):
         dtype = torch.promote_types(x.dtype, torch.float32)
         step = ForwardPass(self.schedule, positions, cache, is_causal=self.is_causal, dtype=dtype)
         for layer, block in enumerate(self.blocks):
-            if layer == 0 or self.inject == "every_layer":
-                x = step.add(x, layer)
-            x = block(x, step, layer)
+            # The block opens the door by itself, so that FSDP has gathered the parameters of a scheme it holds.
+            x = block(x, step, layer, adds=layer == 0 or self.inject == "every_layer")
         return self.norm(x)
 
 

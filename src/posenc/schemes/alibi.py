@@ -10,6 +10,7 @@ from torch import Tensor
 
 from posenc.arguments import check_choice, whole
 from posenc.encoding import Context
+from posenc.phases import exact
 from posenc.pieces import Bias, Distance
 from posenc.positions import Positions
 from posenc.scheme import Scheme
@@ -69,7 +70,7 @@ class ALiBi(Scheme):
     def _bias(self, r: Tensor) -> Tensor:
         away = -r if self.form == "causal" else r.abs()
         heads = range(self.num_heads // 2 if self.form == "directed" else self.num_heads)
-        dtype = torch.float64 if r.device.type != "mps" else torch.float32
+        dtype = torch.float64 if exact(r.device) == r.device else torch.float32
         bias = -torch.tensordot(self._slopes(len(heads), dtype, r.device), away.to(dtype), 0)
         if self.form != "directed":
             return bias

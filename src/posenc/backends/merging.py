@@ -1,0 +1,36 @@
+"""Merging attention over parts of the keys, such as two bands of distances, or the shards of a long text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.arguments import shown
+
+
+def merge(
+    parts: Sequence[tuple[Float[Tensor, "batch heads queries value_dim"], Float[Tensor, "batch heads queries"]]],
+) -> tuple[Float[Tensor, "batch heads queries value_dim"], Float[Tensor, "batch heads queries"]]:
+    """The attention over all keys, from attention over parts of them that share no key.
+
+    Formula: lse = log sum_n e^(lse_n), out = sum_n e^(lse_n - lse) out_n, for the parts (out_n, lse_n) that
+    ``attention(..., return_lse=True)`` gives. Gradients go back to every part. A query that sees no key in any part gives
+    zeros and a log-sum-exp of -inf. ValueError for parts of different shapes.
+    """
+    if not isinstance(parts, Sequence) or not parts:
+        raise ValueError(f"parts must be pairs (out, lse), got {shown(parts)}")
+    for out, lse in parts:
+        if out.shape != parts[0][0].shape or lse.shape != out.shape[:-1]:
+            shape = tuple(parts[0][0].shape)
+            raise ValueError(
+                f"parts must be of shapes {shape} and {shape[:-1]}, got {tuple(out.shape)} and {tuple(lse.shape)}"
+            )
+    every = torch.stack([lse for _, lse in parts])
+    blind = (every == -torch.inf).all(0)
+    whole = every.masked_fill(blind, 0.0).logsumexp(0).masked_fill(blind, -torch.inf)
+    shares = (every - whole.masked_fill(blind, 0.0)).exp()
+    outs = torch.stack([out for out, _ in parts])
+    return (shares[..., None] * outs.to(shares.dtype)).sum(0).to(outs.dtype), whole
