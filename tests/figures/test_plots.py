@@ -307,10 +307,10 @@ def test_the_default_lines_are_those_of_the_schemes() -> None:
     factor = posenc.DistanceAware(4)
     with torch.no_grad():
         factor.w.copy_(torch.linspace(-0.3, 0.3, 4))
-    wanted = factor.factor(torch.arange(-20.0, 21).double()[:, None]).detach().numpy()
+    wanted = factor.factor(torch.arange(-20.0, 21).double()).detach().numpy()
     for head in range(4):
         # The distance meets weights of float32, in another order of operations.
-        np.testing.assert_allclose(drawn["distance_aware"].lines[head].get_ydata(), wanted[:, head], rtol=1e-6)
+        np.testing.assert_allclose(drawn["distance_aware"].lines[head].get_ydata(), wanted[head], rtol=1e-6)
     assert drawn["distance_aware"].get_ylabel() == "factor"
 
 

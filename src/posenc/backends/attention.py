@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -20,7 +21,7 @@ from posenc.backends.reference import dense_logits
 from posenc.encoding import Context, Encoding
 from posenc.forms import added, check
 from posenc.layout import Visibility, distances, tiles
-from posenc.pieces import Bias, adds
+from posenc.pieces import Bias, Fold, adds
 from posenc.positions import Positions
 from posenc.scheme import Scheme, Window, check_window, is_scheme
 
@@ -290,13 +291,22 @@ def _bind_pairs(call: Call) -> None:
     for term in (*call.pieces, *call.values):
         check(getattr(term, "distance", None), block)
     few = call.part(slice(0, 1), slice(0, 1))  # what it says of heads and widths it says of one pair
+    pieces = [sliced(piece, slice(0, 1), slice(0, 1)) for piece in call.pieces]
+
+    def shape_of(x: Any) -> Any:
+        return None if x is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
     with compat.without_numbers():
-        query, key = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (few.query, few.key))
+        query, key = shape_of(few.query), shape_of(few.key)
+        # A view of a table's rows, met as it is, would be asked for its gradient, of which torch warns.
+        pieces = [
+            replace(p, query=shape_of(p.query), key=shape_of(p.key)) if isinstance(p, Fold) else p for p in pieces
+        ]
     pair = replace(few, query=query, key=key).block()
-    for piece in call.pieces:
+    for piece in pieces:
         with suppress(RuntimeError):
             if adds(piece):
-                added(sliced(piece, slice(0, 1), slice(0, 1)), pair)
+                added(piece, pair)
 
 
 def _bind(scheme: Scheme | None, query_positions: Positions, key_positions: Positions, dtype: torch.dtype) -> Encoding:

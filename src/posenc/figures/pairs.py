@@ -6,7 +6,6 @@ position: one for each head of a scheme that has heads of its own, and one for a
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,9 +21,9 @@ import posenc
 from posenc.arguments import check_flag, check_type, number, shown, whole
 from posenc.figures import panels
 from posenc.figures.panels import Named, Schemes
-from posenc.forms import Block, added, bucket, dense
+from posenc.forms import Block, bucket, dense
 from posenc.layout import Visibility
-from posenc.pieces import Meeting, Row, adds
+from posenc.pieces import Row, adds
 from posenc.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.alibi import ALiBi
@@ -388,7 +387,7 @@ def transformer_xl_terms(
         scheme = made
     query, key = _projected(panels.embeddings(words, scheme.dim), scheme.num_heads, scheme.head_dim)
     with torch.no_grad():
-        terms = _four_terms(scheme, Block(query, key, positions, positions, scheme.head_dim**-0.5))
+        terms = scheme.terms(Block(query, key, positions, positions, scheme.head_dim**-0.5))
     matrices = [panels.numbers(term[0, 0]) for term in terms]
     names = (
         "content\n$q_i \\cdot k_j$",
@@ -489,12 +488,3 @@ def _projected(x: Tensor, num_heads: int, head_dim: int) -> tuple[Tensor, Tensor
     drawn = torch.randn(2, width, num_heads * head_dim, generator=generator, dtype=torch.float64) * width**-0.5
     query, key = ((x @ matrix).unflatten(-1, (num_heads, head_dim)).transpose(1, 2) for matrix in drawn)
     return query, key
-
-
-def _four_terms(scheme: TransformerXL, block: Block) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Transformer-XL's terms in the order of its formula, each (batch, heads, queries, keys) and scaled."""
-    fold, meeting = scheme.score(block.query_positions, block.key_positions)
-    assert isinstance(meeting, Meeting)
-    content_position = added(replace(meeting, shift=None), block)
-    four = (block.query @ block.key.mT * block.scale, content_position, added(fold, block))
-    return *four, added(meeting, block) - content_position

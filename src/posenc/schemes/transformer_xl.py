@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import check_flag, number, whole
+from posenc.arguments import check_flag, check_type, number, whole
 from posenc.encoding import Context
+from posenc.forms import Block, added
 from posenc.phases import frequencies, phases
 from posenc.pieces import Distance, Fold, Meeting
 from posenc.positions import Positions
@@ -89,6 +91,17 @@ class TransformerXL(Scheme):
         """The last three terms; the first is the score itself."""
         u = Fold("TransformerXL", query=self.content_bias[None, :, None])
         return u, Meeting(self._projected, Distance("TransformerXL"), shift=self.position_bias)
+
+    def terms(self, block: Block) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The four terms in the order of the formula, each (batch, heads, queries, keys) and scaled: their sum is the
+        score. ValueError for another number of heads or head_dim."""
+        check_type("block", block, Block)
+        u, meeting = self.score(block.query_positions, block.key_positions)
+        assert isinstance(meeting, Meeting)
+        of_query, of_both = added(replace(meeting, shift=None), block), added(meeting, block)
+        key = block.key.repeat_interleave(block.query.size(1) // block.key.size(1), 1)
+        content = block.query.to(block.dtype) @ key.to(block.dtype).mT * block.scale
+        return content, of_query, added(u, block).expand_as(content), of_both - of_query
 
     def _projected(self, r: Tensor) -> Float[Tensor, "heads ... head_dim"]:
         """W R_r for key less query r, so R is at p_i - p_j = -r."""
