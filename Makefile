@@ -11,6 +11,12 @@ DEV := $(VENV)/.installed-dev
 PEERS := $(VENV)/.installed-peers
 FIELD := $(VENV)/.installed-field
 
+# The oldest torch that pyproject.toml admits has an environment of its own, and runs the tests of what needs torch alone.
+OLDEST := .venv-oldest
+OLDEST_TORCH := $(shell sed -n 's/^dependencies = .*"torch>=\([0-9.]*\)".*/\1/p' pyproject.toml)
+CORE_TESTS := tests/backends tests/models tests/schemes tests/hard/test_positions.py tests/hard/test_properties.py \
+	tests/test_contract.py tests/test_encoding.py tests/test_oracles.py tests/test_positions.py
+
 # What `make bench` holds posenc against, and what that imports. Installed without dependencies, or pip would touch torch.
 PEER_PACKAGES := x-transformers einx loguru torch-einops-utils frozendict einops rotary-embedding-torch \
 	"transformers; python_version >= '3.11'" "huggingface_hub; python_version >= '3.11'" \
@@ -18,7 +24,7 @@ PEER_PACKAGES := x-transformers einx loguru torch-einops-utils frozendict einops
 	tqdm idna truststore h11 PyYAML safetensors
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench field tables test lint format clean
+.PHONY: help demo bench field tables test check mutants gpu oldest lint format clean
 # Two targets must not install into the same environment at once.
 .NOTPARALLEL:
 
@@ -40,15 +46,30 @@ field: $(FIELD) ## set up with other libraries, run the checks on them, write do
 tables: $(DEV) ## write the tables of schemes into README.md and docs/schemes.md
 	$(BIN)/python docs/tables.py
 
-# All twenty checks on every scheme, backend and model, and on every mutant: minutes by themselves, so not of `make test`.
+# All twenty checks on every scheme, backend and model, and on what is right: minutes, so not of `make test`.
 CHECKED := tests/conformance/test_own.py tests/conformance/test_mutants.py
 
-# One thread a process: the processes share the cores already.
-test: $(DEV) ## set up and run the tests, all but those of `make check`
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) $(addprefix --ignore=,$(CHECKED))
+# One thread a process: the processes share the cores already. Tests of a file stay in a process, which has what they
+# share, until the other has nothing left to do.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
-check: $(DEV) ## set up and run posenc check on posenc itself, and on mutants that it must catch
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) $(CHECKED)
+test: $(DEV) ## set up and run the tests, all but those of `make check`, and some of the mutants
+	$(PYTEST) -m "not mutant or sample" $(addprefix --ignore=,$(CHECKED))
+
+check: $(DEV) ## set up and run posenc check on posenc itself, and on what is right
+	$(PYTEST) -m "not mutant" $(CHECKED)
+
+mutants: $(DEV) ## set up, plant every bug there is a mutant of, and say what caught each
+	$(PYTEST) -m mutant -q
+
+# One process, since there is one device.
+gpu: $(DEV) ## set up, run the tests that need a CUDA device, and the quick benchmark on it
+	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit(f"torch {torch.__version__} sees no CUDA device")'
+	$(BIN)/pytest -m gpu
+	$(BIN)/posenc bench --quick --device cuda --out runs/bench-gpu
+
+oldest: $(OLDEST)/.installed ## set up the oldest torch that posenc admits, run the core's tests on it
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/pytest -n $(WORKERS) -m "not mutant" $(CORE_TESTS)
 
 lint: $(DEV) ## check format, lint, types and which room imports which
 	$(BIN)/ruff format --check .
@@ -61,7 +82,7 @@ format: $(DEV) ## format, and fix what ruff can fix
 	$(BIN)/ruff format .
 
 clean: ## remove what make has made
-	rm -rf $(VENV) runs/demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) runs/demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call install,EXTRA): pip is quiet unless it fails.
@@ -80,6 +101,16 @@ $(LAB): pyproject.toml constraints.txt
 $(DEV): pyproject.toml constraints.txt
 	$(call install,dev)
 	@touch $(LAB)
+
+# The pins are those of the newest torch; it pins sympy itself.
+$(OLDEST)/.installed: pyproject.toml constraints.txt
+	@echo "Setting up $(OLDEST) with torch $(OLDEST_TORCH)"
+	@$(OLDEST)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(OLDEST)
+	@grep -vE '^(torch|sympy)==' constraints.txt >$(OLDEST)/constraints.txt
+	@$(OLDEST)/bin/python -m pip install --disable-pip-version-check -c $(OLDEST)/constraints.txt \
+		"torch==$(OLDEST_TORCH).*" -e . numpy pytest pytest-xdist hypothesis \
+		>$(OLDEST)/install.log 2>&1 || { tail -n 25 $(OLDEST)/install.log >&2; exit 1; }
+	@touch $@
 
 # Peers are optional: without one, its places in the tables say so.
 $(PEERS): $(LAB) constraints.txt

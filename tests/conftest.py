@@ -16,4 +16,34 @@ if os.environ.get("POSENC_SHAPES") == "1":
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
-    torch.manual_seed(0)
+    # torch.manual_seed notes a traceback for every kind of device that is not there, a millisecond each.
+    torch.default_generator.manual_seed(0)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(0)
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """The CPU, and a CUDA device: a test that takes it runs on each."""
+    return torch.device(request.param)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What is marked gpu is skipped where there is no CUDA device, and says so."""
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device, and torch sees none")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """After a run of the mutants alone, `make mutants`: what caught each planted bug, and which escaped."""
+    if config.option.markexpr != "mutant":
+        return
+    caught = terminalreporter.getreports("passed")
+    escaped = [*terminalreporter.getreports("failed"), *terminalreporter.getreports("error")]
+    terminalreporter.section("planted bugs")
+    for report in sorted(caught, key=lambda report: report.nodeid):
+        terminalreporter.line(f"caught   {report.nodeid}\n         by {dict(report.user_properties)['caught by']}")
+    for report in escaped:
+        terminalreporter.line(f"ESCAPED  {report.nodeid}", red=True)
+    terminalreporter.line(f"{len(caught)} caught, {len(escaped)} escaped")

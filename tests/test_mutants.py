@@ -1,5 +1,6 @@
 """The tests, tested: every planted bug is caught by a check that the real thing passes."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -11,35 +12,42 @@ from posenc.schemes.catalog import CATALOG, Entry
 from tests.mutants import Mutant
 from tests.schemes import test_laws
 
-MUTANT_FILES = Path(__file__).parent / "mutants"
+TESTS = Path(__file__).parent
+MUTANT_FILES = TESTS / "mutants"
 MODULES = {
     path.stem: import_module(f"tests.mutants.{path.stem}")
     for path in sorted(MUTANT_FILES.glob("*.py"))
     if path.stem != "__init__"
 }
 RUNS = [
-    pytest.param(mutant, id=f"{name}: {mutant.bug}") for name, module in MODULES.items() for mutant in module.MUTANTS
+    pytest.param(mutant, id=f"{name}: {mutant.bug}", marks=[] if number else pytest.mark.sample)
+    for name, module in MODULES.items()
+    for number, mutant in enumerate(module.MUTANTS)
 ]
 CLAIMS = [pytest.param(entry, law, id=f"{entry.name}-{law}") for entry in CATALOG for law in test_laws.LAWS]
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize("mutant", RUNS)
-def test_a_planted_bug_is_caught(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_bug_is_caught(mutant: Mutant, record_property: Callable[[str, object], None]) -> None:
     mutant.check()
-    monkeypatch.setattr(mutant.owner, mutant.name, mutant.wrong)
-    with pytest.raises(AssertionError) as caught:
+    with mutant.planted(), pytest.raises((AssertionError, pytest.fail.Exception)) as caught:
         mutant.check()
     # By the check, that is, and not by an assertion that the library or the mutant makes.
     where = Path(caught.traceback[-1].path)
     assert Path(posenc.__file__).parent not in where.parents
     assert MUTANT_FILES not in where.parents
+    line = [entry for entry in caught.traceback if TESTS in Path(entry.path).parents][-1]
+    record_property("caught by", f"{line.name}, {Path(line.path).relative_to(TESTS.parent)}:{line.lineno + 1}")
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize(("entry", "law"), CLAIMS)
-def test_a_false_claim_is_caught(entry: Entry, law: str) -> None:
+def test_a_false_claim_is_caught(entry: Entry, law: str, record_property: Callable[[str, object], None]) -> None:
     """A law claimed that does not hold, or held and not claimed."""
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError) as caught:
         test_laws.check_claim(replace(entry, laws=entry.laws ^ {law}), law)
+    record_property("caught by", str(caught.value).splitlines()[0])
 
 
 def test_every_scheme_has_mutants() -> None:

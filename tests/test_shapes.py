@@ -16,7 +16,8 @@ CHECKED = os.environ.get("POSENC_SHAPES") == "1"
 @pytest.mark.slow
 @pytest.mark.skipif(CHECKED, reason="runs itself in a process where shapes are checked")
 def test_annotated_shapes_are_true() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    without = ("cacheprovider", "xdist", "hypothesispytest")  # what is not used takes seconds to load
+    command = [sys.executable, "-m", "pytest", "-q", *(f"-pno:{plugin}" for plugin in without)]
     chosen = ["tests/test_shapes.py", "tests/test_contract.py"]
     run = subprocess.run(
         [*command, *chosen], env={**os.environ, "POSENC_SHAPES": "1"}, capture_output=True, text=True, check=False

@@ -11,7 +11,6 @@ import pytest
 import posenc
 from posenc import Scheme
 from posenc.figures.command import FIGURES
-from posenc.laws.table import audit_all
 from posenc.schemes.catalog import CATALOG
 from tests.cases import CASES
 

@@ -2,6 +2,7 @@ import sys
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import flex_attention
 
 import posenc
 from posenc.bench import cases, peers
@@ -44,8 +45,13 @@ def test_all_ways_compute_the_same_attention(name: str, training: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", cases.PEER_SCHEMES)
-def test_flex_attention_by_hand_computes_the_same(name: str) -> None:
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+@pytest.mark.parametrize(("name", "way"), [*((name, "eager") for name in cases.PEER_SCHEMES), ("t5", "compiled")])
+def test_flex_attention_by_hand_computes_the_same(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every score function as it is, and one of them compiled, which takes ten seconds."""
+    if way == "eager":
+        compiled = torch.compile  # which FlexAttention calls as well, where it is not compiled
+        monkeypatch.setattr(torch, "compile", lambda f, **how: f if f is flex_attention else compiled(f, **how))
     settings = Settings(**{**TINY, "heads": 3, "head_dim": 16, "compiled": True})
     makes = compared(settings, name, LENGTH, training=False).makes
     (flex,), (masked,) = makes[peers.FLEX]()(), makes["mask built in the call"]()()

@@ -236,7 +236,6 @@ def test_records_without_settings_are_not_this_benchmarks(tmp_path: Path) -> Non
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_on_cuda(tmp_path: Path) -> None:
     records = bench(replace(SMALL, device="cuda", schemes=("nope", "alibi", "learned")), tmp_path)
     for record in records:

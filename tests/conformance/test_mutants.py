@@ -1,5 +1,6 @@
 """The checks are checked: each catches the bugs it names, and accuses nobody who has none."""
 
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -53,8 +54,9 @@ MUTANTS = [mutant for module in MODULES for mutant in module.MUTANTS]
 CORRECT = [subject for module in MODULES for subject in module.CORRECT]
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_the_check_that_names_it_catches_it(mutant: Mutant) -> None:
+def test_the_check_that_names_it_catches_it(mutant: Mutant, record_property: Callable[[str, object], None]) -> None:
     report = check(mutant.subject, checks=[mutant.caught_by])
     assert report.results[0].status == FINDING
     (_, trial), *_ = report.findings
@@ -62,6 +64,7 @@ def test_the_check_that_names_it_catches_it(mutant: Mutant) -> None:
     code, printed = run_alone(trial.finding.script)
     assert code == 1
     assert trial.finding.came in printed
+    record_property("caught by", f"posenc check, {mutant.caught_by}. {report.results[0].check.name}, {trial.name}")
 
 
 def test_every_pain_has_a_mutant() -> None:

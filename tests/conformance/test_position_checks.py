@@ -1,6 +1,8 @@
 """The checks of positions, 6 to 13: what they run on, what they cannot see, and what they never ask for."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -121,20 +123,29 @@ def line_to_an_end(end: int, query_positions: Tensor, key_positions: Tensor) -> 
     return biases.line([0.5, 0.25, 0.125], query_positions, key_positions)
 
 
-@pytest.mark.parametrize("end", [1, 2, 5, 40, 1003])
-def test_no_position_past_the_end_is_asked_for(end: int) -> None:
+ENDING: dict[str, Callable[..., Subject]] = {
+    "rotation": partial(Rotary, build=the_end, call=turn_to_an_end, causal=True),
+    "bias": partial(Bias, build=the_end, call=line_to_an_end),
+    "layer with a memory": partial(Layer, build=Bounded, call=layers.cross),
+    "layer with a cache": partial(Layer, build=BoundedCache, call=layers.call, causal=True),
+}
+ENDS = [
+    *(("rotation", end) for end in (1, 2, 5, 40, 1003)),
+    *(("bias", 1), ("bias", 40), ("layer with a memory", 2), ("layer with a memory", 1003)),
+    *(("layer with a cache", 1), ("layer with a cache", 5), ("layer with a cache", 40)),
+]
+
+
+@pytest.mark.parametrize(("kind", "end"), ENDS)
+def test_no_position_past_the_end_is_asked_for(kind: str, end: int) -> None:
     claims = {"options": {"end": end}, "max_positions": end, "relative": True}
-    for subject in (
-        Rotary(build=the_end, call=turn_to_an_end, causal=True, threshold=min(end, 16), **claims),
-        Bias(build=the_end, call=line_to_an_end, **claims),
-        Layer(build=Bounded, call=layers.cross, **claims),
-        Layer(build=BoundedCache, call=layers.call, causal=True, **claims),
-    ):
-        assert {r.status for r in results(subject).values()} <= {PASSED, NOT_APPLICABLE}
-        # That it moves is claimed falsely, and found if there is room to move it; but not past the end.
-        (moved,) = results(replace(subject, relative=False), (6,)).values()
-        assert moved.status == (FINDING if end > 3 else NOT_APPLICABLE)
-        assert all("outputs that change by" in trial.finding.came for trial in moved.trials if trial.finding)
+    threshold = {"threshold": min(end, 16)} if kind == "rotation" else {}
+    subject = ENDING[kind](**claims, **threshold)
+    assert {r.status for r in results(subject).values()} <= {PASSED, NOT_APPLICABLE}
+    # That it moves is claimed falsely, and found if there is room to move it; but not past the end.
+    (moved,) = results(replace(subject, relative=False), (6,)).values()
+    assert moved.status == (FINDING if end > 3 else NOT_APPLICABLE)
+    assert all("outputs that change by" in trial.finding.came for trial in moved.trials if trial.finding)
 
 
 # -- what cannot be seen is no pass -----------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ def result(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
                     test_conformance = conformance_tests(subject{settings})
                 """,
             )
-            return pytester.runpytest_inprocess("-p", "no:cacheprovider", "-rs", *options)
+            return pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-rs", *options)
 
     return ran
 

@@ -120,8 +120,9 @@ def test_schemes_and_seeds_can_be_added_later(tmp_path: Path) -> None:
     assert measured(compare(both, tmp_path / "out")) == planned(both)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("at", [2, 9, 33, 60])
+@pytest.mark.parametrize(
+    ("at", "number"), [(2, signal.SIGINT), (9, signal.SIGTERM), (33, signal.SIGINT), (60, signal.SIGTERM)]
+)
 def test_interrupted_and_resumed_is_the_same_as_never_stopped(
     whole: Path, tmp_path: Path, at: int, number: signal.Signals
 ) -> None:

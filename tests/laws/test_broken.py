@@ -1,5 +1,6 @@
 """The laws and the oracles, tested: every planted bug is noticed by the one that should."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -18,20 +19,26 @@ LAWLESS = [copy for module in (broken, *MODULES.values()) for copy in getattr(mo
 UNTRUE = [copy for module in (broken, *MODULES.values()) for copy in getattr(module, "UNTRUE", ())]
 
 
+@pytest.mark.mutant
+@pytest.mark.sample
 @pytest.mark.parametrize("broken", LAWLESS, ids=lambda broken: f"{broken.scheme}-{broken.law}")
-def test_a_law_notices(broken: Lawless) -> None:
+def test_a_law_notices(broken: Lawless, record_property: Callable[[str, object], None]) -> None:
     finding = LAWS[broken.law](Probe(broken.build))
     assert (finding.holds is True) != (broken.law in CLAIMS[broken.scheme]), finding.words
+    record_property("caught by", f"posenc laws, {broken.law}: {finding.words}")
 
 
+@pytest.mark.mutant
+@pytest.mark.sample
 @pytest.mark.parametrize("untrue", UNTRUE, ids=lambda untrue: untrue.case)
-def test_the_oracle_notices(untrue: Untrue) -> None:
+def test_the_oracle_notices(untrue: Untrue, record_property: Callable[[str, object], None]) -> None:
     case = CASES[untrue.case]
     name = "permuted" if "permuted" in case.positions() else next(iter(case.positions()))
     positions = case.positions()[name]
     test_against_oracles.test_output_is_the_oracles(case, positions, "reference")
     with pytest.raises(AssertionError):
         test_against_oracles.test_output_is_the_oracles(replace(case, scheme=untrue.build), positions, "reference")
+    record_property("caught by", f"test_output_is_the_oracles, {name}")
 
 
 def test_every_scheme_has_broken_copies() -> None:

@@ -1,7 +1,7 @@
 """Bugs, planted one at a time to see that the tests notice. Each is one that somebody has shipped, or could.
 
 A mutant puts one wrong attribute in the place of the right one, and names the check that must fail for it: a check that
-the tests run on the real thing, not one of its own.
+the tests run on the real thing, not one of its own. Every file here has its `MUTANTS`; tests/test_mutants.py runs them.
 
 A file may hold broken copies of its scheme, too: one in ``LAWLESS`` has another verdict than the real scheme in the law
 named beside it, one that it broke, or one that it should not have. Those in ``UNTRUE`` keep the laws well enough, and
@@ -9,9 +9,11 @@ only their oracle can tell; tests/laws/test_broken.py holds both to what they ar
 arguments of the scheme and what is said of them, for tests/hard/test_named_errors.py.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -32,13 +34,20 @@ class Mutant:
     wrong: object
     check: Callable[[], None]
 
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        """The bug is in posenc for as long as this is open."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self.owner, self.name, self.wrong)
+            yield
+
 
 def oracles(scheme: str, *where: str) -> Callable[[], None]:
     """The comparison with the scalar loops, of every case that holds the scheme, at some awkward positions."""
     (entry,) = entries_of(scheme)
 
     def check() -> None:
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         for case in CASES.values():
             if any(type(part) is entry.scheme for part in case.scheme().parts):
                 places = case.positions()

@@ -136,7 +136,7 @@ class Subject:
     def make(self, **changed: Any) -> Any:
         """The thing itself, in the subject's dtype and in evaluation mode, the same at every call."""
         with torch.random.fork_rng(devices=()):
-            torch.manual_seed(self.seed)
+            (torch.default_generator if self.device == "cpu" else torch).manual_seed(self.seed)  # torch's takes 1 ms
             made = self.build(**{**self.options, **changed})
             if isinstance(made, nn.Module):
                 with torch.no_grad():

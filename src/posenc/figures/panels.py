@@ -84,7 +84,7 @@ def named(schemes: Schemes, shape: Shape, doors: Sequence[str] = ()) -> list[Nam
 def fixed_draws() -> Iterator[None]:
     """Parameters made within are the same every time, and PyTorch's own generator stays as it was."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(SEED)
+        torch.default_generator.manual_seed(SEED)
         yield
 
 

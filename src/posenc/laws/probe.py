@@ -70,7 +70,7 @@ class Probe:
     def scheme(self) -> Scheme:
         """The scheme itself. Drawing its parameters leaves PyTorch's global generator as it was."""
         with torch.random.fork_rng(devices=()):
-            torch.manual_seed(self.seed)
+            torch.default_generator.manual_seed(self.seed)
             return self.build(self.shape).to(self.dtype).requires_grad_(False)
 
     # -- tokens -------------------------------------------------------------------------------------------------------
