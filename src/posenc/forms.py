@@ -140,7 +140,8 @@ def _table(distance: Distance, block: Block, x: Tensor, y: Tensor) -> _Table | N
     if distance.axis is None:
         return None
     bounds = block.query_positions.layout.bounds, block.key_positions.layout.bounds
-    if distance.integral and bounds[0] is not None and bounds[1] is not None:
+    is_whole = not (x.is_floating_point() or y.is_floating_point())
+    if is_whole and bounds[0] is not None and bounds[1] is not None:
         low, high = int(bounds[1][0] - bounds[0][1]), int(bounds[1][1] - bounds[0][0])
         if high - low < ENTRIES_PER_TOKEN * (x.size(-1) + y.size(-1)):
             return _line(low, high, x)

@@ -479,7 +479,15 @@ class Positions:
 
     @property
     def lengths(self) -> Shaped[Tensor, " rows"]:
-        """Of each row the highest coordinate along any axis plus one, padding left out: how long its text is by now."""
+        """Of each row the highest coordinate along any axis plus one, padding left out: how long its text is by now.
+
+        ValueError for rows that are known to hold several documents, each of which has a length of its own.
+        """
+        if any(len({span.document for span in row}) > 1 for row in self.layout.rows or ()):
+            raise ValueError(
+                "a row of several documents has no one length: give each document a row of its own, or say the length "
+                "to scale every row by with context=Context(lengths=...)"
+            )
         coords = self.coords if self.coords.dim() == 2 else self.coords.amax(-1)
         return coords.masked_fill(self.document == PADDING, -1).amax(1) + 1
 

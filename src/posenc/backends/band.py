@@ -26,6 +26,7 @@ ROWS = 128
 DISTANCES = 1025  # with the rows a window of 1152: products like round numbers
 SCORES = 2**20
 NARROW = 512  # bands of fewer distances are worked on in one go, many blocks of queries at once
+PIECE = 2**14  # scores that a function is applied to at a time
 FAINT = -80.0  # weights below e to this power are taken for 0: they would soon be denormal numbers, which are slow
 
 
@@ -164,11 +165,22 @@ class Band:
         first = self.start + self.low
         return first, first + self.blocks * self.rows + self.distances - 1
 
-    def windows(self, x: Tensor) -> Tensor:
-        """The keys of each block, (batch, kv_heads, blocks, window, ...), zeros where there are none."""
+    @property
+    def columns(self) -> slice:
+        """Of a lone block the columns of its window that have keys; of several all, since theirs are filled up."""
+        if self.blocks > 1:
+            return slice(0, self.window)
+        first, last = self.span
+        return slice(max(self.tile.first - first, 0), self.window - max(last - self.tile.last, 0))
+
+    def windows(self, x: Tensor, fill: bool = False) -> Tensor:
+        """The keys of each block, (batch, kv_heads, blocks, window, ...), with zeros where there are none; of a lone
+        block those of its ``columns`` alone, unless they are to be filled up."""
         first, last = self.span
         low, high = max(first, self.tile.first), min(last, self.tile.last)
         inside = x[self.tile.row, self.kv_heads, low : max(low, high)].to(self.dtype)
+        if self.blocks == 1 and not fill:
+            return inside[:, :, None]
         front = min(max(low - first, 0), last - first)
         back = last - first - front - inside.size(2)
         if front or back:
@@ -178,16 +190,18 @@ class Band:
         return inside.unfold(2, self.window, self.rows).movedim(-1, 3)
 
     def give_windows(self, total: Tensor, x: Tensor) -> None:
-        """Adds the gradients of windows to those of the keys."""
+        """Adds the gradients of windows, whole or of their columns alone, to those of the keys."""
         first, last = self.span
-        if self.blocks == 1:
-            over = x[:, :, 0]
-        else:  # windows are at most twice as long as blocks
-            over = x.new_zeros((*x.shape[:2], (self.blocks + 1) * self.rows, *x.shape[4:]))
-            per_block = over.unflatten(2, (self.blocks + 1, self.rows))
-            per_block[:, :, :-1] += x[:, :, :, : self.rows]
-            per_block[:, :, 1:, : self.window - self.rows] += x[:, :, :, self.rows :]
         low, high = max(first, self.tile.first), min(last, self.tile.last)
+        if self.blocks == 1:
+            part = x[:, :, 0] if x.size(3) == high - low else x[:, :, 0, low - first : high - first]
+            total[self.tile.row, self.kv_heads, low:high] += part
+            return
+        # Windows are at most twice as long as blocks.
+        over = x.new_zeros((*x.shape[:2], (self.blocks + 1) * self.rows, *x.shape[4:]))
+        per_block = over.unflatten(2, (self.blocks + 1, self.rows))
+        per_block[:, :, :-1] += x[:, :, :, : self.rows]
+        per_block[:, :, 1:, : self.window - self.rows] += x[:, :, :, self.rows :]
         if low < high:
             total[self.tile.row, self.kv_heads, low:high] += over[:, :, low - first : high - first]
 
@@ -196,7 +210,11 @@ class Band:
         products take their place."""
         batch, kv_heads, blocks, groups, rows = self.shape
         full = work("products", batch * kv_heads * blocks, groups * rows, self.window)
-        torch.bmm(left.reshape(*full.shape[:2], -1), right.reshape(full.size(0), self.window, -1).mT, out=full)
+        columns = self.columns
+        full[..., : columns.start] = 0.0
+        full[..., columns.stop :] = 0.0
+        right = right.reshape(full.size(0), columns.stop - columns.start, -1)
+        torch.bmm(left.reshape(*full.shape[:2], -1), right.mT, out=full[..., columns])
         return full.view(*self.shape, self.window)
 
     def diagonals(self, full: Tensor) -> Tensor:
@@ -215,13 +233,13 @@ class Band:
 
     def over_keys(self, full: Tensor, right: Tensor) -> Tensor:
         """The sum over a window of full times right, (..., rows, dim)."""
-        flat = full.flatten(0, 2).flatten(1, 2)
-        return torch.bmm(flat, right.reshape(flat.size(0), self.window, -1)).view(*self.shape, -1)
+        flat = full.flatten(0, 2).flatten(1, 2)[..., self.columns]
+        return torch.bmm(flat, right.reshape(flat.size(0), flat.size(2), -1)).view(*self.shape, -1)
 
     def over_queries(self, full: Tensor, left: Tensor) -> Tensor:
-        """The sum over queries of full times left, (batch, kv_heads, blocks, window, dim)."""
-        flat = full.flatten(0, 2).flatten(1, 2)
-        return torch.bmm(flat.mT, left.reshape(*flat.shape[:2], -1)).view(*self.shape[:3], self.window, -1)
+        """The sum over queries of full times left, (batch, kv_heads, blocks, columns of the window, dim)."""
+        flat = full.flatten(0, 2).flatten(1, 2)[..., self.columns]
+        return torch.bmm(flat.mT, left.reshape(*flat.shape[:2], -1)).view(*self.shape[:3], flat.size(2), -1)
 
     def per_head(self, line: Tensor) -> Tensor:
         """Of (heads or 1, distances, ...) the band's entries, (1, kv_heads or 1, 1, groups or 1, 1, distances, ...)."""
@@ -322,12 +340,12 @@ def _key_meets(band: Band, keys: Tensor, line: Tensor) -> Iterator[tuple[slice, 
 
 
 def _scores(
-    band: Band, work: Work, q: Tensor, keys: Tensor, scale: float, lines: Lines, is_backward: bool
+    band: Band, work: Work, q: Tensor, key: Tensor, scale: float, lines: Lines, is_backward: bool
 ) -> tuple[Tensor, Tensor | None]:
     """The scores of a band, (..., rows, distances), side by side, which exponentials are far faster on; and, for the
     backward pass, what ``apply`` was given."""
     shifted = q if lines.shift is None else q + band.of_each_query(lines.shift)
-    full = band.products(work, shifted * scale, keys)
+    full = band.products(work, shifted * scale, band.windows(key))
     scores = work("band", *band.shape, band.distances)
     bare: Tensor | None = None
     if lines.is_first:
@@ -335,7 +353,7 @@ def _scores(
         if lines.key_vectors is not None:
             full.zero_()
     if lines.key_vectors is not None:
-        for where, _, view, _ in _key_meets(band, keys * scale, lines.key_vectors):
+        for where, _, view, _ in _key_meets(band, band.windows(key, fill=True) * scale, lines.key_vectors):
             full[..., where] += view
     if lines.is_first:
         if lines.key_vectors is not None:
@@ -359,21 +377,24 @@ def _scores(
     return scores, bare
 
 
-def _of_heads(band: Band, lines: Lines) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
-    """Every key head of a band, with the coefficients of its query heads. What a function makes of one head is small
-    enough to stay in the caches."""
+def _parts(band: Band, lines: Lines) -> Iterator[tuple[tuple[slice, ...], int, tuple[Tensor, ...]]]:
+    """The band a piece at a time, as an index into its scores, the key head, and the coefficients there. What a function
+    makes of a piece is got anew every time, and small enough for memory that the process has already."""
     given = () if lines.coefficients is None else tuple(band.per_head(c) for c in lines.coefficients)
-    for h in range(band.shape[1]):
-        yield h, tuple(c[:, h : h + 1] if c.size(1) > 1 else c for c in given)
+    batch, kv_heads, blocks, groups, rows = band.shape
+    step = max(1, PIECE // (batch * blocks * groups * band.distances))
+    for h in range(kv_heads):
+        here = tuple(c[:, h : h + 1] if c.size(1) > 1 else c for c in given)
+        for row in range(0, rows, step):
+            yield (slice(None), slice(h, h + 1), slice(None), slice(None), slice(row, row + step)), h, here
 
 
 def _apply(band: Band, work: Work, scores: Tensor, lines: Lines, is_backward: bool) -> Tensor | None:
     """Applies the function to the scores, in place; gives what they were, for the backward pass."""
     assert lines.apply is not None
     bare = work("bare", *scores.shape).copy_(scores) if is_backward else None
-    for h, given in _of_heads(band, lines):
-        part = scores[:, h : h + 1]
-        part.copy_(lines.apply(part, *given))
+    for where, _, given in _parts(band, lines):
+        scores[where] = lines.apply(scores[where], *given)
     return bare
 
 
@@ -381,11 +402,10 @@ def _pull(band: Band, d_scores: Tensor, bare: Tensor | None, lines: Lines, d_lin
     """Takes the gradient of what the function gave back to what it was given, in place, and to its coefficients."""
     assert lines.apply is not None
     assert bare is not None
-    for h, given in _of_heads(band, lines):
-        here = slice(h, h + 1)
-        _, pullback, *_ = torch.func.vjp(lines.apply, bare[:, here], *given)
-        d_bare, *d_given = pullback(d_scores[:, here])
-        d_scores[:, here] = d_bare
+    for where, h, given in _parts(band, lines):
+        _, pullback, *_ = torch.func.vjp(lines.apply, bare[where], *given)
+        d_bare, *d_given = pullback(d_scores[where])
+        d_scores[where] = d_bare
         first = band.heads.start + h * band.groups
         for n, d in enumerate(d_given):
             assert d_lines.coefficients is not None
@@ -411,7 +431,7 @@ def _weights(scores: Tensor, offset: Tensor, lines: Lines) -> Tensor:
 
 def _grouped_windows(band: Band, clock: Tensor) -> Tensor:
     """The readings of (batch, heads, keys) in the windows, (batch, kv_heads, blocks, groups, window)."""
-    by_group = [band.windows(clock.unflatten(1, (-1, band.groups))[:, :, g]) for g in range(band.groups)]
+    by_group = [band.windows(clock.unflatten(1, (-1, band.groups))[:, :, g], fill=True) for g in range(band.groups)]
     return torch.stack(by_group, 3).contiguous()
 
 
@@ -434,7 +454,7 @@ def forward(
     lse: Tensor,
 ) -> None:
     """Merges the attention of a band into ``out`` and ``lse``."""
-    scores, _ = _scores(band, work, band.queries(query), band.windows(key), scale, lines, False)
+    scores, _ = _scores(band, work, band.queries(query), key, scale, lines, False)
     highest = scores.amax(-1, keepdim=True)
     highest = highest.masked_fill_(highest == -torch.inf, 0.0)
     weights = _weights(scores, highest, lines)
@@ -463,7 +483,7 @@ def backward(
     """Adds the gradients through a band. ``delta`` is what the softmax takes from every pair of a row."""
     dq, dk, dv, d_lines = grads
     q, do, keys = band.queries(query), band.queries(dout), band.windows(key)
-    scores, bare = _scores(band, work, q, keys, scale, lines, True)
+    scores, bare = _scores(band, work, q, key, scale, lines, True)
     row_lse = band.queries(lse, past=torch.inf)[..., None]
     weights = _weights(scores, row_lse.masked_fill(row_lse == -torch.inf, 0.0), lines)
     band.give_windows(dv, band.over_queries(band.spread(work, "spread", weights), do))
@@ -493,8 +513,9 @@ def backward(
     dk_windows: Tensor | None = None
     if lines.key_vectors is not None and d_lines.key_vectors is not None:
         d_full = band.spread(work, "d_spread", d_scores)
-        dk_windows = torch.zeros_like(keys, memory_format=torch.contiguous_format)
-        _key_meets_backward(band, keys * scale, lines.key_vectors, d_full, dk_windows, d_lines.key_vectors)
+        filled = band.windows(key, fill=True)
+        dk_windows = torch.zeros_like(filled, memory_format=torch.contiguous_format)
+        _key_meets_backward(band, filled * scale, lines.key_vectors, d_full, dk_windows, d_lines.key_vectors)
     if lines.query_clock is not None and d_lines.query_clock is not None and d_lines.key_clock is not None:
         band.give(d_lines.query_clock, d_scores.sum(-1))
         by_key = band.spread(work, "d_spread", d_scores).sum(-2)
@@ -509,8 +530,9 @@ def backward(
         d_lines.shift[band.heads] += dq_part.sum((0, 2, 4)).flatten(0, 1) * scale
         q = q + band.of_each_query(lines.shift)
     band.give(dq, dq_rows.add_(dq_part).mul_(scale))
-    dk_part = band.over_queries(d_full, q)
-    band.give_windows(dk, (dk_part if dk_windows is None else dk_part.add_(dk_windows)).mul_(scale))
+    band.give_windows(dk, band.over_queries(d_full, q).mul_(scale))
+    if dk_windows is not None:
+        band.give_windows(dk, dk_windows.mul_(scale))
 
 
 def _key_meets_backward(band: Band, keys: Tensor, line: Tensor, d_full: Tensor, dk: Tensor, d_line: Tensor) -> None:

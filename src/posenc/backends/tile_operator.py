@@ -98,7 +98,7 @@ class _Far:
             row = self.constant[self.tile.row, self.heads, part.queries]
         if self.slopes is not None:
             mask, more = self._sloped(part)
-            row = more if row is None or more is None else row + more
+            row = row if more is None else more if row is None else row + more
         if self.query_clock is not None and self.key_clock is not None:
             here = self.query_clock[self.tile.row, self.heads, part.queries]
             there = self.key_clock[self.tile.row, self.heads, part.keys]

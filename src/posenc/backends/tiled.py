@@ -95,8 +95,8 @@ def width_of(call: Call) -> int | None:
         return None
     width = 0
     for piece in (*call.pieces, *call.values):
-        if isinstance(piece, Function):
-            return None
+        if isinstance(piece, Function) or (isinstance(piece, Meeting) and piece.side == "key"):
+            return None  # what a key meets far away is as much for all queries, and as different from key to key
         distance = getattr(piece, "distance", None)
         if distance is None:
             continue
@@ -173,7 +173,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
             given = [block.of_heads(c.to(dtype), distance.scheme).expand(heads, -1) for c in function.coefficients(r)]
             coefficients = torch.stack(given)
     learns = any(line is not None for line in (bias, vectors, values))
-    keeps_right = width is not None and not call.visibility.is_causal and learns
+    keeps_right = width is not None and learns and _looks_right(call)
     seen = call.visibility
     out, lse, *_ = torch.ops.posenc.tiled(
         call.query,
@@ -266,6 +266,17 @@ def _reach(call: Call) -> tuple[int, int]:
         return _reach_of_runs(runs[0], runs[1], call)
     found = list(tiles(*call.layouts, call.visibility, call.query.size(0)))
     return distances(found) or (0, 0)
+
+
+def _looks_right(call: Call) -> bool:
+    """Whether a query sees a key of a higher coordinate, as tokens of one order do in spite of causality."""
+    assert call.layouts is not None
+    query, key = (layout.run for layout in call.layouts)
+    if query is None or key is None or query.coords is None or key.coords is None:
+        found = distances(list(tiles(*call.layouts, call.visibility, call.query.size(0))))
+        return found is None or found[1] > 0
+    ahead = (key.coords[0] - key.order) - (query.coords[0] - query.order)
+    return call.visibility.furthest is None or ahead + call.visibility.furthest > 0
 
 
 def _reach_of_runs(query: Span, key: Span, call: Call) -> tuple[int, int]:

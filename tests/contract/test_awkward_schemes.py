@@ -1,0 +1,501 @@
+"""The contract carries awkward schemes: forward and backward, packed, from a cache, on the truth and by tiles."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import posenc
+from posenc import Positions, RoPE, Scheme
+from posenc.encoding import Context
+from posenc.forms import Block, function
+from posenc.models.forward_pass import ForwardPass, KVCache
+from posenc.scheme import Schedule
+from tests.contract import oracles, schemes
+from tests.contract.oracles import Numbers, Result, Where
+
+HEADS, KV_HEADS, WIDTH, VALUE_WIDTH = 6, 3, 4, 5
+LOTS = ((0, 4), (4, 5), (5, 9))  # in which a cache is fed
+Tensors = Mapping[str, Tensor]
+
+
+def text_and_image() -> Tensor:
+    """Time, row and column, all different: 3 words, an image of 2 by 2, 2 words."""
+    image = [[3, 3 + row, 4 + column] for row in range(2) for column in range(2)]
+    return torch.tensor([[[t, t, t] for t in range(3)] + image + [[t, t, t] for t in (6, 7)]])
+
+
+LINES = {"offset": Positions.arange(9, start=5), "packed": Positions.packed([[4, 5], [6, 2]])}
+PREFIX = {"prefix": Positions(torch.arange(9)[None], order=torch.arange(9).clamp(min=3)[None])}  # it sees itself whole
+GRIDS = {
+    "grid": Positions.grid(3, 3),
+    "packed": Positions.cat([Positions.grid(2, 2), Positions.grid(1, 5)], documents="new"),
+}
+TIMES = {
+    "one": Positions(text_and_image()),
+    "packed": Positions.cat([Positions(text_and_image()[:, :5]), Positions(text_and_image()[:, 3:7])], documents="new"),
+}
+ROWS = {
+    "right padded": Positions.padded(torch.arange(9) < torch.tensor([[9], [5]])),
+    "left padded": Positions.padded(torch.arange(9) >= torch.tensor([[6], [1]])),
+}
+
+
+def bound(trial: "Trial", scheme: Scheme, x: Positions, y: Positions) -> posenc.Encoding:
+    return scheme(x, y, dtype=torch.float64, context=trial.context)
+
+
+def plain(
+    trial: "Trial", scheme: Scheme, n: Tensors, x: Positions, y: Positions, causal: bool, backend: str, **more: Any
+) -> Result:
+    """attention(), as a user calls it."""
+    encoding = bound(trial, scheme, x, y).with_features(trial.features(n, None))
+    return posenc.attention(
+        n["query"],
+        n["key"],
+        n["value"],
+        encoding,
+        is_causal=causal,
+        scale=trial.scale,
+        backend=backend,
+        return_lse=True,
+        **more,
+    )
+
+
+def step_by_step(trial: "Trial", scheme: Scheme, step: ForwardPass, n: Tensors, last: Any, backend: str) -> Any:
+    """A layer's step: the output of the new tokens, and their features."""
+    features = trial.features(n, last)
+    out = step.attention(n["query"], n["key"], n["value"], features=features, scale=trial.scale, backend=backend)
+    return out, features
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A scheme, its oracle, and how a model calls it.
+
+    ``tokens`` are heads and width of every tensor that holds something per token, those of ``of_queries`` for queries
+    alone. ``refused``: why no tiles, in the words of the error.
+    """
+
+    make: Callable[[], Scheme]
+    oracle: Callable[[Numbers, Where, Where, bool], Result]
+    grounds: Mapping[str, Positions]
+    tokens: Mapping[str, tuple[int, ...]]
+    of_queries: tuple[str, ...] = ("query",)
+    features: Callable[[Tensors, Any], Mapping[str, Tensor]] = lambda n, last: {}
+    attend: Callable[..., Result] = plain
+    step: Callable[..., tuple[Tensor, Any]] = step_by_step
+    context: Context | None = None
+    scale: float | None = None
+    refused: str | None = None
+    causal: tuple[bool, ...] = (True, False)
+    window: int | None = None
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        return "reference", "tiled" if self.refused is None else "chunked"
+
+    def drawn(self, positions: Positions) -> dict[str, Tensor]:
+        shapes = {name: (2, heads, len(positions), *width) for name, (heads, *width) in self.tokens.items()}
+        return {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
+
+
+def sized(width: int = WIDTH, value_width: int = VALUE_WIDTH, **more: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    return {"query": (HEADS, width), "key": (KV_HEADS, width), "value": (KV_HEADS, value_width), **more}
+
+
+# -- calls of their own -----------------------------------------------------------------------------------------------
+
+
+def mla(trial: Trial, scheme: Any, n: Tensors, x: Positions, y: Positions, causal: bool, backend: str) -> Result:
+    encoding = bound(trial, scheme, x, y)
+    parts = scheme.expanded(encoding, n["query"], n["latent"], n["shared"])
+    return posenc.attention(*parts, encoding.pairs, is_causal=causal, backend=backend, return_lse=True)
+
+
+def mla_step(trial: Trial, scheme: Any, step: ForwardPass, n: Tensors, last: Any, backend: str) -> Any:
+    """The cache holds the latent vector and the rotated slice, of one head, and nothing else grows with the text."""
+    query, key, latent = scheme.absorbed(step.tokens(), n["query"], n["latent"], n["shared"])
+    key, latent, _ = step.cache.append(0, key, latent)
+    options = {"is_causal": True, "scale": scheme.softmax_scale, "backend": backend}
+    return posenc.attention(query, key, latent, step.pairs(), **options) @ scheme.up_value.mT, None
+
+
+def rerope(trial: Trial, scheme: Any, n: Tensors, x: Positions, y: Positions, causal: bool, backend: str) -> Result:
+    return schemes.rerope(scheme, 3, n["query"], n["key"], n["value"], x, y, backend)
+
+
+def rerope_step(trial: Trial, scheme: Any, step: ForwardPass, n: Tensors, last: Any, backend: str) -> Any:
+    """Keys are kept as they are, since either band turns them otherwise."""
+    key, value, _ = step.cache.append(0, n["key"], n["value"])
+    return schemes.rerope(scheme, 3, n["query"], key, value, step.positions, step.key_positions, backend)
+
+
+def stick_breaking(*given: Any) -> Result:
+    out, lse = plain(*given)
+    return schemes.broken(out, lse), None
+
+
+def stick_breaking_step(trial: Trial, scheme: Any, step: ForwardPass, n: Tensors, last: Any, backend: str) -> Any:
+    key, value, _ = step.cache.append(0, n["key"], n["value"])
+    options = {"is_causal": True, "backend": backend, "return_lse": True}
+    return schemes.broken(*posenc.attention(n["query"], key, value, step.pairs(), **options)), None
+
+
+def with_sinks(trial: Trial, scheme: Any, *given: Any) -> Result:
+    return plain(trial, scheme, *given, window=trial.window, sinks=scheme.sinks)
+
+
+def with_sinks_step(trial: Trial, scheme: Any, step: ForwardPass, n: Tensors, last: Any, backend: str) -> Any:
+    return step.attention(n["query"], n["key"], n["value"], sinks=scheme.sinks, backend=backend), None
+
+
+def deberta() -> Scheme:
+    table, projections = schemes.weight(6, 8), (nn.Linear(8, heads * WIDTH, bias=False) for heads in (HEADS, KV_HEADS))
+    return schemes.DeBERTa(table, *projections, WIDTH).double()
+
+
+M_ROPE = schemes.interleaved(7, rows=2, columns=1)
+TRIALS = {
+    "ALiBi, heads 8 to 13 of 20": Trial(
+        lambda: schemes.ALiBi(20),
+        partial(oracles.alibi, heads=range(8, 14), total=20),
+        LINES,
+        sized(),
+        context=Context(heads=range(8, 14)),
+    ),
+    "Shaw": Trial(lambda: schemes.Shaw(WIDTH, VALUE_WIDTH, 2), oracles.shaw, LINES | PREFIX, sized()),
+    "ALiBi and Shaw": Trial(
+        lambda: schemes.ALiBi(HEADS) + schemes.Shaw(WIDTH, VALUE_WIDTH, 2),
+        partial(oracles.alibi_and_shaw, total=HEADS),
+        LINES | PREFIX,
+        sized(),
+    ),
+    "Transformer-XL": Trial(
+        lambda: schemes.TransformerXL(HEADS, WIDTH, 10, 313.0),
+        partial(oracles.transformer_xl, base=313.0),
+        LINES,
+        sized(),
+    ),
+    "DeBERTa": Trial(deberta, oracles.deberta, LINES | PREFIX, sized(), scale=(3 * WIDTH) ** -0.5),
+    "Swin": Trial(
+        lambda: schemes.Swin(3, 5, HEADS),
+        partial(oracles.swin, sides=(3, 5)),
+        GRIDS,
+        sized(),
+        refused="several coordinates",
+    ),
+    "Swin 2": Trial(
+        lambda: schemes.Swin2(HEADS, (3, 5), 7),
+        partial(oracles.swin2, sides=(3, 5)),
+        GRIDS,
+        sized(),
+        refused="several coordinates",
+    ),
+    "FoX": Trial(
+        schemes.FoX,
+        oracles.fox,
+        LINES,
+        sized(gates=(HEADS,)),
+        features=lambda n, last: schemes.forgotten(n["gates"], None if last is None else last["forgotten"][..., -1]),
+        causal=(True,),
+    ),
+    "Inkling": Trial(
+        lambda: schemes.Inkling(4, 3),
+        oracles.inkling,
+        LINES,
+        sized(r=(HEADS, 3)),
+        of_queries=("query", "r"),
+        features=lambda n, last: {"r": n["r"]},
+    ),
+    "MLA": Trial(
+        lambda: schemes.MLA(HEADS, 3, 4, 5, 2),
+        partial(oracles.mla, base=313.0),
+        LINES,
+        {"query": (HEADS, 7), "latent": (1, 5), "shared": (1, 4)},
+        attend=mla,
+        step=mla_step,
+    ),
+    "M-RoPE": Trial(
+        lambda: RoPE(14, base=313.0, axes=3, allocation=M_ROPE),
+        partial(oracles.m_rope, base=313.0, axes=M_ROPE),
+        TIMES,
+        sized(14),
+    ),
+    "PoPE": Trial(lambda: schemes.PoPE(KV_HEADS, WIDTH, 313.0), partial(oracles.pope, base=313.0), LINES, sized()),
+    "ReRoPE": Trial(
+        lambda: RoPE(WIDTH, base=7.0),
+        partial(oracles.rerope, base=7.0, window=3),
+        LINES,
+        sized(),
+        attend=rerope,
+        step=rerope_step,
+        causal=(True,),
+    ),
+    "rotated values": Trial(
+        lambda: RoPE(7, base=313.0, first_channel=3, values=True),
+        partial(oracles.rotated_values, base=313.0, first=3),
+        LINES,
+        sized(7, 7),
+    ),
+    "dynamic NTK": Trial(
+        lambda: RoPE(6, base=313.0, scaling=schemes.DynamicNTK(3, 2.0)),
+        partial(oracles.dynamic_ntk, base=313.0, trained=3, factor=2.0),
+        ROWS,
+        sized(6),
+    ),
+    "window and sinks": Trial(
+        lambda: schemes.RoPEWithSinks(HEADS, WIDTH, 313.0),
+        partial(oracles.with_sinks, left=2, base=313.0),
+        LINES,
+        sized(),
+        attend=with_sinks,
+        step=with_sinks_step,
+        causal=(True,),
+        window=3,
+    ),
+    "CoPE": Trial(
+        lambda: schemes.CoPE(4, WIDTH), oracles.cope, LINES, sized(), refused="needs whole rows", causal=(True,)
+    ),
+    "stick-breaking": Trial(
+        schemes.StickBreaking,
+        oracles.stick_breaking,
+        LINES,
+        sized(),
+        attend=stick_breaking,
+        step=stick_breaking_step,
+        refused="needs whole rows",
+        causal=(True,),
+    ),
+    "softcap on ALiBi": Trial(
+        lambda: schemes.ALiBi(HEADS) + schemes.SoftCap(1.7), partial(oracles.softcap, total=HEADS), LINES, sized()
+    ),
+    "FIRE": Trial(
+        lambda: schemes.FIRE(HEADS, 5, 4.0),
+        partial(oracles.fire, length=4.0),
+        LINES,
+        sized(),
+        refused="function of both coordinates",
+        causal=(True,),
+    ),
+}
+RUNS = [
+    pytest.param(trial, positions, causal, id=f"{name}-{where}-{'causal' if causal else 'both ways'}")
+    for name, trial in TRIALS.items()
+    for where, positions in trial.grounds.items()
+    for causal in trial.causal
+]
+
+
+def where(positions: Positions) -> Where:
+    p = positions.expand(2)
+    return Where(p.coords.tolist(), p.order.tolist(), p.document.tolist())
+
+
+def truth(trial: Trial, leaves: Tensors, x: Positions, y: Positions, causal: bool, parameters: Tensors) -> Result:
+    numbers = {name: leaf.tolist() for name, leaf in {**leaves, **parameters}.items()}
+    return trial.oracle(numbers, where(x), where(y), causal)
+
+
+@pytest.mark.parametrize(("trial", "positions", "causal"), RUNS)
+def test_output_and_every_gradient_are_the_oracles(trial: Trial, positions: Positions, causal: bool) -> None:
+    """The slope along a direction of each leaf is that of the oracle's loss, by central differences."""
+    scheme, leaves = trial.make(), trial.drawn(positions)
+    parameters = dict(scheme.named_parameters())
+    every = {**leaves, **parameters}
+    out, lse = truth(trial, leaves, positions, positions, causal, parameters)
+    seen = None if lse is None else lse > -torch.inf
+    weights, directions = torch.randn_like(out), {name: torch.randn_like(leaf) for name, leaf in every.items()}
+    of_lse = None if lse is None else torch.randn_like(lse)
+
+    def loss(out: Tensor, lse: Tensor | None) -> Tensor:
+        return (out * weights).sum() + (0 if lse is None else (lse * of_lse)[seen].sum())
+
+    step, slopes = 1e-5, {}
+    with torch.no_grad():
+        for name, leaf in every.items():
+            ends, kept = [], leaf.clone()
+            for move in (step, -step):
+                leaf.copy_(kept + move * directions[name])
+                ends.append(loss(*truth(trial, leaves, positions, positions, causal, parameters)))
+            leaf.copy_(kept)
+            slopes[name] = (ends[0] - ends[1]) / (2 * step)
+    for leaf in leaves.values():
+        leaf.requires_grad_()
+    for backend in trial.backends:
+        made, made_lse = trial.attend(trial, scheme, leaves, positions, positions, causal, backend)
+        torch.testing.assert_close(made, out, rtol=1e-10, atol=1e-11, msg=lambda m, b=backend: f"{b}: {m}")
+        if lse is not None:
+            torch.testing.assert_close(made_lse, lse, rtol=1e-10, atol=1e-11)
+        gradients = torch.autograd.grad(loss(made, made_lse), list(every.values()))
+        for (name, slope), gradient in zip(slopes.items(), gradients, strict=True):
+            told = f"{backend}, gradient of {name}"
+            found = (gradient * directions[name]).sum()
+            torch.testing.assert_close(found, slope, rtol=1e-6, atol=1e-7, msg=lambda m, t=told: f"{t}: {m}")
+
+
+@pytest.mark.parametrize(
+    ("trial", "positions"),
+    [
+        pytest.param(trial, positions, id=f"{name}-{where}")
+        for name, trial in TRIALS.items()
+        for where, positions in trial.grounds.items()
+    ],
+)
+@torch.no_grad()
+def test_from_a_cache_every_lot_is_the_oracles(trial: Trial, positions: Positions) -> None:
+    """Each lot of tokens sees itself and what the cache holds, features and lengths included."""
+    for backend in trial.backends:
+        scheme, leaves, cache, last = trial.make(), trial.drawn(positions), KVCache(), None
+        for start, stop in LOTS:
+            new = {name: leaf[:, :, start:stop] for name, leaf in leaves.items()}
+            so_far = {name: new[name] if name in trial.of_queries else x[:, :, :stop] for name, x in leaves.items()}
+            x, y = positions[start:stop], positions[:stop]
+            schedule = Schedule([(scheme, trial.window)])
+            step = ForwardPass(schedule, x, cache, dtype=torch.float64, context=trial.context)
+            out, last = trial.step(trial, scheme, step, new, last, backend)
+            expected, _ = truth(trial, so_far, x, y, True, dict(scheme.named_parameters()))
+            torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", [name for name, trial in TRIALS.items() if trial.refused])
+def test_where_there_are_no_tiles_the_reason_is_said(name: str) -> None:
+    trial = TRIALS[name]
+    positions = next(iter(trial.grounds.values()))
+    with pytest.raises(ValueError, match=trial.refused):
+        trial.attend(trial, trial.make(), trial.drawn(positions), positions, positions, True, "tiled")
+
+
+MANY = ("ALiBi, heads 8 to 13 of 20", "Shaw", "ALiBi and Shaw", "Transformer-XL", "DeBERTa", "FoX", "Inkling", "PoPE")
+
+
+@pytest.mark.parametrize(
+    ("trial", "options"),
+    [
+        pytest.param(TRIALS[name], options, id=f"{name}-{said}")
+        for name in MANY
+        for said, options in (("whole", {}), ("window", {"window": (70, 40)}))
+    ]
+    + [pytest.param(TRIALS["softcap on ALiBi"], {}, id="softcap on ALiBi-whole")],
+)
+@pytest.mark.parametrize("causal", [True, False])
+def test_tiles_are_the_truth_over_many_blocks(trial: Trial, options: dict[str, Any], causal: bool) -> None:
+    """Output, log-sum-exp and every gradient of two documents that are cut into blocks, bands and triangles."""
+    positions, scheme = Positions.packed([300, 133]), trial.make()
+    leaves = {name: x[:1].requires_grad_() for name, x in trial.drawn(positions).items()}
+    every, found = [*leaves.values(), *scheme.parameters()], []
+    if "gates" in leaves:
+        leaves["gates"].data += 3  # gates are mostly open
+    for backend in ("reference", "tiled"):
+        out, lse = plain(trial, scheme, leaves, positions, positions, causal, backend, **options)
+        weights = [torch.linspace(-1, 2, x.numel(), dtype=x.dtype).view_as(x) for x in (out, lse)]
+        gradients = torch.autograd.grad((out * weights[0]).sum() + (lse * weights[1]).sum(), every)
+        found.append((out, lse, *gradients))
+    names = ("out", "lse", *leaves, *dict(scheme.named_parameters()))
+    for name, expected, made in zip(names, *found, strict=True):
+        torch.testing.assert_close(made, expected, rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
+
+
+SINGLE = ("ALiBi, heads 8 to 13 of 20", "Shaw", "Transformer-XL", "DeBERTa", "Swin", "Swin 2", "FoX", "Inkling")
+
+
+@pytest.mark.parametrize("name", [*SINGLE, "softcap on ALiBi"])
+def test_the_form_of_single_scores_is_the_dense_one(name: str) -> None:
+    """What a compiled kernel is handed, run on the indices of all pairs."""
+    trial = TRIALS[name]
+    positions, scheme = trial.grounds["packed"].expand(2), trial.make()
+    n, encoding = trial.drawn(positions), bound(trial, scheme, positions, positions)
+    features = trial.features(n, None)
+    scale = WIDTH**-0.5 if encoding.scale is None else encoding.scale
+    query, key = encoding.rotate(n["query"], n["key"])
+    heads = encoding.context.heads
+    block = Block(query, key, positions, positions, scale, heads, features, features)
+    b, h, i, j = torch.meshgrid(*(torch.arange(size) for size in (2, HEADS, 9, 9)), indexing="ij")
+    scores = torch.einsum("bhid,bhjd->bhij", query, key.repeat_interleave(HEADS // KV_HEADS, 1)) * scale
+    for piece in encoding.pieces:
+        change = function(piece, block)
+        assert not isinstance(change, str), change
+        scores = change(scores, b, h, i, j)
+    dense = posenc.logits(query, key, encoding.pairs.with_features(features), scale=scale)
+    torch.testing.assert_close(scores, dense)
+
+
+@pytest.mark.parametrize("backend", ["reference", "tiled"])
+def test_shards_of_heads_have_the_slopes_of_their_heads(backend: str) -> None:
+    """32 heads in one piece, or in shards of 8 that are told which they are."""
+    scheme, positions = schemes.ALiBi(32), Positions.arange(9)
+    query, key, value = (torch.randn(1, 32, 9, WIDTH, dtype=torch.float64) for _ in range(3))
+    whole = posenc.attention(query, key, value, scheme, is_causal=True, backend=backend)
+    for start in range(0, 32, 8):
+        heads = range(start, start + 8)
+        encoding = scheme(positions, dtype=torch.float64, context=Context(heads=heads))
+        mine = (x[:, start : start + 8] for x in (query, key, value))
+        shard = posenc.attention(*mine, encoding, is_causal=True, backend=backend)
+        torch.testing.assert_close(shard, whole[:, start : start + 8])
+    with pytest.raises(ValueError, match=r"made for 32 heads, got queries of 8; .* context=Context"):
+        posenc.attention(*(x[:, 8:16] for x in (query, key, value)), scheme, is_causal=True, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["reference", "tiled"])
+def test_a_compressed_key_stands_at_its_blocks_start_and_is_seen_from_its_end(backend: str) -> None:
+    """Coordinates are not the order: three keys for blocks of three tokens; the first two queries see none."""
+    queries = Positions.arange(9)
+    keys = Positions(torch.tensor([[0, 3, 6]]), order=torch.tensor([[2, 5, 8]]))
+    scheme = RoPE(7, base=313.0, first_channel=3, values=True)
+    query, key, value = (
+        torch.randn(2, heads, n, 7, dtype=torch.float64) for heads, n in ((HEADS, 9), (KV_HEADS, 3), (KV_HEADS, 3))
+    )
+    made = posenc.attention(
+        query, key, value, scheme(queries, keys, dtype=torch.float64), is_causal=True, backend=backend
+    )
+    numbers = {"query": query.tolist(), "key": key.tolist(), "value": value.tolist()}
+    expected, _ = oracles.rotated_values(numbers, where(queries), where(keys), True, base=313.0, first=3)
+    torch.testing.assert_close(made, expected, rtol=1e-10, atol=1e-11)
+    assert not made[:, :, :2].any()
+
+
+@pytest.mark.parametrize("backend", ["reference", "tiled"])
+@torch.no_grad()
+def test_a_schedule_gives_every_layer_its_scheme_its_window_and_its_sinks(backend: str) -> None:
+    """Two bases, one of them in a window, and a layer without positions; from one cache, a lot at a time."""
+    near, far = RoPE(WIDTH, base=7.0), RoPE(WIDTH, base=313.0)
+    schedule = Schedule([(near, 3), (far, None), (posenc.NoPE(), None), (near, 2)])
+    kinds = [
+        {"left": 2, "base": 7.0},
+        {"left": None, "base": 313.0},
+        {"left": None, "base": None},
+        {"left": 1, "base": 7.0},
+    ]
+    trial, cache, positions = TRIALS["window and sinks"], KVCache(), LINES["packed"]
+    layers = [trial.drawn(positions) | {"sinks": torch.randn(HEADS, dtype=torch.float64)} for _ in schedule]
+    for start, stop in LOTS:
+        step = ForwardPass(schedule, positions[start:stop], cache, dtype=torch.float64)
+        for number, (layer, kind) in enumerate(zip(layers, kinds, strict=True)):
+            new = (layer[name][:, :, start:stop] for name in ("query", "key", "value"))
+            made = step.attention(*new, number, sinks=layer["sinks"], backend=backend)
+            numbers = {name: x.tolist() if name == "sinks" else x[:, :, :stop].tolist() for name, x in layer.items()}
+            numbers["query"] = layer["query"][:, :, start:stop].tolist()
+            expected, _ = oracles.with_sinks(
+                numbers, where(positions[start:stop]), where(positions[:stop]), True, **kind
+            )
+            torch.testing.assert_close(made, expected, rtol=1e-10, atol=1e-11)
+
+
+def test_a_row_is_scaled_by_its_own_length() -> None:
+    """Alone or beside a longer one it is the same, and a row of several documents has no one length."""
+    trial = TRIALS["dynamic NTK"]
+    scheme, positions = trial.make(), ROWS["right padded"]
+    n = trial.drawn(positions)
+    both, _ = plain(trial, scheme, n, positions, positions, True, "reference")
+    short = Positions.arange(5)
+    alone, _ = plain(trial, scheme, {name: x[1:, :, :5] for name, x in n.items()}, short, short, True, "reference")
+    torch.testing.assert_close(both[1:, :, :5], alone)
+    with pytest.raises(ValueError, match="row of several documents has no one length"):
+        scheme(LINES["packed"])
+    lengths = torch.tensor([5, 6])
+    scheme(LINES["packed"], context=Context(lengths=lengths))
