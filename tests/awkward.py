@@ -195,7 +195,7 @@ def bent_line(heads: int) -> Scheme:
         def at(r: Tensor) -> Tensor:
             h = torch.arange(1, heads + 1, dtype=torch.float64, device=r.device) / heads
             near = (r.abs() < 3) * (r**2 % 5)
-            return torch.tensordot(-h, r.abs() + 0.5 * r.clamp(min=0) + near, 0)
+            return torch.tensordot(-h, (r.abs() + 0.5 * r.clamp(min=0) + near).double(), 0)
 
         return (Bias(at, Distance("Bent", integral=True, tail="linear", past=3)),)
 

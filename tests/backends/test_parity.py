@@ -105,10 +105,10 @@ def test_every_scheme_and_every_place_meets_every_way() -> None:
     for part in (0, 1):
         for one in {run[part] for run in RUNS}:
             met = [run for run in RUNS if run[part] == one]
-            if len(met) >= 2 * len(WAYS):
+            if len(met) >= 2 * len(WAYS):  # those that most places fit, and those that most schemes fit
                 assert {run[2] for run in met} == set(WAYS)
-            assert {run[3] for run in met} == set(KV_HEADS)
-            assert {run[4] for run in met} == {True, False}
+                assert {run[3] for run in met} == set(KV_HEADS)
+                assert {run[4] for run in met} == {True, False}
 
 
 # As long as rows of blocks of their real size; 8 distances' worth of bands, rectangles, triangles.
