@@ -103,11 +103,11 @@ def _coordinates(distance: Distance, positions: Positions) -> Tensor:
     coords, scheme = positions.coords, distance.scheme
     if distance.integral and coords.dtype != torch.int64:
         raise ValueError(f"{scheme} looks distances up in a table and needs int64 coordinates, got {coords.dtype}")
-    axes = 1 if coords.dim() == 2 else coords.size(2)
-    several = len(distance.reach) if distance.reach is not None else axes if distance.axis is None else 1
-    if distance.axis == 0 and several == 1:
+    axes, wanted = 1 if coords.dim() == 2 else coords.size(2), distance.axes
+    if distance.axis is None:
+        wanted = axes if distance.reach is None else len(distance.reach)
+    elif wanted == 1:
         return positions.scalar(scheme)
-    wanted = several if distance.axis is None else max(distance.axis + 1, 2)
     if coords.dim() != 3 or axes != wanted:
         raise ValueError(f"{scheme} takes {wanted} coordinates per token, got positions of {axes}")
     return coords if distance.axis is None else coords[..., distance.axis]

@@ -27,9 +27,9 @@ from torch import Tensor
 class Distance:
     """How a pair finds its entry: by r = p_j - p_i, key less query.
 
-    ``axis`` is the coordinate that counts; None: all of them, and r is (..., axes). ``integral`` entries stand in a
-    table, so coordinates must be int64. ``tail`` says how the entry goes on from distance ``past`` on, to either side:
-    it is "constant", or it runs in a straight line ("linear", of a `Bias` alone, whose slope is not learned).
+    ``axis`` of ``axes`` is the coordinate that counts; None: all of them, and r is (..., axes). ``integral`` entries
+    stand in a table, so coordinates must be int64. ``tail`` says how the entry goes on from distance ``past`` on, to
+    either side: it is "constant", or runs in a straight line ("linear", of a `Bias` alone, whose slope is not learned).
     ``reach``: along each axis, distances of that or more have no entry, and are a PositionError in the name of
     ``scheme``. ``looks_back``: the entries are made for keys behind the query alone, and these words say which form is
     made for both sides.
@@ -37,6 +37,7 @@ class Distance:
 
     scheme: str
     axis: int | None = 0
+    axes: int = 1
     integral: bool = False
     tail: Literal["constant", "linear"] | None = None
     past: int = 0

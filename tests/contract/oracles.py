@@ -148,6 +148,18 @@ def swin2(n: Numbers, x: Where, y: Where, causal: bool, *, sides: tuple[int, int
     return attended(n, x, y, causal, query=q, key=k, score=score, scale=1.0)
 
 
+def relative_2d(n: Numbers, x: Where, y: Where, causal: bool) -> Result:
+    """s_ij + q_i . (R[row_j - row_i] + C[column_j - column_i]) / sqrt(d)."""
+    factor = len(n["query"][0][0][0]) ** -0.5
+
+    def score(s: float, b: int, h: int, i: int, j: int) -> float:
+        for table, here, there in zip((n["rows"], n["columns"]), x.coords[b][i], y.coords[b][j], strict=True):
+            s += factor * dot(n["query"][b][h][i], table[h][there - here + len(table[h]) // 2])
+        return s
+
+    return attended(n, x, y, causal, score=score)
+
+
 def fox(n: Numbers, x: Where, y: Where, causal: bool) -> Result:
     """s_ij + sum of log sigmoid(gate_t) over the tokens t after j up to i. Lin et al. 2025, equation 4."""
 

@@ -148,6 +148,23 @@ class Swin2(Scheme):
         return 16 * F.linear(hidden, self.w2).sigmoid().movedim(-1, 0)
 
 
+class Relative2D(Scheme):
+    """A table of vectors for the row and one for the column: two meetings, each of which goes by one of two axes."""
+
+    def __init__(self, sides: tuple[int, int], head_dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.rows, self.columns = (weight(num_heads, 2 * side - 1, head_dim) for side in sides)
+        self.sides = sides
+
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> tuple:
+        return self._along(0, self.rows), self._along(1, self.columns)
+
+    def _along(self, axis: int, vectors: Tensor) -> Meeting:
+        side = self.sides[axis]
+        distance = Distance("Relative2D", axis, axes=2, integral=True, reach=(side,))
+        return Meeting(lambda r: vectors[:, r + side - 1], distance)
+
+
 class FoX(Scheme):
     """A clock that the layer makes: the running sum of the logarithms of its forget gates."""
 

@@ -197,6 +197,13 @@ TRIALS = {
         sized(),
         refused="several coordinates",
     ),
+    "relative 2D": Trial(
+        lambda: schemes.Relative2D((3, 5), WIDTH, HEADS),
+        oracles.relative_2d,
+        GRIDS,
+        sized(),
+        refused="several coordinates",
+    ),
     "FoX": Trial(
         schemes.FoX,
         oracles.fox,
@@ -401,7 +408,17 @@ def test_tiles_are_the_truth_over_many_blocks(trial: Trial, options: dict[str, A
         torch.testing.assert_close(made, expected, rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
 
 
-SINGLE = ("ALiBi, heads 8 to 13 of 20", "Shaw", "Transformer-XL", "DeBERTa", "Swin", "Swin 2", "FoX", "Inkling")
+SINGLE = (
+    "ALiBi, heads 8 to 13 of 20",
+    "Shaw",
+    "Transformer-XL",
+    "DeBERTa",
+    "Swin",
+    "Swin 2",
+    "relative 2D",
+    "FoX",
+    "Inkling",
+)
 
 
 @pytest.mark.parametrize("name", [*SINGLE, "softcap on ALiBi"])

@@ -26,7 +26,7 @@ ROWS = 128
 DISTANCES = 1025  # with the rows a window of 1152: products like round numbers
 SCORES = 2**20
 NARROW = 512  # bands of fewer distances are worked on in one go, many blocks of queries at once
-PIECE = 2**14  # scores that a function is applied to at a time
+PIECE = 2**17  # scores that a function is applied to at a time
 FAINT = -80.0  # weights below e to this power are taken for 0: they would soon be denormal numbers, which are slow
 
 
