@@ -100,6 +100,7 @@ KINDS: dict[str, Kind] = {entry.name: _of_entry(entry) for entry in CATALOG} | {
     "learned slope": Kind(lambda s: awkward.learned_slope(s.num_heads)),
     "bent line": Kind(lambda s: awkward.bent_line(s.num_heads), fractional=False),
     "of each key": Kind(lambda s: awkward.of_each_key(s.head_dim)),
+    "of each key+shaw": Kind(lambda s: awkward.of_each_key(s.head_dim) + Shaw(s.head_dim, 5), fractional=False),
 }
 
 
@@ -291,8 +292,8 @@ class Case:
         return {name: x for name, x in leaves.items() if x.requires_grad}
 
     def attend(self, backend: str, *tensors: Tensor, **how: Any) -> tuple[Tensor, ...]:
-        """The output, and the log-sum-exp where it is asked for, of these tensors or of its own. What the scheme adds to
-        the input is added to the query, the heads laid side by side."""
+        """The output, and the log-sum-exp where it is asked for, of these tensors or of its own. What the scheme adds
+        to the input is added to the query, the heads laid side by side."""
         out = attend(
             self.scheme,
             self.query_positions,
