@@ -407,11 +407,11 @@ def _pull(band: Band, d_scores: Tensor, bare: Tensor | None, lines: Lines, d_lin
     for where, h, given in _parts(band, lines):
         _, pullback, *_ = torch.func.vjp(lines.apply, bare[where], *given)
         d_bare, *d_given = pullback(d_scores[where])
-        d_scores[where] = d_bare
         first = band.heads.start + h * band.groups
         for n, d in enumerate(d_given):
             assert d_lines.coefficients is not None
             d_lines.coefficients[n, first : first + band.groups, band.line] += d.reshape(-1, band.distances)
+        d_scores[where] = d_bare  # last, since the gradient of a coefficient may be the same memory
 
 
 def _met(band: Band, work: Work, q: Tensor, scale: float, lines: Lines) -> Tensor:

@@ -155,9 +155,12 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
         vectors, far_vectors = _counted(vectors)
         values, far_values = _counted(values)
         lowest = -width
-    meeting = None  # the query alone, scaled
+    query, meeting = call.query, None  # the query alone, scaled
     far_features: list[tuple[Tensor, Tensor]] = []
-    if features:
+    is_folded = shift is not None and width is not None  # the fused kernel meets keys with the query that it is given
+    if shift is not None and is_folded:
+        query, shift = (call.query + shift[:, None]).to(call.query.dtype), None
+    if features or (is_folded and vectors is not None):
         if width is not None:
             counted = [(x, *_counted(line)) for x, line in features]
             features = [(x, line) for x, line, _ in counted if line is not None]
