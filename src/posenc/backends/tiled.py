@@ -178,7 +178,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     near = [line for line in (bias, vectors, values) if line is not None]
     keeps_right = width is not None and bool(near) and _looks_right(call)
     seen = call.visibility
-    query, value = call.query, call.value
+    value = call.value
     if width is not None and torch.is_grad_enabled() and any(line.requires_grad for line in near):
         # The gradient of a table counts what is far as well, of which the fused kernel rounds the output to the inputs'
         # dtype: half precision would leave a thousandth of it wrong.
