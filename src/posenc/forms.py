@@ -205,7 +205,8 @@ def added(piece: Piece, block: Block) -> Tensor:
     if isinstance(piece, Clock):
         here, there = block.feature(piece.feature, "query"), block.feature(piece.feature, "key")
         return (here[..., :, None] - there[..., None, :]).to(block.dtype)  # a clock may be finer than the scores
-    assert isinstance(piece, Function) and piece.adds
+    assert isinstance(piece, Function)
+    assert piece.adds
     zero = torch.zeros((), dtype=block.dtype, device=block.query.device)
     return piece.apply(zero, *(c.to(block.dtype) for c in _coefficients(piece, block)))
 

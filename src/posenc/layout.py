@@ -272,7 +272,8 @@ class Tile:
 
 def tiles(query: Layout, key: Layout, visibility: Visibility, rows: int) -> Iterator[Tile]:
     """All tiles of a batch of ``rows`` rows, row by row and query span by query span."""
-    assert query.rows is not None and key.rows is not None
+    assert query.rows is not None
+    assert key.rows is not None
     if len(query.rows) == 1 and len(key.rows) == 1:
         groups = [(slice(0, rows), query.rows[0], key.rows[0])]
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -541,7 +542,7 @@ def _overlap(layout: Layout) -> int | None:
         if len(row) < 2:
             continue
         ends = sorted((s.document, s.order, s.order + s.order_step * (s.stop - s.start - 1)) for s in row)
-        for (document, _, last), (other, first, _) in zip(ends, ends[1:], strict=False):
+        for (document, _, last), (other, first, _) in itertools.pairwise(ends):
             if document == other and first <= last:
                 return document
     return None

@@ -251,7 +251,7 @@ def check_window(window: Any) -> tuple[int | None, int | None]:
     if isinstance(window, Sequence) and not isinstance(window, str) and len(window) == 2:
         left, right = (None if end is None else whole("window", end, least=0) for end in window)
         return left, right
-    if isinstance(window, bool) or isinstance(window, str | Sequence):
+    if isinstance(window, (bool, str | Sequence)):
         raise ValueError(f"window must be a number of keys, (left, right) or None, got {shown(window)}")
     return whole("window", window) - 1, 0
 

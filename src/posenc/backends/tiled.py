@@ -1,4 +1,4 @@
-"""Tiled attention: any mix of pieces that go by distance, in linear memory, over whatever layouts the positions have."""
+"""Tiled attention: any mix of pieces that go by distance, in linear memory, over any layout of the positions."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def _straightened(
 
 
 def _counted(line: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Of vectors at the distances -W - 1 .. W + 1 those at -W .. W less the first, and the first, (heads or 1, 1, width)."""
+    """Of vectors at the distances -W - 1 .. W + 1 those at -W .. W less the first; and the first."""
     if line is None:
         return None, None
     return line[:, 1:-1] - line[:, 1:2], line[:, 1:2]
