@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -13,7 +12,7 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from posenc import compat
-from posenc.arguments import check_choice, check_flag, check_type, is_number, number, shown
+from posenc.arguments import check_choice, check_flag, check_type, number, shown
 from posenc.layout import PADDING as PADDING
 from posenc.layout import Layout, Span, join, read
 
@@ -575,12 +574,8 @@ def _real(name: str, value: Any) -> Any:
     """A whole number as an int, any other as a float, a compiler's as it is; ValueError for what is no finite number."""
     if isinstance(value, torch.SymInt):
         return value
-    if not is_number(value):
-        raise ValueError(f"{name} must be a number, got {shown(value)}")
-    found = int(value) if isinstance(value, Integral) else float(value)
-    if not math.isfinite(found):
-        raise ValueError(f"{name} must be a finite number, got {value}")
-    return found
+    found = number(name, value)
+    return int(value) if isinstance(value, Integral) else found
 
 
 def _extent(extent: Any) -> tuple[float, float]:
