@@ -1,17 +1,20 @@
 """Schemes that could bend the contract and are not in the library, written against it as a user would write them.
 
-They are here to try the contract, not to be used: no initialisation, no checks, no documentation of their own.
+They are here to try the contract, not to be used: no initialisation, no checks, no documentation of their own. Between
+them and the catalog, every kind of piece is there.
 """
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from posenc import Positions
-from posenc.encoding import Rotation, RowFunction, RowScore
-from posenc.forms import Block
+from posenc.encoding import Context, Rotation
 from posenc.phases import PairRotation, frequencies, phases
+from posenc.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Piece, Row
 from posenc.scheme import Scheme
 
 
@@ -26,23 +29,22 @@ class TrialCoPE(Scheme):
         super().__init__()
         self.embedding = weight(num_positions, head_dim)
 
-    def score(self) -> RowScore:
-        return RowScore(self._bind)
+    def score(
+        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
+    ) -> tuple[Row, ...]:
+        return (Row(self._counted),)
 
-    def _bind(self, block: Block) -> RowFunction:
-        met = block.query @ self.embedding.mT
-        order = block.key_positions.order
-
-        def counted(scores: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor, visible: Tensor | None) -> Tensor:
-            gates = scores.sigmoid()
-            gates = gates if visible is None else gates.masked_fill(~visible, 0.0)
-            later = (order[:, None, :] >= order[:, :, None]).to(gates.dtype)  # [b, j, t]: t not before j
-            count = torch.einsum("bhit,bjt->bhij", gates, later).clamp(max=self.embedding.size(0) - 1)
-            low, part = count.floor().long(), count - count.floor()
-            high = count.ceil().long()
-            return scores + (1 - part) * met[b, h, i, low] + part * met[b, h, i, high]
-
-        return counted
+    def _counted(
+        self, scores: Tensor, visible: Tensor | None, query: Tensor, key: Tensor, x: Positions, y: Positions
+    ) -> Tensor:
+        met = query @ self.embedding.mT.to(query.dtype)
+        gates = scores.sigmoid()
+        gates = gates if visible is None else gates.masked_fill(~visible, 0.0)
+        later = (y.order[:, None, :] >= y.order[:, :, None]).to(gates.dtype)  # [b, j, t]: t not before j
+        later = later.expand(len(gates), -1, -1)
+        count = torch.einsum("bhit,bjt->bhij", gates, later).clamp(max=self.embedding.size(0) - 1)
+        low, part = count.floor(), count - count.floor()
+        return scores + (1 - part) * met.gather(-1, low.long()) + part * met.gather(-1, count.ceil().long())
 
 
 class TrialYaRN(Scheme):
@@ -52,7 +54,9 @@ class TrialYaRN(Scheme):
         super().__init__()
         self.head_dim, self.factor, self.length, self.base = head_dim, factor, original_length, base
 
-    def rotation(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Rotation:
+    def rotation(
+        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+    ) -> Rotation:
         def turning(times: float) -> float:
             return self.head_dim * math.log(self.length / (times * 2 * math.pi)) / (2 * math.log(self.base))
 
@@ -63,3 +67,141 @@ class TrialYaRN(Scheme):
         long = 0.1 * math.log(self.factor) + 1
         turn = PairRotation((long * angle.cos()).to(dtype), (long * angle.sin()).to(dtype), "half", self.head_dim)
         return Rotation(turn, turn)
+
+
+class Pieces(Scheme):
+    """A score of pieces that ``make`` makes of named parameters."""
+
+    def __init__(self, make: Callable[..., tuple[Piece, ...]], **parameters: nn.Parameter) -> None:
+        super().__init__()
+        self.make, self.named = make, nn.ParameterDict(parameters)
+
+    def score(
+        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
+    ) -> tuple[Any, ...]:
+        return self.make(**self.named)
+
+
+def _clipped(table: Tensor, k: int) -> Callable[[Tensor], Tensor]:
+    return lambda r: table[:, r.clamp(-k, k) + k]
+
+
+def disentangled(head_dim: int, heads: int, k: int = 5, tail: Any = "constant") -> Scheme:
+    """Queries and keys each meet vectors of the distance (DeBERTa); where there is no tail, up to ``k`` apart alone."""
+    reach = None if tail else (k + 1,)
+
+    def make(of_keys: Tensor, of_queries: Tensor) -> tuple[Piece, ...]:
+        distance = Distance("Disentangled", integral=True, tail=tail, past=k, reach=reach)
+        return (
+            Meeting(_clipped(of_keys, k), distance),
+            Meeting(_clipped(of_queries, k), distance, side="key"),
+        )
+
+    return Pieces(make, of_keys=weight(heads, 2 * k + 1, head_dim), of_queries=weight(1, 2 * k + 1, head_dim))
+
+
+def clocked(heads: int) -> Scheme:
+    """Every token has a reading of a clock, and the score falls by their difference (FoX); beside it a bias."""
+
+    def make(table: Tensor) -> tuple[Piece, ...]:
+        bias = Bias(_clipped(table, 3), Distance("Clocked", integral=True, tail="constant", past=3))
+        return Clock("clock"), bias
+
+    return Pieces(make, table=weight(heads, 7))
+
+
+def featured(head_dim: int, heads: int, k: int = 4) -> Scheme:
+    """A feature of the query, of a width of its own, meets vectors of the distance, and the query others."""
+
+    def make(of_feature: Tensor, of_query: Tensor) -> tuple[Piece, ...]:
+        distance = Distance("Featured", integral=True, tail="constant", past=k)
+        return Meeting(_clipped(of_feature, k), distance, feature="gist"), Meeting(_clipped(of_query, k), distance)
+
+    return Pieces(make, of_feature=weight(heads, 2 * k + 1, 3), of_query=weight(1, 2 * k + 1, head_dim))
+
+
+def capped(score: Tensor) -> Tensor:
+    """A soft cap of the score."""
+    return 3 * (score / 3).tanh()
+
+
+def softcap() -> Scheme:
+    """A function of the score that looks at no position."""
+    return Pieces(lambda: (Function(capped),))
+
+
+def squeezed(score: Tensor, c: Tensor, d: Tensor) -> Tensor:
+    """A function of the score with two coefficients."""
+    return score.tanh() * c + d
+
+
+def squeezing(heads: int, k: int = 6) -> Scheme:
+    """A function of the score and of two numbers of the distance, after a bias."""
+
+    def make(c: Tensor, d: Tensor, bias: Tensor) -> tuple[Piece, ...]:
+        distance = Distance("Squeezing", integral=True, tail="constant", past=k)
+        return (
+            Bias(_clipped(bias, k), distance),
+            Function(squeezed, lambda r: (_clipped(c, k)(r), _clipped(d, k)(r)), distance),
+        )
+
+    return Pieces(make, c=weight(heads, 2 * k + 1), d=weight(1, 2 * k + 1), bias=weight(heads, 2 * k + 1))
+
+
+def plus(score: Tensor, c: Tensor) -> Tensor:
+    """The score and a number."""
+    return score + c
+
+
+def interpolated(heads: int) -> Scheme:
+    """A number of both coordinates (FIRE)."""
+
+    def make(scale: Tensor) -> tuple[Piece, ...]:
+        def of_both(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+            share = (x - y).abs() / (x.abs() + y.abs() + 1)
+            return (scale[:, None, None, None] * share.to(scale.dtype),)
+
+        return (Function(plus, of_both, adds=True),)
+
+    return Pieces(make, scale=weight(heads))
+
+
+def windowed_table(heads: int, reach: tuple[int, int]) -> Scheme:
+    """A bias of both axes of a grid at once (Swin)."""
+
+    def make(table: Tensor) -> tuple[Piece, ...]:
+        def at(r: Tensor) -> Tensor:
+            return table[:, r[..., 0] + reach[0] - 1, r[..., 1] + reach[1] - 1]
+
+        return (Bias(at, Distance("Windowed", axis=None, integral=True, reach=reach)),)
+
+    return Pieces(make, table=weight(heads, 2 * reach[0] - 1, 2 * reach[1] - 1))
+
+
+def learned_slope(heads: int) -> Scheme:
+    """A straight line of the distance with a learned slope, which its pieces do not hide."""
+
+    def make(slope: Tensor) -> tuple[Piece, ...]:
+        distance = Distance("Slope", tail="linear")
+        return (Bias(lambda r: torch.tensordot(-slope.exp(), r.abs().to(slope.dtype), 0), distance),)
+
+    return Pieces(make, slope=weight(heads))
+
+
+def bent_line(heads: int) -> Scheme:
+    """A fixed bias that is straight from 3 on, to the right steeper than to the left."""
+
+    def make() -> tuple[Piece, ...]:
+        def at(r: Tensor) -> Tensor:
+            h = torch.arange(1, heads + 1, dtype=torch.float64, device=r.device) / heads
+            near = (r.abs() < 3) * (r**2 % 5)
+            return torch.tensordot(-h, (r.abs() + 0.5 * r.clamp(min=0) + near).double(), 0)
+
+        return (Bias(at, Distance("Bent", integral=True, tail="linear", past=3)),)
+
+    return Pieces(make)
+
+
+def of_each_key(head_dim: int) -> Scheme:
+    """A vector of every key, of a content of its own."""
+    return Pieces(lambda u: (Fold("OfEachKey", query=u[None, :, None]),), u=weight(1, head_dim))

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from posenc.backends.attention import explain as explain
     from posenc.backends.attention import logits as logits
     from posenc.backends.merging import merge as merge
+    from posenc.encoding import Context as Context
     from posenc.encoding import Encoding as Encoding
     from posenc.positions import PositionError as PositionError
     from posenc.positions import Positions as Positions
+    from posenc.scheme import Schedule as Schedule
     from posenc.scheme import Scheme as Scheme
     from posenc.schemes.absolute_in_attention import AbsoluteInAttention as AbsoluteInAttention
     from posenc.schemes.alibi import ALiBi as ALiBi
@@ -47,6 +49,8 @@ _HOMES = {
     "merge": "backends.merging",
     "Encoding": "encoding",
     "Scheme": "scheme",
+    "Schedule": "scheme",
+    "Context": "encoding",
     "PositionError": "positions",
     "Positions": "positions",
     "catalog": "schemes.catalog",

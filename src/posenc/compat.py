@@ -1,4 +1,5 @@
-"""What posenc takes from torch that torch does not promise, in one place, with the versions it was seen on: 2.6 to 2.13."""
+"""What posenc takes from torch that torch does not promise, in one place, with the versions it was seen on: 2.6 to
+2.13."""
 
 from __future__ import annotations
 

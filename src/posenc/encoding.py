@@ -40,8 +40,8 @@ NOTHING: Features = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Rotation:
-    """What the rotate door does to tokens: maps of queries and of keys, and of values and of the output where those turn
-    too (the output's is then the values' inverse, at the query's position).
+    """What the rotate door does to tokens: maps of queries and of keys; where values turn too, also maps of values
+    and of the output (the inverse of the values' map, at the query's position).
 
     A map may leave channels or heads alone, and may change the width of queries and keys: then ``scale`` is the factor
     of their inner product, where the call gives none.
@@ -59,8 +59,8 @@ class Context:
     """What a scheme may need to know beyond positions, when it is bound.
 
     - ``heads``: which of the scheme's heads the queries hold, where they are a shard of them; None: all.
-    - ``lengths`` (rows,): of each row the length of its text, for scalings that depend on it; None: they take it from
-      the positions, row by row.
+    - ``lengths`` (rows,): the length of each row's text, for scalings that depend on it; None: it is taken from the
+      positions, row by row.
     """
 
     heads: range | None = None
@@ -114,8 +114,8 @@ class Encoding:
 
     def with_features(self, query: Features, key: Features | None = None) -> Encoding:
         """The same encoding with a layer's features of its queries, and of all keys (by default the queries' own)."""
-        for name, given, positions in (("query", query, self.query_positions), ("key", key, self.key_positions)):
-            for feature, x in (given or {}).items():
+        for name, features, positions in (("query", query, self.query_positions), ("key", key, self.key_positions)):
+            for feature, x in (features or {}).items():
                 if not isinstance(x, Tensor) or x.dim() < 3 or x.size(2) != positions.order.size(1):
                     tokens = positions.order.size(1)
                     raise ValueError(
@@ -162,7 +162,7 @@ class Encoding:
         return self.rotate_query(query), self.rotate_key(key)
 
     def rotate_query(self, query: Tensor) -> Tensor:
-        """The maps of queries alone: of a slice of the channels too, if the scheme was made for its width."""
+        """The maps of queries alone. A slice of the channels will do, if the scheme was made for its width."""
         self.check_fresh()
         for rotation in self.rotations:
             query = rotation.query(query)
@@ -191,12 +191,12 @@ class Encoding:
 
     @property
     def scale(self) -> float | None:
-        """The factor of the inner product that a map which changes its width brings along, or None."""
-        given = [rotation.scale for rotation in self.rotations if rotation.scale is not None]
-        return given[-1] if given else None
+        """The factor of the inner product, where a map changes the width and brings a factor along; else None."""
+        scales = [rotation.scale for rotation in self.rotations if rotation.scale is not None]
+        return scales[-1] if scales else None
 
     def cos_sin(self) -> tuple[Tensor, Tensor]:
-        """cos and sin of the angles, (rows, tokens, pairs), at the query positions: for models that rotate by themselves.
+        """cos and sin of angles, (rows, tokens, pairs), at the query positions, for models that rotate by themselves.
 
         ValueError unless the encoding has one rotation of pairs of channels.
         """

@@ -50,7 +50,7 @@ class Block:
         return torch.promote_types(self.query.dtype, torch.float32)
 
     def part(self, queries: slice, keys: slice) -> Block:
-        """Of some of its queries and keys."""
+        """The block of some of the queries and keys."""
         return replace(
             self,
             query=self.query[:, :, queries],
@@ -62,7 +62,7 @@ class Block:
         )
 
     def feature(self, name: str, side: str) -> Tensor:
-        """A layer's feature of the queries or of the keys, (batch, query heads, tokens, ...), in the precision of scores.
+        """A layer's feature of the queries or the keys, (batch, query heads, tokens, ...), in the precision of scores.
 
         ValueError where the layer gave none of that name.
         """
@@ -72,13 +72,14 @@ class Block:
                 f"the scheme needs the feature {name!r} of every {side}: give it by "
                 f"encoding.with_features({{{name!r}: ...}}), got {', '.join(features) or 'none'}"
             )
-        found = features[name]
+        feature = features[name]
         heads = self.query.size(1)
-        if found.size(1) not in (1, heads) or found.size(2) != x.size(2):
+        if feature.size(1) not in (1, heads) or feature.size(2) != x.size(2):
             raise ValueError(
-                f"feature {name!r} of the {side} must be (batch, 1 or {heads}, {x.size(2)}, ...), got {tuple(found.shape)}"
+                f"feature {name!r} of the {side} must be (batch, 1 or {heads}, {x.size(2)}, ...), "
+                f"got {tuple(feature.shape)}"
             )
-        return found.to(torch.promote_types(found.dtype, self.dtype))
+        return feature.to(torch.promote_types(feature.dtype, self.dtype))
 
     def of_heads(self, table: Tensor, scheme: str) -> Tensor:
         """The rows of (heads or 1, ...) that belong to the queries' heads. ValueError for another number of heads."""
@@ -89,8 +90,8 @@ class Block:
         if len(mine) != heads or mine.stop > table.size(0):
             which = "" if self.heads is None else f" of which {len(mine)} are said to be here"
             raise ValueError(
-                f"{scheme} was made for {table.size(0)} heads{which}, got queries of {heads}; where they are a shard of all "
-                "heads, bind the scheme with context=Context(heads=range(first, last))"
+                f"{scheme} was made for {table.size(0)} heads{which}, got queries of {heads}; where they are a shard "
+                "of all heads, bind the scheme with context=Context(heads=range(first, last))"
             )
         return table[mine.start : mine.stop]
 
@@ -99,7 +100,7 @@ class Block:
 
 
 def _coordinates(distance: Distance, positions: Positions) -> Tensor:
-    """(rows, tokens) along the axis that counts, or (rows, tokens, axes) where all do. ValueError where they do not fit."""
+    """(rows, tokens) along the axis that counts, or (rows, tokens, axes) where all do; ValueError for other axes."""
     coords, scheme = positions.coords, distance.scheme
     if distance.integral and coords.dtype != torch.int64:
         raise ValueError(f"{scheme} looks distances up in a table and needs int64 coordinates, got {coords.dtype}")
@@ -115,8 +116,8 @@ def _coordinates(distance: Distance, positions: Positions) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Table:
-    """Distances that pairs of a block have, and of each pair which it has: entries (entries[, axes]) and, of every pair,
-    index = clamp(p_j - p_i, low, high) - low, or a tensor."""
+    """The distances that pairs of a block have, ``entries`` (entries[, axes]), and the index of every pair's:
+    clamp(p_j - p_i, low, high) - low, or a tensor."""
 
     entries: Tensor
     low: int = 0
@@ -156,7 +157,7 @@ def _line(low: int, high: int, like: Tensor) -> _Table:
 
 
 def check(distance: Distance | None, block: Block) -> None:
-    """What the positions must be for a term of this distance: ValueError or PositionError where they are not."""
+    """ValueError or PositionError where the positions do not suit a term of this distance."""
     if distance is None:
         return
     for positions in (block.query_positions, block.key_positions):
@@ -167,7 +168,7 @@ def check(distance: Distance | None, block: Block) -> None:
 
 
 def _within_reach(distance: Distance, r: Tensor) -> Tensor:
-    """Distances as entries can be asked for: only pairs that nothing may see lie further, since reach was checked."""
+    """Distances clamped to those with an entry. Reach was checked, so only pairs that nothing may see lie further."""
     if distance.reach is None:
         return r
     if distance.axis is not None:
@@ -182,7 +183,7 @@ def _within_reach(distance: Distance, r: Tensor) -> Tensor:
 def dense(
     piece: Piece, score: Tensor, block: Block, visibility: Visibility, seen: Bool[Tensor, "..."] | None
 ) -> Tensor:
-    """The scores (batch, heads, queries, keys) of a block after one piece. ``seen``: an attention mask besides."""
+    """The scores (batch, heads, queries, keys) of a block after one piece. ``seen``: an attention mask, or None."""
     if isinstance(piece, Row):
         visible_here = visible(block.query_positions, block.key_positions, visibility)
         both = [s for s in (None if visible_here is None else visible_here[:, None], seen) if s is not None]
@@ -204,7 +205,8 @@ def added(piece: Piece, block: Block) -> Tensor:
     if isinstance(piece, Clock):
         here, there = block.feature(piece.feature, "query"), block.feature(piece.feature, "key")
         return (here[..., :, None] - there[..., None, :]).to(block.dtype)  # a clock may be finer than the scores
-    assert isinstance(piece, Function) and piece.adds
+    assert isinstance(piece, Function)
+    assert piece.adds
     zero = torch.zeros((), dtype=block.dtype, device=block.query.device)
     return piece.apply(zero, *(c.to(block.dtype) for c in _coefficients(piece, block)))
 
@@ -226,11 +228,12 @@ def _coefficients(piece: Function, block: Block) -> tuple[Tensor, ...]:
         check(piece.distance, block)
         x, y = (_coordinates(piece.distance, p) for p in (block.query_positions, block.key_positions))
         r = _within_reach(piece.distance, y[:, None] - x[:, :, None])
-        given, scheme = piece.coefficients(r), piece.distance.scheme
+        coefficients, scheme = piece.coefficients(r), piece.distance.scheme
     else:
         x, y = block.query_positions.coords, block.key_positions.coords
-        given, scheme = piece.coefficients(x[:, :, None], y[:, None]), getattr(piece.apply, "__name__", "the scheme")
-    return tuple(block.of_heads(c, scheme).movedim(0, 1) for c in given)
+        scheme = getattr(piece.apply, "__name__", "the scheme")
+        coefficients = piece.coefficients(x[:, :, None], y[:, None])
+    return tuple(block.of_heads(c, scheme).movedim(0, 1) for c in coefficients)
 
 
 def _met(piece: Meeting, block: Block) -> Tensor:
@@ -293,7 +296,7 @@ def _folded_by_itself(piece: Fold, block: Block) -> Tensor:
 
 
 def bucket(term: Value, block: Block) -> tuple[Tensor, Tensor]:
-    """Of a value term the vectors, (1 or heads, entries, value_dim), and of every pair (rows, queries, keys) which it has."""
+    """The vectors of a value term, (1 or heads, entries, value_dim), and each pair's index, (rows, queries, keys)."""
     check(term.distance, block)
     x, y = (_coordinates(term.distance, p) for p in (block.query_positions, block.key_positions))
     table = _table(term.distance, block, x, y)
@@ -310,7 +313,7 @@ def bucket(term: Value, block: Block) -> tuple[Tensor, Tensor]:
 
 
 def function(piece: Piece, block: Block) -> ScoreFunction | str:
-    """The piece as FlexAttention takes it, or in words why it cannot be had."""
+    """The piece as FlexAttention takes it, or the reason, in words, why there is none."""
     if isinstance(piece, Row):
         return "a score term needs whole rows of scores, and FlexAttention sees one score at a time"
     if isinstance(piece, Clock):
@@ -392,12 +395,12 @@ def _straight(piece: Bias, block: Block, x: Tensor, y: Tensor) -> ScoreFunction:
 
 
 def fold(pieces: Sequence[Piece], block: Block) -> tuple[Tensor, Tensor, tuple[Piece, ...]]:
-    """Query and key whose inner product holds what it can of the pieces, and the pieces that are left.
+    """Query and key whose inner product holds as many of the pieces as it can, and the pieces that are left.
 
-    Vectors added to the query are taken in, all of them, since they meet the same key; those added to the key only
-    where there are none, since the product of the two would be a term that nobody asked for. A meeting over several
-    axes gets further channels: a key says by a 1 where along the axis it lies, and the query holds there what it gives
-    to a key that does. Nothing is taken in past a piece that does not just add.
+    Vectors added to the query are all taken in, since they meet the same key. Vectors added to the key are taken in
+    only where none is added to the query, since the product of the two would be a term too many. A meeting along one of
+    several axes gets channels of its own, one for each place along the axis: a key has a 1 at its place, and the query
+    has at each place what it gives to a key there. Nothing is taken in where a piece does more than add.
     """
     query, key = block.query, block.key
     width, left, channels = query.size(-1), [], []

@@ -39,7 +39,7 @@ class Span:
     steps: tuple[int | float, ...] = (1,)
 
     def cut(self, start: int, stop: int) -> Span:
-        """The part of it within ``start`` to ``stop``, counted from ``start``."""
+        """The part of the span between ``start`` and ``stop``, with places counted from ``start``."""
         first, last = max(self.start, start), min(self.stop, stop)
         by = first - self.start
         coords = (
@@ -90,7 +90,7 @@ class Layout:
         return span if span.stop - span.start == self.tokens and span.order_step == 1 else None
 
     def __getitem__(self, index: slice) -> Layout:
-        """Of tokens ``start`` to ``stop``, both given and within the row."""
+        """The layout of tokens ``start`` to ``stop``. Both must be given, and lie within the row."""
         start, stop = index.start, index.stop
         rows: tuple[tuple[Span, ...], ...] | None = None
         run = self.run
@@ -108,7 +108,7 @@ class Layout:
         return self.rows[0 if len(self.rows) == 1 else row]
 
     def shifted(self, offset: Sequence[int | float] | int | float, factor: float | int = 1) -> Layout:
-        """After every coordinate c became factor c + offset."""
+        """The layout after every coordinate c has become factor c + offset."""
         rows = None
         if self.rows is not None:
             rows = tuple(tuple(_shifted(span, offset, factor) for span in row) for row in self.rows)
@@ -128,13 +128,13 @@ def _shifted(span: Span, offset: Sequence[int | float] | int | float, factor: fl
 
 
 def join(layouts: Sequence[Layout], rows: int) -> Layout:
-    """Of the tokens of all layouts, in turn."""
+    """The layout of the tokens of all layouts, one after the other."""
     tokens = sum(layout.tokens for layout in layouts)
     ends = [layout.bounds for layout in layouts if layout.tokens]
-    known = [end for end in ends if end is not None]
+    stated = [end for end in ends if end is not None]
     bounds = None
-    if known and len(known) == len(ends):
-        bounds = (min(low for low, _ in known), max(high for _, high in known))
+    if stated and len(stated) == len(ends):
+        bounds = (min(low for low, _ in stated), max(high for _, high in stated))
     if any(layout.rows is None for layout in layouts):
         return Layout(tokens, None, bounds)
     several = rows if any(len(layout.rows or ()) > 1 for layout in layouts) else 1
@@ -189,7 +189,7 @@ def read(coords: Tensor, order: Tensor, document: Tensor) -> Layout:
     for (row, at), is_hard in zip(places.tolist(), hard[places[:, 0], places[:, 1]].tolist(), strict=True):
         if is_hard or starts[row][-1] != at:  # a span that has just begun may take any pace
             starts[row].append(at + 1)
-    found = []
+    of_rows = []
     for row, firsts in enumerate(starts):
         ends = [*firsts[1:], tokens]
         where = torch.tensor(firsts, device=order.device)
@@ -213,9 +213,9 @@ def read(coords: Tensor, order: Tensor, document: Tensor) -> Layout:
                 steps if even else (1,) * len(first[n]),
             )
             spans.append(span)
-        found.append(tuple(spans))
-    same = all(row == found[0] for row in found)
-    return Layout(tokens, tuple(found[:1] if same else found), bounds)
+        of_rows.append(tuple(spans))
+    same = all(row == of_rows[0] for row in of_rows)
+    return Layout(tokens, tuple(of_rows[:1] if same else of_rows), bounds)
 
 
 def _distinct_row(x: Tensor) -> Tensor:
@@ -272,7 +272,8 @@ class Tile:
 
 def tiles(query: Layout, key: Layout, visibility: Visibility, rows: int) -> Iterator[Tile]:
     """All tiles of a batch of ``rows`` rows, row by row and query span by query span."""
-    assert query.rows is not None and key.rows is not None
+    assert query.rows is not None
+    assert key.rows is not None
     if len(query.rows) == 1 and len(key.rows) == 1:
         groups = [(slice(0, rows), query.rows[0], key.rows[0])]
     else:
@@ -325,10 +326,10 @@ def _distance(q: Span, k: Span) -> int | None:
     return int(distance) if distance == int(distance) else None
 
 
-def distances(found: Sequence[Tile]) -> tuple[int, int] | None:
+def distances(seen: Sequence[Tile]) -> tuple[int, int] | None:
     """The least and the greatest distance of coordinates that any tile reaches over; None where one is not known."""
     ends = []
-    for tile in found:
+    for tile in seen:
         if tile.distance is None:
             return None
         least, most = tile.first - (tile.stop - 1), tile.last - 1 - tile.start
@@ -342,7 +343,7 @@ def distances(found: Sequence[Tile]) -> tuple[int, int] | None:
 
 
 def flat(layout: Layout) -> list[int]:
-    """The layout as whole numbers; coordinates that are none of one axis rising by one are left out."""
+    """The layout as whole numbers. Coordinates are kept where each token has one whole number, which rises by one."""
     assert layout.rows is not None
     numbers: list[Any] = [layout.tokens, len(layout.rows)]
     for row in layout.rows:

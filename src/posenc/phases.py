@@ -16,7 +16,7 @@ PairLayout = Literal["half", "interleaved"]
 
 
 def exact(device: torch.device | None) -> torch.device | None:
-    """Where double precision is had: on the device itself, or on the CPU where the device, as Apple's GPUs, has none."""
+    """Where to compute in double precision: the device, or the CPU for devices without it, such as Apple's GPUs."""
     return torch.device("cpu") if device is not None and device.type == "mps" else device
 
 
@@ -109,7 +109,7 @@ def _pairs(x: Tensor, pairs: int, layout: PairLayout) -> tuple[Tensor, Tensor]:
 
 
 def _joined(a: Tensor, b: Tensor, layout: PairLayout) -> Tensor:
-    """The channels of which a are the first and b the second of every pair."""
+    """Channels in which a is the first and b the second of every pair."""
     return torch.stack((a, b), -2 if layout == "half" else -1).flatten(-2)
 
 
@@ -136,7 +136,7 @@ def _turn_into(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: PairLay
 
 
 class _Turn(torch.autograd.Function):
-    """The turn where every operation is a pass over memory."""
+    """The turn outside the compiler, where every operation is a pass over memory."""
 
     @staticmethod
     def forward(x: Tensor, cos: Tensor, sin: Tensor, layout: PairLayout) -> Tensor:

@@ -96,9 +96,9 @@ class Clock:
 class Function:
     """Any function of one score: s_ij becomes apply(s_ij, *c), elementwise.
 
-    ``apply`` is a function of a module, not a closure, and reads nothing but its arguments, so that it can be named. The
-    coefficients c are functions of the distance, each (heads or 1, ...) for distances (...); with ``distance`` None they
-    are functions of the coordinates of query and key, which broadcast. ``adds``: apply(s, *c) = s + apply(0, *c).
+    ``apply`` is a function of a module, not a closure, and reads nothing but its arguments, so that it can be named.
+    The coefficients c are functions of the distance, each (heads or 1, ...) for distances (...). With ``distance`` None
+    they are functions of the coordinates of query and key, which broadcast. ``adds``: apply(s, *c) = s + apply(0, *c).
     """
 
     apply: Callable[..., Tensor]

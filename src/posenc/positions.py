@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -109,27 +110,27 @@ class Positions:
         return self
 
     def _of(self, layout: Layout) -> Positions:
-        """These, just made, with their layout."""
+        """The same positions, just made, with their layout."""
         return self._set(_layout=layout, _is_read=layout.rows is not None)
 
     # -- what is known of them ----------------------------------------------------------------------------------------
 
     @property
     def layout(self) -> Layout:
-        """What is known of the values: from how the positions were made or, on the CPU, read from them when first asked.
+        """How the tokens follow one another: kept from how they were made or, on the CPU, read from the values once.
 
-        On a GPU and in a compiled graph nothing is read: see `with_layout`.
+        On a GPU, where this would wait, and in a compiled graph nothing is read: see `with_layout`.
         """
-        known = self._layout.rows is not None and all(span.coords is not None for span in sum(self._layout.rows, ()))
-        if not (known or self._is_read) and _is_readable(self.order):
+        is_whole = self._layout.rows is not None and all(span.coords is not None for span in sum(self._layout.rows, ()))
+        if not (is_whole or self._is_read) and _is_readable(self.order):
             self._set(_layout=read(self.coords, self.order, self.document), _is_read=True)
         return self._layout
 
     def with_layout(self, layout: Layout | None = None) -> Positions:
-        """The same positions with this layout, or with the one that is now read from the values, which waits for a GPU.
+        """The same positions with this layout. Left out, it is read from the values now, which waits for a GPU.
 
-        Attention over positions with a layout takes the fast ways, in a compiled graph and on a GPU too. ValueError for
-        a layout that is not that of the values, where they can be read without waiting.
+        With a layout, attention takes the fast ways in a compiled graph and on a GPU too. ValueError for a layout that
+        does not agree with the values, where they can be read without waiting.
         """
         check_type("layout", layout, Layout, None)
         stated = read(self.coords, self.order, self.document) if layout is None else layout
@@ -210,10 +211,10 @@ class Positions:
         ([[0, 1, 0, 1, 2]], [[0, 0, 1, 1, 1]])
         """
         device = _device(device)
-        given: Any = lengths if isinstance(lengths, Sequence) else [None]
-        given = [given] if all(isinstance(n, int) for n in given) else given
-        rows: list[list[int]] = [list(row) for row in given if isinstance(row, Sequence)]
-        if len(rows) != len(given) or not all(type(n) is int for row in rows for n in row):
+        listed: Any = lengths if isinstance(lengths, Sequence) else [None]
+        listed = [listed] if all(isinstance(n, int) for n in listed) else listed
+        rows: list[list[int]] = [list(row) for row in listed if isinstance(row, Sequence)]
+        if len(rows) != len(listed) or not all(type(n) is int for row in rows for n in row):
             raise ValueError(f"lengths must be whole numbers, or a sequence of them for each row, got {lengths!r}")
         if any(n < 0 for row in rows for n in row):
             raise ValueError(f"lengths must not be negative, got {list(lengths)}")
@@ -270,20 +271,17 @@ class Positions:
         check_flag("packed", packed)
         is_token = torch.ones_like(ids[..., 0] if ids.dim() == 3 else ids, dtype=torch.bool)
         if mask is not None:
-            given = _mask("mask", mask)
-            if given.shape != is_token.shape:
-                raise ValueError(f"mask must be {tuple(is_token.shape)} like ids, got {tuple(given.shape)}")
-            is_token = given
+            mask = _mask("mask", mask)
+            if mask.shape != is_token.shape:
+                raise ValueError(f"mask must be {tuple(is_token.shape)} like ids, got {tuple(mask.shape)}")
+            is_token = mask
         ids = ids.long()
         if packed and ids.dim() == 3:
             raise ValueError(f"ids must be (rows, tokens) to tell packed documents apart, got {tuple(ids.shape)}")
         restarts = torch.zeros_like(is_token)
         if ids.dim() == 2 and ids.size(1):
-            before = (
-                torch.where(is_token, ids, torch.iinfo(torch.int64).min).cummax(1).values
-            )  # the last one, if rising
-            if packed:
-                before = ids
+            lowest = torch.iinfo(torch.int64).min
+            before = ids if packed else torch.where(is_token, ids, lowest).cummax(1).values  # the highest so far
             restarts[:, 1:] = is_token[:, 1:] & is_token[:, :-1] & (ids[:, 1:] <= before[:, :-1])
         if not packed and _is_readable(ids) and bool(restarts.any()):
             raise ValueError(
@@ -341,8 +339,8 @@ class Positions:
         """Tokens ``a:b`` of every row, or those at an index tensor (a permutation, a shard)."""
         layout = None
         if isinstance(index, slice):
-            given = {"start": index.start, "stop": index.stop, "step": index.step}
-            ends = {name: end for name, end in given.items() if end is not None}
+            parts = {"start": index.start, "stop": index.stop, "step": index.step}
+            ends = {name: end for name, end in parts.items() if end is not None}
             _check_whole(**ends)
             if ends.get("step", 1) < 1:
                 raise ValueError(f"step must be above 0, got {index.step}")
@@ -356,16 +354,16 @@ class Positions:
         elif index.numel() and _is_readable(index):
             lowest, highest, tokens = int(index.min()), int(index.max()), self.order.size(1)
             if lowest < -tokens or highest >= tokens:
-                found = lowest if lowest < -tokens else highest
-                raise ValueError(f"index must be within {-tokens}..{tokens - 1}, got {found}")
+                outside = lowest if lowest < -tokens else highest
+                raise ValueError(f"index must be within {-tokens}..{tokens - 1}, got {outside}")
         chosen = Positions(
             self.coords[:, index],
             order=self.order[:, index],
             document=self.document[:, index],
             segment=None if self.segment is None else self.segment[:, index],
         )
-        known = Layout(chosen.order.size(1), None, self._layout.bounds) if layout is None else layout
-        return chosen._set(_layout=known, _is_read=layout is not None and self._is_read and layout.rows is not None)
+        of_chosen = Layout(chosen.order.size(1), None, self._layout.bounds) if layout is None else layout
+        return chosen._set(_layout=of_chosen, _is_read=layout is not None and self._is_read and layout.rows is not None)
 
     def expand(self, rows: int) -> Positions:
         """The same positions for ``rows`` rows: one row is repeated (as a view), as many are kept, else ValueError."""
@@ -384,14 +382,14 @@ class Positions:
         )
 
     def shift(self, offset: int | float) -> Positions:
-        """Every coordinate moved by ``offset``; order and documents stay. By a float, whole ones become float64."""
+        """Every coordinate moved by ``offset``; order and documents stay. A float makes whole coordinates float64."""
         step = _real("offset", offset)
         coords = self.coords if not isinstance(step, float) or self.coords.is_floating_point() else self.coords.double()
         return self._like(coords=coords + step, _layout=self._layout.shifted(step))
 
     def scale(self, factor: int | float) -> Positions:
         """Every coordinate times ``factor``: a text or a grid laid over a longer or a shorter one. Order and documents
-        stay. By a float, whole coordinates become float64."""
+        stay. A float makes whole coordinates float64."""
         step = _real("factor", factor)
         coords = self.coords if not isinstance(step, float) or self.coords.is_floating_point() else self.coords.double()
         return self._like(coords=coords * step, _layout=self._layout.shifted(0, step))
@@ -453,7 +451,7 @@ class Positions:
         )
 
     def _like(self, **changes: Any) -> Positions:
-        """Of the same tokens, with these fields in place of its own."""
+        """Positions of the same tokens, with these fields changed."""
         other: Positions = object.__new__(Positions)
         return other._set(**{**vars(self), **changes})
 
@@ -480,9 +478,9 @@ class Positions:
 
     @property
     def lengths(self) -> Shaped[Tensor, " rows"]:
-        """Of each row the highest coordinate along any axis plus one, padding left out: how long its text is by now.
+        """How long each row's text is by now: the highest coordinate along any axis, plus one. Padding does not count.
 
-        ValueError for rows that are known to hold several documents, each of which has a length of its own.
+        ValueError for rows that are known to hold several documents, since each has a length of its own.
         """
         if any(len({span.document for span in row}) > 1 for row in self.layout.rows or ()):
             raise ValueError(
@@ -543,14 +541,14 @@ def _overlap(layout: Layout) -> int | None:
         if len(row) < 2:
             continue
         ends = sorted((s.document, s.order, s.order + s.order_step * (s.stop - s.start - 1)) for s in row)
-        for (document, _, last), (other, first, _) in zip(ends, ends[1:], strict=False):
+        for (document, _, last), (other, first, _) in itertools.pairwise(ends):
             if document == other and first <= last:
                 return document
     return None
 
 
 def _is_readable(x: Tensor) -> bool:
-    """Whether reading a value waits for nothing and is possible at all."""
+    """Whether a value can be read, without waiting for a device."""
     return type(x) is Tensor and x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
@@ -571,7 +569,7 @@ def _mask(name: str, mask: Any) -> Tensor:
 
 
 def _real(name: str, value: Any) -> Any:
-    """A whole number as an int, any other as a float, a compiler's as it is; ValueError for what is no finite number."""
+    """A whole number as an int, any other as a float, a compiler's as it is; ValueError unless it is finite."""
     if isinstance(value, torch.SymInt):
         return value
     found = number(name, value)
@@ -620,7 +618,7 @@ def _check_whole(**values: object) -> None:
 
 
 def _device(device: Any) -> Any:
-    """The device; ValueError for what is none."""
+    """The device; ValueError for one that torch does not know."""
     if device is None or isinstance(device, torch.device):
         return device
     try:

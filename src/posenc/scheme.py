@@ -58,14 +58,14 @@ class Scheme(nn.Module):
 
     @property
     def needs_lengths(self) -> bool:
-        """Whether what a token is given depends on how long its text has become: then no key may be kept rotated."""
+        """Whether a token's rotation depends on how long its text is by now. Then a cache cannot keep rotated keys."""
         return False
 
     def reset_parameters(self) -> None:
         """Draws the parameters anew. Schemes without any have nothing to do."""
 
     def another(self) -> Scheme:
-        """One like this for another layer, with parameters of its own, freshly drawn."""
+        """A copy for another layer, with parameters of its own, freshly drawn."""
         other = copy.deepcopy(self)
         other.reset_parameters()
         return other
@@ -122,7 +122,7 @@ class Scheme(nn.Module):
     def bind(
         self, queries: Positions, keys: Positions, dtype: torch.dtype, context: Context, doors: tuple[str, ...]
     ) -> Encoding:
-        """`forward`, its arguments checked: the encoding with these doors."""
+        """What `forward` does once its arguments are checked: the encoding with these doors."""
         if self.needs_lengths and context.lengths is None:
             lengths = torch.maximum(*torch.broadcast_tensors(queries.lengths, keys.lengths))
             context = replace(context, lengths=lengths)
@@ -167,7 +167,7 @@ class Scheme(nn.Module):
 
 
 def is_scheme(x: object) -> bool:
-    """Whether it is a scheme, if only one inside a wrapper: `torch.compile`, FSDP, a checkpoint."""
+    """Whether x is a scheme, or a wrapper of one: `torch.compile`, FSDP, a checkpoint."""
     return isinstance(x, Scheme) or (isinstance(x, nn.Module) and hasattr(x, "doors") and hasattr(x, "parts"))
 
 
@@ -194,8 +194,8 @@ class Composition(Scheme):
             for other, others in turning[:n]:
                 if set(channels) & set(others):
                     raise ValueError(
-                        f"{type(other).__name__} and {type(part).__name__} rotate the same channels, so every token would "
-                        "be turned twice: use one, or give each channels of its own"
+                        f"{type(other).__name__} and {type(part).__name__} rotate the same channels, so every token "
+                        "would be turned twice: use one, or give each channels of its own"
                     )
 
     @property
@@ -229,7 +229,7 @@ class Composition(Scheme):
         return any(part.needs_lengths for part in self.parts)
 
     def another(self) -> Composition:
-        """Another of every part."""
+        """A composition of copies of the parts."""
         return Composition(*(part.another() for part in self.parts))
 
     def reset_parameters(self) -> None:
@@ -251,7 +251,7 @@ def check_window(window: Any) -> tuple[int | None, int | None]:
     if isinstance(window, Sequence) and not isinstance(window, str) and len(window) == 2:
         left, right = (None if end is None else whole("window", end, least=0) for end in window)
         return left, right
-    if isinstance(window, bool) or isinstance(window, str | Sequence):
+    if isinstance(window, (bool, str | Sequence)):
         raise ValueError(f"window must be a number of keys, (left, right) or None, got {shown(window)}")
     return whole("window", window) - 1, 0
 
@@ -278,10 +278,10 @@ class Schedule(nn.Module):
                 raise ValueError(f"layers must be (scheme, window) for each layer, got {shown(layer)}")
             scheme, window = layer
             check_window(window)
-            known = [n for n, other in enumerate(schemes) if other is scheme]
-            if not known:
+            same = [n for n, other in enumerate(schemes) if other is scheme]
+            if not same:
                 schemes.append(scheme)
-            self._layers.append((known[0] if known else len(schemes) - 1, window))
+            self._layers.append((same[0] if same else len(schemes) - 1, window))
         self.schemes = nn.ModuleList(schemes)
 
     def __len__(self) -> int:

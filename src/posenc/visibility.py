@@ -84,8 +84,8 @@ def check_index(index: Int[Tensor, "..."], limit: int, scheme: str, what: str) -
 def check_reach(
     query_positions: Positions, key_positions: Positions, reach: tuple[int, ...], scheme: str, axis: int = 0
 ) -> None:
-    """PositionError unless any two tokens of one document lie less than ``reach`` apart, along each of as many axes
-    from ``axis`` on. Causality does not excuse a pair: whether a table ends must not depend on the mask."""
+    """PositionError unless any two tokens of one document lie less than ``reach`` apart: reach[0] along ``axis``,
+    reach[1] along the next one. Causality does not excuse a pair: whether a table ends must not depend on the mask."""
     query, key = query_positions, key_positions
     ends = [end for p in (query, key) for end in p.layout.bounds or ()]
     if len(ends) == 4 and max(ends) - min(ends) < min(reach):
@@ -93,10 +93,9 @@ def check_reach(
     if query.coords.is_meta or 0 in (query.coords.size(1), key.coords.size(1)):
         return
     if query.coords.dim() == 2 and query.layout.rows is not None and key.layout.rows is not None:
-        found = list(tiles(query.layout, key.layout, Visibility(), max(query.rows, key.rows)))
-        span = distances(found)
-        if span is not None:
-            _refuse_beyond(max(-span[0], span[1]), reach[0], scheme, "")
+        apart = distances(list(tiles(query.layout, key.layout, Visibility(), max(query.rows, key.rows))))
+        if apart is not None:
+            _refuse_beyond(max(-apart[0], apart[1]), reach[0], scheme, "")
             return
     for number, limit in enumerate(reach, axis):
         x, y = (p.coords if p.coords.dim() == 2 else p.coords[..., number] for p in (query, key))
@@ -113,7 +112,7 @@ def _check_axis(
     scheme: str,
     along: str,
 ) -> None:
-    """The ends of every document against one another: no table of pairs is laid out."""
+    """Compares the ends of every document with one another, so that no table of pairs is laid out."""
     if torch.compiler.is_compiling():
         seen = visible(query, key, Visibility())
         apart = (y[:, None, :] - x[:, :, None]).abs()

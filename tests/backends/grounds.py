@@ -1,5 +1,5 @@
-"""What every backend is tried on: all schemes of the catalog and some beside it, positions and calls of every kind, and
-which backend is to refuse what."""
+"""What every backend is tried on: all schemes of the catalog and some beside it, positions and ways to ask of every
+kind, and which backend is to refuse what."""
 
 import copy
 from collections.abc import Callable
@@ -11,22 +11,19 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc import ALiBi, DistanceAware, Positions, Relative1D, Relative2D, RoPE, Scheme, Shaw
-from posenc.backends import by_distance, chunked, fused, near_far
+from posenc import ALiBi, DistanceAware, Encoding, Positions, Relative1D, Relative2D, RoPE, Scheme, Shaw
+from posenc.backends import band, chunked, fused
 from posenc.backends.attention import BACKENDS
+from posenc.pieces import Meeting
 from posenc.schemes.catalog import CATALOG, Entry, Shape
 from posenc.schemes.t5 import T5
-from tests.awkward import TrialCoPE
+from tests import awkward
 
-HEADS, KV_HEADS = 12, 4
+HEADS, KV_HEADS = 6, 2
 NAMES = tuple(backend.name for backend in BACKENDS)
-SINGLE_ONLY = tuple(name for name in ("flex",) if name in NAMES)
-"""The backends without double precision: they are held to the reference in their own tests."""
-
-FAST = tuple(name for name in NAMES if name != "reference" and name not in SINGLE_ONLY)
-"""The backends that are compared with the reference."""
-
-LINEAR = tuple(name for name in ("near_far", "chunked") if name in NAMES)
+FAST = tuple(name for name in NAMES if name not in ("reference", "flex"))
+"""The backends that are compared with the reference in double precision. FlexAttention has none: see its own tests."""
+LINEAR = ("tiled", "chunked")
 """The backends that claim memory linear in the tokens."""
 
 
@@ -41,11 +38,13 @@ class Kind:
     fractional: bool = True
     axes: int = 1
     needs_segments: bool = False
+    looks_back: bool = False  # it encodes keys behind the query alone
+    reach: int | None = None  # tokens further apart have no encoding
 
     def at(self, positions: Positions) -> Positions:
         """The same tokens, with the coordinates and segments that the scheme asks for: 16 places make a row of the
         grid."""
-        if self.axes == 2:
+        if self.axes == 2 and positions.coords.dim() == 2:
             c = positions.coords
             coords = torch.stack((c.div(16, rounding_mode="floor"), c % 16), -1)
             positions = Positions(coords, order=positions.order, document=positions.document)
@@ -62,34 +61,46 @@ def _of_entry(entry: Entry) -> Kind:
     fractional = "fractional" in entry.laws
     if entry.axes == "two":
         return Kind(lambda shape: entry.build(replace(shape, grid=_grid(shape))), fractional, axes=2)
-    return Kind(entry.build, fractional, needs_segments=entry.needs_segments)
+    looks_back = entry.name in ("alibi", "t5")
+    return Kind(entry.build, fractional, needs_segments=entry.needs_segments, looks_back=looks_back)
 
 
 KINDS: dict[str, Kind] = {entry.name: _of_entry(entry) for entry in CATALOG} | {
-    "alibi bidirectional": Kind(lambda shape: ALiBi(shape.num_heads, "bidirectional")),
-    "alibi directed": Kind(lambda shape: ALiBi(shape.num_heads, "directed")),
-    "t5": Kind(lambda shape: T5(shape.num_heads), fractional=False),
-    "t5 bidirectional": Kind(lambda shape: T5(shape.num_heads, 12, 40, bidirectional=True), fractional=False),
-    "shaw keys": Kind(lambda shape: Shaw(shape.head_dim, 5, values=False), fractional=False),
-    "shaw values": Kind(lambda shape: Shaw(shape.head_dim, 5, keys=False), fractional=False),
-    "shaw per head": Kind(lambda shape: Shaw(shape.head_dim, 5, num_heads=shape.num_heads), fractional=False),
-    "shaw keys per head": Kind(
-        lambda shape: Shaw(shape.head_dim, 5, values=False, num_heads=shape.num_heads), fractional=False
+    "alibi bidirectional": Kind(lambda s: ALiBi(s.num_heads, "bidirectional")),
+    "alibi directed": Kind(lambda s: ALiBi(s.num_heads, "directed")),
+    "t5 bidirectional": Kind(lambda s: T5(s.num_heads, 12, 40, bidirectional=True), fractional=False),
+    "shaw keys": Kind(lambda s: Shaw(s.head_dim, 5, values=False), fractional=False),
+    "shaw values": Kind(lambda s: Shaw(s.head_dim, 5, keys=False), fractional=False),
+    "shaw per head": Kind(lambda s: Shaw(s.head_dim, 5, num_heads=s.num_heads), fractional=False),
+    "relative_1d per head": Kind(lambda s: Relative1D(s.max_positions, s.head_dim, s.num_heads), fractional=False),
+    "relative_2d per head": Kind(lambda s: Relative2D(_grid(s), s.head_dim, s.num_heads), fractional=False, axes=2),
+    "rope on a grid": Kind(lambda s: RoPE(s.head_dim, axes=2, rotary_dim=4), axes=2),
+    "rope+alibi": Kind(lambda s: RoPE(s.head_dim) + ALiBi(s.num_heads), looks_back=True),
+    "shaw+alibi": Kind(
+        lambda s: Shaw(s.head_dim, 5, num_heads=s.num_heads) + ALiBi(s.num_heads, "bidirectional"), fractional=False
     ),
-    "relative_1d per head": Kind(
-        lambda shape: Relative1D(shape.max_positions, shape.head_dim, shape.num_heads), fractional=False
-    ),
-    "relative_2d per head": Kind(
-        lambda shape: Relative2D(_grid(shape), shape.head_dim, shape.num_heads), fractional=False, axes=2
-    ),
-    "cope": Kind(lambda shape: TrialCoPE(6, shape.head_dim)),
-    "rope+alibi": Kind(lambda shape: RoPE(shape.head_dim) + ALiBi(shape.num_heads)),
-    "shaw+alibi": Kind(lambda shape: Shaw(shape.head_dim, 5) + ALiBi(shape.num_heads), fractional=False),
     "shaw keys+t5": Kind(
-        lambda shape: Shaw(shape.head_dim, 5, values=False) + T5(shape.num_heads, 8, 20), fractional=False
+        lambda s: Shaw(s.head_dim, 5, values=False) + T5(s.num_heads, 8, 20), fractional=False, looks_back=True
     ),
-    "distance_aware+alibi": Kind(lambda shape: DistanceAware(shape.num_heads) + ALiBi(shape.num_heads)),
-    "alibi+distance_aware": Kind(lambda shape: ALiBi(shape.num_heads) + DistanceAware(shape.num_heads)),
+    "distance_aware+alibi": Kind(
+        lambda s: DistanceAware(s.num_heads) + ALiBi(s.num_heads, "bidirectional"),
+    ),
+    "alibi+distance_aware": Kind(lambda s: ALiBi(s.num_heads, "bidirectional") + DistanceAware(s.num_heads)),
+    "cope": Kind(lambda s: awkward.TrialCoPE(6, s.head_dim)),
+    "disentangled": Kind(lambda s: awkward.disentangled(s.head_dim, s.num_heads), fractional=False),
+    "disentangled, wide": Kind(
+        lambda s: awkward.disentangled(s.head_dim, s.num_heads, s.max_positions, tail=None), fractional=False
+    ),
+    "clocked": Kind(lambda s: awkward.clocked(s.num_heads), fractional=False),
+    "featured": Kind(lambda s: awkward.featured(s.head_dim, s.num_heads), fractional=False),
+    "softcap": Kind(lambda s: awkward.softcap()),
+    "squeezing": Kind(lambda s: awkward.squeezing(s.num_heads), fractional=False),
+    "interpolated": Kind(lambda s: awkward.interpolated(s.num_heads)),
+    "swin": Kind(lambda s: awkward.windowed_table(s.num_heads, _grid(s)), fractional=False, axes=2),
+    "learned slope": Kind(lambda s: awkward.learned_slope(s.num_heads)),
+    "bent line": Kind(lambda s: awkward.bent_line(s.num_heads), fractional=False),
+    "of each key": Kind(lambda s: awkward.of_each_key(s.head_dim)),
+    "of each key+shaw": Kind(lambda s: awkward.of_each_key(s.head_dim) + Shaw(s.head_dim, 5), fractional=False),
 }
 
 
@@ -109,19 +120,34 @@ def shape_of(name: str, heads: int = HEADS, tokens: int = 9) -> Shape:
     return Shape(heads * head_dim, heads, head_dim, max_positions=3 * tokens + 32)
 
 
-# --- positions and calls ----------------------------------------------------------------------------------------------
+# Attention sees nothing of what is added to the input, so one of these stands for all.
+ADDING = frozenset(name for name in KINDS if built(name).doors == ("add",)) - {"learned"}
+ATTENDING = tuple(name for name in KINDS if name not in ADDING)
+VALUES = frozenset(name for name in KINDS if "value" in built(name).doors)
+NO_DISTANCE = frozenset(
+    {"nope", "learned", "rope", "rope on a grid", "softcap", "of each key", "absolute_in_attention"}
+)
+"""Those of which no term goes by distance."""
+ROWS = frozenset({"cope"})
+FUNCTIONS = frozenset({"distance_aware", "distance_aware+alibi", "alibi+distance_aware", "softcap", "squeezing"})
+"""Those with a term that does not just add."""
+SEVERAL_AXES = frozenset({"relative_2d", "relative_2d per head", "swin"})
+NOT_BY_DISTANCE = ROWS | SEVERAL_AXES | {"alibi directed", "interpolated"}
+"""Those of which a term goes by something else than one distance, or hides keys."""
+
+
+# --- where queries and keys stand -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where queries and keys of a call stand, for some number of tokens, and how attention is asked."""
+    """Where queries and keys of a call stand, for some number of tokens."""
 
     positions: Callable[[int], tuple[Positions, Positions]]
-    kv_heads: int = KV_HEADS
-    how: Callable[[int, int], dict[str, Any]] = field(default=lambda queries, keys: {})
-    value_dim: int | None = None  # as wide as a head
     fractional: bool = False
-    gradients: bool = True
+    axes: int = 1
+    is_tiled: bool = True  # the tokens fall into few spans
+    is_even: bool = True  # and coordinates rise by one
 
 
 def same(positions: Positions) -> tuple[Positions, Positions]:
@@ -129,8 +155,13 @@ def same(positions: Positions) -> tuple[Positions, Positions]:
     return positions, positions
 
 
+def last(positions: Positions, m: int) -> tuple[Positions, Positions]:
+    """The last of them ask."""
+    return positions[len(positions) - m :], positions
+
+
 def padded(kinds: str, tokens: int) -> Positions:
-    """A row for each letter: padding to the left, to the right, inside, or all of it."""
+    """A row for each letter: padding to the left, to the right, inside, nowhere, or all of it."""
     mask = torch.ones(len(kinds), tokens, dtype=torch.bool)
     for row, kind in zip(mask, kinds, strict=True):
         if kind == "l":
@@ -138,9 +169,9 @@ def padded(kinds: str, tokens: int) -> Positions:
         elif kind == "r":
             row[tokens - tokens // 3 :] = False
         elif kind == "i":
-            row[1::4] = False
+            row[tokens // 7] = False
             row[tokens // 2 : tokens - tokens // 4] = False
-        else:
+        elif kind == "a":
             row[:] = False
     return Positions.padded(mask)
 
@@ -156,61 +187,86 @@ def shuffled(tokens: int) -> Tensor:
     return torch.randperm(tokens, generator=torch.Generator().manual_seed(tokens))
 
 
-def mask_of(queries: int, keys: int) -> Tensor:
-    """A bool mask for two rows that leaves the last query of the second without a key."""
-    mask = torch.rand(2, 1, queries, keys, generator=torch.Generator().manual_seed(5)) > 0.3
-    mask[1, :, -1] = False
-    return mask
+def with_a_gap(tokens: int) -> Positions:
+    """Text of which a part was cut out: coordinates and order leap."""
+    at = torch.arange(tokens)
+    at = at + 7 * (at >= tokens // 3)
+    return Positions(at[None], order=at[None])
 
 
-def bias_of(queries: int, keys: int) -> Tensor:
-    """A float mask of every head, some of it -inf, with a gradient of its own."""
-    bias = torch.randn(1, HEADS, queries, keys, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    return bias.masked_fill(~mask_of(queries, keys)[:1], -torch.inf).requires_grad_()
+def prefixed(tokens: int) -> Positions:
+    """A prefix that sees itself whole, then text; in the second row it is longer."""
+    order = torch.arange(tokens).repeat(2, 1)
+    order[0, : tokens // 4] = 0
+    order[1, : tokens // 2] = tokens // 2 - 1
+    return Positions(torch.arange(tokens)[None], order=order)
 
 
-def _last(positions: Positions, m: int) -> tuple[Positions, Positions]:
-    return positions[len(positions) - m :], positions
+def by_ids(tokens: int) -> Positions:
+    """Packed documents and padding, as a tokenizer gives them."""
+    third = tokens // 3
+    ids = torch.cat((torch.arange(third), torch.arange(tokens - third)))[None].repeat(2, 1)
+    mask = torch.ones_like(ids)
+    mask[1, -third // 2 :] = 0
+    return Positions.from_ids(ids, mask, packed=True)
 
 
 PLACES: dict[str, Place] = {
-    "plain": Place(lambda n: same(Positions.arange(n))),
-    "not grouped": Place(lambda n: same(Positions.arange(n)), kv_heads=HEADS),
-    "one key head": Place(lambda n: same(Positions.arange(n)), kv_heads=1),
-    "shifted": Place(lambda n: same(Positions.arange(n, start=11))),
-    "packed": Place(lambda n: same(packed(n))),
+    "text": Place(lambda n: same(Positions.arange(n))),
+    "offset": Place(lambda n: same(Positions.arange(n, start=11).shift(-4))),
+    "cache": Place(lambda n: last(Positions.arange(n), n // 3)),
+    "decoding": Place(lambda n: last(padded("ln", n), 1)),
+    "a mask of ones": Place(lambda n: same(padded("nn", n))),
     "padded left and right": Place(lambda n: same(padded("lr", n))),
     "padded inside and wholly": Place(lambda n: same(padded("ia", n))),
-    "cross": Place(lambda n: (Positions.arange(n, start=5), Positions.arange(n // 2 + 3, start=2))),
-    "cross, some before every key": Place(
-        lambda n: (Positions.arange(n), Positions.arange(n // 2 + 3, start=n // 2 + 1))
-    ),
-    "cross, packed": Place(lambda n: (packed(n), Positions.packed([[n // 4, n // 2], [n // 2, n // 4 + 1]]))),
-    "the last of the keys": Place(lambda n: _last(Positions.arange(n), max(n // 3, 1))),
-    "decoding": Place(lambda n: _last(Positions.arange(n), 1), kv_heads=1),
-    "decoding, padded": Place(lambda n: _last(padded("li", n), 1)),
-    "permuted": Place(lambda n: same(Positions.arange(n)[shuffled(n)])),
-    "unrelated to order": Place(lambda n: same(Positions(shuffled(n)[None]))),
-    "steps": Place(lambda n: same(Positions(torch.arange(n)[None] // 4 * 9))),
+    "packed": Place(lambda n: same(packed(n))),
+    "packed, other keys": Place(lambda n: (packed(n), Positions.packed([[n // 4, n // 2], [n // 2, n // 4 + 1]]))),
+    "other keys": Place(lambda n: (Positions.arange(n, start=5), Positions.arange(n // 2 + 3, start=2))),
+    "coordinates alone": Place(lambda n: same(Positions(torch.arange(n)[None]))),
+    "position ids": Place(lambda n: same(by_ids(n))),
+    "a gap": Place(lambda n: same(with_a_gap(n))),
+    "a prefix": Place(lambda n: same(prefixed(n))),
+    "coordinates backwards": Place(lambda n: same(Positions.arange(n).scale(-1).shift(n)), is_even=False),
+    "permuted": Place(lambda n: same(Positions.arange(n)[shuffled(n)]), is_tiled=False),
+    "steps of a half": Place(lambda n: same(Positions.arange(n).scale(0.5)), fractional=True, is_even=False),
     "fractional": Place(
-        lambda n: same(Positions(torch.linspace(0.3, 0.9 * n, n, dtype=torch.float64)[None])), fractional=True
+        lambda n: same(Positions(torch.linspace(0.3, 0.9 * n, n, dtype=torch.float64)[None])),
+        fractional=True,
+        is_even=False,
     ),
-    "bool mask": Place(lambda n: same(Positions.arange(n)), how=lambda m, n: {"attn_mask": mask_of(m, n)}),
-    "float mask": Place(lambda n: same(Positions.arange(n)), how=lambda m, n: {"attn_mask": bias_of(m, n)}),
-    "scaled": Place(lambda n: same(Positions.arange(n)), how=lambda m, n: {"scale": 0.31}),
-    "narrow values": Place(lambda n: same(Positions.arange(n)), value_dim=5),
-    "log-sum-exp": Place(lambda n: same(Positions.arange(n)), how=lambda m, n: {"return_lse": True}),
-    "log-sum-exp, padded": Place(lambda n: same(padded("il", n)), how=lambda m, n: {"return_lse": True}),
-    "log-sum-exp alone": Place(
-        lambda n: same(Positions.arange(n)), how=lambda m, n: {"return_lse": True}, gradients=False
-    ),
+    "grid": Place(lambda n: same(Positions.grid(-(-n // 16), 16)), axes=2, is_even=False),
+}
+
+
+@dataclass(frozen=True)
+class Way:
+    """How attention is asked."""
+
+    how: dict[str, Any] = field(default_factory=dict)
+    has_sinks: bool = False
+    has_mask: bool = False
+
+    def for_kind(self, kind: Kind) -> "Way":
+        """The same, of a scheme that encodes one direction alone."""
+        return replace(self, how=self.how | {"is_causal": True}) if kind.looks_back else self
+
+
+WAYS: dict[str, Way] = {
+    "both": Way(),
+    "causal": Way({"is_causal": True}),
+    "causal, a window": Way({"is_causal": True, "window": 9}),
+    "a window": Way({"window": (5, 3)}),
+    "to the left": Way({"window": (None, 0), "scale": 0.31}),
+    "causal, sinks": Way({"is_causal": True}, has_sinks=True),
+    "a window, sinks": Way({"window": (None, 20)}, has_sinks=True),
+    "a mask": Way({"is_causal": True}, has_mask=True),
 }
 
 
 def fits(name: str, place: str) -> bool:
-    """Whether the scheme has an encoding for coordinates of that kind, and for values of that width."""
-    where = PLACES[place]
-    return (KINDS[name].fractional or not where.fractional) and (name not in VALUES or where.value_dim is None)
+    """Whether the scheme has an encoding for coordinates of that kind."""
+    kind, where = KINDS[name], PLACES[place]
+    return (kind.fractional or not where.fractional) and (kind.axes == where.axes or where.axes == 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,43 +281,73 @@ class Case:
     query_positions: Positions
     key_positions: Positions
     how: dict[str, Any]
+    features: dict[str, Tensor] = field(default_factory=dict)  # "query clock", "key clock"
 
     @property
     def leaves(self) -> dict[str, Tensor]:
         """Everything that has a gradient."""
-        tensors = {"query": self.query, "key": self.key, "value": self.value}
-        mask = self.how.get("attn_mask")
-        if mask is not None and mask.requires_grad:
-            tensors["attn_mask"] = mask
-        return {name: x for name, x in (tensors | dict(self.scheme.named_parameters())).items() if x.requires_grad}
+        tensors = {"query": self.query, "key": self.key, "value": self.value, **self.features}
+        more = {name: self.how[name] for name in ("sinks", "attn_mask") if self.how.get(name) is not None}
+        leaves = tensors | more | dict(self.scheme.named_parameters())
+        return {name: x for name, x in leaves.items() if x.requires_grad}
 
-    def attend(self, backend: str, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-        """The output, and the log-sum-exp where it is asked for. What the scheme adds to the input is added to the
-        query, the heads laid side by side."""
-        out = attend(self.scheme, self.query_positions, self.key_positions, query, key, value, backend, **self.how)
+    def attend(self, backend: str, *tensors: Tensor, **how: Any) -> tuple[Tensor, ...]:
+        """The output, and the log-sum-exp where it is asked for, of these tensors or of its own. What the scheme adds
+        to the input is added to the query, the heads laid side by side."""
+        out = attend(
+            self.scheme,
+            self.query_positions,
+            self.key_positions,
+            *(tensors or (self.query, self.key, self.value)),
+            backend,
+            features=self.features,
+            **self.how | how,
+        )
         return out if isinstance(out, tuple) else (out,)
 
     def run(self, backend: str, wanted: tuple[str, ...] | None = None) -> dict[str, Tensor]:
-        """The output and the gradient of a fixed random projection of it, of everything that has one."""
+        """The output, the log-sum-exp where it is asked for, and the gradient of a fixed projection of them."""
         if wanted == ():
             with torch.no_grad():
-                outs = self.attend(backend, self.query, self.key, self.value)
-            return dict(zip(("output", "log-sum-exp"), outs, strict=False))
-        outs = self.attend(backend, self.query, self.key, self.value)
-        leaves = {name: x for name, x in self.leaves.items() if wanted is None or name in wanted}
-        # A log-sum-exp of -inf has no gradient to speak of; where the query sees something, it has.
-        finite = [out.masked_fill(out == -torch.inf, 0.0) for out in outs]
-        loss = sum((out * projection(out)).sum() for out in finite)
-        assert isinstance(loss, Tensor)
-        gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-        found = {f"gradient of {name}": g for name, g in zip(leaves, gradients, strict=True)}
-        return {name: x.detach() for name, x in zip(("output", "log-sum-exp"), outs, strict=False)} | found
+                return dict(zip(("output", "log-sum-exp"), self.attend(backend), strict=False))
+        return with_gradients(self, self.attend(backend), wanted)
 
-    def to(self, dtype: torch.dtype) -> "Case":
-        """The same call in another precision; parameters in single precision at least, as they are trained."""
-        scheme = copy.deepcopy(self.scheme).to(torch.promote_types(dtype, torch.float32))
-        query, key, value = (x.detach().to(dtype).requires_grad_() for x in (self.query, self.key, self.value))
-        return replace(self, scheme=scheme, query=query, key=key, value=value)
+    def to(self, to: torch.dtype | torch.device) -> "Case":
+        """The same call in another precision, or elsewhere; parameters in single precision at least, as they are
+        trained."""
+        scheme = copy.deepcopy(self.scheme)
+        scheme = scheme.to(torch.promote_types(to, torch.float32) if isinstance(to, torch.dtype) else to)
+
+        def moved(x: Any) -> Any:
+            return x.detach().to(to).requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x
+
+        at = {"query_positions": self.query_positions, "key_positions": self.key_positions}
+        if isinstance(to, torch.device):
+            at = {name: positions.with_layout().to(to) for name, positions in at.items()}
+        return replace(
+            self,
+            scheme=scheme,
+            **{name: moved(getattr(self, name)) for name in ("query", "key", "value")},
+            how={name: moved(x) for name, x in self.how.items()},
+            features={name: moved(x) for name, x in self.features.items()},
+            **at,  # type: ignore[arg-type]
+        )
+
+
+def with_gradients(run: Case, outs: tuple[Tensor, ...], wanted: tuple[str, ...] | None = None) -> dict[str, Tensor]:
+    """Results by name, and the gradient of their projection of everything that has one."""
+    leaves = {name: x for name, x in run.leaves.items() if wanted is None or name in wanted}
+    # A log-sum-exp of -inf has no gradient to speak of; where the query sees something, it has.
+    finite = [out.masked_fill(out == -torch.inf, 0.0) for out in outs]
+    loss = sum(((out * projection(out)).sum() for out in finite), torch.zeros((), device=run.query.device))
+    gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True, retain_graph=True)
+    found = {f"gradient of {name}": g for name, g in zip(leaves, gradients, strict=True)}
+    return {name: x.detach() for name, x in zip(("output", "log-sum-exp"), outs, strict=False)} | found
+
+
+def bound(scheme: Scheme, query_positions: Positions, key_positions: Positions, like: Tensor) -> Encoding:
+    """The encoding, in the precision of scores."""
+    return scheme(query_positions, key_positions, dtype=torch.promote_types(like.dtype, torch.float32))
 
 
 def attend(
@@ -272,19 +358,23 @@ def attend(
     key: Tensor,
     value: Tensor,
     backend: str,
+    features: dict[str, Tensor] | None = None,
     **how: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Binds the scheme and opens all of its doors, as a model does."""
-    encoding = scheme(query_positions, key_positions, dtype=torch.promote_types(query.dtype, torch.float32))
+    encoding = bound(scheme, query_positions, key_positions, query)
     if "add" in encoding.doors:
         query = encoding.add(query.transpose(1, 2).flatten(2)).unflatten(2, (query.size(1), -1)).transpose(1, 2)
+    if features:
+        of = {side: {n.split()[1]: x for n, x in features.items() if n.startswith(side)} for side in ("query", "key")}
+        encoding = encoding.with_features(of["query"], of["key"])
     return posenc.attention(query, key, value, encoding, **how, backend=backend)
 
 
 class Model(torch.nn.Module):
     """The scheme of a case bound to the tokens at hand, which are a text, and their attention."""
 
-    def __init__(self, it: "Case", backend: str = "auto") -> None:
+    def __init__(self, it: Case, backend: str = "auto") -> None:
         super().__init__()
         self.scheme, self.at, self.backend = it.scheme, it.kind.at, backend
 
@@ -302,113 +392,79 @@ def coarse(x: Tensor) -> Tensor:
 
 def projection(out: Tensor) -> Tensor:
     """Fixed weights of order 1 for every number of a result."""
-    return coarse(torch.randn(out.shape, generator=torch.Generator().manual_seed(7))).to(out.dtype)
+    return coarse(torch.randn(out.shape, generator=torch.Generator().manual_seed(7))).to(out.device, out.dtype)
 
 
 def case(
     name: str,
     place: str,
     tokens: int,
-    causal: bool,
+    way: str | bool = "causal",
     heads: int = HEADS,
+    kv_heads: int | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> Case:
     """The scheme of that name at that place, on random tensors; the same ones whenever it is asked for."""
-    torch.manual_seed(1000 * tokens + causal)
+    torch.default_generator.manual_seed(1000 * tokens)
     kind, where = KINDS[name], PLACES[place]
     scheme = built(name, heads, tokens, torch.promote_types(dtype, torch.float32))
-    asking, known = where.positions(tokens)
-    key_positions = kind.at(known)
-    query_positions = key_positions if asking is known else kind.at(asking)
+    way = way if isinstance(way, str) else "causal" if way else "both"
+    asked = WAYS[way].for_kind(kind)
+    of_queries, of_keys = where.positions(tokens)
+    key_positions = kind.at(of_keys)
+    query_positions = key_positions if of_queries is of_keys else kind.at(of_queries)
     queries, keys = len(query_positions), len(key_positions)
-    how = {"is_causal": causal, **where.how(queries, keys)}
-    batch = max(query_positions.rows, key_positions.rows, 2 if "attn_mask" in how else 1)
+    batch = max(query_positions.rows, key_positions.rows)
     head_dim = shape_of(name, heads, tokens).head_dim
-    kv_heads = where.kv_heads * heads // HEADS or 1
-    query, key, value = (
-        torch.randn(size, dtype=torch.float64).to(dtype).requires_grad_()
-        for size in (
-            (batch, heads, queries, head_dim),
-            (batch, kv_heads, keys, head_dim),
-            (batch, kv_heads, keys, where.value_dim or head_dim),
-        )
-    )
-    return Case(kind, scheme, query, key, value, query_positions, key_positions, how)
+    kv_heads = max(1, KV_HEADS * heads // HEADS) if kv_heads is None else kv_heads
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_()
+
+    tensors = [drawn(batch, h, n, head_dim) for h, n in ((heads, queries), (kv_heads, keys), (kv_heads, keys))]
+    how = dict(asked.how)
+    if asked.has_sinks:
+        how["sinks"] = drawn(heads)
+    if asked.has_mask:
+        how["attn_mask"] = drawn(1, heads, queries, keys)
+        with torch.no_grad():
+            how["attn_mask"][torch.rand(1, heads, queries, keys) > 0.7] = -torch.inf
+    features = {}
+    for piece in bound(scheme, query_positions, key_positions, tensors[0]).pieces:
+        if (feature := getattr(piece, "feature", None)) is not None:
+            width = (piece.vectors(torch.zeros(1).long()).size(-1),) if isinstance(piece, Meeting) else ()
+            for side, n in (("query", queries), ("key", keys)):
+                if side == "query" or not width:
+                    features[f"{side} {feature}"] = drawn(batch, heads, n, *width)
+    return Case(kind, scheme, *tensors, query_positions, key_positions, how, features)
 
 
 # --- who refuses what -------------------------------------------------------------------------------------------------
 
-WHOLE_ROWS = frozenset({"cope"})
-PRODUCTS = frozenset({"distance_aware", "distance_aware+alibi", "alibi+distance_aware"})
-VALUES = frozenset({"shaw", "shaw values", "shaw per head", "shaw+alibi"})
-LSE = frozenset({"log-sum-exp", "log-sum-exp, padded", "log-sum-exp alone"})
-MASKS = frozenset({"bool mask", "float mask"})
-NOT_A_RUN = frozenset(
-    {
-        "packed",
-        "padded left and right",
-        "padded inside and wholly",
-        "cross, packed",
-        "decoding, padded",
-        "permuted",
-        "unrelated to order",
-        "steps",
-        "fractional",
-        "log-sum-exp, padded",
-    }
-)
-NOT_STRAIGHT_PAST_A_DISTANCE = frozenset(
-    {
-        "alibi directed",
-        "transformer_xl",
-        "absolute_in_attention",
-        "relative_1d",
-        "relative_1d per head",
-        "relative_2d",
-        "relative_2d per head",
-        "shaw+alibi",
-    }
-)
+
+def refuses(backend: str, name: str, place: str, way: str | bool = "causal") -> bool:
+    """Whether the backend is to refuse the scheme at that place; what is not said here it is to run."""
+    asked = WAYS[way] if isinstance(way, str) else Way()
+    if backend == "sdpa":
+        return name in VALUES | ROWS | FUNCTIONS or asked.has_sinks
+    if backend == "tiled":
+        if name in NOT_BY_DISTANCE or asked.has_mask or not PLACES[place].is_tiled:
+            return True
+        return name not in NO_DISTANCE and not PLACES[place].is_even
+    return False
 
 
-@dataclass(frozen=True)
-class Refusals:
-    """What a backend is to refuse: these schemes wherever they are, and any scheme at these places, or at those where
-    attention is causal."""
-
-    schemes: frozenset[str] = frozenset()
-    places: frozenset[str] = frozenset()
-    causal_places: frozenset[str] = frozenset()
-
-
-REFUSED: dict[str, Refusals] = {
-    "reference": Refusals(),
-    "chunked": Refusals(),
-    "sdpa": Refusals(WHOLE_ROWS | PRODUCTS | VALUES, LSE),
-    "near_far": Refusals(
-        WHOLE_ROWS | PRODUCTS | NOT_STRAIGHT_PAST_A_DISTANCE,
-        NOT_A_RUN | MASKS | {"narrow values", "log-sum-exp"},
-        frozenset({"cross, some before every key"}),
-    ),
-}
-
-
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_blocks(patch: pytest.MonkeyPatch) -> None:
     """Makes the backends that work in blocks take many where a hundred tokens would be one."""
     for module, name, size in (
         (chunked, "SCORES", 1),
         (chunked, "ROWS", 24),
-        (by_distance, "ROWS", 16),
-        (by_distance, "KEYS", 40),
-        (by_distance, "SCORES", 1),
-        (near_far, "GROUP", 1),
-        (fused, "ROWS", 64),
-        (fused, "TRIANGLE", 16),
+        (band, "ROWS", 16),
+        (band, "DISTANCES", 25),
+        (band, "SCORES", 1),
+        (band, "NARROW", 20),
+        (fused, "ROWS", 32),
+        (fused, "TRIANGLE", 8),
+        (fused, "NARROW", 4),
     ):
-        monkeypatch.setattr(module, name, size)
-
-
-def refuses(backend: str, scheme: str, place: str, causal: bool) -> bool:
-    """Whether the backend is to refuse the scheme at that place; one without a line is to run everything."""
-    line = REFUSED.get(backend, Refusals())
-    return scheme in line.schemes or place in line.places or (causal and place in line.causal_places)
+        patch.setattr(module, name, size)

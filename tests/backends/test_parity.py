@@ -1,73 +1,49 @@
-"""Every backend against the reference in double precision: output, and the gradient of everything that has one, for
-every scheme at every kind of position; and what a backend refuses, it is to refuse."""
+"""Every backend against the reference in double precision: output, log-sum-exp, and the gradients of both of everything
+that has one. Every scheme meets every kind of positions once, and in turn every way to ask, every number of key heads,
+and small blocks or large; and what a backend refuses, it is to refuse."""
 
 import math
 import re
-from functools import lru_cache
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from posenc.backends import band, fused
 from tests.backends.grounds import (
+    ATTENDING,
     FAST,
     HEADS,
     KINDS,
-    LINEAR,
-    NAMES,
     PLACES,
-    REFUSED,
-    SINGLE_ONLY,
     VALUES,
+    WAYS,
     Case,
     built,
     case,
     fits,
     refuses,
     small_blocks,
+    with_gradients,
 )
 
 U = 2.0**-53  # what rounding to double precision is off by, relatively
+TOKENS = 97  # a block of 64 and a part of one
 
-# 128 is where blocks of fast backends begin and end; at 1 there is hardly anything, and that has to work too.
-EVERYWHERE = (1, 129)
-AROUND_A_BLOCK = (127, 128)
-THERE = ("plain", "packed", "padded left and right", "the last of the keys")
-# Attention sees nothing of what is added to the input, so one of these stands for all in most places.
-ADDING = frozenset(name for name in KINDS if built(name).doors in ((), ("add",))) - {"nope"}
-
-Run = tuple[str, str, int, bool]
+Run = tuple[str, str, str, int, bool]  # scheme, place, way, key heads, whether blocks are small
+KV_HEADS = (2, HEADS, 1)
 RUNS: list[Run] = [
-    (name, place, tokens, causal)
-    for name in KINDS
-    for place in PLACES
-    for tokens, ways in (*((n, (True, False)) for n in EVERYWHERE), *((n, (True,)) for n in AROUND_A_BLOCK))
-    for causal in ways
+    (name, place, tuple(WAYS)[(a + b) % len(WAYS)], KV_HEADS[(a + b) % 3], (a + b // len(WAYS)) % 2 == 0)
+    for a, name in enumerate(ATTENDING)
+    for b, place in enumerate(PLACES)
     if fits(name, place)
-    and (tokens == 129 or place in THERE)
-    and (name not in ADDING or (place in THERE and tokens in EVERYWHERE))
-]
-LONG: list[Run] = [
-    (name, place, 1025, causal)
-    for name in KINDS
-    for place, causal in (("plain", True), ("the last of the keys", False))
-    if name not in ADDING and name != "cope"  # whose rows meet rows: T^3
 ]
 
 
-def identified(run: Run) -> str:
-    name, place, tokens, causal = run
-    return f"{name}-{place}-{tokens}-{'causal' if causal else 'both'}"
-
-
-def with_backends(runs: list[Run], backends: tuple[str, ...] = FAST) -> list[Any]:
-    return [pytest.param(run, backend, id=f"{identified(run)}-{backend}") for run in runs for backend in backends]
-
-
-def check_refused(run: Case, backend: str, wanted: tuple[str, ...] | None) -> None:
+def check_refused(run: Case, backend: str, **how: Any) -> None:
     with pytest.raises(ValueError, match=f"^backend '{backend}' cannot run this: .*; these can: .*reference"):
-        run.run(backend, wanted)
+        run.attend(backend, **how)
 
 
 def check_close(found: dict[str, Tensor], truth: dict[str, Tensor], run: Case) -> None:
@@ -90,121 +66,139 @@ def check_close(found: dict[str, Tensor], truth: dict[str, Tensor], run: Case) -
         )
 
 
-@lru_cache(maxsize=2)
-def made(run: Run, heads: int, wanted: tuple[str, ...] | None) -> tuple[Case, dict[str, Tensor]]:
-    """The case, and what the reference makes of it: once for all backends, which stand innermost."""
-    it = case(*run, heads)
-    return it, it.run("reference", wanted)
+def check_parity(it: Case, refused: dict[str, bool]) -> None:
+    """Each backend against the reference, or refused."""
+    wants_lse = {"return_lse": True}
+    outs = it.attend("reference", **wants_lse)
+    with_lse, without = with_gradients(it, outs), with_gradients(it, outs[:1])
+    for backend, is_refused in refused.items():
+        how = {} if backend == "sdpa" else wants_lse
+        if is_refused:
+            check_refused(it, backend, **how)
+        else:
+            found = with_gradients(it, it.attend(backend, **how))
+            check_close(found, with_lse if how else without, it)
 
 
-def check_run(run: Run, backend: str, heads: int = HEADS, wanted: tuple[str, ...] | None = None) -> None:
-    name, place, _, causal = run
-    wanted = wanted if PLACES[place].gradients else ()
-    it, truth = made(run, heads, wanted)
-    if refuses(backend, name, place, causal):
-        check_refused(it, backend, wanted)
-    else:
-        check_close(it.run(backend, wanted), truth, it)
+def check_run(run: Run, device: torch.device | str = "cpu", backends: tuple[str, ...] = FAST) -> None:
+    name, place, way, kv_heads, is_small = run
+    it = case(name, place, TOKENS, way, kv_heads=kv_heads)
+    if str(device) != "cpu":
+        it = it.to(torch.device(device))
+    with pytest.MonkeyPatch.context() as patch:
+        if is_small:
+            small_blocks(patch)
+        check_parity(it, {backend: refuses(backend, name, place, way) for backend in backends})
 
 
-@pytest.mark.parametrize(("run", "backend"), with_backends(RUNS))
-def test_a_backend_is_the_reference_or_says_that_it_cannot(run: Run, backend: str) -> None:
-    check_run(run, backend)
+def identified(run: Run) -> str:
+    name, place, way, kv_heads, is_small = run
+    return f"{name}-{place}-{way}-{kv_heads}-{'small' if is_small else 'large'}"
 
 
-@pytest.mark.parametrize(("run", "backend"), with_backends(LONG))
-def test_so_it_is_over_many_blocks(run: Run, backend: str) -> None:
-    check_run(run, backend, heads=2)
+@pytest.mark.parametrize("run", RUNS, ids=identified)
+def test_a_backend_is_the_reference_or_says_that_it_cannot(run: Run, device: torch.device) -> None:
+    check_run(run, device)
 
 
-IN_BLOCKS: list[Run] = [
-    (name, place, 129, causal)
-    for name in KINDS
-    if name not in ADDING
-    for place in PLACES
-    for causal in ((True, False) if place in ("plain", "cross", *THERE) else (True,))
-    if fits(name, place)
+def test_every_scheme_and_every_place_meets_every_way() -> None:
+    for part in (0, 1):
+        for one in {run[part] for run in RUNS}:
+            met = [run for run in RUNS if run[part] == one]
+            if len(met) >= 2 * len(WAYS):  # those that most places fit, and those that most schemes fit
+                assert {run[2] for run in met} == set(WAYS)
+                assert {run[3] for run in met} == set(KV_HEADS)
+                assert {run[4] for run in met} == {True, False}
+
+
+# As long as rows of blocks of their real size; 8 distances' worth of bands, rectangles, triangles.
+LONG = [
+    ("alibi", "text", "causal"),
+    ("alibi bidirectional", "cache", "both"),
+    ("shaw", "text", "both"),
+    ("bent line", "packed", "a window"),
+    ("t5 bidirectional", "padded left and right", "causal, sinks"),
+    ("disentangled, wide", "text", "causal"),
+    ("transformer_xl", "other keys", "both"),
+    ("squeezing", "a gap", "causal"),
+    ("clocked", "text", "a window, sinks"),
 ]
 
 
-@pytest.mark.parametrize(("run", "backend"), with_backends(IN_BLOCKS, LINEAR))
-def test_so_it_is_over_many_small_ones(run: Run, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    small_blocks(monkeypatch)
-    check_run(run, backend)
+@pytest.mark.parametrize(("name", "place", "way"), LONG)
+def test_so_it_is_over_blocks_of_their_real_size(name: str, place: str, way: str, device: torch.device) -> None:
+    it = case(name, place, max(fused.ROWS, band.DISTANCES) + 170, way, heads=2)
+    it = it if device.type == "cpu" else it.to(device)
+    check_parity(it, {backend: refuses(backend, name, place, way) for backend in ("tiled", "chunked")})
 
 
 # --- some gradients and not others ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", FAST)
-@pytest.mark.parametrize("name", [name for name in KINDS if dict(built(name).named_parameters())])
-def test_parameters_alone_have_their_gradients(name: str, backend: str) -> None:
-    """As where a bias is fitted to a frozen model: query, key and value require none."""
-    for place in ("plain", "padded left and right", "cross"):
-        it = case(name, place, 129, True)
-        for tensor in (it.query, it.key, it.value):
-            tensor.requires_grad_(False)
-        check_some(it, name, place, backend)
-
-
-@pytest.mark.parametrize("backend", FAST)
-@pytest.mark.parametrize("wanted", ["query", "key", "value"])
-@pytest.mark.parametrize("name", KINDS)
-def test_one_tensor_alone_has_its_gradient(name: str, wanted: str, backend: str) -> None:
-    it = case(name, "plain", 129, False)
-    for leaf_name, leaf in it.leaves.items():
-        leaf.requires_grad_(leaf_name == wanted)
-    check_some(it, name, "plain", backend)
-
-
-def check_some(it: Case, name: str, place: str, backend: str) -> None:
-    if refuses(backend, name, place, it.how["is_causal"]):
-        check_refused(it, backend, None)
+def check_some(it: Case, backend: str, is_refused: bool) -> None:
+    if is_refused:
+        check_refused(it, backend)
     else:
         truth = it.run("reference")
         assert len(truth) > 1
         check_close(it.run(backend), truth, it)
 
 
-# --- against differences, and derivatives of derivatives --------------------------------------------------------------
+@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize("name", [name for name in ATTENDING if dict(built(name).named_parameters())])
+def test_parameters_alone_have_their_gradients(name: str, backend: str) -> None:
+    """As where a bias is fitted to a frozen model: query, key and value require none."""
+    it = case(name, "padded left and right", 29, True)
+    for tensor in (it.query, it.key, it.value):
+        tensor.requires_grad_(False)
+    check_some(it, backend, refuses(backend, name, "padded left and right"))
 
-PLACES_TO_DIFFER = ("plain", "padded left and right", "cross", "the last of the keys")
+
+@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize("wanted", ["query", "key", "value"])
+@pytest.mark.parametrize("name", ["nope", "alibi", "shaw", "clocked", "disentangled", "distance_aware"])
+def test_one_tensor_alone_has_its_gradient(name: str, wanted: str, backend: str) -> None:
+    it = case(name, "text", 29, True)
+    for leaf_name, leaf in it.leaves.items():
+        leaf.requires_grad_(leaf_name == wanted)
+    check_some(it, backend, refuses(backend, name, "text"))
 
 
-def tiny(name: str, place: str) -> Case:
-    """Few numbers, so that the whole Jacobian can be had by differences."""
-    return case(name, place, 5, causal=True, heads=2)
+@pytest.mark.parametrize("backend", ["tiled", "chunked"])
+@pytest.mark.parametrize("name", ["nope", "shaw", "clocked", "squeezing"])
+def test_the_log_sum_exp_alone_has_its_gradients(name: str, backend: str) -> None:
+    it = case(name, "packed", 29, "both")
+    found, expected = (
+        torch.autograd.grad(
+            it.attend(way, return_lse=True)[1].masked_fill(it.query_positions.document[:, None] == -1, 0.0).sum(),
+            list(it.leaves.values()),
+            materialize_grads=True,
+        )
+        for way in (backend, "reference")
+    )
+    assert sum(float(g.abs().sum()) for g in expected) > 1
+    check_close(*(dict(zip(it.leaves, map(torch.Tensor.detach, g), strict=True)) for g in (found, expected)), it)
 
 
-def check_gradients(it: Case, backend: str) -> None:
+# --- derivatives by differences, and of derivatives -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ATTENDING)
+def test_the_references_gradients_are_those_by_differences(name: str) -> None:
     """By central differences in steps of 1e-6: truncation some 1e-12, rounding 1e-10, both below gradcheck's 1e-5."""
+    it = case(name, "padded left and right", 5, True, heads=2)
     leaves = tuple(it.leaves.values())  # gradcheck moves them where they are
-    few = sum(leaf.numel() for leaf in leaves) < 200
-    torch.autograd.gradcheck(lambda *_: it.attend(backend, it.query, it.key, it.value), leaves, fast_mode=not few)
+    torch.autograd.gradcheck(lambda *_: it.attend("reference"), leaves, fast_mode=True)
 
 
-@pytest.mark.parametrize("backend", [name for name in NAMES if name not in SINGLE_ONLY])
-@pytest.mark.parametrize("place", PLACES_TO_DIFFER)
-@pytest.mark.parametrize("name", KINDS)
-def test_gradients_are_those_by_differences(name: str, place: str, backend: str) -> None:
-    it = tiny(name, place)
-    if refuses(backend, name, place, causal=True):
-        check_refused(it, backend, None)
-    else:
-        check_gradients(it, backend)
-
-
-@pytest.mark.parametrize("backend", [name for name in NAMES if name not in SINGLE_ONLY])
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("backend", ["reference", *FAST])
+@pytest.mark.parametrize("name", ["alibi", "shaw keys", "transformer_xl"])
 def test_gradients_of_gradients_are_right_or_refused(name: str, backend: str) -> None:
-    it = tiny(name, "plain")
-    if refuses(backend, name, "plain", causal=True):
-        check_refused(it, backend, None)
-        return
+    it = case(name, "text", 5, True, heads=2)
     leaves = tuple(it.leaves.values())
 
     def attend(*_: Tensor) -> Tensor:
-        return it.attend(backend, it.query, it.key, it.value)[0]
+        return it.attend(backend)[0]
 
     first = torch.autograd.grad(attend().square().sum(), leaves, create_graph=True, materialize_grads=True)
     refusal = None
@@ -219,29 +213,21 @@ def test_gradients_of_gradients_are_right_or_refused(name: str, backend: str) ->
         assert re.search(r"derivative for .* is not implemented|no autograd formula was registered", refusal)
 
 
-# --- the tables of this file and of grounds ---------------------------------------------------------------------------
-
-
-def test_every_backend_says_what_it_is_to_refuse_of_what_there_is() -> None:
-    assert REFUSED.keys() | set(SINGLE_ONLY) >= set(NAMES)
-    for line in REFUSED.values():
-        assert line.schemes <= KINDS.keys()
-        assert line.places | line.causal_places <= PLACES.keys()
+# --- what the comparison is worth -------------------------------------------------------------------------------------
 
 
 def test_every_scheme_with_a_value_door_is_known_to_have_one() -> None:
     assert {name for name in KINDS if "value" in built(name).doors} == VALUES
 
 
-@pytest.mark.parametrize("backend", SINGLE_ONLY)
-def test_a_backend_without_double_precision_says_so(backend: str) -> None:
-    check_refused(case("alibi", "plain", 5, causal=True), backend, ())
+def test_a_backend_without_double_precision_says_so() -> None:
+    check_refused(case("alibi", "text", 5, True), "flex")
 
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_these_cases_see_a_wrong_bias_and_a_blind_gradient(causal: bool) -> None:
-    """What the comparison is worth: it fails where one distance of one head is off by 1e-9, or one gradient is."""
-    it = case("t5", "plain", 129, causal)
+    """It fails where one distance of one head is off by 1e-9, or one gradient is."""
+    it = case("t5 bidirectional", "text", 129, causal)
     truth = it.run("reference")
     with torch.no_grad():
         it.scheme.weight[3, 5] += 1e-9

@@ -49,28 +49,27 @@ def attention(
     The signature is that of `torch.nn.functional.scaled_dot_product_attention`, plus:
 
     - ``encoding``: what a scheme gave for some positions, or the scheme itself, which is then bound to
-      ``query_positions`` and ``key_positions``. By default keys are at 0 .. N-1 and queries are the last M of them;
-      queries with positions give them to as many keys. Without an encoding the positions still rule what is seen.
-    - ``window``: how far a query sees, in places of the order: a number of keys, the query's own the last of them; or
-      (left, right), places back and forth, None for all.
-    - ``sinks``: a logit for each head that every query sees besides its keys, and that has no value: it takes a share of
-      the weights. The log-sum-exp has it in.
+      ``query_positions`` and ``key_positions``. By default keys are at 0 .. N-1 and queries are the last M of them.
+      With ``query_positions`` alone, as many keys have the same. Without an encoding positions still rule what is seen.
+    - ``window``: how far a query sees, counted along the order: a number of keys, of which its own is the last; or
+      (left, right), the number of places back and forth, None for all.
+    - ``sinks``: a logit for each head that every query sees beside its keys. It has no value, and takes a share of the
+      weights. The log-sum-exp includes it.
     - ``backend``: ``"auto"``, of which `explain` says what it takes; or the name of one, ``"sdpa"``, ``"tiled"``,
       ``"flex"``, ``"chunked"`` or ``"reference"``, which then runs or raises ValueError, and never falls back.
-    - ``return_lse``: also return the log-sum-exp of each row of scores, (batch, heads, queries), to merge partial
-      results by.
+    - ``return_lse``: also return the log-sum-exp of each row of scores, (batch, heads, queries), by which partial
+      results can be merged.
 
-    The add door is the model's to open, ``x = encoding.add(x)``, since it acts before x becomes query, key and value: a
-    bound encoding is taken to have been added, and an unbound scheme that adds is a ValueError.
+    The model opens the add door, ``x = encoding.add(x)``, since it acts before x becomes query, key and value. An
+    encoding that adds and was not added is a ValueError, and so is an unbound scheme that adds.
 
     ``is_causal`` compares order, not coordinates and not indices: with fewer queries than keys the last query sees
     every key. Tokens see only their own document, and padding nothing. A query that sees no key gives zeros, in the
     output and in every gradient. Fewer key and value heads than query heads mean grouped queries, with ``enable_gqa``
-    or without. ``attn_mask``
-    broadcasts to (batch, heads, queries, keys): bool, True = may be seen, or float, added to the scores. ``dropout_p``
-    is applied whenever it is above 0.
+    or without. ``attn_mask`` broadcasts to (batch, heads, queries, keys): bool, True = may be seen, or float, added to
+    the scores. ``dropout_p`` is applied whenever it is above 0.
 
-    Fused kernels have one derivative and no other: for the second, or under `torch.func`, ``backend="reference"``.
+    Fused kernels have a first derivative alone: for the second, or under `torch.func`, take ``backend="reference"``.
 
     Returns (batch, heads, queries, value_dim) in the query's dtype; scores are in float32 for half-precision inputs.
     """
@@ -95,7 +94,7 @@ def attention(
 
 
 def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
-    """The same with a logit more in every row's denominator: out sigmoid(lse - sink)."""
+    """Output and log-sum-exp with one more logit in every row's denominator: out sigmoid(lse - sink)."""
     sink = sinks.to(lse.dtype)[:, None]
     return (out.to(lse.dtype) * (lse - sink).sigmoid()[..., None]).to(out.dtype), torch.logaddexp(
         lse, sink.expand_as(lse)
@@ -113,7 +112,7 @@ def logits(
     window: Window = None,
     scale: float | None = None,
 ) -> Float[Tensor, "batch heads queries keys"]:
-    """The scores as the truth has them: after the rotate and score doors, before mask and softmax.
+    """The scores, all of them, as the reference has them: after the rotate and score doors, before mask and softmax.
 
     ``is_causal`` and ``window`` do not mask; they tell schemes that look along the row (CoPE) which keys a query sees.
     Float32 for half-precision inputs, float64 for float64 ones.
@@ -248,11 +247,11 @@ def _check_direction(call: Call) -> None:
         return
     if call.layouts is None or 0 in (call.query.size(2), call.key.size(2)):
         return
-    found = distances(list(tiles(*call.layouts, call.visibility, call.query.size(0))))
-    if found is not None and found[1] > 0:
+    ends = distances(list(tiles(*call.layouts, call.visibility, call.query.size(0))))
+    if ends is not None and ends[1] > 0:
         raise ValueError(
-            f"{made[0].scheme} as it is made encodes keys behind the query alone, and without a causal mask a query sees "
-            f"keys after it: pass is_causal=True, or make it with {made[0].looks_back}"
+            f"{made[0].scheme} as it is made encodes keys behind the query alone, and without a causal mask a query "
+            f"sees keys after it: pass is_causal=True, or make it with {made[0].looks_back}"
         )
 
 
@@ -267,7 +266,7 @@ def _check_sinks(sinks: Tensor | None, query: Tensor) -> None:
 
 
 def _is_number(value: object) -> bool:
-    """Whether it is a number, if only a compiler's."""
+    """Whether it is a number, or a compiler's sign for one."""
     return is_number(value) or isinstance(value, (torch.SymInt, torch.SymFloat))
 
 
@@ -286,8 +285,8 @@ def _check_value_door(call: Call) -> None:
 
 @torch.no_grad()
 def _bind_pairs(call: Call) -> None:
-    """Makes every pair term for what it refuses. Query and key have shapes and no numbers, so that nothing is computed
-    from them; a term that must look at numbers is left to say its own when it can."""
+    """Makes every pair term once, so that it can refuse. Query and key have shapes and no numbers, so that nothing is
+    computed from them; a term that must look at numbers raises its errors when it runs."""
     block = call.raw_block()
     for term in (*call.pieces, *call.values):
         check(getattr(term, "distance", None), block)
@@ -303,11 +302,11 @@ def _bind_pairs(call: Call) -> None:
         pieces = [
             replace(p, query=shape_of(p.query), key=shape_of(p.key)) if isinstance(p, Fold) else p for p in pieces
         ]
-    one = replace(few, query=query, key=key).block()
+    pair = replace(few, query=query, key=key).block()
     for piece in pieces:
         with suppress(RuntimeError):
             if adds(piece):
-                added(piece, one)
+                added(piece, pair)
 
 
 def _bind(scheme: Scheme | None, query_positions: Positions, key_positions: Positions, dtype: torch.dtype) -> Encoding:

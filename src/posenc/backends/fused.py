@@ -7,6 +7,7 @@ edges. The kernel computes whole blocks even where half of one is masked, so thi
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -66,12 +67,13 @@ def parts(start: int, stop: int, first: int, last: int, low: int | None, high: i
     if low is not None:
         ends.add(min(max(first - low + 1, start), stop))
     edges = sorted(ends)
-    for head, tail in zip(edges, edges[1:], strict=False):
+    for head, tail in itertools.pairwise(edges):
         upper = high is not None and head + high < last - 1
         lower = low is not None and tail - 1 + low > first
         rows = ROWS
         if upper and lower:
-            assert low is not None and high is not None
+            assert low is not None
+            assert high is not None
             if high - low < NARROW:
                 for a in range(head, tail, 2 * NARROW):
                     b = min(a + 2 * NARROW, tail)

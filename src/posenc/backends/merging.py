@@ -17,8 +17,8 @@ def merge(
     """The attention over all keys, from attention over parts of them that share no key.
 
     Formula: lse = log sum_n e^(lse_n), out = sum_n e^(lse_n - lse) out_n, for the parts (out_n, lse_n) that
-    ``attention(..., return_lse=True)`` gives. Gradients go back to every part. A query that sees no key in any part gives
-    zeros and a log-sum-exp of -inf. ValueError for parts of different shapes.
+    ``attention(..., return_lse=True)`` gives. Gradients go back to every part. A query that sees no key in any part
+    gives zeros and a log-sum-exp of -inf. ValueError for parts of different shapes.
     """
     if not isinstance(parts, Sequence) or not parts:
         raise ValueError(f"parts must be pairs (out, lse), got {shown(parts)}")

@@ -1,4 +1,4 @@
-"""Tiled attention: any mix of pieces that go by distance, in linear memory, over whatever layouts the positions have."""
+"""Tiled attention: any mix of pieces that go by distance, in linear memory, over any layout of the positions."""
 
 from __future__ import annotations
 
@@ -155,9 +155,12 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
         vectors, far_vectors = _counted(vectors)
         values, far_values = _counted(values)
         lowest = -width
-    meeting = None  # the query alone, scaled
+    query, meeting = call.query, None  # the query alone, scaled
     far_features: list[tuple[Tensor, Tensor]] = []
-    if features:
+    is_folded = shift is not None and width is not None  # the fused kernel meets keys with the query that it is given
+    if shift is not None and is_folded:
+        query, shift = (call.query + shift[:, None]).to(call.query.dtype), None
+    if features or (is_folded and vectors is not None):
         if width is not None:
             counted = [(x, *_counted(line)) for x, line in features]
             features = [(x, line) for x, line, _ in counted if line is not None]
@@ -175,7 +178,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     near = [line for line in (bias, vectors, values) if line is not None]
     keeps_right = width is not None and bool(near) and _looks_right(call)
     seen = call.visibility
-    query, value = call.query, call.value
+    value = call.value
     if width is not None and torch.is_grad_enabled() and any(line.requires_grad for line in near):
         # The gradient of a table counts what is far as well, of which the fused kernel rounds the output to the inputs'
         # dtype: half precision would leave a thousandth of it wrong.
@@ -257,7 +260,7 @@ def _straightened(
 
 
 def _counted(line: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Of vectors at the distances -W - 1 .. W + 1 those at -W .. W less the first, and the first, (heads or 1, 1, width)."""
+    """Of vectors at the distances -W - 1 .. W + 1 those at -W .. W less the first; and the first."""
     if line is None:
         return None, None
     return line[:, 1:-1] - line[:, 1:2], line[:, 1:2]

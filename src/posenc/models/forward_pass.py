@@ -31,17 +31,17 @@ class KVCache:
         self, layer: int, key: Tensor, value: Tensor, features: Features = NOTHING
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Keeps one layer's new keys and values (batch, kv_heads, tokens, head_dim) and features of its keys (batch,
-        heads, tokens, ...); gives all there are.
+        heads, tokens, ...), and returns all there are.
 
-        Raises ValueError for a layer before which one was left out, and for tensors that do not go on with those kept.
+        Raises ValueError where a layer before this one was left out, and for tensors that do not continue those kept.
         """
         whole("layer", layer, 0, len(self._kept))
         for name, new in (("key", key), ("value", value)):
             if not isinstance(new, Tensor) or new.dim() != 4:
                 raise ValueError(f"{name} must be a tensor (batch, kv_heads, tokens, head_dim), got {shown(new)}")
         if value.shape[:3] != key.shape[:3]:
-            wanted, found = tuple(key.shape[:3]), tuple(value.shape[:3])
-            raise ValueError(f"value must be of (batch, kv_heads, tokens) {wanted} like key, got {found}")
+            of_key, of_value = tuple(key.shape[:3]), tuple(value.shape[:3])
+            raise ValueError(f"value must be of (batch, kv_heads, tokens) {of_key} like key, got {of_value}")
         if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
             raise ValueError("a KVCache is for inference: call the model under torch.no_grad()")
         if layer == len(self._kept):
@@ -49,10 +49,10 @@ class KVCache:
             self._lengths.append(0)
         kept, start = self._kept[layer], self._lengths[layer]
         stop = start + key.size(2)
-        given = {"key": key, "value": value, **{f"feature {name}": x for name, x in features.items()}}
-        if start and given.keys() != kept.keys():
-            raise ValueError(f"the cache holds {', '.join(kept)} of this layer, got {', '.join(given)}")
-        for name, new in given.items():
+        tensors = {"key": key, "value": value, **{f"feature {name}": x for name, x in features.items()}}
+        if start and tensors.keys() != kept.keys():
+            raise ValueError(f"the cache holds {', '.join(kept)} of this layer, got {', '.join(tensors)}")
+        for name, new in tensors.items():
             kept[name] = _grown(kept.get(name), new, start, stop)
         self._lengths[layer] = stop
         whole_of = {name: x[:, :, :stop] for name, x in kept.items()}
@@ -81,16 +81,16 @@ class ForwardPass:
 
     It opens each door once, at the right time, so that a model need not know which doors a scheme has: `add` where the
     input is made (or in every layer), `attention` in every layer, which rotates the new tokens, keeps their keys and
-    values in the cache, and opens the pair doors over all of them. ``scheme`` is a scheme or a `Schedule`; layers without
-    a number of their own are layer 0.
+    values in the cache, and opens the pair doors over all of them. ``scheme`` is a scheme, or a `Schedule`, for which
+    every layer says its number.
 
-    >>> step = ForwardPass(scheme, cache.positions.following(n), cache)
+    >>> step = ForwardPass(scheme, Positions.arange(n, start=len(cache)), cache)
     >>> x = step.add(x)
     >>> for layer, block in enumerate(blocks):
     ...     x = x + block.project(step.attention(*block.query_key_value(x), layer=layer))
 
-    Without a cache the tokens see one another; with one they see what it holds besides, and positions are the new
-    tokens' alone. Raises ValueError for positions that do not go on with the cache's.
+    Without a cache the tokens see one another; with a cache they also see what it holds. ``positions`` are those of the
+    new tokens alone. Raises ValueError for positions that do not continue the cache's.
     """
 
     def __init__(
@@ -134,8 +134,8 @@ class ForwardPass:
         return self._tokens[number]
 
     def pairs(self, layer: int = 0) -> Encoding:
-        """The pair doors between the new tokens and all keys. Where rotations depend on the length of the text, keys are
-        kept as they are, and the rotations are open here too."""
+        """The pair doors between the new tokens and all keys. Where rotations depend on the length of the text, the
+        cache keeps keys as they are, and the rotate door opens here too."""
         number = self._number(layer)
         if number not in self._pairs:
             scheme, _ = self.of_layer(layer)
@@ -166,8 +166,8 @@ class ForwardPass:
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Attention of the new tokens, as a layer projects them, to all that the cache holds and to one another.
 
-        ``features`` are named per-token tensors (batch, heads, tokens, ...) of the queries, ``key_features`` of the keys
-        (by default the same), which the cache keeps beside its keys. The rest is as for `posenc.attention`.
+        ``features`` are named per-token tensors (batch, heads, tokens, ...) of the queries, ``key_features`` those of
+        the keys (by default the same), which the cache keeps beside its keys. The rest is as for `posenc.attention`.
         """
         scheme, window = self.of_layer(layer)
         encoding, token_doors = self.pairs(layer), self.tokens(layer)

@@ -56,9 +56,9 @@ class Trunk(nn.Module):
     """The blocks and the positions: what decoder and encoder share.
 
     ``inject`` says where the add door opens: once, on the ``"input"``, or before ``"every_layer"``. With ``per_layer``
-    every block has a copy of the scheme with parameters of its own; otherwise all layers share the one that was given. A
-    `Schedule` says it layer by layer. The weights of the blocks are drawn before those of the copies, so at a seed they
-    are the same for every scheme.
+    every block has a copy of the scheme with parameters of its own; otherwise all layers share one scheme. A `Schedule`
+    says it layer by layer. The weights of the blocks are drawn before those of the copies, so at a seed they are the
+    same for every scheme.
     """
 
     def __init__(
@@ -116,9 +116,9 @@ def check_trunk(
     inject: str,
     per_layer: bool,
 ) -> None:
-    """ValueError for what no `Trunk` can be made of: for a model to say before it draws its first weight.
+    """ValueError for what no `Trunk` can be made of. Models call it before they draw their first weight.
 
-    A scheme says by its attributes ``num_heads``, ``head_dim`` and, if it adds to the input, ``dim`` what it fits.
+    The attributes ``num_heads``, ``head_dim`` and, if it adds to the input, ``dim`` of a scheme say what it fits.
     """
     whole("dim", dim)
     whole("num_layers", num_layers)
@@ -149,22 +149,22 @@ def check_trunk(
     for part in position.parts:
         sizes = {"num_heads": num_heads, "head_dim": dim // num_heads}
         for name, size in (sizes | {"dim": dim} if "add" in part.doors else sizes).items():
-            found = getattr(part, name, None)
-            if isinstance(found, int) and found != size:
+            made_for = getattr(part, name, None)
+            if isinstance(made_for, int) and made_for != size:
                 kind = type(part).__name__
-                raise ValueError(f"position must be made for {name} {size} like the model, got {kind} for {found}")
+                raise ValueError(f"position must be made for {name} {size} like the model, got {kind} for {made_for}")
 
 
 def embedded(embedding: nn.Embedding, tokens: Tensor) -> Tensor:
-    """The vectors of tokens; ValueError for what are none. On a GPU an id past the vocabulary is a fault of the device,
-    since reading it would wait."""
+    """The vectors of tokens; ValueError for ids outside the vocabulary. On a GPU, where reading them would wait, such
+    an id is an error of the device."""
     _check_tokens(embedding, tokens)
     try:
         return embedding(tokens)
     except IndexError:
         lowest, highest = (int(v) for v in torch.aminmax(tokens))
-        found = lowest if lowest < 0 else highest
-        raise ValueError(f"tokens must be within 0..{embedding.num_embeddings - 1}, got {found}") from None
+        outside = lowest if lowest < 0 else highest
+        raise ValueError(f"tokens must be within 0..{embedding.num_embeddings - 1}, got {outside}") from None
 
 
 def _check_tokens(embedding: nn.Embedding, tokens: Tensor) -> None:

@@ -39,12 +39,13 @@ class RoPE(Scheme):
     order of the axes: here it is that of the coordinates, rows before columns in `Positions.grid`, while the code of
     Heo et al. interleaves and has the columns first. Their base is 100, since images are less wide than texts are long.
 
-    With an ``allocation`` of axes to pairs, pair k is turned by the coordinate along axis allocation[k] and by theta_k as
-    for one axis: the rotation of time, row and column that language models with images use, in sections or interleaved.
+    With an ``allocation`` of axes to pairs, pair k is turned by the coordinate along axis allocation[k] and by theta_k
+    as for one axis: the rotation of time, row and column that language models with images use, in sections or
+    interleaved.
 
-    A ``scaling`` takes the frequencies theta (pairs,) and, where its ``needs_lengths`` is true, the length of each row of
-    the batch (rows, 1), and gives frequencies (pairs,) or (rows, pairs) and a factor of cos and sin. With lengths no key
-    may be kept rotated. ``first_channel`` is the first channel that is turned, ``heads`` the heads that are. With
+    A ``scaling`` takes the frequencies theta (pairs,) and, where its ``needs_lengths`` is true, the length of each row
+    of the batch (rows, 1), and gives frequencies (pairs,) or (rows, pairs) and a factor of cos and sin. With lengths no
+    key may be kept rotated. ``first_channel`` is the first channel that is turned, ``heads`` the heads that are. With
     ``values`` the values are turned too, and the output is turned back at the query's position.
 
     Shapes: query and key (batch, heads, tokens, head_dim), any floating dtype; angles are exact to float32 up to
