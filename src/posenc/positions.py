@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -14,7 +13,7 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from posenc import compat
-from posenc.arguments import check_choice, check_flag, check_type, is_number, number, shown
+from posenc.arguments import check_choice, check_flag, check_type, number, shown
 from posenc.layout import PADDING as PADDING
 from posenc.layout import Layout, Span, join, read
 
@@ -573,12 +572,8 @@ def _real(name: str, value: Any) -> Any:
     """A whole number as an int, any other as a float, a compiler's as it is; ValueError unless it is finite."""
     if isinstance(value, torch.SymInt):
         return value
-    if not is_number(value):
-        raise ValueError(f"{name} must be a number, got {shown(value)}")
-    real = int(value) if isinstance(value, Integral) else float(value)
-    if not math.isfinite(real):
-        raise ValueError(f"{name} must be a finite number, got {value}")
-    return real
+    found = number(name, value)
+    return int(value) if isinstance(value, Integral) else found
 
 
 def _extent(extent: Any) -> tuple[float, float]:

@@ -292,13 +292,13 @@ class Schedule(nn.Module):
 
     def __getitem__(self, layer: int) -> tuple[Scheme, Window]:
         """Scheme and window of a layer."""
-        number, window = self._layers[layer]
+        number, window = self._layers[whole("layer", layer, 0, len(self) - 1)]
         scheme: Any = self.schemes[number]
         return scheme, window
 
     def number(self, layer: int) -> int:
         """Which of ``schemes`` a layer has."""
-        return self._layers[layer][0]
+        return self._layers[whole("layer", layer, 0, len(self) - 1)][0]
 
     def __repr__(self) -> str:
         said: dict[tuple[int, Window], list[int]] = {}

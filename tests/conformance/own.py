@@ -186,14 +186,9 @@ def classifier(entry: Entry) -> Subject:
     )
 
 
-BACKENDS = ("auto", "sdpa", "near_far", "chunked", "reference")  # flex compiles for every length: see test_flex.py
-# PyTorch's kernel can neither add to values nor multiply scores; a band takes what is straight or constant past some
-# distance.
-NEAR_FAR = {"alibi", "shaw", "t5"}
-CANNOT = {
-    "sdpa": {"shaw", "distance_aware"},
-    "near_far": {entry.name for entry in CATALOG} - NEAR_FAR,
-}
+BACKENDS = ("auto", "sdpa", "tiled", "chunked", "reference")  # flex compiles for every length: see test_flex.py
+# PyTorch's kernel can neither add to values nor multiply scores; a tile goes by one distance.
+CANNOT = {"sdpa": {"shaw", "distance_aware"}, "tiled": {"relative_2d"}}
 IN_PAIRS = [entry for entry in CATALOG if "add" not in entry.doors]
 ON_GRIDS = [entry for entry in CATALOG if entry.axes in ("two", "any")]
 

@@ -17,7 +17,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 import posenc
-from posenc.figures import command, grids, minilm, pairs, panels, rotations, vectors
+from posenc.figures import command, grids, minilm, pairs, panels, rotations, sentences, vectors
 from posenc.positions import PositionError, Positions
 from posenc.schemes.catalog import Shape, catalog
 from posenc.workbench import style
@@ -124,7 +124,7 @@ def test_every_scheme_is_in_a_figure(entry) -> None:
     if "rotate" in entry.doors:
         drawn += [draw((entry.name,), length=12) for draw in (rotations.rope_rotation, rotations.rope_phases)]
     if grid is None:
-        drawn.append(pairs.attention(schemes=(entry.name,)))
+        drawn.append(sentences.attention(schemes=(entry.name,)))
     assert drawn
     for figure in drawn:
         assert any(
@@ -368,35 +368,35 @@ def test_the_factor_is_the_formula_with_its_bounds() -> None:
 
 
 def test_the_window_of_two_at_positions_three_and_four() -> None:
-    offsets = pairs.shaw_offsets(7, 2)
+    offsets = sentences.shaw_offsets(7, 2)
     assert offsets[3].tolist() == [-2, -2, -1, 0, 1, 2, 2]
     assert offsets[2].tolist() == [-2, -1, 0, 1, 2, 2, 2]
-    figure = pairs.shaw_window()
+    figure = sentences.shaw_window()
     np.testing.assert_array_equal(image(figure), offsets)
     assert " ".join(words_in(figure, 0)[21:28]) == "$w_{-2}$ $w_{-2}$ $w_{-1}$ $w_0$ $w_{+1}$ $w_{+2}$ $w_{+2}$"
     frames = [patch.get_y() for patch in figure.axes[0].patches]
     assert frames == [1.5, 2.5]  # the rows of positions 3 and 4, counted from 1
     with pytest.raises(ValueError, match="positions must be some of 1 to 7"):
-        pairs.shaw_window(positions=(8,))
+        sentences.shaw_window(positions=(8,))
     with pytest.raises(ValueError, match="sentence must have two words"):
-        pairs.shaw_window("alone")
+        sentences.shaw_window("alone")
 
 
 def test_the_four_terms_add_up_to_the_score() -> None:
     scheme = posenc.TransformerXL(2, 8)
-    figure = pairs.transformer_xl_terms("a b c a", scheme=scheme)
+    figure = sentences.transformer_xl_terms("a b c a", scheme=scheme)
     four = [image(figure, index) for index in range(4)]
-    query, key = pairs._projected(panels.embeddings(["a", "b", "c", "a"], scheme.dim), 2, 8)
+    query, key = sentences._projected(panels.embeddings(["a", "b", "c", "a"], scheme.dim), 2, 8)
     score = posenc.logits(query, key, scheme)[0, 0].detach().numpy()
     np.testing.assert_allclose(sum(four), score, rtol=0, atol=1e-12)
     np.testing.assert_array_equal(four[2][0], four[2][3])  # the same for every query
     assert four[3][0, 1] == pytest.approx(four[3][2, 3], rel=1e-12)  # of the distance alone
     assert "untrained" not in figure.get_suptitle()
-    assert "untrained" in pairs.transformer_xl_terms().get_suptitle()
+    assert "untrained" in sentences.transformer_xl_terms().get_suptitle()
 
 
 def test_without_positions_a_repeated_word_has_equal_weights_and_with_them_it_has_not() -> None:
-    figure = pairs.attention()
+    figure = sentences.attention()
     weights = {title.split(":")[0]: image(figure, index) for index, title in enumerate(titles(figure))}
     assert list(weights) == ["nope", "sinusoidal", "rope", "alibi"]
     for name, matrix in weights.items():
@@ -410,9 +410,9 @@ def test_without_positions_a_repeated_word_has_equal_weights_and_with_them_it_ha
 def test_attention_is_that_of_the_library() -> None:
     words = ["we", "saw", "what", "we", "saw"]
     scheme = posenc.Sinusoidal(16) + posenc.ALiBi(2)
-    figure = pairs.attention(" ".join(words), {"both": scheme}, dim=16, num_heads=2, head_dim=8, causal=True)
+    figure = sentences.attention(" ".join(words), {"both": scheme}, dim=16, num_heads=2, head_dim=8, causal=True)
     encoding = scheme(Positions.arange(5), dtype=torch.float64)
-    query, key = pairs._projected(encoding.add(panels.embeddings(words, 16)), 2, 8)
+    query, key = sentences._projected(encoding.add(panels.embeddings(words, 16)), 2, 8)
     value = torch.eye(5, dtype=torch.float64).expand(1, 2, 5, 5)
     wanted = posenc.attention(query, key, value, encoding, is_causal=True)[0, 0].numpy()
     np.testing.assert_allclose(np.nan_to_num(image(figure)), wanted, rtol=0, atol=1e-12)

@@ -15,7 +15,7 @@ from posenc import ALiBi, RoPE, TransformerXL
 from posenc.bench.run import bench
 from posenc.bench.settings import Settings
 from posenc.cli import main
-from posenc.figures import command, grids, pairs, rotations, vectors
+from posenc.figures import command, grids, pairs, rotations, sentences, vectors
 from posenc.laws.decay import angles, counterexample, rotary_bound
 from posenc.laws.probe import Probe
 from posenc.laws.table import audit, audit_all
@@ -199,18 +199,18 @@ FIGURES: dict[str, list[Row]] = {
         ],
     ],
     "shaw_window": [
-        *[Row(partial(pairs.shaw_window, wrong), words) for wrong, words in SENTENCE],
-        *sizes(pairs.shaw_window, {}, "max_distance"),
+        *[Row(partial(sentences.shaw_window, wrong), words) for wrong, words in SENTENCE],
+        *sizes(sentences.shaw_window, {}, "max_distance"),
         *[
-            Row(partial(pairs.shaw_window, positions=wrong), f"positions must be some of 1 to 7, …, got {came}")
+            Row(partial(sentences.shaw_window, positions=wrong), f"positions must be some of 1 to 7, …, got {came}")
             for wrong, came in ((3, "3"), ((0,), "(0,)"), ((8,), "(8,)"), (("3",), "('3',)"))
         ],
     ],
     "transformer_xl_terms": [
-        *[Row(partial(pairs.transformer_xl_terms, wrong), words) for wrong, words in SENTENCE],
-        *sizes(pairs.transformer_xl_terms, {}, "num_heads", "head_dim"),
+        *[Row(partial(sentences.transformer_xl_terms, wrong), words) for wrong, words in SENTENCE],
+        *sizes(sentences.transformer_xl_terms, {}, "num_heads", "head_dim"),
         *each(
-            pairs.transformer_xl_terms,
+            sentences.transformer_xl_terms,
             {},
             "scheme",
             (("rope", "'rope'"), (ALiBi(2), "ALiBi(…)"), (TransformerXL, "the class TransformerXL")),
@@ -218,10 +218,10 @@ FIGURES: dict[str, list[Row]] = {
         ),
     ],
     "attention": [
-        *named(pairs.attention),
-        *[Row(partial(pairs.attention, wrong), words) for wrong, words in SENTENCE],
-        *sizes(pairs.attention, {}, "dim", "num_heads", "head_dim"),
-        *flags(pairs.attention, {}, "causal"),
+        *named(sentences.attention),
+        *[Row(partial(sentences.attention, wrong), words) for wrong, words in SENTENCE],
+        *sizes(sentences.attention, {}, "dim", "num_heads", "head_dim"),
+        *flags(sentences.attention, {}, "causal"),
     ],
     "rope_rotation": [
         *named(rotations.rope_rotation),

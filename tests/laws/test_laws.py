@@ -10,9 +10,11 @@ import torch
 import posenc
 from posenc import ALiBi, DistanceAware, PositionError, RoPE, Scheme, Shaw, Sinusoidal
 from posenc.laws.decay import angles, counterexample, rotary_bound
-from posenc.laws.laws import LAWS, QUESTIONS, Finding, bounded, curves, linear, linear_map, spearman, unique
+from posenc.laws.finding import Finding
+from posenc.laws.laws import LAWS, QUESTIONS, curves, spearman
 from posenc.laws.probe import SHAPE, Probe
 from posenc.laws.table import audit
+from posenc.laws.vectors import bounded, linear, linear_map, unique
 from posenc.schemes.catalog import CATALOG
 from posenc.schemes.entry import Entry, Law, Shape
 from tests.laws.audited import audited

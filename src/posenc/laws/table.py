@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from posenc.arguments import check_type, shown
-from posenc.laws.laws import LAWS, QUESTIONS, Finding
+from posenc.laws.finding import Finding
+from posenc.laws.laws import LAWS, QUESTIONS
 from posenc.laws.probe import SHAPE, Probe
 from posenc.schemes.catalog import catalog, entries_of
 from posenc.schemes.entry import Shape

@@ -113,8 +113,6 @@ class ForwardPass:
         self._dtype, self._context = dtype, context
         before = None if cache is None else cache.positions
         self.key_positions = positions if before is None else Positions.cat([before, positions])
-        if cache is not None:
-            cache.positions = self.key_positions
         self._tokens: dict[int, Encoding] = {}
         self._pairs: dict[int, Encoding] = {}
 
@@ -181,6 +179,7 @@ class ForwardPass:
         of_keys = dict(features if key_features is None else key_features)
         if self.cache is not None:
             key, value, of_keys = self.cache.append(layer, key, value, of_keys)
+            self.cache.positions = self.key_positions  # now that it has their keys
         if features or of_keys:
             encoding = encoding.with_features(features, of_keys)
         out = attention(
