@@ -86,6 +86,13 @@ class Trunk(nn.Module):
             self.position = position
 
     @property
+    def schemes(self) -> tuple[nn.Module, ...]:
+        """The schemes that hold parameters of their own: one for every layer, those of the schedule, or the one of all."""
+        if self.per_layer:
+            return tuple(block.scheme for block in self.blocks)  # type: ignore[misc]
+        return tuple(self.position.schemes) if isinstance(self.position, Schedule) else (self.position,)
+
+    @property
     def schedule(self) -> Scheme | Schedule:
         """What every layer has."""
         if not self.per_layer:
