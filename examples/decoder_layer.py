@@ -75,13 +75,15 @@ def main() -> None:
     positions = Positions.padded(mask)
 
     cache = KVCache()
-    outs = [layer(prompt, ForwardPass(scheme, positions, cache))]
+    with ForwardPass(scheme, positions, cache) as step:
+        outs = [layer(prompt, step)]
     outs_by_hand = [by_hand(prompt, positions)]
     for n in range(new):
         assert cache.positions is not None
         positions = cache.positions.following()
         token = torch.cat([text[:, length + n, None] for text, length in zip(texts, lengths, strict=True)])
-        outs.append(layer(token, ForwardPass(scheme, positions, cache)))
+        with ForwardPass(scheme, positions, cache) as step:
+            outs.append(layer(token, step))
         outs_by_hand.append(by_hand(token, positions))
     found, found_by_hand = torch.cat(outs, 1), torch.cat(outs_by_hand, 1)
     print(f"by hand and by ForwardPass differ by {float((found - found_by_hand).abs().max()):.1e}")

@@ -364,8 +364,8 @@ def test_from_a_cache_every_lot_is_the_oracles(trial: Trial, positions: Position
             so_far = {name: new[name] if name in trial.of_queries else x[:, :, :stop] for name, x in leaves.items()}
             x, y = positions[start:stop], positions[:stop]
             schedule = Schedule([(scheme, trial.window)])
-            step = ForwardPass(schedule, x, cache, dtype=torch.float64, context=trial.context)
-            out, last = trial.step(trial, scheme, step, new, last, backend)
+            with ForwardPass(schedule, x, cache, dtype=torch.float64, context=trial.context) as step:
+                out, last = trial.step(trial, scheme, step, new, last, backend)
             expected, _ = truth(trial, so_far, x, y, True, dict(scheme.named_parameters()))
             torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-11)
 
@@ -491,16 +491,18 @@ def test_a_schedule_gives_every_layer_its_scheme_its_window_and_its_sinks(backen
     trial, cache, positions = TRIALS["window and sinks"], KVCache(), LINES["packed"]
     layers = [trial.drawn(positions) | {"sinks": torch.randn(HEADS, dtype=torch.float64)} for _ in schedule]
     for start, stop in LOTS:
-        step = ForwardPass(schedule, positions[start:stop], cache, dtype=torch.float64)
-        for number, (layer, kind) in enumerate(zip(layers, kinds, strict=True)):
-            new = (layer[name][:, :, start:stop] for name in ("query", "key", "value"))
-            made = step.attention(*new, number, sinks=layer["sinks"], backend=backend)
-            numbers = {name: x.tolist() if name == "sinks" else x[:, :, :stop].tolist() for name, x in layer.items()}
-            numbers["query"] = layer["query"][:, :, start:stop].tolist()
-            expected, _ = oracles.with_sinks(
-                numbers, where(positions[start:stop]), where(positions[:stop]), True, **kind
-            )
-            torch.testing.assert_close(made, expected, rtol=1e-10, atol=1e-11)
+        with ForwardPass(schedule, positions[start:stop], cache, dtype=torch.float64) as step:
+            for number, (layer, kind) in enumerate(zip(layers, kinds, strict=True)):
+                new = (layer[name][:, :, start:stop] for name in ("query", "key", "value"))
+                made = step.attention(*new, number, sinks=layer["sinks"], backend=backend)
+                numbers = {
+                    name: x.tolist() if name == "sinks" else x[:, :, :stop].tolist() for name, x in layer.items()
+                }
+                numbers["query"] = layer["query"][:, :, start:stop].tolist()
+                expected, _ = oracles.with_sinks(
+                    numbers, where(positions[start:stop]), where(positions[:stop]), True, **kind
+                )
+                torch.testing.assert_close(made, expected, rtol=1e-10, atol=1e-11)
 
 
 def test_a_row_is_scaled_by_its_own_length() -> None:

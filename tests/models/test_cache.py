@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc import ALiBi, Learned, NoPE, PositionError, Positions, RoPE, Scheme, Sinusoidal
-from posenc.encoding import Rotation
+from posenc.encoding import NOTHING, Context, Features, Rotation
 from posenc.models import Decoder, KVCache
 from tests.cases import DIM, HEAD_DIM, HEADS, KV_HEADS
 from tests.models import zoo
@@ -23,9 +23,12 @@ class Recorded(KVCache):
         super().__init__()
         self.given: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        self.given[layer] = super().append(layer, key, value)
-        return self.given[layer]
+    def append(
+        self, layer: int, key: Tensor, value: Tensor, features: Features = NOTHING
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        kept = super().append(layer, key, value, features)
+        self.given[layer] = kept[:2]
+        return kept
 
 
 @torch.no_grad()
@@ -129,9 +132,11 @@ class CountedRoPE(RoPE):
         super().__init__(*arguments)
         self.asked: list[int] = []
 
-    def rotation(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Rotation:
+    def rotation(
+        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+    ) -> Rotation:
         self.asked.append(len(positions))
-        return super().rotation(positions, dtype)
+        return super().rotation(positions, dtype, context)
 
 
 class CountedSinusoidal(Sinusoidal):
@@ -328,7 +333,7 @@ def test_generate_checks_what_it_is_given() -> None:
         model.generate(zoo.tokens(), -1)
     with pytest.raises(ValueError, match=r"temperature must not be negative, got -0\.5"):
         model.generate(zoo.tokens(), 2, temperature=-0.5)
-    with pytest.raises(ValueError, match="positions must be of 11 tokens, as there are, got 9"):
+    with pytest.raises(ValueError, match="positions has 9 tokens, the batch has 11"):
         model.generate(zoo.tokens(), 2, Positions.arange(9))
     with pytest.raises(ValueError, match="positions must have 1 or 2 rows like the batch, got 3"):
         model.generate(zoo.tokens(), 2, Positions.padded(torch.ones(3, TOKENS, dtype=torch.bool)))
@@ -341,7 +346,7 @@ def test_positions_that_do_not_follow_the_cache_are_an_error() -> None:
     """Left without an order, the new token would see the first key alone."""
     model, cache = zoo.model(Decoder, "rope"), KVCache()
     model(zoo.tokens()[:, :5], cache=cache)
-    with pytest.raises(ValueError, match=r"follow a cache of 5 must go on with its order, got order from 0"):
+    with pytest.raises(ValueError, match="parts have tokens of document 0 at the same order"):
         model(zoo.tokens()[:, 5:6], Positions(torch.tensor([[5]])), cache=cache)
     model(zoo.tokens()[:, 5:6], Positions(torch.tensor([[5]]), order=torch.tensor([[5]])), cache=cache)
     assert len(cache) == 6

@@ -60,7 +60,7 @@ def model(kind: type[Model], position: Scheme | str, **how: Any) -> Any:
     matter (at the published 0.02 a wrong row of a table would hardly show), and no norm is like another."""
     position = scheme(position, causal=kind is Decoder) if isinstance(position, str) else position
     made = kind(VOCAB, DIM, LAYERS, HEADS, KV_HEADS, position=position, **how).double()
-    for parameter in made.trunk.schemes.parameters():
+    for parameter in nn.ModuleList(made.trunk.schemes).parameters():
         nn.init.normal_(parameter)
     for norm in (part for part in made.modules() if isinstance(part, nn.LayerNorm)):
         nn.init.normal_(norm.weight, mean=1.0, std=0.2)

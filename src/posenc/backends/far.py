@@ -86,7 +86,8 @@ class _Far:
         return mask, row
 
     def _sloped(self, part: fused.Part) -> tuple[Tensor, Tensor | None]:
-        assert self.slopes is not None and self.tile.distance is not None
+        assert self.slopes is not None
+        assert self.tile.distance is not None
         slope = self.slopes[int(self.is_right), self.heads][:, None]
         device = slope.device
         if part.shape in ("before", "after", "band"):

@@ -157,8 +157,8 @@ def _tiled_backward(
         pairwise.backward(part, work, dout, query, key, value, lse, delta, scale, lines, (dq, dk, dv, d_lines))
     if plan.width is not None:
         constant = constant_of(query, lines, slopes, plan, scale)
-        inputs = (dout, dlse, query, key, value, out, lse)
-        far_backward(plan, *inputs, lines, d_lines, slopes, constant, right, dq, dk, dv, scale)
+        call = (dout, dlse, query, key, value, out, lse)
+        far_backward(plan, *call, lines, d_lines, slopes, constant, right, dq, dk, dv, scale)
         if right.numel():
             right_backward(dout, query, lse, delta, lines, d_lines, right, right_lse, dq, scale)
         if query_clock is not None and d_lines.query_clock is not None:

@@ -289,7 +289,8 @@ def _looks_right(call: Call) -> bool:
 
 def _reach_of_runs(query: Span, key: Span, call: Call) -> tuple[int, int]:
     """The same without a comparison of lengths, which a compiler may not know."""
-    assert query.coords is not None and key.coords is not None
+    assert query.coords is not None
+    assert key.coords is not None
     m, n = call.query.size(2), call.key.size(2)
     apart = int(key.coords[0] - query.coords[0])
     lowest, highest = apart - (m - 1), apart + n - 1

@@ -22,7 +22,6 @@ class KVCache:
     def __init__(self) -> None:
         self.positions: Positions | None = None
         self._kept: list[dict[str, Tensor]] = []
-        self._lengths: list[int] = []
 
     def __len__(self) -> int:
         return 0 if self.positions is None else len(self.positions)
@@ -46,15 +45,13 @@ class KVCache:
             raise ValueError("a KVCache is for inference: call the model under torch.no_grad()")
         if layer == len(self._kept):
             self._kept.append({})
-            self._lengths.append(0)
-        kept, start = self._kept[layer], self._lengths[layer]
+        kept, start = self._kept[layer], len(self)
         stop = start + key.size(2)
         tensors = {"key": key, "value": value, **{f"feature {name}": x for name, x in features.items()}}
         if start and tensors.keys() != kept.keys():
             raise ValueError(f"the cache holds {', '.join(kept)} of this layer, got {', '.join(tensors)}")
         for name, new in tensors.items():
             kept[name] = _grown(kept.get(name), new, start, stop)
-        self._lengths[layer] = stop
         whole_of = {name: x[:, :, :stop] for name, x in kept.items()}
         return whole_of["key"], whole_of["value"], {name: whole_of[f"feature {name}"] for name in features}
 
@@ -84,12 +81,13 @@ class ForwardPass:
     values in the cache, and opens the pair doors over all of them. ``scheme`` is a scheme, or a `Schedule`, for which
     every layer says its number.
 
-    >>> step = ForwardPass(scheme, Positions.arange(n, start=len(cache)), cache)
-    >>> x = step.add(x)
-    >>> for layer, block in enumerate(blocks):
-    ...     x = x + block.project(step.attention(*block.query_key_value(x), layer=layer))
+    >>> with ForwardPass(scheme, Positions.arange(n, start=len(cache)), cache) as step:
+    ...     x = step.add(x)
+    ...     for layer, block in enumerate(blocks):
+    ...         x = x + block.project(step.attention(*block.query_key_value(x), layer=layer))
 
-    Without a cache the tokens see one another; with a cache they also see what it holds. ``positions`` are those of the
+    Without a cache the tokens see one another, and ``with`` may be left out; with a cache they also see what it holds,
+    and the cache holds them too once the pass has ended without an error. ``positions`` are those of the
     new tokens alone. Raises ValueError for positions that do not continue the cache's.
     """
 
@@ -113,8 +111,19 @@ class ForwardPass:
         self._dtype, self._context = dtype, context
         before = None if cache is None else cache.positions
         self.key_positions = positions if before is None else Positions.cat([before, positions])
+        self._is_open = False
         self._tokens: dict[int, Encoding] = {}
         self._pairs: dict[int, Encoding] = {}
+
+    def __enter__(self) -> ForwardPass:
+        self._is_open = True
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Where all went well, the cache holds the new tokens from here on."""
+        self._is_open = False
+        if kind is None and self.cache is not None:
+            self.cache.positions = self.key_positions
 
     def of_layer(self, layer: int) -> tuple[Scheme, Window]:
         """The scheme and the window of a layer."""
@@ -178,8 +187,12 @@ class ForwardPass:
             scale = token_doors.scale if scale is None else scale
         of_keys = dict(features if key_features is None else key_features)
         if self.cache is not None:
+            if not self._is_open:
+                raise ValueError(
+                    "a forward pass with a cache must be entered, with ForwardPass(...) as step, so that one which fails "
+                    "leaves the cache as it was"
+                )
             key, value, of_keys = self.cache.append(layer, key, value, of_keys)
-            self.cache.positions = self.key_positions  # now that it has their keys
         if features or of_keys:
             encoding = encoding.with_features(features, of_keys)
         out = attention(

@@ -86,6 +86,13 @@ class Trunk(nn.Module):
             self.position = position
 
     @property
+    def schemes(self) -> tuple[nn.Module, ...]:
+        """The schemes that hold parameters of their own: one for every layer, those of the schedule, or the one of all."""
+        if self.per_layer:
+            return tuple(block.scheme for block in self.blocks)  # type: ignore[misc]
+        return tuple(self.position.schemes) if isinstance(self.position, Schedule) else (self.position,)
+
+    @property
     def schedule(self) -> Scheme | Schedule:
         """What every layer has."""
         if not self.per_layer:
@@ -101,6 +108,12 @@ class Trunk(nn.Module):
             raise ValueError(f"positions must be on {x.device} like the tokens, got {positions.device}")
         dtype = torch.promote_types(x.dtype, torch.float32)
         step = ForwardPass(self.schedule, positions, cache, is_causal=self.is_causal, dtype=dtype)
+        if cache is None:
+            return self._run(x, step)
+        with step:
+            return self._run(x, step)
+
+    def _run(self, x: Tensor, step: ForwardPass) -> Tensor:
         for layer, block in enumerate(self.blocks):
             # The block opens the door by itself, so that FSDP has gathered the parameters of a scheme it holds.
             x = block(x, step, layer, adds=layer == 0 or self.inject == "every_layer")
