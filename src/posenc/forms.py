@@ -433,7 +433,9 @@ def _places(piece: Meeting, block: Block) -> tuple[int, int] | None:
     """The first coordinate and their number, where keys stand at few places along one of several axes; else None."""
     distance = piece.distance
     several = block.key_positions.coords.dim() == 3 and distance.axis is not None and distance.reach is not None
-    if piece.side == "key" or piece.feature is not None or not several or block.query.dtype in (torch.float16,):
+    if piece.side == "key" or piece.feature is not None or not several or block.query.dtype == torch.float16:
+        return None
+    if block.scale == 0:  # no channel of a query then holds anything
         return None
     assert distance.reach is not None
     bounds, period = block.key_positions.layout.bounds, 2 * distance.reach[0] - 1

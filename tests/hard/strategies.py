@@ -357,7 +357,7 @@ class Setting:
         for name in ("query_positions", "key_positions"):
             p = getattr(self, name)
             told.append(f"{name} {p.coords.dtype} {p.coords.tolist()}, order {p.order.tolist()}")
-            told.append(f"  document {p.document.tolist()}, known {p._run, p._bounds, p._lead}")
+            told.append(f"  document {p.document.tolist()}, known {p.layout}")
         mask = self.how["attn_mask"]
         how = self.how | {"attn_mask": None if mask is None else (mask.dtype, tuple(mask.shape))}
         return "\n".join([*told, str(how)])
@@ -476,7 +476,8 @@ def laid_out(draw: st.DrawFn, x: Tensor) -> Tensor:
 
 
 ADDING = tuple(entry.name for entry in CATALOG if entry.doors == ("add",))  # attention never meets these
-ATTENDING = tuple(name for name in sorted(KINDS) if name not in ADDING)
+FEATURED = ("clocked", "featured")  # they need what a layer makes of its tokens: see test_parity.py
+ATTENDING = tuple(name for name in sorted(KINDS) if name not in (*ADDING, *FEATURED))
 NAMES = (*ATTENDING, *ATTENDING, *ADDING)
 TABLES = ("learned", "absolute_in_attention", "relative_1d", "relative_2d")  # those that end
 LOUD = (1.0, 1.0, 0.0, 9.0)
@@ -568,7 +569,7 @@ def setting(
         )
     )
     how = {
-        "is_causal": draw(st.booleans()),
+        "is_causal": KINDS[name].looks_back or draw(st.booleans()),
         "scale": draw(
             st.sampled_from([None, None, 0.31, 0.0, -0.5] if masked else [None, None, None, 0.31, 0.0, -0.5])
         ),
