@@ -302,7 +302,7 @@ def joined(parts: Sequence[Made]) -> Made:
     height = widest(part.rows for part in parts)
     wide = [repeated(part.rows, height) for part in parts]
     tokens = [[t for row in rows for t in row] for rows in zip(*wide, strict=True)]
-    return Made(Positions.cat([part.positions for part in parts]), tokens)
+    return Made(Positions.cat([part.positions for part in parts], documents="same"), tokens)
 
 
 def torn(draw: st.DrawFn, it: Made, rows: int) -> Made:
@@ -357,7 +357,7 @@ class Setting:
         for name in ("query_positions", "key_positions"):
             p = getattr(self, name)
             told.append(f"{name} {p.coords.dtype} {p.coords.tolist()}, order {p.order.tolist()}")
-            told.append(f"  document {p.document.tolist()}, known {p._run, p._bounds, p._lead}")
+            told.append(f"  document {p.document.tolist()}, {p.layout}")
         mask = self.how["attn_mask"]
         how = self.how | {"attn_mask": None if mask is None else (mask.dtype, tuple(mask.shape))}
         return "\n".join([*told, str(how)])
