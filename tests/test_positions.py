@@ -339,7 +339,12 @@ def rebuilt(positions: Positions) -> Positions:
     return Positions(positions.coords, order=positions.order, document=positions.document)
 
 
-VISIBILITIES = (Visibility(), Visibility(is_causal=True), Visibility(is_causal=True, left=1), Visibility(left=2, right=0))
+VISIBILITIES = (
+    Visibility(),
+    Visibility(is_causal=True),
+    Visibility(is_causal=True, left=1),
+    Visibility(left=2, right=0),
+)
 
 
 def seen_by_definition(query: Positions, key: Positions, rows: int, visibility: Visibility) -> torch.Tensor:
@@ -419,7 +424,7 @@ def test_what_a_layout_says_is_so(data: st.DataObject, rows: int) -> None:
 def test_visibility_of_permuted_shuffled_and_stitched_text() -> None:
     """Where the shortcut could be taken wrongly: text that is all there, but not in its order."""
     text = Positions.arange(6)
-    stitched = Positions.cat([text[3:], text[:3]])
+    stitched = Positions.cat([text[3:], text[:3]], documents="same")
     for positions in (text, text[torch.tensor([5, 0, 3, 1, 4, 2])], stitched, text[::2], text.shift(3), text[2:5]):
         check_layout(positions)
         for visibility in VISIBILITIES:
