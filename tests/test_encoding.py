@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc import ALiBi, Encoding, Learned, NoPE, Positions, RoPE, Scheme, Segment, Shaw, Sinusoidal
-from posenc.encoding import DOORS, Rotation, RowScore, Score, Value
+from posenc import ALiBi, Encoding, Learned, NoPE, Positions, RoPE, Scheme, Segment, Shaw, Sinusoidal, attention
+from posenc.encoding import DOORS, Context, Rotation
 from posenc.forms import Block
+from posenc.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Row, Value
 from posenc.scheme import Composition
 from tests.awkward import TrialCoPE
 
@@ -93,7 +94,9 @@ def test_rotate_turns_queries_and_keys_each_at_their_own_positions() -> None:
 
 def test_rotations_open_from_left_to_right() -> None:
     class Swap(Scheme):
-        def rotation(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Rotation:
+        def rotation(
+            self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+        ) -> Rotation:
             return Rotation(lambda x: x.flip(-1), lambda x: x.flip(-1))
 
     query, key = qk()
@@ -185,7 +188,7 @@ def test_pairs_are_the_pair_doors_alone() -> None:
     encoding = scheme(positions)
     pairs = encoding.pairs
     assert pairs.doors == ("score", "value")
-    assert (pairs.scores, pairs.values) == (encoding.scores, encoding.values)
+    assert (pairs.pieces, pairs.values) == (encoding.pieces, encoding.values)
     query, key = qk()
     assert pairs.rotate(query, key)[0] is query
     assert pairs.query_positions is encoding.query_positions
@@ -217,10 +220,29 @@ def test_sum_of_encodings_holds_the_terms_of_both_in_their_order() -> None:
     positions = Positions.arange(TOKENS)
     first, second = ALiBi(HEADS)(positions), (Shaw(HEAD_DIM, 2) + RoPE(HEAD_DIM))(positions)
     both = first + second
-    assert both.scores == first.scores + second.scores
+    assert both.pieces == first.pieces + second.pieces
     assert both.values == second.values
     assert both.rotations == second.rotations
-    assert (second + first).scores == second.scores + first.scores
+    assert (second + first).pieces == second.pieces + first.pieces
+
+
+def test_attention_takes_an_encoding_whose_token_doors_are_opened_once() -> None:
+    query, key = qk()
+    positions, x = Positions.arange(TOKENS), torch.zeros(2, TOKENS, DIM)
+    adding = (Sinusoidal(DIM) + ALiBi(HEADS, "bidirectional"))(positions)
+    for encoding in (adding, adding.with_features({"age": torch.zeros(1, 1, TOKENS)}), adding + NoPE()(positions)):
+        with pytest.raises(ValueError, match=r"^the encoding adds to the input, and was not added: call x = "):
+            attention(query, key, key, encoding)
+    adding.with_features({"age": torch.zeros(1, 1, TOKENS)}).add(x)  # of the same encoding
+    attention(query, key, key, adding)
+    attention(query, key, key, adding + NoPE()(positions))
+    turning = RoPE(HEAD_DIM)(positions)
+    out = attention(query, key, key, turning)
+    turned = turning.rotate(query, key)
+    for encoding in (turning, NoPE()(positions) + turning):
+        with pytest.raises(ValueError, match=r"^the encoding has rotated query and key already, and attention would"):
+            attention(*turned, key, encoding)
+    torch.testing.assert_close(attention(*turned, key, turning.pairs), out)
 
 
 @pytest.mark.parametrize("other", [(Positions.arange(TOKENS), None), (None, Positions.arange(TOKENS))])
@@ -236,9 +258,15 @@ def test_encodings_of_other_positions_cannot_be_added(other: tuple[Positions | N
     [
         (Encoding(Positions.arange(1), Positions.arange(1)), "tables"),
         (Rotation(torch.neg, torch.neg), "query"),
-        (Score(lambda block: lambda s, b, h, i, j: s), "additive"),
-        (RowScore(lambda block: lambda s, b, h, i, j, v: s), "bind"),
-        (Value(torch.zeros(1, 2), lambda block: lambda b, h, i, j: i), "table"),
+        (Context(), "heads"),
+        (Distance("Scheme"), "reach"),
+        (Bias(torch.neg, Distance("Scheme")), "at"),
+        (Meeting(torch.neg, Distance("Scheme")), "vectors"),
+        (Fold("Scheme"), "query"),
+        (Clock("age"), "feature"),
+        (Function(torch.neg), "apply"),
+        (Row(torch.neg), "apply"),
+        (Value(torch.neg, Distance("Scheme")), "vectors"),
         (Block(FITTING, FITTING, Positions.arange(TOKENS), Positions.arange(TOKENS), 1.0), "scale"),
     ],
     ids=lambda value: type(value).__name__,
@@ -246,15 +274,6 @@ def test_encodings_of_other_positions_cannot_be_added(other: tuple[Positions | N
 def test_what_is_bound_is_frozen(value: object, name: str) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(value, name, None)
-
-
-def test_a_block_has_positions_for_every_batch_row_and_indices_that_broadcast() -> None:
-    query, key = torch.zeros(2, 6, 3, HEAD_DIM), torch.zeros(2, 2, 4, HEAD_DIM)
-    block = Block(query, key, Positions.arange(3), Positions.arange(4), 1.0)
-    assert (block.query_positions.rows, block.key_positions.rows) == (2, 2)
-    b, h, i, j = block.indices
-    assert [x.shape for x in (b, h, i, j)] == [(2, 1, 1, 1), (1, 6, 1, 1), (1, 1, 3, 1), (1, 1, 1, 4)]
-    assert [x.flatten().tolist() for x in (b, h, i, j)] == [[*range(n)] for n in (2, 6, 3, 4)]
 
 
 # --- schemes --------------------------------------------------------------------------------------------------------
@@ -300,13 +319,14 @@ def test_a_composition_owns_its_parts_parameters_and_draws_them_all_anew() -> No
 def test_a_term_that_needs_its_row_composes_too() -> None:
     scheme = RoPE(HEAD_DIM) + TrialCoPE(4, HEAD_DIM)
     assert scheme.doors == ("rotate", "score")
-    assert isinstance(scheme(Positions.arange(3)).scores[0], RowScore)
+    assert isinstance(scheme(Positions.arange(3)).pieces[0], Row)
 
 
 def test_a_scheme_that_overrides_nothing_keeps_every_door_closed() -> None:
     scheme, positions = Scheme(), Positions.arange(3)
     assert scheme.doors == scheme(positions).doors == ()
-    assert (scheme.table(positions), scheme.rotation(positions), scheme.score(), scheme.value()) == (None,) * 4
+    assert (scheme.table(positions), scheme.rotation(positions)) == (None, None)
+    assert (scheme.score(positions, positions), scheme.value(positions, positions)) == ((), ())
 
 
 def test_segments_of_padding_do_not_count() -> None:

@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posenc import PositionError, Positions
-from posenc.positions import PADDING, check_index, same_run, visible
+from posenc.layout import Visibility
+from posenc.positions import PADDING
+from posenc.visibility import check_index, same_run, table_index, visible
 
 LAW = settings(deadline=None, derandomize=True, max_examples=150)
 
@@ -169,9 +171,25 @@ def test_cat_lays_the_tokens_of_all_parts_in_turn() -> None:
         [[0, 0], [0, PADDING]],
         None,
     )
-    assert Positions.cat([Positions.grid(1, 2), Positions.grid(2, 1)]).coords.tolist() == [
+    assert Positions.cat([Positions.grid(1, 2), Positions.grid(2, 1)], documents="new").coords.tolist() == [
         [[0, 0], [0, 1], [0, 0], [1, 0]]
     ]
+
+
+def test_cat_of_texts_says_whether_they_are_one_document() -> None:
+    texts = [Positions.arange(2), Positions.packed([1, 1]), Positions.padded(rows_of(".x"))]
+    coords, order = [[0, 1, 0, 0, 0, 0]], [[0, 1, 0, 1, 0, 0]]
+    new, same = (Positions.cat(texts, documents=documents) for documents in ("new", "same"))
+    assert facts(new) == (coords, order, [[0, 0, 1, 2, PADDING, 3]], None)
+    assert facts(same) == (coords, order, [[0, 0, 0, 1, PADDING, 0]], None)
+    for cat in (new, same):
+        check_layout(cat)
+
+
+def test_cat_has_the_widest_dtype() -> None:
+    parts = [Positions.arange(2), Positions.arange(1, start=2).shift(0.5)]
+    assert Positions.cat(parts).coords.tolist() == [[0.0, 1.0, 2.5]]
+    assert Positions.cat(parts).coords.dtype == torch.float64
 
 
 def test_expand_repeats_one_row_and_keeps_as_many() -> None:
@@ -306,7 +324,9 @@ def positions_of_rows(draw: st.DrawFn, rows: int) -> Positions:
             made = made.shift(draw(st.integers(-6, 6)))
         elif change == "cat":
             cut = draw(st.integers(0, len(made)))
-            made = Positions.cat(draw(st.permutations([made[:cut], made[cut:], Positions.arange(2, start=len(made))])))
+            made = Positions.cat(
+                draw(st.permutations([made[:cut], made[cut:], Positions.arange(2, start=len(made))])), documents="same"
+            )
         elif change == "following":
             made = made.following(draw(st.integers(0, 3)))
         elif change == "expand":
@@ -319,64 +339,98 @@ def rebuilt(positions: Positions) -> Positions:
     return Positions(positions.coords, order=positions.order, document=positions.document)
 
 
-def seen_by_definition(query: Positions, key: Positions, rows: int, causal: bool) -> list[list[list[bool]]]:
+VISIBILITIES = (
+    Visibility(),
+    Visibility(is_causal=True),
+    Visibility(is_causal=True, left=1),
+    Visibility(left=2, right=0),
+)
+
+
+def seen_by_definition(query: Positions, key: Positions, rows: int, visibility: Visibility) -> torch.Tensor:
+    """Which key each query sees, pair by pair, (rows, queries, keys)."""
     _, query_order, query_document, _ = facts(query.expand(rows))
     _, key_order, key_document, _ = facts(key.expand(rows))
 
     def sees(b: int, i: int, j: int) -> bool:
-        of_one = query_document[b][i] == key_document[b][j] != PADDING
-        return of_one and (not causal or key_order[b][j] <= query_order[b][i])
+        ahead = key_order[b][j] - query_order[b][i]
+        return (
+            query_document[b][i] == key_document[b][j] != PADDING
+            and not (visibility.is_causal and ahead > 0)
+            and not (visibility.left is not None and ahead < -visibility.left)
+            and not (visibility.right is not None and ahead > visibility.right)
+        )
 
-    return [[[sees(b, i, j) for j in range(len(key))] for i in range(len(query))] for b in range(rows)]
+    seen = [[[sees(b, i, j) for j in range(len(key))] for i in range(len(query))] for b in range(rows)]
+    return torch.tensor(seen, dtype=torch.bool).reshape(rows, len(query), len(key))
 
 
-def check_visibility(query: Positions, key: Positions, rows: int, causal: bool) -> None:
+def check_visibility(query: Positions, key: Positions, rows: int, visibility: Visibility) -> None:
     """What may be seen is what the definition says, with and without what is known of the values."""
-    expected = torch.tensor(seen_by_definition(query, key, rows, causal)).reshape(rows, len(query), len(key))
+    expected = seen_by_definition(query, key, rows, visibility)
     for q, k in ((query, key), (rebuilt(query), key), (rebuilt(query), rebuilt(key))):
-        seen = visible(q, k, is_causal=causal)
+        seen = visible(q, k, visibility)
         assert torch.equal(torch.ones_like(expected) if seen is None else seen.expand_as(expected), expected)
-    if same_run(query, key):
-        assert torch.equal(expected, torch.ones_like(expected).tril() if causal else torch.ones_like(expected))
+    if same_run(query, key) and visibility in VISIBILITIES[:2]:
+        square = torch.ones_like(expected)
+        assert torch.equal(expected, square.tril() if visibility.is_causal else square)
 
 
-def check_known(positions: Positions) -> None:
-    """What the positions know of their values without reading them is so."""
-    if positions._run is not None:
-        start, stop = positions._run
-        assert facts(positions)[1] == [list(range(start, stop))] * positions.rows
-        assert facts(positions)[2] == [[0] * len(positions)] * positions.rows
-    if positions._bounds is not None and len(positions):
-        lowest, highest = positions._bounds
-        assert lowest <= int(positions.coords.min())
-        assert int(positions.coords.max()) <= highest
+def check_layout(positions: Positions) -> None:
+    """What the layout says of the values is so: every token is in the span that describes it, or is padding."""
+    layout, rows = positions.layout, positions.rows
+    _, order, document, _ = facts(positions)
+    coords = positions.coords if positions.coords.dim() == 3 else positions.coords[..., None]
+    slack: float = 0  # of fractional coordinates, which a sum rounds
+    if coords.is_floating_point() and coords.numel():
+        slack = 8 * torch.finfo(coords.dtype).eps * float(coords.abs().max())
+    assert layout.tokens == len(positions)
+    if layout.bounds is not None:
+        inside = coords[positions.document != PADDING]
+        lowest, highest = layout.bounds
+        assert all(lowest - slack <= c <= highest + slack for c in inside.flatten().tolist())
+    if layout.rows is None:
+        return
+    assert len(layout.rows) in (1, rows)
+    for row in range(rows):
+        in_no_span = set(range(len(positions)))
+        for span in layout.of_row(row):
+            assert span.document != PADDING
+            for t in range(span.start, span.stop):
+                in_no_span.remove(t)
+                assert document[row][t] == span.document
+                assert order[row][t] == span.order + span.order_step * (t - span.start)
+                if span.coords is not None:
+                    for c, first, step in zip(coords[row, t].tolist(), span.coords, span.steps, strict=True):
+                        assert abs(c - (first + step * (t - span.start))) <= slack
+        assert all(document[row][t] == PADDING for t in in_no_span)
 
 
 @LAW
 @given(st.data(), st.integers(1, 3))
 def test_what_may_be_seen_is_the_definition(data: st.DataObject, rows: int) -> None:
     query, key = (data.draw(positions_of_rows(rows)) for _ in range(2))
-    for causal in (True, False):
-        check_visibility(query, key, rows, causal)
-        check_visibility(key, key, rows, causal)
+    for visibility in VISIBILITIES:
+        check_visibility(query, key, rows, visibility)
+        check_visibility(key, key, rows, visibility)
 
 
 @LAW
 @given(st.data(), st.integers(1, 3))
-def test_what_is_known_without_looking_is_so(data: st.DataObject, rows: int) -> None:
-    check_known(data.draw(positions_of_rows(rows)))
+def test_what_a_layout_says_is_so(data: st.DataObject, rows: int) -> None:
+    check_layout(data.draw(positions_of_rows(rows)))
 
 
 def test_visibility_of_permuted_shuffled_and_stitched_text() -> None:
     """Where the shortcut could be taken wrongly: text that is all there, but not in its order."""
     text = Positions.arange(6)
-    stitched = Positions.cat([text[3:], text[:3]])
+    stitched = Positions.cat([text[3:], text[:3]], documents="same")
     for positions in (text, text[torch.tensor([5, 0, 3, 1, 4, 2])], stitched, text[::2], text.shift(3), text[2:5]):
-        check_known(positions)
-        for causal in (True, False):
-            check_visibility(positions, text, 1, causal)
-            check_visibility(text, positions, 1, causal)
-            check_visibility(positions, positions, 1, causal)
+        check_layout(positions)
+        for visibility in VISIBILITIES:
+            check_visibility(positions, text, 1, visibility)
+            check_visibility(text, positions, 1, visibility)
+            check_visibility(positions, positions, 1, visibility)
 
 
 def test_lengths_that_are_none_are_named() -> None:
@@ -387,14 +441,15 @@ def test_lengths_that_are_none_are_named() -> None:
 
 def test_nothing_is_masked_where_every_query_sees_every_key() -> None:
     text = Positions.arange(6)
-    assert visible(text, text, is_causal=False) is None
-    assert visible(text[5:], text, is_causal=True) is None  # a decoding step
-    assert visible(text.following(), text, is_causal=True) is None
-    assert visible(text[4:], text, is_causal=True) is not None
+    assert visible(text, text, Visibility(is_causal=False)) is None
+    assert visible(text[5:], text, Visibility(is_causal=True)) is None  # a decoding step
+    assert visible(text.following(), text, Visibility(is_causal=True)) is None
+    assert visible(text[4:], text, Visibility(is_causal=True)) is not None
     assert same_run(text, Positions.arange(6))
     assert same_run(Positions.cat([text[:2], text[2:]]), text.shift(9))
     assert not same_run(text[1:], text)
-    assert not same_run(Positions.padded(rows_of("xxxxxx")), text)
+    assert same_run(Positions.padded(rows_of("xxxxxx")), text)
+    assert not same_run(Positions.padded(rows_of("xxxxx.")), text)
 
 
 # --- immutable ------------------------------------------------------------------------------------------------------
@@ -402,14 +457,15 @@ def test_nothing_is_masked_where_every_query_sees_every_key() -> None:
 
 def test_no_method_changes_the_positions_it_is_called_on() -> None:
     positions = two_rows()
-    before, known = facts(positions), (positions._run, positions._bounds)
+    before, known = facts(positions), positions.layout
     positions[1:], positions[torch.tensor([0])], positions.expand(2), positions.shift(3)
     positions.following(2), positions.to("meta"), positions.with_segment(torch.tensor([[7, 7, 7, 7]]))
-    Positions.cat([positions, positions]), positions.index("Scheme", 30), visible(positions, positions, is_causal=True)
-    assert (facts(positions), (positions._run, positions._bounds)) == (before, known)
+    Positions.cat([positions, positions], documents="same"), table_index(positions, "Scheme", 30)
+    visible(positions, positions, Visibility(is_causal=True))
+    assert (facts(positions), positions.layout) == (before, known)
 
 
-@pytest.mark.parametrize("name", ["coords", "order", "document", "segment", "_run", "anything"])
+@pytest.mark.parametrize("name", ["coords", "order", "document", "segment", "_layout", "anything"])
 def test_nothing_can_be_assigned(name: str) -> None:
     with pytest.raises((AttributeError, TypeError)):
         setattr(Positions.arange(3), name, torch.tensor([[2, 1, 0]]))
@@ -419,7 +475,7 @@ def test_copies_and_pickles_are_the_same_positions() -> None:
     for positions in (two_rows(), Positions.arange(4, start=3)):
         for other in (copy.copy(positions), copy.deepcopy(positions), pickle.loads(pickle.dumps(positions))):
             assert facts(other) == facts(positions)
-            assert (other._run, other._bounds) == (positions._run, positions._bounds)
+            assert other.layout == positions.layout
 
 
 def test_repr_says_how_many_and_of_what() -> None:
@@ -437,19 +493,19 @@ def test_scalar_is_the_one_coordinate() -> None:
 
 def test_index_reads_row_0_for_padding_wherever_it_is_said_to_stand() -> None:
     positions = Positions(torch.tensor([[99, 1, 2]]), document=torch.tensor([[PADDING, 0, 0]]))
-    assert positions.index("Scheme", 3).tolist() == [[0, 1, 2]]
+    assert table_index(positions, "Scheme", 3).tolist() == [[0, 1, 2]]
 
 
 def test_index_accepts_the_whole_table_and_no_more() -> None:
     for positions in (Positions.arange(4), Positions(torch.tensor([[0, 1, 2, 3]])), Positions.arange(9)[:4]):
-        assert positions.index("Scheme", 4).tolist() == [[0, 1, 2, 3]]
+        assert table_index(positions, "Scheme", 4).tolist() == [[0, 1, 2, 3]]
         with pytest.raises(PositionError, match=r"Scheme encodes positions 0 to 2, got 3"):
-            positions.index("Scheme", 3)
+            table_index(positions, "Scheme", 3)
 
 
 def test_empty_and_meta_positions_are_within_every_table() -> None:
-    assert Positions.arange(0, start=9).index("Scheme", 1).shape == (1, 0)
-    assert Positions.arange(3, device="meta").index("Scheme", 1).shape == (1, 3)
+    assert table_index(Positions.arange(0, start=9), "Scheme", 1).shape == (1, 0)
+    assert table_index(Positions.arange(3, device="meta"), "Scheme", 1).shape == (1, 3)
 
 
 # --- errors ---------------------------------------------------------------------------------------------------------
@@ -499,7 +555,7 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
     "arange of a negative number": (lambda: Positions.arange(-1), r"n must not be negative, got -1"),
     "grid of a negative size": (
         lambda: Positions.grid(2, -3),
-        r"height and width must not be negative, got 2 and -3",
+        r"height, width and prefix must not be negative, got 2, -3 and 0",
     ),
     "packed with a negative length": (
         lambda: Positions.packed([2, -1]),
@@ -509,15 +565,19 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: Positions.packed([[2], [1, -1]]),
         r"lengths must not be negative, got \[\[2\], \[1, -1\]\]",
     ),
-    "mask of integers": (
+    "mask of other numbers": (
         lambda: Positions.padded(COORDS),
-        r"mask must be a bool tensor \(rows, tokens\), True = token, got torch.int64 \(1, 3\)",
+        r"mask must be of 0 and 1 where it is not bool, got 2",
+    ),
+    "mask of fractions": (
+        lambda: Positions.padded(COORDS.float()),
+        r"mask must be a tensor \(rows, tokens\) of True or 1 = token, got torch.float32 \(1, 3\)",
     ),
     "mask of one axis": (
         lambda: Positions.padded(torch.tensor([True])),
-        r"mask must be a bool tensor .*, got torch.bool \(1,\)",
+        r"mask must be a tensor .*, got torch.bool \(1,\)",
     ),
-    "mask is a list": (lambda: Positions.padded([[True]]), r"mask must be a bool tensor .*, got list \[\[True\]\]"),
+    "mask is a list": (lambda: Positions.padded([[True]]), r"mask must be a tensor .*, got list \[\[True\]\]"),
     "cat of nothing": (lambda: Positions.cat([]), r"cat needs at least one Positions, got none"),
     "cat of unlike rows": (
         lambda: Positions.cat([Positions(COORDS.expand(2, -1)), Positions(COORDS.expand(3, -1))]),
@@ -529,11 +589,16 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "cat of unlike axes": (
         lambda: Positions.cat([Positions.arange(3), Positions.grid(1, 3)]),
-        r"cat needs parts of one dtype and as many axes, got Positions\(.*tokens=3, torch.int64.* and .*axes=2",
+        r"cat needs parts of as many axes, got Positions\(.*tokens=3, torch.int64.* and .*axes=2",
     ),
-    "cat of unlike dtypes": (
-        lambda: Positions.cat([Positions.arange(3), Positions(COORDS.float())]),
-        r"cat needs parts of one dtype and as many axes, got .*int64.* and .*float32",
+    "cat of two texts": (
+        lambda: Positions.cat([Positions.arange(3), Positions.arange(4, start=2)]),
+        r"parts have tokens of document 0 at the same order: pass documents='new' if each part is a text of its own, "
+        r"or positions.following\(n\) for what continues one",
+    ),
+    "cat of unknown documents": (
+        lambda: Positions.cat([Positions.arange(3)], documents="other"),
+        r"documents must be .*same.*new.*, got 'other'",
     ),
     "indexed by a number": (
         lambda: Positions.arange(3)[1],
@@ -558,7 +623,7 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
         r"Scheme takes one coordinate per token, got positions of 2 axes",
     ),
     "index of fractions": (
-        lambda: Positions(COORDS.double()).index("Scheme", 9),
+        lambda: table_index(Positions(COORDS.double()), "Scheme", 9),
         r"Scheme looks positions up in a table and needs int64 coordinates, got torch.float64",
     ),
 }
@@ -586,7 +651,7 @@ def test_errors_name_the_argument_what_was_expected_and_what_came(case: str) -> 
 )
 def test_a_position_outside_the_table_is_named(positions: Positions, found: int) -> None:
     with pytest.raises(PositionError, match=rf"^Scheme encodes positions 0 to 3, got {found}$"):
-        positions.index("Scheme", 4)
+        table_index(positions, "Scheme", 4)
 
 
 def test_check_index_names_what_it_checks() -> None:

@@ -90,7 +90,7 @@ def check_reach(
     ends = [end for p in (query, key) for end in p.layout.bounds or ()]
     if len(ends) == 4 and max(ends) - min(ends) < min(reach):
         return
-    if query.coords.is_meta or 0 in (query.coords.size(1), key.coords.size(1)):
+    if query.coords.is_meta or 0 in (*query.order.shape, *key.order.shape):
         return
     if query.coords.dim() == 2 and query.layout.rows is not None and key.layout.rows is not None:
         apart = distances(list(tiles(query.layout, key.layout, Visibility(), max(query.rows, key.rows))))

@@ -10,29 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posenc import PositionError, Positions
-from posenc.positions import check_reach, key_level_with, same_run, sees_all, visible
+from posenc.layout import Visibility, tiles
+from posenc.visibility import check_reach, same_run, sees_all, table_index, visible
 from tests.hard.strategies import Made, follow, law, made, read, repeated, rows_of_text, sees, widest
+from tests.test_positions import check_layout
 
 ROWS = st.integers(0, 3)
-
-
-def check_facts(it: Made) -> None:
-    """What the positions know without reading their values is so."""
-    positions, tokens = it.positions, [t for row in it.rows for t in row]
-    if positions._run is not None:
-        start, stop = positions._run
-        assert stop - start == len(positions)
-        assert [[t.order for t in row] for row in it.rows] == [list(range(start, stop))] * len(it.rows)
-        assert len({t.document for t in tokens}) <= 1
-        assert all(t.document != -1 for t in tokens)
-    if positions._bounds is not None:
-        lowest, highest = positions._bounds
-        assert all(lowest <= c <= highest for t in tokens for c in t.coords)
-    if positions._lead is not None:
-        assert positions._run is not None
-        assert all(t.coords == (t.order + positions._lead,) for t in tokens)
-    if positions.starts_a_text:
-        assert all([t.order for t in row] == list(range(len(positions))) for row in it.rows)
 
 
 @law(500)
@@ -42,7 +25,7 @@ def test_positions_are_their_model(data: st.DataObject, rows: int) -> None:
     that was asked of them on the way changed them."""
     it = data.draw(made(rows, changes=5))
     assert read(it.positions) == it.rows
-    check_facts(it)
+    check_layout(it.positions)
 
 
 @law(100)
@@ -50,11 +33,11 @@ def test_positions_are_their_model(data: st.DataObject, rows: int) -> None:
 def test_slices_laid_together_are_the_whole(data: st.DataObject, rows: int, cuts: list[int]) -> None:
     it = data.draw(made(rows))
     ends = [0, *sorted(cuts), len(it.positions)]
-    again = Positions.cat([it.positions[a:b] for a, b in itertools.pairwise(ends)])
+    again = Positions.cat([it.positions[a:b] for a, b in itertools.pairwise(ends)], documents="same")
     assert read(again) == it.rows
-    assert (again.coords.dtype, again._run) == (it.dtype, it.positions._run)
-    assert again._lead == (it.positions._lead if len(again) else None)  # of no tokens there is nothing to know
-    check_facts(Made(again, it.rows))
+    assert again.coords.dtype == it.dtype
+    assert len(again) == 0 or again.layout.run == it.positions.layout.run  # of no tokens there is nothing to know
+    check_layout(again)
 
 
 def pair(data: st.DataObject, rows: int) -> tuple[Made, Made]:
@@ -73,27 +56,28 @@ def pair(data: st.DataObject, rows: int) -> tuple[Made, Made]:
 @given(st.data(), ROWS, st.booleans())
 def test_what_two_positions_know_of_one_another_is_so(data: st.DataObject, rows: int, causal: bool) -> None:
     query, key = pair(data, rows)
-    asking, known = query.positions, key.positions
+    x, y, visibility = query.positions, key.positions, Visibility(is_causal=causal)
     height = widest((query.rows, key.rows))
     wide = [repeated(x, height) for x in (query.rows, key.rows)]
     expected = [[[sees(i, j, causal) for j in keys] for i in queries] for queries, keys in zip(*wide, strict=True)]
-    seen = visible(asking, known, is_causal=causal)
-    if sees_all(asking, known, is_causal=causal):
+    seen = visible(x, y, visibility)
+    if sees_all(x, y, visibility):
         assert seen is None
-        assert all(one for row in expected for queries in row for one in queries)
+        assert all(pair for row in expected for pairs in row for pair in pairs)
     else:
         assert seen is not None
         assert seen.expand(height, -1, -1).tolist() == expected
-    if same_run(asking, known):
+    if same_run(x, y):
         assert [[t.order for t in row] for row in wide[0]] == [[t.order for t in row] for row in wide[1]]
-        lower = [[i >= j or not causal for j in range(len(known))] for i in range(len(asking))]
+        lower = [[i >= j or not causal for j in range(len(y))] for i in range(len(x))]
         assert all(row == lower for row in expected)
-    ahead = key_level_with(asking, known, is_causal=causal)
-    if ahead is not None:
-        for queries, keys in zip(*wide, strict=True):
-            for (i, x), (j, y) in itertools.product(enumerate(queries), enumerate(keys)):
-                assert y.coords[0] - x.coords[0] == j - i - ahead
-                assert sees(x, y, causal) == (not causal or j <= i + ahead)
+    if x.layout.rows is not None and y.layout.rows is not None:
+        for tile in tiles(x.layout, y.layout, visibility, height):
+            if tile.distance is not None:
+                for row, i, j in itertools.product(
+                    range(tile.row.start, tile.row.stop), range(tile.start, tile.stop), range(tile.first, tile.last)
+                ):
+                    assert wide[1][row][j].coords[0] - wide[0][row][i].coords[0] == j - i + tile.distance
 
 
 @law(250)
@@ -127,10 +111,10 @@ def test_tokens_outside_a_table_are_found(data: st.DataObject, rows: int, limit:
     numbers = [n for row in expected for n in row] or [0]
     outside = [n for n in (min(0, *numbers), max(numbers)) if not 0 <= n < limit]  # one below 0 is named first
     if not outside:
-        assert it.positions.index("Scheme", limit).tolist() == expected
+        assert table_index(it.positions, "Scheme", limit).tolist() == expected
         return
     with pytest.raises(PositionError, match=f"^Scheme encodes positions 0 to {limit - 1}, got {outside[0]}$"):
-        it.positions.index("Scheme", limit)
+        table_index(it.positions, "Scheme", limit)
 
 
 @law(250)
@@ -139,14 +123,14 @@ def test_what_follows_goes_on_where_the_last_token_is(it: Made, n: int) -> None:
     """All at once or one by one, the last of each row being the first of the highest order that is no padding."""
     after = Made(it.positions.following(n), [follow(row, n, it.dtype) for row in it.rows])
     assert read(after.positions) == after.rows
-    check_facts(after)
+    check_layout(after.positions)
     if it.dtype != torch.int64 and any(abs(c) > 2**20 for row in it.rows for t in row for c in t.coords):
         return  # where adding 1 rounds, adding it twice is not adding 2
     one_by_one = it.positions
     for _ in range(n):
-        one_by_one = Positions.cat([one_by_one, one_by_one.following()])
+        one_by_one = Positions.cat([one_by_one, one_by_one.following()], documents="same")
     assert read(one_by_one[len(it.positions) :]) == after.rows
-    check_facts(Made(one_by_one, read(one_by_one)))
+    check_layout(one_by_one)
 
 
 # --- what was found by these, once and for all ------------------------------------------------------------------------
@@ -163,7 +147,7 @@ def test_a_batch_of_nothing_has_positions() -> None:
     nothing = Positions.arange(3).expand(0)
     assert nothing.with_segment(torch.zeros(1, 3, dtype=torch.int64)).rows == 0
     assert Positions(nothing.coords, order=torch.arange(3)[None], document=nothing.document).rows == 0
-    assert Positions.cat([nothing, nothing.following(), Positions.arange(2)]).coords.shape == (0, 6)
+    assert Positions.cat([nothing, nothing.following(), Positions.arange(2)], documents="same").coords.shape == (0, 6)
 
 
 def test_a_shift_by_a_fraction_rounds_nothing_that_double_precision_holds() -> None:
@@ -181,7 +165,7 @@ def test_a_shift_by_a_fraction_rounds_nothing_that_double_precision_holds() -> N
         (lambda: Positions.arange(2).following(True), "n must be a whole number, got True"),
         (lambda: Positions.arange(2).expand(2.0), "rows must be a whole number, got 2.0"),
         (lambda: Positions.arange(2).expand(-1), "rows must not be negative, got -1"),
-        (lambda: Positions.arange(2).shift("1"), "offset must be a number, got '1'"),
+        (lambda: Positions.arange(2).shift("1"), "offset must be a finite number, got '1'"),
     ],
 )
 def test_errors_name_the_argument_what_was_expected_and_what_came(provoke: Any, message: str) -> None:

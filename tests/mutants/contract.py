@@ -1,29 +1,31 @@
 """Bugs of what all schemes stand on: positions, what may be seen, composition, and the backends."""
 
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from posenc import Encoding, Positions
+from posenc import Encoding, Positions, layout, positions
 from posenc.backends import attention, call, choice, reference, sdpa
 from posenc.backends.call import Backend, Call
+from posenc.layout import Layout, Span, Tile, Visibility
 from posenc.positions import PADDING
 from posenc.scheme import Composition
-from tests import test_encoding, test_positions
+from tests import test_encoding, test_layout, test_positions
 from tests.backends import test_attention
 from tests.mutants import Mutant, oracles
 
 # --- what may be seen -----------------------------------------------------------------------------------------------
 
 
-def seen(query: Positions, key: Positions, *, is_causal: bool, wrong: str) -> Tensor:
+def seen(query: Positions, key: Positions, visibility: Visibility, *, wrong: str) -> Tensor:
     """What may be seen, but for one thing."""
     x, y = (query.coords, key.coords) if wrong == "coords" else (query.order, key.order)
     same = (query.document[:, :, None] == key.document[:, None, :]) | (wrong == "documents")
     same = same & ((key.document != PADDING)[:, None, :] | (wrong == "padding"))
     not_later = y[:, None, :] < x[:, :, None] if wrong == "itself" else y[:, None, :] <= x[:, :, None]
-    return same & (not_later | (not is_causal))
+    return same & (not_later | (not visibility.is_causal))
 
 
 def first_of_the_keys(
@@ -33,20 +35,20 @@ def first_of_the_keys(
     return key_positions[: query.size(2)] if query_positions is None else query_positions, key_positions
 
 
-def run_kept_by_any_index(self: Positions, index: slice | Tensor) -> Positions:
-    return Positions(
-        self.coords[:, index], order=self.order[:, index], document=self.document[:, index], _run=self._run
-    )
+def layout_kept_by_any_index(self: Positions, index: slice | Tensor) -> Positions:
+    chosen = Positions(self.coords[:, index], order=self.order[:, index], document=self.document[:, index])
+    return chosen._of(self.layout)
 
 
-def run_kept_by_any_cat(parts: list[Positions]) -> Positions:
+def one_text_of_any_parts(parts: list[Positions], *, documents: str | None = None) -> Positions:
     coords, order, document = (
         torch.cat([getattr(p, name) for p in parts], 1) for name in ("coords", "order", "document")
     )
-    return Positions(coords, order=order, document=document, _run=(0, coords.size(1)))
+    text = Positions.arange(coords.size(1)).layout
+    return Positions(coords, order=order, document=document)._of(text)
 
 
-def bounds_kept_by_a_shift(self: Positions, offset: int) -> Positions:
+def layout_kept_by_a_shift(self: Positions, offset: int) -> Positions:
     return self._like(coords=self.coords + offset)
 
 
@@ -57,8 +59,30 @@ def from_the_last_column(self: Positions, n: int = 1) -> Positions:
 
 
 def from_the_bounds(self: Positions, n: int = 1) -> Positions:
-    assert self._bounds is not None
-    return Positions.arange(n, self._bounds[1] + 1)
+    assert self.layout.bounds is not None
+    return Positions.arange(n, int(self.layout.bounds[1]) + 1)
+
+
+# --- layouts ----------------------------------------------------------------------------------------------------------
+
+
+def spans_of_padding(coords: Tensor, order: Tensor, document: Tensor) -> Layout:
+    """Padding is a document like any other."""
+    return layout.read(coords, order, document.masked_fill(document == PADDING, 7))
+
+
+def order_of_the_index(row: slice, q: Span, k: Span, visibility: Visibility) -> Tile | None:
+    """Spans whose order stays are taken for spans whose order rises."""
+    return TILE(row, replace(q, order_step=1), replace(k, order_step=1), visibility)
+
+
+def one_key_too_few(row: slice, q: Span, k: Span, visibility: Visibility) -> Tile | None:
+    """A window of one key less."""
+    left = visibility.left
+    return TILE(row, q, k, replace(visibility, left=None if left is None else max(left - 1, 0)))
+
+
+TILE = layout._tile
 
 
 # --- encodings ------------------------------------------------------------------------------------------------------
@@ -68,6 +92,11 @@ def rounded_every_time(self: Encoding, x: Tensor) -> Tensor:
     for table in self.tables:
         x = (x + table).to(x.dtype)
     return x
+
+
+def additions_alone(self: Encoding, door: str) -> None:
+    if door == "add":
+        self._opened.add(door)
 
 
 def first_part_alone(self: Composition, query: Positions, key: Positions | None = None) -> Encoding:
@@ -143,22 +172,50 @@ MUTANTS = (
         "a permutation is taken for the text in order",
         Positions,
         "__getitem__",
-        run_kept_by_any_index,
+        layout_kept_by_any_index,
         test_positions.test_visibility_of_permuted_shuffled_and_stitched_text,
     ),
     Mutant(
         "parts in any order are taken for the text in order",
         Positions,
         "cat",
-        staticmethod(run_kept_by_any_cat),
+        staticmethod(one_text_of_any_parts),
         test_positions.test_visibility_of_permuted_shuffled_and_stitched_text,
     ),
     Mutant(
         "a shift is not noticed by the check of a table's end",
         Positions,
         "shift",
-        bounds_kept_by_a_shift,
-        test_positions.test_what_is_known_without_looking_is_so,
+        layout_kept_by_a_shift,
+        test_positions.test_what_a_layout_says_is_so,
+    ),
+    Mutant(
+        "padding is a span",
+        positions,
+        "read",
+        spans_of_padding,
+        test_layout.test_padding_stands_in_no_span,
+    ),
+    Mutant(
+        "tokens of equal order are tiled as if it rose",
+        layout,
+        "_tile",
+        order_of_the_index,
+        test_layout.test_tiles_are_the_pairs_that_are_seen_each_once,
+    ),
+    Mutant(
+        "a window is a key too narrow",
+        layout,
+        "_tile",
+        one_key_too_few,
+        test_layout.test_tiles_are_the_pairs_that_are_seen_each_once,
+    ),
+    Mutant(
+        "an encoding forgets that it was rotated",
+        Encoding,
+        "_note",
+        additions_alone,
+        test_encoding.test_attention_takes_an_encoding_whose_token_doors_are_opened_once,
     ),
     Mutant(
         "decoding goes on from the last column, be it padding",

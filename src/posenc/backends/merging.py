@@ -20,7 +20,8 @@ def merge(
     ``attention(..., return_lse=True)`` gives. Gradients go back to every part. A query that sees no key in any part
     gives zeros and a log-sum-exp of -inf. ValueError for parts of different shapes.
     """
-    if not isinstance(parts, Sequence) or not parts:
+    pairs = isinstance(parts, Sequence) and all(isinstance(part, Sequence) and len(part) == 2 for part in parts)
+    if not pairs or not parts:
         raise ValueError(f"parts must be pairs (out, lse), got {shown(parts)}")
     for out, lse in parts:
         if out.shape != parts[0][0].shape or lse.shape != out.shape[:-1]:
@@ -31,6 +32,6 @@ def merge(
     every = torch.stack([lse for _, lse in parts])
     blind = (every == -torch.inf).all(0)
     whole = every.masked_fill(blind, 0.0).logsumexp(0).masked_fill(blind, -torch.inf)
-    shares = (every - whole.masked_fill(blind, 0.0)).exp()
+    shares = every.masked_fill(blind, 0.0).softmax(0).masked_fill(blind, 0.0)
     outs = torch.stack([out for out, _ in parts])
     return (shares[..., None] * outs.to(shares.dtype)).sum(0).to(outs.dtype), whole

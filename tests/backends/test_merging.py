@@ -1,0 +1,135 @@
+"""Merging: attention over parts of the keys, put together, is attention over all of them."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import posenc
+from posenc import ALiBi, Positions, RoPE, Shaw, attention, merge
+
+HEADS, TOKENS, HEAD_DIM = 2, 8, 4
+SCHEME = RoPE(HEAD_DIM) + ALiBi(HEADS, "bidirectional") + Shaw(HEAD_DIM, 3)
+SHARDS = {
+    "the whole": [[*range(8)]],
+    "contiguous": [[0, 1, 2, 3], [4, 5, 6, 7]],
+    "zigzag": [[0, 1, 6, 7], [2, 3, 4, 5]],
+    "uneven": [[5], [], [7, 0, 1, 2, 3, 4, 6]],
+}
+POSITIONS = {
+    "text": Positions.arange(TOKENS, start=3),
+    "packed": Positions.packed([[3, 5], [2, 4]]),
+    "padded": Positions.padded(torch.tensor([[False, False, True, True, True, True, True, True], [True] * 8])),
+}
+
+
+def qkv() -> list[Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(2, HEADS, TOKENS, HEAD_DIM, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+
+
+def part(
+    tensors: list[Tensor], positions: Positions, keys: list[int] | None = None, **how: Any
+) -> tuple[Tensor, Tensor]:
+    """Attention over some of the keys, with the log-sum-exp."""
+    query, key, value = tensors
+    index = torch.tensor([*range(TOKENS)] if keys is None else keys, dtype=torch.int64)
+    encoding = SCHEME(positions, positions[index], dtype=torch.float64)
+    out, lse = attention(query, key[:, :, index], value[:, :, index], encoding, return_lse=True, **how)
+    return out, lse
+
+
+def projected(out: Tensor, lse: Tensor) -> Tensor:
+    """A number that depends on every output and on every log-sum-exp that is finite."""
+    weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).reshape(out.shape)
+    return (out * weights).sum() + (lse.masked_fill(lse == -torch.inf, 0.0) * weights[..., 0]).sum()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("place", POSITIONS)
+@pytest.mark.parametrize("shards", SHARDS)
+def test_shards_merged_are_the_whole_with_all_gradients(shards: str, place: str, causal: bool) -> None:
+    tensors, positions = qkv(), POSITIONS[place]
+    whole = part(tensors, positions, is_causal=causal)
+    merged = merge([part(tensors, positions, keys, is_causal=causal) for keys in SHARDS[shards]])
+    torch.testing.assert_close(merged, whole)
+    leaves = [*tensors, *SCHEME.parameters()]
+    for found, expected in zip(*(torch.autograd.grad(projected(*x), leaves) for x in (merged, whole)), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_the_gradients_of_merge_are_those_of_differences() -> None:
+    parts = [torch.randn(1, 2, 3, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    sums = [torch.randn(1, 2, 3, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    assert torch.autograd.gradcheck(
+        lambda *x: merge(list(zip(x[:3], x[3:], strict=True))), (*parts, *sums), atol=1e-8, rtol=1e-6
+    )
+
+
+def test_merging_in_steps_is_merging_at_once() -> None:
+    parts = [(torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3)) for _ in range(3)]
+    torch.testing.assert_close(merge([merge(parts[:2]), parts[2]]), merge(parts))
+
+
+def test_a_query_that_sees_no_key_in_a_part_takes_nothing_from_it() -> None:
+    seen, blind = torch.randn(1, 2, 3, 4), torch.zeros(1, 2, 3, 4)
+    lse, nothing = torch.randn(1, 2, 3), torch.full((1, 2, 3), -torch.inf)
+    for parts in ([(seen, lse), (blind, nothing)], [(blind, nothing), (seen, lse)]):
+        torch.testing.assert_close(merge(parts), (seen, lse))
+
+
+def test_a_query_that_sees_no_key_at_all_gives_zeros_and_no_gradient() -> None:
+    tensors, positions = qkv(), POSITIONS["padded"]
+    out, lse = merge([part(tensors, positions, keys) for keys in SHARDS["contiguous"]])
+    assert (out[0, :, :2] == 0).all()
+    assert (lse[0, :, :2] == -torch.inf).all()
+    assert lse[0, :, 2:].isfinite().all()
+    query, key, value = torch.autograd.grad(projected(out, lse), tensors)
+    assert all(gradient.isfinite().all() for gradient in (query, key, value))
+    for gradient in (query, key, value):
+        assert (gradient[0, :, :2] == 0).all()
+        assert (gradient[0, :, 2:] != 0).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_rounded_once(dtype: torch.dtype) -> None:
+    parts = [(torch.randn(1, 2, 3, 4).to(dtype), torch.randn(1, 2, 3)) for _ in range(5)]
+    out, lse = merge(parts)
+    assert (out.dtype, lse.dtype) == (dtype, torch.float32)
+    exact, _ = merge([(x.double(), y.double()) for x, y in parts])
+    assert (out.double() - exact).abs().max() <= torch.finfo(dtype).eps * exact.abs().max()
+
+
+def test_scores_may_be_as_large_as_the_dtype_holds() -> None:
+    out, lse = merge([(torch.ones(1, 1, 1, 2), torch.full((1, 1, 1), x)) for x in (1e30, -1e30, 1e30)])
+    assert out.tolist() == [[[[1.0, 1.0]]]]
+    assert lse.isfinite().all()
+
+
+OUT, LSE = torch.zeros(2, 3, 5, 4), torch.zeros(2, 3, 5)
+ERRORS: dict[str, tuple[Any, str]] = {
+    "no parts": ([], "parts must be pairs (out, lse), got"),
+    "a tensor": (OUT, "parts must be pairs (out, lse), got"),
+    "fewer queries": (
+        [(OUT, LSE), (OUT[:, :, :4], LSE[:, :, :4])],
+        "parts must be of shapes (2, 3, 5, 4) and (2, 3, 5), got (2, 3, 4, 4) and (2, 3, 4)",
+    ),
+    "a log-sum-exp of other heads": (
+        [(OUT, LSE[:, :1])],
+        "parts must be of shapes (2, 3, 5, 4) and (2, 3, 5), got (2, 3, 5, 4) and (2, 1, 5)",
+    ),
+    "a log-sum-exp with an axis of its own": (
+        [(OUT, LSE[..., None])],
+        "parts must be of shapes (2, 3, 5, 4) and (2, 3, 5), got (2, 3, 5, 4) and (2, 3, 5, 1)",
+    ),
+    "outputs alone": ([OUT, OUT], "parts must be pairs (out, lse), got"),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors_name_the_argument_what_was_expected_and_what_came(case: str) -> None:
+    parts, message = ERRORS[case]
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        posenc.merge(parts)
