@@ -10,73 +10,45 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.autograd import forward_ad
 
-from posenc import (
-    AbsoluteInAttention,
-    ALiBi,
-    DistanceAware,
-    NoPE,
-    Positions,
-    RoPE,
-    Scheme,
-    Shaw,
-    catalog,
-)
-from posenc.backends.attention import _call
+from posenc import AbsoluteInAttention, DistanceAware, Positions, RoPE, Scheme, Shaw
+from posenc.backends.attention import _bound, _call
 from posenc.backends.call import Backend, Call
 from posenc.backends.flex import FLEX, _block_mask
 from posenc.backends.reference import REFERENCE
-from posenc.encoding import Score
-from posenc.positions import visible
+from posenc.layout import Visibility
 from posenc.schemes.catalog import Shape
-from tests.awkward import TrialCoPE
+from posenc.visibility import visible
+from tests.awkward import TrialCoPE, interpolated
+from tests.backends.grounds import ATTENDING, KINDS, ROWS, VALUES, same
 
 GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")])
 HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM = 4, 2, 16, 24
 KEYS, QUERIES = 200, 150  # between the same two powers of two, so that one compilation serves both
 
 SHAPE = Shape(HEADS * HEAD_DIM, HEADS, HEAD_DIM, max_positions=KEYS)
-GRID = Shape(HEADS * HEAD_DIM, HEADS, HEAD_DIM, max_positions=KEYS, grid=(14, 15))
-
-
-def in_attention(scheme: Scheme) -> bool:
-    """Whether it opens a door that attention opens, and flex can."""
-    doors = scheme.doors
-    return ("rotate" in doors or isinstance(scheme.score(), Score)) and "value" not in doors
-
-
-SCHEMES: dict[str, Callable[[], Scheme]] = {"none": NoPE} | {
-    entry.name: partial(entry.build, GRID if entry.axes == "two" else SHAPE)
-    for entry in catalog()
-    if in_attention(entry.build(GRID if entry.axes == "two" else SHAPE))
-}
-SCHEMES |= {
-    "alibi, bidirectional": lambda: ALiBi(HEADS, "bidirectional"),
-    "alibi, directed": lambda: ALiBi(HEADS, "directed"),
-    "rope + shaw": lambda: RoPE(HEAD_DIM) + Shaw(HEAD_DIM, 5, values=False),
-    "shaw of each head": lambda: Shaw(HEAD_DIM, 5, values=False, num_heads=HEADS),
-    "distance aware + alibi": lambda: DistanceAware(HEADS) + ALiBi(HEADS),
-}
-QUICK = ("none", "rope", "absolute_in_attention", "alibi")  # the others are a compilation each
+SCHEMES = [n for n in ATTENDING if n not in VALUES | ROWS | {"learned", "interpolated", "clocked", "featured"}]
+"""Those that it can run, that need no features of the tokens and add nothing to the input."""
+QUICK = ("nope", "rope", "absolute_in_attention", "alibi")  # the others are a compilation each
 
 
 def made(name: str) -> Scheme:
     """The scheme, with parameters that matter."""
-    scheme = SCHEMES[name]().requires_grad_(False)
+    scheme = KINDS[name].build(SHAPE).float().requires_grad_(False)
     for parameter in scheme.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return scheme
 
 
-def positions_of(kind: str, two_axes: bool) -> tuple[Positions, Positions]:
-    """Those of queries and of keys, over a line or over a grid."""
-    base = Positions.grid(14, 15)[:KEYS] if two_axes else Positions.arange(KEYS)
+def positions_of(kind: str, name: str = "nope") -> tuple[Positions, Positions]:
+    """Those of queries and of keys, with what the scheme asks for."""
     token = torch.rand(2, KEYS) > 0.3
     token[1, 100:] = False
     document = {
         "packed": Positions.packed([[100, 60, 40], [150, 30]]).document,
         "padded": torch.where(token, 0, -1),
     }.get(kind)
-    whole = base if document is None else Positions(base.coords, order=base.order, document=document)
+    base = Positions.arange(KEYS)
+    whole = KINDS[name].at(base if document is None else Positions(base.coords, order=base.order, document=document))
     return (whole[KEYS - QUERIES :] if kind == "fewer queries" else whole), whole
 
 
@@ -99,7 +71,7 @@ def called(
     dropout_p: float = 0.0,
     return_lse: bool = False,
 ) -> Call:
-    return _call(q, k, v, scheme, *at, mask, is_causal, dropout_p, None, return_lse)
+    return _call(q, k, v, _bound(q, k, v, scheme, *at), mask, is_causal, None, dropout_p, None, return_lse, None)
 
 
 def run(backend: Backend, call: Call) -> Tensor:
@@ -129,7 +101,8 @@ def check_as_exact_as_the_reference(make: Callable[[Callable[[Tensor], Tensor]],
 )
 def test_every_scheme_is_what_the_reference_says(name: str, is_causal: bool, kind: str) -> None:
     scheme = made(name)
-    at = positions_of(kind, two_axes=name == "relative_2d")
+    is_causal = is_causal or KINDS[name].looks_back
+    at = positions_of(kind, name)
     tensors = qkv(len(at[0]), len(at[1]))
     out = check_as_exact_as_the_reference(
         lambda cast: called(*(cast(x) for x in tensors), scheme, at, is_causal=is_causal)
@@ -139,8 +112,11 @@ def test_every_scheme_is_what_the_reference_says(name: str, is_causal: bool, kin
     assert (out.transpose(1, 2)[~padding] != 0).any(-1).all()
 
 
-def test_the_schemes_tried_are_those_of_the_catalog() -> None:
+def test_the_schemes_tried_are_those_that_it_does_not_refuse() -> None:
     assert {"rope", "alibi", "transformer_xl", "distance_aware", "relative_1d", "relative_2d"} < set(SCHEMES)
+    for name in SCHEMES:
+        call = called(*qkv(KEYS, KEYS), made(name), positions_of("plain", name), is_causal=True)
+        assert FLEX.refuses(call) is None, name
 
 
 @pytest.mark.slow
@@ -196,7 +172,7 @@ def test_lengths_layers_and_positions_share_a_compilation() -> None:
     before = counters["stats"]["unique_graphs"]
     kinds = [(True, "plain"), (False, "plain"), (True, "padded"), (True, "fewer queries")]
     for is_causal, kind in kinds:
-        at = positions_of(kind, two_axes=False)
+        at = positions_of(kind)
         run(FLEX, called(*qkv(len(at[0]), KEYS), made("rope"), at, is_causal=is_causal))
     assert counters["stats"]["unique_graphs"] - before == 1
     for n in (130, 256, 177, 511, 257, 400, 300, 222):  # from 129 to 256, and from 257 to 512
@@ -246,7 +222,7 @@ def test_blocks_hold_what_is_visible(seed: int, is_causal: bool) -> None:
         positions.append(Positions(torch.zeros(2, n, dtype=torch.int64), order=order, document=document))
     call = called(*qkv(*lengths), None, (positions[0], positions[1]), is_causal=is_causal)
     partial_blocks, whole = blocks_of(call)
-    seen = visible(*positions, is_causal=is_causal)
+    seen = visible(*positions, Visibility(is_causal))
     assert seen is not None
     for row in range(2):
         for block in range(4):
@@ -291,6 +267,10 @@ REFUSED: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Call], str]] = {
         lambda q, k, v: called(q, k, v, TrialCoPE(4, HEAD_DIM)),
         "a score term needs whole rows of scores, and FlexAttention sees one score at a time",
     ),
+    "both coordinates": (
+        lambda q, k, v: called(q, k, v, interpolated(HEADS)),
+        "a score term is a function of both coordinates, which is laid out one block at a time elsewhere",
+    ),
     "dropout": (lambda q, k, v: called(q, k, v, dropout_p=0.1), "FlexAttention has no dropout"),
     "log-sum-exp": (
         lambda q, k, v: called(q, k, v, return_lse=True),
@@ -305,11 +285,13 @@ REFUSED: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Call], str]] = {
     "mask": (lambda q, k, v: called(q, k, v, mask=WEIGHED), NO_BACKWARD + "attn_mask requires grad"),
 } | {
     f"parameters of {name}": (
-        lambda q, k, v, make=make: called(q, k, v, make()),
+        lambda q, k, v, name=name: called(
+            q, k, v, made(name).requires_grad_(), same(KINDS[name].at(Positions.arange(8))), is_causal=True
+        ),
         NO_BACKWARD + "a score term requires grad",
     )
-    for name, make in SCHEMES.items()
-    if name != "relative_2d" and any(part.score() is not None for part in make().parts) and [*make().parameters()]
+    for name in SCHEMES
+    if [*made(name).parameters()]
 }
 
 
@@ -370,7 +352,7 @@ def test_on_cpu_it_is_no_part_of_a_compiled_graph() -> None:
 def test_on_cuda_it_trains(name: str, kind: str, device: str) -> None:
     """Output, log-sum-exp and every gradient. The kernel may round products to TF32, of 11 bits."""
     scheme = made(name).to(device).requires_grad_()
-    at = tuple(p.to(device) for p in positions_of(kind, two_axes=name == "relative_2d"))
+    at = tuple(p.to(device) for p in positions_of(kind, name))
     tensors = qkv(len(at[0]), len(at[1]))
     results = []
     for backend, dtype in ((FLEX, torch.float32), (REFERENCE, torch.float64)):
