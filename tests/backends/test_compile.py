@@ -104,7 +104,7 @@ def test_so_it_is_at_positions_of_which_nothing_is_known(name: str) -> None:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiling for the CPU needs g++")
 @pytest.mark.parametrize(
     ("name", "backend"),
-    [("rope+alibi", "sdpa"), ("rope+alibi", "tiled"), ("shaw", "tiled"), ("transformer_xl", "chunked")],
+    [("rope+alibi", "sdpa"), ("shaw", "tiled")],
 )
 def test_what_the_compiler_makes_of_it_gives_what_eager_gives(name: str, backend: str) -> None:
     it = case(name, "text", 33)
