@@ -12,7 +12,16 @@ from tests.backends.grounds import Case, Model, case, refuses
 pytestmark = pytest.mark.slow
 TOKENS, OTHERS = 17, (5, 33)
 # Every door, and every kind of piece.
-SCHEMES = ("learned", "rope+alibi", "shaw", "relative_2d", "transformer_xl", "disentangled", "squeezing", "interpolated")
+SCHEMES = (
+    "learned",
+    "rope+alibi",
+    "shaw",
+    "relative_2d",
+    "transformer_xl",
+    "disentangled",
+    "squeezing",
+    "interpolated",
+)
 MISSING = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
 
 

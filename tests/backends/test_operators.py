@@ -135,7 +135,8 @@ def test_a_term_of_whole_rows_gets_them(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("posenc.backends.chunked.SCORES", 1)  # blocks of 64 queries
     tensors = [x.float() for x in transposed()]
     found, expected = (
-        posenc.attention(*tensors, Pieces(lambda: (Row(falling),)), is_causal=True, backend=backend) for backend in ("chunked", "reference")
+        posenc.attention(*tensors, Pieces(lambda: (Row(falling),)), is_causal=True, backend=backend)
+        for backend in ("chunked", "reference")
     )
     torch.testing.assert_close(found, expected)
 
