@@ -350,6 +350,12 @@ def bound(scheme: Scheme, query_positions: Positions, key_positions: Positions, 
     return scheme(query_positions, key_positions, dtype=torch.promote_types(like.dtype, torch.float32))
 
 
+def with_features(encoding: Encoding, features: dict[str, Tensor]) -> Encoding:
+    """The encoding with a case's features of queries and of keys, if it has some."""
+    of = {side: {n.split()[1]: x for n, x in features.items() if n.startswith(side)} for side in ("query", "key")}
+    return encoding.with_features(of["query"], of["key"]) if features else encoding
+
+
 def attend(
     scheme: Scheme,
     query_positions: Positions,
@@ -365,9 +371,7 @@ def attend(
     encoding = bound(scheme, query_positions, key_positions, query)
     if "add" in encoding.doors:
         query = encoding.add(query.transpose(1, 2).flatten(2)).unflatten(2, (query.size(1), -1)).transpose(1, 2)
-    if features:
-        of = {side: {n.split()[1]: x for n, x in features.items() if n.startswith(side)} for side in ("query", "key")}
-        encoding = encoding.with_features(of["query"], of["key"])
+    encoding = with_features(encoding, features or {})
     return posenc.attention(query, key, value, encoding, **how, backend=backend)
 
 

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from posenc.backends.call import Backend, Call
 from posenc.backends.reference import REFERENCE
 from posenc.backends.sdpa import SDPA
+from posenc.forms import check
 from posenc.layout import tiles
 from posenc.pieces import Row
 from posenc.positions import PADDING
@@ -26,6 +27,8 @@ BLOCKS_IN_A_GRAPH = 8
 
 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
+    for term in (*call.pieces, *call.values):  # blocks leave out keys, and an error must not depend on which
+        check(getattr(term, "distance", None), call.raw_block())
     batch, heads, queries, _ = call.query.shape
     if torch.compiler.is_compiling():
         rows = -(-queries // BLOCKS_IN_A_GRAPH)
