@@ -221,7 +221,7 @@ PLACES: dict[str, Place] = {
     "padded inside and wholly": Place(lambda n: same(padded("ia", n))),
     "packed": Place(lambda n: same(packed(n))),
     "packed, other keys": Place(lambda n: (packed(n), Positions.packed([[n // 4, n // 2], [n // 2, n // 4 + 1]]))),
-    "other keys": Place(lambda n: (Positions.arange(n, start=5), Positions.arange(n // 2 + 3, start=2))),
+    "other keys": Place(lambda n: (Positions.arange(n, start=5), Positions.arange(n // 2 + 3, start=2).shift(-1))),
     "coordinates alone": Place(lambda n: same(Positions(torch.arange(n)[None]))),
     "position ids": Place(lambda n: same(by_ids(n))),
     "a gap": Place(lambda n: same(with_a_gap(n))),

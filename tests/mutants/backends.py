@@ -1,0 +1,407 @@
+"""Bugs of the backends: a line that says something else, in layouts, tiles, bands and parts.
+
+Each is caught by the comparison of a backend with the reference, for a scheme at some positions, asked in some way.
+"""
+
+import __future__
+
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from posenc import layout, positions
+from posenc.backends import band, choice, chunked, far, fused, pairwise, sdpa, tile_operator, tiled
+from posenc.backends.call import Backend
+from tests.backends import test_parity
+from tests.mutants import Mutant
+
+
+def at(
+    scheme: str, place: str, way: str, kv_heads: int = 2, small: bool = False, backend: str = "tiled"
+) -> Callable[[], None]:
+    """The comparison of a backend with the reference."""
+    return partial(test_parity.check_run, (scheme, place, way, kv_heads, small), backends=(backend,))
+
+
+@dataclass(frozen=True)
+class Line(Mutant):
+    """A function in which ``wrong``, a pair (this, that), has that in the place of this, which is there once."""
+
+    wrong: tuple[str, str]
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        """The bug is in posenc for as long as this is open."""
+        wrong = edited(self.owner, self.name, *self.wrong)
+        with pytest.MonkeyPatch.context() as patch:
+            if isinstance(self.owner, Backend):  # which is frozen
+                among = (replace(b, **{self.name: wrong}) if b is self.owner else b for b in choice.BACKENDS)
+                patch.setattr(choice, "BACKENDS", tuple(among))
+            else:
+                patch.setattr(self.owner, self.name, wrong)
+            yield
+
+
+def edited(owner: Any, name: str, this: str, that: str) -> Any:
+    """The function or property of that name with that in the place of this."""
+    right = inspect.getattr_static(owner, name)
+    function: Any = right.fget if isinstance(right, property) else right
+    source = textwrap.dedent(inspect.getsource(function))
+    if source.count(this) != 1:
+        raise ValueError(f"{name} must have this once, to be mutated, got it {source.count(this)} times: {this}")
+    code = compile(source.replace(this, that), "<mutant>", "exec", __future__.annotations.compiler_flag, True)
+    made: dict[str, Any] = {}
+    exec(code, function.__globals__, made)
+    return made[function.__name__]
+
+
+# --- which pairs there are --------------------------------------------------------------------------------------------
+
+TILES = (
+    Line(
+        "tiles see other documents",
+        far,
+        "tiles",
+        ("if q.document == k.document:", "if True:"),
+        at("nope", "packed", "both"),
+    ),
+    Line(
+        "tokens of one order are taken for text",
+        layout,
+        "_tile",
+        ("if q.order_step == k.order_step == 1:", "if True:"),
+        at("nope", "a prefix", "causal"),
+    ),
+    Line(
+        "the diagonal is counted from the start of the row, not of the span",
+        layout,
+        "_tile",
+        ("(q.order - q.start) - (k.order - k.start)", "q.order - k.order"),
+        at("nope", "packed, other keys", "causal"),
+    ),
+    Line(
+        "causality compares coordinates in tiles",
+        layout,
+        "_tile",
+        ("(q.order - q.start) - (k.order - k.start)", "(q.coords[0] - q.start) - (k.coords[0] - k.start)"),
+        at("nope", "other keys", "causal"),
+    ),
+    Line(
+        "a window is one key too wide",
+        layout,
+        "_tile",
+        ("low = None if least is None else least + level", "low = None if least is None else least + level - 1"),
+        at("nope", "text", "a window"),
+    ),
+    Line(
+        "a window reaches a key further than asked to the right",
+        layout,
+        "_tile",
+        ("high = None if most is None else most + level", "high = None if most is None else most + 1 + level"),
+        at("nope", "text", "a window"),
+    ),
+    Line(
+        "distances are counted from the start of the row, not of the span",
+        layout,
+        "_distance",
+        ("- (q.coords[0] - q.start)", "- q.coords[0]"),
+        at("shaw", "packed", "both"),
+    ),
+    Line(
+        "padding is a document like any",
+        positions,
+        "read",
+        ("if first_document[n] == PADDING:", "if False:"),
+        at("nope", "padded left and right", "both"),
+    ),
+    Line(
+        "a layout does not follow a shift",
+        layout,
+        "_shifted",
+        ("coords = tuple(factor * c + o for c, o in zip(span.coords, by, strict=True))", "coords = span.coords"),
+        at("shaw", "other keys", "both"),
+    ),
+    Line(
+        "a layout does not follow a scale",
+        layout,
+        "_shifted",
+        ("tuple(factor * s for s in span.steps)", "span.steps"),
+        at("shaw", "coordinates backwards", "both"),
+    ),
+    Line(
+        "a slice has the coordinates of the whole",
+        layout.Span,
+        "cut",
+        ("by = first - self.start", "by = 0"),
+        at("alibi", "cache", "causal"),
+    ),
+    Line(
+        "blocks of queries miss their last keys",
+        chunked,
+        "_spans",
+        ("max(t.last for t in found)", "max(t.last for t in found) - 1"),
+        at("nope", "packed", "causal", small=True, backend="chunked"),
+    ),
+    Line(
+        "blocks of queries out of order see what the first of them may see",
+        chunked,
+        "_spans",
+        ("order.amax(1, keepdim=True)", "order.amin(1, keepdim=True)"),
+        at("nope", "permuted", "causal", small=True, backend="chunked"),
+    ),
+)
+
+# --- near pairs -------------------------------------------------------------------------------------------------------
+
+NEAR = (
+    Line(
+        "near and far leave a distance out",
+        tile_operator,
+        "near",
+        ("plan.width - 1 - (tile.distance or 0)", "plan.width - 2 - (tile.distance or 0)"),
+        at("shaw keys", "text", "both"),
+    ),
+    Line(
+        "lines are read one distance off",
+        tile_operator,
+        "near",
+        ("(tile.distance or 0) - plan.lowest, query", "(tile.distance or 0) - plan.lowest - 1, query"),
+        at("shaw keys", "text", "both"),
+    ),
+    Line(
+        "every part of a wide band reads the line from its start",
+        band,
+        "bands",
+        ("entry + least, dtype", "entry + low, dtype"),
+        at("relative_1d", "text", "causal", small=True),
+    ),
+    Line(
+        "what the last block left is taken for zeros",
+        band.Work,
+        "zeros",
+        ("if self.shapes.get(name) != shape:", "if name not in self.shapes:"),
+        at("relative_1d", "text", "both", small=True),
+    ),
+    Line(
+        "keys before the first and past the last have a weight",
+        pairwise,
+        "_scores",
+        ("    if outside is not None:", "    if False:"),
+        at("shaw", "text", "both"),
+    ),
+    Line(
+        "keys meet the vectors in the order of distances, not against it",
+        pairwise,
+        "_key_meets",
+        (".flip(0)", ""),
+        at("disentangled", "text", "both"),
+    ),
+    Line(
+        "the key's clock is added",
+        pairwise,
+        "_scores",
+        ("scores -= _band_of_keys", "scores += _band_of_keys"),
+        at("clocked", "text", "both"),
+    ),
+    Line(
+        "a function's gradient is overwritten before its coefficients read it",
+        pairwise,
+        "_pull",
+        ("        first = band", "        d_scores[where] = d_bare\n        first = band"),
+        at("squeezing", "decoding", "causal, a window", kv_heads=6),
+    ),
+    Line(
+        "the gradient of a bias is lost",
+        pairwise,
+        "backward",
+        ("d_lines.bias[band.heads, band.line] += d_scores.sum((0, 2, 4)).flatten(0, 1)", "pass"),
+        at("t5 bidirectional", "text", "both"),
+    ),
+    Line(
+        "the gradient of a value's vectors is lost",
+        pairwise,
+        "backward",
+        ("band.gather_each(d_lines.values, torch.bmm(all_weights.mT, do_all))", "pass"),
+        at("shaw values", "text", "both"),
+    ),
+    Mutant("faint weights are no longer faint", pairwise, "FAINT", -8.0, at("learned slope", "text", "both")),
+)
+
+# --- far pairs --------------------------------------------------------------------------------------------------------
+
+FAR = (
+    Line(
+        "grouped queries are in turn",
+        tile_operator,
+        "regions",
+        ("[h * groups + g for h", "[g * key.size(1) + h for h"),
+        at("nope", "text", "both"),
+    ),
+    Line(
+        "the horizon is too near",
+        far,
+        "_horizons",
+        ("(2 * abs(scale) * longest_q * longest_k + faint) / -slopes", "1 / -slopes"),
+        at("alibi", "text", "causal"),
+    ),
+    Line(
+        "what a slope gives a whole row is dropped",
+        far._Far,
+        "__call__",
+        ("row = row if more is None else more if row is None else row + more", "pass"),
+        at("alibi", "text", "causal", small=True),
+    ),
+    Line(
+        "a slope counts from a corner one off",
+        far._Far,
+        "_sloped",
+        ("part.start - (part.last - 1) - self.tile.distance", "part.start - part.last - self.tile.distance"),
+        at("alibi", "text", "causal", small=True),
+    ),
+    Line(
+        "to the right a slope counts from a corner one off",
+        far._Far,
+        "_sloped",
+        ("part.first - (part.stop - 1) + self.tile.distance", "part.first - part.stop + self.tile.distance"),
+        at("alibi bidirectional", "text", "both", small=True),
+    ),
+    Line(
+        "a clock is not counted from the corner",
+        far._Far,
+        "__call__",
+        ("(here - corner).to(dtype)", "here.to(dtype)"),
+        at("clocked", "text", "both"),
+    ),
+    Line(
+        "the gradient of the keys' clock is lost",
+        tile_operator,
+        "far_backward",
+        (".sub_(here / scale)", ".sub_(0 * here)"),
+        at("clocked", "text", "both"),
+    ),
+    Line(
+        "the gradient of the log-sum-exp is lost",
+        tile_operator,
+        "far_backward",
+        ("        if dlse is not None:\n            do[", "        if False:\n            do["),
+        at("nope", "text", "both"),
+    ),
+    Line(
+        "the constant far to the right is lost",
+        tile_operator,
+        "constant_of",
+        ("constant += lines.bias[:, -1:]", "pass"),
+        at("t5 bidirectional", "text", "both"),
+    ),
+    Line(
+        "the gradient of the constant far to the right is lost",
+        tile_operator,
+        "right_backward",
+        ("d_lines.bias[:, -1] += d_constant.sum((0, 2))", "pass"),
+        at("t5 bidirectional", "text", "both"),
+    ),
+    Line(
+        "weights far to the right do not carry the value's vector",
+        tile_operator,
+        "far_backward",
+        ("(out.to(dq.dtype) - lines.values[:, -1:]).to(out.dtype)", "out"),
+        at("shaw values", "text", "both"),
+    ),
+    Line(
+        "a token counts itself twice",
+        far.Plan,
+        "straight_from",
+        ("max(self.width, 1)", "self.width"),
+        at("alibi bidirectional", "text", "both"),
+    ),
+    Line(
+        "a bent line is counted from a distance before it is straight",
+        tiled,
+        "_straightened",
+        ("first = first - slopes[0][:, None] * width", "pass"),
+        at("bent line", "text", "both"),
+    ),
+    Line(
+        "what all keys far to the left have is left out of the log-sum-exp",
+        tiled.TILED,
+        "run",
+        ("lse = lse + far_bias", "pass"),
+        at("t5 bidirectional", "text", "both"),
+    ),
+    Line(
+        "a vector added to the query is lost on far keys",
+        tiled.TILED,
+        "run",
+        ("query, shift = (call.query + shift[:, None]).to(call.query.dtype), None", "query, shift = call.query, None"),
+        at("of each key", "text", "both"),
+    ),
+    Mutant(
+        "keys to the right are taken for keys to the left",
+        tiled,
+        "_looks_right",
+        lambda call: False,
+        at("shaw values", "text", "both"),
+    ),
+)
+
+# --- the fused kernel, and what is folded -----------------------------------------------------------------------------
+
+PARTS = (
+    Line(
+        "triangles to the left of a window lose their diagonal",
+        fused,
+        "_mask",
+        (".tril_(-1)", ".tril_()"),
+        at("nope", "text", "a window", small=True),
+    ),
+    Line(
+        "halves of a triangle leave the square between them out",
+        fused,
+        "_before",
+        ("    yield Part(middle, b, a + high, middle + high)", "    yield from ()"),
+        at("nope", "text", "causal", small=True),
+    ),
+    Line(
+        "merging weighs the other part",
+        fused,
+        "merge",
+        ("share = (part_lse - both).exp()", "share = (lse - both).exp()"),
+        at("nope", "text", "causal", small=True),
+    ),
+    Line(
+        "a number of the whole row is taken off",
+        fused,
+        "forward",
+        ("part_lse = part_lse + row", "part_lse = part_lse - row"),
+        at("alibi", "text", "causal", small=True),
+    ),
+    Line(
+        "the backward pass forgets a number of the whole row",
+        fused,
+        "backward",
+        ("lse[:, :, queries] - row", "lse[:, :, queries]"),
+        at("alibi", "text", "causal", small=True),
+    ),
+    Line(
+        "a vector added to the query is not folded",
+        sdpa,
+        "fold",
+        ("query = query + u.to(query.dtype)", "pass"),
+        at("transformer_xl", "text", "a mask", backend="sdpa"),
+    ),
+    Line(
+        "channels of a grid's columns are one off",
+        inspect.getmodule(sdpa.fold),
+        "_channels",
+        ("(place - x[..., None] + reach - 1)", "(place - x[..., None] + reach)"),
+        at("relative_2d", "grid", "both", backend="sdpa"),
+    ),
+)
+
+MUTANTS = TILES + NEAR + FAR + PARTS
