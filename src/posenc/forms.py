@@ -143,7 +143,7 @@ def _table(distance: Distance, block: Block, x: Tensor, y: Tensor) -> _Table | N
     bounds = block.query_positions.layout.bounds, block.key_positions.layout.bounds
     is_whole = not (x.is_floating_point() or y.is_floating_point())
     if is_whole and bounds[0] is not None and bounds[1] is not None:
-        low, high = int(bounds[1][0] - bounds[0][1]), int(bounds[1][1] - bounds[0][0])
+        low, high = bounds[1][0] - bounds[0][1], bounds[1][1] - bounds[0][0]  # of whole numbers; symbols in a graph
         if high - low < ENTRIES_PER_TOKEN * (x.size(-1) + y.size(-1)):
             return _line(low, high, x)
     if torch.compiler.is_compiling() or x.device.type != "cpu" or type(x) is not Tensor:

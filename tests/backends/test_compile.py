@@ -117,7 +117,6 @@ COUNTED = [
         "auto": ("nope", "learned", "rope", "alibi", "t5", "shaw", "relative_1d", "transformer_xl", "relative_2d"),
         "sdpa": ("t5",),
         "tiled": ("rope+alibi", "shaw keys+t5", "squeezing"),
-        "chunked": ("shaw",),
     }.items()
     for name in names
 ]

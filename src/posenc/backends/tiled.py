@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import reduce
 
 import torch
@@ -58,7 +59,7 @@ def _refused_piece(call: Call) -> str | None:
                 return "a score term is a function of both coordinates"
             if len(functions) > 1 or n not in (0, len(call.pieces) - 1):
                 return "a score term that is a function of the score stands between others"
-            if not _is_named(piece):
+            if not _is_named(piece.apply):
                 return "a score term's function is not one of a module, so that an operator cannot find it by its name"
     if any(isinstance(p, Fold) and p.key is not None for p in call.pieces):
         if any(isinstance(p, Fold) and p.query is not None for p in call.pieces):
@@ -72,11 +73,15 @@ def _refused_piece(call: Call) -> str | None:
     return None
 
 
-def _is_named(piece: Function) -> bool:
+def _is_named(apply: Callable[..., Tensor]) -> bool:
     try:
-        return by_name(name_of(piece.apply)) is piece.apply
+        return by_name(name_of(apply)) is apply
     except (AttributeError, ImportError):
         return False
+
+
+# What torch.compiler.assume_constant_result does, which imports the whole compiler: a graph keeps what these say.
+_is_named._dynamo_marked_constant = name_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _has_distances(call: Call) -> bool:
