@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TypeAlias
@@ -99,7 +99,7 @@ class Block:
 # -- distances --------------------------------------------------------------------------------------------------------
 
 
-def _coordinates(distance: Distance, positions: Positions) -> Tensor:
+def coordinates(distance: Distance, positions: Positions) -> Tensor:
     """(rows, tokens) along the axis that counts, or (rows, tokens, axes) where all do; ValueError for other axes."""
     coords, scheme = positions.coords, distance.scheme
     if distance.integral and coords.dtype != torch.int64:
@@ -161,7 +161,7 @@ def check(distance: Distance | None, block: Block) -> None:
     if distance is None:
         return
     for positions in (block.query_positions, block.key_positions):
-        _coordinates(distance, positions)
+        coordinates(distance, positions)
     if distance.reach is not None:
         axis = 0 if distance.axis is None else distance.axis
         check_reach(block.query_positions, block.key_positions, distance.reach, distance.scheme, axis)
@@ -214,7 +214,7 @@ def added(piece: Piece, block: Block) -> Tensor:
 def _of_pairs(at: Callable[[Tensor], Tensor], distance: Distance, block: Block) -> Tensor:
     """What ``at`` gives for every pair, (1 or batch, 1 or heads, queries, keys), in the precision of scores."""
     check(distance, block)
-    x, y = (_coordinates(distance, p) for p in (block.query_positions, block.key_positions))
+    x, y = (coordinates(distance, p) for p in (block.query_positions, block.key_positions))
     table = _table(distance, block, x, y) if distance.integral else None
     if table is not None:
         entries = block.of_heads(at(_within_reach(distance, table.entries)).to(block.dtype), distance.scheme)
@@ -226,7 +226,7 @@ def _of_pairs(at: Callable[[Tensor], Tensor], distance: Distance, block: Block) 
 def _coefficients(piece: Function, block: Block) -> tuple[Tensor, ...]:
     if piece.distance is not None:
         check(piece.distance, block)
-        x, y = (_coordinates(piece.distance, p) for p in (block.query_positions, block.key_positions))
+        x, y = (coordinates(piece.distance, p) for p in (block.query_positions, block.key_positions))
         r = _within_reach(piece.distance, y[:, None] - x[:, :, None])
         coefficients, scheme = piece.coefficients(r), piece.distance.scheme
     else:
@@ -239,7 +239,7 @@ def _coefficients(piece: Function, block: Block) -> tuple[Tensor, ...]:
 def _met(piece: Meeting, block: Block) -> Tensor:
     distance = piece.distance
     check(distance, block)
-    x, y = (_coordinates(distance, p) for p in (block.query_positions, block.key_positions))
+    x, y = (coordinates(distance, p) for p in (block.query_positions, block.key_positions))
     meeting = meets(piece, block)
     table = _table(distance, block, x, y)
     if table is None:
@@ -298,7 +298,7 @@ def _folded_by_itself(piece: Fold, block: Block) -> Tensor:
 def bucket(term: Value, block: Block) -> tuple[Tensor, Tensor]:
     """The vectors of a value term, (1 or heads, entries, value_dim), and each pair's index, (rows, queries, keys)."""
     check(term.distance, block)
-    x, y = (_coordinates(term.distance, p) for p in (block.query_positions, block.key_positions))
+    x, y = (coordinates(term.distance, p) for p in (block.query_positions, block.key_positions))
     table = _table(term.distance, block, x, y)
     if table is None:
         raise ValueError(
@@ -332,14 +332,14 @@ def function(piece: Piece, block: Block) -> ScoreFunction | str:
     assert distance is not None
     check(distance, block)
     if distance.axis is None:
-        x, y = (_coordinates(distance, p) for p in (block.query_positions, block.key_positions))
+        x, y = (coordinates(distance, p) for p in (block.query_positions, block.key_positions))
         assert isinstance(piece, Bias)
         laid = _of_pairs(piece.at, distance, block).expand(-1, block.query.size(1), -1, -1).contiguous()
         rows = laid.size(0)
         return lambda s, b, h, i, j: s + laid[b if rows > 1 else 0, h, i, j]
     batch = block.query.size(0)
     x, y = (
-        _coordinates(distance, p).expand(batch, -1).contiguous() for p in (block.query_positions, block.key_positions)
+        coordinates(distance, p).expand(batch, -1).contiguous() for p in (block.query_positions, block.key_positions)
     )
     table = _table(distance, block, x, y)
     if distance.tail == "linear" and isinstance(piece, Bias):
@@ -389,72 +389,3 @@ def _straight(piece: Bias, block: Block, x: Tensor, y: Tensor) -> ScoreFunction:
         return s + line[h, near + past + 1] + slopes[h, (r > 0).to(torch.int64)] * (r - near).abs().to(s.dtype)
 
     return bent
-
-
-# -- taken into query and key -----------------------------------------------------------------------------------------
-
-
-def fold(pieces: Sequence[Piece], block: Block) -> tuple[Tensor, Tensor, tuple[Piece, ...]]:
-    """Query and key whose inner product holds as many of the pieces as it can, and the pieces that are left.
-
-    Vectors added to the query are all taken in, since they meet the same key. Vectors added to the key are taken in
-    only where none is added to the query, since the product of the two would be a term too many. A meeting along one of
-    several axes gets channels of its own, one for each place along the axis: a key has a 1 at its place, and the query
-    has at each place what it gives to a key there. Nothing is taken in where a piece does more than add.
-    """
-    query, key = block.query, block.key
-    width, left, channels = query.size(-1), [], []
-    both = [piece for piece in pieces if isinstance(piece, Fold)]
-    on_query = any(piece.query is not None for piece in both)
-    for n, piece in enumerate(pieces):
-        if isinstance(piece, Function | Row) and not (isinstance(piece, Function) and piece.adds):
-            return block.query, block.key, tuple(pieces)
-        if isinstance(piece, Fold) and piece.key is None:
-            assert piece.query is not None
-            u = block.of_heads(piece.query[0], piece.scheme)[None] if piece.query.size(0) == 1 else piece.query
-            check_width(u, key, piece.scheme)
-            query = query + u.to(query.dtype)
-        elif isinstance(piece, Fold) and piece.key is not None and piece.query is None and not on_query:
-            check_width(piece.key, query, piece.scheme)
-            key = key + piece.key.to(key.dtype)
-        elif isinstance(piece, Meeting) and (places := _places(piece, block)) is not None:
-            channels.append((piece, *places))
-        else:
-            left.append(pieces[n])
-    for piece, low, count in channels:
-        more, where = _channels(piece, block, low, count)
-        query = torch.cat((query, more.to(query.dtype)), -1)
-        key = torch.cat((key, where.to(key.dtype).expand(*key.shape[:3], -1)), -1)
-    assert query.size(-1) >= width
-    return query, key, tuple(left)
-
-
-def _places(piece: Meeting, block: Block) -> tuple[int, int] | None:
-    """The first coordinate and their number, where keys stand at few places along one of several axes; else None."""
-    distance = piece.distance
-    several = block.key_positions.coords.dim() == 3 and distance.axis is not None and distance.reach is not None
-    if piece.side == "key" or piece.feature is not None or not several or block.query.dtype in (torch.float16,):
-        return None
-    assert distance.reach is not None
-    bounds, period = block.key_positions.layout.bounds, 2 * distance.reach[0] - 1
-    if bounds is not None and bounds[1] - bounds[0] < period:
-        return int(bounds[0]), int(bounds[1] - bounds[0] + 1)
-    return 0, period  # places are counted round: of so many in a row no two lie at the same distance from a query
-
-
-def _channels(piece: Meeting, block: Block, low: int, count: int) -> tuple[Tensor, Tensor]:
-    distance = piece.distance
-    assert distance.reach is not None
-    check(distance, block)
-    x, y = (_coordinates(distance, p)[:, None] for p in (block.query_positions, block.key_positions))
-    reach = distance.reach[0]
-    period = 2 * reach - 1
-    entries = torch.arange(1 - reach, reach, device=x.device)
-    meeting = meets(piece, block) / block.scale
-    vectors = block.of_heads(piece.vectors(entries), distance.scheme)
-    check_width(vectors, meeting, distance.scheme)
-    products = meeting @ vectors.to(meeting.dtype).mT
-    place = torch.arange(count, device=x.device) + low
-    index = (place - x[..., None] + reach - 1).remainder(period)
-    more = products.gather(-1, index.expand(*products.shape[:3], count))
-    return more, ((y[..., None] - low).remainder(period) == place - low).to(block.dtype)

@@ -8,6 +8,7 @@ gaps, windows, caches and shards are all run by the same code.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -152,6 +153,18 @@ def join(layouts: Sequence[Layout], rows: int) -> Layout:
             at += layout.tokens
         joined.append(tuple(spans))
     return Layout(tokens, tuple(joined), bounds)
+
+
+def overlap(layout: Layout) -> int | None:
+    """A document of which two spans of a row have a token each of the same order, or None."""
+    for row in layout.rows or ():
+        if len(row) < 2:
+            continue
+        ends = sorted((s.document, s.order, s.order + s.order_step * (s.stop - s.start - 1)) for s in row)
+        for (document, _, last), (other, first, _) in itertools.pairwise(ends):
+            if document == other and first <= last:
+                return document
+    return None
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------

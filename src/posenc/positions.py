@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -13,9 +11,10 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from posenc import compat
-from posenc.arguments import check_choice, check_flag, check_type, number, shown
+from posenc.arguments import check_choice, check_flag, check_type
+from posenc.givens import axes_of, check_whole, described, device_of, ends_of, extent_of, is_readable, real, token_mask
 from posenc.layout import PADDING as PADDING
-from posenc.layout import Layout, Span, join, read
+from posenc.layout import Layout, Span, join, overlap, read
 
 NUMBERS = (torch.int64, torch.float32, torch.float64)
 
@@ -67,20 +66,20 @@ class Positions:
         segment: Tensor | None = None,
     ) -> None:
         if not isinstance(coords, Tensor) or coords.dim() not in (2, 3):
-            raise ValueError(f"coords must be a tensor (rows, tokens) or (rows, tokens, axes), got {_describe(coords)}")
+            raise ValueError(f"coords must be a tensor (rows, tokens) or (rows, tokens, axes), got {described(coords)}")
         if coords.dtype not in NUMBERS:
             raise ValueError(
                 "coords must be int64, float32 or float64 (half precision cannot tell 256 from 257), "
                 f"got {coords.dtype}"
             )
-        if coords.is_floating_point() and _is_readable(coords) and not coords.isfinite().all():
+        if coords.is_floating_point() and is_readable(coords) and not coords.isfinite().all():
             raise PositionError("coords must be finite, got one that is infinite or no number")
         tokens, rows = coords.size(1), coords.size(0)
         for name, value in (("order", order), ("document", document), ("segment", segment)):
             if value is None:
                 continue
             if not isinstance(value, Tensor) or value.dim() != 2 or value.size(1) != tokens:
-                raise ValueError(f"{name} must be a tensor (rows, {tokens}) like coords, got {_describe(value)}")
+                raise ValueError(f"{name} must be a tensor (rows, {tokens}) like coords, got {described(value)}")
             if value.dtype != torch.int64:
                 raise ValueError(f"{name} must be int64, got {value.dtype}")
             if value.device != coords.device:
@@ -90,7 +89,7 @@ class Positions:
             rows = value.size(0) if rows == 1 else rows  # 0 rows, too, are not 1
         layout = Layout(tokens)
         if order is None and document is None:  # one text, wherever its tokens are
-            layout = Layout(tokens, ((Span(0, tokens, 0, 0, steps=(1,) * _axes(coords)),),))
+            layout = Layout(tokens, ((Span(0, tokens, 0, 0, steps=(1,) * axes_of(coords)),),))
         if order is None:
             order = torch.arange(tokens, device=coords.device)[None]
         if document is None:
@@ -122,7 +121,7 @@ class Positions:
         On a GPU, where this would wait, and in a compiled graph nothing is read: see `with_layout`.
         """
         is_whole = self._layout.rows is not None and all(span.coords is not None for span in sum(self._layout.rows, ()))
-        if not (is_whole or self._is_read) and _is_readable(self.order):
+        if not (is_whole or self._is_read) and is_readable(self.order):
             self._set(_layout=read(self.coords, self.order, self.document), _is_read=True)
         return self._layout
 
@@ -137,7 +136,7 @@ class Positions:
         if layout is not None:
             if layout.tokens != len(self):
                 raise ValueError(f"layout must be of {len(self)} tokens like the positions, got one of {layout.tokens}")
-            if _is_readable(self.order) and not _agree(layout, self):
+            if is_readable(self.order) and not _agree(layout, self):
                 raise ValueError(f"layout must be that of the positions, {self.layout}, got {layout}")
         return self._like()._of(stated)
 
@@ -150,10 +149,10 @@ class Positions:
         >>> Positions.arange(3, start=7).coords
         tensor([[7, 8, 9]])
         """
-        _check_whole(n=n, start=start)
+        check_whole(n=n, start=start)
         if n < 0:
             raise ValueError(f"n must not be negative, got {n}")
-        line = torch.arange(start, start + n, device=_device(device))[None]
+        line = torch.arange(start, start + n, device=device_of(device))[None]
         document = torch.zeros_like(line)
         span = Span(0, n, 0, start, coords=(start,))
         bounds = (start, start + n - 1) if n else None
@@ -178,13 +177,13 @@ class Positions:
         >>> Positions.grid(2, 3).coords[0].tolist()
         [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
         """
-        _check_whole(height=height, width=width, prefix=prefix)
+        check_whole(height=height, width=width, prefix=prefix)
         if height < 0 or width < 0 or prefix < 0:
             raise ValueError(f"height, width and prefix must not be negative, got {height}, {width} and {prefix}")
-        device = _device(device)
+        device = device_of(device)
         sides = [torch.arange(height, device=device), torch.arange(width, device=device)]
         if extent is not None:
-            sizes = _extent(extent)
+            sizes = extent_of(extent)
             sides = [(s.double() + 0.5) * (e / n) - 0.5 for s, e, n in zip(sides, sizes, (height, width), strict=True)]
         row, column = torch.meshgrid(*sides, indexing="ij")
         coords = torch.stack((row.reshape(-1), column.reshape(-1)), dim=-1)
@@ -210,7 +209,7 @@ class Positions:
         >>> packed.coords.tolist(), packed.document.tolist()
         ([[0, 1, 0, 1, 2]], [[0, 0, 1, 1, 1]])
         """
-        device = _device(device)
+        device = device_of(device)
         listed: Any = lengths if isinstance(lengths, Sequence) else [None]
         listed = [listed] if all(isinstance(n, int) for n in listed) else listed
         rows: list[list[int]] = [list(row) for row in listed if isinstance(row, Sequence)]
@@ -248,7 +247,7 @@ class Positions:
         >>> Positions.padded(torch.tensor([[False, True, True]])).coords
         tensor([[0, 0, 1]])
         """
-        mask = _mask("mask", mask)
+        mask = token_mask("mask", mask)
         count = (mask.long().cumsum(1) - 1).masked_fill(~mask, 0)
         document = torch.where(mask, 0, PADDING)
         positions = cls(count, order=count, document=document)
@@ -267,11 +266,11 @@ class Positions:
         tensor([[0, 0, 0, 1, 1]])
         """
         if not isinstance(ids, Tensor) or ids.dim() not in (2, 3) or ids.dtype not in (torch.int64, torch.int32):
-            raise ValueError(f"ids must be an int64 tensor (rows, tokens[, axes]), got {_describe(ids)}")
+            raise ValueError(f"ids must be an int64 tensor (rows, tokens[, axes]), got {described(ids)}")
         check_flag("packed", packed)
         is_token = torch.ones_like(ids[..., 0] if ids.dim() == 3 else ids, dtype=torch.bool)
         if mask is not None:
-            mask = _mask("mask", mask)
+            mask = token_mask("mask", mask)
             if mask.shape != is_token.shape:
                 raise ValueError(f"mask must be {tuple(is_token.shape)} like ids, got {tuple(mask.shape)}")
             is_token = mask
@@ -283,7 +282,7 @@ class Positions:
             lowest = torch.iinfo(torch.int64).min
             before = ids if packed else torch.where(is_token, ids, lowest).cummax(1).values  # the highest so far
             restarts[:, 1:] = is_token[:, 1:] & is_token[:, :-1] & (ids[:, 1:] <= before[:, :-1])
-        if not packed and _is_readable(ids) and bool(restarts.any()):
+        if not packed and is_readable(ids) and bool(restarts.any()):
             raise ValueError(
                 "ids must rise along each row, got some that fall or repeat: pass packed=True where they are documents "
                 "laid end to end, or make Positions(coords, order=..., document=...)"
@@ -320,7 +319,7 @@ class Positions:
         if documents == "new":
             wide = _renumbered(wide)
         layout = join([part.layout for part in wide], rows)
-        if documents is None and (twice := _overlap(layout)) is not None:
+        if documents is None and (twice := overlap(layout)) is not None:
             raise ValueError(
                 f"parts have tokens of document {twice} at the same order: pass documents='new' if each part is a text "
                 "of its own, or positions.following(n) for what continues one"
@@ -341,17 +340,17 @@ class Positions:
         if isinstance(index, slice):
             parts = {"start": index.start, "stop": index.stop, "step": index.step}
             ends = {name: end for name, end in parts.items() if end is not None}
-            _check_whole(**ends)
+            check_whole(**ends)
             if ends.get("step", 1) < 1:
                 raise ValueError(f"step must be above 0, got {index.step}")
             if index.step in (None, 1):
-                start, stop = _ends(index, self.order.size(1))
+                start, stop = ends_of(index, self.order.size(1))
                 layout = self._layout[slice(start, max(start, stop))]
         elif not (isinstance(index, Tensor) and index.dim() == 1 and index.dtype == torch.int64):
             raise ValueError(
-                f"positions are indexed by a slice or a 1-D int64 tensor of tokens, got {_describe(index)}"
+                f"positions are indexed by a slice or a 1-D int64 tensor of tokens, got {described(index)}"
             )
-        elif index.numel() and _is_readable(index):
+        elif index.numel() and is_readable(index):
             lowest, highest, tokens = int(index.min()), int(index.max()), self.order.size(1)
             if lowest < -tokens or highest >= tokens:
                 outside = lowest if lowest < -tokens else highest
@@ -367,7 +366,7 @@ class Positions:
 
     def expand(self, rows: int) -> Positions:
         """The same positions for ``rows`` rows: one row is repeated (as a view), as many are kept, else ValueError."""
-        _check_whole(rows=rows)
+        check_whole(rows=rows)
         if rows < 0:
             raise ValueError(f"rows must not be negative, got {rows}")
         if self.rows == rows:
@@ -383,14 +382,14 @@ class Positions:
 
     def shift(self, offset: int | float) -> Positions:
         """Every coordinate moved by ``offset``; order and documents stay. A float makes whole coordinates float64."""
-        step = _real("offset", offset)
+        step = real("offset", offset)
         coords = self.coords if not isinstance(step, float) or self.coords.is_floating_point() else self.coords.double()
         return self._like(coords=coords + step, _layout=self._layout.shifted(step))
 
     def scale(self, factor: int | float) -> Positions:
         """Every coordinate times ``factor``: a text or a grid laid over a longer or a shorter one. Order and documents
         stay. A float makes whole coordinates float64."""
-        step = _real("factor", factor)
+        step = real("factor", factor)
         coords = self.coords if not isinstance(step, float) or self.coords.is_floating_point() else self.coords.double()
         return self._like(coords=coords * step, _layout=self._layout.shifted(0, step))
 
@@ -405,7 +404,7 @@ class Positions:
         They continue the document of the row's last token, its coordinate and its order. Text only (one axis).
         """
         coords = self.scalar("following")
-        _check_whole(n=n)
+        check_whole(n=n)
         if n < 0:
             raise ValueError(f"n must not be negative, got {n}")
         if len(self) == 0:
@@ -441,7 +440,7 @@ class Positions:
 
     def to(self, device: torch.device | str) -> Positions:
         """The same positions on another device."""
-        device = _device(device) or self.device
+        device = device_of(device) or self.device
         segment = None if self.segment is None else self.segment.to(device)
         return self._like(
             coords=self.coords.to(device),
@@ -535,53 +534,6 @@ def _renumbered(parts: Sequence[Positions]) -> list[Positions]:
     return renumbered
 
 
-def _overlap(layout: Layout) -> int | None:
-    """A document of which two spans of a row have a token each of the same order, or None."""
-    for row in layout.rows or ():
-        if len(row) < 2:
-            continue
-        ends = sorted((s.document, s.order, s.order + s.order_step * (s.stop - s.start - 1)) for s in row)
-        for (document, _, last), (other, first, _) in itertools.pairwise(ends):
-            if document == other and first <= last:
-                return document
-    return None
-
-
-def _is_readable(x: Tensor) -> bool:
-    """Whether a value can be read, without waiting for a device."""
-    return type(x) is Tensor and x.device.type == "cpu" and not torch.compiler.is_compiling()
-
-
-def _axes(coords: Tensor) -> int:
-    return 1 if coords.dim() == 2 else coords.size(2)
-
-
-def _mask(name: str, mask: Any) -> Tensor:
-    """The mask of tokens as bool; ValueError for what is neither a bool tensor nor one of 0 and 1."""
-    if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.is_floating_point() or mask.is_complex():
-        raise ValueError(f"{name} must be a tensor (rows, tokens) of True or 1 = token, got {_describe(mask)}")
-    if mask.dtype == torch.bool:
-        return mask
-    if _is_readable(mask) and mask.numel() and not ((mask == 0) | (mask == 1)).all():
-        odd = mask[(mask != 0) & (mask != 1)][0]
-        raise ValueError(f"{name} must be of 0 and 1 where it is not bool, got {int(odd)}")
-    return mask != 0
-
-
-def _real(name: str, value: Any) -> Any:
-    """A whole number as an int, any other as a float, a compiler's as it is; ValueError unless it is finite."""
-    if isinstance(value, torch.SymInt):
-        return value
-    found = number(name, value)
-    return int(value) if isinstance(value, Integral) else found
-
-
-def _extent(extent: Any) -> tuple[float, float]:
-    if not isinstance(extent, Sequence) or len(extent) != 2:
-        raise ValueError(f"extent must be (height, width) or None, got {shown(extent)}")
-    return number("extent[0]", extent[0], above=0), number("extent[1]", extent[1], above=0)
-
-
 def _flatten(positions: Positions) -> tuple[list[Tensor], bool]:
     tensors = (positions.coords, positions.order, positions.document, positions.segment)
     return [x for x in tensors if x is not None], positions.segment is not None
@@ -601,31 +553,3 @@ def _unflatten(tensors: Any, has_segment: Any) -> Positions:
 
 
 compat.register_pytree(Positions, _flatten, _unflatten, "posenc.Positions")
-
-
-def _ends(index: slice, tokens: int) -> tuple[int, int]:
-    """Where a slice of step 1 begins and ends: slice.indices, which a compiled graph would pin to one length."""
-    start, stop = (0 if index.start is None else index.start), (tokens if index.stop is None else index.stop)
-    start, stop = (end + tokens if end < 0 else end for end in (start, stop))
-    return min(max(start, 0), tokens), min(max(stop, 0), tokens)
-
-
-def _check_whole(**values: object) -> None:
-    """ValueError unless all are whole numbers, if only a compiler's."""
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, Integral | torch.SymInt):
-            raise ValueError(f"{name} must be a whole number, got {shown(value)}")
-
-
-def _device(device: Any) -> Any:
-    """The device; ValueError for one that torch does not know."""
-    if device is None or isinstance(device, torch.device):
-        return device
-    try:
-        return torch.device(device)
-    except (RuntimeError, TypeError):
-        raise ValueError(f"device must be one that torch knows, got {shown(device)}") from None
-
-
-def _describe(value: object) -> str:
-    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else f"{type(value).__name__} {value!r}"

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,7 +18,6 @@ from posenc import (
     AbsoluteInAttention,
     ALiBi,
     DistanceAware,
-    Encoding,
     Learned,
     NoPE,
     Positions,
@@ -32,7 +32,7 @@ from tests.awkward import TrialCoPE
 LAW = settings(deadline=None, derandomize=True, max_examples=25)
 BACKENDS = ["reference", "sdpa"]
 HEADS, HEAD_DIM, VALUE_DIM = 12, 6, 5
-TWO_DOORS = RoPE(HEAD_DIM, base=313.0) + ALiBi(HEADS)
+TWO_DOORS = RoPE(HEAD_DIM, base=313.0) + ALiBi(HEADS, "bidirectional")
 
 
 def named(scheme: Scheme | None) -> str:
@@ -86,7 +86,11 @@ PLAIN: dict[str, tuple[int, int, Callable[[], dict[str, Any]]]] = {
         lambda: {"attn_mask": torch.zeros(7, 9, dtype=torch.float64).masked_fill(~seeing(7, 9), -torch.inf)},
     ),
     "fewer queries": (3, 9, dict),
-    "more queries than keys": (9, 3, lambda: {"query_positions": Positions.arange(9)}),
+    "more queries than keys": (
+        9,
+        3,
+        lambda: {"query_positions": Positions.arange(9), "key_positions": Positions.arange(3)},
+    ),
 }
 
 
@@ -97,7 +101,7 @@ def test_without_an_encoding_it_is_pytorchs(case: str, kv_heads: int, backend: s
     queries, keys, make = PLAIN[case]
     leaves = [x.requires_grad_() for x in qkv(queries, keys, kv_heads)]
     how = make()
-    asked = {name: value for name, value in how.items() if name != "query_positions"}
+    asked = {name: value for name, value in how.items() if not name.endswith("positions")}
     expected = F.scaled_dot_product_attention(*leaves, **asked, enable_gqa=True)
     weight = torch.randn_like(expected)
     for encoding in (None, NoPE()):
@@ -155,16 +159,18 @@ def test_by_default_queries_are_the_last_of_the_keys(backend: str) -> None:
 
 def test_queries_are_the_last_of_the_key_positions_that_are_given() -> None:
     q, k, v = qkv(3, 7)
-    known = Positions.packed([4, 3]).shift(11)
-    out = attend(q, k, v, TWO_DOORS, key_positions=known, is_causal=True)
-    torch.testing.assert_close(out, attend(q, k, v, TWO_DOORS(known[4:], known, dtype=torch.float64), is_causal=True))
+    positions = Positions.packed([4, 3]).shift(11)
+    out = attend(q, k, v, TWO_DOORS, key_positions=positions, is_causal=True)
+    encoding = TWO_DOORS(positions[4:], positions, dtype=torch.float64)
+    torch.testing.assert_close(out, attend(q, k, v, encoding, is_causal=True))
 
 
-def test_keys_count_from_zero_where_queries_alone_are_given() -> None:
-    q, k, v = qkv(9, 3)
-    asking = Positions.arange(9, start=2)
-    out = attend(q, k, v, TWO_DOORS, query_positions=asking)
-    torch.testing.assert_close(out, attend(q, k, v, TWO_DOORS(asking, Positions.arange(3), dtype=torch.float64)))
+def test_as_many_keys_are_where_the_queries_are_where_those_alone_are_given() -> None:
+    q, k, v = qkv(7, 7)
+    positions = Positions.packed([4, 3]).shift(11)
+    out = attend(q, k, v, TWO_DOORS, query_positions=positions)
+    torch.testing.assert_close(out, attend(q, k, v, TWO_DOORS(positions, dtype=torch.float64)))
+    assert not torch.allclose(out, attend(q, k, v, TWO_DOORS))
 
 
 def check_causality_compares_order(backend: str) -> None:
@@ -266,7 +272,7 @@ def blinding(kind: str) -> dict[str, Any]:
     """Ways to hide every key from some queries."""
     mask = seeing(2, 1, 5, 7)
     mask[1, :, BLIND] = False
-    asking, known = Positions.arange(5, start=2), Positions.arange(7)
+    positions = Positions.arange(7)
     if kind == "bool mask":
         return {"attn_mask": mask}
     if kind == "float mask":
@@ -277,7 +283,7 @@ def blinding(kind: str) -> dict[str, Any]:
         floats[1, :, BLIND] = -torch.inf
         return {"attn_mask": floats.requires_grad_()}
     document = torch.zeros(2, 5, dtype=torch.int64)
-    order = asking.order.repeat(2, 1)
+    order = positions[2:].order.repeat(2, 1)
     if kind == "padding":
         document[1, BLIND] = -1
     elif kind == "another document":
@@ -285,8 +291,8 @@ def blinding(kind: str) -> dict[str, Any]:
     elif kind == "earlier than every key":
         order[1, BLIND] = -1
     return {
-        "query_positions": Positions(asking.coords, order=order, document=document),
-        "key_positions": known,
+        "query_positions": Positions(positions[2:].coords, order=order, document=document),
+        "key_positions": positions,
         "is_causal": True,
     }
 
@@ -350,16 +356,16 @@ def test_so_they_do_in_every_precision_and_where_no_query_sees_anything(backend:
 @pytest.mark.parametrize(("queries", "keys"), [(0, 7), (5, 0), (0, 0)])
 def test_empty_sequences(queries: int, keys: int, encoding: Scheme | None, backend: str) -> None:
     leaves = [x.requires_grad_() for x in qkv(queries, keys)]
-    asking = Positions.arange(queries) if queries > keys else None
+    at = {"query_positions": Positions.arange(queries), "key_positions": Positions.arange(keys)}
     for causal in (True, False):
-        out = attend(*leaves, encoding, query_positions=asking, is_causal=causal, backend=backend)
+        out = attend(*leaves, encoding, **at, is_causal=causal, backend=backend)
         assert out.shape == (2, HEADS, queries, VALUE_DIM)
         assert (out == 0).all()
         assert all((g == 0).all() for g in torch.autograd.grad(out.sum(), leaves))
 
 
 def test_the_log_sum_exp_of_no_keys_is_minus_infinity() -> None:
-    _, lse = attend_lse(*qkv(5, 0), query_positions=Positions.arange(5))
+    _, lse = attend_lse(*qkv(5, 0), query_positions=Positions.arange(5), key_positions=Positions.arange(0))
     assert lse.shape == (2, HEADS, 5)
     assert (lse == -torch.inf).all()
 
@@ -408,14 +414,22 @@ def check_half_precision(dtype: torch.dtype, backend: str, scheme: Scheme, causa
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(
-    "scheme", [NoPE(), RoPE(32), ALiBi(HEADS), ALiBi(HEADS, "bidirectional"), RoPE(32) + ALiBi(HEADS)], ids=named
+    "make",
+    [
+        lambda form: NoPE(),
+        lambda form: RoPE(32),
+        lambda form: ALiBi(HEADS, form),
+        lambda form: ALiBi(HEADS, "bidirectional"),
+        lambda form: RoPE(32) + ALiBi(HEADS, form),
+    ],
+    ids=["nope", "rope", "alibi", "alibi bidirectional", "rope+alibi"],
 )
 def test_half_precision_costs_no_more_than_twice_plain_attentions_error(
-    scheme: Scheme, dtype: torch.dtype, backend: str
+    make: Callable[[Any], Scheme], causal: bool, dtype: torch.dtype, backend: str
 ) -> None:
-    for causal in (True, False):
-        check_half_precision(dtype, backend, scheme, causal)
+    check_half_precision(dtype, backend, make("causal" if causal else "directed"), causal)
 
 
 def far_keys() -> tuple[Tensor, Tensor, Tensor, Positions, Positions]:
@@ -428,10 +442,11 @@ def far_keys() -> tuple[Tensor, Tensor, Tensor, Positions, Positions]:
 
 
 def check_bias_is_not_rounded_under_autocast(backend: str) -> None:
-    q, k, v, asking, known = far_keys()
+    q, k, v, query_positions, key_positions = far_keys()
+    at = {"query_positions": query_positions, "key_positions": key_positions}
     exact = torch.tensor([2.0**-h for h in range(1, 9)])[:, None] * torch.arange(8.0)  # -m (i - j), less a constant
     with torch.autocast("cpu", torch.bfloat16):
-        out = attend(q, k, v, ALiBi(8), query_positions=asking, key_positions=known, is_causal=True, backend=backend)
+        out = attend(q, k, v, ALiBi(8), **at, is_causal=True, backend=backend)
     assert out.dtype == torch.bfloat16
     # The weight is rounded and the output is, by at most 2^-8 of itself each.
     torch.testing.assert_close(out[0, :, 0].float(), exact.softmax(-1), rtol=2 * 2**-8, atol=0)
@@ -567,11 +582,11 @@ def test_logits_are_the_scores_before_mask_and_softmax() -> None:
     encoding = TWO_DOORS(positions[2:], positions, dtype=torch.float64)
     for causal in (True, False):
         scores = posenc.logits(q, k, encoding, is_causal=causal, scale=0.7)
-        turned_q, turned_k = encoding.rotate(q, k)
+        turned_q, turned_k = TWO_DOORS(positions[2:], positions, dtype=torch.float64).rotate(q, k)
         plain = 0.7 * turned_q @ turned_k.repeat_interleave(3, 1).mT
         distance = positions[2:].coords[:, None, :, None] - positions.coords[:, None, None, :]
         slopes = torch.tensor(ALiBi(HEADS).slopes, dtype=torch.float64)[:, None, None]
-        torch.testing.assert_close(scores, plain - slopes * distance)
+        torch.testing.assert_close(scores, plain - slopes * distance.abs())
     seen = positions[2:].document[:, None, :, None] == positions.document[:, None, None, :]
     seen = seen & (positions.document != -1)[:, None, None, :]
     weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
@@ -625,7 +640,7 @@ def test_a_backend_that_refuses_says_why_and_names_those_that_can(case: str) -> 
 def test_an_unknown_backend_is_refused_with_the_names_of_all() -> None:
     with pytest.raises(
         ValueError,
-        match=r"^backend must be 'auto', 'sdpa', 'near_far', 'flex', 'chunked' or 'reference', got 'flash'$",
+        match=r"^backend must be 'auto', 'sdpa', 'tiled', 'flex', 'chunked' or 'reference', got 'flash'$",
     ):
         attend(*qkv(), backend="flash")
 
@@ -728,8 +743,13 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
         r"key_positions must be of 7 tokens like key, got 6",
     ),
     "positions elsewhere": (
-        lambda: attend(Q, K, V, query_positions=Positions.arange(5, device="meta")),
+        lambda: attend(Q, K, V, query_positions=Positions.arange(5, device="meta"), key_positions=Positions.arange(7)),
         r"query is on cpu, but the encoding's positions are on meta",
+    ),
+    "positions of queries alone": (
+        lambda: attend(Q, K, V, query_positions=Positions.arange(5)),
+        r"key_positions must be given with query_positions where there are 5 queries and 7 keys: where the keys are "
+        r"cannot be told from the queries",
     ),
     "more queries than keys": (
         lambda: attend(Q, K[:, :, :4], V[:, :, :4]),
@@ -737,7 +757,7 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
         r"key_positions",
     ),
     "slopes for other heads": (
-        lambda: attend(Q, K, V, ALiBi(5)),
+        lambda: attend(Q, K, V, ALiBi(5), is_causal=True),
         r"ALiBi was made for 5 heads, got queries of 6",
     ),
     "a rotation of another width": (
@@ -754,39 +774,53 @@ def test_errors_name_the_argument_what_was_expected_and_what_came(case: str) -> 
         provoke()
 
 
-def test_a_bound_encoding_is_taken_to_have_been_added() -> None:
+def test_a_bound_encoding_that_adds_must_have_been_added() -> None:
     q, k, v = qkv()
-    positions = Positions.arange(7)
-    bound = (Sinusoidal(24) + RoPE(HEAD_DIM))(positions, dtype=torch.float64)
-    assert isinstance(bound, Encoding)
+    bound = (Sinusoidal(24) + RoPE(HEAD_DIM))(Positions.arange(7), dtype=torch.float64)
+    for call in (partial(posenc.attention, q, k, v), partial(posenc.explain, q, k, v), partial(posenc.logits, q, k)):
+        with pytest.raises(
+            ValueError,
+            match=r"^the encoding adds to the input, and was not added: call x = encoding.add\(x\) before query, key "
+            r"and value are projected from x, or pass encoding.pairs where the model adds the vectors by itself$",
+        ):
+            call(bound)
+    bound.add(torch.zeros(2, 7, 24))
     torch.testing.assert_close(attend(q, k, v, bound), attend(q, k, v, RoPE(HEAD_DIM)))
 
 
 # -- what "auto" takes ------------------------------------------------------------------------------------------------
 
 LONG = 300
-TAKEN: dict[str, tuple[Callable[[], Scheme | None], dict[str, Any], str]] = {
-    "nothing": (lambda: None, {"is_causal": True}, "sdpa"),
-    "rotation": (lambda: RoPE(HEAD_DIM), {"is_causal": True}, "sdpa"),
-    "folds": (lambda: AbsoluteInAttention(LONG, HEAD_DIM), {"is_causal": True}, "sdpa"),
-    "linear": (lambda: ALiBi(HEADS), {"is_causal": True}, "near_far"),
-    "both ways": (lambda: ALiBi(HEADS, "bidirectional"), {}, "near_far"),
-    "window": (lambda: Shaw(HEAD_DIM, 3), {"is_causal": True}, "near_far"),
-    "window as wide as the text": (lambda: Shaw(HEAD_DIM, LONG), {"is_causal": True}, "chunked"),
-    "all distances": (lambda: Relative1D(LONG, HEAD_DIM), {"is_causal": True}, "chunked"),
-    "product": (lambda: DistanceAware(HEADS), {"is_causal": True}, "chunked"),
-    "few scores": (lambda: ALiBi(HEADS, "directed"), {}, "sdpa"),
-    "mask": (lambda: ALiBi(HEADS), {"attn_mask": torch.ones(LONG, LONG, dtype=torch.bool)}, "sdpa"),
+TILES, BAND = "and what is seen falls into tiles", "laid out one band at a time"
+TAKEN: dict[str, tuple[Callable[[], Scheme | None], dict[str, Any], str, str]] = {
+    "nothing": (lambda: None, {"is_causal": True}, "sdpa", "the fused kernel alone"),
+    "rotation": (lambda: RoPE(HEAD_DIM), {"is_causal": True}, "sdpa", "the fused kernel alone"),
+    "folds": (lambda: AbsoluteInAttention(LONG, HEAD_DIM), {"is_causal": True}, "sdpa", "the fused kernel alone"),
+    "linear": (lambda: ALiBi(HEADS), {"is_causal": True}, "tiled", TILES),
+    "both ways": (lambda: ALiBi(HEADS, "bidirectional"), {}, "tiled", TILES),
+    "window": (lambda: Shaw(HEAD_DIM, 3), {"is_causal": True}, "tiled", TILES),
+    "window as wide as the text": (lambda: Shaw(HEAD_DIM, LONG), {"is_causal": True}, "tiled", BAND),
+    "all distances": (lambda: Relative1D(LONG, HEAD_DIM), {"is_causal": True}, "tiled", BAND),
+    "product": (lambda: DistanceAware(HEADS), {"is_causal": True}, "tiled", BAND),
+    "counts": (lambda: TrialCoPE(4, HEAD_DIM).float(), {"is_causal": True}, "reference", "the scores are few"),
+    "few scores": (lambda: ALiBi(HEADS, "directed"), {}, "sdpa", "few enough to lay out a mask"),
+    "mask": (
+        lambda: ALiBi(HEADS, "bidirectional"),
+        {"attn_mask": torch.ones(LONG, LONG, dtype=torch.bool)},
+        "sdpa",
+        "few enough to lay out a mask",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", TAKEN)
 def test_explain_says_what_auto_takes_and_why_not_the_others(case: str) -> None:
-    make, how, expected = TAKEN[case]
+    make, how, expected, why = TAKEN[case]
     q = torch.randn(1, HEADS, LONG, HEAD_DIM)
     scheme = make()
     explained = posenc.explain(q, q, q, scheme, **how)
     assert explained.backend == expected
+    assert why in explained.why
     assert str(explained).startswith(f"{expected}: {explained.why}")
     taken = posenc.attention(q, q, q, scheme, **how)
     torch.testing.assert_close(taken, posenc.attention(q, q, q, scheme, **how, backend=expected), rtol=0, atol=0)

@@ -14,7 +14,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._functorch.aot_autograd import make_boxed_func
 
 from posenc import ExponentialDecay, FourierFeatures, Positions, Relative2D
-from tests.backends.grounds import FAST, KINDS, Case, Model, attend, case, padded, refuses
+from tests.backends.grounds import Case, Model, attend, case, padded
 
 pytestmark = [
     pytest.mark.slow,
@@ -23,6 +23,22 @@ pytestmark = [
     ),
 ]
 LENGTHS = (5, 8, 13, 21, 34, 40, 47, 50)
+# Every door, and every kind of piece.
+SCHEMES = (
+    "nope",
+    "learned",
+    "exponential_decay",
+    "segment",
+    "rope",
+    "alibi directed",
+    "relative_2d",
+    "transformer_xl",
+    "disentangled",
+    "shaw keys+t5",
+    "squeezing",
+    "interpolated",
+    "cope",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -61,16 +77,16 @@ def check_compiled(model: Callable[..., Tensor], it: Case, *more: Tensor, compil
     torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", SCHEMES)
 def test_a_graph_is_whole_and_real_and_gives_what_eager_gives(name: str) -> None:
-    it, graphs = case(name, "plain", 33, True), Graphs()
+    it, graphs = case(name, "text", 33), Graphs()
     check_compiled(Model(it), it, compiler=graphs.backend)
     assert len(graphs.kept) == 2  # forward and backward
     assert torch.float64 in graphs.dtypes
     assert not any(dtype.is_complex for dtype in graphs.dtypes)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", SCHEMES)
 def test_so_it_is_at_positions_of_which_nothing_is_known(name: str) -> None:
     """Padded rows, as they come from a mask; so checks of range read values, in the graph."""
     it, graphs = case(name, "padded left and right", 33, True), Graphs()
@@ -88,22 +104,22 @@ def test_so_it_is_at_positions_of_which_nothing_is_known(name: str) -> None:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiling for the CPU needs g++")
 @pytest.mark.parametrize(
     ("name", "backend"),
-    [("rope+alibi", "sdpa"), ("rope+alibi", "near_far"), ("shaw", "near_far"), ("transformer_xl", "chunked")],
+    [("rope+alibi", "sdpa"), ("rope+alibi", "tiled"), ("shaw", "tiled"), ("transformer_xl", "chunked")],
 )
 def test_what_the_compiler_makes_of_it_gives_what_eager_gives(name: str, backend: str) -> None:
-    if backend not in FAST:
-        pytest.skip(f"there is no backend {backend!r}")
-    it = case(name, "plain", 33, True)
+    it = case(name, "text", 33)
     check_compiled(Model(it, backend), it, compiler="inductor")
 
 
-# Of each door, and of each way that a score is had.
 COUNTED = [
     pytest.param(name, backend, id=f"{name}-{backend}")
-    for backend in ("auto", "sdpa", "near_far")
-    if backend in ("auto", *FAST)
-    for name in ("nope", "learned", "rope+alibi", "t5", "shaw", "shaw keys", "transformer_xl", "relative_2d")
-    if backend == "auto" or not refuses(backend, name, "plain", causal=True)
+    for backend, names in {
+        "auto": ("nope", "learned", "rope", "alibi", "t5", "shaw", "relative_1d", "transformer_xl", "relative_2d"),
+        "sdpa": ("t5",),
+        "tiled": ("rope+alibi", "shaw keys+t5", "squeezing"),
+        "chunked": ("shaw",),
+    }.items()
+    for name in names
 ]
 
 
@@ -111,7 +127,7 @@ COUNTED = [
 @pytest.mark.parametrize(("name", "backend"), COUNTED)
 def test_lengths_may_change_without_compiling_anew(name: str, backend: str, way: str) -> None:
     """One graph for the first length, one for all others: so often is the compiler called."""
-    it = case(name, "plain", LENGTHS[-1], True, heads=4)
+    it = case(name, "text", LENGTHS[-1], heads=4)
     model, counter = Model(it, backend), CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, fullgraph=True, backend=counter)
     for tokens in LENGTHS:

@@ -7,10 +7,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.backends.grounds import KINDS, Case, Model, case, refuses
+from tests.backends.grounds import Case, Model, case, refuses
 
 pytestmark = pytest.mark.slow
 TOKENS, OTHERS = 17, (5, 33)
+# Every door, and every kind of piece.
+SCHEMES = (
+    "learned",
+    "rope+alibi",
+    "shaw",
+    "relative_2d",
+    "transformer_xl",
+    "disentangled",
+    "squeezing",
+    "interpolated",
+)
 MISSING = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
 
 
@@ -25,9 +36,9 @@ def tensors(it: Case, tokens: int) -> tuple[Tensor, ...]:
     return tuple(torch.randn(*x.shape[:2], tokens, x.size(3), dtype=x.dtype) for x in (it.query, it.key, it.value))
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", SCHEMES)
 def test_an_exported_program_gives_what_eager_gives_at_any_length(name: str) -> None:
-    it = case(name, "plain", TOKENS, True)
+    it = case(name, "text", TOKENS)
     model = Model(it)
     with torch.no_grad():
         program = torch.export.export(model, tensors(it, TOKENS), dynamic_shapes=dynamic())
@@ -44,13 +55,13 @@ def test_an_exported_program_gives_what_eager_gives_at_any_length(name: str) -> 
 @pytest.mark.skipif(bool(MISSING), reason=f"ONNX needs {', '.join(MISSING)}, which the dev extra installs")
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated:FutureWarning")  # the exporter's own
 @pytest.mark.filterwarnings("ignore:# The axis name. tokens will not be used:UserWarning")  # one name for three axes
-@pytest.mark.parametrize("name", [name for name in KINDS if not refuses("sdpa", name, "plain", causal=True)])
+@pytest.mark.parametrize("name", [name for name in SCHEMES if not refuses("sdpa", name, "text")])
 def test_onnx_gives_what_eager_gives_at_any_length(name: str) -> None:
     """Through the sdpa backend, whose kernel ONNX knows. Single precision of another library: sums of up to 33 terms of
     order 1 to 10, in another order."""
     import onnxruntime
 
-    it = case(name, "plain", TOKENS, True, dtype=torch.float32)
+    it = case(name, "text", TOKENS, dtype=torch.float32)
     model = Model(it, "sdpa").eval()
     with torch.no_grad():
         program = torch.onnx.export(model, tensors(it, TOKENS), dynamic_shapes=dynamic(), dynamo=True, verbose=False)

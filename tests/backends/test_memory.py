@@ -9,14 +9,14 @@ from torch import Tensor
 
 import posenc
 from posenc.workbench.memory import peak_bytes
-from tests.backends.grounds import FAST, KINDS, LINEAR, Case, case, refuses
+from tests.backends.grounds import FAST, LINEAR, Case, case, refuses
 
 TOKENS = 2048
 LAYERS = 4
 
 
-def call(name: str, place: str, tokens: int, causal: bool) -> Case:
-    return case(name, place, tokens, causal, heads=2, dtype=torch.float32)
+def call(name: str, tokens: int, place: str = "text", way: str = "causal") -> Case:
+    return case(name, place, tokens, way, heads=2, dtype=torch.float32)
 
 
 def forward(it: Case, backend: str) -> Callable[[], object]:
@@ -35,7 +35,7 @@ def training(it: Case, backend: str) -> Callable[[], object]:
     return run
 
 
-WAYS: dict[str, Callable[[Case, str], Callable[[], object]]] = {"forward": forward, "training": training}
+STEPS: dict[str, Callable[[Case, str], Callable[[], object]]] = {"forward": forward, "training": training}
 
 
 def growth(of: Callable[[int], Callable[[], object]]) -> float:
@@ -45,51 +45,53 @@ def growth(of: Callable[[int], Callable[[], object]]) -> float:
     return peak_bytes(of(2 * TOKENS)) / peak_bytes(of(TOKENS))
 
 
-# Of each way that a score is had, for more than the plain run of tokens, which all are tried on.
-EVERYWHERE = ("alibi", "t5", "shaw", "distance_aware")
-# It counts for every pair along the row, T^3; and what differs from another by its tables alone.
-LEFT_OUT = ("cope", "relative_1d per head", "relative_2d per head", "shaw per head", "shaw keys per head")
+# Straight in the distance from near on, from the ends of a table on, and nowhere; and what no tile can hold.
 LINEAR_RUNS = [
-    pytest.param(
-        name, place, causal, way, backend, id=f"{name}-{place}-{'causal' if causal else 'both'}-{way}-{backend}"
+    pytest.param(name, place, way, step, backend, id=f"{name}-{place}-{way}-{step}-{backend}")
+    for name, place, way, step in (
+        ("alibi", "text", "causal", "forward"),
+        ("alibi bidirectional", "text", "both", "training"),
+        ("t5", "padded left and right", "causal", "training"),
+        ("shaw", "text", "both", "forward"),
+        ("shaw", "text", "causal", "training"),
+        ("transformer_xl", "text", "a window", "training"),
+        ("disentangled", "text", "both", "forward"),
+        ("clocked", "text", "causal", "training"),
+        ("distance_aware", "packed", "both", "training"),
+        ("relative_2d", "text", "causal", "training"),
     )
-    for name in KINDS
-    for place, causal in (("plain", True), ("plain", False), ("padded left and right", True))
-    for way in WAYS
     for backend in LINEAR
-    if not refuses(backend, name, place, causal)
-    and name not in LEFT_OUT
-    and (name in EVERYWHERE or (place, causal) == ("plain", True))
+    if not refuses(backend, name, place, way)
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "place", "causal", "way", "backend"), LINEAR_RUNS)
-def test_twice_the_tokens_take_twice_the_memory(name: str, place: str, causal: bool, way: str, backend: str) -> None:
-    assert growth(lambda tokens: WAYS[way](call(name, place, tokens, causal), backend)) < 2.5
+@pytest.mark.parametrize(("name", "place", "way", "step", "backend"), LINEAR_RUNS)
+def test_twice_the_tokens_take_twice_the_memory(name: str, place: str, way: str, step: str, backend: str) -> None:
+    assert growth(lambda tokens: STEPS[step](call(name, tokens, place, way), backend)) < 2.5
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_what_lays_the_scores_out_takes_four_times_the_memory(way: str) -> None:
+@pytest.mark.parametrize("step", STEPS)
+def test_what_lays_the_scores_out_takes_four_times_the_memory(step: str) -> None:
     """So the count would show it."""
-    assert growth(lambda tokens: WAYS[way](call("alibi", "plain", tokens, True), "reference")) > 3.5
+    assert growth(lambda tokens: STEPS[step](call("alibi", tokens), "reference")) > 3.5
 
 
 # --- several layers ---------------------------------------------------------------------------------------------------
 
 
-def layers(it: Case, backend: str, count: int, way: str) -> Callable[[], object]:
+def layers(it: Case, backend: str, count: int, step: str) -> Callable[[], object]:
     """So many layers of attention that share one encoding, bound once; the output of each is the query of the next."""
     encoding = it.scheme(it.query_positions, it.key_positions)
 
     def run() -> object:
         x = it.query
-        with torch.set_grad_enabled(way == "training"):
+        with torch.set_grad_enabled(step == "training"):
             for _ in range(count):
                 out = posenc.attention(x, it.key, it.value, encoding, **it.how, backend=backend)
                 assert isinstance(out, Tensor)
                 x = out
-        if way == "forward":
+        if step == "forward":
             return x
         return torch.autograd.grad(x.sum(), list(it.leaves.values()), materialize_grads=True)
 
@@ -101,14 +103,14 @@ SHARED = [
     pytest.param(name, backend, id=f"{name}-{backend}")
     for name in ("rope+alibi", "t5 bidirectional", "shaw")
     for backend in FAST
-    if not refuses(backend, name, "plain", causal=True)
+    if not refuses(backend, name, "text")
 ]
 
 
 @pytest.mark.parametrize(("name", "backend"), SHARED)
 def test_several_layers_in_turn_take_the_memory_of_one(name: str, backend: str) -> None:
     """Without gradients nothing is kept from layer to layer but the output."""
-    it = call(name, "plain", TOKENS, True)
+    it = call(name, TOKENS)
     one, several = (layers(it, backend, count, "forward") for count in (1, LAYERS))
     one(), several()
     assert peak_bytes(several) <= peak_bytes(one) + it.query.nbytes
@@ -118,11 +120,11 @@ def test_several_layers_in_turn_take_the_memory_of_one(name: str, backend: str) 
 def test_a_further_layer_trained_keeps_no_scores(name: str, backend: str) -> None:
     """What a layer keeps for its backward pass is of the size of its tensors: query, key and value as turned and as
     wide as the heads, the output, and what the backward pass hands on. Scores would be 290 times the query or more."""
-    it = call(name, "plain", TOKENS, True)
+    it = call(name, TOKENS)
     one, several = (layers(it, backend, count, "training") for count in (1, LAYERS))
     one(), several()
     assert (peak_bytes(several) - peak_bytes(one)) / (LAYERS - 1) <= 8 * it.query.nbytes
-    assert growth(lambda tokens: layers(call(name, "plain", tokens, True), backend, LAYERS, "training")) < 2.5
+    assert growth(lambda tokens: layers(call(name, tokens), backend, LAYERS, "training")) < 2.5
 
 
 def living_bytes() -> int:
@@ -135,11 +137,11 @@ def living_bytes() -> int:
     return sum(storages.values())
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize(("name", "backend"), SHARED)
-def test_nothing_is_kept_afterwards(name: str, backend: str, way: str) -> None:
-    it = call(name, "plain", 129, True)
-    run = layers(it, backend, LAYERS, way)
+def test_nothing_is_kept_afterwards(name: str, backend: str, step: str) -> None:
+    it = call(name, 129)
+    run = layers(it, backend, LAYERS, step)
     run()
     before = living_bytes()
     for _ in range(3):

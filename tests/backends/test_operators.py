@@ -1,7 +1,6 @@
 """What posenc's own operators must not get wrong beside their numbers: layouts, derivatives they lack, odd calls."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -9,13 +8,15 @@ from torch import Tensor
 
 import posenc
 from posenc import T5, ALiBi, DistanceAware, NoPE, Positions, Relative1D, RoPE, Scheme, Shaw, TransformerXL
-from posenc.encoding import ByDistance, RowFunction, RowScore, Score
-from posenc.forms import Block, ScoreFunction
+from posenc.pieces import Row
+from tests.awkward import Pieces, disentangled
 
 HEADS, HEAD_DIM, TOKENS = 4, 16, 150
 SCHEMES: dict[str, Callable[[], Scheme]] = {
     "linear": lambda: ALiBi(HEADS),
     "near and far": lambda: Shaw(HEAD_DIM, 5),
+    "near and far, fixed": lambda: Shaw(HEAD_DIM, 5).requires_grad_(False),
+    "both sides": lambda: disentangled(HEAD_DIM, HEADS),
     "by distance": lambda: Relative1D(TOKENS, HEAD_DIM),
     "by distance, a factor": lambda: DistanceAware(HEADS),
     "by distance, folded": lambda: TransformerXL(HEADS, HEAD_DIM),
@@ -47,15 +48,24 @@ def test_memory_order_does_not_matter(scheme: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_what_operators_promise_the_compiler_is_so(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "dtype", "is_causal"),
+    [
+        *((scheme, torch.float64, True) for scheme in SCHEMES),
+        ("near and far", torch.float64, False),  # what is far to the right is kept apart
+        ("near and far, fixed", torch.bfloat16, True),  # and so is the output before it is rounded
+    ],
+)
+def test_what_operators_promise_the_compiler_is_so(
+    scheme: str, dtype: torch.dtype, is_causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """PyTorch's own examination: schema, gradients, and shapes and strides as foretold for a compiled graph."""
-    name = {"linear": "linear", "near and far": "near_far"}.get(scheme, "by_distance")
-    operator, calls = getattr(torch.ops.posenc, name), []
-    leaves = [x.detach().requires_grad_() for x in transposed()]
+    operator, calls = torch.ops.posenc.tiled, []
+    leaves = [x.detach().to(dtype).requires_grad_() for x in transposed()]
+    made = SCHEMES[scheme]().to(torch.promote_types(dtype, torch.float32))
     with monkeypatch.context() as patched:
-        patched.setattr(torch.ops.posenc, name, lambda *given: calls.append(given) or operator(*given))
-        posenc.attention(*leaves, SCHEMES[scheme]().double(), is_causal=True)
+        patched.setattr(torch.ops.posenc, "tiled", lambda *given: calls.append(given) or operator(*given))
+        posenc.attention(*leaves, made, is_causal=is_causal, backend="tiled")
     (given,) = calls
     given = tuple(x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x for x in given)
     results = torch.library.opcheck(operator.default, given)
@@ -79,7 +89,7 @@ def test_forward_mode_derivatives_are_not_lost(scheme: str) -> None:
     assert expected.abs().max() > 0.1
     torch.testing.assert_close(found, expected)
     with torch.autograd.forward_ad.dual_level(), pytest.raises(ValueError, match="it has no forward-mode derivative"):
-        posenc.attention(query, key, value, ALiBi(HEADS), is_causal=True, backend="near_far")
+        posenc.attention(query, key, value, ALiBi(HEADS), is_causal=True, backend="tiled")
 
 
 @pytest.mark.parametrize("scheme", [None, NoPE(), RoPE(HEAD_DIM), ALiBi(HEADS), T5(HEADS)], ids=str)
@@ -115,48 +125,20 @@ def test_documents_may_have_any_number_but_that_of_padding() -> None:
     torch.testing.assert_close(found, expected)
 
 
-class _Last(Scheme):
+def falling(scores: Tensor, *_: object) -> Tensor:
     """A score that falls with the distance from the last key of the row."""
-
-    def score(self) -> RowScore:
-        return RowScore(self._bind)
-
-    def _bind(self, block: Block) -> RowFunction:
-        def fallen(scores: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor, visible: Any) -> Tensor:
-            return scores - 0.1 * (j.amax() - j) * scores
-
-        return fallen
+    keys = scores.size(-1)
+    return scores - 0.1 * (keys - 1 - torch.arange(keys)) * scores
 
 
 def test_a_term_of_whole_rows_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("posenc.backends.chunked.SCORES", 1)  # blocks of 64 queries
     tensors = [x.float() for x in transposed()]
     found, expected = (
-        posenc.attention(*tensors, _Last(), is_causal=True, backend=backend) for backend in ("chunked", "reference")
+        posenc.attention(*tensors, Pieces(lambda: (Row(falling),)), is_causal=True, backend=backend)
+        for backend in ("chunked", "reference")
     )
     torch.testing.assert_close(found, expected)
-
-
-class _Learned(Scheme):
-    """A slope that is learned, of a term that says it is linear."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.slope = torch.nn.Parameter(torch.ones(()))
-
-    def score(self) -> Score:
-        return Score(self._bind, content_free=True, by_distance=self._by_distance, linear_past=0)
-
-    def _bind(self, block: Block) -> ScoreFunction:
-        raise NotImplementedError
-
-    def _by_distance(self, block: Block, distances: Tensor) -> ByDistance:
-        return ByDistance(bias=self.slope * distances.to(block.dtype)[None])
-
-
-def test_a_learned_slope_is_refused_and_not_forgotten() -> None:
-    with pytest.raises(ValueError, match="linear past 0 must not learn its bias: leave linear_past out"):
-        posenc.attention(*(x.float() for x in transposed()), _Learned(), is_causal=True)
 
 
 @pytest.mark.parametrize("backend", ["auto", "chunked", "reference"])

@@ -476,7 +476,8 @@ def laid_out(draw: st.DrawFn, x: Tensor) -> Tensor:
 
 
 ADDING = tuple(entry.name for entry in CATALOG if entry.doors == ("add",))  # attention never meets these
-ATTENDING = tuple(name for name in sorted(KINDS) if name not in ADDING)
+FEATURED = ("clocked", "featured")  # they need what a layer makes of its tokens: see test_parity.py
+ATTENDING = tuple(name for name in sorted(KINDS) if name not in (*ADDING, *FEATURED))
 NAMES = (*ATTENDING, *ATTENDING, *ADDING)
 RELATIVE = ("relative_1d", "relative_1d per head", "relative_2d", "relative_2d per head")
 TABLES = ("learned", "absolute_in_attention", *RELATIVE)  # those that end
@@ -495,7 +496,7 @@ def settings_of(
     name = draw(st.sampled_from(names))
     queries, keys = draw(st.sampled_from(lengths)), draw(st.sampled_from(lengths))
     rows = draw(st.sampled_from([1, 2, 3, max(1, min(keys, 9)), *([] if name in TABLES else [0])]))
-    wild = wild and (not name in TABLES or draw(st.sampled_from([False, False, True])))
+    wild = wild and (name not in TABLES or draw(st.sampled_from([False, False, True])))
     asking = known = spots(draw, name, keys, rows, wild)
     way = draw(st.sampled_from(["same", "last", "own"]))
     if way == "last":
@@ -515,7 +516,7 @@ def texts(
 ) -> Setting:
     """Any scheme where queries and keys are unbroken texts, and no mask: what there are fast ways to run."""
     name = draw(st.sampled_from(names))
-    far = FAR if wild and not name in TABLES else ()
+    far = FAR if wild and name not in TABLES else ()
     keys = draw(st.sampled_from(lengths))
     asking = known = text_at(draw, name, keys, far)
     way = draw(st.sampled_from(["same", "same", "last", "own", "own"]))
@@ -569,7 +570,7 @@ def setting(
         )
     )
     how = {
-        "is_causal": draw(st.booleans()),
+        "is_causal": KINDS[name].looks_back or draw(st.booleans()),
         "scale": draw(
             st.sampled_from([None, None, 0.31, 0.0, -0.5] if masked else [None, None, None, 0.31, 0.0, -0.5])
         ),

@@ -19,6 +19,7 @@ from posenc import (
     T5,
     AbsoluteInAttention,
     ALiBi,
+    Context,
     DistanceAware,
     Encoding,
     ExponentialDecay,
@@ -30,6 +31,7 @@ from posenc import (
     Relative1D,
     Relative2D,
     RoPE,
+    Schedule,
     Scheme,
     Segment,
     Shaw,
@@ -43,7 +45,6 @@ from posenc import (
 from posenc.forms import Block
 from posenc.models import Decoder, Encoder, ForwardPass, ImageClassifier, KVCache
 from posenc.pieces import Function
-from posenc.scheme import Schedule
 from tests.hard.wrong import INF, NAN, NO_FLAGS, NO_NUMBERS, NO_SIZES, NO_WORDS, Row, each, flags, numbers, sizes
 from tests.test_mutants import MODULES
 
@@ -81,7 +82,8 @@ AWARE, GRIDDED, RELATIVE = made(DistanceAware, 6), made(Relative2D, (2, 3), 4), 
 FILLED = KVCache()
 FILLED.append(0, K, V)
 
-PASS = ForwardPass(Schedule([(RoPE(HEAD_DIM), None), (NoPE(), 3)]), LINE)
+SCHEDULE = Schedule([(RoPE(HEAD_DIM), None), (NoPE(), 3)])
+PASS = ForwardPass(SCHEDULE, LINE)
 
 NO_POSITIONS: tuple[tuple[Any, str], ...] = (
     ("line", "'line'"),
@@ -373,6 +375,7 @@ ATTENTION: dict[str, list[Row]] = {
     "merge": [
         Row(lambda: merge([]), "parts must be pairs (out, lse), got []"),
         Row(lambda: merge(3), "parts must be pairs (out, lse), got 3"),
+        Row(lambda: merge([(Q, Q[..., 0]), (K, K[..., 0])]), "parts must be of shapes (2, 6, 5, 4) and …, got …"),
     ],
 }
 
@@ -549,6 +552,24 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
         Row(lambda: BOUND.with_features({"clock": [1.0]}), "feature 'clock' of the query must be …, got [1.0]"),
         Row(lambda: BOUND.with_features({}, {"clock": K[..., 0]}), "feature 'clock' of the key must be …, got …"),
     ],
+    "Context": [
+        *each(Context, {}, "heads", ((3, "3"), ([0], "[0]")), "a range or None"),
+        Row(lambda: Context(range(0, 6, 2)), "heads must be a range of step 1 with a head at least, got …"),
+        Row(lambda: Context(range(0)), "heads must be a range of step 1 with a head at least, got …"),
+    ],
+    "Schedule": [
+        Row(lambda: Schedule([]), "layers must be (scheme, window) for each layer, got []"),
+        Row(lambda: Schedule(3), "layers must be (scheme, window) for each layer, got 3"),
+        Row(lambda: Schedule([NoPE()]), "layers must be (scheme, window) for each layer, got NoPE…"),
+        Row(lambda: Schedule([(NoPE(), "x")]), "window must be a number of keys, (left, right) or None, got 'x'"),
+    ],
+    **{
+        f"Schedule.{name}": [
+            Row(partial(find, layer), f"layer must be a whole number within 0..1, got {came}")
+            for layer, came in ((2, "2"), (-1, "-1"), ("0", "'0'"))
+        ]
+        for name, find in (("__getitem__", SCHEDULE.__getitem__), ("number", SCHEDULE.number))
+    },
     "Encoding.cos_sin": [Row(lambda: ALiBi(6)(LINE).cos_sin(), "cos_sin needs one rotation of channel pairs, got …")],
     "Encoding.check_fresh": [Row(lambda: stale().check_fresh(), "the encoding was made before the scheme's …")],
     "Encoding.check_token_doors": [

@@ -520,6 +520,14 @@ def test_positions_without_an_encoding_are_named(it: Setting) -> None:
 # --- what was found by these, once and for all ------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "chunked", "auto"])
+def test_by_a_scale_of_zero_all_keys_weigh_the_same(backend: str) -> None:
+    query, positions = torch.randn(3, 1, 4, 25, 16), Positions.grid(5, 5)
+    scheme = posenc.Relative2D((5, 5), 16)
+    out = posenc.attention(*query, scheme(positions), scale=0.0, backend=backend)
+    torch.testing.assert_close(out, query[2].mean(2, keepdim=True).expand_as(out))
+
+
 @pytest.mark.parametrize("backend", ["reference", *FAST, "auto"])
 def test_no_queries_of_no_document_ask_documents(backend: str) -> None:
     query, key = torch.zeros(2, 3, 0, 4), torch.ones(2, 3, 5, 4)

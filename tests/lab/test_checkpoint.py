@@ -121,9 +121,9 @@ def test_no_byte_can_be_missing(saved: Path, size: int) -> None:
 
 def test_a_checkpoint_of_another_model_is_refused_and_the_model_left_as_it_was(saved: Path) -> None:
     for scheme, changes, message in (
-        ("nope", {}, "with exp_avg.trunk.schemes.0.weight"),
+        ("nope", {}, "with exp_avg.trunk.position.weight"),
         ("learned", {"layers": 2}, "without model.trunk.blocks.1."),
-        ("learned", {"train_length": 8}, "exp_avg.trunk.schemes.0.weight is (16, 16) float32 there and (8, 16) "),
+        ("learned", {"train_length": 8}, "exp_avg.trunk.position.weight is (16, 16) float32 there and (8, 16) "),
     ):
         with pytest.raises(CheckpointError, match=re.escape(f"is a checkpoint of another model ({message}")):
             resume(saved, scheme, **changes)

@@ -29,12 +29,13 @@ def run(
     asking = positions[TOKENS - last :]
     added = scheme(positions, dtype=torch.float64).add(x)
     query, key, value = split(added)
-    encoding = scheme(asking, positions, dtype=torch.float64)
+    encoding = scheme(asking, positions, dtype=torch.float64, doors=("rotate", "score", "value"))
     return posenc.attention(
         query[:, :, TOKENS - last :],
         key,
         value,
         encoding,
+        attn_mask=None if causal else torch.ones(last, TOKENS, dtype=torch.bool),
         is_causal=causal,
         backend=backend,
         return_lse=return_lse,

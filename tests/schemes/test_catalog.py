@@ -124,7 +124,7 @@ def test_a_scheme_is_built_for_as_many_axes_as_it_says(entry: Entry) -> None:
         places = torch.zeros(1, 2, shape.axes, dtype=torch.int64)
         positions = Positions(places if shape.axes > 1 else places[..., 0]).with_segment(torch.zeros(1, 2).long())
         try:
-            posenc.logits(*torch.ones(2, 1, 2, 2, 12), entry.build(shape)(positions))
+            posenc.logits(*torch.ones(2, 1, 2, 2, 12), entry.build(shape)(positions).pairs)
         except ValueError:
             continue
         taken.append(shape.axes)

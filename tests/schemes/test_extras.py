@@ -41,7 +41,7 @@ def test_distance_aware_overflows_for_neither_sign() -> None:
     with torch.no_grad():
         scheme.v.copy_(torch.tensor([200.0, -200.0, 0.0]))
         scheme.w.copy_(torch.tensor([1.0, 1.0, -1.0]))
-    factor = scheme.factor(torch.tensor([[0.0], [3.0], [-3.0]]))
+    factor = scheme.factor(torch.tensor([0.0, 3.0, -3.0])).mT
     torch.testing.assert_close(factor[0], torch.ones(3))  # f(0) = 1
     torch.testing.assert_close(factor[1], factor[2])  # blind to direction
     assert factor.isfinite().all()
@@ -137,18 +137,11 @@ def check_t5_facts() -> None:
         expected = [t5.bucket(-int(r), buckets, longest, bidirectional=both) for r in distances]
         assert torch.equal(wanted, scheme.weight[expected].mT)
 
-        term, here = scheme.score(), Positions.arange(1)
-        block = Block(torch.zeros(1, 3, 1, 4, dtype=torch.float64), torch.zeros(1, 3, 1, 4), here, here, 0.5)
-        assert term.additive
-        assert term.content_free
-        assert term.by_distance is not None
-        given = term.by_distance(block, distances)
-        assert given.vectors is None
-        assert given.bias is not None
-        assert torch.equal(given.bias, wanted)
+        (term,) = scheme.score(Positions.arange(1), Positions.arange(1))
+        assert torch.equal(term.at(distances), wanted)
 
         past = max(n for n in range(1, 2 * longest) if expected[2 * longest - n] != expected[2 * longest - n + 1])
-        assert term.constant_past == past
+        assert (term.distance.tail, term.distance.past) == ("constant", past)
 
 
 def test_t5_says_its_bias_by_distance_and_from_where_on_it_is_constant() -> None:
@@ -196,6 +189,6 @@ def test_t5_refuses_what_it_cannot_bucket() -> None:
             T5(**{"num_heads": 3, **arguments})
     x = torch.zeros(1, 3, 2, 4)
     with pytest.raises(ValueError, match="T5 was made for 5 heads, got queries of 3"):
-        posenc.attention(x, x, x, T5(5))
+        posenc.attention(x, x, x, T5(5), is_causal=True)
     with pytest.raises(ValueError, match="T5 looks distances up in a table and needs int64 coordinates, got"):
-        posenc.attention(x, x, x, T5(3)(Positions(torch.tensor([[0.5, 1.0]]))))
+        posenc.attention(x, x, x, T5(3)(Positions(torch.tensor([[0.5, 1.0]]))), is_causal=True)

@@ -17,6 +17,7 @@ from torch._inductor.compile_fx import compile_fx
 import posenc
 from posenc import ALiBi, Positions, RoPE, Scheme
 from posenc.schemes.catalog import CATALOG, Shape, entries_of, scheme_from_names
+from posenc.visibility import table_index
 
 HEADS, HEAD_DIM, TOKENS = 12, 6, 7
 SHAPE = Shape(HEADS * HEAD_DIM, HEADS, HEAD_DIM, max_positions=50)
@@ -52,9 +53,11 @@ def encode(scheme: Scheme) -> list[Tensor]:
     x, query, key = leaves()
     on_grid = any(isinstance(part, posenc.Relative2D) for part in scheme.parts)
     encoding = scheme(GRID if on_grid else POSITIONS)
-    out = posenc.attention(query, key, key, encoding)
+    added = encoding.add(x)
+    out = posenc.attention(query, key, key, encoding, is_causal=True)
     assert isinstance(out, Tensor)
-    return [encoding.add(x), *encoding.rotate(query, key), posenc.logits(query, key, encoding), out]
+    turned = [encoding.rotate_query(query), encoding.rotate_key(key)]
+    return [added, *turned, posenc.logits(query, key, encoding), out]
 
 
 def assert_same_encoding(one: Scheme, other: Scheme) -> None:
@@ -215,9 +218,10 @@ def check_inference_then_training(names: str) -> None:
         encode(scheme)
     x, query, key = (leaf.requires_grad_() for leaf in leaves())
     encoding = scheme(places(names))
+    added = encoding.add(x)
     out = posenc.attention(query, key, key, encoding, is_causal=True)
     assert isinstance(out, Tensor)
-    (out.square().sum() + encoding.add(x).square().sum()).backward()
+    (out.square().sum() + added.square().sum()).backward()
     for leaf in (x, query, key, *scheme.parameters()):
         assert leaf.grad is not None
         assert leaf.grad.isfinite().all()
@@ -243,7 +247,7 @@ def test_gradients_reach_the_rows_that_were_read_and_no_others(names: str) -> No
         for parameter in part.parameters():
             assert parameter.grad is not None
             touched = (parameter.grad != 0).any(-1).nonzero().flatten().tolist()
-            read = POSITIONS.segment if isinstance(part, posenc.Segment) else POSITIONS.index("Learned", 50)
+            read = POSITIONS.segment if isinstance(part, posenc.Segment) else table_index(POSITIONS, "Learned", 50)
             assert read is not None
             assert touched == sorted(set(read.flatten().tolist()))
 

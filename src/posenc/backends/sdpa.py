@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.backends.call import Backend, Call
-from posenc.forms import added, check, fold
+from posenc.folding import fold
+from posenc.forms import added, check
 from posenc.pieces import Bias, Piece, Row, adds, is_content_free
 from posenc.visibility import same_run, sees_all
 

@@ -189,8 +189,8 @@ class ForwardPass:
         if self.cache is not None:
             if not self._is_open:
                 raise ValueError(
-                    "a forward pass with a cache must be entered, with ForwardPass(...) as step, so that one which fails "
-                    "leaves the cache as it was"
+                    "a forward pass with a cache must be entered, with ForwardPass(...) as step, so that one that "
+                    "fails leaves the cache as it was"
                 )
             key, value, of_keys = self.cache.append(layer, key, value, of_keys)
         if features or of_keys:

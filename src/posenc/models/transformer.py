@@ -87,7 +87,7 @@ class Trunk(nn.Module):
 
     @property
     def schemes(self) -> tuple[nn.Module, ...]:
-        """The schemes that hold parameters of their own: one for every layer, those of the schedule, or the one of all."""
+        """The schemes with parameters of their own: one for every layer, the schedule's, or the one of all."""
         if self.per_layer:
             return tuple(block.scheme for block in self.blocks)  # type: ignore[misc]
         return tuple(self.position.schemes) if isinstance(self.position, Schedule) else (self.position,)

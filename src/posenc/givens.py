@@ -1,0 +1,75 @@
+"""What the makers of positions are given: tensors, masks, numbers, slices and devices, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.arguments import number, shown
+
+
+def is_readable(x: Tensor) -> bool:
+    """Whether a value can be read, without waiting for a device."""
+    return type(x) is Tensor and x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def axes_of(coords: Tensor) -> int:
+    return 1 if coords.dim() == 2 else coords.size(2)
+
+
+def token_mask(name: str, mask: Any) -> Tensor:
+    """The mask of tokens as bool; ValueError for what is neither a bool tensor nor one of 0 and 1."""
+    if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.is_floating_point() or mask.is_complex():
+        raise ValueError(f"{name} must be a tensor (rows, tokens) of True or 1 = token, got {described(mask)}")
+    if mask.dtype == torch.bool:
+        return mask
+    if is_readable(mask) and mask.numel() and not ((mask == 0) | (mask == 1)).all():
+        odd = mask[(mask != 0) & (mask != 1)][0]
+        raise ValueError(f"{name} must be of 0 and 1 where it is not bool, got {int(odd)}")
+    return mask != 0
+
+
+def real(name: str, value: Any) -> Any:
+    """A whole number as an int, any other as a float, a compiler's as it is; ValueError unless it is finite."""
+    if isinstance(value, torch.SymInt):
+        return value
+    found = number(name, value)
+    return int(value) if isinstance(value, Integral) else found
+
+
+def extent_of(extent: Any) -> tuple[float, float]:
+    if not isinstance(extent, Sequence) or len(extent) != 2:
+        raise ValueError(f"extent must be (height, width) or None, got {shown(extent)}")
+    return number("extent[0]", extent[0], above=0), number("extent[1]", extent[1], above=0)
+
+
+def ends_of(index: slice, tokens: int) -> tuple[int, int]:
+    """Where a slice of step 1 begins and ends: slice.indices, which a compiled graph would pin to one length."""
+    start, stop = (0 if index.start is None else index.start), (tokens if index.stop is None else index.stop)
+    start, stop = (end + tokens if end < 0 else end for end in (start, stop))
+    return min(max(start, 0), tokens), min(max(stop, 0), tokens)
+
+
+def check_whole(**values: object) -> None:
+    """ValueError unless all are whole numbers, if only a compiler's."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, Integral | torch.SymInt):
+            raise ValueError(f"{name} must be a whole number, got {shown(value)}")
+
+
+def device_of(device: Any) -> Any:
+    """The device; ValueError for one that torch does not know."""
+    if device is None or isinstance(device, torch.device):
+        return device
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"device must be one that torch knows, got {shown(device)}") from None
+
+
+def described(value: object) -> str:
+    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else f"{type(value).__name__} {value!r}"
