@@ -357,11 +357,7 @@ class Setting:
         for name in ("query_positions", "key_positions"):
             p = getattr(self, name)
             told.append(f"{name} {p.coords.dtype} {p.coords.tolist()}, order {p.order.tolist()}")
-<<<<<<< HEAD
             told.append(f"  document {p.document.tolist()}, known {p.layout}")
-=======
-            told.append(f"  document {p.document.tolist()}, {p.layout}")
->>>>>>> b3
         mask = self.how["attn_mask"]
         how = self.how | {"attn_mask": None if mask is None else (mask.dtype, tuple(mask.shape))}
         return "\n".join([*told, str(how)])
@@ -498,13 +494,8 @@ def settings_of(
     """Any scheme at any positions, with any mask. ``wild``: anywhere at all; ``loud``: how large the tensors may be."""
     name = draw(st.sampled_from(names))
     queries, keys = draw(st.sampled_from(lengths)), draw(st.sampled_from(lengths))
-<<<<<<< HEAD
     rows = draw(st.sampled_from([1, 2, 3, max(1, min(keys, 9)), *([] if name.startswith(TABLES) else [0])]))
     wild = wild and (not name.startswith(TABLES) or draw(st.sampled_from([False, False, True])))
-=======
-    rows = draw(st.sampled_from([1, 2, 3, max(1, min(keys, 9)), *([] if name in TABLES else [0])]))
-    wild = wild and (name not in TABLES or draw(st.sampled_from([False, False, True])))
->>>>>>> b3
     asking = known = spots(draw, name, keys, rows, wild)
     way = draw(st.sampled_from(["same", "last", "own"]))
     if way == "last":
@@ -524,11 +515,7 @@ def texts(
 ) -> Setting:
     """Any scheme where queries and keys are unbroken texts, and no mask: what there are fast ways to run."""
     name = draw(st.sampled_from(names))
-<<<<<<< HEAD
     far = FAR if wild and not name.startswith(TABLES) else ()
-=======
-    far = FAR if wild and name not in TABLES else ()
->>>>>>> b3
     keys = draw(st.sampled_from(lengths))
     asking = known = text_at(draw, name, keys, far)
     way = draw(st.sampled_from(["same", "same", "last", "own", "own"]))
