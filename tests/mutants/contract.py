@@ -9,6 +9,7 @@ from torch import Tensor
 from posenc import Encoding, Positions, layout, positions
 from posenc.backends import attention, call, choice, reference, sdpa
 from posenc.backends.call import Backend, Call
+from posenc.encoding import Context
 from posenc.layout import Layout, Span, Tile, Visibility
 from posenc.positions import PADDING
 from posenc.scheme import Composition
@@ -99,8 +100,15 @@ def additions_alone(self: Encoding, door: str) -> None:
         self._opened.add(door)
 
 
-def first_part_alone(self: Composition, query: Positions, key: Positions | None = None) -> Encoding:
-    return self.parts[0].pairs(query, query if key is None else key)
+def first_part_alone(
+    self: Composition,
+    queries: Positions,
+    keys: Positions,
+    dtype: torch.dtype,
+    context: Context,
+    doors: tuple[str, ...],
+) -> Encoding:
+    return self.parts[0](queries, keys, dtype=dtype, context=context, doors=doors)
 
 
 # --- backends -------------------------------------------------------------------------------------------------------
@@ -238,7 +246,7 @@ MUTANTS = (
         rounded_every_time,
         partial(test_encoding.test_half_precision_is_rounded_once_however_many_vectors_are_added, torch.bfloat16),
     ),
-    Mutant("a composition forgets its second part", Composition, "pairs", first_part_alone, oracles("alibi")),
+    Mutant("a composition forgets its second part", Composition, "bind", first_part_alone, oracles("alibi")),
     Mutant(
         "grouped queries read the wrong keys",
         reference,
