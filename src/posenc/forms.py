@@ -120,7 +120,7 @@ class _Table:
     clamp(p_j - p_i, low, high) - low, or a tensor."""
 
     entries: Tensor
-    low: int = 0
+    low: int | float = 0
     index: Tensor | None = None
 
     def of_pairs(self, x: Tensor, y: Tensor) -> Tensor:
@@ -152,7 +152,8 @@ def _table(distance: Distance, block: Block, x: Tensor, y: Tensor) -> _Table | N
     return _Table(entries, index=index)
 
 
-def _line(low: int, high: int, like: Tensor) -> _Table:
+def _line(low: int | float, high: int | float, like: Tensor) -> _Table:
+    # Not made whole numbers, which they are: a compiler would fix the length they come of.
     return _Table(torch.arange(low, high + 1, device=like.device), low)
 
 
