@@ -593,3 +593,11 @@ def test_public_functions_are_functions_whatever_was_imported_first(first: str) 
     code = f"import {first}, posenc; print(all(map(callable, ({names}))))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "True", done.stderr
+
+
+@pytest.mark.parametrize("make", [ALiBi, posenc.DistanceAware, lambda h: posenc.Shaw(4, 2, values=False, num_heads=h)])
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "tiled", "chunked", "flex", "auto"])
+def test_a_scheme_for_one_head_is_not_spread_over_six(make: Any, backend: str) -> None:
+    x = torch.zeros(1, 6, 20, 4)
+    with pytest.raises(ValueError, match="was made for 1 heads, got queries of 6"):
+        posenc.attention(x, x, x, make(1), is_causal=True, backend=backend)

@@ -88,12 +88,16 @@ class Block:
         if table.size(0) == 1 and (self.heads is None or len(mine) == heads):
             return table
         if len(mine) != heads or mine.stop > table.size(0):
-            which = "" if self.heads is None else f" of which {len(mine)} are said to be here"
-            raise ValueError(
-                f"{scheme} was made for {table.size(0)} heads{which}, got queries of {heads}; where they are a shard "
-                "of all heads, bind the scheme with context=Context(heads=range(first, last))"
-            )
+            raise self.wrong_heads(scheme, table.size(0))
         return table[mine.start : mine.stop]
+
+    def wrong_heads(self, scheme: str, made_for: int) -> ValueError:
+        """The error for queries of other heads than the scheme was made for."""
+        which = "" if self.heads is None else f" of which {len(self.heads)} are said to be here"
+        return ValueError(
+            f"{scheme} was made for {made_for} heads{which}, got queries of {self.query.size(1)}; where they are a shard "
+            "of all heads, bind the scheme with context=Context(heads=range(first, last))"
+        )
 
 
 # -- distances --------------------------------------------------------------------------------------------------------
@@ -161,6 +165,8 @@ def check(distance: Distance | None, block: Block) -> None:
     """ValueError or PositionError where the positions do not suit a term of this distance."""
     if distance is None:
         return
+    if distance.num_heads is not None and block.heads is None and block.query.size(1) != distance.num_heads:
+        raise block.wrong_heads(distance.scheme, distance.num_heads)  # a table of one head would pass for a shared one
     for positions in (block.query_positions, block.key_positions):
         coordinates(distance, positions)
     if distance.reach is not None:

@@ -33,6 +33,7 @@ class Distance:
     ``reach``: along each axis, distances of that or more have no entry, and are a PositionError in the name of
     ``scheme``. ``looks_back``: the entries are made for keys behind the query alone, and these words say which form is
     made for both sides.
+    ``num_heads``: how many heads the entries are for; None: any number of them, alike.
     """
 
     scheme: str
@@ -43,6 +44,7 @@ class Distance:
     past: int = 0
     reach: tuple[int, ...] | None = None
     looks_back: str | None = None
+    num_heads: int | None = None
 
 
 @dataclass(frozen=True)

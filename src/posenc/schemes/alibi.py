@@ -64,7 +64,7 @@ class ALiBi(Scheme):
     ) -> tuple[Bias, ...]:
         """The bias, a function of the distance alone and straight from 0 on."""
         other = "form='bidirectional' or form='directed'" if self.form == "causal" else None
-        distance = Distance("ALiBi", tail="linear", looks_back=other)
+        distance = Distance("ALiBi", tail="linear", looks_back=other, num_heads=self.num_heads)
         return (Bias(self._bias, distance, hides=self.form == "directed"),)
 
     def _bias(self, r: Tensor) -> Tensor:

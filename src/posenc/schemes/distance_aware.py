@@ -57,7 +57,7 @@ class DistanceAware(Scheme):
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
     ) -> tuple[Function, ...]:
         """ReLU(s_ij) f(w |p_i - p_j|; v)."""
-        return (Function(rescaled, self._coefficients, Distance("DistanceAware")),)
+        return (Function(rescaled, self._coefficients, Distance("DistanceAware", num_heads=self.num_heads)),)
 
     def _coefficients(self, r: Tensor) -> tuple[Tensor]:
         return (self.factor(r.to(torch.promote_types(self.w.dtype, torch.float32))),)

@@ -45,7 +45,7 @@ class Relative1D(Scheme):
     ) -> tuple[Meeting, ...]:
         """q_i . R[p_j - p_i + N - 1] / sqrt(d)."""
         table = self.weight if self.weight.dim() == 3 else self.weight[None]
-        distance = Distance("Relative1D", integral=True, reach=(self.max_positions,))
+        distance = Distance("Relative1D", integral=True, reach=(self.max_positions,), num_heads=self.num_heads)
         return (Meeting(lambda r: table[:, r + self.max_positions - 1], distance),)
 
     def extra_repr(self) -> str:

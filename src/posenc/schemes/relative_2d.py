@@ -57,7 +57,7 @@ class Relative2D(Scheme):
     def _along(self, axis: int) -> Meeting:
         table = (self.row_table, self.column_table)[axis]
         by_head, size = (table if table.dim() == 3 else table[None]), self.grid[axis]
-        distance = Distance("Relative2D", axis, 2, integral=True, reach=(size,))
+        distance = Distance("Relative2D", axis, 2, integral=True, reach=(size,), num_heads=self.num_heads)
         return Meeting(lambda r: by_head[:, r + size - 1], distance)
 
     @torch.no_grad()

@@ -84,7 +84,7 @@ class Shaw(Scheme):
 
     @property
     def _distance(self) -> Distance:
-        return Distance("Shaw", integral=True, tail="constant", past=self.max_distance)
+        return Distance("Shaw", integral=True, tail="constant", past=self.max_distance, num_heads=self.num_heads)
 
     def _rows(self, table: Tensor) -> Callable[[Tensor], Tensor]:
         k = self.max_distance

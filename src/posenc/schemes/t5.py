@@ -76,7 +76,9 @@ class T5(Scheme):
     ) -> tuple[Bias, ...]:
         """W[bucket(n), h], a function of the distance alone."""
         other = None if self.bidirectional else "bidirectional=True"
-        distance = Distance("T5", integral=True, tail="constant", past=self.edges[-1], looks_back=other)
+        distance = Distance(
+            "T5", integral=True, tail="constant", past=self.edges[-1], looks_back=other, num_heads=self.num_heads
+        )
         return (Bias(lambda r: self.weight.mT[:, self._bucket(r)], distance),)
 
     def _bucket(self, r: Tensor) -> Tensor:

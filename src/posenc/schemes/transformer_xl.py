@@ -90,7 +90,9 @@ class TransformerXL(Scheme):
     ) -> tuple[Fold | Meeting, ...]:
         """The last three terms; the first is the score itself."""
         u = Fold("TransformerXL", query=self.content_bias[None, :, None])
-        return u, Meeting(self._projected, Distance("TransformerXL"), shift=self.position_bias)
+        return u, Meeting(
+            self._projected, Distance("TransformerXL", num_heads=self.num_heads), shift=self.position_bias
+        )
 
     def terms(self, block: Block) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The four terms in the order of the formula, each (batch, heads, queries, keys) and scaled: their sum is the
