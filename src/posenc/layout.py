@@ -101,7 +101,8 @@ class Layout:
             rows = tuple(
                 tuple(s.cut(start, stop) for s in row if s.start < stop and s.stop > start) for row in self.rows
             )
-        return Layout(stop - start, rows, self.bounds)
+        bounds = self.bounds if run is not None and torch.compiler.is_compiling() else _bounds(rows, self.bounds)
+        return Layout(stop - start, rows, bounds)
 
     def of_row(self, row: int) -> tuple[Span, ...]:
         """The spans of a row."""
@@ -118,6 +119,18 @@ class Layout:
             ends = [factor * end + offset for end in self.bounds]
             bounds = (min(ends), max(ends))
         return Layout(self.tokens, rows, bounds)
+
+
+def _bounds(
+    rows: tuple[tuple[Span, ...], ...] | None, within: tuple[int | float, int | float] | None
+) -> tuple[int | float, int | float] | None:
+    """The least and the greatest coordinate of these spans; ``within``, where a coordinate is not known."""
+    spans = [span for row in rows or () for span in row]
+    if not spans or any(span.coords is None for span in spans):
+        return within
+    last = (span.cut(span.stop - 1, span.stop) for span in spans)
+    ends = [coord for span in (*spans, *last) for coord in span.coords or ()]
+    return min(ends), max(ends)
 
 
 def _shifted(span: Span, offset: Sequence[int | float] | int | float, factor: float | int) -> Span:

@@ -502,7 +502,7 @@ def beyond(it: Setting) -> str | None:
 
 
 @law(150)
-@given(settings_of([name for name in NAMES if name.split(" per head")[0] in TABLES], (0, 1, 2, 5, 9, 17)))
+@given(settings_of([name for name in NAMES if name in TABLES], (0, 1, 2, 5, 9, 17)))
 def test_positions_without_an_encoding_are_named(it: Setting) -> None:
     both = {"learned": [it.query_positions], "absolute_in_attention": [it.key_positions]}
     looked_up = both.get(it.name, [it.query_positions, it.key_positions])

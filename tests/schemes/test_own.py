@@ -157,7 +157,6 @@ def test_an_error_in_training_shows_the_line(own: str, tmp_path: Path, capsys: p
 def test_its_laws_are_measured(own: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["laws", "--schemes", f"{own}:Steep,{own}:Claims"]) == 1
     shown = capsys.readouterr()
-    assert ":Steep" in shown.out.replace("\n", "")  # a long path is broken over lines
     assert f"{own}:Steep" not in shown.err  # nothing is claimed of it
     assert f"posenc: {own}:Claims: the catalog does not claim it, but bounded" in shown.err
     assert main(["laws", "--schemes", f"{own}:FailsWhenCalled"]) == 1
