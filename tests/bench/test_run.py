@@ -51,7 +51,8 @@ class Said(Progress):
 
 
 @pytest.mark.parametrize(
-    ("load", "said"), [(0.3, []), (3.24, ["the machine was busy in the last minute (load 3.2): "])]
+    ("load", "said"),
+    [(0.3, []), (3.24, ["the machine was busy in the last minute (load 3.2): what is timed now is doubtful"])],
 )
 def test_a_busy_machine_is_said_before_anything_is_timed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: float, said: list[str]
