@@ -95,8 +95,8 @@ class Block:
         """The error for queries of other heads than the scheme was made for."""
         which = "" if self.heads is None else f" of which {len(self.heads)} are said to be here"
         return ValueError(
-            f"{scheme} was made for {made_for} heads{which}, got queries of {self.query.size(1)}; where they are a shard "
-            "of all heads, bind the scheme with context=Context(heads=range(first, last))"
+            f"{scheme} was made for {made_for} heads{which}, got queries of {self.query.size(1)}; where they are a "
+            "shard of all heads, bind the scheme with context=Context(heads=range(first, last))"
         )
 
 
