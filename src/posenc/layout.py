@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -348,8 +349,10 @@ def _distance(q: Span, k: Span) -> int | None:
     """By how much p_j - p_i is more than j - i, where both have one coordinate that rises by one."""
     if q.coords is None or k.coords is None or (q.steps, k.steps) != ((1,), (1,)):
         return None
-    distance = (k.coords[0] - k.start) - (q.coords[0] - q.start)
-    return int(distance) if distance == int(distance) else None
+    if isinstance(q.coords[0], float) or isinstance(k.coords[0], float):  # whose difference may be rounded
+        distance = Fraction(k.coords[0]) - Fraction(q.coords[0]) + q.start - k.start
+        return int(distance) if distance.denominator == 1 else None
+    return (k.coords[0] - k.start) - (q.coords[0] - q.start)
 
 
 def distances(seen: Sequence[Tile]) -> tuple[int, int] | None:

@@ -278,7 +278,7 @@ def test_in_other_precisions_a_backend_is_off_by_what_rounding_costs(
 
 # --- (2) where relative schemes are, and (3) in which order tokens lie, does not matter -------------------------------
 
-ABSOLUTE = ("absolute_in_attention",)
+ABSOLUTE = ("absolute_in_attention", "interpolated")  # which look at both coordinates
 RELATIVE = [name for name in ATTENDING if name not in ABSOLUTE]
 BY = st.integers(-40, 40) | st.sampled_from([2**20, 2**31, -(2**31), 2**53])
 
