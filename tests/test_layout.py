@@ -85,6 +85,24 @@ def test_a_layout_as_numbers_has_the_same_tiles(data: st.DataObject, rows: int, 
     assert list(tiles(again, again, visibility, rows)) == expected
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("by", [0.5, 2**24, 2**31, -(2**53)])
+def test_fractions_far_away_are_where_rounding_leaves_them(by: float, dtype: torch.dtype) -> None:
+    start = Positions(torch.arange(5, dtype=dtype)[None])
+    far = start.shift(by)
+    check_layout(far)
+    check_layout(far.shift(-by))
+    for query, key in ((start, far), (Positions.arange(5), far), (far, far)):
+        for tile in tiles(query.layout, key.layout, Visibility(), 1):
+            if tile.distance is not None:
+                r = key.coords[0] - query.coords[0, :, None]
+                expected = torch.arange(5) - torch.arange(5)[:, None] + tile.distance
+                assert torch.equal(
+                    r[tile.start : tile.stop, tile.first : tile.last].double(),
+                    expected[tile.start : tile.stop, tile.first : tile.last].double(),
+                )
+
+
 def test_tokens_that_no_spans_describe_are_unknown() -> None:
     order = torch.arange(400).flip(0)[None]
     scattered = Positions(torch.arange(400)[None], order=order)

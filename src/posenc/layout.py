@@ -22,6 +22,8 @@ PADDING = -1  # the document that no token belongs to
 # A layout of more spans than this share of its tokens would describe each token by itself: then nothing is known.
 SPANS_PER_TOKEN = 1 / 8
 FEW_SPANS = 16
+# Up to here a sum of two float32 numbers, of which one is whole, is not rounded to another whole number.
+EXACT = 2**22
 
 
 @dataclass(frozen=True)
@@ -110,16 +112,21 @@ class Layout:
         assert self.rows is not None
         return self.rows[0 if len(self.rows) == 1 else row]
 
-    def shifted(self, offset: Sequence[int | float] | int | float, factor: float | int = 1) -> Layout:
-        """The layout after every coordinate c has become factor c + offset."""
+    def shifted(self, offset: int, factor: int = 1) -> Layout:
+        """The layout after every coordinate c, a whole number, has become factor c + offset."""
         rows = None
         if self.rows is not None:
             rows = tuple(tuple(_shifted(span, offset, factor) for span in row) for row in self.rows)
         bounds = None
-        if self.bounds is not None and not isinstance(offset, Sequence):
+        if self.bounds is not None:
             ends = [factor * end + offset for end in self.bounds]
             bounds = (min(ends), max(ends))
         return Layout(self.tokens, rows, bounds)
+
+    def without_coords(self) -> Layout:
+        """The layout with coordinates unknown."""
+        rows = None if self.rows is None else tuple(tuple(replace(s, coords=None) for s in row) for row in self.rows)
+        return Layout(self.tokens, rows)
 
 
 def _bounds(
@@ -134,11 +141,8 @@ def _bounds(
     return min(ends), max(ends)
 
 
-def _shifted(span: Span, offset: Sequence[int | float] | int | float, factor: float | int) -> Span:
-    if span.coords is None:
-        return span
-    by = offset if isinstance(offset, Sequence) else (offset,) * len(span.coords)
-    coords = tuple(factor * c + o for c, o in zip(span.coords, by, strict=True))
+def _shifted(span: Span, offset: int, factor: int) -> Span:
+    coords = None if span.coords is None else tuple(factor * c + offset for c in span.coords)
     return replace(span, coords=coords, steps=tuple(factor * s for s in span.steps))
 
 
@@ -349,7 +353,9 @@ def _distance(q: Span, k: Span) -> int | None:
     """By how much p_j - p_i is more than j - i, where both have one coordinate that rises by one."""
     if q.coords is None or k.coords is None or (q.steps, k.steps) != ((1,), (1,)):
         return None
-    if isinstance(q.coords[0], float) or isinstance(k.coords[0], float):  # whose difference may be rounded
+    if isinstance(q.coords[0], float) or isinstance(k.coords[0], float):
+        if max(abs(c + n) for s, c in ((q, q.coords[0]), (k, k.coords[0])) for n in (0, s.stop - s.start)) > EXACT:
+            return None  # tensors would round what is exact here
         distance = Fraction(k.coords[0]) - Fraction(q.coords[0]) + q.start - k.start
         return int(distance) if distance.denominator == 1 else None
     return (k.coords[0] - k.start) - (q.coords[0] - q.start)

@@ -382,16 +382,20 @@ class Positions:
 
     def shift(self, offset: int | float) -> Positions:
         """Every coordinate moved by ``offset``; order and documents stay. A float makes whole coordinates float64."""
-        step = real("offset", offset)
-        coords = self.coords if not isinstance(step, float) or self.coords.is_floating_point() else self.coords.double()
-        return self._like(coords=coords + step, _layout=self._layout.shifted(step))
+        return self._transformed(1, real("offset", offset))
 
     def scale(self, factor: int | float) -> Positions:
         """Every coordinate times ``factor``: a text or a grid laid over a longer or a shorter one. Order and documents
         stay. A float makes whole coordinates float64."""
-        step = real("factor", factor)
-        coords = self.coords if not isinstance(step, float) or self.coords.is_floating_point() else self.coords.double()
-        return self._like(coords=coords * step, _layout=self._layout.shifted(0, step))
+        return self._transformed(real("factor", factor), 0)
+
+    def _transformed(self, factor: int | float, offset: int | float) -> Positions:
+        """Every coordinate c as factor c + offset."""
+        if isinstance(factor, float) or isinstance(offset, float) or self.coords.is_floating_point():
+            coords = self.coords if self.coords.is_floating_point() else self.coords.double()
+            # They may be rounded now, so they are read again.
+            return self._like(coords=coords * factor + offset, _layout=self._layout.without_coords(), _is_read=False)
+        return self._like(coords=self.coords * factor + offset, _layout=self._layout.shifted(offset, factor))
 
     def with_segment(self, segment: Int[Tensor, "rows tokens"]) -> Positions:
         """The same positions, with the segment of each token."""

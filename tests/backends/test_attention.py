@@ -27,7 +27,7 @@ from posenc import (
     Shaw,
     Sinusoidal,
 )
-from tests.awkward import TrialCoPE
+from tests.awkward import TrialCoPE, disentangled
 
 LAW = settings(deadline=None, derandomize=True, max_examples=25)
 BACKENDS = ["reference", "sdpa"]
@@ -838,3 +838,20 @@ def test_too_many_scores_are_not_held_at_once() -> None:
 def test_one_token_is_decoded_densely() -> None:
     q, k = torch.randn(1, HEADS, 1, HEAD_DIM), torch.randn(1, HEADS, LONG, HEAD_DIM)
     assert posenc.explain(q, k, k, ALiBi(HEADS), is_causal=True).backend == "sdpa"
+
+
+def test_distances_on_both_sides_of_a_gap_take_no_table() -> None:
+    """Of DeBERTa, for whose keys every distance needs an entry."""
+    scheme = disentangled(HEAD_DIM, HEADS)
+    near = Positions.arange(LONG)
+    positions = Positions.cat([near, Positions.arange(30, start=LONG).shift(2**40)])
+    q, k = torch.randn(1, HEADS, 30, HEAD_DIM), torch.randn(1, HEADS, LONG + 30, HEAD_DIM)
+    where = {"query_positions": positions[LONG:], "key_positions": positions}
+    with pytest.raises(ValueError, match="a term needs a table of all distances between the least and the greatest"):
+        posenc.attention(q, k, k, scheme, **where, backend="tiled")
+    taken = posenc.attention(q, k, k, scheme, **where)
+    torch.testing.assert_close(taken, posenc.attention(q, k, k, scheme, **where, backend="reference"))
+    close = Positions.cat([near, Positions.arange(30, start=LONG).shift(100)])
+    where = {"query_positions": close[LONG:], "key_positions": close}
+    taken = posenc.attention(q, k, k, scheme, **where, backend="tiled")
+    torch.testing.assert_close(taken, posenc.attention(q, k, k, scheme, **where, backend="reference"))

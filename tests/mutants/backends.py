@@ -124,7 +124,7 @@ TILES = (
         "a layout does not follow a shift",
         layout,
         "_shifted",
-        ("coords = tuple(factor * c + o for c, o in zip(span.coords, by, strict=True))", "coords = span.coords"),
+        ("tuple(factor * c + offset for c in span.coords)", "span.coords"),
         at("shaw", "other keys", "both"),
     ),
     Line(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posenc.backends.call import Backend, Call
 from posenc.backends.tile_operator import by_name, name_of
-from posenc.forms import Block, check, check_width, meets
+from posenc.forms import ENTRIES_PER_TOKEN, Block, check, check_width, meets
 from posenc.layout import Span, distances, flat, tiles
 from posenc.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Row
 
@@ -32,6 +32,8 @@ def _refuses(call: Call) -> str | None:
     needs_distance = any(getattr(piece, "distance", None) is not None for piece in (*call.pieces, *call.values))
     if needs_distance and not _has_distances(call):
         return "a term goes by distance, and coordinates are not known to rise by one with the tokens"
+    if needs_distance and _is_spread(call) and _learned(call, width_of(call)) is None:
+        return "a term needs a table of all distances between the least and the greatest, which lie too far apart"
     return None
 
 
@@ -92,6 +94,20 @@ def _has_distances(call: Call) -> bool:
         for row in layout.rows or ()
         for span in row
     )
+
+
+def _is_spread(call: Call) -> bool:
+    """Whether the distances of pairs reach over more than a table of them may hold, as on both sides of a gap."""
+    assert call.layouts is not None
+    query, key = call.layouts
+    if query.run is not None and key.run is not None:
+        return False  # of unbroken texts there are as many as tokens
+    most = ENTRIES_PER_TOKEN * (call.query.size(2) + call.key.size(2))
+    spread = [layout.bounds[1] - layout.bounds[0] for layout in (query, key) if layout.bounds is not None]
+    if len(spread) == 2 and sum(spread) < most:
+        return False
+    least, greatest = _reach(call)
+    return greatest - least >= most
 
 
 def width_of(call: Call) -> int | None:
