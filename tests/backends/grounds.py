@@ -12,7 +12,7 @@ from torch import Tensor
 
 import posenc
 from posenc import ALiBi, DistanceAware, Encoding, Positions, Relative1D, Relative2D, RoPE, Scheme, Shaw
-from posenc.backends import band, chunked, fused
+from posenc.backends import band, chunked, fused, pairwise
 from posenc.backends.attention import BACKENDS
 from posenc.pieces import Meeting
 from posenc.schemes.catalog import CATALOG, Entry, Shape
@@ -464,9 +464,10 @@ def small_blocks(patch: pytest.MonkeyPatch) -> None:
         (chunked, "SCORES", 1),
         (chunked, "ROWS", 24),
         (band, "ROWS", 16),
-        (band, "DISTANCES", 25),
+        (band, "KEYS", 25),
         (band, "SCORES", 1),
-        (band, "NARROW", 20),
+        (band, "NARROW", 6),
+        (pairwise, "PIECE", 2**10),
         (fused, "ROWS", 32),
         (fused, "TRIANGLE", 8),
         (fused, "NARROW", 4),

@@ -127,7 +127,7 @@ LONG = [
 
 @pytest.mark.parametrize(("name", "place", "way"), LONG)
 def test_so_it_is_over_blocks_of_their_real_size(name: str, place: str, way: str, device: torch.device) -> None:
-    it = case(name, place, max(fused.ROWS, band.DISTANCES) + 170, way, heads=2)
+    it = case(name, place, max(fused.ROWS, band.KEYS) + 170, way, heads=2)
     it = it if device.type == "cpu" else it.to(device)
     check_parity(it, {backend: refuses(backend, name, place, way) for backend in ("tiled", "chunked")})
 

@@ -1,18 +1,20 @@
 """Bands of pairs worked on one by one: whatever a score is made of, by distance, forward and backward.
 
-A band is some queries against the keys at distances low .. high from each, by index. Query and key products of a block
-of queries are laid out for all keys that any of them reaches, (queries, window); the band's scores are that matrix read
-along its diagonals, a view of strides (window + 1, 1) and of shape (queries, distances). So a bias by distance
-is a row,
-vectors by distance are met in one product, and a product over the band, zero elsewhere, is one over the window. Nothing
-is gathered.
+A band is some queries against the keys at distances low .. high from each, by index. A pair has a key and a distance,
+so there are two ways to lay out the pairs of a block of queries: a column for each key, where products with keys and
+values are plain matrix products; or a column for each distance, where a bias is a row and products with vectors by
+distance are plain. Either is a view of the other: in a matrix that is as many columns wider as there are rows less one,
+the pairs lie along diagonals, at strides (columns + 1, 1). Nothing is gathered.
+
+A narrow band is laid out by distance, since a block of its queries reaches over more keys than each of them does. A
+wide one is laid out by key, its queries in reverse order: then the distance grows along rows and columns alike.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,62 +22,12 @@ from torch.nn import functional as F
 
 from posenc.layout import Tile
 
-# Queries and distances of a block of a wide band, and the scores that may be worked on at once: products are then at
+# Queries and keys of a block of a wide band, and the scores that may be worked on at once: products are then at
 # their fastest, and everything that is done to a block finds it in the cache (measured: docs/log.md).
 ROWS = 128
-DISTANCES = 1025  # with the rows a window of 1152: products like round numbers
+KEYS = 1024
 SCORES = 2**20
 NARROW = 512  # bands of fewer distances are worked on in one go, many blocks of queries at once
-
-
-@dataclass
-class Lines:
-    """What the pairs of a call are given by distance; entry 0 is that of the distance ``lowest``.
-
-    ``bias`` (heads, distances); ``vectors`` (heads or 1, distances, width), met by ``meeting`` (batch, heads, queries,
-    width) or, where there is none, by the scaled query; ``key_vectors`` (heads or 1, distances, head_dim), met by the
-    scaled key; ``values`` (heads or 1, distances, value_dim); ``coefficients`` (any number, heads, distances) of the
-    function ``apply``, which comes first or, with ``is_last``, after everything that is added.
-    """
-
-    lowest: int
-    bias: Tensor | None = None
-    vectors: Tensor | None = None
-    meeting: Tensor | None = None
-    key_vectors: Tensor | None = None
-    values: Tensor | None = None
-    coefficients: Tensor | None = None
-    query_clock: Tensor | None = None
-    key_clock: Tensor | None = None
-    shift: Tensor | None = None  # added to the query where it meets the key, (heads, head_dim)
-    apply: Callable[..., Tensor] | None = None
-    is_last: bool = False
-    falls: bool = False  # the bias reaches so far down that weights would be denormal numbers
-
-    @property
-    def is_first(self) -> bool:
-        """Whether the function sees the bare score."""
-        return self.apply is not None and not self.is_last
-
-    def zeros(self) -> Lines:
-        """Of the same shape, to sum gradients in."""
-        zeros = [None if x is None else torch.zeros_like(x) for x in self.tensors]
-        return Lines(self.lowest, *zeros)  # type: ignore[arg-type]  # the first nine fields
-
-    @property
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        """All of them, in the order in which the operator takes them."""
-        return (
-            self.bias,
-            self.vectors,
-            self.meeting,
-            self.key_vectors,
-            self.values,
-            self.coefficients,
-            self.query_clock,
-            self.key_clock,
-            self.shift,
-        )
 
 
 class Work:
@@ -105,7 +57,11 @@ class Work:
 @dataclass
 class Band:
     """``blocks`` blocks of ``rows`` queries from ``start`` on, of some key heads and their ``groups`` of query heads,
-    against the keys at ``distances`` distances from j - i = ``low`` on. Its entries of the lines begin at ``entry``."""
+    against the keys at ``distances`` distances from j - i = ``low`` on. Its entries of the lines begin at ``entry``.
+
+    ``is_keyed``: its pairs, (batch, kv_heads, blocks, groups, rows, columns), have a column for each key. It is then
+    one block, whose last query comes first, and ``low`` the distance of the last query from the first key.
+    """
 
     tile: Tile
     kv_heads: slice
@@ -118,11 +74,14 @@ class Band:
     distances: int
     entry: int
     dtype: torch.dtype
+    is_keyed: bool = False
+    least: int = 0  # of a keyed band, the distances between which pairs are seen
+    most: int = 0
 
     @property
     def window(self) -> int:
         """The keys that a block of queries reaches over."""
-        return self.rows + self.distances - 1
+        return self.distances - self.rows + 1 if self.is_keyed else self.distances + self.rows - 1
 
     @property
     def heads(self) -> slice:
@@ -130,15 +89,17 @@ class Band:
         return slice(self.kv_heads.start * self.groups, self.kv_heads.stop * self.groups)
 
     @property
-    def line(self) -> slice:
-        """Its entries of the lines."""
-        return slice(self.entry, self.entry + self.distances)
-
-    @property
     def shape(self) -> tuple[int, int, int, int, int]:
         """Batch rows, key heads, blocks, groups, queries of a block."""
         batch, kv_heads = (s.stop - s.start for s in (self.tile.row, self.kv_heads))
         return batch, kv_heads, self.blocks, self.groups, self.rows
+
+    @property
+    def columns(self) -> int:
+        """Of its pairs."""
+        return self.window if self.is_keyed else self.distances
+
+    # -- queries ------------------------------------------------------------------------------------------------------
 
     def queries(self, x: Tensor, past: float = 0.0) -> Tensor:
         """The rows of (batch, heads, queries, ...), in the shape of the band, with ``past`` after the last."""
@@ -146,25 +107,78 @@ class Band:
         missing = self.blocks * self.rows - part.size(2)
         if missing:
             part = F.pad(part, (0,) * (2 * (x.dim() - 3)) + (0, missing), value=past)
+        part = part.flip(2) if self.is_keyed else part
         return part.unflatten(2, (self.blocks, self.rows)).unflatten(1, (-1, self.groups)).transpose(2, 3)
 
     def give(self, total: Tensor, x: Tensor) -> None:
         """Adds rows in the shape of the band to (batch, heads, queries, ...)."""
-        rows = self.unfold(x)
-        total[self.tile.row, self.heads, self.start : self.stop] += rows
+        total[self.tile.row, self.heads, self.start : self.stop] += self.unfold(x)
 
     def unfold(self, x: Tensor) -> Tensor:
         """From the shape of the band to (batch, heads, queries, ...)."""
-        return x.transpose(2, 3).flatten(3, 4).flatten(1, 2)[:, :, : self.stop - self.start]
+        rows = x.transpose(2, 3).flatten(3, 4).flatten(1, 2)[:, :, : self.stop - self.start]
+        return rows.flip(2) if self.is_keyed else rows
+
+    def of_each_query(self, x: Tensor) -> Tensor:
+        """Of (heads, width) the band's, to be added to its queries."""
+        return x[self.heads].unflatten(0, (-1, self.groups))[None, :, None, :, None]
+
+    # -- pairs --------------------------------------------------------------------------------------------------------
+
+    def diagonals(self, full: Tensor) -> Tensor:
+        """The pairs in (..., rows, columns + rows - 1), a view (..., rows, columns)."""
+        *leading, rows, column = full.stride()
+        assert (rows, column) == (full.size(-1), 1)
+        return full.as_strided(
+            (*full.shape[:-1], full.size(-1) - full.size(-2) + 1), (*leading, rows + 1, 1), full.storage_offset()
+        )
+
+    def _spread(self, work: Work, name: str, pairs: Tensor) -> Tensor:
+        """The inverse of `diagonals`, zeros elsewhere: only its own places are ever written to."""
+        full = work.zeros(name, *self.shape, self.columns + self.rows - 1)
+        self.diagonals(full).copy_(pairs)
+        return full
+
+    def by_key(self, work: Work, name: str, pairs: Tensor) -> Tensor:
+        """The pairs in a column for each key of a window, zeros elsewhere."""
+        return pairs if self.is_keyed else self._spread(work, name, pairs)
+
+    def by_distance(self, work: Work, name: str, pairs: Tensor) -> Tensor:
+        """The pairs in a column for each distance, zeros elsewhere."""
+        return self._spread(work, name, pairs) if self.is_keyed else pairs
+
+    def hide(self, scores: Tensor) -> None:
+        """Puts -inf where a pair is none: of no key, or not seen."""
+        if self.is_keyed:
+            r = torch.arange(self.low, self.low + self.distances, device=scores.device)
+            r = r.as_strided((self.rows, self.window), (1, 1))  # a view: no entry is written twice
+            seen = self.least - self.low, self.most - self.low - (self.rows - 1)  # columns with all of their pairs
+            if seen[0] > 0:
+                scores[..., : seen[0]].masked_fill_(r[:, : seen[0]] < self.least, -torch.inf)
+            if seen[1] < self.window - 1:
+                past = max(seen[1] + 1, 0)
+                scores[..., past:].masked_fill_(r[:, past:] > self.most, -torch.inf)
+            return
+        first, last = self.span
+        if first >= self.tile.first and last <= self.tile.last:
+            return
+        query = torch.arange(self.start, self.start + self.blocks * self.rows, device=scores.device)
+        key = query[:, None] + self.low + torch.arange(self.distances, device=scores.device)
+        outside = (key < self.tile.first) | (key >= self.tile.last)
+        scores.masked_fill_(outside.unflatten(0, (self.blocks, self.rows))[:, None], -torch.inf)
+
+    # -- keys ---------------------------------------------------------------------------------------------------------
 
     @property
     def span(self) -> tuple[int, int]:
         """The keys that all windows reach over, which may lie before the first and past the last of the tile."""
+        if self.is_keyed:
+            return self.low + self.stop - 1, self.low + self.stop - 1 + self.window
         first = self.start + self.low
         return first, first + self.blocks * self.rows + self.distances - 1
 
     @property
-    def columns(self) -> slice:
+    def inside(self) -> slice:
         """Of a lone block the columns of its window that have keys; of several all, since theirs are filled up."""
         if self.blocks > 1:
             return slice(0, self.window)
@@ -173,7 +187,7 @@ class Band:
 
     def windows(self, x: Tensor, fill: bool = False) -> Tensor:
         """The keys of each block, (batch, kv_heads, blocks, window, ...), with zeros where there are none; of a lone
-        block those of its ``columns`` alone, unless they are to be filled up."""
+        block those ``inside`` alone, unless they are to be filled up."""
         first, last = self.span
         low, high = max(first, self.tile.first), min(last, self.tile.last)
         inside = x[self.tile.row, self.kv_heads, low : max(low, high)].to(self.dtype)
@@ -188,7 +202,7 @@ class Band:
         return inside.unfold(2, self.window, self.rows).movedim(-1, 3)
 
     def give_windows(self, total: Tensor, x: Tensor) -> None:
-        """Adds the gradients of windows, whole or of their columns alone, to those of the keys."""
+        """Adds the gradients of windows, whole or ``inside`` alone, to those of the keys."""
         first, last = self.span
         low, high = max(first, self.tile.first), min(last, self.tile.last)
         if self.blocks == 1:
@@ -203,74 +217,108 @@ class Band:
         if low < high:
             total[self.tile.row, self.kv_heads, low:high] += over[:, :, low - first : high - first]
 
-    def products(self, work: Work, left: Tensor, right: Tensor) -> Tensor:
-        """left . right of every query and key of a window, (batch, kv_heads, blocks, groups, rows, window). The next
-        products take their place."""
+    def meet_keys(self, work: Work, name: str, left: Tensor, keys: Tensor, plus: Tensor | None = None) -> Tensor:
+        """left . key of every pair, side by side, and ``plus``."""
         batch, kv_heads, blocks, groups, rows = self.shape
-        full = work("products", batch * kv_heads * blocks, groups * rows, self.window)
-        columns = self.columns
-        full[..., : columns.start] = 0.0
-        full[..., columns.stop :] = 0.0
-        right = right.reshape(full.size(0), columns.stop - columns.start, -1)
-        torch.bmm(left.reshape(*full.shape[:2], -1), right.mT, out=full[..., columns])
-        return full.view(*self.shape, self.window)
+        full = work(name if self.is_keyed else "products", batch * kv_heads * blocks, groups * rows, self.window)
+        inside = self.inside
+        full[..., : inside.start] = 0.0
+        full[..., inside.stop :] = 0.0
+        keys = keys.reshape(full.size(0), inside.stop - inside.start, -1)
+        torch.bmm(left.reshape(*full.shape[:2], -1), keys.mT, out=full[..., inside])
+        full = full.view(*self.shape, self.window)
+        if self.is_keyed:
+            return full if plus is None else full.add_(plus)
+        found = work(name, *self.shape, self.distances)
+        view = self.diagonals(full)
+        return found.copy_(view) if plus is None else torch.add(view, plus, out=found)
 
-    def diagonals(self, full: Tensor) -> Tensor:
-        """The band of (..., rows, window), one column a distance, as a view (..., rows, distances)."""
-        *leading, rows, window = full.stride()
-        assert (rows, window) == (self.window, 1)
-        return full.as_strided(
-            (*full.shape[:-1], self.distances), (*leading, self.window + 1, 1), full.storage_offset()
-        )
-
-    def spread(self, work: Work, name: str, band: Tensor) -> Tensor:
-        """The band of scores laid out over the windows, zeros elsewhere: only its own places are ever written to."""
-        full = work.zeros(name, *self.shape, self.window)
-        self.diagonals(full).copy_(band)
-        return full
-
-    def over_keys(self, full: Tensor, right: Tensor) -> Tensor:
-        """The sum over a window of full times right, (..., rows, dim)."""
-        flat = full.flatten(0, 2).flatten(1, 2)[..., self.columns]
+    def over_keys(self, by_key: Tensor, right: Tensor) -> Tensor:
+        """The sum over a window of each pair's number times its key's, (..., rows, dim)."""
+        flat = by_key.flatten(0, 2).flatten(1, 2)[..., self.inside]
         return torch.bmm(flat, right.reshape(flat.size(0), flat.size(2), -1)).view(*self.shape, -1)
 
-    def over_queries(self, full: Tensor, left: Tensor) -> Tensor:
-        """The sum over queries of full times left, (batch, kv_heads, blocks, columns of the window, dim)."""
-        flat = full.flatten(0, 2).flatten(1, 2)[..., self.columns]
+    def over_queries(self, by_key: Tensor, left: Tensor) -> Tensor:
+        """The sum over queries of each pair's number times its query's, (batch, kv_heads, blocks, keys, dim)."""
+        flat = by_key.flatten(0, 2).flatten(1, 2)[..., self.inside]
         return torch.bmm(flat.mT, left.reshape(*flat.shape[:2], -1)).view(*self.shape[:3], flat.size(2), -1)
 
-    def per_head(self, line: Tensor) -> Tensor:
-        """Of (heads or 1, distances, ...) the band's entries, (1, kv_heads or 1, 1, groups or 1, 1, distances, ...)."""
-        line = line[:, self.line] if line.size(0) == 1 else line[self.heads, self.line]
-        split = (1, 1) if line.size(0) == 1 else (-1, self.groups)
-        return line.unflatten(0, split)[None, :, None, :, None]
+    def of_keys(self, x: Tensor) -> Tensor:
+        """Of a number for each key and head, (batch, heads, keys), that of every pair, a view."""
+        by_group = [self.windows(x.unflatten(1, (-1, self.groups))[:, :, g], fill=True) for g in range(self.groups)]
+        found = torch.stack(by_group, 3)[..., None, :].contiguous()
+        if self.is_keyed:
+            return found
+        return found.as_strided((*self.shape, self.distances), (*found.stride()[:4], 1, 1), found.storage_offset())
 
-    def each(self, line: Tensor) -> Tensor:
-        """The same for every head, block and row of the batch, (all, distances, width)."""
-        entries = self.per_head(line)[:, :, :, :, 0]
-        batch, kv_heads, blocks, groups, _ = self.shape
-        return entries.expand(batch, kv_heads, blocks, groups, -1, -1).reshape(-1, *entries.shape[-2:])
+    # -- lines --------------------------------------------------------------------------------------------------------
 
-    def gather_each(self, total: Tensor, x: Tensor) -> None:
-        """Adds (all, distances, width) to (heads or 1, distances, width)."""
-        per_head = x.unflatten(0, self.shape[:4]).sum((0, 2)).flatten(0, 1)
+    def _entries(self, table: Tensor) -> tuple[slice, int, int]:
+        """Which entries of a table these are, and how many before it and past it."""
+        stop = self.entry + self.distances
+        here = slice(max(self.entry, 0), min(stop, table.size(1)))
+        return here, here.start - self.entry, stop - here.stop
+
+    def of_line(self, table: Tensor) -> Tensor:
+        """Of (heads or 1, distances) the number of every pair, a view (1, kv_heads or 1, 1, groups or 1, rows or 1,
+        columns); 0 past the ends of the table, where nothing is seen."""
+        here, front, back = self._entries(table)
+        line = table[:, here] if table.size(0) == 1 else table[self.heads, here]
+        line = F.pad(line, (front, back)) if front or back else line
+        line = line.unflatten(0, (1, 1) if line.size(0) == 1 else (-1, self.groups))[None, :, None, :, None]
+        if not self.is_keyed:
+            return line
+        return line.as_strided(
+            (*line.shape[:4], self.rows, self.window), (*line.stride()[:4], 1, 1), line.storage_offset()
+        )
+
+    def give_line(self, total: Tensor, x: Tensor) -> None:
+        """Adds (heads, distances) to (heads, distances)."""
+        here, front, back = self._entries(total)
+        total[self.heads, here] += x[:, front : self.distances - back]
+
+    def give_of_line(self, total: Tensor, x: Tensor, kv_head: int, row: int) -> None:
+        """Adds the gradient of what `of_line` gave to some rows from ``row`` on, of one of its key heads."""
+        x = x[0, 0, 0]
+        place = replace(self, kv_heads=slice(self.kv_heads.start + kv_head, self.kv_heads.start + kv_head + 1))
+        if self.is_keyed:  # each row a place further to the right than the one before it, by padding rows and cutting
+            rows, columns = x.shape[-2:]
+            x = F.pad(x, (0, rows)).flatten(-2)[..., :-rows].unflatten(-1, (rows, -1))
+            place = replace(place, entry=self.entry + row, distances=columns + rows - 1)
+        place.give_line(total, x.sum(-2))
+
+    def _each(self, table: Tensor) -> tuple[Tensor, slice]:
+        """Vectors by distance for every head, block and row of the batch, (all, entries, width), and the columns that
+        these entries have of the band's distances."""
+        here, front, back = self._entries(table)
+        line = table[:, here] if table.size(0) == 1 else table[self.heads, here]
+        line = line.unflatten(0, (1, 1) if line.size(0) == 1 else (-1, self.groups))[None, :, None]
+        return line.expand(*self.shape[:4], -1, -1).reshape(-1, *line.shape[-2:]), slice(front, self.distances - back)
+
+    def meet_line(self, work: Work, left: Tensor, table: Tensor) -> Tensor:
+        """left . vector by distance of every pair, a view."""
+        line, columns = self._each(table)
+        met = work("met", line.size(0), self.rows, self.distances)
+        met[..., : columns.start] = 0.0
+        met[..., columns.stop :] = 0.0
+        torch.bmm(left.flatten(0, 3), line.mT, out=met[..., columns])
+        met = met.view(*self.shape, -1)
+        return self.diagonals(met) if self.is_keyed else met
+
+    def over_line(self, by_distance: Tensor, table: Tensor) -> Tensor:
+        """The sum over distances of each pair's number times its vector, (..., rows, width)."""
+        line, columns = self._each(table)
+        return torch.bmm(by_distance.flatten(0, 3)[..., columns], line).view(*self.shape, -1)
+
+    def give_vectors(self, total: Tensor, by_distance: Tensor, left: Tensor) -> None:
+        """Adds the sum over queries of each pair's number times its query's row to (heads or 1, distances, width)."""
+        here, front, back = self._entries(total)
+        pairs = by_distance.flatten(0, 3)[..., front : self.distances - back]
+        x = torch.bmm(pairs.mT, left.flatten(0, 3)).unflatten(0, self.shape[:4]).sum((0, 2)).flatten(0, 1)
         if total.size(0) == 1:
-            total[:, self.line] += per_head.sum(0, keepdim=True)
+            total[:, here] += x.sum(0, keepdim=True)
         else:
-            total[self.heads, self.line] += per_head
-
-    def of_each_query(self, x: Tensor) -> Tensor:
-        """Of (heads, width) the band's, to be added to its queries."""
-        return x[self.heads].unflatten(0, (-1, self.groups))[None, :, None, :, None]
-
-    def outside(self, device: torch.device) -> Tensor | None:
-        """Which pairs have no key, (blocks, 1, rows, distances), or None."""
-        first, last = self.span
-        if first >= self.tile.first and last <= self.tile.last:
-            return None
-        query = torch.arange(self.start, self.start + self.blocks * self.rows, device=device)
-        key = query[:, None] + self.low + torch.arange(self.distances, device=device)
-        return ((key < self.tile.first) | (key >= self.tile.last)).unflatten(0, (self.blocks, self.rows))[:, None]
+            total[self.heads, here] += x
 
 
 def bands(
@@ -287,10 +335,6 @@ def bands(
     batch, kv_heads = tile.row.stop - tile.row.start, key.size(1)
     groups = query.size(1) // kv_heads
     start, stop = max(tile.start, tile.first - high), min(tile.stop, tile.last - low)
-
-    def some(kv: slice, a: int, b: int, rows: int, blocks: int, least: int, count: int) -> Band:
-        return Band(tile, kv, groups, a, b, rows, blocks, least, count, entry + least, dtype)
-
     if high - low < NARROW:
         count = high - low + 1
         rows = max(64, 1 << (count - 2).bit_length() if count > 1 else 1)
@@ -300,13 +344,16 @@ def bands(
         at_once = max(1, SCORES // (batch * query.size(1) * rows * (rows + count - 1)))
         for a in range(start, stop, rows * at_once):
             b = min(a + rows * at_once, stop)
-            yield some(slice(0, kv_heads), a, b, rows, -(-(b - a) // rows), low, count)
+            blocks, every = -(-(b - a) // rows), slice(0, kv_heads)
+            yield Band(tile, every, groups, a, b, rows, blocks, low, count, entry + low, dtype)
         return
-    at_once = max(1, SCORES // (ROWS * (DISTANCES - 1) * batch * groups))
+    at_once = max(1, SCORES // (ROWS * KEYS * batch * groups))
     for a in reversed(range(start, stop, ROWS)):
         b = min(a + ROWS, stop)
-        least, most = max(low, tile.first - (b - 1)), min(high, tile.last - 1 - a)
+        first, last = max(tile.first, a + low), min(tile.last, b + high)
         for h in range(0, kv_heads, at_once):
-            for top in range(most, least - 1, -DISTANCES):
-                bottom = max(least, top - DISTANCES + 1)
-                yield some(slice(h, min(h + at_once, kv_heads)), a, b, b - a, 1, bottom, top - bottom + 1)
+            some = slice(h, min(h + at_once, kv_heads))
+            for k in range(first, last, KEYS):
+                lowest, reached = k - (b - 1), min(KEYS, last - k) + b - a - 1
+                place = (lowest, reached, entry + lowest, dtype)
+                yield Band(tile, some, groups, a, b, b - a, 1, *place, is_keyed=True, least=low, most=high)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.backends import band, fused
+from posenc.backends.lines import Lines
 from posenc.layout import Tile, Visibility, tiles, unflat
 
 CHANNELS = 16  # what a row of channels is padded by, to stay aligned
@@ -235,7 +236,7 @@ def near(plan: Plan, query: Tensor, key: Tensor, dtype: torch.dtype) -> Iterator
             yield from band.bands(tile, low, high, (tile.distance or 0) - plan.lowest, query, key, dtype)
 
 
-def constant_of(query: Tensor, lines: band.Lines, slopes: Tensor | None, plan: Plan, scale: float) -> Tensor | None:
+def constant_of(query: Tensor, lines: Lines, slopes: Tensor | None, plan: Plan, scale: float) -> Tensor | None:
     """What every key far to the right adds to its row's scores besides the slope, (batch, heads, queries)."""
     if plan.width is None or (lines.bias is None and lines.vectors is None):
         return None
@@ -265,8 +266,8 @@ def far_backward(
     value: Tensor,
     out: Tensor,
     lse: Tensor,
-    lines: band.Lines,
-    d_lines: band.Lines,
+    lines: Lines,
+    d_lines: Lines,
     slopes: Tensor | None,
     constant: Tensor | None,
     right: Tensor,
@@ -322,8 +323,8 @@ def right_backward(
     query: Tensor,
     lse: Tensor,
     delta: Tensor,
-    lines: band.Lines,
-    d_lines: band.Lines,
+    lines: Lines,
+    d_lines: Lines,
     right: Tensor,
     right_lse: Tensor,
     dq: Tensor,

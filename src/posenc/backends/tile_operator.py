@@ -27,6 +27,7 @@ from torch.nn import functional as F
 
 from posenc.backends import band, fused, pairwise
 from posenc.backends.far import constant_of, far_backward, near, padded_to, planned, regions, right_backward
+from posenc.backends.lines import Lines
 
 # custom_op reads annotations as types: no `from __future__ import annotations` here, which makes them strings.
 
@@ -71,7 +72,7 @@ def _tiled(
     dtype = torch.promote_types(query.dtype, torch.float32)
     tables = (bias, vectors, meeting, key_vectors, values, coefficients, query_clock, key_clock, shift)
     falls = bias is not None and bool(bias.amin() < pairwise.FAINT / 2)
-    lines = band.Lines(plan.lowest, *tables, apply=plan.apply, is_last=plan.is_last, falls=falls)
+    lines = Lines(plan.lowest, *tables, apply=plan.apply, is_last=plan.is_last, falls=falls)
     out = value.new_zeros((*query.shape[:3], value.size(-1)), dtype=dtype)
     lse = query.new_full(query.shape[:3], -torch.inf, dtype=dtype)
     right, right_lse = out.new_empty(0), lse.new_empty(0)
@@ -145,7 +146,7 @@ def _tiled_backward(
     dtype = lse.dtype
     tables = (bias, vectors, meeting, key_vectors, values, coefficients, query_clock, key_clock, shift)
     falls = bias is not None and bool(bias.amin() < pairwise.FAINT / 2)
-    lines = band.Lines(plan.lowest, *tables, apply=plan.apply, is_last=plan.is_last, falls=falls)
+    lines = Lines(plan.lowest, *tables, apply=plan.apply, is_last=plan.is_last, falls=falls)
     d_lines = lines.zeros()
     dq, dk, dv = (x.new_zeros(x.shape, dtype=dtype) for x in (query, key, value))
     whole = exact if exact.numel() else out
