@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posenc import PositionError, Positions
-from posenc.layout import Visibility
 from posenc.positions import PADDING
+from posenc.tiles import Visibility
 from posenc.visibility import check_index, same_run, table_index, visible
 
 LAW = settings(deadline=None, derandomize=True, max_examples=150)

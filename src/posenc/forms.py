@@ -13,9 +13,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from posenc.encoding import NOTHING, Features
-from posenc.layout import Visibility
 from posenc.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Piece, Row, Value
 from posenc.positions import Positions
+from posenc.tiles import Visibility
 from posenc.visibility import check_reach, visible
 
 ScoreFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]

@@ -7,8 +7,8 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from posenc import compat
-from posenc.layout import Visibility, distances, tiles
 from posenc.positions import PADDING, PositionError, Positions
+from posenc.tiles import Visibility, distances, tiles
 
 
 def visible(

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 import posenc
 from posenc import ALiBi, Positions
-from posenc.layout import Visibility
 from posenc.schemes.catalog import CATALOG, Shape
+from posenc.tiles import Visibility
 from posenc.visibility import visible
 from tests.backends.grounds import (
     FAST,

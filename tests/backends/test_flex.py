@@ -15,8 +15,8 @@ from posenc.backends.attention import _bound, _call
 from posenc.backends.call import Backend, Call
 from posenc.backends.flex import FLEX, _block_mask
 from posenc.backends.reference import REFERENCE
-from posenc.layout import Visibility
 from posenc.schemes.catalog import Shape
+from posenc.tiles import Visibility
 from posenc.visibility import visible
 from tests.awkward import TrialCoPE, interpolated
 from tests.backends.grounds import ATTENDING, KINDS, ROWS, VALUES, same

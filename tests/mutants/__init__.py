@@ -20,10 +20,10 @@ from torch import Tensor
 from posenc import Positions, Scheme
 from posenc.encoding import Context
 from posenc.forms import Block, ScoreFunction, dense
-from posenc.layout import Visibility
 from posenc.pieces import Row
 from posenc.schemes.catalog import entries_of
 from posenc.schemes.entry import Shape
+from posenc.tiles import Visibility
 from tests.cases import CASES
 from tests.schemes import test_against_oracles
 

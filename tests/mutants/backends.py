@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from posenc import layout, positions
+from posenc import layout, positions, tiles
 from posenc.backends import band, choice, chunked, far, fused, pairwise, sdpa, tile_operator, tiled
 from posenc.backends.call import Backend
 from tests.backends import test_parity
@@ -73,42 +73,42 @@ TILES = (
     ),
     Line(
         "tokens of one order are taken for text",
-        layout,
+        tiles,
         "_tile",
         ("if q.order_step == k.order_step == 1:", "if True:"),
         at("nope", "a prefix", "causal"),
     ),
     Line(
         "the diagonal is counted from the start of the row, not of the span",
-        layout,
+        tiles,
         "_tile",
         ("(q.order - q.start) - (k.order - k.start)", "q.order - k.order"),
         at("nope", "packed, other keys", "causal"),
     ),
     Line(
         "causality compares coordinates in tiles",
-        layout,
+        tiles,
         "_tile",
         ("(q.order - q.start) - (k.order - k.start)", "(q.coords[0] - q.start) - (k.coords[0] - k.start)"),
         at("nope", "other keys", "causal"),
     ),
     Line(
         "a window is one key too wide",
-        layout,
+        tiles,
         "_tile",
         ("low = None if least is None else least + level", "low = None if least is None else least + level - 1"),
         at("nope", "text", "a window"),
     ),
     Line(
         "a window reaches a key further than asked to the right",
-        layout,
+        tiles,
         "_tile",
         ("high = None if most is None else most + level", "high = None if most is None else most + 1 + level"),
         at("nope", "text", "a window"),
     ),
     Line(
         "distances are counted from the start of the row, not of the span",
-        layout,
+        tiles,
         "_distance",
         ("- (q.coords[0] - q.start)", "- q.coords[0]"),
         at("shaw", "packed", "both"),

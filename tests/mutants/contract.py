@@ -6,13 +6,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from posenc import Encoding, Positions, layout, positions
+from posenc import Encoding, Positions, layout, positions, tiles
 from posenc.backends import attention, call, choice, reference, sdpa
 from posenc.backends.call import Backend, Call
 from posenc.encoding import Context
-from posenc.layout import Layout, Span, Tile, Visibility
+from posenc.layout import Layout, Span
 from posenc.positions import PADDING
 from posenc.scheme import Composition
+from posenc.tiles import Tile, Visibility
 from tests import test_encoding, test_layout, test_positions
 from tests.backends import test_attention
 from tests.mutants import Mutant, oracles
@@ -83,7 +84,7 @@ def one_key_too_few(row: slice, q: Span, k: Span, visibility: Visibility) -> Til
     return TILE(row, q, k, replace(visibility, left=None if left is None else max(left - 1, 0)))
 
 
-TILE = layout._tile
+TILE = tiles._tile
 
 
 # --- encodings ------------------------------------------------------------------------------------------------------
@@ -206,14 +207,14 @@ MUTANTS = (
     ),
     Mutant(
         "tokens of equal order are tiled as if it rose",
-        layout,
+        tiles,
         "_tile",
         order_of_the_index,
         test_layout.test_tiles_are_the_pairs_that_are_seen_each_once,
     ),
     Mutant(
         "a window is a key too narrow",
-        layout,
+        tiles,
         "_tile",
         one_key_too_few,
         test_layout.test_tiles_are_the_pairs_that_are_seen_each_once,

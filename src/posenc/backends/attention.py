@@ -20,10 +20,10 @@ from posenc.backends.choice import Explanation
 from posenc.backends.reference import dense_logits
 from posenc.encoding import Context, Encoding
 from posenc.forms import added, check
-from posenc.layout import Visibility, distances, tiles
 from posenc.pieces import Bias, Fold, adds
 from posenc.positions import Positions
 from posenc.scheme import Scheme, Window, check_window, is_scheme
+from posenc.tiles import Visibility, distances, tiles
 
 
 def attention(

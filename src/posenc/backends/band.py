@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.layout import Tile
+from posenc.tiles import Tile
 
 # Queries and keys of a block of a wide band, and the scores that may be worked on at once: products are then at
 # their fastest, and everything that is done to a block finds it in the cache (measured: docs/log.md).

@@ -14,9 +14,10 @@ from torch import Tensor
 from posenc import compat
 from posenc.encoding import NOTHING, Features
 from posenc.forms import Block
-from posenc.layout import Layout, Visibility
+from posenc.layout import Layout
 from posenc.pieces import Fold, Piece, Value
 from posenc.positions import Positions
+from posenc.tiles import Visibility
 from posenc.visibility import visible
 
 # Fewer queries than this are over before anything clever has begun (measured on a CPU: docs/log.md).

@@ -14,7 +14,7 @@ from posenc.backends.flex import FLEX
 from posenc.backends.reference import REFERENCE
 from posenc.backends.sdpa import SDPA, is_plain
 from posenc.backends.tiled import TILED, width_of
-from posenc.layout import tiles
+from posenc.tiles import tiles
 
 BACKENDS: tuple[Backend, ...] = (SDPA, TILED, FLEX, CHUNKED, REFERENCE)
 

@@ -14,9 +14,9 @@ from posenc.backends.call import Backend, Call
 from posenc.backends.reference import REFERENCE
 from posenc.backends.sdpa import SDPA
 from posenc.forms import check
-from posenc.layout import tiles
 from posenc.pieces import Row
 from posenc.positions import PADDING
+from posenc.tiles import tiles
 
 # Scores held at once, of all batch rows and heads: 16 MB in float32. And the fewest queries of a block, which would
 # otherwise be too thin for the products.

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 from posenc.backends import band, fused
 from posenc.backends.lines import Lines
-from posenc.layout import Tile, Visibility, tiles, unflat
+from posenc.layout import unflat
+from posenc.tiles import Tile, Visibility, tiles
 
 CHANNELS = 16  # what a row of channels is padded by, to stay aligned
 NEVER = 2**62  # a horizon that no key lies beyond

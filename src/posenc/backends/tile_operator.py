@@ -1,4 +1,4 @@
-"""Attention tile by tile, forward and backward in memory that grows with the length: what `layout.tiles` gives, run by
+"""Attention tile by tile, forward and backward in memory that grows with the length: what `tiles` gives, run by
 the CPU's fused kernel where a score is straight in the distance, and by `band.py` where it is not.
 
 Let every term of a call be constant, or a straight line, from distance W on, to either side. The pairs with |r| < W

@@ -11,8 +11,9 @@ from torch import Tensor
 from posenc.backends.call import Backend, Call
 from posenc.backends.tile_operator import by_name, name_of
 from posenc.forms import ENTRIES_PER_TOKEN, Block, check, check_width, meets
-from posenc.layout import Span, distances, flat, tiles
+from posenc.layout import Span, flat
 from posenc.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Row
+from posenc.tiles import distances, tiles
 
 
 def _refuses(call: Call) -> str | None:

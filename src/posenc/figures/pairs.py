@@ -20,7 +20,6 @@ from posenc.arguments import check_flag, number, shown, whole
 from posenc.figures import panels
 from posenc.figures.panels import Named, Schemes
 from posenc.forms import Block, dense
-from posenc.layout import Visibility
 from posenc.pieces import Row, adds
 from posenc.positions import Positions
 from posenc.scheme import Scheme
@@ -28,6 +27,7 @@ from posenc.schemes.alibi import ALiBi
 from posenc.schemes.distance_aware import DistanceAware
 from posenc.schemes.entry import Shape
 from posenc.schemes.shaw import Shaw
+from posenc.tiles import Visibility
 from posenc.visibility import visible
 from posenc.workbench import style
 

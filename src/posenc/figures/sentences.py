@@ -14,12 +14,12 @@ from posenc.arguments import check_type, shown, whole
 from posenc.figures import panels
 from posenc.figures.panels import Schemes
 from posenc.forms import Block, bucket
-from posenc.layout import Visibility
 from posenc.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Shape
 from posenc.schemes.shaw import Shaw
 from posenc.schemes.transformer_xl import TransformerXL
+from posenc.tiles import Visibility
 from posenc.visibility import visible
 from posenc.workbench import style
 

@@ -1,0 +1,131 @@
+"""The tiles of attention: which pairs of tokens may see one another, told from two layouts and a visibility.
+
+A tile is a pair of spans that may see one another, with the constants by which key index and query index differ.
+Backends take their work from tiles, so packing, padding, gaps, windows, caches and shards are all run by the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from posenc.layout import Layout, Span
+
+# Up to here a sum of two float32 numbers, of which one is whole, is not rounded to another whole number.
+EXACT = 2**22
+
+
+@dataclass(frozen=True)
+class Visibility:
+    """Which orders a query sees: none above its own if causal, and none outside a window around it.
+
+    ``left`` and ``right`` are how many places back and forth it sees; None: all.
+    """
+
+    is_causal: bool = False
+    left: int | None = None
+    right: int | None = None
+
+    @property
+    def furthest(self) -> int | None:
+        """The highest difference of order, key less query, that is seen."""
+        if self.is_causal:
+            return 0 if self.right is None else min(0, self.right)
+        return self.right
+
+    @property
+    def sees_everything(self) -> bool:
+        """Whether order hides nothing."""
+        return not self.is_causal and self.left is None and self.right is None
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Queries ``start`` to ``stop`` against keys ``first`` to ``last`` of some rows of the batch.
+
+    A query i sees a key j where low <= j - i <= high; None: wherever they are. The distance of their coordinates, along
+    the one axis, is j - i + ``distance``; None: not known.
+    """
+
+    row: slice
+    start: int
+    stop: int
+    first: int
+    last: int
+    low: int | None
+    high: int | None
+    distance: int | None
+
+
+def tiles(query: Layout, key: Layout, visibility: Visibility, rows: int) -> Iterator[Tile]:
+    """All tiles of a batch of ``rows`` rows, row by row and query span by query span."""
+    assert query.rows is not None
+    assert key.rows is not None
+    if len(query.rows) == 1 and len(key.rows) == 1:
+        groups = [(slice(0, rows), query.rows[0], key.rows[0])]
+    else:
+        groups = [(slice(row, row + 1), query.of_row(row), key.of_row(row)) for row in range(rows)]
+    for row, queries, keys in groups:
+        for q in queries:
+            for k in keys:
+                if q.document == k.document:
+                    tile = _tile(row, q, k, visibility)
+                    if tile is not None:
+                        yield tile
+
+
+def _tile(row: slice, q: Span, k: Span, visibility: Visibility) -> Tile | None:
+    least = None if visibility.left is None else -visibility.left
+    most = visibility.furthest
+    start, stop, first, last = q.start, q.stop, k.start, k.stop
+    low: int | None = None
+    high: int | None = None
+    if q.order_step == k.order_step == 1:
+        level = (q.order - q.start) - (k.order - k.start)  # the j - i at which orders are equal
+        low = None if least is None else least + level
+        high = None if most is None else most + level
+    elif q.order_step == k.order_step == 0:
+        apart = k.order - q.order
+        if (least is not None and apart < least) or (most is not None and apart > most):
+            return None
+    elif k.order_step == 0:  # which queries see the keys at all
+        start = start if most is None else max(start, q.start + k.order - most - q.order)
+        stop = stop if least is None else min(stop, q.start + k.order - least - q.order + 1)
+    else:  # which keys the queries see at all
+        first = first if least is None else max(first, k.start + q.order + least - k.order)
+        last = last if most is None else min(last, k.start + q.order + most - k.order + 1)
+    if high is not None:
+        start, last = max(start, first - high), min(last, stop - 1 + high + 1)
+    if low is not None:
+        stop, first = min(stop, last - 1 - low + 1), max(first, start + low)
+    if start >= stop or first >= last:
+        return None
+    low = None if low is None or first - (stop - 1) >= low else low
+    high = None if high is None or last - 1 - start <= high else high
+    return Tile(row, start, stop, first, last, low, high, _distance(q, k))
+
+
+def _distance(q: Span, k: Span) -> int | None:
+    """By how much p_j - p_i is more than j - i, where both have one coordinate that rises by one."""
+    if q.coords is None or k.coords is None or (q.steps, k.steps) != ((1,), (1,)):
+        return None
+    if isinstance(q.coords[0], float) or isinstance(k.coords[0], float):
+        if max(abs(c + n) for s, c in ((q, q.coords[0]), (k, k.coords[0])) for n in (0, s.stop - s.start)) > EXACT:
+            return None  # tensors would round what is exact here
+        distance = Fraction(k.coords[0]) - Fraction(q.coords[0]) + q.start - k.start
+        return int(distance) if distance.denominator == 1 else None
+    return (k.coords[0] - k.start) - (q.coords[0] - q.start)
+
+
+def distances(seen: Sequence[Tile]) -> tuple[int, int] | None:
+    """The least and the greatest distance of coordinates that any tile reaches over; None where one is not known."""
+    ends = []
+    for tile in seen:
+        if tile.distance is None:
+            return None
+        least, most = tile.first - (tile.stop - 1), tile.last - 1 - tile.start
+        least = least if tile.low is None else max(least, tile.low)
+        most = most if tile.high is None else min(most, tile.high)
+        ends.append((least + tile.distance, most + tile.distance))
+    return (min(low for low, _ in ends), max(high for _, high in ends)) if ends else (0, 0)
