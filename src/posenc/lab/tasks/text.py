@@ -1,7 +1,7 @@
 """Text: the next byte, in bits per byte, at lengths that the models were and were not trained on."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal, cast
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -44,16 +44,7 @@ class Text(Task):
 
     def model(self, config: CompareConfig, scheme: str, position: Scheme) -> nn.Module:
         """A decoder of bytes."""
-        return Decoder(
-            256,
-            config.dim,
-            config.layers,
-            config.heads,
-            config.kv_heads,
-            position=position,
-            inject=cast(Literal["input", "every_layer"], config.inject),
-            per_layer=config.per_layer,
-        )
+        return Decoder(256, **self.sizes(config, position))
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         """Cross-entropy of every byte after the first."""
