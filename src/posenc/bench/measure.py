@@ -66,21 +66,6 @@ def ratios(seconds: Sequence[float], baseline: Sequence[float]) -> Spread:
     return spread([mine / its for mine, its in zip(seconds, baseline, strict=True)])
 
 
-def clock_of(device: torch.device) -> Clock:
-    """A clock that waits for what a GPU was given to do, before and after the call."""
-
-    def seconds(work: Work) -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        begin = time.perf_counter()
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter() - begin
-
-    return seconds
-
-
 def race(
     makes: Mapping[str, Make], *, rounds: int, budget: float, clock: Clock, memory: torch.device | None = None
 ) -> dict[str, Any]:

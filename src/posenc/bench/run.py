@@ -17,12 +17,11 @@ from posenc.arguments import check_name, check_type
 from posenc.backends.choice import BACKENDS
 from posenc.bench import cases, peers
 from posenc.bench.inputs import Inputs
-from posenc.bench.measure import Clock, LeftOutError, Make, Work, beyond, clock_of, race
+from posenc.bench.measure import Clock, LeftOutError, Make, Work, beyond, race
 from posenc.bench.settings import AUTO, Settings
-from posenc.schemes.own import source_of
 from posenc.workbench.configuration import differences, fingerprint
 from posenc.workbench.files import parse, write_whole
-from posenc.workbench.machine import device_of, machine, versions
+from posenc.workbench.machine import clock_of, device_of, machine, versions
 from posenc.workbench.progress import Progress
 from posenc.workbench.records import Record, Records
 
@@ -86,8 +85,7 @@ def bench(
         if records.notice:
             progress.say(records.notice)
         planned = list(groups(settings))
-        for scheme in settings.schemes:
-            records.require_source(scheme, source_of(scheme))
+        records.require_sources(settings.schemes)
         progress.begin(sum(group.work for group in planned))
         if (load := _load()) > BUSY:
             progress.say(f"the machine was busy in the last minute (load {load}): what is timed now is doubtful")
@@ -99,8 +97,6 @@ def bench(
             progress.advance(0, f"{group.kind}, {group.scheme}, {group.length:,}")
             measured = _measure(group, settings, limits, clock, device)
             named = {"kind": group.kind, "scheme": group.scheme, "length": group.length}
-            if source := source_of(group.scheme):
-                named["source"] = source
             # Beyond this run's own threads, what else kept the machine busy.
             records.append({**named, **measured, "load": _load(), **about, "fingerprint": fingerprint(about)})
             progress.advance(group.work, f"{group.kind}, {group.scheme}, {group.length:,}")

@@ -135,20 +135,14 @@ def load(text: Sequence[str] = (), *, held_out: int = 0, least: Least = ((0, 1),
     return Corpus(*sides, about, digest)
 
 
-def least(*, train_length: int, batch_size: int, longest: int, windows: int) -> Least:
-    """The windows of a batch, and those of an evaluation; each has a byte more, which is only predicted."""
-    return (batch_size, train_length + 1), (windows, longest + 1)
-
-
 def _fits(sides: tuple[Text, Text], least: Least) -> bool:
     return all(side.room(size) >= count for side, (count, size) in zip(sides, least, strict=True))
 
 
-def require(corpus: Corpus, *, train_length: int, batch_size: int, longest: int, windows: int) -> None:
-    """ValueError, with both numbers, unless the text has room for a batch and for as many evaluation windows."""
-    wanted = least(train_length=train_length, batch_size=batch_size, longest=longest, windows=windows)
+def require(corpus: Corpus, least: Least) -> None:
+    """ValueError, with both numbers, unless the text has room for the ``least`` on both sides."""
     sides = (corpus.train, "training"), (corpus.validation, "evaluation")
-    for (side, name), (count, size) in zip(sides, wanted, strict=True):
+    for (side, name), (count, size) in zip(sides, least, strict=True):
         room = side.room(size)
         if room < count:
             raise ValueError(

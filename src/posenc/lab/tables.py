@@ -4,7 +4,8 @@ import shlex
 from typing import Any
 
 from posenc.lab import sentences
-from posenc.lab.summary import Summary
+from posenc.lab.summary import Record, Summary
+from posenc.workbench.records import made_with
 
 # The kind whose numbers stand in the tables: it scores the same bytes at every length.
 KIND = "sliding"
@@ -101,16 +102,11 @@ def means(summary: Summary) -> list[dict[str, Any]]:
 
 
 def environment(summary: Summary) -> list[tuple[str, str]]:
-    """What the records were made with. More than one value of a thing is said, not hidden."""
-    found: dict[str, list[str]] = {}
-    for record in summary.records:
-        for part in ("text", "versions", "machine"):
-            for name, value in (record.get(part) or {}).items():
-                label = {"about": "text", "digest": "digest of the text", "memory_bytes": "memory"}.get(name, name)
-                said = f"{value / 2**30:.1f} GiB" if name == "memory_bytes" and value else str(value)
-                if said not in found.setdefault(label, []):
-                    found[label].append(said)
-    times = sorted(str(record["time"]) for record in summary.records if record.get("time"))
-    if times:
-        found["measured"] = [times[0] if times[0] == times[-1] else f"{times[0]} to {times[-1]}"]
-    return [(label, "; ".join(said)) for label, said in found.items()]
+    """What the records were made with."""
+    labels = {"about": "text", "digest": "digest of the text"}
+
+    def facts(record: Record) -> dict[str, Any]:
+        parts = [record.get(part) or {} for part in ("text", "versions", "machine")]
+        return {labels.get(name, name): value for part in parts for name, value in part.items()}
+
+    return made_with(summary.records, facts)

@@ -57,10 +57,10 @@ class Text(Task):
     def load(self, config: CompareConfig) -> Loaded:
         """The text, split."""
         longest = config.test_lengths[-1]
-        sizes = {"train_length": config.train_length, "batch_size": config.batch_size, "longest": longest}
-        least = data.least(**sizes, windows=MIN_WINDOWS)
+        # A window has a byte more, which is only predicted.
+        least = (config.batch_size, config.train_length + 1), (MIN_WINDOWS, longest + 1)
         corpus = data.load(config.text, held_out=config.windows * (longest + 1), least=least)
-        data.require(corpus, **sizes, windows=MIN_WINDOWS)
+        data.require(corpus, least)
         windows = corpus.validation.spread(config.windows, longest + 1)
         few = len(windows) < config.windows
         return Loaded(
