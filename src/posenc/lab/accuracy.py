@@ -1,13 +1,14 @@
 """The pictures, tables and sentences of the tasks whose answers are right or wrong."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from posenc.lab import tables
-from posenc.lab.drawing import Line, draw
+from posenc.lab.drawing import draw
 from posenc.lab.pictures import line_of, training
 from posenc.lab.sentences import marked
 from posenc.lab.summary import Estimate, Record, Summary
@@ -31,9 +32,9 @@ def by_length(kind: str, records: Iterable[Record], dark: bool = False) -> Figur
     task = answers(summary)
     lines = [line_of(summary, kind, scheme, summary.lengths(kind)) for scheme in _asked(summary, kind)]
     if kind == "resized":  # at the training grid nothing is to be fitted
+        trained = [line_of(summary, "accuracy", line.scheme, [summary.train_length]).points for line in lines]
         lines = [
-            Line(line.scheme, tuple(sorted((*line.points, *_trained(summary, line.scheme)))), line.end)
-            for line in lines
+            replace(line, points=tuple(sorted(line.points + more))) for line, more in zip(lines, trained, strict=True)
         ]
     points = [value.mean for line in lines for _, value in line.finite()]
     limits, words = (min([task.chance, *points]), 1.0), f"grey: guessing, {task.chance:g}"
@@ -52,11 +53,7 @@ def rows(summary: Summary, kind: str) -> list[dict[str, Any]]:
     """The table of one kind: a row for every scheme that it was to be measured for."""
     found = []
     for scheme in _asked(summary, kind):
-        row = tables.row(summary, scheme, kind)
-        row["bits"] = [
-            (mean, interval, scheme in highest(summary, kind, n))
-            for n, (mean, interval, _) in zip(summary.test_lengths, row["bits"], strict=True)
-        ]
+        row = tables.row(summary, scheme, kind, highest)
         if kind == "resized":
             row["end"] = ""
             row["bits"] = [
@@ -74,20 +71,18 @@ def observed(summary: Summary) -> list[str]:
     task = answers(summary)
     for kind in task.kinds:
         for length in dict.fromkeys((trained, longest)):
-            if kind == "resized" and length == trained:
-                continue
-            sentence = _order(summary, kind, length)
-            found += [sentence] if sentence else []
+            if kind != "resized" or length != trained:
+                found.append(_order(summary, kind, length))
     measured = {k: {s: e for s in summary.schemes if (e := summary.bits(k, s, trained))} for k in task.kinds}
     guessing = {k: [s for s, e in each.items() if at_chance(e, task.chance)] for k, each in measured.items()}
     telling = {k: [s for s in each if s not in guessing[k]] for k, each in measured.items()}
-    more = task.observed(guessing, telling)
-    return [*found, f"At {trained:,} {task.lengths} {more}"] if more else found
+    if more := task.observed(guessing, telling):
+        found.append(f"At {trained:,} {task.lengths} {more}")
+    return [sentence for sentence in found if sentence]
 
 
 def highest(summary: Summary, kind: str, length: int) -> tuple[str, ...]:
-    """The schemes with the highest accuracy, as far as it is more than guessing gives; of one alone,
-    none."""
+    """The schemes with the highest accuracy, as far as it is more than guessing gives; of one alone, none."""
     found = {scheme: summary.bits(kind, scheme, length) for scheme in marked(summary, kind, length)}
     return tuple(scheme for scheme, e in found.items() if e and not at_chance(e, answers(summary).chance))
 
@@ -146,11 +141,6 @@ def _asked(summary: Summary, kind: str) -> list[str]:
     return [scheme for scheme in summary.schemes if any(k == kind for k, _ in summary.plan(scheme))]
 
 
-def _trained(summary: Summary, scheme: str) -> list[tuple[float, Estimate]]:
-    value = summary.bits("accuracy", scheme, summary.train_length)
-    return [(float(summary.train_length), value)] if value else []
-
-
 def _order(summary: Summary, kind: str, length: int) -> str:
     """The best schemes of a kind at a length, those in between, and those that do no better than guessing."""
     means = {s: e for s in summary.schemes if (e := summary.bits(kind, s, length))}
@@ -166,12 +156,9 @@ def _order(summary: Summary, kind: str, length: int) -> str:
         parts.append(f"{named} {'tie for the highest' if top[1:] else 'is the highest'}")
     parts += [listed(f"{s} has {means[s].mean:.2f}" for s in between)] if between else []
     parts += [f"{_are(guessing)} no better than guessing"] if guessing else []
-    parts += [f"{_are(no)} undefined"] if (no := _undefined(summary, kind, length)) else []
+    undefined = [s for s in summary.schemes if summary.undefined(s, length, kind)]
+    parts += [f"{_are(undefined)} undefined"] if undefined else []
     return f"{task.where(kind, length, summary.train_length)}: {'; '.join(parts)}."
-
-
-def _undefined(summary: Summary, kind: str, length: int) -> list[str]:
-    return [scheme for scheme in summary.schemes if summary.undefined(scheme, length, kind)]
 
 
 def _are(schemes: Sequence[str]) -> str:

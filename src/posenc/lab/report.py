@@ -55,15 +55,7 @@ def html(records: Sequence[Record], images: dict[str, dict[bool, bytes]]) -> str
     summary = Summary(records)
     latest = summary.records[-1] if summary.records else {}
     right_or_wrong = isinstance(summary.task, Answers)
-    words = accuracy if right_or_wrong else sentences
-    if not right_or_wrong:
-        own = {
-            "rows": [tables.row(summary, scheme) for scheme in summary.schemes],
-            "differences": tables.differences(summary),
-            "means": tables.means(summary),
-        }
-    else:
-        own = accuracy.page(summary)
+    words, numbers = (accuracy, accuracy) if right_or_wrong else (sentences, tables)
     return page(
         "posenc.lab",
         "accuracy.html.j2" if right_or_wrong else "report.html.j2",
@@ -78,19 +70,26 @@ def html(records: Sequence[Record], images: dict[str, dict[bool, bytes]]) -> str
         times=[multiple(length, summary.train_length) for length in summary.test_lengths],
         environment=tables.environment(summary),
         command=tables.command(summary),
-        **own,
+        **numbers.page(summary),
     )
 
 
 def terminal_table(records: Sequence[Record]) -> Table:
     """The main numbers of every scheme, for a terminal of 100 columns."""
     summary = Summary(records)
-    return _accuracy_table(summary) if isinstance(summary.task, Answers) else _bits_table(summary)
-
-
-def _bits_table(summary: Summary) -> Table:
-    lengths = _few(summary.test_lengths, summary.train_length)
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    notes = [_fill_accuracy(table, summary) if isinstance(summary.task, Answers) else _fill_bits(table, summary)]
+    notes += [f"{scheme} {words}." for scheme in summary.schemes if (words := summary.diverged(scheme))]
+    if missing := len(summary.lacking()):
+        of = f"{missing} of {len(summary.trainings)} trainings"
+        notes.append(f"{of} are not complete: the report says what is missing.")
+    table.caption = "\n".join(notes)
+    return table
+
+
+def _fill_bits(table: Table, summary: Summary) -> str:
+    """The title, columns and rows of a text; gives what stands below them."""
+    lengths = _few(summary.test_lengths, summary.train_length)
     table.title = f"Bits per byte at each test length (sliding windows), trained at {summary.train_length:,} tokens"
     table.add_column("scheme", overflow="fold", max_width=16)
     for name in ("params", "tokens/s", "step", "MB", *(f"{length:,} " for length in lengths)):
@@ -103,21 +102,14 @@ def _bits_table(summary: Summary) -> Table:
             _short(summary.number("speed", scheme, "step_ratio"), "{:.2f}×"),
             _short(summary.number("training", scheme, "peak_bytes"), "{:,.0f}", 1e-6),
         )
-        bits = [
-            Text(_bits(summary, scheme, n) + "*", style="bold")
-            if scheme in lowest[n]
-            else Text(_bits(summary, scheme, n) + " ")
-            for n in lengths
-        ]
+        bits = [_cell(_bits(summary, scheme, n), scheme in lowest[n]) for n in lengths]
         table.add_row(Text(scheme), *once, *bits)
     unit = f"step: time ÷ {summary.timed_against}'s"
-    notes = [f"* lowest, or tied with it; ±: half the 95 % interval; {unit}; –: not measured."]
-    table.caption = "\n".join(notes + _incomplete(summary))
-    return table
+    return f"* lowest, or tied with it; ±: half the 95 % interval; {unit}; –: not measured."
 
 
-def _accuracy_table(summary: Summary) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+def _fill_accuracy(table: Table, summary: Summary) -> str:
+    """The same of right answers."""
     trained = f"trained at {summary.train_length:,} {summary.task.lengths}"
     table.title = f"Share of right answers, {trained}"
     table.add_column("scheme", overflow="fold", max_width=21)
@@ -134,22 +126,13 @@ def _accuracy_table(summary: Summary) -> Table:
             value = summary.bits(kind, scheme, length)
             undefined = "undef." if summary.undefined(scheme, length, kind) else "–"
             shown = f"{value.mean:.3f}" if value else undefined
-            top = scheme in highest[kind, length]
-            cells.append(Text(shown + ("*" if top else " "), style="bold" if top else ""))
+            cells.append(_cell(shown, scheme in highest[kind, length]))
         table.add_row(Text(scheme), _short(summary.number("speed", scheme, "step_ratio"), "{:.2f}×"), *cells)
-    notes = [f"* highest, or tied with it; step: time ÷ {summary.timed_against}'s; undef.: no such positions."]
-    table.caption = "\n".join(notes + _incomplete(summary))
-    return table
+    return f"* highest, or tied with it; step: time ÷ {summary.timed_against}'s; undef.: no such positions."
 
 
-def _incomplete(summary: Summary) -> list[str]:
-    notes = [f"{scheme} {words}." for scheme in summary.schemes if (words := summary.diverged(scheme))]
-    missing = len(summary.lacking())
-    return notes + (
-        [f"{missing} of {len(summary.trainings)} trainings are not complete: the report says what is missing."]
-        if missing
-        else []
-    )
+def _cell(words: str, best: bool) -> Text:
+    return Text(words + "*", style="bold") if best else Text(words + " ")
 
 
 def _short(value: float | None, form: str, scale: float = 1) -> str:

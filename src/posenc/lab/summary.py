@@ -156,21 +156,18 @@ class Summary:
     def lacking(self) -> dict[tuple[str, int], str]:
         """What each training that is not complete lacks, by scheme and seed."""
         found = {}
-        called = ONCE | {kind: each.called for kind, each in self.task.kinds.items()}
         for scheme, seed in self.trainings:
-            expected = self.plan(scheme)
-            lacks = {kind: "" for kind in ONCE if not self.get(kind, scheme, seed)}
-            for kind in dict.fromkeys(kind for kind, _ in expected):
-                lengths = [length for other, length in expected if other == kind]
-                gone = [length for length in lengths if not self.get(kind, scheme, seed, length)]
-                if gone:
-                    some = len(gone) < len(lengths)
-                    lacks[kind] = f" at {listed(f'{length:,}' for length in gone)} {self.task.lengths}" if some else ""
-            if lacks:
-                parts = [called[kind] + at for kind, at in lacks.items()]
-                found[scheme, seed] = (
-                    "everything" if len(parts) == 2 + len({kind for kind, _ in expected}) else "; ".join(parts)
-                )
+            parts = [called for kind, called in ONCE.items() if not self.get(kind, scheme, seed)]
+            expected: dict[str, list[int]] = {}
+            for kind, length in self.plan(scheme):
+                expected.setdefault(kind, []).append(length)
+            for kind, lengths in expected.items():
+                gone = [f"{length:,}" for length in lengths if not self.get(kind, scheme, seed, length)]
+                at = f" at {listed(gone)} {self.task.lengths}" if len(gone) < len(lengths) else ""
+                parts += [self.task.kinds[kind].called + at] if gone else []
+            if parts:
+                every = len(parts) == len(ONCE) + len(expected)
+                found[scheme, seed] = "everything" if every else "; ".join(parts)
         return found
 
     def plan(self, scheme: str) -> list[tuple[str, int]]:

@@ -1,7 +1,8 @@
 """The tables of a report: rows of words, ready to be laid out on a page."""
 
 import shlex
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, TypeAlias
 
 from posenc.lab import sentences
 from posenc.lab.summary import Record, Summary
@@ -29,7 +30,20 @@ def command(summary: Summary) -> str:
     return shlex.join(words)
 
 
-def row(summary: Summary, scheme: str, measured: str = KIND) -> dict[str, Any]:
+def page(summary: Summary) -> dict[str, Any]:
+    """What the page of a text shows that those of other tasks do not."""
+    return {
+        "rows": [row(summary, scheme) for scheme in summary.schemes],
+        "differences": differences(summary),
+        "means": means(summary),
+    }
+
+
+Best: TypeAlias = Callable[[Summary, str, int], Collection[str]]
+"""(summary, kind, length) -> the schemes that a table marks."""
+
+
+def row(summary: Summary, scheme: str, measured: str = KIND, best: Best = sentences.marked) -> dict[str, Any]:
     """A line of the main table, in the words it has there, of one kind of measurement."""
 
     def shown(kind: str, name: str, form: str, scale: float = 1) -> str:
@@ -37,7 +51,7 @@ def row(summary: Summary, scheme: str, measured: str = KIND) -> dict[str, Any]:
         absent = "diverged" if kind == "training" and summary.diverged(scheme) else "missing"
         return absent if value is None else form.format(value * scale)
 
-    lowest = {length: sentences.marked(summary, measured, length) for length in summary.test_lengths}
+    lengths = summary.test_lengths
     return {
         "scheme": scheme,
         "parameters": shown("training", "parameters", "{:,.0f}"),
@@ -45,10 +59,10 @@ def row(summary: Summary, scheme: str, measured: str = KIND) -> dict[str, Any]:
         "tokens_per_second": shown("training", "tokens_per_second", "{:,.0f}"),
         "step": shown("speed", "step_ratio", "{:.2f}×"),
         "memory": shown("training", "peak_bytes", "{:,.0f} MB", 1e-6),
-        "bits": [(*cell(summary, measured, scheme, n), scheme in lowest[n]) for n in summary.test_lengths],
+        "bits": [(*cell(summary, measured, scheme, n), scheme in best(summary, measured, n)) for n in lengths],
         "end": summary.end(scheme, measured),
         "diverged": summary.diverged(scheme),
-        "why": next((why for n in summary.test_lengths if (why := summary.undefined(scheme, n, measured))), ""),
+        "why": next((why for n in lengths if (why := summary.undefined(scheme, n, measured))), ""),
     }
 
 
