@@ -223,8 +223,10 @@ def matrix(
     *,
     square: bool = True,
     upright: bool = False,
+    gaps: bool = False,
 ) -> AxesImage:
-    """A matrix as an image, row 0 on top unless ``upright``; NaN in the colour of what is never seen."""
+    """A matrix as an image, row 0 on top unless ``upright``; NaN in the colour of what is never seen. With
+    ``gaps`` there are lines of paper between its cells."""
     values = np.asarray(values, dtype=float)
     colormap, norm = colors
     axes.grid(False)
@@ -236,6 +238,11 @@ def matrix(
         origin="lower" if upright else "upper",
         interpolation="nearest" if max(values.shape) <= 300 else "auto",  # less than a pixel per cell shows moire
     )
+    if gaps:
+        paper = style.theme(dark).background
+        for count, line in zip(values.shape, (axes.axhline, axes.axvline), strict=True):
+            for edge in range(1, count):
+                line(edge - 0.5, color=paper, linewidth=1.5)
     for spine in axes.spines.values():
         spine.set_visible(False)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 4, 5, 10]))
@@ -277,22 +284,14 @@ def frame(axes: Axes, row: float, column: float, height: int, width: int, color:
     axes.add_patch(Rectangle(*box, fill=False, edgecolor=color, linewidth=linewidth, zorder=4, clip_on=False))
 
 
-def gaps(axes: Axes, rows: int, columns: int, dark: bool) -> None:
-    """Lines of paper between the cells of a matrix."""
-    paper = style.theme(dark).background
-    for edge in range(1, rows):
-        axes.axhline(edge - 0.5, color=paper, linewidth=1.5)
-    for edge in range(1, columns):
-        axes.axvline(edge - 0.5, color=paper, linewidth=1.5)
-
-
 def bare(axes: Axes) -> None:
     """No ticks' marks: labels alone."""
     axes.tick_params(length=0)
 
 
-def name_words(axes: Axes, words: Sequence[str], rows: bool = True) -> None:
-    """The words of a sentence along both axes of a matrix: queries down, keys across."""
+def name_words(axes: Axes, words: Sequence[str], left: bool, lowest: bool) -> None:
+    """The words of a sentence along both axes of a matrix: queries down, on the ``left`` panels, and keys across."""
     axes.set_xticks(range(len(words)), words, rotation=45, ha="right", rotation_mode="anchor", size=9)
-    axes.set_yticks(range(len(words)), words if rows else [""] * len(words), size=9)
+    axes.set_yticks(range(len(words)), words if left else [""] * len(words), size=9)
+    axes.set(ylabel="query" if left else "", xlabel="key" if lowest else "")
     bare(axes)

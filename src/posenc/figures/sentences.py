@@ -48,8 +48,7 @@ def shaw_window(
         figure, (panel,) = panels.panels(1, 1, (2.1 + 0.68 * n, 1.5 + 0.44 * n), title)
         shades = panels.diverging(dark)(np.linspace(0.12, 0.88, 2 * k + 1))
         colors = ListedColormap(shades), BoundaryNorm(np.arange(-k - 0.5, k + 1), 2 * k + 1)
-        image = panels.matrix(panel, offsets, colors, dark, square=False)
-        panels.gaps(panel, n, n, dark)
+        image = panels.matrix(panel, offsets, colors, dark, square=False, gaps=True)
         panels.write(panel, image, [[f"$w_{{{c:+d}}}$" if c else "$w_0$" for c in row] for row in offsets], size=13)
         for position in positions:
             panels.frame(panel, position - 1, 0, 1, n, style.theme(dark).ink)
@@ -110,14 +109,9 @@ def transformer_xl_terms(
     with style.context(dark):
         figure, axes = panels.panels(2, 2, (8.4, 7.4), title)
         for index, (panel, values, name) in enumerate(zip(axes, matrices, names, strict=True)):
-            image = panels.matrix(panel, values, panels.scale([values], dark, centre=0.0), dark)
-            panels.gaps(panel, len(words), len(words), dark)
+            image = panels.matrix(panel, values, panels.scale([values], dark, centre=0.0), dark, gaps=True)
             panels.titled(panel, name)
-            panels.name_words(panel, words, rows=index % 2 == 0)
-            if index % 2 == 0:
-                panel.set_ylabel("query")
-            if index > 1:
-                panel.set_xlabel("key")
+            panels.name_words(panel, words, left=index % 2 == 0, lowest=index > 1)
             panels.bar(figure, image, panel, "term (in logits)", shrink=0.85)
     return figure
 
@@ -154,19 +148,14 @@ def attention(
         size = (1.7 + side * columns, 0.9 + side * rows)
         figure, axes = panels.panels(rows, columns, size, "Attention on a sentence", used=len(drawn))
         for index, (panel, one, values) in enumerate(zip(axes, drawn, weights, strict=True)):
-            image = panels.matrix(panel, np.where(hidden, np.nan, values), colors, dark)
-            panels.gaps(panel, len(words), len(words), dark)
+            image = panels.matrix(panel, np.where(hidden, np.nan, values), colors, dark, gaps=True)
             shares = [[f"{weight:.2f}".lstrip("0") for weight in row] for row in values]
             panels.write(panel, image, np.where(hidden, "", shares).tolist())
             for j in twice:
                 panels.frame(panel, 0, j, len(words), 1, style.theme(dark).palette[1])
             same = [np.allclose(values[:, j], values[:, words.index(words[j])]) for j in twice]
             panels.titled(panel, one.title + (": equal where framed" if same and all(same) else ""))
-            panels.name_words(panel, words, rows=index % columns == 0)
-            if index % columns == 0:
-                panel.set_ylabel("query")
-            if index + columns >= len(drawn):
-                panel.set_xlabel("key")
+            panels.name_words(panel, words, left=index % columns == 0, lowest=index + columns >= len(drawn))
         panels.bar(figure, image, axes, "attention weight (rows sum to 1)", shrink=0.7)
         if twice:
             figure.supxlabel("framed: the places of a word that stands twice", x=0.012, ha="left", size=9)
