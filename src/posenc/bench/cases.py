@@ -216,7 +216,7 @@ def compared(settings: Settings, name: str, length: int, training: bool) -> Buil
     inputs = Inputs.draw(settings, length, length, training)
     scheme = build_scheme(name, settings, length)
     auto = explained(scheme, name, inputs).backend
-    rivals = peers.attentions(name, scheme, inputs, WINDOW)
+    rivals = peers.attentions(scheme, inputs)
     if not settings.compiled:
         rivals = {rival: make for rival, make in rivals.items() if rival != peers.FLEX}
     ours: Make = partial(attention_work, settings, name, length, inputs, AUTO)

@@ -85,7 +85,7 @@ def compiled(function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> Wo
 # -- attention --------------------------------------------------------------------------------------------------------
 
 
-def attentions(name: str, scheme: Scheme, inputs: Inputs, window: int) -> dict[str, Make]:
+def attentions(scheme: Scheme, inputs: Inputs) -> dict[str, Make]:
     """Ways to causal attention with a scheme's bias, all with the same numbers in it."""
     return {
         "mask built ahead": partial(_mask_ahead, scheme, inputs),

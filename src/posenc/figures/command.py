@@ -116,7 +116,6 @@ def _check_ending(path: Path) -> None:
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds ``plot`` to the commands."""
     parser = commands.add_parser(
         "plot",
         help="draw how the schemes work",

@@ -33,12 +33,12 @@ def relative_index(*, length: int = 4, dark: bool = False) -> Figure:
         left.set_xticks(range(3), ["index in\nthe table", "distance\n(tokens)", "of query i\nand key"], size=9)
         left.set_yticks([])
         left.xaxis.tick_top()
-        panels.bare(left)
+        left.tick_params(length=0)
         left.set_title(f"2N − 1 = {len(distances)} distances", fontsize=10, pad=10)
         image = panels.matrix(right, index - (length - 1), colors, dark, gaps=True)
         panels.write(right, image, [[str(i) for i in row] for row in index], size=11)
         right.set(xticks=range(length), yticks=range(length), xlabel="key j (position)", ylabel="query i (position)")
-        panels.bare(right)
+        right.tick_params(length=0)
         panels.titled(right, "the index of each pair: j − i + N − 1")
     return figure
 
@@ -74,7 +74,7 @@ def relative_to_absolute(*, length: int = 4, dark: bool = False) -> Figure:
         right.set(xticks=range(length), yticks=range(length), xlabel="key j (position)")
         for panel, words in ((left, f"q · table, ({length}, {width})"), (right, f"scores, ({length}, {length})")):
             panels.titled(panel, words)
-            panels.bare(panel)
+            panel.tick_params(length=0)
     return figure
 
 
@@ -110,7 +110,7 @@ def offsets_2d(*, grid: tuple[int, int] = (4, 5), pixel: tuple[int, int] = (1, 2
         for index, panel in enumerate(axes):
             panels.frame(panel, *pixel, 1, 1, paper.ink)
             panel.set(xticks=range(width), yticks=range(height), xlabel="column", ylabel="row" if index == 0 else "")
-            panels.bare(panel)
+            panel.tick_params(length=0)
     return figure
 
 

@@ -147,9 +147,7 @@ def sequential() -> Colormap:
     return matplotlib.colormaps["viridis"]
 
 
-def never_seen(dark: bool) -> str:
-    """The colour of what has no value: in neither of the maps."""
-    return "#4a525c" if dark else "#c6ccd2"
+NEVER_SEEN = {False: "#c6ccd2", True: "#4a525c"}  # what has no value: in neither of the maps
 
 
 def ordered(count: int, dark: bool) -> list[tuple[float, float, float, float]]:
@@ -183,11 +181,8 @@ def panels(
     axes = list(grid.flat)
     for spare in axes[used:] if used is not None else ():
         spare.remove()
-    axes = axes[:used]
-    for each in axes:
-        each.title.set_fontsize(10)
     figure.suptitle(title, x=0.012, ha="left", weight="bold", size=12)
-    return figure, axes
+    return figure, axes[:used]
 
 
 def layout(count: int, most: int = 3) -> tuple[int, int]:
@@ -232,7 +227,7 @@ def matrix(
     axes.grid(False)
     image = axes.imshow(
         values,
-        cmap=colormap.with_extremes(bad=never_seen(dark)),
+        cmap=colormap.with_extremes(bad=NEVER_SEEN[dark]),
         norm=norm,
         aspect="equal" if square else "auto",
         origin="lower" if upright else "upper",
@@ -284,14 +279,9 @@ def frame(axes: Axes, row: float, column: float, height: int, width: int, color:
     axes.add_patch(Rectangle(*box, fill=False, edgecolor=color, linewidth=linewidth, zorder=4, clip_on=False))
 
 
-def bare(axes: Axes) -> None:
-    """No ticks' marks: labels alone."""
-    axes.tick_params(length=0)
-
-
 def name_words(axes: Axes, words: Sequence[str], left: bool, lowest: bool) -> None:
     """The words of a sentence along both axes of a matrix: queries down, on the ``left`` panels, and keys across."""
     axes.set_xticks(range(len(words)), words, rotation=45, ha="right", rotation_mode="anchor", size=9)
     axes.set_yticks(range(len(words)), words if left else [""] * len(words), size=9)
     axes.set(ylabel="query" if left else "", xlabel="key" if lowest else "")
-    bare(axes)
+    axes.tick_params(length=0)

@@ -78,7 +78,7 @@ def _circles(axes: Axes, angles: NDArray[np.float64], dark: bool) -> None:
     axes.set(xlim=(-0.55, length - 0.45), ylim=(pairs - 0.45, -0.55), aspect="equal", xticks=range(length))
     for spine in axes.spines.values():
         spine.set_visible(False)
-    panels.bare(axes)
+    axes.tick_params(length=0)
 
 
 def rope_phases(schemes: Schemes = ("rope",), *, head_dim: int = 64, length: int = 256, dark: bool = False) -> Figure:
@@ -141,7 +141,8 @@ def rope_decay(
         ink, orange, blue = (style.theme(dark).palette[index] for index in (0, 1, 2))
         for column, each in enumerate(drawn):
             above, below = axes[column], axes[len(drawn) + column]
-            above.plot(r, bound(each.scheme, length), color=ink)
+            theta = torch.from_numpy(np.angle(turns(each.scheme, 2))[1].copy())
+            above.plot(r, panels.numbers(rotary_bound(theta, torch.arange(length))), color=ink)
             above.set_ylim(bottom=0)
             panels.titled(above, f"{each.title}: B(r), a bound, not behaviour")
             built, mean, spread = _counterexample(each.scheme, head_dim, length, peak, draws)
@@ -177,12 +178,6 @@ def turns(scheme: Scheme, length: int) -> NDArray[np.complex128]:
     if not isinstance(turn, PairRotation) or rotations[0].key is not turn:
         raise ValueError("schemes must turn pairs of channels, queries and keys alike, got one that does not")
     return np.asarray(torch.complex(turn.cos[0, 0].double(), turn.sin[0, 0].double()).numpy())
-
-
-def bound(scheme: Scheme, length: int) -> NDArray[np.float64]:
-    """B(r) at the distances 0 .. length - 1, for the angles by which the scheme turns from one position to the next."""
-    theta = torch.from_numpy(np.angle(turns(scheme, 2))[1].copy())
-    return panels.numbers(rotary_bound(theta, torch.arange(length)))
 
 
 def _counterexample(

@@ -55,7 +55,7 @@ def shaw_window(
         named = [f"{word}\n{i}" for i, word in enumerate(words, 1)]
         panel.set_xticks(range(n), named, size=10)
         panel.set_yticks(range(n), [f"{word}  {i}" for i, word in enumerate(words, 1)], size=10)
-        panels.bare(panel)
+        panel.tick_params(length=0)
         panel.set(xlabel="key: word and position", ylabel="query: word and position")
     return figure
 

@@ -91,6 +91,7 @@ class Task(ABC):
     kinds: ClassVar[Mapping[str, Kind]]  # what is measured of a trained model
     score: ClassVar[str]  # what a measurement has one of for each window or example: bits, or accuracy
     noise: ClassVar[float]  # with one seed, smaller gaps are called ties
+    causal: ClassVar[bool] = False  # whether no token sees one after it
     segments: ClassVar[bool] = False  # whether its tokens are of one segment or another
     grid: ClassVar[bool] = False  # whether they have a row and a column
 
@@ -135,9 +136,10 @@ class Task(ABC):
         """The tokens of one training example."""
         return config.train_length
 
-    @abstractmethod
     def shape(self, config: CompareConfig, scheme: str) -> Shape:
         """What the scheme is built for."""
+        head_dim = config.dim // config.heads
+        return Shape(config.dim, config.heads, head_dim, self.tokens(config), causal=self.causal)
 
     @abstractmethod
     def model(self, config: CompareConfig, scheme: str, position: Scheme) -> nn.Module:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from itertools import product
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeAlias
 
 from posenc.schemes.own import source_of
@@ -62,9 +61,7 @@ class Records:
     def __enter__(self) -> "Records":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._file)
 
     def __iter__(self) -> Iterator[Record]:

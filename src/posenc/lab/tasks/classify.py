@@ -32,7 +32,6 @@ from posenc.lab.task import ANSWERS, Accuracy, Answers, Kind, Loaded, Tick, list
 from posenc.models import Encoder
 from posenc.positions import Positions
 from posenc.scheme import Scheme
-from posenc.schemes.entry import Shape
 
 Ints = NDArray[np.int64]
 
@@ -163,10 +162,6 @@ class Classify(Answers):
         config.require("train_length", config.train_length % 8 == 0, "a multiple of 8")
         half = config.train_length // 2
         config.require("test_lengths", config.test_lengths[0] >= half, f"at least {half} each, half of train_length")
-
-    def shape(self, config: CompareConfig, scheme: str) -> Shape:
-        """One line of words, which see one another both ways."""
-        return Shape(config.dim, config.heads, config.dim // config.heads, config.train_length, causal=False)
 
     def model(self, config: CompareConfig, scheme: str, position: Scheme) -> nn.Module:
         """An encoder with two questions."""

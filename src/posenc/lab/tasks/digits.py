@@ -15,7 +15,7 @@ images are resized, so that the digit is the same and only the positions are mor
 import copy
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -116,9 +116,8 @@ class Digits(Answers):
 
     def shape(self, config: CompareConfig, scheme: str) -> Shape:
         """A grid for schemes that understand one, else a line of all patches."""
-        side = config.train_length
-        grid = (side, side) if _takes_grid(entries_of(scheme)) else None
-        return Shape(config.dim, config.heads, config.dim // config.heads, side**2, causal=False, grid=grid)
+        line, side = super().shape(config, scheme), config.train_length
+        return replace(line, grid=(side, side)) if _takes_grid(entries_of(scheme)) else line
 
     def model(self, config: CompareConfig, scheme: str, position: Scheme) -> nn.Module:
         """A vision Transformer whose patches are 1 x 1 or 2 x 2 pixels, as the grid asks."""

@@ -12,7 +12,6 @@ from posenc.lab.task import Kind, Loaded, Task
 from posenc.lab.train import loss_of
 from posenc.models import Decoder
 from posenc.scheme import Scheme
-from posenc.schemes.entry import Shape
 
 # Bits per byte. With one seed nothing here says how much seeds differ, so smaller gaps are called ties by convention.
 TIE_AT_ONE_SEED = 0.02
@@ -28,6 +27,7 @@ class Text(Task):
     called = "plain text"
     lengths = "tokens"
     unit = "bits per byte"
+    causal = True
     kinds: ClassVar = {
         "windows": Kind("separate windows", BITS),
         "sliding": Kind("sliding windows", BITS),
@@ -37,10 +37,6 @@ class Text(Task):
     }
     score = "bits"
     noise = TIE_AT_ONE_SEED
-
-    def shape(self, config: CompareConfig, scheme: str) -> Shape:
-        """One line of bytes, each of which sees those before it."""
-        return Shape(config.dim, config.heads, config.dim // config.heads, config.train_length)
 
     def model(self, config: CompareConfig, scheme: str, position: Scheme) -> nn.Module:
         """A decoder of bytes."""
