@@ -31,7 +31,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
-    """The benchmark that the command line asks for."""
     return Settings.from_mapping({**(QUICK if arguments.quick else {}), **given(arguments, Settings)})
 
 

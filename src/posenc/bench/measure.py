@@ -38,8 +38,6 @@ class LeftOutError(Exception):
 
 
 class Spread(NamedTuple):
-    """A median and the quartiles around it."""
-
     median: float
     low: float
     high: float

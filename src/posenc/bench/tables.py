@@ -51,7 +51,6 @@ class Table:
 
 
 def tables(records: Sequence[Record]) -> list[Table]:
-    """Every table that the records have something for."""
     found = [_environment(records)]
     for phase in PHASES:
         found += [_price(records, phase), _by_backend(records, phase)]
@@ -94,7 +93,6 @@ def write(records: Sequence[Record], out: Path, pictures: Iterable[Path] = ()) -
 
 
 def show(records: Sequence[Record], console: Console) -> None:
-    """Prints every table."""
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
     from rich.table import Table as Printed

@@ -30,7 +30,6 @@ class Entry:
 
     @property
     def function(self) -> Callable[..., Figure]:
-        """What draws it."""
         return getattr(importlib.import_module(f"posenc.figures.{self.home}"), self.name)
 
     @property

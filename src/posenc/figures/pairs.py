@@ -203,7 +203,7 @@ def bias_by_distance(
         for index, (panel, each, heads, kind) in enumerate(zip(axes, drawn, curves, kinds, strict=False)):
             for head, values in enumerate(heads[:MOST_HEADS]):
                 panel.plot(distance, values, color=colors[head], linestyle=panels.DASHES[head])
-            panels.titled(panel, _titled(each, len(heads)))
+            panel.set_title(_titled(each, len(heads)))
             panel.axvline(0, color=style.theme(dark).faint, linewidth=0.8, zorder=1)
             panel.set_xlim(-length, length)
             panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
@@ -278,12 +278,11 @@ def distance_aware_factor(
             panel.set_ylim(bottom=0)
         left.axvline(0, color=faint, linewidth=0.8, zorder=1)
         left.set(xlabel="weighted distance R = w |i − j|", ylabel="factor f(R; v) (times the score)")
-        left.set_xlim(-reach, reach)
+        left.set(xlim=(-reach, reach), title="f(0) = 1; dotted: the bound $1 + e^v$")
         left.legend(loc="upper left", bbox_to_anchor=(0, 0.93), fontsize=9)
-        panels.titled(left, "f(0) = 1; dotted: the bound $1 + e^v$")
         right.set(xlabel="distance |i − j| (positions)", xlim=(0, length))
+        right.set_title(f"w = +{w:g} favours the far, w = −{w:g} lets it fade")
         right.sharey(left)
-        panels.titled(right, f"w = +{w:g} favours the far, w = −{w:g} lets it fade")
     return figure
 
 

@@ -191,11 +191,6 @@ def layout(count: int, most: int = 3) -> tuple[int, int]:
     return -(-count // columns), columns
 
 
-def titled(axes: Axes, words: str) -> None:
-    """A panel's title."""
-    axes.set_title(words, fontsize=10)
-
-
 def scale(values: Iterable[ArrayLike], dark: bool, centre: float | None = None) -> tuple[Colormap, Normalize]:
     """One scale for all these numbers: diverging around ``centre`` if given; else around 0 where they have both signs,
     and sequential where they do not."""
@@ -219,9 +214,11 @@ def matrix(
     square: bool = True,
     upright: bool = False,
     gaps: bool = False,
+    words: Sequence[Sequence[str]] = (),
+    size: float = 9,
 ) -> AxesImage:
     """A matrix as an image, row 0 on top unless ``upright``; NaN in the colour of what is never seen. With
-    ``gaps`` there are lines of paper between its cells."""
+    ``gaps`` there are lines of paper between its cells, and ``words`` stand in them, in black or white."""
     values = np.asarray(values, dtype=float)
     colormap, norm = colors
     axes.grid(False)
@@ -238,6 +235,9 @@ def matrix(
         for count, line in zip(values.shape, (axes.axhline, axes.axvline), strict=True):
             for edge in range(1, count):
                 line(edge - 0.5, color=paper, linewidth=1.5)
+    for (i, j), word in np.ndenumerate(np.array(words)):
+        color = ink_on(image.to_rgba(np.ma.atleast_1d(np.ma.masked_invalid(values)[i, j]))[0])
+        axes.text(j, i, word, ha="center", va="center", size=size, color=color)
     for spine in axes.spines.values():
         spine.set_visible(False)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 4, 5, 10]))
@@ -245,11 +245,9 @@ def matrix(
     return image
 
 
-def bar(
-    figure: Figure, image: AxesImage, axes: Axes | Sequence[Axes], label: str, pad: float = 0.02, **options: Any
-) -> Axes:
+def bar(figure: Figure, image: AxesImage, axes: Axes | Sequence[Axes], label: str, **options: Any) -> Axes:
     """A colour bar beside the axes."""
-    made = figure.colorbar(image, ax=axes, pad=pad, **options)
+    made = figure.colorbar(image, ax=axes, pad=0.02, **options)
     made.set_label(label, size=10)
     made.outline.set_visible(False)
     made.ax.tick_params(labelsize=9)
@@ -261,16 +259,6 @@ def ink_on(color: Sequence[float]) -> str:
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in color[:3]]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return "#101418" if luminance > 0.18 else "#ffffff"
-
-
-def write(axes: Axes, image: AxesImage, words: Sequence[Sequence[str]], size: float = 9) -> None:
-    """Words in the cells of a matrix, in black or white as the cell asks for."""
-    values = image.get_array()
-    assert values is not None
-    for i, row in enumerate(words):
-        for j, word in enumerate(row):
-            color = ink_on(image.to_rgba(np.ma.atleast_1d(values[i, j]))[0])
-            axes.text(j, i, word, ha="center", va="center", size=size, color=color)
 
 
 def frame(axes: Axes, row: float, column: float, height: int, width: int, color: str, linewidth: float = 2.2) -> None:

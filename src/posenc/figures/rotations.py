@@ -50,8 +50,7 @@ def rope_rotation(
             for pair in range(found.shape[1]):
                 words = f"{theta[pair]:.3g} rad per position"
                 panel.text(length - 0.4, pair, words, va="center", size=9)
-            panels.titled(panel, each.title)
-            panel.set(xlabel="position (tokens)")
+            panel.set(title=each.title, xlabel="position (tokens)")
             panel.set_yticks(range(found.shape[1]), [f"pair {pair}" for pair in range(found.shape[1])])
     return figure
 
@@ -105,8 +104,8 @@ def rope_phases(schemes: Schemes = ("rope",), *, head_dim: int = 64, length: int
             panel.plot(once[inside], pairs[inside], color="#ffffff", linewidth=3.4, solid_capstyle="butt")
             panel.plot(once[inside], pairs[inside], color="#101418", linewidth=1.6, linestyle=(0, (3, 1.5)))
             panel.set(xlim=(-0.5, length - 0.5), ylim=(len(theta) - 0.5, -0.5))
-            panels.titled(panel, f"{each.title}; dashed: the first full turn")
-            panel.set(xlabel="position (tokens)", ylabel="pair of channels (index)")
+            title = f"{each.title}; dashed: the first full turn"
+            panel.set(title=title, xlabel="position (tokens)", ylabel="pair of channels (index)")
             bar = panels.bar(figure, image, panel, "angle (radians)")
             bar.set_yticks([0, math.pi / 2, math.pi, 3 * math.pi / 2, 2 * math.pi], ["0", "π/2", "π", "3π/2", "2π"])
     return figure
@@ -144,7 +143,7 @@ def rope_decay(
             theta = torch.from_numpy(np.angle(turns(each.scheme, 2))[1].copy())
             above.plot(r, panels.numbers(rotary_bound(theta, torch.arange(length))), color=ink)
             above.set_ylim(bottom=0)
-            panels.titled(above, f"{each.title}: B(r), a bound, not behaviour")
+            above.set_title(f"{each.title}: B(r), a bound, not behaviour")
             built, mean, spread = _counterexample(each.scheme, head_dim, length, peak, draws)
             below.plot(r, built, color=orange, linestyle=panels.DASHES[1], label=f"a key built for distance {peak}")
             below.plot(r, mean, color=blue, label=f"mean of {draws} Gaussian queries and keys")
@@ -152,7 +151,7 @@ def rope_decay(
             below.fill_between(r, mean - spread, mean + spread, label=words, color=blue, alpha=0.3, linewidth=0)
             below.axvline(peak, color=style.theme(dark).faint, linewidth=1, linestyle=":")
             below.legend(loc="upper right", fontsize=9)
-            panels.titled(below, f"{each.title}: scores")
+            below.set_title(f"{each.title}: scores")
             below.set(xlabel="distance r = query − key (positions)", xlim=(0, length - 1))
             below.set_ylim(top=1.6 * float(built.max()))
             if column == 0:

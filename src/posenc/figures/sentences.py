@@ -48,8 +48,8 @@ def shaw_window(
         figure, (panel,) = panels.panels(1, 1, (2.1 + 0.68 * n, 1.5 + 0.44 * n), title)
         shades = panels.diverging(dark)(np.linspace(0.12, 0.88, 2 * k + 1))
         colors = ListedColormap(shades), BoundaryNorm(np.arange(-k - 0.5, k + 1), 2 * k + 1)
-        image = panels.matrix(panel, offsets, colors, dark, square=False, gaps=True)
-        panels.write(panel, image, [[f"$w_{{{c:+d}}}$" if c else "$w_0$" for c in row] for row in offsets], size=13)
+        vectors = [[f"$w_{{{c:+d}}}$" if c else "$w_0$" for c in row] for row in offsets]
+        panels.matrix(panel, offsets, colors, dark, square=False, gaps=True, words=vectors, size=13)
         for position in positions:
             panels.frame(panel, position - 1, 0, 1, n, style.theme(dark).ink)
         named = [f"{word}\n{i}" for i, word in enumerate(words, 1)]
@@ -110,7 +110,7 @@ def transformer_xl_terms(
         figure, axes = panels.panels(2, 2, (8.4, 7.4), title)
         for index, (panel, values, name) in enumerate(zip(axes, matrices, names, strict=True)):
             image = panels.matrix(panel, values, panels.scale([values], dark, centre=0.0), dark, gaps=True)
-            panels.titled(panel, name)
+            panel.set_title(name)
             panels.name_words(panel, words, left=index % 2 == 0, lowest=index > 1)
             panels.bar(figure, image, panel, "term (in logits)", shrink=0.85)
     return figure
@@ -148,13 +148,13 @@ def attention(
         size = (1.7 + side * columns, 0.9 + side * rows)
         figure, axes = panels.panels(rows, columns, size, "Attention on a sentence", used=len(drawn))
         for index, (panel, one, values) in enumerate(zip(axes, drawn, weights, strict=True)):
-            image = panels.matrix(panel, np.where(hidden, np.nan, values), colors, dark, gaps=True)
-            shares = [[f"{weight:.2f}".lstrip("0") for weight in row] for row in values]
-            panels.write(panel, image, np.where(hidden, "", shares).tolist())
+            shares = np.where(hidden, "", [[f"{weight:.2f}".lstrip("0") for weight in row] for row in values])
+            drawn_weights = np.where(hidden, np.nan, values)
+            image = panels.matrix(panel, drawn_weights, colors, dark, gaps=True, words=shares.tolist())
             for j in twice:
                 panels.frame(panel, 0, j, len(words), 1, style.theme(dark).palette[1])
             same = [np.allclose(values[:, j], values[:, words.index(words[j])]) for j in twice]
-            panels.titled(panel, one.title + (": equal where framed" if same and all(same) else ""))
+            panel.set_title(one.title + (": equal where framed" if same and all(same) else ""))
             panels.name_words(panel, words, left=index % columns == 0, lowest=index + columns >= len(drawn))
         panels.bar(figure, image, axes, "attention weight (rows sum to 1)", shrink=0.7)
         if twice:

@@ -61,7 +61,7 @@ def lines(
                 wavelength = _wavelength(each.scheme, dimension)
                 if wavelength:
                     panel.text(1.01, 0.5, wavelength, transform=panel.transAxes, va="center", size=9)
-            panels.titled(axes[column], f"{each.title}: value of the vector")
+            axes[column].set_title(f"{each.title}: value of the vector")
             axes[(len(chosen) - 1) * len(drawn) + column].set_xlabel("position (tokens)")
     return figure
 
@@ -91,8 +91,7 @@ def table(
         figure, axes = panels.panels(rows, columns, size, "The table of vectors", used=len(drawn))
         for panel, each, values in zip(axes, drawn, tables, strict=True):
             image = panels.matrix(panel, values.T, panels.scale([values], dark), dark, square=False, upright=True)
-            panels.titled(panel, each.title)
-            panel.set(xlabel=_tokens(grid), ylabel="dimension (index)")
+            panel.set(title=each.title, xlabel=_tokens(grid), ylabel="dimension (index)")
             panels.bar(figure, image, panel, "value of the vector")
     return figure
 
@@ -122,9 +121,8 @@ def similarity(
         figure, axes = panels.panels(rows, columns, size, title, used=len(drawn))
         for index, (panel, each, values) in enumerate(zip(axes, drawn, cosines, strict=True)):
             image = panels.matrix(panel, values, colors, dark, upright=True)
-            panels.titled(panel, each.title)
-            panel.set_xlabel(_tokens(grid))
-            panel.set_ylabel(_tokens(grid) if index % columns == 0 else "")
+            ylabel = _tokens(grid) if index % columns == 0 else ""
+            panel.set(title=each.title, xlabel=_tokens(grid), ylabel=ylabel)
         panels.bar(figure, image, axes, "cosine similarity", shrink=0.8 if rows == 1 else 0.6)
     return figure
 

@@ -45,7 +45,6 @@ def by_length(kind: str, records: Iterable[Record], dark: bool = False) -> Figur
 
 
 def figures(task: Answers) -> dict[str, Callable[[Iterable[Record], bool], Figure]]:
-    """The pictures of a task."""
     return {**{kind: partial(by_length, kind) for kind in task.kinds}, "training": training}
 
 
@@ -93,31 +92,22 @@ def at_chance(value: Estimate, chance: float) -> bool:
 
 
 def how_to_read(summary: Summary) -> list[str]:
-    """What the figures mean."""
-    seeds = max((len(summary.measured(scheme)) for scheme in summary.schemes), default=0)
     task = answers(summary)
-    over = f"{task.units} and over seeds" if seeds > 1 else task.units
     return [
         f"Higher is better: 1 is every answer right, and guessing gives {task.chance:g}.",
-        f"Bars are 95 % bootstrap intervals over {over}. All schemes are asked the same, and are called a tie where "
-        f"their paired difference may be zero or is below {task.noise:g}.",
+        f"Bars are 95 % bootstrap intervals over {summary.over(task.units)}. All schemes are asked the same, and are "
+        f"called a tie where their paired difference may be zero or is below {task.noise:g}.",
         *task.how_to_read,
     ]
 
 
 def not_concluded(summary: Summary) -> list[str]:
-    """What these numbers do not show."""
     steps = summary.configuration.get("steps", 0)
-    few = [s for s in summary.schemes if len(summary.measured(s)) == 1]
-    found = [
+    one_seed = summary.one_seed()
+    return [
         f"This is a small model trained briefly ({steps:,} steps). The order of the schemes can differ in a larger "
         "model and after longer training.",
-    ]
-    if few:
-        whose = "" if len(few) == len(summary.schemes) else f" of {listed(few)}"
-        found.append(f"There is one seed{whose}: the intervals say nothing of how much another training would differ.")
-    return [
-        *found,
+        *([f"{one_seed} say nothing of how much another training would differ."] if one_seed else []),
         *answers(summary).not_concluded,
         "Undefined is not a low accuracy: the scheme has no such positions, and no number stands for that.",
         f"Speed and memory are those of this machine and this size of model; step times were taken in turns with "

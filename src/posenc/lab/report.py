@@ -41,12 +41,10 @@ def write(records: Sequence[Record], out: str | Path) -> Path:
 
 
 def figures(task: Task) -> dict[str, Callable[[Iterable[Record], bool], Figure]]:
-    """The pictures of a task's comparisons."""
     return accuracy.figures(task) if isinstance(task, Answers) else pictures.FIGURES
 
 
 def png(records: Sequence[Record], name: str, dark: bool = False) -> bytes:
-    """One of the figures, as the bytes of a PNG."""
     return style.saved(figures(Summary(records).task)[name](records, dark), dark=dark)
 
 
@@ -97,10 +95,10 @@ def _fill_bits(table: Table, summary: Summary) -> str:
     lowest = {length: sentences.marked(summary, tables.KIND, length) for length in lengths}
     for scheme in summary.schemes:
         once = (
-            _short(summary.number("training", scheme, "parameters"), "{:.0f}k", 1e-3),
-            _short(summary.number("training", scheme, "tokens_per_second"), "{:,.0f}k", 1e-3),
-            _short(summary.number("speed", scheme, "step_ratio"), "{:.2f}×"),
-            _short(summary.number("training", scheme, "peak_bytes"), "{:,.0f}", 1e-6),
+            summary.shown("training", scheme, "parameters", "{:.0f}k", 1e-3) or "–",
+            summary.shown("training", scheme, "tokens_per_second", "{:,.0f}k", 1e-3) or "–",
+            summary.shown("speed", scheme, "step_ratio", "{:.2f}×") or "–",
+            summary.shown("training", scheme, "peak_bytes", "{:,.0f}", 1e-6) or "–",
         )
         bits = [_cell(_bits(summary, scheme, n), scheme in lowest[n]) for n in lengths]
         table.add_row(Text(scheme), *once, *bits)
@@ -127,16 +125,12 @@ def _fill_accuracy(table: Table, summary: Summary) -> str:
             undefined = "undef." if summary.undefined(scheme, length, kind) else "–"
             shown = f"{value.mean:.3f}" if value else undefined
             cells.append(_cell(shown, scheme in highest[kind, length]))
-        table.add_row(Text(scheme), _short(summary.number("speed", scheme, "step_ratio"), "{:.2f}×"), *cells)
+        table.add_row(Text(scheme), summary.shown("speed", scheme, "step_ratio", "{:.2f}×") or "–", *cells)
     return f"* highest, or tied with it; step: time ÷ {summary.timed_against}'s; undef.: no such positions."
 
 
 def _cell(words: str, best: bool) -> Text:
     return Text(words + "*", style="bold") if best else Text(words + " ")
-
-
-def _short(value: float | None, form: str, scale: float = 1) -> str:
-    return "–" if value is None else form.format(value * scale)
 
 
 def _bits(summary: Summary, scheme: str, length: int) -> str:

@@ -47,10 +47,8 @@ def verdict(difference: Estimate) -> str:
 
 
 def how_to_read(summary: Summary) -> list[str]:
-    """What the figures mean."""
     trained = summary.train_length
-    seeds = max((len(summary.measured(scheme)) for scheme in summary.schemes), default=0)
-    over = "windows of text and over seeds" if seeds > 1 else "windows of text"
+    over = summary.over("windows of text")
     return [
         "Lower is better. Bits per byte: how many bits the model needs, on average, for the next byte of text that it "
         "was not trained on. One token is one byte.",
@@ -65,19 +63,16 @@ def how_to_read(summary: Summary) -> list[str]:
         + (
             f" With one seed, gaps under {TIE_AT_ONE_SEED:.2f} bits are called ties: a convention, about the seed "
             "noise others have published at a similar size."
-            if any(len(summary.measured(scheme)) == 1 for scheme in summary.schemes)
+            if summary.one_seed()
             else ""
         ),
     ]
 
 
 def not_concluded(summary: Summary) -> list[str]:
-    """What these numbers do not show."""
     c = summary.configuration
     sizes = [e for s in summary.schemes if (e := summary.number("training", s, "parameters"))]
     size = f"about {_rounded(max(sizes))} parameters" if sizes else "few parameters"
-    tested = [s for s in summary.schemes if summary.measured(s)]
-    few = [s for s in tested if len(summary.measured(s)) < 2]
     found = [
         f"This is a small model ({size}) trained briefly ({c.get('steps', 0):,} steps) on one text. The order of the "
         "schemes can differ in a larger model, after longer training, and on another text.",
@@ -92,13 +87,9 @@ def not_concluded(summary: Summary) -> list[str]:
             "A training that diverged shows that the learning rate was too high for it here, not that the scheme "
             "cannot be trained."
         )
-    if few:
-        whose = "" if len(few) == len(tested) else f" of {listed(few)}"
-        found.insert(
-            1,
-            f"There is one seed{whose}: the intervals cover the choice of text, and say nothing of how much another "
-            "training would differ.",
-        )
+    if one_seed := summary.one_seed():
+        unsaid = "cover the choice of text, and say nothing of how much another training would differ."
+        found.insert(1, f"{one_seed} {unsaid}")
     return found
 
 

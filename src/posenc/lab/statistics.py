@@ -7,8 +7,6 @@ from numpy.typing import ArrayLike
 
 
 class Interval(NamedTuple):
-    """A mean and the ends of its interval."""
-
     mean: float
     low: float
     high: float

@@ -96,7 +96,6 @@ class Summary:
         return _unique(key[2] for key in tested if key[1] == scheme)
 
     def get(self, kind: str, scheme: str, seed: int, length: int | None = None) -> Record | None:
-        """The record of one measurement, if it was made."""
         return self._found.get((kind, scheme, seed, length))
 
     def of(self, kind: str, scheme: str) -> list[Record]:
@@ -152,6 +151,22 @@ class Summary:
         """A number that each training has one of: the median over seeds."""
         values = [record[name] for record in self.of(kind, scheme) if record.get(name) is not None]
         return float(median(values)) if values else None
+
+    def shown(self, kind: str, scheme: str, name: str, form: str, scale: float = 1) -> str:
+        """The same in words; empty where there is none."""
+        value = self.number(kind, scheme, name)
+        return "" if value is None else form.format(value * scale)
+
+    def over(self, units: str) -> str:
+        """What the intervals are over: the units of a test, and seeds where there are several."""
+        return f"{units} and over seeds" if any(len(self.measured(s)) > 1 for s in self.schemes) else units
+
+    def one_seed(self) -> str:
+        """Which of the schemes that were tested have one seed, in the beginning of a sentence; empty for none."""
+        tested = [s for s in self.schemes if self.measured(s)]
+        alone = [s for s in tested if len(self.measured(s)) == 1]
+        whose = "" if len(alone) == len(tested) else f" of {listed(alone)}"
+        return f"There is one seed{whose}: the intervals" if alone else ""
 
     def lacking(self) -> dict[tuple[str, int], str]:
         """What each training that is not complete lacks, by scheme and seed."""

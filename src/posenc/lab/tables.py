@@ -47,9 +47,8 @@ def row(summary: Summary, scheme: str, measured: str = KIND, best: Best = senten
     """A line of the main table, in the words it has there, of one kind of measurement."""
 
     def shown(kind: str, name: str, form: str, scale: float = 1) -> str:
-        value = summary.number(kind, scheme, name)
         absent = "diverged" if kind == "training" and summary.diverged(scheme) else "missing"
-        return absent if value is None else form.format(value * scale)
+        return summary.shown(kind, scheme, name, form, scale) or absent
 
     lengths = summary.test_lengths
     return {

@@ -34,7 +34,6 @@ class List(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
-        """Puts the list where argparse wants it."""
         items = [item for several in values for item in several]
         if not items:
             raise argparse.ArgumentError(self, "must name at least one, got none")

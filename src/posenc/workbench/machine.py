@@ -48,7 +48,6 @@ def clock_of(device: torch.device) -> Callable[[Callable[[], object]], float]:
 
 
 def machine(device: torch.device) -> dict[str, object]:
-    """The processor, its cores, the memory, the threads in use, and the device."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),

@@ -72,7 +72,6 @@ class Records:
         return len(self._records)
 
     def has(self, kind: str, scheme: str, seed: int | None = None, length: int | None = None) -> bool:
-        """Whether this was measured already."""
         return (kind, scheme, seed, length) in self._keys
 
     def require_sources(self, schemes: Iterable[str]) -> None:

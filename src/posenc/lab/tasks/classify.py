@@ -145,7 +145,6 @@ class Classify(Answers):
     )
 
     def where(self, kind: str, length: int, train_length: int) -> str:
-        """The question and the length."""
         if length == train_length:
             return f"On {kind} at the training length of {length:,} words"
         return f"On {kind} at {length:,} words, {length / train_length:g}× the training length"
@@ -164,7 +163,6 @@ class Classify(Answers):
         config.require("test_lengths", config.test_lengths[0] >= half, f"at least {half} each, half of train_length")
 
     def model(self, config: CompareConfig, scheme: str, position: Scheme) -> nn.Module:
-        """An encoder with two questions."""
         return Reader(Encoder(WORDS + 2, **self.sizes(config, position)), config.dim)
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
@@ -172,7 +170,6 @@ class Classify(Answers):
         return F.binary_cross_entropy_with_logits(model(batch[:, :-1]).float(), answers(batch).float())
 
     def plan(self, scheme: str, lengths: Sequence[int], train_length: int) -> list[tuple[str, int]]:
-        """Both questions at every length."""
         return [(question, length) for length in lengths for question in QUESTIONS]
 
     def load(self, config: CompareConfig) -> Loaded:

@@ -89,7 +89,6 @@ class Digits(Answers):
     )
 
     def where(self, kind: str, length: int, train_length: int) -> str:
-        """The grid, and whether positions are fitted."""
         grid = f"{length} × {length} patches"
         fitted = " with fitted positions" if kind == "resized" else ""
         return f"At the training grid of {grid}" if length == train_length else f"At {grid}{fitted}"
@@ -111,7 +110,6 @@ class Digits(Answers):
             )
 
     def tokens(self, config: CompareConfig) -> int:
-        """The patches of an image."""
         return config.train_length**2
 
     def shape(self, config: CompareConfig, scheme: str) -> Shape:
@@ -125,7 +123,6 @@ class Digits(Answers):
         return ImageClassifier(CLASSES, SIDE // config.train_length, raster=raster, **self.sizes(config, position))
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
-        """Cross-entropy of the digit."""
         return F.cross_entropy(model(pixels(batch)).float(), batch[:, -1])
 
     def plan(self, scheme: str, lengths: Sequence[int], train_length: int) -> list[tuple[str, int]]:

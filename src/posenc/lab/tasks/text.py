@@ -39,19 +39,15 @@ class Text(Task):
     noise = TIE_AT_ONE_SEED
 
     def model(self, config: CompareConfig, scheme: str, position: Scheme) -> nn.Module:
-        """A decoder of bytes."""
         return Decoder(256, **self.sizes(config, position))
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
-        """Cross-entropy of every byte after the first."""
         return loss_of(model, batch)
 
     def plan(self, scheme: str, lengths: Sequence[int], train_length: int) -> list[tuple[str, int]]:
-        """See `posenc.lab.evaluate`."""
         return plan(lengths, train_length)
 
     def load(self, config: CompareConfig) -> Loaded:
-        """The text, split."""
         longest = config.test_lengths[-1]
         # A window has a byte more, which is only predicted.
         least = (config.batch_size, config.train_length + 1), (MIN_WINDOWS, longest + 1)
