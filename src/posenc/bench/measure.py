@@ -92,7 +92,8 @@ def race(
             results[name] = {"left_out": str(error)}
         except Exception as error:  # whatever a library or a compiler throws ends that one alone, and is said
             place = f" at {place_of(error)}" if place_of(error) else ""
-            results[name] = {"left_out": f"failed{place} with {type(error).__name__}: {_first_line(error)}"}
+            words = next(iter(str(error).strip().splitlines()), "")
+            results[name] = {"left_out": f"failed{place} with {type(error).__name__}: {words}"}
     baseline = next(iter(makes))
     done, begin = 0, time.perf_counter()
     while done < rounds and baseline in works:
@@ -127,7 +128,3 @@ def _repeat(work: Work, times: int) -> Work:
         return work()
 
     return repeated
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), "")

@@ -16,7 +16,6 @@ from posenc.figures.panels import Schemes
 from posenc.forms import Block, bucket
 from posenc.layout import Visibility
 from posenc.positions import Positions
-from posenc.scheme import Scheme
 from posenc.schemes.entry import Shape
 from posenc.schemes.shaw import Shaw
 from posenc.schemes.transformer_xl import TransformerXL
@@ -67,8 +66,7 @@ def shaw_offsets(length: int, max_distance: int) -> NDArray[np.int64]:
     positions, zeros = Positions.arange(length), torch.zeros(1, 1, length, 1)
     (term,) = scheme.value(positions, positions)
     _, index = bucket(term, Block(zeros, zeros, positions, positions, 1.0))
-    offsets: NDArray[np.int64] = index[0].numpy() - max_distance
-    return offsets
+    return np.asarray(index[0].numpy() - max_distance)
 
 
 def transformer_xl_terms(
@@ -135,13 +133,17 @@ def attention(
     words = panels.words_of(sentence)
     positions = panels.places(len(words))
     drawn = panels.named(schemes, Shape(dim, num_heads, head_dim, len(words), causal=causal))
-    weights = [
-        panels.numbers(weights_on(words, each.scheme, positions, dim, num_heads, head_dim, causal)) for each in drawn
-    ]
+    seen = visible(positions, positions, Visibility(causal))
+    hidden = torch.zeros(len(words), len(words), dtype=torch.bool) if seen is None else ~seen[0]
+    weights = []
+    with torch.no_grad():
+        for each in drawn:
+            encoding = each.scheme(positions, dtype=torch.float64)
+            query, key = _projected(encoding.add(panels.embeddings(words, dim)), num_heads, head_dim)
+            scores = posenc.logits(query, key, encoding, is_causal=causal)[0, 0].masked_fill(hidden, -torch.inf)
+            weights.append(panels.numbers(scores.softmax(-1)))
     twice = [j for j, word in enumerate(words) if words.count(word) > 1]
     rows, columns = panels.layout(len(drawn), most=2)
-    seen = visible(positions, positions, Visibility(causal))
-    hidden = np.zeros((len(words), len(words)), bool) if seen is None else ~seen[0].numpy()
     colors = panels.sequential(), Normalize(0.0, max(float(w.max()) for w in weights))
     with style.context(dark):
         side = 0.8 + 0.5 * len(words)
@@ -160,26 +162,6 @@ def attention(
         if twice:
             figure.supxlabel("framed: the places of a word that stands twice", x=0.012, ha="left", size=9)
     return figure
-
-
-@torch.no_grad()
-def weights_on(
-    words: Sequence[str],
-    scheme: Scheme,
-    positions: Positions,
-    dim: int,
-    num_heads: int,
-    head_dim: int,
-    causal: bool = False,
-) -> Tensor:
-    """The attention weights (queries, keys) of the first head on a sentence of fixed embeddings, in float64."""
-    encoding = scheme(positions, dtype=torch.float64)
-    query, key = _projected(encoding.add(panels.embeddings(words, dim)), num_heads, head_dim)
-    scores = posenc.logits(query, key, encoding, is_causal=causal)
-    seen = visible(positions, positions, Visibility(causal))
-    if seen is not None:
-        scores = scores.masked_fill(~seen[:, None], -torch.inf)
-    return scores.softmax(-1)[0, 0]
 
 
 def _projected(x: Tensor, num_heads: int, head_dim: int) -> tuple[Tensor, Tensor]:

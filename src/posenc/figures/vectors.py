@@ -5,7 +5,7 @@ where its package is installed.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from posenc.arguments import check_type, shown
+from posenc.arguments import shown
 from posenc.figures import minilm, panels
 from posenc.figures.panels import Named, Schemes
 from posenc.phases import frequencies
@@ -141,15 +141,11 @@ def _tables(
     positions = panels.places(length, grid)
     shape = Shape(dim, num_heads=1, head_dim=dim, max_positions=len(positions), grid=grid)
     names = [schemes] if isinstance(schemes, str) else schemes
-    check_type("schemes", names, Sequence, Mapping)
-    drawn = []
-    for name in names:
-        given: Schemes = {name: names[name]} if isinstance(names, Mapping) else (name,)
-        if name == minilm.NAME and not isinstance(names, Mapping):
-            given = {"all-MiniLM-L6-v2, learned": minilm.learned()}
-        drawn += panels.named(given, shape, doors=("add",))
-    if not drawn:
-        panels.named((), shape)
+    groups: list[Schemes] = [names]
+    if isinstance(names, Sequence) and minilm.NAME in names:
+        real = {"all-MiniLM-L6-v2, learned": minilm.learned()}
+        groups = [real if name == minilm.NAME else (name,) for name in names]
+    drawn = [each for group in groups for each in panels.named(group, shape, doors=("add",))]
     tables = []
     for each in drawn:
         encoding = each.scheme(positions, dtype=torch.float64)

@@ -68,12 +68,10 @@ class Text:
         """Where the windows numbered ``index`` begin, if file f has ``per_file[f]`` of them, ``step`` bytes apart."""
         ends = np.cumsum(per_file)
         file = np.searchsorted(ends, index, side="right")
-        starts: NDArray[np.int64] = self.bounds[file] + (index - (ends[file] - per_file[file])) * step
-        return starts
+        return self.bounds[file] + (index - (ends[file] - per_file[file])) * step
 
     def _windows(self, starts: NDArray[np.int64], size: int) -> Bytes:
-        windows: Bytes = self.data[starts[:, None] + np.arange(size)]
-        return windows
+        return self.data[starts[:, None] + np.arange(size)]
 
 
 @dataclass(frozen=True)
@@ -100,28 +98,28 @@ def load(text: Sequence[str] = (), *, held_out: int = 0, least: Least = ((0, 1),
     for path in paths:
         contents.setdefault(path.read_bytes(), path.relative_to(root).as_posix())
     contents.pop(b"", None)
-    files = sorted(((name, data) for data, name in contents.items()), key=lambda file: _hash(file[0].encode()))
-    total = sum(len(data) for _, data in files)
+    files = sorted(contents, key=lambda data: _hash(contents[data].encode()))
+    total = sum(map(len, files))
     wanted = max(int(total * HELD_OUT), min(held_out, int(total * MOST_HELD_OUT)))
     if not wanted:
         raise ValueError(f"text must be of some bytes to split, got {total} in {' '.join(text) or 'the library'}")
     if len(files) == 1:
-        (_, data), how = files[0], "its end"
-        train, validation = [data[:-wanted]], [data[-wanted:]]
+        how = "its end"
+        train, validation = [files[0][:-wanted]], [files[0][-wanted:]]
     else:
         how = "whole files"
         train, validation = [], []
-        for _, data in files:
+        for data in files:
             held = sum(map(len, validation))
             # One large file must not take the training text along.
             (validation if held < wanted and held + len(data) <= total // 2 else train).append(data)
     sides = _text(train), _text(validation)
     if len(files) > 1 and not _fits(sides, least):
-        largest = max((data for _, data in files), key=len)
+        largest = max(files, key=len)
         end = min(wanted, int(len(largest) * MOST_HELD_OUT))
         begin, held_end = largest[: len(largest) - end], largest[len(largest) - end :]
         # Its own parts as files of their own would be on both sides, and so would its end inside another file.
-        others = [data for _, data in files if data not in largest and held_end not in data]
+        others = [data for data in files if data not in largest and held_end not in data]
         cut = _text([*others, begin]), _text([held_end])
         if _fits(cut, least):
             how = "the end of the largest file, as whole files leave too little room"

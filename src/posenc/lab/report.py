@@ -28,10 +28,9 @@ def write(records: Sequence[Record], out: str | Path) -> Path:
 
     Each file is written whole or not at all, so a reader never meets half of one.
     """
-    out = Path(out)
-    images = {
-        name: {dark: png(records, name, dark) for dark in (False, True)} for name in figures(Summary(records).task)
-    }
+    out, images = Path(out), {}
+    for name, draw in figures(Summary(records).task).items():
+        images[name] = {dark: style.saved(draw(records, dark), dark=dark) for dark in (False, True)}
     for name, pair in images.items():
         for dark, data in pair.items():
             write_whole(out / FOLDER / f"{name}{'-dark' if dark else ''}.png", data)
@@ -44,22 +43,22 @@ def figures(task: Task) -> dict[str, Callable[[Iterable[Record], bool], Figure]]
     return accuracy.figures(task) if isinstance(task, Answers) else pictures.FIGURES
 
 
-def png(records: Sequence[Record], name: str, dark: bool = False) -> bytes:
-    return style.saved(figures(Summary(records).task)[name](records, dark), dark=dark)
-
-
 def html(records: Sequence[Record], images: dict[str, dict[bool, bytes]]) -> str:
     """The page, with the PNGs of each figure (by whether they are dark) inside it."""
     summary = Summary(records)
     latest = summary.records[-1] if summary.records else {}
     right_or_wrong = isinstance(summary.task, Answers)
+    sources = {
+        name: {dark: f"data:image/png;base64,{base64.b64encode(data).decode()}" for dark, data in pair.items()}
+        for name, pair in images.items()
+    }
     words, numbers = (accuracy, accuracy) if right_or_wrong else (sentences, tables)
     return page(
         "posenc.lab",
         "accuracy.html.j2" if right_or_wrong else "report.html.j2",
         summary=summary,
         about=(latest.get("text") or {}).get("about", ""),
-        images={name: {dark: _uri(data) for dark, data in pair.items()} for name, pair in images.items()},
+        images=sources,
         missing=summary.missing(),
         left_out=summary.task.left_out(),
         observed=words.observed(summary),
@@ -149,7 +148,3 @@ def _few(lengths: Sequence[int], trained: int, most: int = 5) -> list[int]:
         return list(lengths)
     keep = {lengths[0], trained if trained in lengths else lengths[1]}
     return sorted(keep | set(lengths[2 - most :]))
-
-
-def _uri(data: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(data).decode()

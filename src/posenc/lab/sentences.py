@@ -117,19 +117,19 @@ def _order(summary: Summary, length: int, where: str) -> str:
 def _use_of_context(summary: Summary, length: int) -> str:
     """Whether what lies further back than the training length helps: against the truncated baseline, same bytes."""
     effects = {s: summary.difference("sliding", s, s, length, kind_of_other="truncated") for s in summary.schemes}
-    groups: dict[str, list[str]] = {"lowers": [], "leaves": [], "raises": []}
+    lowers: list[str] = []
+    leaves: list[str] = []
+    raises: list[str] = []
     for scheme, effect in effects.items():
         if effect and effect.finite:
             # One model against itself: the noise between seeds has no part in it. What prints as 0.00 is no effect.
-            none = effect.low <= 0 <= effect.high or abs(effect.mean) < 0.005
-            kind = "leaves" if none else "lowers" if effect.mean < 0 else "raises"
-            groups[kind].append(scheme if kind == "leaves" else f"{scheme} by {abs(effect.mean):.2f}")
-    words = {
-        "lowers": "lowers the loss of {}",
-        "leaves": "leaves the loss of {} as it is",
-        "raises": "raises the loss of {}",
-    }
-    said = [words[kind].format(listed(who)) for kind, who in groups.items() if who]
+            if effect.low <= 0 <= effect.high or abs(effect.mean) < 0.005:
+                leaves.append(scheme)
+            else:
+                (lowers if effect.mean < 0 else raises).append(f"{scheme} by {abs(effect.mean):.2f}")
+    said = [f"lowers the loss of {listed(lowers)}"] if lowers else []
+    said += [f"leaves the loss of {listed(leaves)} as it is"] if leaves else []
+    said += [f"raises the loss of {listed(raises)}"] if raises else []
     if not said:
         return ""
     start = f"Seeing {length:,} tokens rather than only the last {summary.train_length:,}"

@@ -159,8 +159,7 @@ class Rows:
 
     def draw(self, rng: np.random.Generator, count: int, size: int) -> Bytes:
         """``count`` random rows; they have the size they have."""
-        drawn: Bytes = self.rows[rng.integers(len(self.rows), size=count)]
-        return drawn
+        return self.rows[rng.integers(len(self.rows), size=count)]
 
 
 def pixels(batch: Tensor) -> Tensor:
