@@ -131,6 +131,8 @@ def numbers(tensor: Tensor) -> NDArray[np.float64]:
 
 # -- colours ----------------------------------------------------------------------------------------------------------
 
+SEQUENTIAL: Colormap = matplotlib.colormaps["viridis"]  # lightness rises all the way
+NEVER_SEEN = {False: "#c6ccd2", True: "#4a525c"}  # what has no value: in neither of the maps
 _DIVERGING = {
     False: ("#08306b", "#2b78c5", "#9cc7ea", "#f6f6f6", "#f2b377", "#cf6512", "#6b2503"),
     True: ("#b8dcff", "#5ea4ea", "#2a568a", "#20242b", "#8a5220", "#e88f37", "#ffd9a8"),
@@ -142,18 +144,10 @@ def diverging(dark: bool) -> Colormap:
     return LinearSegmentedColormap.from_list("posenc-diverging", _DIVERGING[dark])
 
 
-def sequential() -> Colormap:
-    """Viridis: lightness rises all the way."""
-    return matplotlib.colormaps["viridis"]
-
-
-NEVER_SEEN = {False: "#c6ccd2", True: "#4a525c"}  # what has no value: in neither of the maps
-
-
 def ordered(count: int, dark: bool) -> list[tuple[float, float, float, float]]:
     """Colours for lines that have an order, all with a contrast to the paper."""
     low, high = (0.36, 1.0) if dark else (0.0, 0.6)
-    shades = sequential()(np.linspace(low, high, max(count, 2))[:count])
+    shades = SEQUENTIAL(np.linspace(low, high, max(count, 2))[:count])
     return [(float(r), float(g), float(b), float(a)) for r, g, b, a in shades]
 
 
@@ -202,7 +196,7 @@ def scale(values: Iterable[ArrayLike], dark: bool, centre: float | None = None) 
         middle = centre or 0.0
         reach = max(middle - low, high - middle) or 1.0
         return diverging(dark), Normalize(middle - reach, middle + reach)
-    return sequential(), Normalize(low, high if high > low else low + 1.0)
+    return SEQUENTIAL, Normalize(low, high if high > low else low + 1.0)
 
 
 def matrix(

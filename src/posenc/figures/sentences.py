@@ -144,7 +144,7 @@ def attention(
             weights.append(panels.numbers(scores.softmax(-1)))
     twice = [j for j, word in enumerate(words) if words.count(word) > 1]
     rows, columns = panels.layout(len(drawn), most=2)
-    colors = panels.sequential(), Normalize(0.0, max(float(w.max()) for w in weights))
+    colors = panels.SEQUENTIAL, Normalize(0.0, max(float(w.max()) for w in weights))
     with style.context(dark):
         side = 0.8 + 0.5 * len(words)
         size = (1.7 + side * columns, 0.9 + side * rows)

@@ -113,7 +113,7 @@ def similarity(
     drawn, tables = _tables(schemes, dim, length, grid)
     cosines = [cosine(values) for values in tables]
     rows, columns = panels.layout(len(drawn), most=4 if len(drawn) > 3 else 3)
-    colors = panels.sequential(), Normalize(min(0.0, *(float(c.min()) for c in cosines)), 1.0)
+    colors = panels.SEQUENTIAL, Normalize(min(0.0, *(float(c.min()) for c in cosines)), 1.0)
     with style.context(dark):
         each_width = {1: 4.4, 2: 3.9, 3: 3.0, 4: 2.15}[columns]
         size = (0.9 + each_width * columns, 0.7 + (each_width - 0.25) * rows)
