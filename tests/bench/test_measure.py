@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc.bench.measure import FEWEST_ROUNDS, LeftOutError, Work, beyond, clock_of, race, ratios, spread
+from posenc.bench.measure import FEWEST_ROUNDS, LeftOutError, Work, beyond, race, ratios, spread
+from posenc.workbench.machine import clock_of
 
 MEBIBYTE = 2**20
 

@@ -7,9 +7,10 @@ from torch.nn.attention.flex_attention import flex_attention
 import posenc
 from posenc.bench import cases, peers
 from posenc.bench.cases import Inputs, build_scheme, compared
-from posenc.bench.measure import LeftOutError, clock_of, race
+from posenc.bench.measure import LeftOutError, race
 from posenc.bench.settings import Settings
 from posenc.bench.tables import markdown
+from posenc.workbench.machine import clock_of
 from tests.bench.made_up import record
 from tests.bench.test_command import TINY
 

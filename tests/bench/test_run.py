@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from posenc.bench import cases, run
-from posenc.bench.measure import LeftOutError, Work, clock_of
+from posenc.bench.measure import LeftOutError, Work
 from posenc.bench.run import bench, groups, grown
 from posenc.bench.settings import Settings
+from posenc.workbench.machine import clock_of
 from posenc.workbench.progress import Progress
 from posenc.workbench.records import key, read
 from tests.bench.test_command import TINY

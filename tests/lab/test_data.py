@@ -85,17 +85,17 @@ def test_spread_windows_are_side_by_side() -> None:
 
 def test_too_little_text_says_what_is_needed_and_what_is_there(tmp_path: Path) -> None:
     corpus = data.load([str(write_text(tmp_path / "short.txt", 3000))], held_out=10_000)
-    data.require(corpus, train_length=15, batch_size=4, longest=99, windows=8)
+    data.require(corpus, ((4, 16), (8, 100)))
     expected = (
         "too little text: evaluation needs 8 windows of 128 bytes, each inside one file, 1,024 bytes in all; "
         "there are 7, 896 bytes, in the 1,000 bytes for evaluation of "
     )
     with pytest.raises(ValueError, match=f"^{expected}"):
-        data.require(corpus, train_length=15, batch_size=4, longest=127, windows=8)
+        data.require(corpus, ((4, 16), (8, 128)))
     with pytest.raises(
         ValueError, match=r"training needs 500 windows of 16 bytes, .* 8,000 bytes in all; there are 125"
     ):
-        data.require(corpus, train_length=15, batch_size=500, longest=99, windows=8)
+        data.require(corpus, ((500, 16), (8, 100)))
 
 
 def test_text_that_is_not_there(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_text_that_is_not_there(tmp_path: Path) -> None:
 def test_the_standard_library_is_text_enough() -> None:
     corpus = data.load(held_out=64 * 1025)
     assert "standard library" in corpus.about
-    data.require(corpus, train_length=128, batch_size=16, longest=1024, windows=64)
+    data.require(corpus, ((16, 129), (64, 1025)))
     assert not files_of(corpus.train) & files_of(corpus.validation)
 
 
@@ -117,9 +117,9 @@ def test_the_standard_library_is_text_enough() -> None:
 def test_where_whole_files_leave_too_little_room_the_end_of_the_largest_is_held_out(tmp_path: Path, large: str) -> None:
     content = write_text(tmp_path / large, 20_000).read_bytes()
     small = write_text(tmp_path / "small", 500, seed=1).read_bytes()
-    least = data.least(train_length=16, batch_size=4, longest=127, windows=8)
+    least = (4, 17), (8, 128)
     corpus = data.load([str(tmp_path)], held_out=3000, least=least)
-    data.require(corpus, train_length=16, batch_size=4, longest=127, windows=8)
+    data.require(corpus, least)
     assert files_of(corpus.validation) == {content[-3000:]}
     assert files_of(corpus.train) == {content[:-3000], small}
     assert corpus.about.endswith(

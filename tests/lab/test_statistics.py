@@ -47,5 +47,3 @@ def test_the_same_numbers_give_the_same_interval() -> None:
 def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match=r"values must be \(windows,\) or \(seeds, windows\) and not empty, got shape"):
         mean_interval([])
-    with pytest.raises(ValueError, match="level must lie between 0 and 1, got 95"):
-        mean_interval([1.0], level=95)

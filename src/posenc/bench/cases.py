@@ -22,7 +22,7 @@ from posenc.encoding import Encoding
 from posenc.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.catalog import catalog, entries_of, scheme_from_names
-from posenc.schemes.entry import Shape
+from posenc.schemes.entry import Entry, Shape
 from posenc.schemes.shaw import Shaw
 
 PLAIN = "plain"  # causal scaled_dot_product_attention, without positions: the baseline
@@ -63,8 +63,7 @@ def all_schemes() -> tuple[str, ...]:
 def check_schemes(names: tuple[str, ...]) -> None:
     """ValueError for a name that is neither the catalog's nor `SHAW_KEYS`."""
     for name in names:
-        if name != SHAW_KEYS:
-            entries_of(name)
+        _entries(name)
 
 
 def build_scheme(name: str, settings: Settings, length: int) -> Scheme:
@@ -85,13 +84,17 @@ def positions_of(name: str, length: int, device: torch.device | str) -> Position
     if _needs_grid(name):
         return Positions.grid(*_grid(length), device=device)
     line = Positions.arange(length, device=device)
-    if name != SHAW_KEYS and any(entry.needs_segments for entry in entries_of(name)):
+    if any(entry.needs_segments for entry in _entries(name)):
         return line.with_segment((torch.arange(length, device=device) >= length // 2).long()[None])
     return line
 
 
 def _needs_grid(name: str) -> bool:
-    return name != SHAW_KEYS and any(entry.axes == "two" for entry in entries_of(name))
+    return any(entry.axes == "two" for entry in _entries(name))
+
+
+def _entries(name: str) -> tuple[Entry, ...]:
+    return () if name == SHAW_KEYS else entries_of(name)
 
 
 def _grid(length: int) -> tuple[int, int]:
@@ -192,8 +195,7 @@ def _rotations(settings: Settings, dtype: str) -> Built:
         "posenc": ready(lambda: encoding.rotate(query, key)),
         "posenc, bound in the call": ready(lambda: scheme.tokens(positions).rotate(query, key)),
     }
-    rivals = peers.rotations(query, key)
-    makes |= rivals
+    makes |= peers.rotations(query, key)
     if settings.compiled:
         makes["posenc, compiled"] = lambda: peers.compiled(encoding.rotate, query, key)
         makes["transformers, compiled"] = lambda: peers.transformers_rotation(query, key, compile=True)
@@ -216,7 +218,7 @@ def compared(settings: Settings, name: str, length: int, training: bool) -> Buil
     inputs = Inputs.draw(settings, length, length, training)
     scheme = build_scheme(name, settings, length)
     auto = explained(scheme, name, inputs).backend
-    rivals = peers.attentions(name, scheme, inputs, WINDOW)
+    rivals = peers.attentions(scheme, inputs)
     if not settings.compiled:
         rivals = {rival: make for rival, make in rivals.items() if rival != peers.FLEX}
     ours: Make = partial(attention_work, settings, name, length, inputs, AUTO)

@@ -10,7 +10,6 @@ from posenc.workbench.command import add_options, failed, given, measured, stdou
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds ``bench`` to the commands."""
     parser = commands.add_parser(
         "bench",
         help="what position costs in time and memory",
@@ -32,7 +31,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
-    """The benchmark that the command line asks for."""
     return Settings.from_mapping({**(QUICK if arguments.quick else {}), **given(arguments, Settings)})
 
 
@@ -46,15 +44,10 @@ def run(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         return failed(f"{error} (see posenc bench --help)", code=2)
 
-    from rich.console import Console
-
     from posenc.bench import pictures, tables  # before an hour of timing: drawing must be possible
-    from posenc.workbench.progress import for_console
-    from posenc.workbench.records import read
 
     out = arguments.out or Path("runs/bench-quick" if arguments.quick else "runs/bench")
-    progress = for_console(Console(stderr=True))
-    records, stopped = measured(lambda: bench(settings, out, progress), lambda: read(out), progress, out)
+    records, stopped = measured(lambda progress: bench(settings, out, progress), out)
     if records:
         path = tables.write(records, out, pictures.write(records, out))
         console = stdout()

@@ -38,8 +38,6 @@ class LeftOutError(Exception):
 
 
 class Spread(NamedTuple):
-    """A median and the quartiles around it."""
-
     median: float
     low: float
     high: float
@@ -64,21 +62,6 @@ def ratios(seconds: Sequence[float], baseline: Sequence[float]) -> Spread:
     Spread(median=2.0, low=2.0, high=2.5)
     """
     return spread([mine / its for mine, its in zip(seconds, baseline, strict=True)])
-
-
-def clock_of(device: torch.device) -> Clock:
-    """A clock that waits for what a GPU was given to do, before and after the call."""
-
-    def seconds(work: Work) -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        begin = time.perf_counter()
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter() - begin
-
-    return seconds
 
 
 def race(
@@ -109,7 +92,8 @@ def race(
             results[name] = {"left_out": str(error)}
         except Exception as error:  # whatever a library or a compiler throws ends that one alone, and is said
             place = f" at {place_of(error)}" if place_of(error) else ""
-            results[name] = {"left_out": f"failed{place} with {type(error).__name__}: {_first_line(error)}"}
+            words = next(iter(str(error).strip().splitlines()), "")
+            results[name] = {"left_out": f"failed{place} with {type(error).__name__}: {words}"}
     baseline = next(iter(makes))
     done, begin = 0, time.perf_counter()
     while done < rounds and baseline in works:
@@ -144,7 +128,3 @@ def _repeat(work: Work, times: int) -> Work:
         return work()
 
     return repeated
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), "")

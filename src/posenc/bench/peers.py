@@ -85,7 +85,7 @@ def compiled(function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> Wo
 # -- attention --------------------------------------------------------------------------------------------------------
 
 
-def attentions(name: str, scheme: Scheme, inputs: Inputs, window: int) -> dict[str, Make]:
+def attentions(scheme: Scheme, inputs: Inputs) -> dict[str, Make]:
     """Ways to causal attention with a scheme's bias, all with the same numbers in it."""
     return {
         "mask built ahead": partial(_mask_ahead, scheme, inputs),
@@ -101,13 +101,11 @@ def _distances(tokens: int, device: torch.device) -> Tensor:
     return line - line[:, None]
 
 
-def _t5_bucket(distances: Tensor, buckets: int = 32, max_distance: int = 128) -> Tensor:
-    """T5's, for keys that lie back; logarithms in float64."""
+def _t5_bucket(distances: Tensor) -> Tensor:
+    """T5's 32, up to a distance of 128, for keys that lie back; logarithms in float64."""
     back = (-distances).clamp(min=0)
-    exact = buckets // 2
-    scaled = (back.clamp(min=1).double() / exact).log() / torch.tensor(max_distance / exact).double().log()
-    far = (exact + scaled * (buckets - exact)).long().clamp(max=buckets - 1)
-    return torch.where(back < exact, back, far)
+    far = 16 + 16 * (back.clamp(min=1).double() / 16).log() / torch.tensor(128 / 16).double().log()
+    return torch.where(back < 16, back, far.long().clamp(max=31))
 
 
 def bias_of(scheme: Scheme, query: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ ROW, LABEL, NUMBER, AXIS, TOP, BOTTOM = 0.25, 2.0, 0.85, 4.2, 0.95, 0.62
 
 def price(records: Sequence[Record], dark: bool = False) -> Figure | None:
     """Ratios to plain attention at the longest length that most schemes were measured at, a row per scheme."""
-    found = {phase: [r for r in records if r["kind"] == f"price {phase}" and "auto" in r] for phase in PHASES}
+    found = {phase: _with_auto(records, f"price {phase}") for phase in PHASES}
     length = _common_length([r for group in found.values() for r in group])
     if length is None:
         return None
@@ -66,11 +66,9 @@ def price_by_length(records: Sequence[Record], dark: bool = False) -> Figure | N
     panels = []
     for phase, words in PHASES.items():
         lines: dict[str, dict[int, float]] = {}
-        for record in records:
-            if record["kind"] == f"price {phase}" and "auto" in record:
-                ratio = _ratio(record, record["auto"])
-                if ratio:
-                    lines.setdefault(record["scheme"], {})[record["length"]] = ratio[0]
+        for record in _with_auto(records, f"price {phase}"):
+            if ratio := _ratio(record, record["auto"]):
+                lines.setdefault(record["scheme"], {})[record["length"]] = ratio[0]
         panels.append(Panel(words, "time over plain attention", lines))
     return _curves(panels, "The price of position against length", dark, _times)
 
@@ -81,16 +79,19 @@ def growth(records: Sequence[Record], dark: bool = False) -> Figure | None:
     for measured, words in (("seconds", "time (ms)"), ("peak_bytes", "peak memory (MiB)")):
         for phase, step in PHASES.items():
             groups: dict[str, dict[int, list[float]]] = {}
-            for record in records:
-                if record["kind"] in (f"price {phase}", f"growth {phase}") and "auto" in record:
-                    for line, name in ((PLAIN, record["baseline"]), (record["scheme"], record["auto"])):
-                        value = _amount(record["results"].get(name, {}), measured)
-                        if value:
-                            groups.setdefault(line, {}).setdefault(record["length"], []).append(value)
+            for record in _with_auto(records, f"price {phase}", f"growth {phase}"):
+                for line, name in ((PLAIN, record["baseline"]), (record["scheme"], record["auto"])):
+                    if value := _amount(record["results"].get(name, {}), measured):
+                        groups.setdefault(line, {}).setdefault(record["length"], []).append(value)
             # Plain attention was measured in the group of every scheme.
             medians = {name: {n: statistics.median(v) for n, v in line.items()} for name, line in groups.items()}
             panels.append(Panel(step, words, medians))
     return _curves(panels, "Time and memory against length", dark, lambda value: f"{value:,g}")
+
+
+def _with_auto(records: Sequence[Record], *kinds: str) -> list[Record]:
+    """The records of these kinds that say what auto takes."""
+    return [record for record in records if record["kind"] in kinds and "auto" in record]
 
 
 def _amount(result: Mapping[str, Any], measured: str) -> float:
@@ -142,12 +143,7 @@ def decode(records: Sequence[Record], dark: bool = False) -> Figure | None:
 
 
 FIGURES: dict[str, Callable[[Sequence[Record], bool], Figure | None]] = {
-    "price": price,
-    "price_by_length": price_by_length,
-    "growth": growth,
-    "rope": rope,
-    "peers": peers,
-    "decode": decode,
+    draw.__name__: draw for draw in (price, price_by_length, growth, rope, peers, decode)
 }
 
 
@@ -155,12 +151,9 @@ def write(records: Sequence[Record], out: Path) -> list[Path]:
     """Draws everything that the records have something for, each file whole or not at all; gives the paths."""
     written = []
     for name, draw in FIGURES.items():
-        figure = draw(records, False)
-        if figure is None:
-            continue
-        path = out / f"{name}.png"
-        write_whole(path, style.saved(figure))
-        written.append(path)
+        if figure := draw(records, False):
+            written.append(out / f"{name}.png")
+            write_whole(written[-1], style.saved(figure))
     return written
 
 
@@ -188,16 +181,10 @@ def _dots(blocks: Sequence[Block], title: str, xlabel: str, dark: bool) -> Figur
         axes.spines["left"].set_visible(False)
         across = axes.get_yaxis_transform()
         columns = {label: 1 + NUMBER * (index + 1) / AXIS for index, label in enumerate(series)}
+        words: dict[str, Any] = {"ha": "right", "size": 9, "transform": across}
         for label, (color, _) in looks.items():
-            words: dict[str, Any] = {
-                "color": color,
-                "ha": "right",
-                "va": "bottom",
-                "size": 9,
-                "weight": "bold",
-                "linespacing": 0.95,
-            }
-            axes.text(columns[label], -0.6, label.replace(" ", "\n"), transform=across, **words)
+            head = label.replace(" ", "\n")
+            axes.text(columns[label], -0.6, head, color=color, va="bottom", weight="bold", linespacing=0.95, **words)
         labels: list[str] = []
         for block in blocks:
             labels += [block.header] if block.header else []
@@ -206,9 +193,9 @@ def _dots(blocks: Sequence[Block], title: str, xlabel: str, dark: bool) -> Figur
                 labels.append(name)
                 for index, (label, (color, marker)) in enumerate(looks.items()):
                     value = block.series.get(label, {}).get(name)
-                    words = {"color": color, "ha": "right", "va": "center", "size": 9, "transform": across}
-                    axes.text(columns[label], row, "–" if value is None else _times(value[0]), **words)
-                    if value is not None:
+                    shown = _times(value[0]) if value else "–"
+                    axes.text(columns[label], row, shown, color=color, va="center", **words)
+                    if value:
                         aside = row + 0.16 * (2 * index - len(series) + 1)
                         axes.plot(value[1:], (aside, aside), color=color, linewidth=1.4, solid_capstyle="butt")
                         axes.plot(value[0], aside, marker, color=color, markersize=5.5, label=f"{name}, {label}")
@@ -244,18 +231,9 @@ def _curves(panels: Sequence[Panel], title: str, dark: bool, form: Callable[[flo
             axes.xaxis.set_minor_locator(NullLocator())
             axes.set_xlim(lengths[0] / 1.1, lengths[-1] * 1.1)
             for name, line in panel.lines.items():
-                look, plain = _look(name, dark), name == PLAIN
-                dashes, marker, weight = look.dashes, "" if plain else look.marker, 3 if plain else 1.3
-                points = sorted(line.items())
-                axes.plot(
-                    *zip(*points, strict=True),
-                    color=look.color,
-                    linestyle=dashes,
-                    marker=marker,
-                    linewidth=weight,
-                    markersize=4.5,
-                    label=name,
-                )
+                look, points = _look(name, dark), zip(*sorted(line.items()), strict=True)
+                (drawn,) = axes.plot(*points, color=look.color, linestyle=look.dashes, marker=look.marker, label=name)
+                drawn.set(linewidth=3 if name == PLAIN else 1.3, markersize=4.5)
             if form is _times:
                 _ratio_axis(axes, [value for line in panel.lines.values() for value in line.values()], vertical=True)
             else:
@@ -304,10 +282,7 @@ def _times(value: float) -> str:
 
 def _ratio(record: Record, name: str) -> Spread | None:
     given = record["results"].get(name, {}).get("ratio")
-    if not given or not all(map(math.isfinite, given)):
-        return None
-    median, low, high = given
-    return median, low, high
+    return tuple(given) if given and all(map(math.isfinite, given)) else None
 
 
 def _common_length(records: Sequence[Record]) -> int | None:

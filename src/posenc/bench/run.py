@@ -6,10 +6,9 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,12 +16,11 @@ from posenc.arguments import check_name, check_type
 from posenc.backends.choice import BACKENDS
 from posenc.bench import cases, peers
 from posenc.bench.inputs import Inputs
-from posenc.bench.measure import Clock, LeftOutError, Make, Work, beyond, clock_of, race
+from posenc.bench.measure import Clock, LeftOutError, Make, Work, beyond, race
 from posenc.bench.settings import AUTO, Settings
-from posenc.schemes.own import source_of
 from posenc.workbench.configuration import differences, fingerprint
 from posenc.workbench.files import parse, write_whole
-from posenc.workbench.machine import device_of, machine, versions
+from posenc.workbench.machine import clock_of, device_of, machine, versions
 from posenc.workbench.progress import Progress
 from posenc.workbench.records import Record, Records
 
@@ -86,8 +84,7 @@ def bench(
         if records.notice:
             progress.say(records.notice)
         planned = list(groups(settings))
-        for scheme in settings.schemes:
-            records.require_source(scheme, source_of(scheme))
+        records.require_sources(settings.schemes)
         progress.begin(sum(group.work for group in planned))
         if (load := _load()) > BUSY:
             progress.say(f"the machine was busy in the last minute (load {load}): what is timed now is doubtful")
@@ -99,8 +96,6 @@ def bench(
             progress.advance(0, f"{group.kind}, {group.scheme}, {group.length:,}")
             measured = _measure(group, settings, limits, clock, device)
             named = {"kind": group.kind, "scheme": group.scheme, "length": group.length}
-            if source := source_of(group.scheme):
-                named["source"] = source
             # Beyond this run's own threads, what else kept the machine busy.
             records.append({**named, **measured, "load": _load(), **about, "fingerprint": fingerprint(about)})
             progress.advance(group.work, f"{group.kind}, {group.scheme}, {group.length:,}")
@@ -113,17 +108,15 @@ def _measure(
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()  # or what was compiled for one length would shape what is compiled for the next
     built = group.build()
-    makes = dict(built.makes)
-    if group.memory:
-        for name in makes:
-            if name != cases.PLAIN:
-                makes[name] = partial(limits.make, group, name, makes[name])
+    makes = {
+        name: partial(limits.make, group, name, make) if group.memory and name != cases.PLAIN else make
+        for name, make in built.makes.items()
+    }
     memory = device if group.memory else None
     return {**built.facts, **race(makes, rounds=settings.rounds, budget=settings.budget, clock=clock, memory=memory)}
 
 
-@dataclass(frozen=True)
-class _Grown:
+class _Grown(NamedTuple):
     """What a call took at a length."""
 
     length: int
@@ -140,8 +133,7 @@ class _Limits:
 
     def make(self, group: cases.Group, name: str, make: Make) -> Work:
         """What ``make`` sets up. Raises LeftOutError, with the numbers, where it would be too much."""
-        why = self.reason(group, name)
-        if why:
+        if why := self.reason(group, name):
             raise LeftOutError(why)
         return make()
 
@@ -170,7 +162,7 @@ class _Limits:
             if result.get("seconds")
         ]
         if len(found) >= 2:
-            return sorted(found, key=lambda each: each.length)
+            return sorted(found)
         key = (group.kind, group.scheme, name)
         if key not in self._probed:
             self._probed[key] = [self._probe(group, name, length) for length in PROBES]
@@ -181,9 +173,8 @@ class _Limits:
         inputs = Inputs.draw(self.settings, length, length, training)
         work = cases.attention_work(self.settings, group.scheme, length, inputs, name)
         self.clock(work)
-        return _Grown(
-            length, min(self.clock(work) for _ in range(PROBED)), beyond(work, torch.device(self.settings.device))
-        )
+        seconds = min(self.clock(work) for _ in range(PROBED))
+        return _Grown(length, seconds, beyond(work, torch.device(self.settings.device)))
 
 
 def grown(a: int, bytes_a: float, b: int, bytes_b: float, length: int) -> float:

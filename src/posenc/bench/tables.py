@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from posenc.workbench.files import write_whole
+from posenc.workbench.records import made_with
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 Record: TypeAlias = Mapping[str, Any]
 
 FILE, DATA = "bench.md", "bench.json"
-PHASES = ("forward", "training")
+PHASES = {"forward": "forward", "training": "a training step"}
 SPREAD = "± half the distance between the quartiles of its rounds"
 
 
@@ -40,9 +41,16 @@ class Table:
             self.notes.append(reason)
         return f"– ({self.notes.index(reason) + 1})"
 
+    def cell(self, record: Record | None, name: str, form: Callable[[Record, str], str]) -> str:
+        """What a group measured of a competitor, or of the backend that ``"auto"`` took; or a dash, and why."""
+        name = record["auto"] if record and name == "auto" else name
+        result = record["results"].get(name) if record else None
+        if record is None or result is None:
+            return self.dash("not measured")
+        return self.dash(result["left_out"]) if "left_out" in result else form(record, name)
+
 
 def tables(records: Sequence[Record]) -> list[Table]:
-    """Every table that the records have something for."""
     found = [_environment(records)]
     for phase in PHASES:
         found += [_price(records, phase), _by_backend(records, phase)]
@@ -85,7 +93,6 @@ def write(records: Sequence[Record], out: Path, pictures: Iterable[Path] = ()) -
 
 
 def show(records: Sequence[Record], console: Console) -> None:
-    """Prints every table."""
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
     from rich.table import Table as Printed
@@ -108,58 +115,46 @@ def show(records: Sequence[Record], console: Console) -> None:
 
 
 def _environment(records: Sequence[Record]) -> Table:
-    table = Table("Environment", "", ("what", "with"))
-    found: dict[str, list[str]] = {}
-
-    def note(name: str, value: object) -> None:
-        if str(value) not in found.setdefault(name, []):
-            found[name].append(str(value))
-
-    for record in records:
+    def facts(record: Record) -> dict[str, object]:
         about = record["settings"]
-        note("tensors", f"1 × {about['heads']} × length × {about['head_dim']}, {about['dtype']}")
-        note("rotated tensors", " × ".join(map(str, about["rotated"])))
-        note("rounds", f"{about['rounds']}, or fewer, at least 3, where they would last over {about['budget']:g} s")
-        for name, value in {**record["machine"], **record["versions"]}.items():
-            size = name == "memory_bytes" and value
-            note("memory" if size else name, f"{value / 2**30:.1f} GiB" if size else value)
+        return {
+            "tensors": f"1 × {about['heads']} × length × {about['head_dim']}, {about['dtype']}",
+            "rotated tensors": " × ".join(map(str, about["rotated"])),
+            "rounds": f"{about['rounds']}, or fewer, at least 3, where they would last over {about['budget']:g} s",
+            **record["machine"],
+            **record["versions"],
+        }
+
+    rows = made_with(records, facts)
     loads = [record["load"] for record in records if "load" in record]
     if loads:
-        note("load", f"{min(loads)} to {max(loads)}")
-    times = sorted(str(record["time"]) for record in records)
-    if times:
-        note("measured", f"{times[0]} to {times[-1]}")
-    table.rows = [(name, "; ".join(values)) for name, values in found.items()]
-    return table
+        rows.insert(-1, ("load", f"{min(loads)} to {max(loads)}"))
+    return Table("Environment", "", ("what", "with"), [*rows])
 
 
 def _price(records: Sequence[Record], phase: str) -> Table:
     found = [record for record in _of(records, f"price {phase}") if "auto" in record]
     lengths = _lengths(found)
-    what = "forward" if phase == "forward" else "a training step"
     lead = (
         "Time over that of plain causal scaled_dot_product_attention on the same tensors in the same rounds, with the "
         f"backend that auto takes; the median, {SPREAD}."
     )
-    table = Table(f"The price of position: {what}", lead, ("scheme", "auto takes", *(f"{n:,}" for n in lengths)))
+    header = ("scheme", "auto takes", *(f"{n:,}" for n in lengths))
+    table = Table(f"The price of position: {PHASES[phase]}", lead, header)
     if found:
         table.rows.append(("plain, ms", "", *_baseline(found, lengths)))
     for scheme in _schemes(found):
-        cells = []
-        for length in lengths:
-            record = _one(found, scheme, length)
-            cells.append(table.dash("not measured") if record is None else _ratio(table, record, record["auto"]))
-        chosen = [_one(found, scheme, length) for length in lengths]
-        table.rows.append((scheme, " → ".join(dict.fromkeys(r["auto"] for r in chosen if r)), *cells))
+        measured = [_one(found, scheme, length) for length in lengths]
+        takes = " → ".join(dict.fromkeys(record["auto"] for record in measured if record))
+        table.rows.append((scheme, takes, *(table.cell(record, "auto", _ratio) for record in measured)))
     return table
 
 
 def _by_backend(records: Sequence[Record], phase: str) -> Table:
     found = _of(records, f"price {phase}")
     lengths = _lengths(found)
-    what = "forward" if phase == "forward" else "a training step"
     lead = "As above, for every backend. **Bold**: what auto takes."
-    table = Table(f"By backend: {what}", lead, ("scheme", "backend", *(f"{n:,}" for n in lengths)))
+    table = Table(f"By backend: {PHASES[phase]}", lead, ("scheme", "backend", *(f"{n:,}" for n in lengths)))
     several = any(len(record["results"]) > 2 for record in found)
     for scheme in _schemes(found) if several else ():
         mine = [record for record in found if record["scheme"] == scheme]
@@ -167,49 +162,30 @@ def _by_backend(records: Sequence[Record], phase: str) -> Table:
             cells = []
             for length in lengths:
                 record = _one(mine, scheme, length)
-                if record is None or backend not in record["results"]:
-                    cells.append(table.dash("not measured"))
-                    continue
-                cell = _ratio(table, record, backend)
-                cells.append(f"**{cell}**" if record.get("auto") == backend else cell)
+                cell = table.cell(record, backend, _ratio)
+                cells.append(f"**{cell}**" if record and record.get("auto") == backend else cell)
             table.rows.append((scheme, backend, *cells))
     return table
 
 
 def _growth(records: Sequence[Record], phase: str, measured: str) -> Table:
-    found = [record for record in growth_of(records, phase) if record["auto"] in record["results"]]
+    prices = [record for record in _of(records, f"price {phase}") if "auto" in record]
+    found = prices or _of(records, f"growth {phase}")
     lengths = _lengths(found)
-    what = "forward" if phase == "forward" else "a training step"
-    title = f"Growth of time, ms: {what}" if measured == "seconds" else f"Growth of peak memory, MiB: {what}"
+    seconds = measured == "seconds"
+    title = f"Growth of {'time, ms' if seconds else 'peak memory, MiB'}: {PHASES[phase]}"
     lead = "With the backend that auto takes"
-    lead += ", the median." if measured == "seconds" else ", beyond inputs and outputs (of a step: and gradients)."
+    lead += ", the median." if seconds else ", beyond inputs and outputs (of a step: and gradients)."
     table = Table(title, lead, ("scheme", *(f"{n:,}" for n in lengths)))
-
-    def cell(result: Mapping[str, Any]) -> str:
-        if "left_out" in result:
-            return table.dash(result["left_out"])
-        if measured == "seconds":
-            return number(1e3 * statistics.median(result["seconds"]))
-        return number(result["peak_bytes"] / 2**20)
-
-    if found and measured == "seconds":
+    form = _milliseconds if seconds else _mebibytes
+    if found and seconds:
         table.rows.append(("plain", *_baseline(found, lengths)))
     elif found:  # the same in every group
         firsts = [next(record for record in found if record["length"] == length) for length in lengths]
-        table.rows.append(("plain", *(cell(first["results"][first["baseline"]]) for first in firsts)))
+        table.rows.append(("plain", *(table.cell(first, first["baseline"], form) for first in firsts)))
     for scheme in _schemes(found):
-        cells = []
-        for length in lengths:
-            record = _one(found, scheme, length)
-            cells.append(table.dash("not measured") if record is None else cell(record["results"][record["auto"]]))
-        table.rows.append((scheme, *cells))
+        table.rows.append((scheme, *(table.cell(_one(found, scheme, length), "auto", form) for length in lengths)))
     return table
-
-
-def growth_of(records: Sequence[Record], phase: str) -> list[Record]:
-    """Records that say how time and memory grow: prices with auto, or where there are none those made for it."""
-    prices = [record for record in _of(records, f"price {phase}") if "auto" in record]
-    return prices or _of(records, f"growth {phase}")
 
 
 def _rope(records: Sequence[Record]) -> Table:
@@ -221,8 +197,8 @@ def _rope(records: Sequence[Record]) -> Table:
             if "left_out" in result:
                 cells = (table.dash(result["left_out"]), "", "")
             else:
-                seconds = statistics.median(result["seconds"])
-                cells = (number(1e3 * seconds), _ratio(table, record, name), f"{record['bytes'] / seconds / 1e9:.1f}")
+                rate = record["bytes"] / statistics.median(result["seconds"]) / 1e9
+                cells = (_milliseconds(record, name), _ratio(record, name), f"{rate:.1f}")
             table.rows.append((record["kind"].partition(" ")[2], name, *cells))
     return table
 
@@ -232,13 +208,9 @@ def _peers(records: Sequence[Record], scheme: str) -> Table:
     columns = [(phase, n) for phase in PHASES for n in _lengths(_of(found, f"peers {phase}"))]
     lead = f"Over plain causal attention; the median, {SPREAD}. Each time a bias with the same numbers."
     table = Table(f"Other ways to {scheme}", lead, ("way", *(f"{phase}, {n:,}" for phase, n in columns)))
+    groups = [_one(_of(found, f"peers {phase}"), scheme, length) for phase, length in columns]
     for name in dict.fromkeys(name for record in found for name in record["results"]):
-        cells = []
-        for phase, length in columns:
-            record = _one(_of(found, f"peers {phase}"), scheme, length)
-            missing = record is None or name not in record["results"]
-            cells.append(table.dash("not measured") if missing else _ratio(table, record, name))  # type: ignore[arg-type]
-        table.rows.append((name, *cells))
+        table.rows.append((name, *(table.cell(group, name, _ratio) for group in groups)))
     return table
 
 
@@ -251,9 +223,8 @@ def _decode(records: Sequence[Record]) -> Table:
     )
     table = Table(f"One token against a cache of {cache:,}", lead, ("scheme", "auto takes", "plain, ms", "over plain"))
     for record in found:
-        base = record["results"][record["baseline"]]
-        plain = number(1e3 * statistics.median(base["seconds"])) if "seconds" in base else "–"
-        table.rows.append((record["scheme"], record["auto"], plain, _ratio(table, record, "posenc")))
+        (plain,) = _baseline([record], [cache])
+        table.rows.append((record["scheme"], record["auto"], plain, table.cell(record, "posenc", _ratio)))
     return table
 
 
@@ -266,18 +237,21 @@ def number(value: float) -> str:
     >>> number(0.01234), number(5.678), number(56.78), number(5678.9), number(0)
     ('0.0123', '5.68', '56.8', '5,679', '0')
     """
-    if value >= 999.5:
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
-def _ratio(table: Table, record: Record, name: str) -> str:
-    result = record["results"][name]
-    if "left_out" in result:
-        return table.dash(result["left_out"])
+def _milliseconds(record: Record, name: str) -> str:
+    return number(1e3 * statistics.median(record["results"][name]["seconds"]))
+
+
+def _mebibytes(record: Record, name: str) -> str:
+    return number(record["results"][name]["peak_bytes"] / 2**20)
+
+
+def _ratio(record: Record, name: str) -> str:
     if name == record["baseline"]:
         return "1"
-    median, low, high = result["ratio"]
+    median, low, high = record["results"][name]["ratio"]
     places = 2 if median < 10 else 1
     return f"{median:.{places}f} ± {(high - low) / 2:.{places}f}"
 

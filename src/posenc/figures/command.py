@@ -30,7 +30,6 @@ class Entry:
 
     @property
     def function(self) -> Callable[..., Figure]:
-        """What draws it."""
         return getattr(importlib.import_module(f"posenc.figures.{self.home}"), self.name)
 
     @property
@@ -116,7 +115,6 @@ def _check_ending(path: Path) -> None:
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds ``plot`` to the commands."""
     parser = commands.add_parser(
         "plot",
         help="draw how the schemes work",

@@ -27,21 +27,18 @@ def relative_index(*, length: int = 4, dark: bool = False) -> Figure:
         figure, (left, right) = panels.panels(1, 2, (side + 5.0, side + 1.1), f"Relative positions of {length} tokens")
         colors = _by_distance(length, dark)
         rows = np.array(distances)[:, None] * np.ones((1, 3))
-        image = panels.matrix(left, rows, colors, dark, square=False)
-        panels.gaps(left, len(distances), 3, dark)
         words = [[str(i), _signed(d), f"d(i, i{_plus(d)})"] for i, d in enumerate(distances)]
-        panels.write(left, image, words, size=10)
+        panels.matrix(left, rows, colors, dark, square=False, gaps=True, words=words, size=10)
         left.set_xticks(range(3), ["index in\nthe table", "distance\n(tokens)", "of query i\nand key"], size=9)
         left.set_yticks([])
         left.xaxis.tick_top()
-        panels.bare(left)
+        left.tick_params(length=0)
         left.set_title(f"2N − 1 = {len(distances)} distances", fontsize=10, pad=10)
-        image = panels.matrix(right, index - (length - 1), colors, dark)
-        panels.gaps(right, length, length, dark)
-        panels.write(right, image, [[str(i) for i in row] for row in index], size=11)
+        words = [[str(i) for i in row] for row in index]
+        panels.matrix(right, index - (length - 1), colors, dark, gaps=True, words=words, size=11)
         right.set(xticks=range(length), yticks=range(length), xlabel="key j (position)", ylabel="query i (position)")
-        panels.bare(right)
-        panels.titled(right, "the index of each pair: j − i + N − 1")
+        right.set_title("the index of each pair: j − i + N − 1")
+        right.tick_params(length=0)
     return figure
 
 
@@ -55,30 +52,28 @@ def relative_to_absolute(*, length: int = 4, dark: bool = False) -> Figure:
         title = "From relative to absolute: out[i, j] = q[i, j − i + N − 1]"
         figure, (left, right) = panels.panels(1, 2, size, title, widths=[width, length])
         colors = _by_distance(length, dark)
-        image = panels.matrix(left, np.tile(np.arange(width) - (length - 1), (length, 1)), colors, dark)
         kept = np.array([[c in index[i] for c in range(width)] for i in range(length)])
+        words = np.where(kept, [[_cell(i, c) for c in range(width)] for i in range(length)], "").tolist()
+        all_distances = np.tile(np.arange(width) - (length - 1), (length, 1))
+        panels.matrix(left, all_distances, colors, dark, gaps=True, words=words, size=10)
         # What no key reads is dimmed by paper laid over it.
-        paper = style.theme(dark).background
-        left.imshow(np.where(kept, np.nan, 1.0), cmap=ListedColormap([paper]), alpha=0.8, zorder=2)
-        panels.gaps(left, length, width, dark)
-        faint = style.theme(dark).faint
-        cells = [[_cell(i, c) for c in range(width)] for i in range(length)]
-        panels.write(left, image, np.where(kept, cells, "").tolist(), size=10)
+        paper = style.theme(dark)
+        dimmed = np.where(kept, np.nan, 1.0)
+        left.imshow(dimmed, cmap=ListedColormap([paper.background]), alpha=0.8, zorder=1.5)
         for i, c in zip(*np.nonzero(~kept), strict=True):
-            left.text(c, i, _cell(i, c), ha="center", va="center", size=10, color=faint, zorder=3)
+            left.text(c, i, _cell(i, c), ha="center", va="center", size=10, color=paper.faint, zorder=3)
         for i in range(length):
-            panels.frame(left, i, int(index[i].min()), 1, length, style.theme(dark).ink, 1.6)
+            panels.frame(left, i, int(index[i].min()), 1, length, paper.ink, 1.6)
         distances = [f"{c}\n{_signed(c - length + 1)}" for c in range(width)]
         left.set_xticks(range(width), distances)
         left.set(yticks=range(length), ylabel="query i (position)")
         left.set_xlabel("index in the table; below it, the distance (tokens)")
-        image = panels.matrix(right, index - (length - 1), colors, dark)
-        panels.gaps(right, length, length, dark)
-        panels.write(right, image, [[_cell(i, c) for c in row] for i, row in enumerate(index)], size=10)
+        words = [[_cell(i, c) for c in row] for i, row in enumerate(index)]
+        panels.matrix(right, index - (length - 1), colors, dark, gaps=True, words=words, size=10)
         right.set(xticks=range(length), yticks=range(length), xlabel="key j (position)")
-        for panel, words in ((left, f"q · table, ({length}, {width})"), (right, f"scores, ({length}, {length})")):
-            panels.titled(panel, words)
-            panels.bare(panel)
+        for panel, title in ((left, f"q · table, ({length}, {width})"), (right, f"scores, ({length}, {length})")):
+            panel.set_title(title)
+            panel.tick_params(length=0)
     return figure
 
 
@@ -100,22 +95,21 @@ def offsets_2d(*, grid: tuple[int, int] = (4, 5), pixel: tuple[int, int] = (1, 2
         reach = max(int(np.abs(values).max()) for values in found) or 1
         colors = panels.diverging(dark), Normalize(-1.25 * reach, 1.25 * reach)
         for panel, values, name in zip(axes, found, ("row offset (rows)", "column offset (columns)"), strict=False):
-            image = panels.matrix(panel, values, colors, dark)
-            panels.write(panel, image, [[_signed(v) for v in row] for row in values.tolist()], size=10)
-            panels.titled(panel, name)
+            words = [[_signed(v) for v in row] for row in values.tolist()]
+            panels.matrix(panel, values, colors, dark, gaps=True, words=words, size=10)
+            panel.set_title(name)
         both, paper = axes[2], style.theme(dark)
-        panels.matrix(both, np.zeros(grid), (ListedColormap([paper.grid]), Normalize()), dark)
+        panels.matrix(both, np.zeros(grid), (ListedColormap([paper.grid]), Normalize()), dark, gaps=True)
         inks = paper.palette[5 if not dark else 1], paper.palette[4 if not dark else 2]
         for row, column in np.ndindex(*grid):
             for values, ink, weight, side in zip(found, inks, ("bold", "normal"), (-0.22, 0.22), strict=True):
-                words = _signed(int(values[row, column]))
-                both.text(column + side, row, words, color=ink, weight=weight, size=9.5, ha="center", va="center")
-        panels.titled(both, "both: row offset (bold), column offset")
+                offset = _signed(int(values[row, column]))
+                both.text(column + side, row, offset, color=ink, weight=weight, size=9.5, ha="center", va="center")
+        both.set_title("both: row offset (bold), column offset")
         for index, panel in enumerate(axes):
-            panels.gaps(panel, height, width, dark)
             panels.frame(panel, *pixel, 1, 1, paper.ink)
             panel.set(xticks=range(width), yticks=range(height), xlabel="column", ylabel="row" if index == 0 else "")
-            panels.bare(panel)
+            panel.tick_params(length=0)
     return figure
 
 

@@ -72,11 +72,19 @@ def _sizes(scheme: Scheme, head_dim: int) -> tuple[int, int]:
     return num_heads, head_dim
 
 
-def _unseen(scheme: Scheme, query: Positions, key: Positions, causal: bool) -> Tensor | None:
-    """Which pairs no model looks at: what comes after the query, in a decoder and in ALiBi's causal form."""
-    causal = causal or any(isinstance(part, ALiBi) and part.form == "causal" for part in scheme.parts)
-    seen = visible(query, key, Visibility(causal))
-    return None if seen is None else ~seen[0]
+def _effects(
+    drawn: Sequence[Named], query: Positions, key: Positions, head_dim: int, causal: bool
+) -> tuple[list[NDArray[np.float64]], list[str]]:
+    """The same of several schemes. NaN is what no model looks at: keys after the query, in a decoder and in ALiBi's
+    causal form."""
+    found, kinds = [], []
+    for each in drawn:
+        values, kind = effect(each.scheme, query, key, head_dim)
+        hides = causal or any(isinstance(part, ALiBi) and part.form == "causal" for part in each.scheme.parts)
+        seen = visible(query, key, Visibility(hides))
+        found.append(panels.numbers(values if seen is None else values.masked_fill(~seen[0], -torch.inf)))
+        kinds.append(kind)
+    return found, kinds
 
 
 def alibi_forms(num_heads: int = 4) -> dict[str, Scheme]:
@@ -109,14 +117,7 @@ def bias(
     dim = whole("num_heads", num_heads) * whole("head_dim", head_dim)
     shape = Shape(dim, num_heads, head_dim, len(positions), causal=causal, grid=grid)
     drawn = panels.named(alibi_forms(num_heads) if schemes is None else schemes, shape, doors=("score",))
-    matrices: list[list[NDArray[np.float64]]] = []
-    kinds = []
-    for each in drawn:
-        values, kind = effect(each.scheme, positions, positions, head_dim)
-        unseen = _unseen(each.scheme, positions, positions, causal)
-        values = values if unseen is None else values.masked_fill(unseen, -torch.inf)
-        matrices.append([panels.numbers(head) for head in values])
-        kinds.append(kind)
+    matrices, kinds = _effects(drawn, positions, positions, head_dim, causal)
     columns = min(MOST_HEADS, max(map(len, matrices)))
     token = "position" if grid is None else "patch"
     with style.context(dark):
@@ -137,7 +138,7 @@ def bias(
             for spare in line[len(heads) :]:
                 spare.set_axis_off()
             panels.bar(figure, image, line, kind.replace(" (", "\n("), aspect=14)
-        if any(np.isnan(head).any() for heads in matrices for head in heads[:columns]):
+        if any(np.isnan(heads[:columns]).any() for heads in matrices):
             figure.supxlabel("grey: never seen", x=0.012, ha="left", size=9)
     return figure
 
@@ -189,13 +190,8 @@ def bias_by_distance(
     query = keys[length : length + 1]
     shape = Shape(dim, num_heads, head_dim, len(keys), causal=causal)
     drawn = _examples(num_heads, head_dim, shape) if schemes is None else panels.named(schemes, shape, doors=("score",))
-    curves, kinds = [], []
-    for each in drawn:
-        values, kind = effect(each.scheme, query, keys, head_dim)
-        unseen = _unseen(each.scheme, query, keys, causal)
-        values = values if unseen is None else values.masked_fill(unseen, -torch.inf)
-        curves.append(panels.numbers(values[:, 0]))
-        kinds.append(kind)
+    found, kinds = _effects(drawn, query, keys, head_dim, causal)
+    curves = [values[:, 0] for values in found]
     distance = np.arange(-length, length + 1)
     rows, columns = panels.layout(len(drawn))
     biases = [curve for curve, kind in zip(curves, kinds, strict=True) if kind == BIAS]
@@ -207,7 +203,7 @@ def bias_by_distance(
         for index, (panel, each, heads, kind) in enumerate(zip(axes, drawn, curves, kinds, strict=False)):
             for head, values in enumerate(heads[:MOST_HEADS]):
                 panel.plot(distance, values, color=colors[head], linestyle=panels.DASHES[head])
-            panels.titled(panel, _titled(each, len(heads)))
+            panel.set_title(_titled(each, len(heads)))
             panel.axvline(0, color=style.theme(dark).faint, linewidth=0.8, zorder=1)
             panel.set_xlim(-length, length)
             panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
@@ -282,12 +278,11 @@ def distance_aware_factor(
             panel.set_ylim(bottom=0)
         left.axvline(0, color=faint, linewidth=0.8, zorder=1)
         left.set(xlabel="weighted distance R = w |i − j|", ylabel="factor f(R; v) (times the score)")
-        left.set_xlim(-reach, reach)
+        left.set(xlim=(-reach, reach), title="f(0) = 1; dotted: the bound $1 + e^v$")
         left.legend(loc="upper left", bbox_to_anchor=(0, 0.93), fontsize=9)
-        panels.titled(left, "f(0) = 1; dotted: the bound $1 + e^v$")
         right.set(xlabel="distance |i − j| (positions)", xlim=(0, length))
+        right.set_title(f"w = +{w:g} favours the far, w = −{w:g} lets it fade")
         right.sharey(left)
-        panels.titled(right, f"w = +{w:g} favours the far, w = −{w:g} lets it fade")
     return figure
 
 

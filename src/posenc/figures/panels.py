@@ -131,6 +131,8 @@ def numbers(tensor: Tensor) -> NDArray[np.float64]:
 
 # -- colours ----------------------------------------------------------------------------------------------------------
 
+SEQUENTIAL: Colormap = matplotlib.colormaps["viridis"]  # lightness rises all the way
+NEVER_SEEN = {False: "#c6ccd2", True: "#4a525c"}  # what has no value: in neither of the maps
 _DIVERGING = {
     False: ("#08306b", "#2b78c5", "#9cc7ea", "#f6f6f6", "#f2b377", "#cf6512", "#6b2503"),
     True: ("#b8dcff", "#5ea4ea", "#2a568a", "#20242b", "#8a5220", "#e88f37", "#ffd9a8"),
@@ -142,20 +144,10 @@ def diverging(dark: bool) -> Colormap:
     return LinearSegmentedColormap.from_list("posenc-diverging", _DIVERGING[dark])
 
 
-def sequential() -> Colormap:
-    """Viridis: lightness rises all the way."""
-    return matplotlib.colormaps["viridis"]
-
-
-def never_seen(dark: bool) -> str:
-    """The colour of what has no value: in neither of the maps."""
-    return "#4a525c" if dark else "#c6ccd2"
-
-
 def ordered(count: int, dark: bool) -> list[tuple[float, float, float, float]]:
     """Colours for lines that have an order, all with a contrast to the paper."""
     low, high = (0.36, 1.0) if dark else (0.0, 0.6)
-    shades = sequential()(np.linspace(low, high, max(count, 2))[:count])
+    shades = SEQUENTIAL(np.linspace(low, high, max(count, 2))[:count])
     return [(float(r), float(g), float(b), float(a)) for r, g, b, a in shades]
 
 
@@ -183,22 +175,14 @@ def panels(
     axes = list(grid.flat)
     for spare in axes[used:] if used is not None else ():
         spare.remove()
-    axes = axes[:used]
-    for each in axes:
-        each.title.set_fontsize(10)
     figure.suptitle(title, x=0.012, ha="left", weight="bold", size=12)
-    return figure, axes
+    return figure, axes[:used]
 
 
 def layout(count: int, most: int = 3) -> tuple[int, int]:
     """Rows and columns for so many panels."""
     columns = min(count, most)
     return -(-count // columns), columns
-
-
-def titled(axes: Axes, words: str) -> None:
-    """A panel's title."""
-    axes.set_title(words, fontsize=10)
 
 
 def scale(values: Iterable[ArrayLike], dark: bool, centre: float | None = None) -> tuple[Colormap, Normalize]:
@@ -212,7 +196,7 @@ def scale(values: Iterable[ArrayLike], dark: bool, centre: float | None = None) 
         middle = centre or 0.0
         reach = max(middle - low, high - middle) or 1.0
         return diverging(dark), Normalize(middle - reach, middle + reach)
-    return sequential(), Normalize(low, high if high > low else low + 1.0)
+    return SEQUENTIAL, Normalize(low, high if high > low else low + 1.0)
 
 
 def matrix(
@@ -223,19 +207,31 @@ def matrix(
     *,
     square: bool = True,
     upright: bool = False,
+    gaps: bool = False,
+    words: Sequence[Sequence[str]] = (),
+    size: float = 9,
 ) -> AxesImage:
-    """A matrix as an image, row 0 on top unless ``upright``; NaN in the colour of what is never seen."""
+    """A matrix as an image, row 0 on top unless ``upright``; NaN in the colour of what is never seen. With
+    ``gaps`` there are lines of paper between its cells, and ``words`` stand in them, in black or white."""
     values = np.asarray(values, dtype=float)
     colormap, norm = colors
     axes.grid(False)
     image = axes.imshow(
         values,
-        cmap=colormap.with_extremes(bad=never_seen(dark)),
+        cmap=colormap.with_extremes(bad=NEVER_SEEN[dark]),
         norm=norm,
         aspect="equal" if square else "auto",
         origin="lower" if upright else "upper",
         interpolation="nearest" if max(values.shape) <= 300 else "auto",  # less than a pixel per cell shows moire
     )
+    if gaps:
+        paper = style.theme(dark).background
+        for count, line in zip(values.shape, (axes.axhline, axes.axvline), strict=True):
+            for edge in range(1, count):
+                line(edge - 0.5, color=paper, linewidth=1.5)
+    for (i, j), word in np.ndenumerate(np.array(words)):
+        color = ink_on(image.to_rgba(np.ma.atleast_1d(np.ma.masked_invalid(values)[i, j]))[0])
+        axes.text(j, i, word, ha="center", va="center", size=size, color=color)
     for spine in axes.spines.values():
         spine.set_visible(False)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 4, 5, 10]))
@@ -243,11 +239,9 @@ def matrix(
     return image
 
 
-def bar(
-    figure: Figure, image: AxesImage, axes: Axes | Sequence[Axes], label: str, pad: float = 0.02, **options: Any
-) -> Axes:
+def bar(figure: Figure, image: AxesImage, axes: Axes | Sequence[Axes], label: str, **options: Any) -> Axes:
     """A colour bar beside the axes."""
-    made = figure.colorbar(image, ax=axes, pad=pad, **options)
+    made = figure.colorbar(image, ax=axes, pad=0.02, **options)
     made.set_label(label, size=10)
     made.outline.set_visible(False)
     made.ax.tick_params(labelsize=9)
@@ -261,38 +255,15 @@ def ink_on(color: Sequence[float]) -> str:
     return "#101418" if luminance > 0.18 else "#ffffff"
 
 
-def write(axes: Axes, image: AxesImage, words: Sequence[Sequence[str]], size: float = 9) -> None:
-    """Words in the cells of a matrix, in black or white as the cell asks for."""
-    values = image.get_array()
-    assert values is not None
-    for i, row in enumerate(words):
-        for j, word in enumerate(row):
-            color = ink_on(image.to_rgba(np.ma.atleast_1d(values[i, j]))[0])
-            axes.text(j, i, word, ha="center", va="center", size=size, color=color)
-
-
 def frame(axes: Axes, row: float, column: float, height: int, width: int, color: str, linewidth: float = 2.2) -> None:
     """A frame around the cells of a matrix from (row, column) on."""
     box = (column - 0.5, row - 0.5), width, height
     axes.add_patch(Rectangle(*box, fill=False, edgecolor=color, linewidth=linewidth, zorder=4, clip_on=False))
 
 
-def gaps(axes: Axes, rows: int, columns: int, dark: bool) -> None:
-    """Lines of paper between the cells of a matrix."""
-    paper = style.theme(dark).background
-    for edge in range(1, rows):
-        axes.axhline(edge - 0.5, color=paper, linewidth=1.5)
-    for edge in range(1, columns):
-        axes.axvline(edge - 0.5, color=paper, linewidth=1.5)
-
-
-def bare(axes: Axes) -> None:
-    """No ticks' marks: labels alone."""
-    axes.tick_params(length=0)
-
-
-def name_words(axes: Axes, words: Sequence[str], rows: bool = True) -> None:
-    """The words of a sentence along both axes of a matrix: queries down, keys across."""
+def name_words(axes: Axes, words: Sequence[str], left: bool, lowest: bool) -> None:
+    """The words of a sentence along both axes of a matrix: queries down, on the ``left`` panels, and keys across."""
     axes.set_xticks(range(len(words)), words, rotation=45, ha="right", rotation_mode="anchor", size=9)
-    axes.set_yticks(range(len(words)), words if rows else [""] * len(words), size=9)
-    bare(axes)
+    axes.set_yticks(range(len(words)), words if left else [""] * len(words), size=9)
+    axes.set(ylabel="query" if left else "", xlabel="key" if lowest else "")
+    axes.tick_params(length=0)

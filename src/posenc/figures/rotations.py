@@ -50,8 +50,7 @@ def rope_rotation(
             for pair in range(found.shape[1]):
                 words = f"{theta[pair]:.3g} rad per position"
                 panel.text(length - 0.4, pair, words, va="center", size=9)
-            panels.titled(panel, each.title)
-            panel.set(xlabel="position (tokens)")
+            panel.set(title=each.title, xlabel="position (tokens)")
             panel.set_yticks(range(found.shape[1]), [f"pair {pair}" for pair in range(found.shape[1])])
     return figure
 
@@ -78,7 +77,7 @@ def _circles(axes: Axes, angles: NDArray[np.float64], dark: bool) -> None:
     axes.set(xlim=(-0.55, length - 0.45), ylim=(pairs - 0.45, -0.55), aspect="equal", xticks=range(length))
     for spine in axes.spines.values():
         spine.set_visible(False)
-    panels.bare(axes)
+    axes.tick_params(length=0)
 
 
 def rope_phases(schemes: Schemes = ("rope",), *, head_dim: int = 64, length: int = 256, dark: bool = False) -> Figure:
@@ -105,8 +104,8 @@ def rope_phases(schemes: Schemes = ("rope",), *, head_dim: int = 64, length: int
             panel.plot(once[inside], pairs[inside], color="#ffffff", linewidth=3.4, solid_capstyle="butt")
             panel.plot(once[inside], pairs[inside], color="#101418", linewidth=1.6, linestyle=(0, (3, 1.5)))
             panel.set(xlim=(-0.5, length - 0.5), ylim=(len(theta) - 0.5, -0.5))
-            panels.titled(panel, f"{each.title}; dashed: the first full turn")
-            panel.set(xlabel="position (tokens)", ylabel="pair of channels (index)")
+            title = f"{each.title}; dashed: the first full turn"
+            panel.set(title=title, xlabel="position (tokens)", ylabel="pair of channels (index)")
             bar = panels.bar(figure, image, panel, "angle (radians)")
             bar.set_yticks([0, math.pi / 2, math.pi, 3 * math.pi / 2, 2 * math.pi], ["0", "π/2", "π", "3π/2", "2π"])
     return figure
@@ -141,9 +140,10 @@ def rope_decay(
         ink, orange, blue = (style.theme(dark).palette[index] for index in (0, 1, 2))
         for column, each in enumerate(drawn):
             above, below = axes[column], axes[len(drawn) + column]
-            above.plot(r, bound(each.scheme, length), color=ink)
+            theta = torch.from_numpy(np.angle(turns(each.scheme, 2))[1].copy())
+            above.plot(r, panels.numbers(rotary_bound(theta, torch.arange(length))), color=ink)
             above.set_ylim(bottom=0)
-            panels.titled(above, f"{each.title}: B(r), a bound, not behaviour")
+            above.set_title(f"{each.title}: B(r), a bound, not behaviour")
             built, mean, spread = _counterexample(each.scheme, head_dim, length, peak, draws)
             below.plot(r, built, color=orange, linestyle=panels.DASHES[1], label=f"a key built for distance {peak}")
             below.plot(r, mean, color=blue, label=f"mean of {draws} Gaussian queries and keys")
@@ -151,7 +151,7 @@ def rope_decay(
             below.fill_between(r, mean - spread, mean + spread, label=words, color=blue, alpha=0.3, linewidth=0)
             below.axvline(peak, color=style.theme(dark).faint, linewidth=1, linestyle=":")
             below.legend(loc="upper right", fontsize=9)
-            panels.titled(below, f"{each.title}: scores")
+            below.set_title(f"{each.title}: scores")
             below.set(xlabel="distance r = query − key (positions)", xlim=(0, length - 1))
             below.set_ylim(top=1.6 * float(built.max()))
             if column == 0:
@@ -177,12 +177,6 @@ def turns(scheme: Scheme, length: int) -> NDArray[np.complex128]:
     if not isinstance(turn, PairRotation) or rotations[0].key is not turn:
         raise ValueError("schemes must turn pairs of channels, queries and keys alike, got one that does not")
     return np.asarray(torch.complex(turn.cos[0, 0].double(), turn.sin[0, 0].double()).numpy())
-
-
-def bound(scheme: Scheme, length: int) -> NDArray[np.float64]:
-    """B(r) at the distances 0 .. length - 1, for the angles by which the scheme turns from one position to the next."""
-    theta = torch.from_numpy(np.angle(turns(scheme, 2))[1].copy())
-    return panels.numbers(rotary_bound(theta, torch.arange(length)))
 
 
 def _counterexample(

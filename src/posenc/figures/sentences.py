@@ -15,7 +15,6 @@ from posenc.figures import panels
 from posenc.figures.panels import Schemes
 from posenc.forms import Block, bucket
 from posenc.positions import Positions
-from posenc.scheme import Scheme
 from posenc.schemes.entry import Shape
 from posenc.schemes.shaw import Shaw
 from posenc.schemes.transformer_xl import TransformerXL
@@ -48,15 +47,14 @@ def shaw_window(
         figure, (panel,) = panels.panels(1, 1, (2.1 + 0.68 * n, 1.5 + 0.44 * n), title)
         shades = panels.diverging(dark)(np.linspace(0.12, 0.88, 2 * k + 1))
         colors = ListedColormap(shades), BoundaryNorm(np.arange(-k - 0.5, k + 1), 2 * k + 1)
-        image = panels.matrix(panel, offsets, colors, dark, square=False)
-        panels.gaps(panel, n, n, dark)
-        panels.write(panel, image, [[f"$w_{{{c:+d}}}$" if c else "$w_0$" for c in row] for row in offsets], size=13)
+        vectors = [[f"$w_{{{c:+d}}}$" if c else "$w_0$" for c in row] for row in offsets]
+        panels.matrix(panel, offsets, colors, dark, square=False, gaps=True, words=vectors, size=13)
         for position in positions:
             panels.frame(panel, position - 1, 0, 1, n, style.theme(dark).ink)
         named = [f"{word}\n{i}" for i, word in enumerate(words, 1)]
         panel.set_xticks(range(n), named, size=10)
         panel.set_yticks(range(n), [f"{word}  {i}" for i, word in enumerate(words, 1)], size=10)
-        panels.bare(panel)
+        panel.tick_params(length=0)
         panel.set(xlabel="key: word and position", ylabel="query: word and position")
     return figure
 
@@ -68,8 +66,7 @@ def shaw_offsets(length: int, max_distance: int) -> NDArray[np.int64]:
     positions, zeros = Positions.arange(length), torch.zeros(1, 1, length, 1)
     (term,) = scheme.value(positions, positions)
     _, index = bucket(term, Block(zeros, zeros, positions, positions, 1.0))
-    offsets: NDArray[np.int64] = index[0].numpy() - max_distance
-    return offsets
+    return np.asarray(index[0].numpy() - max_distance)
 
 
 def transformer_xl_terms(
@@ -110,14 +107,9 @@ def transformer_xl_terms(
     with style.context(dark):
         figure, axes = panels.panels(2, 2, (8.4, 7.4), title)
         for index, (panel, values, name) in enumerate(zip(axes, matrices, names, strict=True)):
-            image = panels.matrix(panel, values, panels.scale([values], dark, centre=0.0), dark)
-            panels.gaps(panel, len(words), len(words), dark)
-            panels.titled(panel, name)
-            panels.name_words(panel, words, rows=index % 2 == 0)
-            if index % 2 == 0:
-                panel.set_ylabel("query")
-            if index > 1:
-                panel.set_xlabel("key")
+            image = panels.matrix(panel, values, panels.scale([values], dark, centre=0.0), dark, gaps=True)
+            panel.set_title(name)
+            panels.name_words(panel, words, left=index % 2 == 0, lowest=index > 1)
             panels.bar(figure, image, panel, "term (in logits)", shrink=0.85)
     return figure
 
@@ -141,56 +133,35 @@ def attention(
     words = panels.words_of(sentence)
     positions = panels.places(len(words))
     drawn = panels.named(schemes, Shape(dim, num_heads, head_dim, len(words), causal=causal))
-    weights = [
-        panels.numbers(weights_on(words, each.scheme, positions, dim, num_heads, head_dim, causal)) for each in drawn
-    ]
+    seen = visible(positions, positions, Visibility(causal))
+    hidden = torch.zeros(len(words), len(words), dtype=torch.bool) if seen is None else ~seen[0]
+    weights = []
+    with torch.no_grad():
+        for each in drawn:
+            encoding = each.scheme(positions, dtype=torch.float64)
+            query, key = _projected(encoding.add(panels.embeddings(words, dim)), num_heads, head_dim)
+            scores = posenc.logits(query, key, encoding, is_causal=causal)[0, 0].masked_fill(hidden, -torch.inf)
+            weights.append(panels.numbers(scores.softmax(-1)))
     twice = [j for j, word in enumerate(words) if words.count(word) > 1]
     rows, columns = panels.layout(len(drawn), most=2)
-    seen = visible(positions, positions, Visibility(causal))
-    hidden = np.zeros((len(words), len(words)), bool) if seen is None else ~seen[0].numpy()
-    colors = panels.sequential(), Normalize(0.0, max(float(w.max()) for w in weights))
+    colors = panels.SEQUENTIAL, Normalize(0.0, max(float(w.max()) for w in weights))
     with style.context(dark):
         side = 0.8 + 0.5 * len(words)
         size = (1.7 + side * columns, 0.9 + side * rows)
         figure, axes = panels.panels(rows, columns, size, "Attention on a sentence", used=len(drawn))
         for index, (panel, one, values) in enumerate(zip(axes, drawn, weights, strict=True)):
-            image = panels.matrix(panel, np.where(hidden, np.nan, values), colors, dark)
-            panels.gaps(panel, len(words), len(words), dark)
-            shares = [[f"{weight:.2f}".lstrip("0") for weight in row] for row in values]
-            panels.write(panel, image, np.where(hidden, "", shares).tolist())
+            shares = np.where(hidden, "", [[f"{weight:.2f}".lstrip("0") for weight in row] for row in values])
+            drawn_weights = np.where(hidden, np.nan, values)
+            image = panels.matrix(panel, drawn_weights, colors, dark, gaps=True, words=shares.tolist())
             for j in twice:
                 panels.frame(panel, 0, j, len(words), 1, style.theme(dark).palette[1])
             same = [np.allclose(values[:, j], values[:, words.index(words[j])]) for j in twice]
-            panels.titled(panel, one.title + (": equal where framed" if same and all(same) else ""))
-            panels.name_words(panel, words, rows=index % columns == 0)
-            if index % columns == 0:
-                panel.set_ylabel("query")
-            if index + columns >= len(drawn):
-                panel.set_xlabel("key")
+            panel.set_title(one.title + (": equal where framed" if same and all(same) else ""))
+            panels.name_words(panel, words, left=index % columns == 0, lowest=index + columns >= len(drawn))
         panels.bar(figure, image, axes, "attention weight (rows sum to 1)", shrink=0.7)
         if twice:
             figure.supxlabel("framed: the places of a word that stands twice", x=0.012, ha="left", size=9)
     return figure
-
-
-@torch.no_grad()
-def weights_on(
-    words: Sequence[str],
-    scheme: Scheme,
-    positions: Positions,
-    dim: int,
-    num_heads: int,
-    head_dim: int,
-    causal: bool = False,
-) -> Tensor:
-    """The attention weights (queries, keys) of the first head on a sentence of fixed embeddings, in float64."""
-    encoding = scheme(positions, dtype=torch.float64)
-    query, key = _projected(encoding.add(panels.embeddings(words, dim)), num_heads, head_dim)
-    scores = posenc.logits(query, key, encoding, is_causal=causal)
-    seen = visible(positions, positions, Visibility(causal))
-    if seen is not None:
-        scores = scores.masked_fill(~seen[:, None], -torch.inf)
-    return scores.softmax(-1)[0, 0]
 
 
 def _projected(x: Tensor, num_heads: int, head_dim: int) -> tuple[Tensor, Tensor]:

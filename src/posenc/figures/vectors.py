@@ -5,7 +5,7 @@ where its package is installed.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from posenc.arguments import check_type, shown
+from posenc.arguments import shown
 from posenc.figures import minilm, panels
 from posenc.figures.panels import Named, Schemes
 from posenc.phases import frequencies
@@ -61,7 +61,7 @@ def lines(
                 wavelength = _wavelength(each.scheme, dimension)
                 if wavelength:
                     panel.text(1.01, 0.5, wavelength, transform=panel.transAxes, va="center", size=9)
-            panels.titled(axes[column], f"{each.title}: value of the vector")
+            axes[column].set_title(f"{each.title}: value of the vector")
             axes[(len(chosen) - 1) * len(drawn) + column].set_xlabel("position (tokens)")
     return figure
 
@@ -91,8 +91,7 @@ def table(
         figure, axes = panels.panels(rows, columns, size, "The table of vectors", used=len(drawn))
         for panel, each, values in zip(axes, drawn, tables, strict=True):
             image = panels.matrix(panel, values.T, panels.scale([values], dark), dark, square=False, upright=True)
-            panels.titled(panel, each.title)
-            panel.set(xlabel=_tokens(grid), ylabel="dimension (index)")
+            panel.set(title=each.title, xlabel=_tokens(grid), ylabel="dimension (index)")
             panels.bar(figure, image, panel, "value of the vector")
     return figure
 
@@ -114,7 +113,7 @@ def similarity(
     drawn, tables = _tables(schemes, dim, length, grid)
     cosines = [cosine(values) for values in tables]
     rows, columns = panels.layout(len(drawn), most=4 if len(drawn) > 3 else 3)
-    colors = panels.sequential(), Normalize(min(0.0, *(float(c.min()) for c in cosines)), 1.0)
+    colors = panels.SEQUENTIAL, Normalize(min(0.0, *(float(c.min()) for c in cosines)), 1.0)
     with style.context(dark):
         each_width = {1: 4.4, 2: 3.9, 3: 3.0, 4: 2.15}[columns]
         size = (0.9 + each_width * columns, 0.7 + (each_width - 0.25) * rows)
@@ -122,9 +121,8 @@ def similarity(
         figure, axes = panels.panels(rows, columns, size, title, used=len(drawn))
         for index, (panel, each, values) in enumerate(zip(axes, drawn, cosines, strict=True)):
             image = panels.matrix(panel, values, colors, dark, upright=True)
-            panels.titled(panel, each.title)
-            panel.set_xlabel(_tokens(grid))
-            panel.set_ylabel(_tokens(grid) if index % columns == 0 else "")
+            ylabel = _tokens(grid) if index % columns == 0 else ""
+            panel.set(title=each.title, xlabel=_tokens(grid), ylabel=ylabel)
         panels.bar(figure, image, axes, "cosine similarity", shrink=0.8 if rows == 1 else 0.6)
     return figure
 
@@ -143,15 +141,11 @@ def _tables(
     positions = panels.places(length, grid)
     shape = Shape(dim, num_heads=1, head_dim=dim, max_positions=len(positions), grid=grid)
     names = [schemes] if isinstance(schemes, str) else schemes
-    check_type("schemes", names, Sequence, Mapping)
-    drawn = []
-    for name in names:
-        given: Schemes = {name: names[name]} if isinstance(names, Mapping) else (name,)
-        if name == minilm.NAME and not isinstance(names, Mapping):
-            given = {"all-MiniLM-L6-v2, learned": minilm.learned()}
-        drawn += panels.named(given, shape, doors=("add",))
-    if not drawn:
-        panels.named((), shape)
+    groups: list[Schemes] = [names]
+    if isinstance(names, Sequence) and minilm.NAME in names:
+        real = {"all-MiniLM-L6-v2, learned": minilm.learned()}
+        groups = [real if name == minilm.NAME else (name,) for name in names]
+    drawn = [each for group in groups for each in panels.named(group, shape, doors=("add",))]
     tables = []
     for each in drawn:
         encoding = each.scheme(positions, dtype=torch.float64)

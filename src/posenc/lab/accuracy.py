@@ -1,13 +1,14 @@
 """The pictures, tables and sentences of the tasks whose answers are right or wrong."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from posenc.lab import tables
-from posenc.lab.drawing import Line, draw
+from posenc.lab.drawing import draw
 from posenc.lab.pictures import line_of, training
 from posenc.lab.sentences import marked
 from posenc.lab.summary import Estimate, Record, Summary
@@ -31,9 +32,9 @@ def by_length(kind: str, records: Iterable[Record], dark: bool = False) -> Figur
     task = answers(summary)
     lines = [line_of(summary, kind, scheme, summary.lengths(kind)) for scheme in _asked(summary, kind)]
     if kind == "resized":  # at the training grid nothing is to be fitted
+        trained = [line_of(summary, "accuracy", line.scheme, [summary.train_length]).points for line in lines]
         lines = [
-            Line(line.scheme, tuple(sorted((*line.points, *_trained(summary, line.scheme)))), line.end)
-            for line in lines
+            replace(line, points=tuple(sorted(line.points + more))) for line, more in zip(lines, trained, strict=True)
         ]
     points = [value.mean for line in lines for _, value in line.finite()]
     limits, words = (min([task.chance, *points]), 1.0), f"grey: guessing, {task.chance:g}"
@@ -44,7 +45,6 @@ def by_length(kind: str, records: Iterable[Record], dark: bool = False) -> Figur
 
 
 def figures(task: Answers) -> dict[str, Callable[[Iterable[Record], bool], Figure]]:
-    """The pictures of a task."""
     return {**{kind: partial(by_length, kind) for kind in task.kinds}, "training": training}
 
 
@@ -52,11 +52,7 @@ def rows(summary: Summary, kind: str) -> list[dict[str, Any]]:
     """The table of one kind: a row for every scheme that it was to be measured for."""
     found = []
     for scheme in _asked(summary, kind):
-        row = tables.row(summary, scheme, kind)
-        row["bits"] = [
-            (mean, interval, scheme in highest(summary, kind, n))
-            for n, (mean, interval, _) in zip(summary.test_lengths, row["bits"], strict=True)
-        ]
+        row = tables.row(summary, scheme, kind, highest)
         if kind == "resized":
             row["end"] = ""
             row["bits"] = [
@@ -74,20 +70,18 @@ def observed(summary: Summary) -> list[str]:
     task = answers(summary)
     for kind in task.kinds:
         for length in dict.fromkeys((trained, longest)):
-            if kind == "resized" and length == trained:
-                continue
-            sentence = _order(summary, kind, length)
-            found += [sentence] if sentence else []
+            if kind != "resized" or length != trained:
+                found.append(_order(summary, kind, length))
     measured = {k: {s: e for s in summary.schemes if (e := summary.bits(k, s, trained))} for k in task.kinds}
     guessing = {k: [s for s, e in each.items() if at_chance(e, task.chance)] for k, each in measured.items()}
     telling = {k: [s for s in each if s not in guessing[k]] for k, each in measured.items()}
-    more = task.observed(guessing, telling)
-    return [*found, f"At {trained:,} {task.lengths} {more}"] if more else found
+    if more := task.observed(guessing, telling):
+        found.append(f"At {trained:,} {task.lengths} {more}")
+    return [sentence for sentence in found if sentence]
 
 
 def highest(summary: Summary, kind: str, length: int) -> tuple[str, ...]:
-    """The schemes with the highest accuracy, as far as it is more than guessing gives; of one alone,
-    none."""
+    """The schemes with the highest accuracy, as far as it is more than guessing gives; of one alone, none."""
     found = {scheme: summary.bits(kind, scheme, length) for scheme in marked(summary, kind, length)}
     return tuple(scheme for scheme, e in found.items() if e and not at_chance(e, answers(summary).chance))
 
@@ -98,31 +92,22 @@ def at_chance(value: Estimate, chance: float) -> bool:
 
 
 def how_to_read(summary: Summary) -> list[str]:
-    """What the figures mean."""
-    seeds = max((len(summary.measured(scheme)) for scheme in summary.schemes), default=0)
     task = answers(summary)
-    over = f"{task.units} and over seeds" if seeds > 1 else task.units
     return [
         f"Higher is better: 1 is every answer right, and guessing gives {task.chance:g}.",
-        f"Bars are 95 % bootstrap intervals over {over}. All schemes are asked the same, and are called a tie where "
-        f"their paired difference may be zero or is below {task.noise:g}.",
+        f"Bars are 95 % bootstrap intervals over {summary.over(task.units)}. All schemes are asked the same, and are "
+        f"called a tie where their paired difference may be zero or is below {task.noise:g}.",
         *task.how_to_read,
     ]
 
 
 def not_concluded(summary: Summary) -> list[str]:
-    """What these numbers do not show."""
     steps = summary.configuration.get("steps", 0)
-    few = [s for s in summary.schemes if len(summary.measured(s)) == 1]
-    found = [
+    one_seed = summary.one_seed()
+    return [
         f"This is a small model trained briefly ({steps:,} steps). The order of the schemes can differ in a larger "
         "model and after longer training.",
-    ]
-    if few:
-        whose = "" if len(few) == len(summary.schemes) else f" of {listed(few)}"
-        found.append(f"There is one seed{whose}: the intervals say nothing of how much another training would differ.")
-    return [
-        *found,
+        *([f"{one_seed} say nothing of how much another training would differ."] if one_seed else []),
         *answers(summary).not_concluded,
         "Undefined is not a low accuracy: the scheme has no such positions, and no number stands for that.",
         f"Speed and memory are those of this machine and this size of model; step times were taken in turns with "
@@ -146,11 +131,6 @@ def _asked(summary: Summary, kind: str) -> list[str]:
     return [scheme for scheme in summary.schemes if any(k == kind for k, _ in summary.plan(scheme))]
 
 
-def _trained(summary: Summary, scheme: str) -> list[tuple[float, Estimate]]:
-    value = summary.bits("accuracy", scheme, summary.train_length)
-    return [(float(summary.train_length), value)] if value else []
-
-
 def _order(summary: Summary, kind: str, length: int) -> str:
     """The best schemes of a kind at a length, those in between, and those that do no better than guessing."""
     means = {s: e for s in summary.schemes if (e := summary.bits(kind, s, length))}
@@ -166,12 +146,9 @@ def _order(summary: Summary, kind: str, length: int) -> str:
         parts.append(f"{named} {'tie for the highest' if top[1:] else 'is the highest'}")
     parts += [listed(f"{s} has {means[s].mean:.2f}" for s in between)] if between else []
     parts += [f"{_are(guessing)} no better than guessing"] if guessing else []
-    parts += [f"{_are(no)} undefined"] if (no := _undefined(summary, kind, length)) else []
+    undefined = [s for s in summary.schemes if summary.undefined(s, length, kind)]
+    parts += [f"{_are(undefined)} undefined"] if undefined else []
     return f"{task.where(kind, length, summary.train_length)}: {'; '.join(parts)}."
-
-
-def _undefined(summary: Summary, kind: str, length: int) -> list[str]:
-    return [scheme for scheme in summary.schemes if summary.undefined(scheme, length, kind)]
 
 
 def _are(schemes: Sequence[str]) -> str:

@@ -31,7 +31,8 @@ class CheckpointError(ValueError):
 
 @dataclass
 class Reached:
-    """How far a training has come: steps done, seconds spent in them, the curve [(step, bits)], and ``running``."""
+    """How far a training has come: steps done, seconds spent in them, the curve [(step, mean bits up to it)], and
+    ``running``."""
 
     step: int
     seconds: float

@@ -11,7 +11,6 @@ from posenc.workbench.command import add_options, failed, given, measured, stdou
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds ``compare`` to the commands."""
     parser = commands.add_parser(
         "compare",
         help="train short, test long: which positional encoding to use",
@@ -54,15 +53,11 @@ def run(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         return failed(f"{error} (see posenc compare --help)", code=2)
 
-    from rich.console import Console
-
     from posenc.lab import report  # before hours of training: drawing must be possible
     from posenc.lab.results import check as check_record
-    from posenc.workbench.progress import for_console
-    from posenc.workbench.records import read
 
-    out, progress = arguments.out, for_console(Console(stderr=True))
-    records, stopped = measured(lambda: compare(config, out, progress), lambda: read(out, check_record), progress, out)
+    out = arguments.out
+    records, stopped = measured(lambda progress: compare(config, out, progress), out, check_record)
     if records:
         try:
             path = report.write(records, out)

@@ -3,9 +3,9 @@
 import math
 import signal
 import threading
-import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from types import FrameType
@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from urllib.parse import quote
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from posenc.lab import checkpoint as checkpoints
 from posenc.lab import results
@@ -21,13 +21,13 @@ from posenc.lab.config import CompareConfig
 from posenc.lab.saved import from_toml, saved_identity
 from posenc.lab.task import Loaded, Task
 from posenc.lab.tasks import complete, configured, task_of
-from posenc.lab.train import DivergedError, Loss, batch, optimizer_for, step_of, train
+from posenc.lab.train import DivergedError, batch, optimizer_for, step_of, train
 from posenc.scheme import Scheme
 from posenc.schemes.catalog import scheme_from_names
 from posenc.schemes.own import source_of
 from posenc.workbench.configuration import differences, fingerprint
 from posenc.workbench.files import WRITING, write_whole
-from posenc.workbench.machine import device_of, machine, versions
+from posenc.workbench.machine import clock_of, device_of, machine, versions
 from posenc.workbench.memory import peak_bytes
 from posenc.workbench.progress import Progress
 from posenc.workbench.records import Record, Records, key
@@ -104,9 +104,15 @@ def compare(
     with Records(out, results.check) as records, _Stop() as stop, progress:
         made = _made(out, config)  # before the configuration is saved, which would make any folder one of compare
         _check_folder(out, config.identity(**made_with), records, made)
-        for scheme in config.schemes:
-            records.require_source(scheme, source_of(scheme))
-        lab = _Lab(config, out, task, loaded, device, made_with, records, progress, stop, build)
+        records.require_sources(config.schemes)
+        about = {
+            "fingerprint": fingerprint(config.identity(**made_with)),
+            "configuration": config.to_dict(),
+            "text": {"about": loaded.about, "digest": loaded.digest},
+            "versions": versions(),
+            "machine": machine(device),
+        }
+        lab = _Lab(config, out, task, loaded, device, about, records, progress, stop, build)
         progress.begin(len(config.seeds) * len(config.schemes) * lab.work)  # from here on, what fails has kept records
         write_whole(out / CONFIG, config.to_toml(made_with).encode())
         for line in filter(None, (records.notice, *_clear(out, made), loaded.about, loaded.notice)):
@@ -121,50 +127,44 @@ def compare(
         return list(records)
 
 
+@dataclass
 class _Lab:
     """One comparison under way."""
 
-    def __init__(
-        self,
-        config: CompareConfig,
-        out: Path,
-        task: Task,
-        loaded: Loaded,
-        device: torch.device,
-        made_with: dict[str, str],
-        records: Records,
-        progress: Progress,
-        stop: "_Stop",
-        build: Build,
-    ) -> None:
-        self.config, self.out, self.task, self.loaded, self.device = config, out, task, loaded, device
-        self.records, self.progress, self.stop, self.build = records, progress, stop, build
-        self.about = {
-            "fingerprint": fingerprint(config.identity(**made_with)),
-            "configuration": config.to_dict(),
-            "text": {"about": loaded.about, "digest": loaded.digest},
-            "versions": versions(),
-            "machine": machine(device),
-        }
-        step = TRAINING_WORK * config.batch_size * task.tokens(config)
-        self.step_work = step
-        self.training_work = step * config.steps
-        self.testing_work = TESTING_WORK * loaded.testing_tokens
-        self.speed_work = step * 2 * SPEED_ROUNDS
+    config: CompareConfig
+    out: Path
+    task: Task
+    loaded: Loaded
+    device: torch.device
+    about: dict[str, Any]  # what every record has
+    records: Records
+    progress: Progress
+    stop: "_Stop"
+    build: Build
+
+    def __post_init__(self) -> None:
+        self.step_work = TRAINING_WORK * self.config.batch_size * self.task.tokens(self.config)
+        self.training_work = self.step_work * self.config.steps
+        self.testing_work = TESTING_WORK * self.loaded.testing_tokens
+        self.speed_work = self.step_work * 2 * SPEED_ROUNDS
         self.work = self.training_work + self.testing_work + self.speed_work
 
     def train_and_test(self, scheme: str, seed: int) -> None:
         """Everything that needs the trained model, as far as it is not there."""
         config, progress = self.config, self.progress
-        checkpoint = self._checkpoint(scheme, seed)
+        checkpoint = self.out / CHECKPOINTS / f"{_name(scheme, seed)}{checkpoints.SUFFIX}"
         planned = self.task.plan(scheme, config.test_lengths, config.train_length)
-        trained = self.records.has("training", scheme, seed)
-        if trained and all(self.records.has(kind, scheme, seed, length) for kind, length in planned):
+        untested = [(kind, length) for kind, length in planned if not self.records.has(kind, scheme, seed, length)]
+        before = next((r for r in self.records if key(r) == ("training", scheme, seed, None)), None)
+
+        def leave_untested(why: str) -> None:
+            """Of a training that diverged there is nothing to test."""
+            for kind, length in untested:
+                self._record(kind, scheme, seed, length, diverged=why)
             checkpoint.unlink(missing_ok=True)
-            progress.skip(self.training_work + self.testing_work)
-            return
-        if trained and (why := self._diverged(scheme, seed)):
-            self._leave_untested(scheme, seed, planned, why)
+
+        if before and (not untested or "diverged" in before):
+            leave_untested(before.get("diverged", ""))
             progress.skip(self.training_work + self.testing_work)
             return
         model = self.build(config, scheme, seed).to(self.device)
@@ -186,12 +186,12 @@ class _Lab:
         except DivergedError as error:
             progress.say(f"{scheme}, seed {seed}, diverged: {error} (learning_rate {config.learning_rate:g})")
             progress.skip(self.training_work - self.step_work * last + self.testing_work)
-            if not trained:
+            if not before:
                 self._record("training", scheme, seed, diverged=str(error))
-            self._leave_untested(scheme, seed, planned, str(error))
+            leave_untested(str(error))
             return
         progress.skip(self.step_work * (config.steps - last))
-        if not trained:
+        if not before:
             tokens = batch(train_on, config, seed, 0).to(self.device)
             own = {id(p): p for m in model.modules() if isinstance(m, Scheme) for p in m.parameters()}
             self._record(
@@ -213,25 +213,10 @@ class _Lab:
             self.stop.check()
 
         evaluator = self.loaded.evaluator(model, self.device, after_pass)
-        for kind, length in planned:
-            if not self.records.has(kind, scheme, seed, length):
-                self._record(kind, scheme, seed, length, **evaluator.measure(kind, length))
+        for kind, length in untested:
+            self._record(kind, scheme, seed, length, **evaluator.measure(kind, length))
         progress.skip(self.testing_work - TESTING_WORK * evaluator.tokens)
         checkpoint.unlink()
-
-    def _checkpoint(self, scheme: str, seed: int) -> Path:
-        return self.out / CHECKPOINTS / f"{_name(scheme, seed)}{checkpoints.SUFFIX}"
-
-    def _diverged(self, scheme: str, seed: int) -> str:
-        """How this training is recorded to have diverged; empty where it did not."""
-        return next((r.get("diverged", "") for r in self.records if key(r) == ("training", scheme, seed, None)), "")
-
-    def _leave_untested(self, scheme: str, seed: int, planned: list[tuple[str, int]], why: str) -> None:
-        """Records that a training which diverged has nothing to test."""
-        for kind, length in planned:
-            if not self.records.has(kind, scheme, seed, length):
-                self._record(kind, scheme, seed, length, diverged=why)
-        self._checkpoint(scheme, seed).unlink(missing_ok=True)
 
     def time_steps(self, scheme: str, seed: int) -> None:
         """The time of a training step relative to the plain model's, taken in turns, so that a machine that is busy
@@ -241,10 +226,13 @@ class _Lab:
             return
         tokens = batch(self.loaded.train, self.config, seed, 0).to(self.device)
         models = [self.build(self.config, name, seed).to(self.device) for name in dict.fromkeys((PLAIN, scheme))]
-        steps = [_timed_step(model, self.config, tokens, self.task.loss) for model in models]
-        times = []
+        steps = [
+            partial(step_of, model, optimizer_for(model, self.config), tokens, self.config, self.task.loss)
+            for model in models
+        ]
+        clock, times = clock_of(self.device), []
         for _ in range(SPEED_ROUNDS):
-            times.append([step() for step in steps])
+            times.append([clock(step) for step in steps])
             self.progress.advance(2 * self.step_work, f"{scheme}, seed {seed}: timing steps")
             self.stop.check()
         ratio = median(each[-1] / each[0] for each in times[1:])  # the first round warms up
@@ -255,22 +243,8 @@ class _Lab:
 
     def _record(self, kind: str, scheme: str, seed: int, length: int | None = None, **result: Any) -> None:
         named = {"kind": kind, "scheme": scheme, "seed": seed} | ({} if length is None else {"length": length})
-        source = {"source": source_of(scheme)} if source_of(scheme) else {}
-        self.records.append({**named, **source, **result, **self.about})
+        self.records.append({**named, **result, **self.about})
         self.stop.check()
-
-
-def _timed_step(model: nn.Module, config: CompareConfig, tokens: Tensor, loss_of: Loss) -> Callable[[], float]:
-    optimizer = optimizer_for(model, config)
-
-    def step() -> float:
-        begin = time.perf_counter()
-        float(step_of(model, optimizer, tokens, config, loss_of))
-        if tokens.is_cuda:
-            torch.cuda.synchronize(tokens.device)
-        return time.perf_counter() - begin
-
-    return step
 
 
 def _name(scheme: str, seed: int) -> str:

@@ -68,12 +68,10 @@ class Text:
         """Where the windows numbered ``index`` begin, if file f has ``per_file[f]`` of them, ``step`` bytes apart."""
         ends = np.cumsum(per_file)
         file = np.searchsorted(ends, index, side="right")
-        starts: NDArray[np.int64] = self.bounds[file] + (index - (ends[file] - per_file[file])) * step
-        return starts
+        return self.bounds[file] + (index - (ends[file] - per_file[file])) * step
 
     def _windows(self, starts: NDArray[np.int64], size: int) -> Bytes:
-        windows: Bytes = self.data[starts[:, None] + np.arange(size)]
-        return windows
+        return self.data[starts[:, None] + np.arange(size)]
 
 
 @dataclass(frozen=True)
@@ -100,28 +98,28 @@ def load(text: Sequence[str] = (), *, held_out: int = 0, least: Least = ((0, 1),
     for path in paths:
         contents.setdefault(path.read_bytes(), path.relative_to(root).as_posix())
     contents.pop(b"", None)
-    files = sorted(((name, data) for data, name in contents.items()), key=lambda file: _hash(file[0].encode()))
-    total = sum(len(data) for _, data in files)
+    files = sorted(contents, key=lambda data: _hash(contents[data].encode()))
+    total = sum(map(len, files))
     wanted = max(int(total * HELD_OUT), min(held_out, int(total * MOST_HELD_OUT)))
     if not wanted:
         raise ValueError(f"text must be of some bytes to split, got {total} in {' '.join(text) or 'the library'}")
     if len(files) == 1:
-        (_, data), how = files[0], "its end"
-        train, validation = [data[:-wanted]], [data[-wanted:]]
+        how = "its end"
+        train, validation = [files[0][:-wanted]], [files[0][-wanted:]]
     else:
         how = "whole files"
         train, validation = [], []
-        for _, data in files:
+        for data in files:
             held = sum(map(len, validation))
             # One large file must not take the training text along.
             (validation if held < wanted and held + len(data) <= total // 2 else train).append(data)
     sides = _text(train), _text(validation)
     if len(files) > 1 and not _fits(sides, least):
-        largest = max((data for _, data in files), key=len)
+        largest = max(files, key=len)
         end = min(wanted, int(len(largest) * MOST_HELD_OUT))
         begin, held_end = largest[: len(largest) - end], largest[len(largest) - end :]
         # Its own parts as files of their own would be on both sides, and so would its end inside another file.
-        others = [data for _, data in files if data not in largest and held_end not in data]
+        others = [data for data in files if data not in largest and held_end not in data]
         cut = _text([*others, begin]), _text([held_end])
         if _fits(cut, least):
             how = "the end of the largest file, as whole files leave too little room"
@@ -135,20 +133,14 @@ def load(text: Sequence[str] = (), *, held_out: int = 0, least: Least = ((0, 1),
     return Corpus(*sides, about, digest)
 
 
-def least(*, train_length: int, batch_size: int, longest: int, windows: int) -> Least:
-    """The windows of a batch, and those of an evaluation; each has a byte more, which is only predicted."""
-    return (batch_size, train_length + 1), (windows, longest + 1)
-
-
 def _fits(sides: tuple[Text, Text], least: Least) -> bool:
     return all(side.room(size) >= count for side, (count, size) in zip(sides, least, strict=True))
 
 
-def require(corpus: Corpus, *, train_length: int, batch_size: int, longest: int, windows: int) -> None:
-    """ValueError, with both numbers, unless the text has room for a batch and for as many evaluation windows."""
-    wanted = least(train_length=train_length, batch_size=batch_size, longest=longest, windows=windows)
+def require(corpus: Corpus, least: Least) -> None:
+    """ValueError, with both numbers, unless the text has room for the ``least`` on both sides."""
     sides = (corpus.train, "training"), (corpus.validation, "evaluation")
-    for (side, name), (count, size) in zip(sides, wanted, strict=True):
+    for (side, name), (count, size) in zip(sides, least, strict=True):
         room = side.room(size)
         if room < count:
             raise ValueError(

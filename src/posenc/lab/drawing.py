@@ -176,8 +176,8 @@ def _data(line: Line) -> tuple[list[float], list[float]]:
 
 
 def _curve(axes: Axes, line: Line, dark: bool, bands: bool, aside: float) -> None:
-    look, color = style.look(line.scheme, dark), style.look(line.scheme, dark).color
-    x, means = _data(line)
+    look = style.look(line.scheme, dark)
+    color, (x, means) = look.color, _data(line)
     finite = line.finite()
     ends = [x for x, _ in finite], [p.low for _, p in finite], [p.high for _, p in finite]
     moved = axes.transData + _aside(axes, aside)
@@ -220,23 +220,14 @@ def _outside(axes: Axes, line: Line, row: int, aside: float, dark: bool) -> None
     color = style.look(line.scheme, dark).color
     low, high = axes.get_ylim()
     past = {x: value for x, value in line.points if not _within(value, low, high)}
-    moved = _aside(axes, aside)
+    moved = axes.transData + _aside(axes, aside)
     for x in _spaced(axes, past, max(past), lambda _: 0.17):
         down = past[x].mean < low
         marker, edge = ("$↓$", low) if down else ("$↑$", high)
-        axes.plot(
-            [x], [edge], color=color, marker=marker, markersize=8, clip_on=False, transform=axes.transData + moved
-        )
+        axes.plot([x], [edge], color=color, marker=marker, markersize=8, clip_on=False, transform=moved)
         number = f"{past[x].mean:.2f}".replace("-", "−") if past[x].finite else "NaN"
-        place = (x, _above(row))
-        axes.annotate(
-            f"{number} {'↓' if down else '↑'}",
-            place,
-            xycoords=("data", "axes fraction"),
-            ha="center",
-            va="center",
-            size=9,
-        )
+        words = f"{number} {'↓' if down else '↑'}"
+        axes.text(x, _above(row), words, transform=axes.get_xaxis_transform(), ha="center", va="center", size=9)
     _name(axes, line.scheme, _above(row), dark)
 
 
@@ -246,24 +237,10 @@ def _stop(axes: Axes, line: Line, row: int, aside: float, dark: bool) -> None:
     (x, value), (low, high) = line.points[-1], axes.get_ylim()
     at, top = _place(axes, x, min(max(value.mean, low), high) if value.finite else high)
     moved = _aside(axes, aside)
-    axes.plot(
-        [at, at],
-        [_below(row), top],
-        color=color,
-        linewidth=0.9,
-        linestyle=":",
-        transform=axes.transAxes + moved,
-    )
+    axes.plot([at, at], [_below(row), top], ":", color=color, linewidth=0.9, transform=axes.transAxes + moved)
     if _within(value, low, high):
-        axes.plot(
-            [x],
-            [value.mean],
-            color=color,
-            marker="x",
-            markersize=11,
-            markeredgewidth=2.2,
-            transform=axes.transData + moved,
-        )
+        there = axes.transData + moved
+        axes.plot([x], [value.mean], "x", color=color, markersize=11, markeredgewidth=2.2, transform=there)
     _note(axes, row, at + 0.015 if at < 0.5 else at - 0.015, f"× {line.scheme}: {line.end}", dark)
 
 

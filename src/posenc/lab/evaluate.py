@@ -20,7 +20,7 @@ At a length L, of windows of M bytes, in which a byte is scored by the model's p
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -31,12 +31,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.lab.data import Bytes
-from posenc.positions import PositionError
+from posenc.lab.task import Measures, Tick
 
 Bits = NDArray[np.float64]
-
-# Tokens in one forward pass. With logits over 256 bytes and dense attention up to 1024 positions it fits in a laptop.
-TOKENS_AT_ONCE = 8192
 
 
 def plan(lengths: Sequence[int], train_length: int) -> list[tuple[str, int]]:
@@ -51,11 +48,9 @@ def tokens_to_score(lengths: Sequence[int], windows: int) -> int:
     return (2 * len(lengths) - 1) * lengths[-1] * windows
 
 
-class Evaluator:
-    """Measures one model on evaluation windows (windows, longest length + 1 bytes).
-
-    ``tick`` is called with the number of tokens after each forward pass; what it raises stops the measurement.
-    """
+class Evaluator(Measures):
+    """Measures one model on evaluation windows (windows, longest length + 1 bytes): ``bits`` per byte for each window
+    and the ``tokens`` scored in each, or, by position, ``edges`` of the buckets, mean ``bits`` and ``stderr``."""
 
     def __init__(
         self,
@@ -64,32 +59,25 @@ class Evaluator:
         lengths: Sequence[int],
         train_length: int,
         device: torch.device | str = "cpu",
-        tick: Callable[[int], None] = lambda tokens: None,
+        tick: Tick = lambda tokens: None,
     ) -> None:
-        self.model = model
+        super().__init__(model, tick)
         self.windows = torch.from_numpy(windows.astype(np.int64)).to(device)
         self.longest = lengths[-1]
         self.final = max(lengths[0] // 2, 1)
         self.train_length = train_length
-        self.tick = tick
-        self.tokens = 0  # that went through the model so far
         self._passes: dict[tuple[str, int], Bits] = {}
         assert self.windows.size(1) == self.longest + 1
 
-    def measure(self, kind: str, length: int) -> dict[str, Any]:
-        """One measurement: ``bits`` per byte for each window and the ``tokens`` scored in each, or, by position,
-        ``edges`` of the buckets, mean ``bits`` and ``stderr``; ``undefined`` where the scheme has no such position."""
-        try:
-            if kind == "by_position":
-                return self._by_position()
-            bits = {
-                "windows": lambda: self._side_by_side(length),
-                "final_tokens": lambda: self._side_by_side(length)[:, -self.final :],
-                "sliding": lambda: self._sliding(length),
-                "truncated": lambda: self._sliding(self.train_length),
-            }[kind]()
-        except PositionError as error:
-            return {"undefined": str(error)}
+    def _measure(self, kind: str, length: int) -> dict[str, Any]:
+        if kind == "by_position":
+            return self._by_position()
+        bits = {
+            "windows": lambda: self._side_by_side(length),
+            "final_tokens": lambda: self._side_by_side(length)[:, -self.final :],
+            "sliding": lambda: self._sliding(length),
+            "truncated": lambda: self._sliding(self.train_length),
+        }[kind]()
         return {"bits": _rounded(bits.mean(axis=1)), "tokens": bits.shape[1]}
 
     def _side_by_side(self, length: int) -> Bits:
@@ -124,21 +112,16 @@ class Evaluator:
             self._passes[kind, length] = np.concatenate(scored, axis=1)
         return self._passes[kind, length]
 
-    @torch.inference_mode()
     def _score(self, begin: int, first: int, stop: int) -> Bits:
         """Bits of the bytes after ``first`` up to ``stop``, for a model that sees those from ``begin``."""
-        was_training = self.model.training
-        self.model.eval()
-        rows = []
-        for part in self.windows.split(max(TOKENS_AT_ONCE // (stop - begin), 1)):
+
+        def nats(part: Tensor) -> Tensor:
             logits: Tensor = self.model(part[:, begin:stop])[:, first - begin :]
             target = part[:, first + 1 : stop + 1]
-            nats = F.cross_entropy(logits.flatten(0, 1).float(), target.flatten(), reduction="none")
-            rows.append(nats.view(target.shape).double().cpu().numpy() / math.log(2))
-            self.tokens += part.size(0) * (stop - begin)
-            self.tick(part.size(0) * (stop - begin))
-        self.model.train(was_training)
-        return np.concatenate(rows)
+            each = F.cross_entropy(logits.flatten(0, 1).float(), target.flatten(), reduction="none")
+            return each.view(target.shape).double().cpu()
+
+        return np.asarray(self._run(nats, self.windows, stop - begin).numpy() / math.log(2))
 
 
 def _rounded(values: Bits) -> list[float | None]:

@@ -26,10 +26,9 @@ def sliding(records: Iterable[Record], dark: bool = False) -> Figure:
     for scheme in summary.schemes:
         # Sliding windows of the training length *are* the baseline, so its line begins there.
         begin = line_of(summary, "sliding", scheme, [summary.train_length]).points
-        rest = line_of(summary, "truncated", scheme, summary.lengths("truncated")).points
-        baselines.append(Line(scheme, begin + rest if rest else ()))
-    title = "Loss at each test length: sliding windows"
-    return _by_length(summary, "sliding", title, dark, [line for line in baselines if line.points])
+        if rest := line_of(summary, "truncated", scheme, summary.lengths("truncated")).points:
+            baselines.append(Line(scheme, begin + rest))
+    return _by_length(summary, "sliding", "Loss at each test length: sliding windows", dark, baselines)
 
 
 def final_tokens(records: Iterable[Record], dark: bool = False) -> Figure:
@@ -101,29 +100,22 @@ def training(records: Iterable[Record], dark: bool = False) -> Figure:
         margin = 0.05 * (max(late) - min(late)) or 0.1
         axes.set_ylim(min(late) - margin, max(late) + margin)
         axes.set_xlim(0, 1.03 * max(step for step, _ in points))
-        if max(bits for _, bits in points) > axes.get_ylim()[1]:
-            first = max(bits for _, bits in points)
-            axes.text(
-                0.98, 0.95, f"↑ from {first:.1f} at first", transform=axes.transAxes, ha="right", va="top", size=9
-            )
+        first = max(bits for _, bits in points)
+        if first > axes.get_ylim()[1]:
+            words = f"↑ from {first:.1f} at first"
+            axes.text(0.98, 0.95, words, transform=axes.transAxes, ha="right", va="top", size=9)
         for scheme, group in curves.items():
             look = style.look(scheme, dark)
             for curve in group:
-                axes.plot(
-                    *zip(*curve, strict=True), color=look.color, linestyle=look.dashes, linewidth=1.2, label=scheme
-                )
+                steps, bits = zip(*curve, strict=True)
+                axes.plot(steps, bits, color=look.color, linestyle=look.dashes, linewidth=1.2, label=scheme)
         last = {scheme: group[0][-1] for scheme, group in curves.items() if group}
         names(axes, {scheme: (float(step), float(bits)) for scheme, (step, bits) in last.items()}, dark)
     return figure
 
 
 FIGURES: dict[str, Callable[[Iterable[Record], bool], Figure]] = {
-    "sliding": sliding,
-    "windows": windows,
-    "differences": differences,
-    "final_tokens": final_tokens,
-    "by_position": by_position,
-    "training": training,
+    draw.__name__: draw for draw in (sliding, windows, differences, final_tokens, by_position, training)
 }
 
 

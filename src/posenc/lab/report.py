@@ -28,10 +28,9 @@ def write(records: Sequence[Record], out: str | Path) -> Path:
 
     Each file is written whole or not at all, so a reader never meets half of one.
     """
-    out = Path(out)
-    images = {
-        name: {dark: png(records, name, dark) for dark in (False, True)} for name in figures(Summary(records).task)
-    }
+    out, images = Path(out), {}
+    for name, draw in figures(Summary(records).task).items():
+        images[name] = {dark: style.saved(draw(records, dark), dark=dark) for dark in (False, True)}
     for name, pair in images.items():
         for dark, data in pair.items():
             write_whole(out / FOLDER / f"{name}{'-dark' if dark else ''}.png", data)
@@ -41,13 +40,7 @@ def write(records: Sequence[Record], out: str | Path) -> Path:
 
 
 def figures(task: Task) -> dict[str, Callable[[Iterable[Record], bool], Figure]]:
-    """The pictures of a task's comparisons."""
     return accuracy.figures(task) if isinstance(task, Answers) else pictures.FIGURES
-
-
-def png(records: Sequence[Record], name: str, dark: bool = False) -> bytes:
-    """One of the figures, as the bytes of a PNG."""
-    return style.saved(figures(Summary(records).task)[name](records, dark), dark=dark)
 
 
 def html(records: Sequence[Record], images: dict[str, dict[bool, bytes]]) -> str:
@@ -55,21 +48,17 @@ def html(records: Sequence[Record], images: dict[str, dict[bool, bytes]]) -> str
     summary = Summary(records)
     latest = summary.records[-1] if summary.records else {}
     right_or_wrong = isinstance(summary.task, Answers)
-    words = accuracy if right_or_wrong else sentences
-    if not right_or_wrong:
-        own = {
-            "rows": [tables.row(summary, scheme) for scheme in summary.schemes],
-            "differences": tables.differences(summary),
-            "means": tables.means(summary),
-        }
-    else:
-        own = accuracy.page(summary)
+    sources = {
+        name: {dark: f"data:image/png;base64,{base64.b64encode(data).decode()}" for dark, data in pair.items()}
+        for name, pair in images.items()
+    }
+    words, numbers = (accuracy, accuracy) if right_or_wrong else (sentences, tables)
     return page(
         "posenc.lab",
         "accuracy.html.j2" if right_or_wrong else "report.html.j2",
         summary=summary,
         about=(latest.get("text") or {}).get("about", ""),
-        images={name: {dark: _uri(data) for dark, data in pair.items()} for name, pair in images.items()},
+        images=sources,
         missing=summary.missing(),
         left_out=summary.task.left_out(),
         observed=words.observed(summary),
@@ -78,19 +67,26 @@ def html(records: Sequence[Record], images: dict[str, dict[bool, bytes]]) -> str
         times=[multiple(length, summary.train_length) for length in summary.test_lengths],
         environment=tables.environment(summary),
         command=tables.command(summary),
-        **own,
+        **numbers.page(summary),
     )
 
 
 def terminal_table(records: Sequence[Record]) -> Table:
     """The main numbers of every scheme, for a terminal of 100 columns."""
     summary = Summary(records)
-    return _accuracy_table(summary) if isinstance(summary.task, Answers) else _bits_table(summary)
-
-
-def _bits_table(summary: Summary) -> Table:
-    lengths = _few(summary.test_lengths, summary.train_length)
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    notes = [_fill_accuracy(table, summary) if isinstance(summary.task, Answers) else _fill_bits(table, summary)]
+    notes += [f"{scheme} {words}." for scheme in summary.schemes if (words := summary.diverged(scheme))]
+    if missing := len(summary.lacking()):
+        of = f"{missing} of {len(summary.trainings)} trainings"
+        notes.append(f"{of} are not complete: the report says what is missing.")
+    table.caption = "\n".join(notes)
+    return table
+
+
+def _fill_bits(table: Table, summary: Summary) -> str:
+    """The title, columns and rows of a text; gives what stands below them."""
+    lengths = _few(summary.test_lengths, summary.train_length)
     table.title = f"Bits per byte at each test length (sliding windows), trained at {summary.train_length:,} tokens"
     table.add_column("scheme", overflow="fold", max_width=16)
     for name in ("params", "tokens/s", "step", "MB", *(f"{length:,} " for length in lengths)):
@@ -98,26 +94,19 @@ def _bits_table(summary: Summary) -> Table:
     lowest = {length: sentences.marked(summary, tables.KIND, length) for length in lengths}
     for scheme in summary.schemes:
         once = (
-            _short(summary.number("training", scheme, "parameters"), "{:.0f}k", 1e-3),
-            _short(summary.number("training", scheme, "tokens_per_second"), "{:,.0f}k", 1e-3),
-            _short(summary.number("speed", scheme, "step_ratio"), "{:.2f}×"),
-            _short(summary.number("training", scheme, "peak_bytes"), "{:,.0f}", 1e-6),
+            summary.shown("training", scheme, "parameters", "{:.0f}k", 1e-3) or "–",
+            summary.shown("training", scheme, "tokens_per_second", "{:,.0f}k", 1e-3) or "–",
+            summary.shown("speed", scheme, "step_ratio", "{:.2f}×") or "–",
+            summary.shown("training", scheme, "peak_bytes", "{:,.0f}", 1e-6) or "–",
         )
-        bits = [
-            Text(_bits(summary, scheme, n) + "*", style="bold")
-            if scheme in lowest[n]
-            else Text(_bits(summary, scheme, n) + " ")
-            for n in lengths
-        ]
+        bits = [_cell(_bits(summary, scheme, n), scheme in lowest[n]) for n in lengths]
         table.add_row(Text(scheme), *once, *bits)
     unit = f"step: time ÷ {summary.timed_against}'s"
-    notes = [f"* lowest, or tied with it; ±: half the 95 % interval; {unit}; –: not measured."]
-    table.caption = "\n".join(notes + _incomplete(summary))
-    return table
+    return f"* lowest, or tied with it; ±: half the 95 % interval; {unit}; –: not measured."
 
 
-def _accuracy_table(summary: Summary) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+def _fill_accuracy(table: Table, summary: Summary) -> str:
+    """The same of right answers."""
     trained = f"trained at {summary.train_length:,} {summary.task.lengths}"
     table.title = f"Share of right answers, {trained}"
     table.add_column("scheme", overflow="fold", max_width=21)
@@ -134,26 +123,13 @@ def _accuracy_table(summary: Summary) -> Table:
             value = summary.bits(kind, scheme, length)
             undefined = "undef." if summary.undefined(scheme, length, kind) else "–"
             shown = f"{value.mean:.3f}" if value else undefined
-            top = scheme in highest[kind, length]
-            cells.append(Text(shown + ("*" if top else " "), style="bold" if top else ""))
-        table.add_row(Text(scheme), _short(summary.number("speed", scheme, "step_ratio"), "{:.2f}×"), *cells)
-    notes = [f"* highest, or tied with it; step: time ÷ {summary.timed_against}'s; undef.: no such positions."]
-    table.caption = "\n".join(notes + _incomplete(summary))
-    return table
+            cells.append(_cell(shown, scheme in highest[kind, length]))
+        table.add_row(Text(scheme), summary.shown("speed", scheme, "step_ratio", "{:.2f}×") or "–", *cells)
+    return f"* highest, or tied with it; step: time ÷ {summary.timed_against}'s; undef.: no such positions."
 
 
-def _incomplete(summary: Summary) -> list[str]:
-    notes = [f"{scheme} {words}." for scheme in summary.schemes if (words := summary.diverged(scheme))]
-    missing = len(summary.lacking())
-    return notes + (
-        [f"{missing} of {len(summary.trainings)} trainings are not complete: the report says what is missing."]
-        if missing
-        else []
-    )
-
-
-def _short(value: float | None, form: str, scale: float = 1) -> str:
-    return "–" if value is None else form.format(value * scale)
+def _cell(words: str, best: bool) -> Text:
+    return Text(words + "*", style="bold") if best else Text(words + " ")
 
 
 def _bits(summary: Summary, scheme: str, length: int) -> str:
@@ -172,7 +148,3 @@ def _few(lengths: Sequence[int], trained: int, most: int = 5) -> list[int]:
         return list(lengths)
     keep = {lengths[0], trained if trained in lengths else lengths[1]}
     return sorted(keep | set(lengths[2 - most :]))
-
-
-def _uri(data: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(data).decode()

@@ -47,10 +47,8 @@ def verdict(difference: Estimate) -> str:
 
 
 def how_to_read(summary: Summary) -> list[str]:
-    """What the figures mean."""
     trained = summary.train_length
-    seeds = max((len(summary.measured(scheme)) for scheme in summary.schemes), default=0)
-    over = "windows of text and over seeds" if seeds > 1 else "windows of text"
+    over = summary.over("windows of text")
     return [
         "Lower is better. Bits per byte: how many bits the model needs, on average, for the next byte of text that it "
         "was not trained on. One token is one byte.",
@@ -65,19 +63,16 @@ def how_to_read(summary: Summary) -> list[str]:
         + (
             f" With one seed, gaps under {TIE_AT_ONE_SEED:.2f} bits are called ties: a convention, about the seed "
             "noise others have published at a similar size."
-            if any(len(summary.measured(scheme)) == 1 for scheme in summary.schemes)
+            if summary.one_seed()
             else ""
         ),
     ]
 
 
 def not_concluded(summary: Summary) -> list[str]:
-    """What these numbers do not show."""
     c = summary.configuration
     sizes = [e for s in summary.schemes if (e := summary.number("training", s, "parameters"))]
     size = f"about {_rounded(max(sizes))} parameters" if sizes else "few parameters"
-    tested = [s for s in summary.schemes if summary.measured(s)]
-    few = [s for s in tested if len(summary.measured(s)) < 2]
     found = [
         f"This is a small model ({size}) trained briefly ({c.get('steps', 0):,} steps) on one text. The order of the "
         "schemes can differ in a larger model, after longer training, and on another text.",
@@ -92,13 +87,9 @@ def not_concluded(summary: Summary) -> list[str]:
             "A training that diverged shows that the learning rate was too high for it here, not that the scheme "
             "cannot be trained."
         )
-    if few:
-        whose = "" if len(few) == len(tested) else f" of {listed(few)}"
-        found.insert(
-            1,
-            f"There is one seed{whose}: the intervals cover the choice of text, and say nothing of how much another "
-            "training would differ.",
-        )
+    if one_seed := summary.one_seed():
+        unsaid = "cover the choice of text, and say nothing of how much another training would differ."
+        found.insert(1, f"{one_seed} {unsaid}")
     return found
 
 
@@ -126,19 +117,19 @@ def _order(summary: Summary, length: int, where: str) -> str:
 def _use_of_context(summary: Summary, length: int) -> str:
     """Whether what lies further back than the training length helps: against the truncated baseline, same bytes."""
     effects = {s: summary.difference("sliding", s, s, length, kind_of_other="truncated") for s in summary.schemes}
-    groups: dict[str, list[str]] = {"lowers": [], "leaves": [], "raises": []}
+    lowers: list[str] = []
+    leaves: list[str] = []
+    raises: list[str] = []
     for scheme, effect in effects.items():
         if effect and effect.finite:
             # One model against itself: the noise between seeds has no part in it. What prints as 0.00 is no effect.
-            none = effect.low <= 0 <= effect.high or abs(effect.mean) < 0.005
-            kind = "leaves" if none else "lowers" if effect.mean < 0 else "raises"
-            groups[kind].append(scheme if kind == "leaves" else f"{scheme} by {abs(effect.mean):.2f}")
-    words = {
-        "lowers": "lowers the loss of {}",
-        "leaves": "leaves the loss of {} as it is",
-        "raises": "raises the loss of {}",
-    }
-    said = [words[kind].format(listed(who)) for kind, who in groups.items() if who]
+            if effect.low <= 0 <= effect.high or abs(effect.mean) < 0.005:
+                leaves.append(scheme)
+            else:
+                (lowers if effect.mean < 0 else raises).append(f"{scheme} by {abs(effect.mean):.2f}")
+    said = [f"lowers the loss of {listed(lowers)}"] if lowers else []
+    said += [f"leaves the loss of {listed(leaves)} as it is"] if leaves else []
+    said += [f"raises the loss of {listed(raises)}"] if raises else []
     if not said:
         return ""
     start = f"Seeing {length:,} tokens rather than only the last {summary.train_length:,}"

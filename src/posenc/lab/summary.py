@@ -96,7 +96,6 @@ class Summary:
         return _unique(key[2] for key in tested if key[1] == scheme)
 
     def get(self, kind: str, scheme: str, seed: int, length: int | None = None) -> Record | None:
-        """The record of one measurement, if it was made."""
         return self._found.get((kind, scheme, seed, length))
 
     def of(self, kind: str, scheme: str) -> list[Record]:
@@ -153,24 +152,37 @@ class Summary:
         values = [record[name] for record in self.of(kind, scheme) if record.get(name) is not None]
         return float(median(values)) if values else None
 
+    def shown(self, kind: str, scheme: str, name: str, form: str, scale: float = 1) -> str:
+        """The same in words; empty where there is none."""
+        value = self.number(kind, scheme, name)
+        return "" if value is None else form.format(value * scale)
+
+    def over(self, units: str) -> str:
+        """What the intervals are over: the units of a test, and seeds where there are several."""
+        return f"{units} and over seeds" if any(len(self.measured(s)) > 1 for s in self.schemes) else units
+
+    def one_seed(self) -> str:
+        """Which of the schemes that were tested have one seed, in the beginning of a sentence; empty for none."""
+        tested = [s for s in self.schemes if self.measured(s)]
+        alone = [s for s in tested if len(self.measured(s)) == 1]
+        whose = "" if len(alone) == len(tested) else f" of {listed(alone)}"
+        return f"There is one seed{whose}: the intervals" if alone else ""
+
     def lacking(self) -> dict[tuple[str, int], str]:
         """What each training that is not complete lacks, by scheme and seed."""
         found = {}
-        called = ONCE | {kind: each.called for kind, each in self.task.kinds.items()}
         for scheme, seed in self.trainings:
-            expected = self.plan(scheme)
-            lacks = {kind: "" for kind in ONCE if not self.get(kind, scheme, seed)}
-            for kind in dict.fromkeys(kind for kind, _ in expected):
-                lengths = [length for other, length in expected if other == kind]
-                gone = [length for length in lengths if not self.get(kind, scheme, seed, length)]
-                if gone:
-                    some = len(gone) < len(lengths)
-                    lacks[kind] = f" at {listed(f'{length:,}' for length in gone)} {self.task.lengths}" if some else ""
-            if lacks:
-                parts = [called[kind] + at for kind, at in lacks.items()]
-                found[scheme, seed] = (
-                    "everything" if len(parts) == 2 + len({kind for kind, _ in expected}) else "; ".join(parts)
-                )
+            parts = [called for kind, called in ONCE.items() if not self.get(kind, scheme, seed)]
+            expected: dict[str, list[int]] = {}
+            for kind, length in self.plan(scheme):
+                expected.setdefault(kind, []).append(length)
+            for kind, lengths in expected.items():
+                gone = [f"{length:,}" for length in lengths if not self.get(kind, scheme, seed, length)]
+                at = f" at {listed(gone)} {self.task.lengths}" if len(gone) < len(lengths) else ""
+                parts += [self.task.kinds[kind].called + at] if gone else []
+            if parts:
+                every = len(parts) == len(ONCE) + len(expected)
+                found[scheme, seed] = "everything" if every else "; ".join(parts)
         return found
 
     def plan(self, scheme: str) -> list[tuple[str, int]]:

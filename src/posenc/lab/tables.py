@@ -1,10 +1,12 @@
 """The tables of a report: rows of words, ready to be laid out on a page."""
 
 import shlex
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, TypeAlias
 
 from posenc.lab import sentences
-from posenc.lab.summary import Summary
+from posenc.lab.summary import Record, Summary
+from posenc.workbench.records import made_with
 
 # The kind whose numbers stand in the tables: it scores the same bytes at every length.
 KIND = "sliding"
@@ -28,15 +30,27 @@ def command(summary: Summary) -> str:
     return shlex.join(words)
 
 
-def row(summary: Summary, scheme: str, measured: str = KIND) -> dict[str, Any]:
+def page(summary: Summary) -> dict[str, Any]:
+    """What the page of a text shows that those of other tasks do not."""
+    return {
+        "rows": [row(summary, scheme) for scheme in summary.schemes],
+        "differences": differences(summary),
+        "means": means(summary),
+    }
+
+
+Best: TypeAlias = Callable[[Summary, str, int], Collection[str]]
+"""(summary, kind, length) -> the schemes that a table marks."""
+
+
+def row(summary: Summary, scheme: str, measured: str = KIND, best: Best = sentences.marked) -> dict[str, Any]:
     """A line of the main table, in the words it has there, of one kind of measurement."""
 
     def shown(kind: str, name: str, form: str, scale: float = 1) -> str:
-        value = summary.number(kind, scheme, name)
         absent = "diverged" if kind == "training" and summary.diverged(scheme) else "missing"
-        return absent if value is None else form.format(value * scale)
+        return summary.shown(kind, scheme, name, form, scale) or absent
 
-    lowest = {length: sentences.marked(summary, measured, length) for length in summary.test_lengths}
+    lengths = summary.test_lengths
     return {
         "scheme": scheme,
         "parameters": shown("training", "parameters", "{:,.0f}"),
@@ -44,10 +58,10 @@ def row(summary: Summary, scheme: str, measured: str = KIND) -> dict[str, Any]:
         "tokens_per_second": shown("training", "tokens_per_second", "{:,.0f}"),
         "step": shown("speed", "step_ratio", "{:.2f}×"),
         "memory": shown("training", "peak_bytes", "{:,.0f} MB", 1e-6),
-        "bits": [(*cell(summary, measured, scheme, n), scheme in lowest[n]) for n in summary.test_lengths],
+        "bits": [(*cell(summary, measured, scheme, n), scheme in best(summary, measured, n)) for n in lengths],
         "end": summary.end(scheme, measured),
         "diverged": summary.diverged(scheme),
-        "why": next((why for n in summary.test_lengths if (why := summary.undefined(scheme, n, measured))), ""),
+        "why": next((why for n in lengths if (why := summary.undefined(scheme, n, measured))), ""),
     }
 
 
@@ -101,16 +115,11 @@ def means(summary: Summary) -> list[dict[str, Any]]:
 
 
 def environment(summary: Summary) -> list[tuple[str, str]]:
-    """What the records were made with. More than one value of a thing is said, not hidden."""
-    found: dict[str, list[str]] = {}
-    for record in summary.records:
-        for part in ("text", "versions", "machine"):
-            for name, value in (record.get(part) or {}).items():
-                label = {"about": "text", "digest": "digest of the text", "memory_bytes": "memory"}.get(name, name)
-                said = f"{value / 2**30:.1f} GiB" if name == "memory_bytes" and value else str(value)
-                if said not in found.setdefault(label, []):
-                    found[label].append(said)
-    times = sorted(str(record["time"]) for record in summary.records if record.get("time"))
-    if times:
-        found["measured"] = [times[0] if times[0] == times[-1] else f"{times[0]} to {times[-1]}"]
-    return [(label, "; ".join(said)) for label, said in found.items()]
+    """What the records were made with."""
+    labels = {"about": "text", "digest": "digest of the text"}
+
+    def facts(record: Record) -> dict[str, Any]:
+        parts = [record.get(part) or {} for part in ("text", "versions", "machine")]
+        return {labels.get(name, name): value for part in parts for name, value in part.items()}
+
+    return made_with(summary.records, facts)

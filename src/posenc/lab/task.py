@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +19,35 @@ Tick: TypeAlias = Callable[[int], None]
 """Called with the number of tokens after each forward pass of a test; what it raises stops the test."""
 
 
-class Measures(Protocol):
+class Measures(ABC):
     """Tests one trained model."""
 
-    tokens: int  # that went through the model so far
+    AT_ONCE = 8192  # tokens in one forward pass; as bytes with 256 logits each they fit in a laptop
+
+    def __init__(self, model: nn.Module, tick: Tick) -> None:
+        self.model, self._tick = model.eval(), tick
+        self.tokens = 0  # that went through the model so far
 
     def measure(self, kind: str, length: int) -> dict[str, Any]:
-        """One measurement of the plan, as it is recorded."""
-        ...
+        """One measurement of the plan, as it is recorded; ``undefined`` where the scheme has no such position."""
+        try:
+            return self._measure(kind, length)
+        except PositionError as error:
+            return {"undefined": str(error)}
+
+    @abstractmethod
+    def _measure(self, kind: str, length: int) -> dict[str, Any]:
+        """The same, or PositionError."""
+
+    @torch.inference_mode()
+    def _run(self, scored: Callable[[Tensor], Tensor], examples: Tensor, tokens: int) -> Tensor:
+        """What ``scored`` gives for examples of so many tokens each, as many at once as fit."""
+        found = []
+        for part in examples.split(max(self.AT_ONCE // tokens, 1)):
+            found.append(scored(part))
+            self.tokens += part.size(0) * tokens
+            self._tick(part.size(0) * tokens)
+        return torch.cat(found)
 
 
 @dataclass(frozen=True)
@@ -70,6 +91,7 @@ class Task(ABC):
     kinds: ClassVar[Mapping[str, Kind]]  # what is measured of a trained model
     score: ClassVar[str]  # what a measurement has one of for each window or example: bits, or accuracy
     noise: ClassVar[float]  # with one seed, smaller gaps are called ties
+    causal: ClassVar[bool] = False  # whether no token sees one after it
     segments: ClassVar[bool] = False  # whether its tokens are of one segment or another
     grid: ClassVar[bool] = False  # whether they have a row and a column
 
@@ -98,13 +120,26 @@ class Task(ABC):
     def check(self, config: CompareConfig) -> None:  # noqa: B027 - most take any
         """`ConfigError` for sizes that do not fit the task."""
 
+    def sizes(self, config: CompareConfig, position: Scheme) -> dict[str, Any]:
+        """What every model of posenc is built with."""
+        return {
+            "dim": config.dim,
+            "num_layers": config.layers,
+            "num_heads": config.heads,
+            "num_kv_heads": config.kv_heads,
+            "position": position,
+            "inject": config.inject,
+            "per_layer": config.per_layer,
+        }
+
     def tokens(self, config: CompareConfig) -> int:
         """The tokens of one training example."""
         return config.train_length
 
-    @abstractmethod
     def shape(self, config: CompareConfig, scheme: str) -> Shape:
         """What the scheme is built for."""
+        head_dim = config.dim // config.heads
+        return Shape(config.dim, config.heads, head_dim, self.tokens(config), causal=self.causal)
 
     @abstractmethod
     def model(self, config: CompareConfig, scheme: str, position: Scheme) -> nn.Module:
@@ -145,38 +180,17 @@ class Answers(Task):
         return ""
 
 
-class Accuracy(ABC):
-    """Measures the share of right answers, for each of the units of examples that a bootstrap draws."""
+class Accuracy(Measures):
+    """Measures the share of right answers: ``accuracy`` of each of the units of examples that a bootstrap draws, and
+    the ``examples`` in one."""
 
-    AT_ONCE = 8192  # tokens in one forward pass
-
-    def __init__(self, tick: Tick) -> None:
-        self.tokens, self._tick = 0, tick
-
-    def measure(self, kind: str, length: int) -> dict[str, Any]:
-        """``accuracy`` of each unit and the ``examples`` in one, or ``undefined``: the scheme has no such position."""
-        try:
-            right = self._right(kind, length).double()
-        except PositionError as error:
-            return {"undefined": str(error)}
+    def _measure(self, kind: str, length: int) -> dict[str, Any]:
+        right = self._right(kind, length).double()
         return {"accuracy": [round(value, 6) for value in right.mean(1).tolist()], "examples": right.size(1)}
 
     @abstractmethod
     def _right(self, kind: str, length: int) -> Tensor:
         """Which answers are right, (units, examples of each)."""
-
-    @torch.inference_mode()
-    def _scores(self, model: nn.Module, examples: Tensor, tokens: int, *more: object) -> Tensor:
-        """The scores a model gives to examples of so many tokens each (and ``more``), in its testing mode."""
-        was_training = model.training
-        model.eval()
-        found = []
-        for part in examples.split(max(self.AT_ONCE // tokens, 1)):
-            found.append(model(part, *more))
-            self.tokens += part.size(0) * tokens
-            self._tick(part.size(0) * tokens)
-        model.train(was_training)
-        return torch.cat(found).float()
 
 
 def listed(words: Iterable[str]) -> str:

@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -26,14 +25,6 @@ SAVE_SECONDS = 20.0
 
 class DivergedError(ValueError):
     """The loss of a training is no longer a number; the message says since which step that is known."""
-
-
-@dataclass(frozen=True)
-class Training:
-    """How a training went: mean bits per byte up to each step of the curve, and the time spent in steps."""
-
-    curve: list[tuple[int, float]]
-    seconds: float
 
 
 class Source(Protocol):
@@ -96,7 +87,7 @@ def train(
     loss_of: Loss = loss_of,
     tick: Callable[[int, float], bool] = lambda step, bits: False,
     save_seconds: float = SAVE_SECONDS,
-) -> Training:
+) -> Reached:
     """Trains ``model`` in place, on from ``checkpoint`` where there is one, and leaves its final state there.
 
     A checkpoint carries the ``fingerprint`` of its comparison, and one with another is refused.
@@ -142,4 +133,4 @@ def train(
             saved = clock = time.perf_counter()
         if stop and done < config.steps:
             raise KeyboardInterrupt
-    return Training(curve, reached.seconds)
+    return reached

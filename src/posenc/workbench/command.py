@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin
 
 from posenc.schemes.own import place_of
 from posenc.workbench.configuration import Configuration
@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from posenc.workbench.progress import Progress
-
-T = TypeVar("T")
+    from posenc.workbench.records import Record
 
 
 class Parser(argparse.ArgumentParser):
@@ -35,7 +34,6 @@ class List(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
-        """Puts the list where argparse wants it."""
         items = [item for several in values for item in several]
         if not items:
             raise argparse.ArgumentError(self, "must name at least one, got none")
@@ -113,18 +111,24 @@ def failed(line: str, code: int = 1) -> int:
 
 
 def measured(
-    measure: Callable[[], list[T]], read: Callable[[], list[T]], progress: "Progress", out: Path
-) -> tuple[list[T], str]:
+    measure: Callable[["Progress"], list["Record"]], out: Path, check: Callable[["Record"], None] = lambda record: None
+) -> tuple[list["Record"], str]:
     """The records, and in words what stopped the measuring, if something did. What refuses it before it has begun is
     raised: what lies in ``out`` may be another's."""
+    from rich.console import Console
+
+    from posenc.workbench.progress import for_console
+    from posenc.workbench.records import read
+
+    progress = for_console(Console(stderr=True))
     try:
-        return measure(), ""
+        return measure(progress), ""
     except (KeyboardInterrupt, Exception) as error:
         interrupted = isinstance(error, KeyboardInterrupt)
         said = interrupted or isinstance(error, ValueError | OSError | RuntimeError) or place_of(error)
         if not said or not (interrupted or progress.begun):
             raise
-        records = read()
+        records = read(out, check)
         why = "interrupted" if interrupted else words(error)
         return records, f"{why}: {len(records)} records are kept in {out}; the same command resumes"
 

@@ -32,8 +32,7 @@ def option(
     so much, a number ``above`` another, or one of the ``choices``. ``commas`` of a list on the command line part it.
     Without ``what`` it is no option there."""
     metadata = {"help": what, "least": least, "above": above, "choices": choices, "commas": commas}
-    made: T = field(default=default, metadata=metadata)
-    return made
+    return field(default=default, metadata=metadata)
 
 
 class ConfigError(ValueError):

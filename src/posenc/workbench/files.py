@@ -117,7 +117,9 @@ def require(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
         if name not in values:
             raise ValueError(f"{name} is missing")
         if not _fits(values[name], kind):
-            raise ValueError(f"{name} must be {_WORDS[kind]}, got {_short(values[name])}")
+            came = json.dumps(values[name])
+            short = came if len(came) <= 60 else f"{came[:60]}..."
+            raise ValueError(f"{name} must be {_WORDS[kind]}, got {short}")
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -144,8 +146,3 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _not_json(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no number of JSON")
-
-
-def _short(value: Any) -> str:
-    shown = json.dumps(value)
-    return shown if len(shown) <= 60 else f"{shown[:60]}..."

@@ -2,6 +2,8 @@
 
 import os
 import platform
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy
@@ -30,8 +32,22 @@ def device_of(name: str) -> torch.device:
     return device
 
 
+def clock_of(device: torch.device) -> Callable[[Callable[[], object]], float]:
+    """The seconds that a call takes, with what a GPU was given to do; what it was given before is waited for."""
+
+    def seconds(call: Callable[[], object]) -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        begin = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - begin
+
+    return seconds
+
+
 def machine(device: torch.device) -> dict[str, object]:
-    """The processor, its cores, the memory, the threads in use, and the device."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),

@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Callable
+from itertools import accumulate
 
 import torch
 from torch.autograd.profiler import profile
@@ -22,11 +23,7 @@ def peak_bytes(function: Callable[[], object], device: torch.device | str = "cpu
         function()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    held = peak = 0
-    for change in _changes(function):
-        held += change
-        peak = max(peak, held)
-    return peak
+    return max(accumulate(_changes(function), initial=0))
 
 
 def kept_bytes(function: Callable[[], object], device: torch.device | str = "cpu") -> int:

@@ -7,12 +7,13 @@ the ``time``, and the ``fingerprint`` of what all records of its folder share.
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timezone
+from itertools import product
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeAlias
 
+from posenc.schemes.own import source_of
 from posenc.workbench.files import naming, parse, put, require
 
 Record = dict[str, Any]
@@ -60,9 +61,7 @@ class Records:
     def __enter__(self) -> "Records":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._file)
 
     def __iter__(self) -> Iterator[Record]:
@@ -73,22 +72,23 @@ class Records:
         return len(self._records)
 
     def has(self, kind: str, scheme: str, seed: int | None = None, length: int | None = None) -> bool:
-        """Whether this was measured already."""
         return (kind, scheme, seed, length) in self._keys
 
-    def require_source(self, scheme: str, source: str) -> None:
+    def require_sources(self, schemes: Iterable[str]) -> None:
         """ValueError where measurements of a scheme are of another text of its file, or were before it had one."""
-        for record in self:
-            if record["scheme"] == scheme and record.get("source", "") != source:
+        for scheme, record in product(schemes, self):
+            if record["scheme"] == scheme and record.get("source", "") != source_of(scheme):
                 raise ValueError(f"{scheme} is not as it was when {self.path} was written: give another folder")
 
     def append(self, record: Mapping[str, Any]) -> Record:
-        """Adds a record, with the time, as a line that is on the disk when this returns. Gives what it wrote.
+        """Adds a record, with the time and the ``source`` of a scheme of one's own, as a line that is on the disk when
+        this returns. Gives what it wrote.
 
         Raises ValueError for what `read` would refuse; OSError where the disk does not take it, and leaves the file as
         it was; OSError too where the file is not as this process left it, since lines would be mixed with another's.
         """
-        stamped = {**record, "time": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+        source = {"source": source_of(record["scheme"])} if ":" in record["scheme"] else {}
+        stamped = {**record, **source, "time": datetime.now(timezone.utc).isoformat(timespec="seconds")}
         assert key(stamped) not in self._keys, f"measured twice: {key(stamped)}"
         _require(stamped, self._check)
         line = (json.dumps(stamped, allow_nan=False) + "\n").encode()
@@ -120,6 +120,25 @@ def read(folder: Path, check: Check = lambda record: None) -> list[Record]:
     """
     path = folder / FILE
     return _parse(path, check)[0] if path.exists() else []
+
+
+def made_with(
+    records: Iterable[Mapping[str, Any]], facts: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+) -> list[tuple[str, str]]:
+    """What records were made with, and when: their ``facts``, by name. More than one value of a fact is said, not
+    hidden."""
+    found: dict[str, dict[str, None]] = {}
+    times = []
+    for record in records:
+        for name, value in facts(record).items():
+            if name == "memory_bytes":
+                name, value = "memory", f"{value / 2**30:.1f} GiB" if value else None
+            found.setdefault(name, {})[str(value)] = None
+        times += [str(record["time"])] if record.get("time") else []
+    if times:
+        first, last = min(times), max(times)
+        found["measured"] = {first if first == last else f"{first} to {last}": None}
+    return [(name, "; ".join(values)) for name, values in found.items()]
 
 
 def _parse(path: Path, check: Check) -> tuple[list[Record], int]:

@@ -51,7 +51,6 @@ class Theme:
 
 
 def theme(dark: bool = False) -> Theme:
-    """The colours of paper and ink."""
     check_flag("dark", dark)
     if dark:
         return Theme("#14171c", "#e4e7eb", "#9aa4b0", "#2c333c", DARK)
@@ -104,7 +103,7 @@ def context(dark: bool = False) -> AbstractContextManager[None]:
         "axes.labelcolor": paper.ink,
         "axes.titlecolor": paper.ink,
         "axes.titlelocation": "left",
-        "axes.titlesize": 12,
+        "axes.titlesize": 10,
         "axes.titleweight": "bold",
         "axes.labelsize": 11,
         "axes.grid": True,

@@ -25,8 +25,7 @@ def task_of(name: str) -> "Task":
         check_name("task", name, TASKS)
     except ValueError as error:
         raise ConfigError("task", str(error)) from None
-    task: Task = importlib.import_module(f"{__name__}.{name}").TASK
-    return task
+    return importlib.import_module(f"{__name__}.{name}").TASK
 
 
 def complete(config: CompareConfig) -> CompareConfig:

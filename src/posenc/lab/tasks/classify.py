@@ -18,7 +18,7 @@ stand, and how many other words there are. The first half of a sequence is segme
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -32,7 +32,6 @@ from posenc.lab.task import ANSWERS, Accuracy, Answers, Kind, Loaded, Tick, list
 from posenc.models import Encoder
 from posenc.positions import Positions
 from posenc.scheme import Scheme
-from posenc.schemes.entry import Shape
 
 Ints = NDArray[np.int64]
 
@@ -146,7 +145,6 @@ class Classify(Answers):
     )
 
     def where(self, kind: str, length: int, train_length: int) -> str:
-        """The question and the length."""
         if length == train_length:
             return f"On {kind} at the training length of {length:,} words"
         return f"On {kind} at {length:,} words, {length / train_length:g}× the training length"
@@ -164,30 +162,14 @@ class Classify(Answers):
         half = config.train_length // 2
         config.require("test_lengths", config.test_lengths[0] >= half, f"at least {half} each, half of train_length")
 
-    def shape(self, config: CompareConfig, scheme: str) -> Shape:
-        """One line of words, which see one another both ways."""
-        return Shape(config.dim, config.heads, config.dim // config.heads, config.train_length, causal=False)
-
     def model(self, config: CompareConfig, scheme: str, position: Scheme) -> nn.Module:
-        """An encoder with two questions."""
-        encoder = Encoder(
-            WORDS + 2,
-            config.dim,
-            config.layers,
-            config.heads,
-            config.kv_heads,
-            position=position,
-            inject=cast(Literal["input", "every_layer"], config.inject),
-            per_layer=config.per_layer,
-        )
-        return Reader(encoder, config.dim)
+        return Reader(Encoder(WORDS + 2, **self.sizes(config, position)), config.dim)
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         """Binary cross-entropy, the mean of both questions."""
         return F.binary_cross_entropy_with_logits(model(batch[:, :-1]).float(), answers(batch).float())
 
     def plan(self, scheme: str, lengths: Sequence[int], train_length: int) -> list[tuple[str, int]]:
-        """Both questions at every length."""
         return [(question, length) for length in lengths for question in QUESTIONS]
 
     def load(self, config: CompareConfig) -> Loaded:
@@ -216,14 +198,14 @@ class _Answers(Accuracy):
     """Tests one model; a group is a unit, since what is hard in its words is in all four."""
 
     def __init__(self, model: nn.Module, tests: dict[int, Bytes], device: torch.device, tick: Tick) -> None:
-        super().__init__(tick)
-        self._model, self._tests, self._device = model, tests, device
+        super().__init__(model, tick)
+        self._tests, self._device = tests, device
         self._found: dict[int, Tensor] = {}
 
     def _right(self, kind: str, length: int) -> Tensor:
         if length not in self._found:
             rows = torch.from_numpy(self._tests[length].astype(np.int64)).to(self._device).flatten(0, 1)
-            right = (self._scores(self._model, rows[:, :-1], length) > 0) == answers(rows)
+            right = (self._run(self.model, rows[:, :-1], length) > 0) == answers(rows)
             self._found[length] = right.view(-1, GROUP, len(QUESTIONS))
         return self._found[length][..., QUESTIONS.index(kind)]
 

@@ -15,8 +15,8 @@ images are resized, so that the digit is the same and only the positions are mor
 import copy
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -89,7 +89,6 @@ class Digits(Answers):
     )
 
     def where(self, kind: str, length: int, train_length: int) -> str:
-        """The grid, and whether positions are fitted."""
         grid = f"{length} × {length} patches"
         fitted = " with fitted positions" if kind == "resized" else ""
         return f"At the training grid of {grid}" if length == train_length else f"At {grid}{fitted}"
@@ -111,32 +110,19 @@ class Digits(Answers):
             )
 
     def tokens(self, config: CompareConfig) -> int:
-        """The patches of an image."""
         return config.train_length**2
 
     def shape(self, config: CompareConfig, scheme: str) -> Shape:
         """A grid for schemes that understand one, else a line of all patches."""
-        side = config.train_length
-        grid = (side, side) if _takes_grid(entries_of(scheme)) else None
-        return Shape(config.dim, config.heads, config.dim // config.heads, side**2, causal=False, grid=grid)
+        line, side = super().shape(config, scheme), config.train_length
+        return replace(line, grid=(side, side)) if _takes_grid(entries_of(scheme)) else line
 
     def model(self, config: CompareConfig, scheme: str, position: Scheme) -> nn.Module:
         """A vision Transformer whose patches are 1 x 1 or 2 x 2 pixels, as the grid asks."""
-        return ImageClassifier(
-            CLASSES,
-            SIDE // config.train_length,
-            config.dim,
-            config.layers,
-            config.heads,
-            config.kv_heads,
-            raster=not _takes_grid(entries_of(scheme)),
-            position=position,
-            inject=cast(Literal["input", "every_layer"], config.inject),
-            per_layer=config.per_layer,
-        )
+        raster = not _takes_grid(entries_of(scheme))
+        return ImageClassifier(CLASSES, SIDE // config.train_length, raster=raster, **self.sizes(config, position))
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
-        """Cross-entropy of the digit."""
         return F.cross_entropy(model(pixels(batch)).float(), batch[:, -1])
 
     def plan(self, scheme: str, lengths: Sequence[int], train_length: int) -> list[tuple[str, int]]:
@@ -173,8 +159,7 @@ class Rows:
 
     def draw(self, rng: np.random.Generator, count: int, size: int) -> Bytes:
         """``count`` random rows; they have the size they have."""
-        drawn: Bytes = self.rows[rng.integers(len(self.rows), size=count)]
-        return drawn
+        return self.rows[rng.integers(len(self.rows), size=count)]
 
 
 def pixels(batch: Tensor) -> Tensor:
@@ -205,19 +190,19 @@ class _Grids(Accuracy):
     """Tests one model on the same images at every grid; each image is a unit."""
 
     def __init__(self, model: nn.Module, test: Tensor, train_side: int, tick: Tick) -> None:
-        super().__init__(tick)
-        self._model, self._images, self._labels, self._train_side = model, pixels(test), test[:, -1], train_side
+        super().__init__(model, tick)
+        self._images, self._labels, self._train_side = pixels(test), test[:, -1], train_side
 
     def _right(self, kind: str, length: int) -> Tensor:
-        model, positions, images = self._model, None, self._images
+        model, positions, images = self.model, None, self._images
         if kind == "resized":
             model = resized(model, length)
-            if model is self._model:
+            if model is self.model:
                 positions = fitted(length, self._train_side, images.device)
         size = SIDE // self._train_side * length
         if size != SIDE:
             images = F.interpolate(images, (size, size), mode="bilinear", align_corners=False, antialias=True)
-        found = self._scores(model, images, length**2, positions).argmax(1)
+        found = self._run(lambda part: model(part, positions), images, length**2).argmax(1)
         return (found == self._labels)[:, None]
 
 

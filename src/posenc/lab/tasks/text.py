@@ -1,7 +1,7 @@
 """Text: the next byte, in bits per byte, at lengths that the models were and were not trained on."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal, cast
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -12,7 +12,6 @@ from posenc.lab.task import Kind, Loaded, Task
 from posenc.lab.train import loss_of
 from posenc.models import Decoder
 from posenc.scheme import Scheme
-from posenc.schemes.entry import Shape
 
 # Bits per byte. With one seed nothing here says how much seeds differ, so smaller gaps are called ties by convention.
 TIE_AT_ONE_SEED = 0.02
@@ -28,6 +27,7 @@ class Text(Task):
     called = "plain text"
     lengths = "tokens"
     unit = "bits per byte"
+    causal = True
     kinds: ClassVar = {
         "windows": Kind("separate windows", BITS),
         "sliding": Kind("sliding windows", BITS),
@@ -38,38 +38,21 @@ class Text(Task):
     score = "bits"
     noise = TIE_AT_ONE_SEED
 
-    def shape(self, config: CompareConfig, scheme: str) -> Shape:
-        """One line of bytes, each of which sees those before it."""
-        return Shape(config.dim, config.heads, config.dim // config.heads, config.train_length)
-
     def model(self, config: CompareConfig, scheme: str, position: Scheme) -> nn.Module:
-        """A decoder of bytes."""
-        return Decoder(
-            256,
-            config.dim,
-            config.layers,
-            config.heads,
-            config.kv_heads,
-            position=position,
-            inject=cast(Literal["input", "every_layer"], config.inject),
-            per_layer=config.per_layer,
-        )
+        return Decoder(256, **self.sizes(config, position))
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
-        """Cross-entropy of every byte after the first."""
         return loss_of(model, batch)
 
     def plan(self, scheme: str, lengths: Sequence[int], train_length: int) -> list[tuple[str, int]]:
-        """See `posenc.lab.evaluate`."""
         return plan(lengths, train_length)
 
     def load(self, config: CompareConfig) -> Loaded:
-        """The text, split."""
         longest = config.test_lengths[-1]
-        sizes = {"train_length": config.train_length, "batch_size": config.batch_size, "longest": longest}
-        least = data.least(**sizes, windows=MIN_WINDOWS)
+        # A window has a byte more, which is only predicted.
+        least = (config.batch_size, config.train_length + 1), (MIN_WINDOWS, longest + 1)
         corpus = data.load(config.text, held_out=config.windows * (longest + 1), least=least)
-        data.require(corpus, **sizes, windows=MIN_WINDOWS)
+        data.require(corpus, least)
         windows = corpus.validation.spread(config.windows, longest + 1)
         few = len(windows) < config.windows
         return Loaded(
