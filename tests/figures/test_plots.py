@@ -1,7 +1,6 @@
 """The figures of schemes show the schemes' own numbers, say their units, and leave nothing behind."""
 
 import argparse
-import io
 import math
 import re
 import subprocess
