@@ -270,8 +270,7 @@ def test_greedy_generation_is_repeated_full_forwards(name: str, way: str) -> Non
         assert torch.equal(model.generate(ids, 9), expected)
 
 
-@pytest.mark.parametrize("place", [place for place in PROMPTS if place != "plain"])
-@pytest.mark.parametrize("name", zoo.SCHEMES)
+@pytest.mark.parametrize(("name", "place"), zoo.in_turn(zoo.SCHEMES, [place for place in PROMPTS if place != "plain"]))
 def test_each_row_generates_what_it_generates_alone(name: str, place: str) -> None:
     """Padding on any side or inside, and packed prompts, of which the last document goes on."""
     model, ids, positions = zoo.model(Decoder, name), zoo.tokens(), PROMPTS[place]

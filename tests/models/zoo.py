@@ -1,6 +1,6 @@
 """The models the tests run: every scheme, in every way a model can hold it, small and in double precision."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -104,6 +104,12 @@ PROMPTS = {**PLACES, "a single token": segmented(Positions.padded(_SINGLE | torc
 def real(positions: Positions, rows: int = 2) -> Tensor:
     """Where there is a token, (rows, tokens)."""
     return positions.expand(rows).document != PADDING
+
+
+def in_turn(names: Iterable[str], places: Sequence[str], first: int = 0) -> list[tuple[str, str]]:
+    """Every name at every other place, and the next name at those between: so each place has half of the names, and
+    the other half where ``first`` is 1."""
+    return [(name, place) for a, name in enumerate(names, first) for b, place in enumerate(places) if (a + b) % 2 == 0]
 
 
 def documents(positions: Positions, rows: int = 2) -> Iterator[tuple[int, Tensor, Positions]]:
