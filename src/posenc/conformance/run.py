@@ -209,7 +209,7 @@ class _NoCasesError(Exception):
 
 def _cases(trial: Trial, plan: Plan) -> Iterator[Case]:
     try:
-        yield from trial.cases(plan)
+        yield from trial.cases(plan, **trial.kind)
     except NotApplicableError:
         raise
     except Exception as error:  # a plan runs the subject too, to see how exact it can be

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from posenc.conformance.outcome import Outcome
+from posenc.conformance.outcome import Outcome, Outcomes
 from posenc.conformance.subjects import PADDING, VOCABULARY, Batch, NotApplicableError, Subject
 
 LENGTHS = (1, 3, 8, 23)  # unlucky sizes: of one token, odd, fewer and more than the channels of a head
@@ -40,12 +40,14 @@ class Case(NamedTuple):
 class Trial:
     """One thing that is tried: ``function(subject, batch, **values)`` of plain PyTorch, which a script can repeat.
 
-    ``cases(plan)`` gives what it is tried on, the smallest first, or raises `NotApplicableError` with the reason.
+    ``cases(plan, **kind)`` gives what it is tried on, the smallest first, or raises `NotApplicableError` with the
+    reason.
     """
 
     name: str
-    function: Callable[..., Outcome]
-    cases: Callable[[Plan], Iterator[Case]]
+    function: Callable[..., Outcome | Outcomes]
+    cases: Callable[..., Iterator[Case]]
+    kind: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

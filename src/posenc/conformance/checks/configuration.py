@@ -10,14 +10,14 @@ from torch import Tensor
 
 from posenc.conformance.heads import Rotary
 from posenc.conformance.measure import claimed, fastest, first_axis, matrices, row_of, sides, unit
-from posenc.conformance.outcome import Outcome, first_failure, near
+from posenc.conformance.outcome import Outcome, Outcomes, first_failure, near
 from posenc.conformance.subjects import Batch, NotApplicableError, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
 
-def rotations_are_as_claimed(subject: Rotary, batch: Batch) -> Outcome:
+def rotations_are_as_claimed(subject: Rotary, batch: Batch) -> Outcomes:
     """The rotation of each basis vector, and what it is lengthened by, against the claims."""
-    positions, made, found = row_of(batch), subject.make(), []
+    positions, made = row_of(batch), subject.make()
     for name, which in sides(subject):
         came = matrices(subject, made, positions, which).double()
         expected = claimed(subject, positions, unit(came))
@@ -30,8 +30,7 @@ def rotations_are_as_claimed(subject: Rotary, batch: Batch) -> Outcome:
         for n, p in enumerate(positions):
             # Four roundings of the phase to float32, each worth p theta 2^-23, and four of what is turned.
             tolerance = (4 * first_axis(p) * fastest(subject) + 2) * 2**-23 * (subject.scale or 1.0)
-            found.append((f"{name} at {p}", near(expected[n], came[n], tolerance)))
-    return first_failure(found)
+            yield f"{name} at {p}", near(expected[n], came[n], tolerance)
 
 
 def names_in(given: Mapping[str, Any], usual: Mapping[str, Any]) -> list[str]:

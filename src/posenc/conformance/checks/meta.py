@@ -1,7 +1,7 @@
 """3. Meta: what is built without memory, given memory and loaded equals a normal build."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 
@@ -36,12 +36,9 @@ def loaded_is_as_built(subject: Subject, batch: Batch, assign: bool, tolerance: 
 # -- cases -------------------------------------------------------------------------------------------------------------
 
 
-def _cases(assign: bool) -> Callable[[Plan], Iterator[Case]]:
-    def cases(plan: Plan) -> Iterator[Case]:
-        for tokens in plan.sizes:
-            yield Case(plan.text(1, tokens), {"assign": assign, "tolerance": plan.tolerance(tokens)})
-
-    return cases
+def _cases(plan: Plan, assign: bool = False) -> Iterator[Case]:
+    for tokens in plan.sizes:
+        yield Case(plan.text(1, tokens), {"assign": assign, "tolerance": plan.tolerance(tokens)})
 
 
 CHECK = Check(
@@ -51,7 +48,7 @@ CHECK = Check(
     why="Large models are built without memory, and only parameters are loaded: tables in buffers then hold garbage.",
     pains=(2,),
     trials=(
-        Trial("loaded by copying", loaded_is_as_built, _cases(assign=False)),
-        Trial("loaded by assignment", loaded_is_as_built, _cases(assign=True)),
+        Trial("loaded by copying", loaded_is_as_built, _cases),
+        Trial("loaded by assignment", loaded_is_as_built, _cases, {"assign": True}),
     ),
 )

@@ -19,7 +19,7 @@ from posenc.conformance.measure import (
     unit,
     with_weights_in,
 )
-from posenc.conformance.outcome import Outcome, first_failure, near
+from posenc.conformance.outcome import Outcome, Outcomes, near
 from posenc.conformance.subjects import Batch, NotApplicableError, Subject
 from posenc.conformance.trial import FAR, Case, Check, Plan, Trial
 
@@ -27,7 +27,7 @@ SHORT = 8  # tokens whose distances no scheme puts together
 EARLY, LATE = 64, 257  # rows of a text before anything is lost, and from where bfloat16 has lost the odd ones
 
 
-def angles_are_exact(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast: torch.dtype | None) -> Outcome:
+def angles_are_exact(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast: torch.dtype | None) -> Outcomes:
     """The rotation of each basis vector in low precision, against the claimed frequencies in float64.
 
     Where none are claimed: against R(1)^p, with R(1) as the module gives it in float64 in the same call, so that a
@@ -37,7 +37,7 @@ def angles_are_exact(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast
     first = 1 if subject.axes == 1 else [1] * subject.axes
     positions = [first, *row_of(batch)]
     low = torch.finfo(autocast or dtype)
-    made, found = with_weights_in(subject, dtype), []
+    made = with_weights_in(subject, dtype)
     for name, which in sides(subject):
         exact = matrices(subject, made, positions, which)
         lengths = exact.double().norm(dim=-2)
@@ -56,8 +56,7 @@ def angles_are_exact(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast
             # reciprocal, the product), each worth p theta 2^-23 at most. Then cos and sin are rounded to the dtype, and
             # so is what they are multiplied with and added up to: four times half a unit.
             tolerance = 4 * 2**-23 * first_axis(p) * fastest(subject) + 2 * low.eps
-            found.append((f"{name} at {p}", near((exact if expected is None else expected)[n], came[n], tolerance)))
-    return first_failure(found)
+            yield f"{name} at {p}", near((exact if expected is None else expected)[n], came[n], tolerance)
 
 
 def outputs(subject: Subject, made: Any, batch: Batch) -> Tensor:

@@ -1,6 +1,6 @@
 """13. Threshold: on either side of the length from which on a scheme does something else, and back again."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from posenc.conformance.checks.cache import cached_equals_at_once
@@ -42,28 +42,23 @@ STEPS = 3  # tokens that are generated across the threshold
 AFAR = (0, 1000, 100_000)
 
 
-def _across(with_positions: bool) -> Callable[[Plan], Iterator[Case]]:
-    def cases(plan: Plan) -> Iterator[Case]:
-        threshold = plan.subject.threshold or 0
-        plan.require(threshold, "it claims no threshold")
-        plan.require_a_cache()
-        if with_positions:
-            plan.require_that_it_can("positions")
-        else:
-            plan.require(
-                threshold < plan.limit, f"the threshold {threshold} is not below the longest row, {plan.limit}"
-            )
-        for length in (threshold - 1, threshold, threshold + 1):
-            if length < 2 or not plan.has(length - 1):
-                continue
-            # Where positions are given, the last few tokens do for a threshold of thousands.
-            tokens = min(length, max(plan.sizes)) if with_positions else length
-            batch = plan.line(2, tokens, length - tokens) if with_positions else plan.text(2, tokens)
-            prompt = max(tokens - STEPS, 1)
-            chunked = replace(batch, chunks=(prompt, *(1,) * (tokens - prompt)))
-            yield Case(chunked, {"tolerance": plan.tolerance(length)})
-
-    return cases
+def _across(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
+    threshold = plan.subject.threshold or 0
+    plan.require(threshold, "it claims no threshold")
+    plan.require_a_cache()
+    if with_positions:
+        plan.require_that_it_can("positions")
+    else:
+        plan.require(threshold < plan.limit, f"the threshold {threshold} is not below the longest row, {plan.limit}")
+    for length in (threshold - 1, threshold, threshold + 1):
+        if length < 2 or not plan.has(length - 1):
+            continue
+        # Where positions are given, the last few tokens do for a threshold of thousands.
+        tokens = min(length, max(plan.sizes)) if with_positions else length
+        batch = plan.line(2, tokens, length - tokens) if with_positions else plan.text(2, tokens)
+        prompt = max(tokens - STEPS, 1)
+        chunked = replace(batch, chunks=(prompt, *(1,) * (tokens - prompt)))
+        yield Case(chunked, {"tolerance": plan.tolerance(length)})
 
 
 def _long(plan: Plan) -> Iterator[Case]:
@@ -94,8 +89,8 @@ CHECK = Check(
     "request made may go on to answer short ones.",
     pains=(6,),
     trials=(
-        Trial("cached across it", cached_equals_at_once, _across(with_positions=False)),
-        Trial("cached across it, with positions", cached_equals_at_once, _across(with_positions=True)),
+        Trial("cached across it", cached_equals_at_once, _across),
+        Trial("cached across it, with positions", cached_equals_at_once, _across, {"with_positions": True}),
         Trial("long, then short", long_then_short, _long),
         Trial("far, then near", far_then_near, _far),
     ),
