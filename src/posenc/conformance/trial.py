@@ -101,12 +101,8 @@ class Plan:
         """Rows of tokens at start, start + 1, …, which it is given; every row begins ``step`` after the one before it.
         On the diagonal where a position has several axes."""
         starts = [start + row * step for row in range(rows)]
-        lines = [[self.at(p) for p in range(first, first + tokens)] for first in starts]
+        lines = [[self.subject.at(p) for p in range(first, first + tokens)] for first in starts]
         return replace(self.text(rows, tokens), positions=lines)
-
-    def at(self, p: int) -> Any:
-        """A position: p, or where it has several axes, p on each."""
-        return p if self.subject.axes == 1 else [p] * self.subject.axes
 
     def has(self, p: int) -> bool:
         """Whether the subject has that position."""
@@ -201,7 +197,7 @@ class Plan:
         """Whether outputs go by positions at all, by those that are given or by the index, more than rounding does."""
         tokens = min(24, self.limit)
         near = self.line(1, tokens)
-        far = replace(near, positions=[[self.at(p // 2) for p in range(tokens)]])
+        far = replace(near, positions=[[self.subject.at(p // 2) for p in range(tokens)]])
         seen = [self.subject.run(self.subject.make(), batch) for batch in (near, far)]
         return max(_most(seen[0] - seen[1]), self.effect) > self._run[2]
 
@@ -216,13 +212,13 @@ def padded(plan: Plan, mask: list[list[bool]], explicit: bool) -> Batch:
     rows, tokens = len(mask), len(mask[0])
     document = [[0 if real else PADDING for real in row] for row in mask]
     batch = replace(plan.text(rows, tokens), document=document)
-    count = [[plan.at(sum(row[:n]) if row[n] else 0) for n in range(tokens)] for row in mask]
+    count = [[plan.subject.at(sum(row[:n]) if row[n] else 0) for n in range(tokens)] for row in mask]
     return replace(batch, positions=count) if explicit else batch
 
 
 def packed(plan: Plan, lengths: list[int], rows: int = 1) -> Batch:
     """Documents end to end, positions counted from 0 in each."""
     batch = plan.text(rows, sum(lengths))
-    positions = [plan.at(p) for n in lengths for p in range(n)]
+    positions = [plan.subject.at(p) for n in lengths for p in range(n)]
     document = [d for d, n in enumerate(lengths) for _ in range(n)]
     return replace(batch, positions=[positions] * rows, document=[document] * rows)

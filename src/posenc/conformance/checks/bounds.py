@@ -99,7 +99,7 @@ def _ends(plan: Plan, compiled: bool = False) -> Iterator[Case]:
     values = {"limit": limit, "compiled": compiled}
     if subject.can("positions"):
         for row in ([0, limit], [0, limit + 1], [limit - 1, -1]):
-            yield Case(Batch(plan.ids(1, 2), positions=[[plan.at(p) for p in row]]), values)
+            yield Case(Batch(plan.ids(1, 2), positions=[[plan.subject.at(p) for p in row]]), values)
     elif isinstance(subject, Rotary) and subject.takes("offset"):
         for p in (limit, limit + 1, -1):
             yield Case(Batch(plan.ids(1, 1), positions=[[p]]), values)
@@ -136,7 +136,7 @@ def _squares(plan: Plan) -> Iterator[Case]:
         batch = plan.text(size, size)
         most = (subject.max_positions or 8 * size) - size
         if subject.can("positions"):
-            rows = [[plan.at(min(7 * row, most) + p) for p in range(size)] for row in range(size)]
+            rows = [[plan.subject.at(min(7 * row, most) + p) for p in range(size)] for row in range(size)]
             batch = replace(batch, positions=rows)
         yield Case(batch, {"tolerance": plan.tolerance(8 * size)})
 

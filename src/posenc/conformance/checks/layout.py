@@ -76,7 +76,7 @@ def _batch(plan: Plan) -> tuple[Rotary, Batch]:
     assert isinstance(plan.subject, Rotary)
     at = [p for p in AT if p < plan.reach]
     plan.require(at, "there is no position but 0")
-    return plan.subject, Batch([[0] * len(at)], positions=[[plan.at(p) for p in at]])
+    return plan.subject, Batch([[0] * len(at)], positions=[[plan.subject.at(p) for p in at]])
 
 
 def _of_pairs(plan: Plan) -> Iterator[Case]:

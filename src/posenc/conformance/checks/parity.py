@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -155,17 +156,13 @@ def _batches(plan: Plan) -> Iterator[Batch]:
 
 
 def _outputs(plan: Plan) -> Iterator[Case]:
-    others = _others(plan)
-    for batch in _batches(plan):
-        for other in others:
-            yield Case(batch, {"other": dict(other), "tolerance": plan.tolerance(2 * batch.tokens)})
+    for batch, other in product(_batches(plan), _others(plan)):
+        yield Case(batch, {"other": dict(other), "tolerance": plan.tolerance(2 * batch.tokens)})
 
 
 def _gradients(plan: Plan) -> Iterator[Case]:
-    others = _others(plan)
-    for batch in _batches(plan):
-        for other in others:
-            yield Case(batch, {"other": dict(other), "highest": 2 * batch.tokens})
+    for batch, other in product(_batches(plan), _others(plan)):
+        yield Case(batch, {"other": dict(other), "highest": 2 * batch.tokens})
 
 
 def _small(plan: Plan, tokens: int) -> Iterator[tuple[Batch, dict[str, Any]]]:

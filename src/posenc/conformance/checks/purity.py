@@ -23,14 +23,9 @@ def nothing_is_written(subject: Subject, batch: Batch) -> Outcome:
     before = snapshot(made)
     subject.run(made, batch)
     after = snapshot(made)
-    new = [name for name in after if name not in before]
-    gone = [name for name in before if name not in after]
-    other = [name for name in after if name in before and not equal(before[name], after[name])]
-    came = [
-        *(f"{name} is new" for name in new),
-        *(f"{name} is gone" for name in gone),
-        *(f"{name} changed" for name in other),
-    ]
+    came = [f"{name} is new" for name in after if name not in before]
+    came += [f"{name} is gone" for name in before if name not in after]
+    came += [f"{name} changed" for name in after if name in before and not equal(before[name], after[name])]
     return Outcome(not came, "nothing written", "; ".join(came[:3]) or "nothing written")
 
 

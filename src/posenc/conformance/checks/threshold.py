@@ -4,35 +4,30 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from posenc.conformance.checks.cache import cached_equals_at_once
-from posenc.conformance.outcome import Outcome, first_failure, near
+from posenc.conformance.outcome import Outcomes, near
 from posenc.conformance.subjects import Batch, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
 
-def long_then_short(subject: Subject, batch: Batch, short: int, tolerance: float) -> Outcome:
+def long_then_short(subject: Subject, batch: Batch, short: int, tolerance: float) -> Outcomes:
     """The first tokens, before and after all of them were run; and all of them, after the first and by themselves."""
     few = batch.pick(range(min(short, batch.tokens)))
     return _in_turns(subject, few, batch, tolerance)
 
 
-def far_then_near(subject: Subject, batch: Batch, afar: int, tolerance: float) -> Outcome:
+def far_then_near(subject: Subject, batch: Batch, afar: int, tolerance: float) -> Outcomes:
     """The tokens, before and after they were run far away, and twice as far apart, since what is relative cannot tell
     where all of them were moved; and those, after and by themselves."""
-    positions = [[[2 * x for x in p] if isinstance(p, list) else 2 * p for p in row] for row in batch.positions or []]
-    return _in_turns(subject, batch, replace(batch, positions=positions).moved(afar), tolerance)
+    return _in_turns(subject, batch, batch.moved(afar, apart=2), tolerance)
 
 
-def _in_turns(subject: Subject, first: Batch, second: Batch, tolerance: float) -> Outcome:
+def _in_turns(subject: Subject, first: Batch, second: Batch, tolerance: float) -> Outcomes:
     """The first batch, the second, and the first again; and the second by itself."""
     made = subject.make()
     expected = subject.run(made, first)
     after_first = subject.run(made, second)
-    return first_failure(
-        [
-            ("the first again", near(expected, subject.run(made, first), tolerance)),
-            ("the second", near(subject.run(subject.make(), second), after_first, tolerance)),
-        ]
-    )
+    yield "the first again", near(expected, subject.run(made, first), tolerance)
+    yield "the second", near(subject.run(subject.make(), second), after_first, tolerance)
 
 
 # -- cases -------------------------------------------------------------------------------------------------------------
