@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import torch
@@ -48,11 +49,9 @@ class _Heads(Subject):
         if not batch.chunks:
             keys = everyone if batch.keys is None else list(batch.keys)
             return [(everyone if batch.queries is None else list(batch.queries), keys, keys)]
-        ends = [sum(batch.chunks[: n + 1]) for n in range(len(batch.chunks))]
-        return [
-            (everyone[end - size : end], everyone[:end], everyone[end - size : end])
-            for end, size in zip(ends, batch.chunks, strict=True)
-        ]
+        ends = accumulate(batch.chunks)
+        news = [(everyone[end - size : end], end) for end, size in zip(ends, batch.chunks, strict=True)]
+        return [(new, everyone[:end], new) for new, end in news]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from posenc.conformance.report import as_data, finding_text, slug
+from posenc.conformance.report import as_data, finding_text, findings_of, slug
 from posenc.conformance.run import FINDING, NOT_APPLICABLE, UNFINISHED, check, chosen
 from posenc.conformance.subjects import Subject
 
@@ -34,7 +34,7 @@ def conformance_tests(subject: Subject, *, checks: Sequence[int] | None = None, 
         if result["status"] == NOT_APPLICABLE:
             pytest.skip(result["reason"])
         if result["status"] == FINDING:
-            found = [finding_text(result, trial) for trial in result["trials"] if trial["finding"] is not None]
+            found = [finding_text(result, trial) for trial, _ in findings_of(result)]
             pytest.fail("\n".join(found), pytrace=False)
         if result["status"] == UNFINISHED:
             pytest.fail(f"unfinished: {result['found']}", pytrace=False)

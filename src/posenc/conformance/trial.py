@@ -81,8 +81,7 @@ class Plan:
     @property
     def sizes(self) -> list[int]:
         """The lengths that the subject has positions for."""
-        limit = self.limit
-        return [n for n in self.lengths if n <= limit] or [limit]
+        return [n for n in self.lengths if n <= self.limit] or [self.limit]
 
     @property
     def limit(self) -> int:
@@ -205,6 +204,12 @@ class Plan:
 def _most(x: Tensor) -> float:
     """The largest of the finite numbers."""
     return float(x.detach().masked_fill(~x.isfinite(), 0.0).abs().max())
+
+
+def texts(plan: Plan, **values: Any) -> Iterator[Case]:
+    """A text of each length, for trials of these values and a tolerance."""
+    for tokens in plan.sizes:
+        yield Case(plan.text(1, tokens), {**values, "tolerance": plan.tolerance(tokens)})
 
 
 def padded(plan: Plan, mask: list[list[bool]], explicit: bool) -> Batch:

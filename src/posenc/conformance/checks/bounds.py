@@ -11,7 +11,7 @@ from posenc.conformance.checks.configuration import has_options, it_is_refused
 from posenc.conformance.heads import Bias, Rotary
 from posenc.conformance.outcome import Outcome, Outcomes, near
 from posenc.conformance.subjects import VOCABULARY, Batch, NotApplicableError, Subject
-from posenc.conformance.trial import Case, Check, Plan, Trial
+from posenc.conformance.trial import Case, Check, Plan, Trial, texts
 
 
 def the_end_is_named(subject: Subject, batch: Batch, limit: int, compiled: bool) -> Outcome:
@@ -144,8 +144,7 @@ def _squares(plan: Plan) -> Iterator[Case]:
 def _causal(plan: Plan) -> Iterator[Case]:
     plan.require(plan.subject.causal, "it is not causal")
     plan.require(not isinstance(plan.subject, Rotary | Bias), "what is causal around it is this package's own")
-    for tokens in plan.sizes:
-        yield Case(plan.text(1, tokens), {"tolerance": plan.tolerance(tokens)})
+    yield from texts(plan)
 
 
 CHECK = Check(

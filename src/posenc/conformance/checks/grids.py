@@ -197,9 +197,11 @@ def _patches(plan: Plan, shape: tuple[int, int]) -> Batch:
     return replace(plan.text(1, len(places)), positions=[places])
 
 
-def _raster(plan: Plan, shape: tuple[int, int]) -> Batch:
+def _rasters(plan: Plan, *more: tuple[int, int]) -> Iterator[Case]:
     """One row of patches whose shape alone is given, behind the registers if there are any."""
-    return replace(plan.text(1, plan.subject.registers + shape[0] * shape[1]), grid=shape)
+    for shape in (*SHAPES, *more):
+        batch = replace(plan.text(1, plan.subject.registers + shape[0] * shape[1]), grid=shape)
+        yield Case(batch, {"tolerance": plan.tolerance(max(shape))})
 
 
 def _axes(plan: Plan) -> Iterator[Case]:
@@ -265,14 +267,12 @@ def _both(plan: Plan) -> Iterator[Case]:
     _require_grid(plan)
     _require_axes(plan)
     plan.require(not plan.subject.registers, "registers have no coordinates")
-    for shape in (*SHAPES, (1, 5), (5, 1)):
-        yield Case(_raster(plan, shape), {"tolerance": plan.tolerance(max(shape))})
+    yield from _rasters(plan, (1, 5), (5, 1))
 
 
 def _shapes(plan: Plan) -> Iterator[Case]:
     _require_grid(plan)
-    for shape in SHAPES:
-        yield Case(_raster(plan, shape), {"tolerance": plan.tolerance(max(shape))})
+    yield from _rasters(plan)
 
 
 def _pairs_of_patches(plan: Plan) -> Iterator[Case]:
@@ -297,8 +297,7 @@ def _pairs_of_patches(plan: Plan) -> Iterator[Case]:
 def _registers(plan: Plan) -> Iterator[Case]:
     _require_grid(plan)
     plan.require(plan.subject.registers, "no registers are claimed")
-    for shape in SHAPES:
-        yield Case(_raster(plan, shape), {"tolerance": plan.tolerance(max(shape))})
+    yield from _rasters(plan)
 
 
 CHECK = Check(
