@@ -177,22 +177,13 @@ def _subject(report: Report, folder: str) -> Data:
 def _result(result: Result, names: Mapping[int, str]) -> Data:
     entry = result.check
     data: Data = {
-        "number": entry.number,
-        "name": entry.name,
-        "rule": entry.rule,
-        "why": entry.why,
+        **{name: getattr(entry, name) for name in ("number", "name", "rule", "why")},
         "status": result.status,
         "reason": result.reason,
         "seconds": round(result.seconds, 3),
         "threads": result.threads,
         "trials": [
-            {
-                "name": trial.name,
-                "status": trial.status,
-                "cases": trial.cases,
-                "reason": trial.reason,
-                "finding": None if trial.finding is None else _finding(trial.finding, names[id(trial)]),
-            }
+            {**vars(trial), "finding": trial.finding and _finding(trial.finding, names[id(trial)])}
             for trial in result.trials
         ],
     }

@@ -221,9 +221,14 @@ def padded(plan: Plan, mask: list[list[bool]], explicit: bool) -> Batch:
     return replace(batch, positions=count) if explicit else batch
 
 
-def packed(plan: Plan, lengths: list[int], rows: int = 1) -> Batch:
-    """Documents end to end, positions counted from 0 in each."""
-    batch = plan.text(rows, sum(lengths))
-    positions = [plan.subject.at(p) for n in lengths for p in range(n)]
-    document = [d for d, n in enumerate(lengths) for _ in range(n)]
-    return replace(batch, positions=[positions] * rows, document=[document] * rows)
+def packed(plan: Plan, *rows: list[int]) -> Batch:
+    """Documents of these lengths end to end in each row, positions counted from 0 in each."""
+    batch = plan.text(len(rows), sum(rows[0]))
+    positions = [[plan.subject.at(p) for n in row for p in range(n)] for row in rows]
+    document = [[d for d, n in enumerate(row) for _ in range(n)] for row in rows]
+    return replace(batch, positions=positions, document=document)
+
+
+def two_documents(plan: Plan, tokens: int, rows: int = 2) -> Batch:
+    """In each row, a document of a third of the tokens, and one of the rest."""
+    return packed(plan, *[[tokens // 3, tokens - tokens // 3]] * rows)

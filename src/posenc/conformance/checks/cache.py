@@ -8,7 +8,7 @@ import torch
 
 from posenc.conformance.outcome import Outcomes, near
 from posenc.conformance.subjects import Batch, Subject
-from posenc.conformance.trial import Case, Check, Plan, Trial, packed, padded
+from posenc.conformance.trial import Case, Check, Plan, Trial, padded, two_documents
 
 
 def cached_equals_at_once(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:
@@ -85,8 +85,7 @@ def _documents(plan: Plan) -> Iterator[Case]:
     plan.require_that_it_can("document", "positions")
     for tokens in plan.sizes:
         if tokens > 2:
-            first = tokens // 3
-            for chunked in _schedules(packed(plan, [first, tokens - first], rows=2)):
+            for chunked in _schedules(two_documents(plan, tokens)):
                 yield Case(chunked, {"tolerance": plan.tolerance(tokens)})
 
 

@@ -46,21 +46,19 @@ def names_in(given: Mapping[str, Any], usual: Mapping[str, Any]) -> list[str]:
 
 def refusal(subject: Subject, changed: dict[str, Any]) -> Outcome | None:
     """The outcome for the error that refuses these options; None: they are accepted."""
-    names = names_in(changed, subject.options)
     try:
         subject.make(**changed)
     except Exception as error:
-        said = f"{type(error).__name__}: {error}"
+        names = names_in(changed, subject.options)
         named = any(re.search(rf"\b{re.escape(name)}\b", str(error)) for name in names)
-        return Outcome(named, f"an error that names {' or '.join(names)}", said)
+        return Outcome(named, f"an error that names {' or '.join(names)}", f"{type(error).__name__}: {error}")
     return None
 
 
 def it_is_refused(subject: Subject, batch: Batch, changed: dict[str, Any]) -> Outcome:
     """Building with what must be refused."""
-    names = " or ".join(names_in(changed, subject.options))
-    found = refusal(subject, changed)
-    return Outcome(False, f"an error that names {names}", "none: it was built") if found is None else found
+    expected = f"an error that names {' or '.join(names_in(changed, subject.options))}"
+    return refusal(subject, changed) or Outcome(False, expected, "none: it was built")
 
 
 def an_option_counts(

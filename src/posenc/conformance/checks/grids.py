@@ -21,11 +21,6 @@ def alike(subject: Subject, first: Tensor, second: Tensor) -> bool:
     return float((first - second).abs().max()) <= 16 * torch.finfo(subject.dtype).eps * size
 
 
-def flat_on(axis: int, position: list[int]) -> list[int]:
-    """The position with coordinate 0 on an axis."""
-    return [0 if n == axis else p for n, p in enumerate(position)]
-
-
 def every_axis_is_seen(subject: Subject, batch: Batch) -> Outcome:
     """Patches of a grid, against the same patches with one coordinate set to 0."""
     assert batch.positions is not None
@@ -36,7 +31,7 @@ def every_axis_is_seen(subject: Subject, batch: Batch) -> Outcome:
     came = subject.run(made, batch)
     seen = []
     for axis in range(subject.axes):
-        flat = [[flat_on(axis, p) for p in row] for row in batch.positions]
+        flat = [[[*p[:axis], 0, *p[axis + 1 :]] for p in row]]
         seen.append(not alike(subject, came, subject.run(made, replace(batch, positions=flat))))
     if not any(seen):
         raise NotApplicableError("outputs do not go by positions")

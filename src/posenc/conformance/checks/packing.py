@@ -102,14 +102,11 @@ def _rows(plan: Plan) -> Iterator[Batch]:
         if tokens < 3:
             continue
         lengths = [1, tokens // 2, tokens - tokens // 2 - 1]
-        first, second = packed(plan, lengths), packed(plan, lengths[::-1])
-        batch = Batch(first.ids + second.ids, (first.positions or []) + (second.positions or []))
-        documents = (first.document or []) + (second.document or [])
-        yield replace(batch, document=documents)
+        batch = packed(plan, lengths, lengths[::-1])
+        yield batch
         if tokens > 3 and plan.subject.can("padding"):
-            last = documents[1][-1]
-            early = [PADDING if d == last else d for d in documents[1]]
-            yield replace(batch, document=[documents[0], early])
+            first, second = batch.document or []
+            yield replace(batch, document=[first, [PADDING if d == second[-1] else d for d in second]])
 
 
 def _with_positions(plan: Plan) -> Iterator[Case]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from posenc.conformance.calls import gradient_tolerances, gradients_of, parameters_of, weighted, with_leaves
 from posenc.conformance.outcome import Outcome, Outcomes, first_failure, near
 from posenc.conformance.subjects import Batch, NotApplicableError, Subject
-from posenc.conformance.trial import Case, Check, Plan, Trial, packed, padded
+from posenc.conformance.trial import Case, Check, Plan, Trial, padded, two_documents
 
 STEPS = (1.0, 0.125, 8.0)  # where a function has a kink within one step, it has none within all
 
@@ -150,7 +150,7 @@ def _batches(plan: Plan) -> Iterator[Batch]:
                     plan, [[n >= tokens // 3 for n in range(tokens)], [True] * tokens], subject.can("positions")
                 )
             if subject.can("document") and subject.can("positions"):
-                yield packed(plan, [tokens // 3, tokens - tokens // 3])
+                yield two_documents(plan, tokens, rows=1)
             if subject.can("positions") and plan.has(2 * tokens):
                 yield plan.line(2, tokens, tokens, 1)
 

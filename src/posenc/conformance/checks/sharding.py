@@ -7,7 +7,7 @@ import torch
 
 from posenc.conformance.outcome import Outcomes, near
 from posenc.conformance.subjects import Batch, Subject
-from posenc.conformance.trial import Case, Check, Plan, Trial, packed
+from posenc.conformance.trial import Case, Check, Plan, Trial, two_documents
 
 
 def shards(batch: Batch, ranks: int, zigzag: bool) -> list[list[int]]:
@@ -63,7 +63,7 @@ def _cases(plan: Plan, lse: bool = False, zigzag: bool = False, documents: bool 
     for tokens in plan.sizes:
         if tokens < 3:
             continue
-        batch = packed(plan, [tokens // 3, tokens - tokens // 3], rows=2) if documents else plan.line(2, tokens)
+        batch = two_documents(plan, tokens) if documents else plan.line(2, tokens)
         for ranks in (2, 3):
             yield Case(batch, {"ranks": ranks, "zigzag": zigzag, "tolerance": plan.tolerance(tokens)})
 
