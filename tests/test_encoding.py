@@ -351,3 +351,17 @@ def test_token_doors_refuse_half_precision() -> None:
     for scheme in (RoPE(4), RoPE(4) + ALiBi(2)):
         with pytest.raises(ValueError, match=r"dtype must be float32 or float64, got torch.bfloat16"):
             scheme.tokens(Positions.arange(3), dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "written"),
+    [
+        (RoPE(8), "RoPE(8, base=10000.0, layout='half', rotary_dim=8, axes=1)"),
+        (RoPE(8, values=True), "RoPE(8, base=10000.0, layout='half', rotary_dim=8, axes=1, values=True)"),
+        (Learned(5, 4), "Learned(5, 4)"),
+        (NoPE() + NoPE(), "Composition(\n  (schemes): ModuleList(\n    (0-1): 2 x NoPE()\n  )\n)"),
+    ],
+    ids=["usual", "changed", "with parameters", "composed"],
+)
+def test_a_scheme_is_written_with_the_arguments_it_was_made_with(scheme: Scheme, written: str) -> None:
+    assert repr(scheme) == written

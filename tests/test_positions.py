@@ -555,7 +555,7 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
     "arange of a negative number": (lambda: Positions.arange(-1), r"n must not be negative, got -1"),
     "grid of a negative size": (
         lambda: Positions.grid(2, -3),
-        r"height, width and prefix must not be negative, got 2, -3 and 0",
+        r"width must not be negative, got -3",
     ),
     "packed with a negative length": (
         lambda: Positions.packed([2, -1]),

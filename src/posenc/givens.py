@@ -11,10 +11,36 @@ from torch import Tensor
 
 from posenc.arguments import number, shown
 
+NUMBERS = (torch.int64, torch.float32, torch.float64)  # what coordinates are
+
 
 def is_readable(x: Tensor) -> bool:
     """Whether a value can be read, without waiting for a device."""
     return type(x) is Tensor and x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def check_facts(coords: Any, **facts: Any) -> int:
+    """How many rows positions of these facts have; ValueError for a wrong shape, dtype or device."""
+    if not isinstance(coords, Tensor) or coords.dim() not in (2, 3):
+        raise ValueError(f"coords must be a tensor (rows, tokens) or (rows, tokens, axes), got {described(coords)}")
+    if coords.dtype not in NUMBERS:
+        raise ValueError(
+            f"coords must be int64, float32 or float64 (half precision cannot tell 256 from 257), got {coords.dtype}"
+        )
+    rows, tokens = coords.shape[:2]
+    for name, value in facts.items():
+        if value is None:
+            continue
+        if not isinstance(value, Tensor) or value.dim() != 2 or value.size(1) != tokens:
+            raise ValueError(f"{name} must be a tensor (rows, {tokens}) like coords, got {described(value)}")
+        if value.dtype != torch.int64:
+            raise ValueError(f"{name} must be int64, got {value.dtype}")
+        if value.device != coords.device:
+            raise ValueError(f"{name} must be on {coords.device} like coords, got {value.device}")
+        if rows != 1 and value.size(0) not in (1, rows):
+            raise ValueError(f"{name} must have 1 or {rows} rows like coords, got {value.size(0)}")
+        rows = value.size(0) if rows == 1 else rows  # 0 rows, too, are not 1
+    return rows
 
 
 def axes_of(coords: Tensor) -> int:
@@ -47,6 +73,23 @@ def extent_of(extent: Any) -> tuple[float, float]:
     return number("extent[0]", extent[0], above=0), number("extent[1]", extent[1], above=0)
 
 
+def check_index(index: Any, tokens: int) -> None:
+    """ValueError for what is no index of tokens."""
+    if isinstance(index, slice):
+        parts = {"start": index.start, "stop": index.stop, "step": index.step}
+        ends = {name: end for name, end in parts.items() if end is not None}
+        check_whole(**ends)
+        if ends.get("step", 1) < 1:
+            raise ValueError(f"step must be above 0, got {index.step}")
+    elif not (isinstance(index, Tensor) and index.dim() == 1 and index.dtype == torch.int64):
+        raise ValueError(f"positions are indexed by a slice or a 1-D int64 tensor of tokens, got {described(index)}")
+    elif index.numel() and is_readable(index):
+        lowest, highest = int(index.min()), int(index.max())
+        if lowest < -tokens or highest >= tokens:
+            outside = lowest if lowest < -tokens else highest
+            raise ValueError(f"index must be within {-tokens}..{tokens - 1}, got {outside}")
+
+
 def ends_of(index: slice, tokens: int) -> tuple[int, int]:
     """Where a slice of step 1 begins and ends: slice.indices, which a compiled graph would pin to one length."""
     start, stop = (0 if index.start is None else index.start), (tokens if index.stop is None else index.stop)
@@ -59,6 +102,14 @@ def check_whole(**values: object) -> None:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, Integral | torch.SymInt):
             raise ValueError(f"{name} must be a whole number, got {shown(value)}")
+
+
+def check_not_negative(**values: Any) -> None:
+    """ValueError unless all are whole numbers from 0 on."""
+    check_whole(**values)
+    for name, value in values.items():
+        if value < 0:
+            raise ValueError(f"{name} must not be negative, got {value}")
 
 
 def device_of(device: Any) -> Any:

@@ -11,6 +11,7 @@ from jaxtyping import Float, Float64, Shaped
 from torch import Tensor
 
 from posenc import compat
+from posenc.positions import Positions
 
 PairLayout = Literal["half", "interleaved"]
 
@@ -23,6 +24,15 @@ def exact(device: torch.device | None) -> torch.device | None:
 def in_double(x: Tensor) -> Float64[Tensor, "..."]:
     """x in double precision, on a device that has it."""
     return x.to(device=exact(x.device), dtype=torch.float64)
+
+
+def coords_of(positions: Positions, axes: int, scheme: str) -> Shaped[Tensor, "rows tokens axes"]:
+    """The coordinates of each token; ValueError in the name of ``scheme`` where they are of other than ``axes``."""
+    coords = positions.coords if positions.coords.dim() == 3 else positions.coords[..., None]
+    if coords.size(-1) != axes:
+        takes, given = "one coordinate" if axes == 1 else f"{axes} coordinates", coords.size(-1)
+        raise ValueError(f"{scheme} takes {takes} per token, got positions of {given} axes: build it with axes={given}")
+    return coords
 
 
 def frequencies(dim: int, base: float, device: torch.device | None = None) -> Float64[Tensor, " pairs"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -164,6 +165,20 @@ class Scheme(nn.Module):
     def parts(self) -> tuple[Scheme, ...]:
         """The schemes that this one is composed of: itself, unless it is a composition."""
         return (self,)
+
+    def extra_repr(self) -> str:
+        """The arguments that it was made with, as far as it keeps them under their names."""
+        said = []
+        for name, parameter in inspect.signature(type(self)).parameters.items():
+            value = getattr(self, name, parameter)
+            several = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            if several or value is parameter or inspect.ismethod(value) or isinstance(value, Tensor | nn.Module):
+                continue
+            if parameter.default is parameter.empty:
+                said.append(repr(value))
+            elif parameter.kind is not parameter.KEYWORD_ONLY or value != parameter.default:
+                said.append(f"{name}={value!r}")
+        return ", ".join(said)
 
 
 def is_scheme(x: object) -> bool:

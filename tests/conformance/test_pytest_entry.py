@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from posenc.conformance import conformance_tests, run, suite
+from posenc.conformance import conformance_tests, run
 from tests.conformance.small import CLOCK, ONE_OF_EACH, RIGHT
 
 pytest_plugins = ("pytester",)
@@ -20,7 +20,6 @@ def result(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
     def ran(settings: str = "", *options: str) -> pytest.RunResult:
         with monkeypatch.context() as patched:
             patched.setattr(run, "CHECKS", ONE_OF_EACH)
-            patched.setattr(suite, "CHECKS", ONE_OF_EACH)
             patched.setattr(run, "time", SimpleNamespace(monotonic=lambda: CLOCK[0]))
             pytester.makepyfile(
                 my_checks="from tests.conformance.small import RIGHT as subject",

@@ -209,7 +209,10 @@ DOORS: dict[str, list[Row]] = {
     "Scheme.rotation": [
         *each(RoPE(8).rotation, {}, "positions", NO_POSITIONS, "a Positions"),
         *each(RoPE(8).rotation, {"positions": LINE}, "dtype", NO_DTYPES, DTYPES),
-        Row(lambda: RoPE(8).rotation(GRID), "RoPE takes one coordinate per token, got positions of 2 axes"),
+        Row(
+            lambda: RoPE(8).rotation(GRID),
+            "RoPE takes one coordinate per token, got positions of 2 axes: build it with axes=2",
+        ),
     ],
     "Scheme.tokens": [
         Row(lambda: RoPE(8).tokens("line"), "…positions must be …Positions, got …'line'"),
@@ -637,7 +640,7 @@ def token_rows(call: Callable[..., Any]) -> list[Row]:
         Row(partial(call, TOKENS, positions=LINE.to("meta")), "positions must be on cpu like the tokens, got meta"),
         Row(
             partial(call, torch.zeros(1, 6).long(), positions=GRID),
-            "… takes one coordinate per token, got positions of 2 axes",
+            "… takes one coordinate per token, got positions of 2 axes: build it with axes=2",
         ),
     ]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from posenc.workbench.command import failed, stdout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from posenc.conformance.run import Report
     from posenc.conformance.subjects import Subject
@@ -113,11 +113,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     data = report.as_data(reports)
     console = stdout()
+    results = [result for subject in data["subjects"] for result in subject["results"]]
+    scripts = {found["file"]: found["script"] for result in results for _, found in report.findings_of(result)}
+    places = {} if arguments.out is None else {file: str(arguments.out / "scripts" / file) for file in scripts}
     for subject in data["subjects"]:
-        console.print(report.shown(subject, _script_places(data, arguments.out), arguments.quiet), highlight=False)
+        console.print(report.shown(subject, places, arguments.quiet), highlight=False)
     makers = {"json": report.as_json, "junit": report.as_junit, "html": page.html}
-    scripts = _script_places(data, arguments.out)
-    texts = [(Path(scripts[found["file"]]), found["script"]) for found in _findings(data) if scripts]
+    texts = [(Path(place), scripts[file]) for file, place in places.items()]
     texts += [(path, makers[kind](data)) for _, kind, path in _reports(arguments)]
     unwritten = [*_remove_scripts(arguments.out), *_write(texts)]
     if unwritten:
@@ -180,17 +182,6 @@ def _reports(arguments: argparse.Namespace) -> list[tuple[str, str, Path]]:
     if arguments.out is not None:
         given += [("out", kind, arguments.out / file) for kind, file in REPORTS.items()]
     return given
-
-
-def _findings(data: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    for subject in data["subjects"]:
-        for result in subject["results"]:
-            yield from (trial["finding"] for trial in result["trials"] if trial["finding"] is not None)
-
-
-def _script_places(data: Mapping[str, Any], out: Path | None) -> dict[str, str]:
-    """Where the script of each finding is written, if it is."""
-    return {} if out is None else {found["file"]: str(out / "scripts" / found["file"]) for found in _findings(data)}
 
 
 def _remove_scripts(out: Path | None) -> list[str]:

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import torch
@@ -48,11 +49,9 @@ class _Heads(Subject):
         if not batch.chunks:
             keys = everyone if batch.keys is None else list(batch.keys)
             return [(everyone if batch.queries is None else list(batch.queries), keys, keys)]
-        ends = [sum(batch.chunks[: n + 1]) for n in range(len(batch.chunks))]
-        return [
-            (everyone[end - size : end], everyone[:end], everyone[end - size : end])
-            for end, size in zip(ends, batch.chunks, strict=True)
-        ]
+        ends = accumulate(batch.chunks)
+        news = [(everyone[end - size : end], end) for end, size in zip(ends, batch.chunks, strict=True)]
+        return [(new, everyone[:end], new) for new, end in news]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,24 +183,16 @@ class Attention(_Heads):
         return self.takes({"positions": "query_positions", "lse": "return_lse"}.get(what, "query"))
 
     def partial(self, made: Any, batch: Batch, lse: bool = True) -> tuple[Tensor, Tensor]:
-        query, key, value = self.projected(batch)
+        vectors = self.projected(batch)
         parts = [
-            self._step(made, batch, query[:, :, rows], key[:, :, columns], value[:, :, columns], rows, columns, lse)
-            for rows, columns, _ in self.rows_and_columns(batch)
+            self._step(made, batch, vectors, rows, columns, lse) for rows, columns, _ in self.rows_and_columns(batch)
         ]
         return torch.cat([out for out, _ in parts], 2), torch.cat([lse for _, lse in parts], 2)
 
     def _step(
-        self,
-        made: Any,
-        batch: Batch,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        rows: list[int],
-        columns: list[int],
-        lse: bool,
+        self, made: Any, batch: Batch, vectors: list[Tensor], rows: list[int], columns: list[int], lse: bool
     ) -> tuple[Tensor, Tensor]:
+        query, key, value = (x[:, :, which] for x, which in zip(vectors, (rows, columns, columns), strict=True))
         lower_right = rows == columns[len(columns) - len(rows) :]
         facts = {"positions": self.places(batch)}
         if batch.document is not None or self.needs("query_document"):

@@ -69,50 +69,39 @@ class Layer(Subject):
 
     def _call(self, made: Any, x: Tensor, batch: Batch, rows: list[int], **extra: Any) -> tuple[Tensor, Any]:
         parameters = inspect.signature(self.call).parameters
-        positions = self.places(batch)
-        end = batch.tokens if "memory" in extra or not rows else rows[-1] + 1
-        document = torch.tensor(batch.document, device=self.device) if batch.document is not None else None
-        facts: dict[str, Any] = {
-            "positions": positions[:, rows] if batch.positions is not None else None,
-            "padding": document[:, :end] != PADDING if document is not None else None,
-            "document": document[:, :end] if document is not None else None,
-            "order": torch.tensor(batch.order, device=self.device)[:, rows] if batch.order is not None else None,
-            "memory_positions": positions if "memory" in extra and batch.positions is not None else None,
-            "grid": batch.grid,
-            "cache": None,
-            "memory": None,
-            **extra,
+        places, queries = self.places(batch), "memory" in extra
+        end = batch.tokens if queries or not rows else rows[-1] + 1
+        said: dict[str, Any] = {"grid": batch.grid, **extra}
+        if batch.positions is not None:
+            said |= {"positions": places[:, rows], "memory_positions": places if queries else None}
+        if batch.document is not None:
+            document = torch.tensor(batch.document, device=self.device)[:, :end]
+            said |= {"padding": document != PADDING, "document": document}
+        if batch.order is not None:
+            said["order"] = torch.tensor(batch.order, device=self.device)[:, rows]
+        said = {name: value for name, value in said.items() if value is not None}
+        for name in ("positions", "memory_positions"):
+            if name in said and name not in parameters:
+                self.require_plain_positions(batch, name)
+        matters = {
+            "padding": "padding" in said and not said["padding"].all() and "document" not in parameters,
+            "document": len({d for row in batch.document or () for d in row} - {PADDING}) > 1,
+            "order": "order" in said,
+            "grid": "grid" in said,
+            "cache": bool(batch.chunks),
         }
-        needed = {
-            "positions": positions[:, rows],
+        for name, it_does in matters.items():
+            if it_does and name not in parameters:
+                raise NotApplicableError(f"call takes no {name}")
+        plain = {  # for what has no default where there is nothing to say
+            "positions": places[:, rows],
             "padding": torch.ones(len(batch.ids), end, device=self.device).bool(),
-        }
-        needed |= {
             "document": torch.zeros(len(batch.ids), end, device=self.device).long(),
-            "memory_positions": positions,
+            "memory_positions": places,
             "memory": x,
         }
-        given = {}
-        for name, value in facts.items():
-            if name not in parameters:
-                if name in ("positions", "memory_positions") and value is not None:
-                    self.require_plain_positions(batch, name)
-                elif (
-                    name == "document"
-                    and document is not None
-                    and len(set(document.flatten().tolist()) - {PADDING}) > 1
-                ):
-                    raise NotApplicableError("call takes no document")
-                elif name == "padding" and value is not None and not value.all() and "document" not in parameters:
-                    raise NotApplicableError("call takes no padding")
-                elif name in ("order", "grid") and value is not None:
-                    raise NotApplicableError(f"call takes no {name}")
-                elif name == "cache" and batch.chunks:
-                    raise NotApplicableError("call takes no cache")
-            elif value is not None:
-                given[name] = value
-            elif parameters[name].default is inspect.Parameter.empty:
-                given[name] = needed.get(name)
+        taken = [name for name in self.gives if name in said or self.needs(name)]
+        given = {name: said.get(name, plain.get(name)) for name in taken if name in parameters}
         out = self.call(made, x, **given)
         return out if "cache" in parameters else (out, None)
 

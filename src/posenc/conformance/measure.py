@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -39,12 +40,8 @@ def turned(subject: Rotary, made: Any, vectors: Tensor, positions: list[Any], wh
         return at(positions)
     if not subject.takes("offset"):
         return at(list(range(max(positions) + 1)))[:, :, positions]
-    runs: list[list[int]] = []
-    for position in positions:
-        if runs and position == runs[-1][-1] + 1:
-            runs[-1].append(position)
-        else:
-            runs.append([position])
+    by_run = groupby(enumerate(positions), key=lambda numbered: numbered[1] - numbered[0])
+    runs = [[position for _, position in run] for _, run in by_run]
     return torch.cat([at(run) for run in runs], 2)
 
 
@@ -86,9 +83,8 @@ def claimed(subject: Rotary, positions: list[Any], like: Tensor) -> Tensor | Non
         return None
     if len(theta) > rotary // 2:
         raise ValueError(f"frequencies must be at most {rotary // 2}, one for each pair of channels, got {len(theta)}")
-    angle = (
-        torch.tensor([first_axis(p) for p in positions], dtype=torch.float64)[:, None] * torch.tensor(theta).double()
-    )
+    at = torch.tensor([first_axis(p) for p in positions], dtype=torch.float64)
+    angle = at[:, None] * torch.tensor(theta).double()
     found = []
     for layout in [subject.layout] if subject.layout else ["half", "interleaved"]:
         for sign in (1, -1):

@@ -2,7 +2,7 @@
 
 import linecache
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any, NamedTuple
@@ -19,6 +19,9 @@ class Outcome(NamedTuple):
     ok: bool
     expected: str
     came: str
+
+
+Outcomes = Iterator[tuple[str, Outcome]]  # with what each is of
 
 
 def near(expected: Tensor, came: Tensor, tolerance: float) -> Outcome:
@@ -49,7 +52,7 @@ def same(expected: Any, came: Any) -> Outcome:
     return Outcome(expected == came, str(expected), str(came))
 
 
-def first_failure(outcomes: "list[tuple[str, Outcome]]") -> Outcome:
+def first_failure(outcomes: Iterable[tuple[str, Outcome]]) -> Outcome:
     """The first that did not hold, with its name, or that all did."""
     for name, outcome in outcomes:
         if not outcome.ok:
@@ -57,10 +60,12 @@ def first_failure(outcomes: "list[tuple[str, Outcome]]") -> Outcome:
     return Outcome(True, "all", "all")
 
 
-def outcome_of(trial: Callable[..., Outcome], subject: Subject, batch: Batch, **values: Any) -> Outcome:
-    """What a trial says of a batch; an exception is a finding too, except that it is not applicable."""
+def outcome_of(trial: Callable[..., Outcome | Outcomes], subject: Subject, batch: Batch, **values: Any) -> Outcome:
+    """What a trial says of a batch, or the first failure of all that it says; an exception is a finding too, except
+    that it is not applicable."""
     try:
-        return trial(subject, batch, **values)
+        found = trial(subject, batch, **values)
+        return found if isinstance(found, Outcome) else first_failure(list(found))
     except NotApplicableError:
         raise
     except Exception as error:

@@ -38,11 +38,8 @@ def _check_claims(subject: Subject) -> None:
     for name in ("options", "varied", *(["other_layout"] if isinstance(subject, Rotary) else [])):
         check_type(name, values[name], Mapping)
     check_type("flat", subject.flat, Mapping, None)
-    for name, kind, kinds in (
-        ("refused", Mapping, "mappings"),
-        ("backends", Mapping, "mappings"),
-        ("state", str, "names"),
-    ):
+    for name in ("refused", "backends", "state"):
+        kind, kinds = (str, "names") if name == "state" else (Mapping, "mappings")
         if not isinstance(values[name], list | tuple) or not all(isinstance(item, kind) for item in values[name]):
             raise ValueError(f"{name} must be a list or tuple of {kinds}, got {shown(values[name])}")
     for name in ("causal", "linear_memory", "compiles", "exports", "symmetric"):

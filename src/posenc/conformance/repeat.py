@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock
 
-from posenc.conformance.outcome import Outcome, outcome_of
+from posenc.conformance.outcome import Outcome, Outcomes, outcome_of
 from posenc.conformance.subjects import Batch, NotApplicableError, Subject
 
 
@@ -42,7 +42,7 @@ def part_of(module: str, name: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def repeat(trial: Callable[..., Outcome], subject: Subject, batch: Batch, **values: Any) -> int:
+def repeat(trial: Callable[..., Outcome | Outcomes], subject: Subject, batch: Batch, **values: Any) -> int:
     """Prints what was expected and what came. 1: they differ; 0: they do not; 2: the trial does not apply here."""
     try:
         outcome = outcome_of(trial, subject, batch, **values)

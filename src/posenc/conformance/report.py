@@ -58,37 +58,42 @@ def as_json(data: Data) -> str:
 def as_junit(data: Data) -> str:
     """JUnit's XML: a suite for each subject, a case for each check. Not applicable is skipped, unfinished an error."""
     root = ElementTree.Element("testsuites", name="posenc check")
+
+    def element(parent: ElementTree.Element, tag: str, **named: str) -> ElementTree.Element:
+        return ElementTree.SubElement(parent, tag, {name: _xml(text) for name, text in named.items()})
+
     for subject in data["subjects"]:
-        counts = _counts(subject)
-        unfinished = counts[UNFINISHED] + len(subject["not_run"])
-        suite = ElementTree.SubElement(
+        name, counts, not_run = subject["name"], _counts(subject), subject["not_run"]
+        suite = element(
             root,
             "testsuite",
-            name=_xml(subject["name"]),
-            tests=str(len(subject["results"]) + len(subject["not_run"])),
+            name=name,
+            tests=str(len(subject["results"]) + len(not_run)),
             failures=str(counts[FINDING]),
-            errors=str(unfinished),
+            errors=str(counts[UNFINISHED] + len(not_run)),
             skipped=str(counts[NOT_APPLICABLE]),
             time=f"{sum(result['seconds'] for result in subject['results']):.3f}",
         )
         for result in subject["results"]:
-            named = {"classname": _xml(subject["name"]), "name": f"{result['number']}. {result['name']}"}
-            case = ElementTree.SubElement(suite, "testcase", named, time=f"{result['seconds']:.3f}")
-            for trial in result["trials"]:
-                if trial["finding"] is not None:
-                    found = trial["finding"]
-                    message = f"{trial['name']}: expected {found['expected']}, came {found['came']}"
-                    failure = ElementTree.SubElement(case, "failure", type="finding", message=_xml(message))
-                    failure.text = _xml(finding_text(result, trial))
+            heading = f"{result['number']}. {result['name']}"
+            case = element(suite, "testcase", classname=name, name=heading, time=f"{result['seconds']:.3f}")
+            for trial, found in findings_of(result):
+                message = f"{trial['name']}: expected {found['expected']}, came {found['came']}"
+                element(case, "failure", type="finding", message=message).text = _xml(finding_text(result, trial))
             if result["status"] == UNFINISHED:
-                ElementTree.SubElement(case, "error", type=UNFINISHED, message=_xml(result["found"]))
+                element(case, "error", type=UNFINISHED, message=result["found"])
             elif result["status"] == NOT_APPLICABLE:
-                ElementTree.SubElement(case, "skipped", message=_xml(result["reason"]))
-        for number in subject["not_run"]:
-            case = ElementTree.SubElement(suite, "testcase", classname=_xml(subject["name"]), name=f"{number}.")
-            ElementTree.SubElement(case, "error", type=UNFINISHED, message="not run: interrupted")
+                element(case, "skipped", message=result["reason"])
+        for number in not_run:
+            case = element(suite, "testcase", classname=name, name=f"{number}.")
+            element(case, "error", type=UNFINISHED, message="not run: interrupted")
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def findings_of(result: Data) -> list[tuple[Data, Data]]:
+    """The trials of a check that found something, each with what it found."""
+    return [(trial, trial["finding"]) for trial in result["trials"] if trial["finding"] is not None]
 
 
 def finding_text(result: Data, trial: Data) -> str:
@@ -143,13 +148,12 @@ def _shown_findings(subject: Data, result: Data, places: Mapping[str, str]) -> R
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
-    for trial in result["trials"]:
-        if trial["finding"] is not None:
-            grid.add_row("  trial", Text(trial["name"], style="bold"))
-            where = places.get(trial["finding"]["file"], "--out DIR writes it")
-            for name, text in {**_about_finding(trial["finding"]), "script": where}.items():
-                grid.add_row("  " + name, _plain(text))
-            grid.add_row()
+    for trial, found in findings_of(result):
+        grid.add_row("  trial", Text(trial["name"], style="bold"))
+        where = places.get(found["file"], "--out DIR writes it")
+        for name, text in {**_about_finding(found), "script": where}.items():
+            grid.add_row("  " + name, _plain(text))
+        grid.add_row()
     for name, text in _about_check(result).items():
         grid.add_row("  " + name, _plain(text))
     return Group(Text(f"{subject['name']}: {result['number']}. {result['name']}", style="bold red"), grid, Text(""))
@@ -173,22 +177,13 @@ def _subject(report: Report, folder: str) -> Data:
 def _result(result: Result, names: Mapping[int, str]) -> Data:
     entry = result.check
     data: Data = {
-        "number": entry.number,
-        "name": entry.name,
-        "rule": entry.rule,
-        "why": entry.why,
+        **{name: getattr(entry, name) for name in ("number", "name", "rule", "why")},
         "status": result.status,
         "reason": result.reason,
         "seconds": round(result.seconds, 3),
         "threads": result.threads,
         "trials": [
-            {
-                "name": trial.name,
-                "status": trial.status,
-                "cases": trial.cases,
-                "reason": trial.reason,
-                "finding": None if trial.finding is None else _finding(trial.finding, names[id(trial)]),
-            }
+            {**vars(trial), "finding": trial.finding and _finding(trial.finding, names[id(trial)])}
             for trial in result.trials
         ],
     }

@@ -125,11 +125,7 @@ def check(
     KeyboardInterrupt.
     """
     progress = Progress() if progress is None else progress
-    by_number = {entry.number: entry for entry in CHECKS}
-    wanted = list(by_number) if checks is None else _whole_numbers("checks", checks)
-    unknown = [number for number in wanted if number not in by_number]
-    if unknown or not wanted:
-        raise ValueError(f"checks must be of {', '.join(map(str, by_number))}, got {unknown[0] if unknown else 'none'}")
+    wanted = chosen(checks)
     lengths, longest = _whole_numbers("lengths", lengths), whole("longest", longest)
     if not lengths or min(lengths) < 1 or longest < max(lengths):
         raise ValueError(f"lengths must be from 1 to longest = {longest}, got {lengths}")
@@ -139,11 +135,11 @@ def check(
     subject = prepared(subject)
     report = Report(subject, name or subject.build.__qualname__)
     report.settings.update(seed=seed, lengths=lengths, longest=longest, seconds=seconds, dtype=str(subject.dtype))
-    report.settings.update(checks=sorted(set(wanted)))
-    progress.begin(len(set(wanted)))
+    report.settings["checks"] = [entry.number for entry in wanted]
+    progress.begin(len(wanted))
     try:
         with progress:
-            for entry in (by_number[n] for n in sorted(set(wanted))):
+            for entry in wanted:
                 plan = Plan(subject, tuple(sorted(lengths)), longest, seed)
                 progress.advance(0, f"{report.name}: {entry.number}. {entry.name}")
                 report.results.append(_result(entry, plan, report.name, seconds))
@@ -151,6 +147,16 @@ def check(
     except KeyboardInterrupt:
         raise Interrupted(report) from None
     return report
+
+
+def chosen(checks: Sequence[int] | None) -> list[Check]:
+    """The checks of these numbers, in their order; None: all. ValueError for a number that is none of them."""
+    every = [entry.number for entry in CHECKS]
+    wanted = every if checks is None else _whole_numbers("checks", checks)
+    unknown = [number for number in wanted if number not in every]
+    if unknown or not wanted:
+        raise ValueError(f"checks must be of {', '.join(map(str, every))}, got {unknown[0] if unknown else 'none'}")
+    return [entry for entry in CHECKS if entry.number in wanted]
 
 
 def _whole_numbers(name: str, values: object) -> list[int]:
@@ -209,7 +215,7 @@ class _NoCasesError(Exception):
 
 def _cases(trial: Trial, plan: Plan) -> Iterator[Case]:
     try:
-        yield from trial.cases(plan)
+        yield from trial.cases(plan, **trial.kind)
     except NotApplicableError:
         raise
     except Exception as error:  # a plan runs the subject too, to see how exact it can be

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 PADDING = -1  # the document that no token belongs to
 VOCABULARY = 48  # tokens are drawn from so many
 
-
 REFUSALS = (TypeError, ValueError, NotImplementedError, AssertionError)  # how code says that it takes no such dtype
 
 
@@ -60,11 +59,16 @@ class Batch:
 
         return Batch(of(self.ids) or [], of(self.positions), of(self.document), of(self.order))
 
-    def moved(self, by: int) -> "Batch":
-        """All positions moved by as much, those of padding too."""
+    def moved(self, by: int, apart: int = 1, axis: int | None = None) -> "Batch":
+        """All positions moved by as much, those of padding too, and so many times as far apart; or along an axis."""
+
+        def there(p: Any, n: int | None = None) -> Any:
+            if isinstance(p, list):
+                return [there(x, n) for n, x in enumerate(p)]
+            return apart * p + by if axis in (None, n) else p
+
         given = self.positions or [list(range(self.tokens))] * len(self.ids)
-        moved = [[[x + by for x in p] if isinstance(p, list) else p + by for p in row] for row in given]
-        return replace(self, positions=moved)
+        return replace(self, positions=[[there(p) for p in row] for row in given])
 
     def owed(self, x: Tensor) -> Tensor:
         """x (rows, tokens, …) with zeros where there is padding, of which nothing is owed."""
@@ -145,6 +149,10 @@ class Subject:
                             parameter.add_(self.jitter * torch.randn(parameter.shape))
                 made = made.to(self.device, self.dtype).eval()
         return made
+
+    def at(self, p: int) -> Any:
+        """A position: p, or where it has several axes, p on each."""
+        return p if self.axes == 1 else [p] * self.axes
 
     def takes(self, name: str) -> bool:
         """Whether ``call`` has a parameter of that name."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from posenc.conformance.checks import CHECKS
-from posenc.conformance.report import as_data, finding_text, slug
-from posenc.conformance.run import FINDING, NOT_APPLICABLE, UNFINISHED, check
+from posenc.conformance.report import as_data, finding_text, findings_of, slug
+from posenc.conformance.run import FINDING, NOT_APPLICABLE, UNFINISHED, check, chosen
 from posenc.conformance.subjects import Subject
 
 
@@ -23,12 +22,7 @@ def conformance_tests(subject: Subject, *, checks: Sequence[int] | None = None, 
     """
     import pytest
 
-    wanted = [entry for entry in CHECKS if checks is None or entry.number in checks]
-    unknown = sorted(set(checks or ()) - {entry.number for entry in wanted})
-    if unknown or not wanted:
-        numbers = ", ".join(str(entry.number) for entry in CHECKS)
-        raise ValueError(f"checks must be of {numbers}, got {unknown[0] if unknown else 'none'}")
-    cases = [pytest.param(entry.number, id=f"{entry.number}-{slug(entry.name)}") for entry in wanted]
+    cases = [pytest.param(entry.number, id=f"{entry.number}-{slug(entry.name)}") for entry in chosen(checks)]
 
     @pytest.mark.parametrize("number", cases)
     def test(number: int) -> None:
@@ -40,7 +34,7 @@ def conformance_tests(subject: Subject, *, checks: Sequence[int] | None = None, 
         if result["status"] == NOT_APPLICABLE:
             pytest.skip(result["reason"])
         if result["status"] == FINDING:
-            found = [finding_text(result, trial) for trial in result["trials"] if trial["finding"] is not None]
+            found = [finding_text(result, trial) for trial, _ in findings_of(result)]
             pytest.fail("\n".join(found), pytrace=False)
         if result["status"] == UNFINISHED:
             pytest.fail(f"unfinished: {result['found']}", pytrace=False)

@@ -14,15 +14,13 @@ def decode_with_positions(
     """A decoder that is given positions."""
     if positions is not None and padding is None:
         padding = _no_padding(ids, 0 if cache is None else cache.get_seq_length())
-    ids, mask = _padded_inputs(model, ids, padding)
-    out = model(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
+    out = _called(model, ids, padding, position_ids=positions, past_key_values=cache, use_cache=True)
     return _outputs(out), out.past_key_values
 
 
 def decode_by_index(model: Any, ids: Tensor, padding: Tensor | None = None, cache: Any = None) -> tuple[Tensor, Any]:
     """A decoder that finds positions itself."""
-    ids, mask = _padded_inputs(model, ids, padding)
-    out = model(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True)
+    out = _called(model, ids, padding, past_key_values=cache, use_cache=True)
     return _outputs(out), out.past_key_values
 
 
@@ -54,14 +52,12 @@ def encode_with_positions(
     """An encoder that is given positions."""
     if positions is not None and padding is None:
         padding = _no_padding(ids, 0)
-    ids, mask = _padded_inputs(model, ids, padding)
-    return _outputs(model(input_ids=ids, attention_mask=mask, position_ids=positions))
+    return _outputs(_called(model, ids, padding, position_ids=positions))
 
 
 def encode_by_index(model: Any, ids: Tensor, padding: Tensor | None = None) -> Tensor:
     """An encoder that finds positions itself."""
-    ids, mask = _padded_inputs(model, ids, padding)
-    return _outputs(model(input_ids=ids, attention_mask=mask))
+    return _outputs(_called(model, ids, padding))
 
 
 def _no_padding(ids: Tensor, before: int) -> Tensor:
@@ -69,13 +65,12 @@ def _no_padding(ids: Tensor, before: int) -> Tensor:
     return torch.ones(ids.size(0), before + ids.size(1), dtype=torch.bool, device=ids.device)
 
 
-def _padded_inputs(model: Any, ids: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """ids with the padding token where there is none, as a tokenizer gives them, and the mask of all tokens so far."""
-    if padding is None:
-        return ids, None
-    if getattr(model.config, "pad_token_id", None) is not None:
+def _called(model: Any, ids: Tensor, padding: Tensor | None, **given: Any) -> Any:
+    """What a model gives for ids with the padding token where there is none, as a tokenizer gives them, and the mask of
+    all tokens so far."""
+    if padding is not None and getattr(model.config, "pad_token_id", None) is not None:
         ids = ids.masked_fill(~padding[:, -ids.size(1) :], model.config.pad_token_id)
-    return ids, padding.long()
+    return model(input_ids=ids, attention_mask=None if padding is None else padding.long(), **given)
 
 
 def _outputs(out: Any) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from posenc.conformance.outcome import Outcome
+from posenc.conformance.outcome import Outcome, Outcomes
 from posenc.conformance.subjects import PADDING, VOCABULARY, Batch, NotApplicableError, Subject
 
 LENGTHS = (1, 3, 8, 23)  # unlucky sizes: of one token, odd, fewer and more than the channels of a head
@@ -40,12 +40,14 @@ class Case(NamedTuple):
 class Trial:
     """One thing that is tried: ``function(subject, batch, **values)`` of plain PyTorch, which a script can repeat.
 
-    ``cases(plan)`` gives what it is tried on, the smallest first, or raises `NotApplicableError` with the reason.
+    ``cases(plan, **kind)`` gives what it is tried on, the smallest first, or raises `NotApplicableError` with the
+    reason.
     """
 
     name: str
-    function: Callable[..., Outcome]
-    cases: Callable[[Plan], Iterator[Case]]
+    function: Callable[..., Outcome | Outcomes]
+    cases: Callable[..., Iterator[Case]]
+    kind: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,7 @@ class Plan:
     @property
     def sizes(self) -> list[int]:
         """The lengths that the subject has positions for."""
-        limit = self.limit
-        return [n for n in self.lengths if n <= limit] or [limit]
+        return [n for n in self.lengths if n <= self.limit] or [self.limit]
 
     @property
     def limit(self) -> int:
@@ -99,12 +100,8 @@ class Plan:
         """Rows of tokens at start, start + 1, …, which it is given; every row begins ``step`` after the one before it.
         On the diagonal where a position has several axes."""
         starts = [start + row * step for row in range(rows)]
-        lines = [[self.at(p) for p in range(first, first + tokens)] for first in starts]
+        lines = [[self.subject.at(p) for p in range(first, first + tokens)] for first in starts]
         return replace(self.text(rows, tokens), positions=lines)
-
-    def at(self, p: int) -> Any:
-        """A position: p, or where it has several axes, p on each."""
-        return p if self.subject.axes == 1 else [p] * self.subject.axes
 
     def has(self, p: int) -> bool:
         """Whether the subject has that position."""
@@ -199,7 +196,7 @@ class Plan:
         """Whether outputs go by positions at all, by those that are given or by the index, more than rounding does."""
         tokens = min(24, self.limit)
         near = self.line(1, tokens)
-        far = replace(near, positions=[[self.at(p // 2) for p in range(tokens)]])
+        far = replace(near, positions=[[self.subject.at(p // 2) for p in range(tokens)]])
         seen = [self.subject.run(self.subject.make(), batch) for batch in (near, far)]
         return max(_most(seen[0] - seen[1]), self.effect) > self._run[2]
 
@@ -209,18 +206,29 @@ def _most(x: Tensor) -> float:
     return float(x.detach().masked_fill(~x.isfinite(), 0.0).abs().max())
 
 
+def texts(plan: Plan, **values: Any) -> Iterator[Case]:
+    """A text of each length, for trials of these values and a tolerance."""
+    for tokens in plan.sizes:
+        yield Case(plan.text(1, tokens), {**values, "tolerance": plan.tolerance(tokens)})
+
+
 def padded(plan: Plan, mask: list[list[bool]], explicit: bool) -> Batch:
     """Rows with padding where ``mask`` is False; ``explicit``: with positions that count the tokens."""
     rows, tokens = len(mask), len(mask[0])
     document = [[0 if real else PADDING for real in row] for row in mask]
     batch = replace(plan.text(rows, tokens), document=document)
-    count = [[plan.at(sum(row[:n]) if row[n] else 0) for n in range(tokens)] for row in mask]
+    count = [[plan.subject.at(sum(row[:n]) if row[n] else 0) for n in range(tokens)] for row in mask]
     return replace(batch, positions=count) if explicit else batch
 
 
-def packed(plan: Plan, lengths: list[int], rows: int = 1) -> Batch:
-    """Documents end to end, positions counted from 0 in each."""
-    batch = plan.text(rows, sum(lengths))
-    positions = [plan.at(p) for n in lengths for p in range(n)]
-    document = [d for d, n in enumerate(lengths) for _ in range(n)]
-    return replace(batch, positions=[positions] * rows, document=[document] * rows)
+def packed(plan: Plan, *rows: list[int]) -> Batch:
+    """Documents of these lengths end to end in each row, positions counted from 0 in each."""
+    batch = plan.text(len(rows), sum(rows[0]))
+    positions = [[plan.subject.at(p) for n in row for p in range(n)] for row in rows]
+    document = [[d for d, n in enumerate(row) for _ in range(n)] for row in rows]
+    return replace(batch, positions=positions, document=document)
+
+
+def two_documents(plan: Plan, tokens: int, rows: int = 2) -> Batch:
+    """In each row, a document of a third of the tokens, and one of the rest."""
+    return packed(plan, *[[tokens // 3, tokens - tokens // 3]] * rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -187,16 +187,10 @@ def _check_tokens(embedding: nn.Embedding, tokens: Tensor) -> None:
         raise ValueError(f"tokens must be on {embedding.weight.device} like the model, got {tokens.device}")
 
 
-class Decoder(nn.Module):
-    """A causal language model.
+class _TokenModel(nn.Module):
+    """An embedding, the blocks and, for a causal language model, a head."""
 
-    ``position`` is any scheme or composition (None: NoPE); see `Trunk` for ``inject`` and ``per_layer``.
-    Raises ValueError for sizes that do not fit one another, or a scheme that was made for others.
-
-    >>> model = Decoder(256, dim=128, num_layers=4, num_heads=4, position=posenc.ALiBi(4))
-    >>> model(torch.randint(256, (2, 30))).shape
-    torch.Size([2, 30, 256])
-    """
+    is_causal: ClassVar[bool]
 
     def __init__(
         self,
@@ -214,8 +208,23 @@ class Decoder(nn.Module):
         whole("vocab_size", vocab_size)
         check_trunk(dim, num_layers, num_heads, num_kv_heads, position, inject, per_layer)
         self.embedding = nn.Embedding(vocab_size, dim)
-        self.head = nn.Linear(dim, vocab_size, bias=False)
-        self.trunk = Trunk(dim, num_layers, num_heads, num_kv_heads, position, inject, per_layer, is_causal=True)
+        if self.is_causal:
+            self.head = nn.Linear(dim, vocab_size, bias=False)
+        self.trunk = Trunk(dim, num_layers, num_heads, num_kv_heads, position, inject, per_layer, self.is_causal)
+
+
+class Decoder(_TokenModel):
+    """A causal language model.
+
+    ``position`` is any scheme or composition (None: NoPE); see `Trunk` for ``inject`` and ``per_layer``.
+    Raises ValueError for sizes that do not fit one another, or a scheme that was made for others.
+
+    >>> model = Decoder(256, dim=128, num_layers=4, num_heads=4, position=posenc.ALiBi(4))
+    >>> model(torch.randint(256, (2, 30))).shape
+    torch.Size([2, 30, 256])
+    """
+
+    is_causal = True
 
     def forward(
         self, tokens: Int[Tensor, "batch tokens"], positions: Positions | None = None, *, cache: KVCache | None = None
@@ -277,26 +286,10 @@ class Decoder(nn.Module):
         return torch.cat(chosen, 1) if chosen else tokens[:, :0]
 
 
-class Encoder(nn.Module):
+class Encoder(_TokenModel):
     """A bidirectional encoder: tokens to vectors. `Decoder` without the causal mask, the head and the cache."""
 
-    def __init__(
-        self,
-        vocab_size: int,
-        dim: int,
-        num_layers: int,
-        num_heads: int,
-        num_kv_heads: int | None = None,
-        *,
-        position: Scheme | Schedule | None = None,
-        inject: Literal["input", "every_layer"] = "input",
-        per_layer: bool = False,
-    ) -> None:
-        super().__init__()
-        whole("vocab_size", vocab_size)
-        check_trunk(dim, num_layers, num_heads, num_kv_heads, position, inject, per_layer)
-        self.embedding = nn.Embedding(vocab_size, dim)
-        self.trunk = Trunk(dim, num_layers, num_heads, num_kv_heads, position, inject, per_layer, is_causal=False)
+    is_causal = False
 
     def forward(
         self, tokens: Int[Tensor, "batch tokens"], positions: Positions | None = None

@@ -46,9 +46,6 @@ class AbsoluteInAttention(Scheme):
         rows = table_index(key_positions, "AbsoluteInAttention", self.max_positions)
         return (Fold("AbsoluteInAttention", key=self.weight[rows][:, None]),)
 
-    def extra_repr(self) -> str:
-        return f"{self.max_positions}, {self.head_dim}"
-
 
 ENTRY = Entry(
     name="absolute_in_attention",

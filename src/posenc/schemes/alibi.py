@@ -83,9 +83,6 @@ class ALiBi(Scheme):
         h = torch.arange(heads, dtype=dtype, device=device)
         return torch.exp2(-torch.where(h < power, 8 * (h + 1) / power, 8 * (2 * (h - power) + 1) / (2 * power)))
 
-    def extra_repr(self) -> str:
-        return f"{self.num_heads}, form={self.form!r}"
-
 
 ENTRY = Entry(
     name="alibi",

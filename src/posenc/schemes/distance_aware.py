@@ -62,9 +62,6 @@ class DistanceAware(Scheme):
     def _coefficients(self, r: Tensor) -> tuple[Tensor]:
         return (self.factor(r.to(torch.promote_types(self.w.dtype, torch.float32))),)
 
-    def extra_repr(self) -> str:
-        return f"{self.num_heads}"
-
 
 def rescaled(score: Tensor, factor: Tensor) -> Tensor:
     """ReLU(s) f."""

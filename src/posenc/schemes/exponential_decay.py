@@ -49,9 +49,6 @@ class ExponentialDecay(Scheme):
         powers = torch.arange(1, self.dim + 1, dtype=torch.float64, device=coords.device) / self.dim
         return torch.exp(-coords[..., None] * self.longest**-powers).to(dtype=dtype, device=positions.device)
 
-    def extra_repr(self) -> str:
-        return f"{self.dim}, longest={self.longest}"
-
 
 ENTRY = Entry(
     name="exponential_decay",

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import check_choice, check_flag, check_type, number, whole
-from posenc.phases import drawn, in_double
+from posenc.phases import coords_of, drawn, in_double
 from posenc.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import FORMULA, Entry, Law
@@ -44,6 +44,7 @@ class FourierFeatures(Scheme):
             raise ValueError(f"dim must be positive and even (sines and cosines come in pairs), got {dim}")
         check_flag("learned", learned)
         self.dim, self.axes, self.sigma = dim, axes, number("sigma", sigma, above=0)
+        self.learned, self.hidden = learned, hidden
         self.seed = whole("seed", seed, -(2**63), 2**64 - 1)  # what a generator takes
         self.directions = nn.Parameter(torch.empty(dim // 2, axes)) if learned else None
         self.mix = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim)) if learned else None
@@ -67,20 +68,12 @@ class FourierFeatures(Scheme):
         """The vectors P[x]."""
         check_type("positions", positions, Positions)
         check_choice("dtype", dtype, (torch.float32, torch.float64))
-        coords = positions.coords if positions.coords.dim() == 3 else positions.coords[..., None]
-        if coords.size(-1) != self.axes:
-            takes, axes = "one coordinate" if self.axes == 1 else f"{self.axes} coordinates", coords.size(-1)
-            raise ValueError(
-                f"FourierFeatures takes {takes} per token, got positions of {axes} axes: build it with axes={axes}"
-            )
+        coords = coords_of(positions, self.axes, "FourierFeatures")
         angle = 2 * math.pi * in_double(coords) @ self._directions(coords.device).mT
         features = torch.cat((angle.cos(), angle.sin()), -1).to(dtype=dtype, device=coords.device)
         if self.mix is None:
             return features
         return self.mix((features / math.sqrt(self.dim)).to(next(self.mix.parameters()).dtype)).to(dtype)
-
-    def extra_repr(self) -> str:
-        return f"{self.dim}, axes={self.axes}, sigma={self.sigma}, learned={self.directions is not None}"
 
 
 ENTRY = Entry(

@@ -30,13 +30,9 @@ class Learned(Scheme):
 
     def __init__(self, max_positions: int, dim: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(whole("max_positions", max_positions), whole("dim", dim)))
+        self.max_positions, self.dim = whole("max_positions", max_positions), whole("dim", dim)
+        self.weight = nn.Parameter(torch.empty(self.max_positions, self.dim))
         self.reset_parameters()
-
-    @property
-    def dim(self) -> int:
-        """The width of the vectors."""
-        return self.weight.size(1)
 
     def reset_parameters(self) -> None:
         """W from N(0, 0.02^2)."""
@@ -46,10 +42,7 @@ class Learned(Scheme):
         """The rows W[p]."""
         check_type("positions", positions, Positions)
         check_choice("dtype", dtype, (torch.float32, torch.float64))
-        return self.weight[table_index(positions, "Learned", self.weight.size(0))].to(dtype)
-
-    def extra_repr(self) -> str:
-        return ", ".join(str(size) for size in self.weight.shape)
+        return self.weight[table_index(positions, "Learned", self.max_positions)].to(dtype)
 
 
 ENTRY = Entry(

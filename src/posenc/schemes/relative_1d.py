@@ -48,9 +48,6 @@ class Relative1D(Scheme):
         distance = Distance("Relative1D", integral=True, reach=(self.max_positions,), num_heads=self.num_heads)
         return (Meeting(lambda r: table[:, r + self.max_positions - 1], distance),)
 
-    def extra_repr(self) -> str:
-        return f"{self.max_positions}, {self.head_dim}, num_heads={self.num_heads}"
-
 
 ENTRY = Entry(
     name="relative_1d",

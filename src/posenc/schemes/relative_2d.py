@@ -78,9 +78,6 @@ class Relative2D(Scheme):
             setattr(other, name, nn.Parameter(stretched, requires_grad=mine.requires_grad))
         return other
 
-    def extra_repr(self) -> str:
-        return f"{self.grid}, {self.head_dim}, num_heads={self.num_heads}"
-
 
 def _sides(grid: Sequence[int]) -> tuple[int, int]:
     """Height and width; ValueError for anything else."""

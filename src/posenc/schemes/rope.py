@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc.arguments import check_choice, check_flag, check_type, number, shown, whole
 from posenc.encoding import Context, Rotation
-from posenc.phases import PairLayout, PairRotation, frequencies, in_double, phases
+from posenc.phases import PairLayout, PairRotation, coords_of, frequencies, in_double, phases
 from posenc.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import FORMULA, Entry, Law
@@ -117,10 +117,7 @@ class RoPE(Scheme):
         """The same turn for queries and keys."""
         check_type("positions", positions, Positions)
         check_choice("dtype", dtype, (torch.float32, torch.float64))
-        coords = positions.coords if positions.coords.dim() == 3 else positions.coords[..., None]
-        if coords.size(-1) != self.axes:
-            takes = "one coordinate" if self.axes == 1 else f"{self.axes} coordinates"
-            raise ValueError(f"RoPE takes {takes} per token, got positions of {coords.size(-1)} axes")
+        coords = coords_of(positions, self.axes, "RoPE")
         lengths = None
         if self.needs_lengths:
             lengths = positions.lengths if context is None or context.lengths is None else context.lengths
@@ -134,11 +131,6 @@ class RoPE(Scheme):
         cos, sin = both.to(dtype=dtype, device=coords.device)
         turn = PairRotation(cos, sin, self.layout, self.head_dim, self.first_channel, self.heads)
         return Rotation(turn, turn, turn, turn.inverse()) if self.values else Rotation(turn, turn)
-
-    def extra_repr(self) -> str:
-        return (
-            f"{self.head_dim}, base={self.base}, layout={self.layout!r}, rotary_dim={self.rotary_dim}, axes={self.axes}"
-        )
 
 
 def _allocation(allocation: Sequence[int], pairs: int, axes: int) -> tuple[int, ...]:

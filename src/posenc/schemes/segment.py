@@ -26,13 +26,9 @@ class Segment(Scheme):
 
     def __init__(self, num_segments: int, dim: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(whole("num_segments", num_segments), whole("dim", dim)))
+        self.num_segments, self.dim = whole("num_segments", num_segments), whole("dim", dim)
+        self.weight = nn.Parameter(torch.empty(self.num_segments, self.dim))
         self.reset_parameters()
-
-    @property
-    def dim(self) -> int:
-        """The width of the vectors."""
-        return self.weight.size(1)
 
     def reset_parameters(self) -> None:
         """W from N(0, 0.02^2)."""
@@ -45,11 +41,8 @@ class Segment(Scheme):
         if positions.segment is None:
             raise ValueError("Segment needs positions with a segment per token: positions.with_segment(segment)")
         segment = positions.segment.masked_fill(positions.document == PADDING, 0)
-        check_index(segment, self.weight.size(0), "Segment", "segments")
+        check_index(segment, self.num_segments, "Segment", "segments")
         return self.weight[segment].to(dtype)
-
-    def extra_repr(self) -> str:
-        return ", ".join(str(size) for size in self.weight.shape)
 
 
 ENTRY = Entry(

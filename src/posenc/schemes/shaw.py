@@ -91,9 +91,6 @@ class Shaw(Scheme):
         by_head = table if table.dim() == 3 else table[None]
         return lambda r: by_head[:, r.clamp(-k, k) + k]
 
-    def extra_repr(self) -> str:
-        return f"{self.head_dim}, max_distance={self.max_distance}, num_heads={self.num_heads}"
-
 
 ENTRY = Entry(
     name="shaw",

@@ -11,7 +11,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from posenc.arguments import check_choice, check_type, number, shown, whole
-from posenc.phases import frequencies, phases
+from posenc.phases import coords_of, frequencies, phases
 from posenc.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import FORMULA, Entry, Law
@@ -62,12 +62,7 @@ class Sinusoidal(Scheme):
         """The vectors P[p]."""
         check_type("positions", positions, Positions)
         check_choice("dtype", dtype, (torch.float32, torch.float64))
-        coords = positions.coords if positions.coords.dim() == 3 else positions.coords[..., None]
-        if coords.size(-1) != self.axes:
-            takes, axes = "one coordinate" if self.axes == 1 else f"{self.axes} coordinates", coords.size(-1)
-            raise ValueError(
-                f"Sinusoidal takes {takes} per token, got positions of {axes} axes: build it with axes={axes}"
-            )
+        coords = coords_of(positions, self.axes, "Sinusoidal")
         theta = frequencies(self.dim // self.axes, self.base, coords.device)
         angle = torch.stack([phases(axis, theta) for axis in coords.unbind(-1)], -2)
         axis = -1 if self.layout == "interleaved" else -2
@@ -93,9 +88,6 @@ class Sinusoidal(Scheme):
                 matrix[sin, sin] = matrix[cos, cos] = math.cos(step * theta)
                 matrix[sin, cos], matrix[cos, sin] = math.sin(step * theta), -math.sin(step * theta)
         return matrix
-
-    def extra_repr(self) -> str:
-        return f"{self.dim}, base={self.base}, layout={self.layout!r}, axes={self.axes}"
 
 
 ENTRY = Entry(

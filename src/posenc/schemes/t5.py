@@ -89,9 +89,6 @@ class T5(Scheme):
             bucket += away >= edge
         return bucket + self.num_buckets // 2 * (r > 0) if self.bidirectional else bucket
 
-    def extra_repr(self) -> str:
-        return f"{self.num_heads}, {self.num_buckets}, {self.max_distance}, bidirectional={self.bidirectional}"
-
 
 def _edges(side: int, max_distance: int) -> tuple[int, ...]:
     """The distances at which the buckets 1, 2, .. of a side begin. From the last of them on nothing changes."""

@@ -112,9 +112,6 @@ class TransformerXL(Scheme):
         sinusoid = torch.cat((angle.sin(), angle.cos()), -1).to(dtype=dtype, device=r.device)
         return torch.einsum("...c,hdc->h...d", sinusoid, self.projection.to(dtype))
 
-    def extra_repr(self) -> str:
-        return f"{self.num_heads}, {self.head_dim}, dim={self.dim}, base={self.base}, share_biases={self.share_biases}"
-
 
 ENTRY = Entry(
     name="transformer_xl",

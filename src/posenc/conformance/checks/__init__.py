@@ -1,47 +1,9 @@
 """The twenty checks, one a file, in the order of their numbers."""
 
-from posenc.conformance.checks import (
-    bounds,
-    cache,
-    compilation,
-    configuration,
-    distinct,
-    grids,
-    layout,
-    life_cycle,
-    memory,
-    meta,
-    packing,
-    padding,
-    parity,
-    permutation,
-    phase,
-    purity,
-    sharding,
-    shift,
-    threshold,
-    unequal,
-)
+from importlib import import_module
+from pkgutil import iter_modules
 
-CHECKS = (
-    phase.CHECK,
-    distinct.CHECK,
-    meta.CHECK,
-    life_cycle.CHECK,
-    purity.CHECK,
-    shift.CHECK,
-    padding.CHECK,
-    cache.CHECK,
-    unequal.CHECK,
-    permutation.CHECK,
-    packing.CHECK,
-    sharding.CHECK,
-    threshold.CHECK,
-    configuration.CHECK,
-    layout.CHECK,
-    parity.CHECK,
-    memory.CHECK,
-    compilation.CHECK,
-    bounds.CHECK,
-    grids.CHECK,
-)
+from posenc.conformance.trial import Check
+
+_files = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
+CHECKS: tuple[Check, ...] = tuple(sorted((file.CHECK for file in _files), key=lambda check: check.number))

@@ -3,16 +3,15 @@
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from posenc.conformance.calls import instead
 from posenc.conformance.checks.configuration import has_options, it_is_refused
 from posenc.conformance.heads import Bias, Rotary
-from posenc.conformance.outcome import Outcome, first_failure, near
+from posenc.conformance.outcome import Outcome, Outcomes, near
 from posenc.conformance.subjects import VOCABULARY, Batch, NotApplicableError, Subject
-from posenc.conformance.trial import Case, Check, Plan, Trial
+from posenc.conformance.trial import Case, Check, Plan, Trial, texts
 
 
 def the_end_is_named(subject: Subject, batch: Batch, limit: int, compiled: bool) -> Outcome:
@@ -67,15 +66,14 @@ def slopes_are_as_published(subject: Bias, batch: Batch, heads: int | None) -> O
     return near(expected.masked_fill(~seen, 0.0), came.masked_fill(~seen, 0.0), 2**-20 * float(expected.abs().max()))
 
 
-def rows_do_not_mix(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
+def rows_do_not_mix(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:
     """Each row alone, against itself among the others."""
-    made, found = subject.make(), []
+    made = subject.make()
     together = subject.run(made, batch)
     for row in range(len(batch.ids)):
         positions = None if batch.positions is None else [batch.positions[row]]
         alone = subject.run(made, replace(batch, ids=[batch.ids[row]], positions=positions))
-        found.append((f"row {row}", near(alone, together[row : row + 1], tolerance)))
-    return first_failure(found)
+        yield f"row {row}", near(alone, together[row : row + 1], tolerance)
 
 
 def later_tokens_do_not_count(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
@@ -93,24 +91,21 @@ def later_tokens_do_not_count(subject: Subject, batch: Batch, tolerance: float) 
 MOST_HEADS = 64
 
 
-def _ends(compiled: bool) -> Any:
-    def cases(plan: Plan) -> Iterator[Case]:
-        subject = plan.subject
-        plan.require(subject.max_positions, "it is not claimed how many positions there are (max_positions)")
-        plan.require(subject.compiles or not compiled, "it is not claimed to compile")
-        limit = subject.max_positions or 0
-        values = {"limit": limit, "compiled": compiled}
-        if subject.can("positions"):
-            for row in ([0, limit], [0, limit + 1], [limit - 1, -1]):
-                yield Case(Batch(plan.ids(1, 2), positions=[[plan.at(p) for p in row]]), values)
-        elif isinstance(subject, Rotary) and subject.takes("offset"):
-            for p in (limit, limit + 1, -1):
-                yield Case(Batch(plan.ids(1, 1), positions=[[p]]), values)
-        else:
-            plan.require(limit < plan.longest, f"call takes no positions, and a row of {limit + 1} tokens is too long")
-            yield Case(plan.text(1, limit + 1), values)
-
-    return cases
+def _ends(plan: Plan, compiled: bool = False) -> Iterator[Case]:
+    subject = plan.subject
+    plan.require(subject.max_positions, "it is not claimed how many positions there are (max_positions)")
+    plan.require(subject.compiles or not compiled, "it is not claimed to compile")
+    limit = subject.max_positions or 0
+    values = {"limit": limit, "compiled": compiled}
+    if subject.can("positions"):
+        for row in ([0, limit], [0, limit + 1], [limit - 1, -1]):
+            yield Case(Batch(plan.ids(1, 2), positions=[[plan.subject.at(p) for p in row]]), values)
+    elif isinstance(subject, Rotary) and subject.takes("offset"):
+        for p in (limit, limit + 1, -1):
+            yield Case(Batch(plan.ids(1, 1), positions=[[p]]), values)
+    else:
+        plan.require(limit < plan.longest, f"call takes no positions, and a row of {limit + 1} tokens is too long")
+        yield Case(plan.text(1, limit + 1), values)
 
 
 def _refused(plan: Plan) -> Iterator[Case]:
@@ -141,7 +136,7 @@ def _squares(plan: Plan) -> Iterator[Case]:
         batch = plan.text(size, size)
         most = (subject.max_positions or 8 * size) - size
         if subject.can("positions"):
-            rows = [[plan.at(min(7 * row, most) + p) for p in range(size)] for row in range(size)]
+            rows = [[plan.subject.at(min(7 * row, most) + p) for p in range(size)] for row in range(size)]
             batch = replace(batch, positions=rows)
         yield Case(batch, {"tolerance": plan.tolerance(8 * size)})
 
@@ -149,8 +144,7 @@ def _squares(plan: Plan) -> Iterator[Case]:
 def _causal(plan: Plan) -> Iterator[Case]:
     plan.require(plan.subject.causal, "it is not causal")
     plan.require(not isinstance(plan.subject, Rotary | Bias), "what is causal around it is this package's own")
-    for tokens in plan.sizes:
-        yield Case(plan.text(1, tokens), {"tolerance": plan.tolerance(tokens)})
+    yield from texts(plan)
 
 
 CHECK = Check(
@@ -162,8 +156,8 @@ CHECK = Check(
     "which is which.",
     pains=(14, 16, 18),
     trials=(
-        Trial("positions past the end", the_end_is_named, _ends(compiled=False)),
-        Trial("positions past the end, compiled", the_end_is_named, _ends(compiled=True)),
+        Trial("positions past the end", the_end_is_named, _ends),
+        Trial("positions past the end, compiled", the_end_is_named, _ends, {"compiled": True}),
         Trial("values that are refused", it_is_refused, _refused),
         Trial("slopes", slopes_are_as_published, _slopes),
         Trial("as many rows as tokens", rows_do_not_mix, _squares),

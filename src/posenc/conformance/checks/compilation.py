@@ -54,15 +54,12 @@ def compiled_is_eager(
             text = with_tokens(batch, tokens, axes)
             with torch.no_grad():
                 expected = subject.run(made, text)
-                try:
-                    came = compiled.run(made, text)
-                except NotApplicableError:
-                    raise
-                except Exception as error:
-                    return Outcome(False, f"one graph for {tokens} tokens", one_line(error))
-            agrees = near(expected, came, tolerance)
+                came = or_why(lambda text=text: compiled.run(made, text))  # type: ignore[misc]
+            if isinstance(came, str):
+                return Outcome(False, f"one graph for {tokens} tokens", came)
+            agrees = first_failure([(f"{tokens} tokens", near(expected, came, tolerance))])
             if not agrees.ok:
-                return first_failure([(f"{tokens} tokens", agrees)])
+                return agrees
             if len(compiler.graphs) > most:
                 few = f"at most {most} compilations for {len(lengths)} lengths"
                 return Outcome(False, few, f"{len(compiler.graphs)} for {lengths.index(tokens) + 1} lengths")
@@ -70,20 +67,29 @@ def compiled_is_eager(
         torch.compiler.reset()
     if not compiler.graphs:
         raise NotApplicableError("torch.compile is switched off, or finds nothing to compile")
-    found = [name for graph in compiler.graphs for name in complex_nodes(graph)]
-    return Outcome(not found, "real numbers alone", f"complex numbers: {', '.join(found[:3])}")
+    return all_is_real(compiler.graphs)
 
 
-def complex_nodes(graph: nn.Module) -> list[str]:
-    """The nodes of a graph, and of those inside it, that give complex numbers."""
+def or_why(run: Callable[[], Any]) -> Any:
+    """What it gives, or in a line what stops it."""
+    try:
+        return run()
+    except NotApplicableError:
+        raise
+    except Exception as error:
+        return one_line(error)
+
+
+def all_is_real(graphs: list[torch.fx.GraphModule]) -> Outcome:
+    """Whether no node of these graphs, and of those inside them, gives complex numbers."""
     found = []
-    for part in graph.modules():
+    for part in (part for graph in graphs for part in graph.modules()):
         for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
             value = node.meta.get("val", node.meta.get("example_value"))
             values = value if isinstance(value, tuple | list) else [value]
             if any(isinstance(x, Tensor) and x.is_complex() for x in values):
                 found.append(node.name)
-    return found
+    return Outcome(not found, "real numbers alone", f"complex numbers: {', '.join(found[:3])}")
 
 
 def compiled_trains_as_eager(subject: Subject, batch: Batch, tokens: int, axes: int) -> Outcome:
@@ -94,12 +100,9 @@ def compiled_trains_as_eager(subject: Subject, batch: Batch, tokens: int, axes: 
         _, expected = gradients_of(subject, subject.make(), text)
         if not expected:
             raise NotApplicableError("nothing in it is trained, and call takes no vectors")
-        try:
-            _, came = gradients_of(Compiler("aot_eager").compiled(subject), subject.make(), text)
-        except NotApplicableError:
-            raise
-        except Exception as error:
-            return Outcome(False, "gradients through one graph", one_line(error))
+        came = or_why(lambda: gradients_of(Compiler("aot_eager").compiled(subject), subject.make(), text)[1])
+        if isinstance(came, str):
+            return Outcome(False, "gradients through one graph", came)
     finally:
         torch.compiler.reset()
     tolerances = gradient_tolerances(subject, text, tokens)
@@ -134,10 +137,8 @@ def exported(
         for name, x in inputs[0].items()
     }
     module = Exported(subject, made, fixed)
-    try:
-        return module, inputs, torch.export.export(module, (inputs[0],), dynamic_shapes=(sizes,))
-    except Exception as error:
-        return module, inputs, one_line(error)
+    program = or_why(lambda: torch.export.export(module, (inputs[0],), dynamic_shapes=(sizes,)))
+    return module, inputs, program
 
 
 def exported_is_eager(subject: Subject, batch: Batch, lengths: list[int], axes: int, tolerance: float) -> Outcome:
@@ -147,14 +148,12 @@ def exported_is_eager(subject: Subject, batch: Batch, lengths: list[int], axes: 
         expected = [module(given) for given in inputs]
         if isinstance(program, str):
             return Outcome(False, "a program for every length", program)
-        found = complex_nodes(program.graph_module)
-        if found:
-            return Outcome(False, "real numbers alone", f"complex numbers: {', '.join(found[:3])}")
-        run = program.module()
-        try:
-            came = [run(given) for given in inputs]
-        except Exception as error:
-            return Outcome(False, "a program for every length", one_line(error))
+        real, run = all_is_real([program.graph_module]), program.module()
+        if not real.ok:
+            return real
+        came = or_why(lambda: [run(given) for given in inputs])
+    if isinstance(came, str):
+        return Outcome(False, "a program for every length", came)
     return outputs_at_each(lengths, expected, came, tolerance)
 
 
@@ -162,13 +161,9 @@ def outputs_at_each(
     lengths: list[int], expected: list[tuple[Tensor, ...]], came: list[tuple[Tensor, ...]], tolerance: float
 ) -> Outcome:
     """Whether all that comes out at each length is what was expected."""
-    return first_failure(
-        [
-            (f"{tokens} tokens", near(x, y, tolerance))
-            for tokens, xs, ys in zip(lengths, expected, came, strict=True)
-            for x, y in zip(xs, ys, strict=True)
-        ]
-    )
+    by_length = zip(lengths, expected, came, strict=True)
+    outs = ((tokens, x, y) for tokens, xs, ys in by_length for x, y in zip(xs, ys, strict=True))
+    return first_failure((f"{tokens} tokens", near(x, y, tolerance)) for tokens, x, y in outs)
 
 
 def onnx_is_eager(subject: Subject, batch: Batch, lengths: list[int], axes: int, tolerance: float) -> Outcome:

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from posenc.conformance.heads import Rotary
 from posenc.conformance.measure import claimed, fastest, first_axis, matrices, row_of, sides, unit
-from posenc.conformance.outcome import Outcome, first_failure, near
+from posenc.conformance.outcome import Outcome, Outcomes, near
 from posenc.conformance.subjects import Batch, NotApplicableError, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
 
-def rotations_are_as_claimed(subject: Rotary, batch: Batch) -> Outcome:
+def rotations_are_as_claimed(subject: Rotary, batch: Batch) -> Outcomes:
     """The rotation of each basis vector, and what it is lengthened by, against the claims."""
-    positions, made, found = row_of(batch), subject.make(), []
+    positions, made = row_of(batch), subject.make()
     for name, which in sides(subject):
         came = matrices(subject, made, positions, which).double()
         expected = claimed(subject, positions, unit(came))
@@ -30,8 +30,7 @@ def rotations_are_as_claimed(subject: Rotary, batch: Batch) -> Outcome:
         for n, p in enumerate(positions):
             # Four roundings of the phase to float32, each worth p theta 2^-23, and four of what is turned.
             tolerance = (4 * first_axis(p) * fastest(subject) + 2) * 2**-23 * (subject.scale or 1.0)
-            found.append((f"{name} at {p}", near(expected[n], came[n], tolerance)))
-    return first_failure(found)
+            yield f"{name} at {p}", near(expected[n], came[n], tolerance)
 
 
 def names_in(given: Mapping[str, Any], usual: Mapping[str, Any]) -> list[str]:
@@ -47,21 +46,19 @@ def names_in(given: Mapping[str, Any], usual: Mapping[str, Any]) -> list[str]:
 
 def refusal(subject: Subject, changed: dict[str, Any]) -> Outcome | None:
     """The outcome for the error that refuses these options; None: they are accepted."""
-    names = names_in(changed, subject.options)
     try:
         subject.make(**changed)
     except Exception as error:
-        said = f"{type(error).__name__}: {error}"
+        names = names_in(changed, subject.options)
         named = any(re.search(rf"\b{re.escape(name)}\b", str(error)) for name in names)
-        return Outcome(named, f"an error that names {' or '.join(names)}", said)
+        return Outcome(named, f"an error that names {' or '.join(names)}", f"{type(error).__name__}: {error}")
     return None
 
 
 def it_is_refused(subject: Subject, batch: Batch, changed: dict[str, Any]) -> Outcome:
     """Building with what must be refused."""
-    names = " or ".join(names_in(changed, subject.options))
-    found = refusal(subject, changed)
-    return Outcome(False, f"an error that names {names}", "none: it was built") if found is None else found
+    expected = f"an error that names {' or '.join(names_in(changed, subject.options))}"
+    return refusal(subject, changed) or Outcome(False, expected, "none: it was built")
 
 
 def an_option_counts(
@@ -75,30 +72,22 @@ def an_option_counts(
         return found
     usual, other = subject.make(), subject.make(**changed)
     for start in starts:
-        here = batch if start == 0 else replace(batch, positions=_row(subject, start, batch.tokens))
+        here = batch if start == 0 else replace(batch, positions=[[subject.at(start + n) for n in range(batch.tokens)]])
         before, after = subject.run(usual, here), subject.run(other, here)
         if before.shape != after.shape or not near(before, after, tolerance).ok:
             return Outcome(True, "another output", "another output")
     return Outcome(False, f"another output, or an error, with {changed}", "the same output as without")
 
 
-def _row(subject: Subject, start: int, tokens: int) -> list[list[Any]]:
-    return [[p if subject.axes == 1 else [p] * subject.axes for p in range(start, start + tokens)]]
-
-
-def builds_share_nothing(subject: Subject, batch: Batch, changed: dict[str, Any], tolerance: float) -> Outcome:
+def builds_share_nothing(subject: Subject, batch: Batch, changed: dict[str, Any], tolerance: float) -> Outcomes:
     """The outputs before and after another was built, and run, with another value of an option."""
     if refusal(subject, changed) is not None:
         raise NotApplicableError(f"{', '.join(changed)} is refused")
     made = subject.make()
     before: Tensor = subject.run(made, batch)
     subject.run(subject.make(**changed), batch)
-    return first_failure(
-        [
-            ("the one that was there before", near(before, subject.run(made, batch), tolerance)),
-            ("one built anew", near(before, subject.run(subject.make(), batch), tolerance)),
-        ]
-    )
+    yield "the one that was there before", near(before, subject.run(made, batch), tolerance)
+    yield "one built anew", near(before, subject.run(subject.make(), batch), tolerance)
 
 
 # -- cases -------------------------------------------------------------------------------------------------------------
@@ -124,7 +113,7 @@ def _golden(plan: Plan) -> Iterator[Case]:
     end = min(n for n in (subject.max_positions, subject.threshold, max(GOLDEN) + 1) if n is not None)
     at = [p for p in GOLDEN if p < (end if given else min(end, plan.limit))]
     plan.require(at, "there is no position but 0")
-    yield Case(Batch([[0] * len(at)], positions=[[plan.at(p) for p in at]]))
+    yield Case(Batch([[0] * len(at)], positions=[[plan.subject.at(p) for p in at]]))
 
 
 def _varied(plan: Plan) -> Iterator[dict[str, Any]]:

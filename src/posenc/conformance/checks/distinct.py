@@ -39,7 +39,7 @@ def rotations_differ(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast
         if subject.distinct_to is None:
             # A step turns by as much everywhere. One that two units of the dtype hide, nobody can see in it; none at
             # all is another thing.
-            first = [p if subject.axes == 1 else [p] * subject.axes for p in range(min(4, subject.max_positions or 4))]
+            first = [subject.at(p) for p in range(min(4, subject.max_positions or 4))]
             exact = turned(subject, subject.make(), vector.to(subject.dtype), first, which)[0]
             seen = float(exact.diff(dim=1).abs().max()) / float(exact.abs().max())
             if 0 < seen < 4 * torch.finfo(autocast or dtype).eps:
@@ -94,7 +94,7 @@ def _of_rotations(plan: Plan) -> Iterator[Case]:
     plan.require(isinstance(plan.subject, Rotary), "a rotation alone can be seen by itself")
     end = min(plan.subject.distinct_to or FAR, plan.reach)
     plan.require(end > 1, "there is no position but 0")
-    at = [plan.at(p) for p in _windows(end)]
+    at = [plan.subject.at(p) for p in _windows(end)]
     for values in plan.precisions():
         yield Case(Batch([[0] * len(at)], positions=[at]), values)
 
@@ -117,7 +117,7 @@ def _of_outputs(plan: Plan) -> Iterator[Case]:
     end = _claimed(plan, lambda subject: not isinstance(subject, Bias | Rotary), own)
     plan.require_that_it_can("positions")
     places = [p for p in _windows(end) if p < 64 or p > ALL_TO or any(abs(p - 2**n) < 4 for n in range(11))]
-    rows = [[plan.at(0), plan.at(p)] for p in places]
+    rows = [[plan.subject.at(0), plan.subject.at(p)] for p in places]
     for values in plan.precisions():
         yield Case(Batch([[1, 2]] * len(rows), positions=rows), values)
 

@@ -6,20 +6,20 @@ import torch
 
 from posenc.conformance.heads import Rotary
 from posenc.conformance.measure import lowered, matrices, pairs, row_of, sides, turned
-from posenc.conformance.outcome import Outcome, first_failure, near
+from posenc.conformance.outcome import Outcomes, near
 from posenc.conformance.subjects import Batch, NotApplicableError
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
 ROUNDING = 2**-20  # eight units of float32, for what is turned in it
 
 
-def pairs_keep_to_themselves(subject: Rotary, batch: Batch) -> Outcome:
+def pairs_keep_to_themselves(subject: Rotary, batch: Batch) -> Outcomes:
     """What becomes of each basis vector, outside of its own pair of channels, where there must be nothing."""
     assert subject.layout is not None
     inside = torch.eye(subject.head_dim, device=subject.device)
     for a, b in pairs(subject, subject.layout):
         inside[a, b] = inside[b, a] = 1
-    made, found = subject.make(), []
+    made = subject.make()
     for name, which in sides(subject):
         came = matrices(subject, made, row_of(batch), which)
         turns = came * (1 - torch.eye(subject.head_dim, device=subject.device))
@@ -27,50 +27,43 @@ def pairs_keep_to_themselves(subject: Rotary, batch: Batch) -> Outcome:
         if float(turns.abs().max()) < ROUNDING * size:
             raise NotApplicableError(f"positions {row_of(batch)} turn nothing")
         outside = came * (1 - inside)
-        found.append((f"{name} [position, head, to, from]", near(torch.zeros_like(outside), outside, ROUNDING * size)))
-    return first_failure(found)
+        yield f"{name} [position, head, to, from]", near(torch.zeros_like(outside), outside, ROUNDING * size)
 
 
-def the_rest_is_untouched(subject: Rotary, batch: Batch, dtype: torch.dtype) -> Outcome:
+def the_rest_is_untouched(subject: Rotary, batch: Batch, dtype: torch.dtype) -> Outcomes:
     """The channels past rotary_dim, which must come out as they went in, to the bit."""
     assert subject.rotary_dim is not None
-    positions, found = row_of(batch), []
+    positions = row_of(batch)
     x = torch.randn(3, subject.head_dim, generator=torch.Generator().manual_seed(0)).to(subject.device, dtype)
     for name, which in sides(subject):
         came = lowered(subject, dtype, None, turned, x, positions, which)[..., subject.rotary_dim :]
         expected = x[:, None, None, subject.rotary_dim :].expand_as(came)
-        found.append((f"{name} [vector, head, position, channel]", near(expected, came, 0.0)))
-    return first_failure(found)
+        yield f"{name} [vector, head, position, channel]", near(expected, came, 0.0)
 
 
-def lengths_stay(subject: Rotary, batch: Batch) -> Outcome:
+def lengths_stay(subject: Rotary, batch: Batch) -> Outcomes:
     """Lengths and right angles of what is turned: R'R against scale² times the identity."""
     assert subject.scale is not None
-    rotary, made, found = subject.rotary_dim or subject.head_dim, subject.make(), []
+    rotary, made = subject.rotary_dim or subject.head_dim, subject.make()
     for name, which in sides(subject):
         came = matrices(subject, made, row_of(batch), which).double()[..., :rotary, :rotary]
         products = came.mT @ came
         expected = subject.scale**2 * torch.eye(rotary, device=products.device).double().expand_as(products)
-        found.append((f"{name} [position, head, c, c]", near(expected, products, ROUNDING * subject.scale**2)))
-    return first_failure(found)
+        yield f"{name} [position, head, c, c]", near(expected, products, ROUNDING * subject.scale**2)
 
 
-def layouts_agree(subject: Rotary, batch: Batch) -> Outcome:
+def layouts_agree(subject: Rotary, batch: Batch) -> Outcomes:
     """The rotation in the other layout, with its channels put in the order of this one."""
     assert subject.layout is not None
     other = "interleaved" if subject.layout == "half" else "half"
     here, there = ([c for pair in pairs(subject, layout) for c in pair] for layout in (subject.layout, other))
     rest = range(subject.rotary_dim or subject.head_dim, subject.head_dim)
     here, there = [*here, *rest], [*there, *rest]
-    found = []
     for name, which in sides(subject):
         positions = row_of(batch)
         expected = matrices(subject, subject.make(), positions, which)[..., here, :][..., here]
         came = matrices(subject, subject.make(**subject.other_layout), positions, which)[..., there, :][..., there]
-        found.append(
-            (f"{name} [position, head, to, from]", near(expected, came, ROUNDING * float(expected.abs().max())))
-        )
-    return first_failure(found)
+        yield f"{name} [position, head, to, from]", near(expected, came, ROUNDING * float(expected.abs().max()))
 
 
 # -- cases -------------------------------------------------------------------------------------------------------------
@@ -83,7 +76,7 @@ def _batch(plan: Plan) -> tuple[Rotary, Batch]:
     assert isinstance(plan.subject, Rotary)
     at = [p for p in AT if p < plan.reach]
     plan.require(at, "there is no position but 0")
-    return plan.subject, Batch([[0] * len(at)], positions=[[plan.at(p) for p in at]])
+    return plan.subject, Batch([[0] * len(at)], positions=[[plan.subject.at(p) for p in at]])
 
 
 def _of_pairs(plan: Plan) -> Iterator[Case]:

@@ -2,7 +2,7 @@
 
 import copy
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from posenc.conformance.calls import one_line, poison, require_module
 from posenc.conformance.outcome import Outcome, near, same
 from posenc.conformance.subjects import REFUSALS, Batch, NotApplicableError, Subject
-from posenc.conformance.trial import Case, Check, Plan, Trial
+from posenc.conformance.trial import Case, Check, Plan, Trial, texts
 
 
 def copied_is_as_before(subject: Subject, batch: Batch, how: str, used: bool, tolerance: float) -> Outcome:
@@ -75,13 +75,9 @@ def nothing_derived_is_saved(subject: Subject, batch: Batch) -> Outcome:
 FAR = 300  # tokens: bfloat16 has all whole numbers up to 256
 
 
-def _copies(how: str) -> Callable[[Plan], Iterator[Case]]:
-    def cases(plan: Plan) -> Iterator[Case]:
-        for tokens in plan.sizes:
-            for used in (False, True):
-                yield Case(plan.text(1, tokens), {"how": how, "used": used, "tolerance": plan.tolerance(tokens)})
-
-    return cases
+def _copies(plan: Plan, how: str) -> Iterator[Case]:
+    for used in (False, True):
+        yield from texts(plan, how=how, used=used)
 
 
 def _casts(plan: Plan) -> Iterator[Case]:
@@ -89,11 +85,6 @@ def _casts(plan: Plan) -> Iterator[Case]:
         for low in plan.low_dtypes:
             for used in (False, True):
                 yield Case(plan.text(1, tokens), {"low": low, "used": used, "tolerance": plan.tolerance(tokens)})
-
-
-def _loads(plan: Plan) -> Iterator[Case]:
-    for tokens in plan.sizes:
-        yield Case(plan.text(1, tokens), {"tolerance": plan.tolerance(tokens)})
 
 
 def _once(plan: Plan) -> Iterator[Case]:
@@ -107,10 +98,10 @@ CHECK = Check(
     why="Tables in buffers are rounded with the module and never recover, and saved ones overrule the configuration.",
     pains=(2,),
     trials=(
-        Trial("deepcopy", copied_is_as_before, _copies("deepcopy")),
-        Trial("pickle", copied_is_as_before, _copies("pickle")),
+        Trial("deepcopy", copied_is_as_before, _copies, {"how": "deepcopy"}),
+        Trial("pickle", copied_is_as_before, _copies, {"how": "pickle"}),
         Trial("cast and back", cast_and_back_rounds_parameters_alone, _casts),
-        Trial("state_dict", loaded_by_another_is_as_saved, _loads),
+        Trial("state_dict", loaded_by_another_is_as_saved, texts),
         Trial("what is saved", nothing_derived_is_saved, _once),
     ),
 )

@@ -36,10 +36,10 @@ def one_call(subject: Subject, made: object, arguments: dict[str, object], train
             for name, x in arguments.items()
         }
         out = subject.call(made, **leaves)
-        outs = [x for x in (out if isinstance(out, tuple) else (out,)) if isinstance(x, Tensor) and x.requires_grad]
-        inputs = [
-            x for x in (*leaves.values(), *parameters_of(made).values()) if isinstance(x, Tensor) and x.requires_grad
-        ]
+        outs, inputs = (
+            [x for x in of if isinstance(x, Tensor) and x.requires_grad]
+            for of in (out if isinstance(out, tuple) else (out,), (*leaves.values(), *parameters_of(made).values()))
+        )
         if trained and outs and inputs:
             torch.autograd.grad([x.sum() for x in outs], inputs, allow_unused=True)
 

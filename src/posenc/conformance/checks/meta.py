@@ -1,14 +1,13 @@
 """3. Meta: what is built without memory, given memory and loaded equals a normal build."""
 
 import inspect
-from collections.abc import Callable, Iterator
 
 import torch
 
 from posenc.conformance.calls import poison, require_module
 from posenc.conformance.outcome import Outcome, near
 from posenc.conformance.subjects import Batch, Subject
-from posenc.conformance.trial import Case, Check, Plan, Trial
+from posenc.conformance.trial import Check, Trial, texts
 
 RESETS = ("reset_parameters", "init_weights", "reset")  # what modules, and models, call it
 
@@ -35,15 +34,6 @@ def loaded_is_as_built(subject: Subject, batch: Batch, assign: bool, tolerance: 
 
 # -- cases -------------------------------------------------------------------------------------------------------------
 
-
-def _cases(assign: bool) -> Callable[[Plan], Iterator[Case]]:
-    def cases(plan: Plan) -> Iterator[Case]:
-        for tokens in plan.sizes:
-            yield Case(plan.text(1, tokens), {"assign": assign, "tolerance": plan.tolerance(tokens)})
-
-    return cases
-
-
 CHECK = Check(
     number=3,
     name="meta",
@@ -51,7 +41,7 @@ CHECK = Check(
     why="Large models are built without memory, and only parameters are loaded: tables in buffers then hold garbage.",
     pains=(2,),
     trials=(
-        Trial("loaded by copying", loaded_is_as_built, _cases(assign=False)),
-        Trial("loaded by assignment", loaded_is_as_built, _cases(assign=True)),
+        Trial("loaded by copying", loaded_is_as_built, texts, {"assign": False}),
+        Trial("loaded by assignment", loaded_is_as_built, texts, {"assign": True}),
     ),
 )

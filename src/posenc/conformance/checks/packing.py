@@ -8,30 +8,27 @@ from torch import Tensor
 
 from posenc.conformance.heads import Bias
 from posenc.conformance.layers import Model
-from posenc.conformance.outcome import Outcome, first_failure, near
+from posenc.conformance.outcome import Outcome, Outcomes, first_failure, near
 from posenc.conformance.subjects import PADDING, VOCABULARY, Batch, NotApplicableError, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial, packed
 
 
-def documents_equal_themselves_alone(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
+def documents_equal_themselves_alone(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:
     """Every document of a packed batch against the same tokens alone, at the same positions."""
     together = subject.run(subject.make(), batch)
-    found = []
     for row, of in enumerate(batch.document or []):
         for document in sorted(set(of) - {PADDING}):
             tokens = [n for n, d in enumerate(of) if d == document]
             alone = replace(batch.pick(tokens, row), document=None)
             outcome = near(subject.run(subject.make(), alone), together[row : row + 1, tokens], tolerance)
-            found.append((f"document {document} of row {row}", outcome))
-    return first_failure(found)
+            yield f"document {document} of row {row}", outcome
 
 
-def documents_do_not_leak(subject: Subject, batch: Batch) -> Outcome:
+def documents_do_not_leak(subject: Subject, batch: Batch) -> Outcomes:
     """With other tokens in one document, the others come out the same, to the bit: what is not seen is weighed by an
     exact zero."""
     made, document = subject.make(), torch.tensor(batch.document)
     before = subject.run(made, batch)
-    found = []
     for changed in _documents_of(document):
         it = document == changed
         ids = torch.where(it, (torch.tensor(batch.ids) + 7) % VOCABULARY, torch.tensor(batch.ids)).tolist()
@@ -39,8 +36,7 @@ def documents_do_not_leak(subject: Subject, batch: Batch) -> Outcome:
         if torch.equal(before[it], after[it]):
             raise NotApplicableError("outputs do not go by the tokens: with others they are the same")
         others = _elsewhere(document, it)
-        found.append((f"document {changed} has other tokens", near(others(before), others(after), 0.0)))
-    return first_failure(found)
+        yield f"document {changed} has other tokens", near(others(before), others(after), 0.0)
 
 
 def documents_take_no_gradient(subject: Subject, batch: Batch) -> Outcome:
@@ -106,14 +102,11 @@ def _rows(plan: Plan) -> Iterator[Batch]:
         if tokens < 3:
             continue
         lengths = [1, tokens // 2, tokens - tokens // 2 - 1]
-        first, second = packed(plan, lengths), packed(plan, lengths[::-1])
-        batch = Batch(first.ids + second.ids, (first.positions or []) + (second.positions or []))
-        documents = (first.document or []) + (second.document or [])
-        yield replace(batch, document=documents)
+        batch = packed(plan, lengths, lengths[::-1])
+        yield batch
         if tokens > 3 and plan.subject.can("padding"):
-            last = documents[1][-1]
-            early = [PADDING if d == last else d for d in documents[1]]
-            yield replace(batch, document=[documents[0], early])
+            first, second = batch.document or []
+            yield replace(batch, document=[first, [PADDING if d == second[-1] else d for d in second]])
 
 
 def _with_positions(plan: Plan) -> Iterator[Case]:

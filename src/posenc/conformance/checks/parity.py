@@ -2,15 +2,16 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from posenc.conformance.calls import gradient_tolerances, gradients_of, parameters_of, weighted, with_leaves
-from posenc.conformance.outcome import Outcome, first_failure, near
+from posenc.conformance.outcome import Outcome, Outcomes, first_failure, near
 from posenc.conformance.subjects import Batch, NotApplicableError, Subject
-from posenc.conformance.trial import Case, Check, Plan, Trial, packed, padded
+from posenc.conformance.trial import Case, Check, Plan, Trial, padded, two_documents
 
 STEPS = (1.0, 0.125, 8.0)  # where a function has a kink within one step, it has none within all
 
@@ -22,7 +23,7 @@ def outputs_agree(subject: Subject, batch: Batch, other: Mapping[str, Any], tole
     return near(expected, batch.owed(subject.run(made_as(subject, made, other), batch)), tolerance)
 
 
-def gradients_agree(subject: Subject, batch: Batch, other: Mapping[str, Any], highest: int) -> Outcome:
+def gradients_agree(subject: Subject, batch: Batch, other: Mapping[str, Any], highest: int) -> Outcomes:
     """The gradients with other options against those with the subject's own, of parameters and of vectors."""
     made = subject.make()
     _, expected = gradients_of(subject, made, batch)
@@ -31,15 +32,13 @@ def gradients_agree(subject: Subject, batch: Batch, other: Mapping[str, Any], hi
     if not both:
         raise NotApplicableError("nothing in it is trained, and call takes no vectors")
     tolerances = gradient_tolerances(subject, batch, highest)
-    found = []
     for name in both:
         neither = expected[name].isnan() & came[name].isnan()  # what is no number under both is no difference
         a, b = (gradients[name].masked_fill(neither, 0.0) for gradients in (expected, came))
-        found.append((name, near(a, b, tolerances[name])))
-    return first_failure(found)
+        yield name, near(a, b, tolerances[name])
 
 
-def alone_as_together(subject: Subject, batch: Batch, other: Mapping[str, Any], highest: int) -> Outcome:
+def alone_as_together(subject: Subject, batch: Batch, other: Mapping[str, Any], highest: int) -> Outcomes:
     """The gradient of each parameter, and of each vector, where everything else is frozen."""
     made = made_as(subject, subject.make(), other)
     leaves: dict[str, Tensor] = {}
@@ -47,14 +46,12 @@ def alone_as_together(subject: Subject, batch: Batch, other: Mapping[str, Any], 
     if len(together) < 2:
         raise NotApplicableError("there are no two things to train in it")
     parameters, tolerances = parameters_of(made), gradient_tolerances(subject, batch, highest)
-    found = []
     for name, expected in together.items():
         for held in (parameters, leaves):
             for key, leaf in held.items():
                 leaf.requires_grad_(key == name)
         _, alone = gradients_of(subject, made, batch, leaves)
-        found.append((f"{name} alone", near(expected, alone[name], tolerances.get(name, 0.0))))
-    return first_failure(found)
+        yield f"{name} alone", near(expected, alone[name], tolerances.get(name, 0.0))
 
 
 def gradients_are_derivatives(subject: Subject, batch: Batch, other: Mapping[str, Any]) -> Outcome:
@@ -153,23 +150,19 @@ def _batches(plan: Plan) -> Iterator[Batch]:
                     plan, [[n >= tokens // 3 for n in range(tokens)], [True] * tokens], subject.can("positions")
                 )
             if subject.can("document") and subject.can("positions"):
-                yield packed(plan, [tokens // 3, tokens - tokens // 3])
+                yield two_documents(plan, tokens, rows=1)
             if subject.can("positions") and plan.has(2 * tokens):
                 yield plan.line(2, tokens, tokens, 1)
 
 
 def _outputs(plan: Plan) -> Iterator[Case]:
-    others = _others(plan)
-    for batch in _batches(plan):
-        for other in others:
-            yield Case(batch, {"other": dict(other), "tolerance": plan.tolerance(2 * batch.tokens)})
+    for batch, other in product(_batches(plan), _others(plan)):
+        yield Case(batch, {"other": dict(other), "tolerance": plan.tolerance(2 * batch.tokens)})
 
 
 def _gradients(plan: Plan) -> Iterator[Case]:
-    others = _others(plan)
-    for batch in _batches(plan):
-        for other in others:
-            yield Case(batch, {"other": dict(other), "highest": 2 * batch.tokens})
+    for batch, other in product(_batches(plan), _others(plan)):
+        yield Case(batch, {"other": dict(other), "highest": 2 * batch.tokens})
 
 
 def _small(plan: Plan, tokens: int) -> Iterator[tuple[Batch, dict[str, Any]]]:

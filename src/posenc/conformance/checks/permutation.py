@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from posenc.conformance.outcome import Outcome, near
 from posenc.conformance.subjects import PADDING, Batch, Subject
-from posenc.conformance.trial import Case, Check, Plan, Trial, packed
+from posenc.conformance.trial import Case, Check, Plan, Trial, two_documents
 
 
 def outputs_are_permuted(subject: Subject, batch: Batch, seed: int, tolerance: float) -> Outcome:
@@ -46,8 +46,7 @@ def _documents(plan: Plan) -> Iterator[Case]:
     _require(plan, "document")
     for tokens in plan.sizes:
         if tokens > 2:
-            first = tokens // 3
-            batch = _ordered(plan, packed(plan, [first, tokens - first], rows=2))
+            batch = _ordered(plan, two_documents(plan, tokens))
             yield Case(batch, {"seed": 0, "tolerance": plan.tolerance(tokens)})
 
 

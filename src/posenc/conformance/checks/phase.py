@@ -19,7 +19,7 @@ from posenc.conformance.measure import (
     unit,
     with_weights_in,
 )
-from posenc.conformance.outcome import Outcome, first_failure, near
+from posenc.conformance.outcome import Outcome, Outcomes, near
 from posenc.conformance.subjects import Batch, NotApplicableError, Subject
 from posenc.conformance.trial import FAR, Case, Check, Plan, Trial
 
@@ -27,17 +27,16 @@ SHORT = 8  # tokens whose distances no scheme puts together
 EARLY, LATE = 64, 257  # rows of a text before anything is lost, and from where bfloat16 has lost the odd ones
 
 
-def angles_are_exact(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast: torch.dtype | None) -> Outcome:
+def angles_are_exact(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast: torch.dtype | None) -> Outcomes:
     """The rotation of each basis vector in low precision, against the claimed frequencies in float64.
 
     Where none are claimed: against R(1)^p, with R(1) as the module gives it in float64 in the same call, so that a
     schedule which looks at the length has seen the same. Where a call takes one position at a time: against the module
     itself in float64.
     """
-    first = 1 if subject.axes == 1 else [1] * subject.axes
-    positions = [first, *row_of(batch)]
+    positions = [subject.at(1), *row_of(batch)]
     low = torch.finfo(autocast or dtype)
-    made, found = with_weights_in(subject, dtype), []
+    made = with_weights_in(subject, dtype)
     for name, which in sides(subject):
         exact = matrices(subject, made, positions, which)
         lengths = exact.double().norm(dim=-2)
@@ -56,8 +55,7 @@ def angles_are_exact(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast
             # reciprocal, the product), each worth p theta 2^-23 at most. Then cos and sin are rounded to the dtype, and
             # so is what they are multiplied with and added up to: four times half a unit.
             tolerance = 4 * 2**-23 * first_axis(p) * fastest(subject) + 2 * low.eps
-            found.append((f"{name} at {p}", near((exact if expected is None else expected)[n], came[n], tolerance)))
-    return first_failure(found)
+            yield f"{name} at {p}", near((exact if expected is None else expected)[n], came[n], tolerance)
 
 
 def outputs(subject: Subject, made: Any, batch: Batch) -> Tensor:
@@ -102,13 +100,10 @@ def far_as_exact_as_near(
     subject: Subject, batch: Batch, dtype: torch.dtype, autocast: torch.dtype | None, effect: float | None
 ) -> Outcome:
     """The error of low precision far from 0, against its error for the same tokens at 0, 1, 2, … ."""
-    positions = row_of(batch)
-    flat = [first_axis(p) for p in positions]
-    start = min(flat)
-    if not start:
+    flat = [first_axis(p) for p in row_of(batch)]
+    if not min(flat):
         raise NotApplicableError("the tokens begin at 0")
-    back = [p - start if subject.axes == 1 else [q - start for q in p] for p in positions]
-    places = (replace(batch, positions=[back]), batch)
+    places = (batch.moved(-min(flat)), batch)
     return _compared(subject, places, outputs, dtype, autocast, effect, max(flat))
 
 
@@ -119,8 +114,7 @@ def long_as_exact_as_short(
     last = first_axis(row_of(batch)[-1])
     if last > torch.finfo(autocast or dtype).max:
         raise NotApplicableError(f"{autocast or dtype} has no numbers like the distance {last}")
-    short = [p if subject.axes == 1 else [p] * subject.axes for p in range(SHORT)]
-    places = (Batch([[0] * SHORT], positions=[short]), batch)
+    places = (Batch([[0] * SHORT], positions=[[subject.at(p) for p in range(SHORT)]]), batch)
     return _compared(subject, places, from_a_distance, dtype, autocast, effect, last)
 
 
@@ -182,7 +176,7 @@ def _of_rotations(plan: Plan) -> Iterator[Case]:
     end = plan.reach
     plan.require(end > 1, "there is no position but 0")
     at = sorted({p for p in AT if p < end} | {end - 1})
-    batch = Batch(plan.ids(1, len(at)), positions=[[plan.at(p) for p in at]])
+    batch = Batch(plan.ids(1, len(at)), positions=[[plan.subject.at(p) for p in at]])
     for values in plan.precisions():
         yield Case(batch, values)
 
@@ -212,7 +206,7 @@ def _long(plan: Plan) -> Iterator[Case]:
     plan.require(end > SHORT, f"positions end at {end}, and there is no distance that is long")
     for last in sorted({p for p in (*range(tokens, 8 * tokens, tokens), LATE, end - 1) if tokens <= p < end}):
         batch = plan.line(1, tokens)
-        row = [*row_of(batch), plan.at(last)]
+        row = [*row_of(batch), plan.subject.at(last)]
         for values in _outputs_in(plan):
             yield Case(Batch(plan.ids(1, tokens + 1), positions=[row]), values)
 

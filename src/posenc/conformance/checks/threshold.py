@@ -1,38 +1,33 @@
 """13. Threshold: on either side of the length from which on a scheme does something else, and back again."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from posenc.conformance.checks.cache import cached_equals_at_once
-from posenc.conformance.outcome import Outcome, first_failure, near
+from posenc.conformance.outcome import Outcomes, near
 from posenc.conformance.subjects import Batch, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
 
-def long_then_short(subject: Subject, batch: Batch, short: int, tolerance: float) -> Outcome:
+def long_then_short(subject: Subject, batch: Batch, short: int, tolerance: float) -> Outcomes:
     """The first tokens, before and after all of them were run; and all of them, after the first and by themselves."""
     few = batch.pick(range(min(short, batch.tokens)))
     return _in_turns(subject, few, batch, tolerance)
 
 
-def far_then_near(subject: Subject, batch: Batch, afar: int, tolerance: float) -> Outcome:
+def far_then_near(subject: Subject, batch: Batch, afar: int, tolerance: float) -> Outcomes:
     """The tokens, before and after they were run far away, and twice as far apart, since what is relative cannot tell
     where all of them were moved; and those, after and by themselves."""
-    positions = [[[2 * x for x in p] if isinstance(p, list) else 2 * p for p in row] for row in batch.positions or []]
-    return _in_turns(subject, batch, replace(batch, positions=positions).moved(afar), tolerance)
+    return _in_turns(subject, batch, batch.moved(afar, apart=2), tolerance)
 
 
-def _in_turns(subject: Subject, first: Batch, second: Batch, tolerance: float) -> Outcome:
+def _in_turns(subject: Subject, first: Batch, second: Batch, tolerance: float) -> Outcomes:
     """The first batch, the second, and the first again; and the second by itself."""
     made = subject.make()
     expected = subject.run(made, first)
     after_first = subject.run(made, second)
-    return first_failure(
-        [
-            ("the first again", near(expected, subject.run(made, first), tolerance)),
-            ("the second", near(subject.run(subject.make(), second), after_first, tolerance)),
-        ]
-    )
+    yield "the first again", near(expected, subject.run(made, first), tolerance)
+    yield "the second", near(subject.run(subject.make(), second), after_first, tolerance)
 
 
 # -- cases -------------------------------------------------------------------------------------------------------------
@@ -42,28 +37,23 @@ STEPS = 3  # tokens that are generated across the threshold
 AFAR = (0, 1000, 100_000)
 
 
-def _across(with_positions: bool) -> Callable[[Plan], Iterator[Case]]:
-    def cases(plan: Plan) -> Iterator[Case]:
-        threshold = plan.subject.threshold or 0
-        plan.require(threshold, "it claims no threshold")
-        plan.require_a_cache()
-        if with_positions:
-            plan.require_that_it_can("positions")
-        else:
-            plan.require(
-                threshold < plan.limit, f"the threshold {threshold} is not below the longest row, {plan.limit}"
-            )
-        for length in (threshold - 1, threshold, threshold + 1):
-            if length < 2 or not plan.has(length - 1):
-                continue
-            # Where positions are given, the last few tokens do for a threshold of thousands.
-            tokens = min(length, max(plan.sizes)) if with_positions else length
-            batch = plan.line(2, tokens, length - tokens) if with_positions else plan.text(2, tokens)
-            prompt = max(tokens - STEPS, 1)
-            chunked = replace(batch, chunks=(prompt, *(1,) * (tokens - prompt)))
-            yield Case(chunked, {"tolerance": plan.tolerance(length)})
-
-    return cases
+def _across(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
+    threshold = plan.subject.threshold or 0
+    plan.require(threshold, "it claims no threshold")
+    plan.require_a_cache()
+    if with_positions:
+        plan.require_that_it_can("positions")
+    else:
+        plan.require(threshold < plan.limit, f"the threshold {threshold} is not below the longest row, {plan.limit}")
+    for length in (threshold - 1, threshold, threshold + 1):
+        if length < 2 or not plan.has(length - 1):
+            continue
+        # Where positions are given, the last few tokens do for a threshold of thousands.
+        tokens = min(length, max(plan.sizes)) if with_positions else length
+        batch = plan.line(2, tokens, length - tokens) if with_positions else plan.text(2, tokens)
+        prompt = max(tokens - STEPS, 1)
+        chunked = replace(batch, chunks=(prompt, *(1,) * (tokens - prompt)))
+        yield Case(chunked, {"tolerance": plan.tolerance(length)})
 
 
 def _long(plan: Plan) -> Iterator[Case]:
@@ -94,8 +84,8 @@ CHECK = Check(
     "request made may go on to answer short ones.",
     pains=(6,),
     trials=(
-        Trial("cached across it", cached_equals_at_once, _across(with_positions=False)),
-        Trial("cached across it, with positions", cached_equals_at_once, _across(with_positions=True)),
+        Trial("cached across it", cached_equals_at_once, _across),
+        Trial("cached across it, with positions", cached_equals_at_once, _across, {"with_positions": True}),
         Trial("long, then short", long_then_short, _long),
         Trial("far, then near", far_then_near, _far),
     ),

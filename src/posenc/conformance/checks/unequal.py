@@ -1,6 +1,6 @@
 """9. Unequal lengths: queries that are not the keys."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from posenc.conformance.outcome import Outcome, near
@@ -21,25 +21,18 @@ def queries_equal_rows_of_the_square(subject: Subject, batch: Batch, tolerance: 
 AFAR = 50  # how far from the rest some of the keys are
 
 
-def _last(with_positions: bool) -> Callable[[Plan], Iterator[Case]]:
-    def cases(plan: Plan) -> Iterator[Case]:
-        plan.require_that_it_can("queries")
-        if with_positions:
-            plan.require_that_it_can("positions")
-        else:
-            plan.require(
-                not plan.subject.takes("memory"), "call takes a memory, and where x stands in it must be given"
-            )
-        for tokens in plan.sizes:
-            for start in (0, 7) if with_positions and plan.has(tokens + 8) else (0,):
-                for count in sorted({1, (tokens + 1) // 2, tokens - 1} - {0, tokens}):
-                    batch = (
-                        plan.line(2, tokens, start, step=2 if start else 0) if with_positions else plan.text(2, tokens)
-                    )
-                    last = replace(batch, queries=tuple(range(tokens - count, tokens)))
-                    yield Case(last, {"tolerance": plan.tolerance(start + tokens + 2)})
-
-    return cases
+def _last(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
+    plan.require_that_it_can("queries")
+    if with_positions:
+        plan.require_that_it_can("positions")
+    else:
+        plan.require(not plan.subject.takes("memory"), "call takes a memory, and where x stands in it must be given")
+    for tokens in plan.sizes:
+        for start in (0, 7) if with_positions and plan.has(tokens + 8) else (0,):
+            for count in sorted({1, (tokens + 1) // 2, tokens - 1} - {0, tokens}):
+                batch = plan.line(2, tokens, start, step=2 if start else 0) if with_positions else plan.text(2, tokens)
+                last = replace(batch, queries=tuple(range(tokens - count, tokens)))
+                yield Case(last, {"tolerance": plan.tolerance(start + tokens + 2)})
 
 
 def _any(plan: Plan) -> Iterator[Case]:
@@ -65,8 +58,10 @@ CHECK = Check(
     why="Indices that are right in a square are wrong in a rectangle: in decoding, in cross-attention, in a block.",
     pains=(5, 11, 18),
     trials=(
-        Trial("the last of the keys", queries_equal_rows_of_the_square, _last(with_positions=False)),
-        Trial("the last of the keys, with positions", queries_equal_rows_of_the_square, _last(with_positions=True)),
+        Trial("the last of the keys", queries_equal_rows_of_the_square, _last),
+        Trial(
+            "the last of the keys, with positions", queries_equal_rows_of_the_square, _last, {"with_positions": True}
+        ),
         Trial("any of the keys", queries_equal_rows_of_the_square, _any),
     ),
 )
