@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from posenc import ALiBi, Encoding, Learned, NoPE, Positions, RoPE, Scheme, Segment, Shaw, Sinusoidal, attention
+from posenc.block import Block
 from posenc.encoding import DOORS, Context, Rotation
-from posenc.forms import Block
 from posenc.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Row, Value
 from posenc.scheme import Composition
 from tests.awkward import TrialCoPE

@@ -96,7 +96,7 @@ def test_fractions_far_away_are_where_rounding_leaves_them(by: float, dtype: tor
     for query, key in ((start, far), (Positions.arange(5), far), (far, far)):
         for tile in tiles(query.layout, key.layout, Visibility(), 1):
             if tile.distance is not None:
-                r = key.coords[0] - query.coords[0, :, None]
+                r = key.coords[0].double() - query.coords[0, :, None].double()
                 expected = torch.arange(5) - torch.arange(5)[:, None] + tile.distance
                 assert torch.equal(
                     r[tile.start : tile.stop, tile.first : tile.last].double(),

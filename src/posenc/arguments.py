@@ -93,7 +93,14 @@ def check_type(name: str, value: Any, *kinds: type | None) -> None:
         if value is None if kind is None else isinstance(value, kind):
             return
     named = ["None" if kind is None else f"{_article(kind.__name__)} {kind.__name__}" for kind in kinds]
-    raise ValueError(f"{name} must be {_either(named)}, got {shown(value)}")
+    raise ValueError(f"{name} must be {_either(named)}, got {shown(value)}{_hint(kinds, value)}")
+
+
+def _hint(kinds: Sequence[type | None], value: Any) -> str:
+    """How positions are made of what models hand about in their place."""
+    if "Positions" not in {getattr(kind, "__name__", "") for kind in kinds} or type(value).__name__ != "Tensor":
+        return ""
+    return "; make them by Positions.from_ids(position_ids, mask), or of a mask of tokens by Positions.padded(mask)"
 
 
 def _either(words: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""The one meeting place of schemes and attention: the four doors, what a scheme is, and what it gives.
+"""Where schemes and attention meet: the four doors, and what a scheme gives for each.
 
 Position enters attention through four doors, and a scheme opens one or more:
 
@@ -59,8 +59,8 @@ class Context:
     """What a scheme may need to know beyond positions, when it is bound.
 
     - ``heads``: which of the scheme's heads the queries hold, where they are a shard of them; None: all.
-    - ``lengths`` (rows,): the length of each row's text, for scalings that depend on it; None: it is taken from the
-      positions, row by row.
+    - ``lengths`` (rows,) or (1,): the length of each row's text, for scalings that depend on it; None: it is taken from
+      the positions, row by row.
     """
 
     heads: range | None = None
@@ -70,6 +70,8 @@ class Context:
         check_type("heads", self.heads, range, None)
         if self.heads is not None and (self.heads.step != 1 or len(self.heads) == 0):
             raise ValueError(f"heads must be a range of step 1 with a head at least, got {self.heads}")
+        if self.lengths is not None and (not isinstance(self.lengths, Tensor) or self.lengths.dim() != 1):
+            raise ValueError(f"lengths must be a tensor (rows,) or None, got {shown(self.lengths)}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +90,7 @@ class Encoding:
     context: Context = Context()  # it is frozen
     query_features: Features = field(default_factory=lambda: NOTHING)
     key_features: Features = field(default_factory=lambda: NOTHING)
+    _scale: float | None = field(default=None, repr=False)  # of rotations that are done already
     _made_with: tuple[tuple[Tensor, int], ...] = field(default=(), repr=False)  # parameters and their versions
     _opened: set[str] = field(default_factory=set, repr=False)  # token doors that the model has opened by itself
 
@@ -109,8 +112,9 @@ class Encoding:
 
     @property
     def pairs(self) -> Encoding:
-        """The pair doors alone: for queries and keys that are rotated already, as those of a cache are."""
-        return replace(self, tables=(), rotations=(), _opened=set())
+        """The pair doors alone: for queries and keys that are rotated already, as those of a cache are. A scale that
+        their rotation brings along stays."""
+        return replace(self, tables=(), rotations=(), _scale=self.scale, _opened=set())
 
     def with_features(self, query: Features, key: Features | None = None) -> Encoding:
         """The same encoding with a layer's features of its queries, and of all keys (by default the queries' own)."""
@@ -155,9 +159,14 @@ class Encoding:
         """The rotate door: T(p_i) q_i at the query positions and T(p_j) k_j at the key positions.
 
         What is rotated here must not be rotated again: hand `attention` the encoding's ``pairs``. Raises ValueError
-        where the tensors are not for these positions.
+        where the tensors are not for these positions, and where values turn as well.
         """
         self.check(query, key)
+        if any(rotation.value is not None for rotation in self.rotations):
+            raise ValueError(
+                "the encoding turns values too: call rotate_query, rotate_key and rotate_value, and rotate_output on "
+                "the output, or leave all of it to attention"
+            )
         self._note("rotate")
         return self.rotate_query(query), self.rotate_key(key)
 
@@ -193,7 +202,7 @@ class Encoding:
     def scale(self) -> float | None:
         """The factor of the inner product, where a map changes the width and brings a factor along; else None."""
         scales = [rotation.scale for rotation in self.rotations if rotation.scale is not None]
-        return scales[-1] if scales else None
+        return scales[-1] if scales else self._scale
 
     def cos_sin(self) -> tuple[Tensor, Tensor]:
         """cos and sin of angles, (rows, tokens, pairs), at the query positions, for models that rotate by themselves.
@@ -239,15 +248,20 @@ class Encoding:
                 "again, once in every forward pass"
             )
 
+    def check_added(self) -> None:
+        """ValueError where there are vectors to add, and `add` was not called."""
+        if self.tables and "add" not in self._opened and not torch.compiler.is_compiling():
+            raise ValueError(
+                "the encoding adds to the input, and was not added: call x = encoding.add(x), of a ForwardPass "
+                "x = step.add(x), before query, key and value are projected from x, or pass encoding.pairs where the "
+                "model adds the vectors by itself"
+            )
+
     def check_token_doors(self) -> None:
         """ValueError where `attention` would leave a token door closed, or open it twice."""
         if torch.compiler.is_compiling():
             return
-        if self.tables and "add" not in self._opened:
-            raise ValueError(
-                "the encoding adds to the input, and was not added: call x = encoding.add(x) before query, key and "
-                "value are projected from x, or pass encoding.pairs where the model adds the vectors by itself"
-            )
+        self.check_added()
         if self.rotations and "rotate" in self._opened:
             raise ValueError(
                 "the encoding has rotated query and key already, and attention would rotate them again: pass "
@@ -270,6 +284,7 @@ class Encoding:
             rotations=self.rotations + other.rotations,
             pieces=self.pieces + other.pieces,
             values=self.values + other.values,
+            _scale=self._scale if other._scale is None else other._scale,
             _made_with=self._made_with + other._made_with,
             _opened=self._opened | other._opened,
         )

@@ -87,8 +87,8 @@ def of_ids(ids: Any, mask: Any, packed: Any) -> tuple[Tensor, Tensor]:
         restarts[:, 1:] = is_token[:, 1:] & is_token[:, :-1] & (ids[:, 1:] <= before[:, :-1])
     if not packed and is_readable(ids) and bool(restarts.any()):
         raise ValueError(
-            "ids must rise along each row, got some that fall or repeat: pass packed=True where they are documents "
-            "laid end to end, or make Positions(coords, order=..., document=...)"
+            "ids must rise along each row, got some that fall or repeat: pass mask=, 1 = token, where that is padding; "
+            "packed=True where they are documents laid end to end; else make Positions(coords, order=..., document=...)"
         )
     return counted(is_token), restarts.long().cumsum(1).masked_fill(~is_token, PADDING)
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from posenc.forms import Block, check, check_width, coordinates, meets
+from posenc.block import Block
+from posenc.forms import check, check_width, coordinates, meets
 from posenc.pieces import Fold, Function, Meeting, Piece, Row
 
 

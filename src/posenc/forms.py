@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import reduce
 from typing import TypeAlias
 
@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from posenc.encoding import NOTHING, Features
+from posenc.block import Block
 from posenc.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Piece, Row, Value
 from posenc.positions import Positions
 from posenc.tiles import Visibility
@@ -25,79 +25,6 @@ It indexes the tensors it closes over and does plain arithmetic."""
 # A table over every distance between the lowest and the highest coordinate is laid out if it has no more entries than
 # this many for each query and key; else the distances that occur are listed, where they can be read.
 ENTRIES_PER_TOKEN = 8
-
-
-@dataclass(frozen=True, eq=False)
-class Block:
-    """Some queries against some keys, with their positions: all of a call, or the part a backend is working on.
-
-    ``query`` (B, H, m, d) and ``key`` (B, H or fewer, n, d) are as they enter the inner product, already rotated.
-    ``scale`` is the factor of that inner product. ``heads`` says which of the scheme's heads they are; None: all.
-    """
-
-    query: Float[Tensor, "batch heads queries head_dim"]
-    key: Float[Tensor, "batch kv_heads keys head_dim"]
-    query_positions: Positions
-    key_positions: Positions
-    scale: float
-    heads: range | None = None
-    query_features: Features = field(default_factory=lambda: NOTHING)
-    key_features: Features = field(default_factory=lambda: NOTHING)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The precision of scores: float32, or float64 for float64 inputs."""
-        return torch.promote_types(self.query.dtype, torch.float32)
-
-    def part(self, queries: slice, keys: slice) -> Block:
-        """The block of some of the queries and keys."""
-        return replace(
-            self,
-            query=self.query[:, :, queries],
-            key=self.key[:, :, keys],
-            query_positions=self.query_positions[queries],
-            key_positions=self.key_positions[keys],
-            query_features={name: x[:, :, queries] for name, x in self.query_features.items()},
-            key_features={name: x[:, :, keys] for name, x in self.key_features.items()},
-        )
-
-    def feature(self, name: str, side: str) -> Tensor:
-        """A layer's feature of the queries or the keys, (batch, query heads, tokens, ...), in the precision of scores.
-
-        ValueError where the layer gave none of that name.
-        """
-        features, x = (self.query_features, self.query) if side == "query" else (self.key_features, self.key)
-        if name not in features:
-            raise ValueError(
-                f"the scheme needs the feature {name!r} of every {side}: give it by "
-                f"encoding.with_features({{{name!r}: ...}}), got {', '.join(features) or 'none'}"
-            )
-        feature = features[name]
-        heads = self.query.size(1)
-        if feature.size(1) not in (1, heads) or feature.size(2) != x.size(2):
-            raise ValueError(
-                f"feature {name!r} of the {side} must be (batch, 1 or {heads}, {x.size(2)}, ...), "
-                f"got {tuple(feature.shape)}"
-            )
-        return feature.to(torch.promote_types(feature.dtype, self.dtype))
-
-    def of_heads(self, table: Tensor, scheme: str) -> Tensor:
-        """The rows of (heads or 1, ...) that belong to the queries' heads. ValueError for another number of heads."""
-        heads = self.query.size(1)
-        mine = range(table.size(0)) if self.heads is None else self.heads
-        if table.size(0) == 1 and (self.heads is None or len(mine) == heads):
-            return table
-        if len(mine) != heads or mine.stop > table.size(0):
-            raise self.wrong_heads(scheme, table.size(0))
-        return table[mine.start : mine.stop]
-
-    def wrong_heads(self, scheme: str, made_for: int) -> ValueError:
-        """The error for queries of other heads than the scheme was made for."""
-        which = "" if self.heads is None else f" of which {len(self.heads)} are said to be here"
-        return ValueError(
-            f"{scheme} was made for {made_for} heads{which}, got queries of {self.query.size(1)}; where they are a "
-            "shard of all heads, bind the scheme with context=Context(heads=range(first, last))"
-        )
 
 
 # -- distances --------------------------------------------------------------------------------------------------------
@@ -131,7 +58,7 @@ class _Table:
         """The index of every pair, (rows, queries, keys)."""
         if self.index is not None:
             return self.index
-        return self.of_distance(y[:, None, :] - x[:, :, None])
+        return self.of_distance(_apart(x, y))
 
     def of_distance(self, r: Tensor) -> Tensor:
         """The index of distances along one axis."""
@@ -152,7 +79,7 @@ def _table(distance: Distance, block: Block, x: Tensor, y: Tensor) -> _Table | N
             return _line(low, high, x)
     if torch.compiler.is_compiling() or x.device.type != "cpu" or type(x) is not Tensor:
         return None
-    entries, index = torch.unique(y[:, None, :] - x[:, :, None], return_inverse=True)
+    entries, index = torch.unique(_apart(x, y), return_inverse=True)
     return _Table(entries, index=index)
 
 
@@ -165,13 +92,29 @@ def check(distance: Distance | None, block: Block) -> None:
     """ValueError or PositionError where the positions do not suit a term of this distance."""
     if distance is None:
         return
-    if distance.num_heads is not None and block.heads is None and block.query.size(1) != distance.num_heads:
-        raise block.wrong_heads(distance.scheme, distance.num_heads)  # a table of one head would pass for a shared one
+    made_for = distance.num_heads
+    if made_for is not None:  # a table of one head would pass for a shared one
+        fits = block.query.size(1) == made_for if block.heads is None else block.heads.stop <= made_for
+        if not fits:
+            raise block.wrong_heads(distance.scheme, made_for)
     for positions in (block.query_positions, block.key_positions):
         coordinates(distance, positions)
     if distance.reach is not None:
         axis = 0 if distance.axis is None else distance.axis
         check_reach(block.query_positions, block.key_positions, distance.reach, distance.scheme, axis)
+
+
+def _along(distance: Distance, block: Block) -> tuple[Tensor, Tensor]:
+    """The coordinates of queries and keys, checked."""
+    check(distance, block)
+    return coordinates(distance, block.query_positions), coordinates(distance, block.key_positions)
+
+
+def _apart(x: Tensor, y: Tensor) -> Tensor:
+    """p_j - p_i of every pair; of fractions in double precision, where the device has it, since float32 would round."""
+    if (x.is_floating_point() or y.is_floating_point()) and x.device.type != "mps":
+        x, y = x.double(), y.double()
+    return y[:, None] - x[:, :, None]
 
 
 def _within_reach(distance: Distance, r: Tensor) -> Tensor:
@@ -220,21 +163,18 @@ def added(piece: Piece, block: Block) -> Tensor:
 
 def _of_pairs(at: Callable[[Tensor], Tensor], distance: Distance, block: Block) -> Tensor:
     """What ``at`` gives for every pair, (1 or batch, 1 or heads, queries, keys), in the precision of scores."""
-    check(distance, block)
-    x, y = (coordinates(distance, p) for p in (block.query_positions, block.key_positions))
+    x, y = _along(distance, block)
     table = _table(distance, block, x, y) if distance.integral else None
     if table is not None:
         entries = block.of_heads(at(_within_reach(distance, table.entries)).to(block.dtype), distance.scheme)
         return entries[:, table.of_pairs(x, y)].movedim(0, 1)
-    r = y[:, None] - x[:, :, None]
-    return block.of_heads(at(_within_reach(distance, r)).to(block.dtype), distance.scheme).movedim(0, 1)
+    return block.of_heads(at(_within_reach(distance, _apart(x, y))).to(block.dtype), distance.scheme).movedim(0, 1)
 
 
 def _coefficients(piece: Function, block: Block) -> tuple[Tensor, ...]:
     if piece.distance is not None:
-        check(piece.distance, block)
-        x, y = (coordinates(piece.distance, p) for p in (block.query_positions, block.key_positions))
-        r = _within_reach(piece.distance, y[:, None] - x[:, :, None])
+        x, y = _along(piece.distance, block)
+        r = _within_reach(piece.distance, _apart(x, y))
         coefficients, scheme = piece.coefficients(r), piece.distance.scheme
     else:
         x, y = block.query_positions.coords, block.key_positions.coords
@@ -245,12 +185,11 @@ def _coefficients(piece: Function, block: Block) -> tuple[Tensor, ...]:
 
 def _met(piece: Meeting, block: Block) -> Tensor:
     distance = piece.distance
-    check(distance, block)
-    x, y = (coordinates(distance, p) for p in (block.query_positions, block.key_positions))
+    x, y = _along(distance, block)
     meeting = meets(piece, block)
     table = _table(distance, block, x, y)
     if table is None:
-        vectors = block.of_heads(piece.vectors(_within_reach(distance, y[:, None] - x[:, :, None])), distance.scheme)
+        vectors = block.of_heads(piece.vectors(_within_reach(distance, _apart(x, y))), distance.scheme)
         check_width(vectors, meeting, distance.scheme)
         term = "bhid,hbijd->bhij" if piece.side == "query" else "bhjd,hbijd->bhij"
         vectors = vectors.expand(meeting.size(1), meeting.size(0), *vectors.shape[2:])
@@ -304,8 +243,7 @@ def _folded_by_itself(piece: Fold, block: Block) -> Tensor:
 
 def bucket(term: Value, block: Block) -> tuple[Tensor, Tensor]:
     """The vectors of a value term, (1 or heads, entries, value_dim), and each pair's index, (rows, queries, keys)."""
-    check(term.distance, block)
-    x, y = (coordinates(term.distance, p) for p in (block.query_positions, block.key_positions))
+    x, y = _along(term.distance, block)
     table = _table(term.distance, block, x, y)
     if table is None:
         raise ValueError(
@@ -332,7 +270,7 @@ def function(piece: Piece, block: Block) -> ScoreFunction | str:
         term = _folded_by_itself(piece, block).expand(-1, block.query.size(1), block.query.size(2), -1)
         return lambda s, b, h, i, j: s + term[b, h, i, j]
     if isinstance(piece, Function) and piece.distance is None:
-        if piece.coefficients is not Function.__dataclass_fields__["coefficients"].default:
+        if piece.reads_coordinates:
             return "a score term is a function of both coordinates, which is laid out one block at a time elsewhere"
         return lambda s, b, h, i, j: piece.apply(s)
     distance = piece.distance

@@ -50,7 +50,8 @@ def axes_of(coords: Tensor) -> int:
 def token_mask(name: str, mask: Any) -> Tensor:
     """The mask of tokens as bool; ValueError for what is neither a bool tensor nor one of 0 and 1."""
     if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.is_floating_point() or mask.is_complex():
-        raise ValueError(f"{name} must be a tensor (rows, tokens) of True or 1 = token, got {described(mask)}")
+        hint = "; make it from a mask of numbers by mask == 1" if isinstance(mask, Tensor) and mask.dim() == 2 else ""
+        raise ValueError(f"{name} must be a tensor (rows, tokens) of True or 1 = token, got {described(mask)}{hint}")
     if mask.dtype == torch.bool:
         return mask
     if is_readable(mask) and mask.numel() and not ((mask == 0) | (mask == 1)).all():

@@ -19,6 +19,7 @@ PADDING = -1  # the document that no token belongs to
 # A layout of more spans than this share of its tokens would describe each token by itself: then nothing is known.
 SPANS_PER_TOKEN = 1 / 8
 FEW_SPANS = 16
+EXACT = 2**52  # up to here a float64 holds whole numbers, and the difference of any two
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,17 @@ class Span:
         return replace(
             self, start=first - start, stop=last - start, order=self.order + self.order_step * by, coords=coords
         )
+
+    @property
+    def line(self) -> int | None:
+        """The coordinate of the first token, where each token has one, a whole number, that rises by one; else None."""
+        if self.coords is None or self.steps != (1,):
+            return None
+        start = self.coords[0]
+        if isinstance(start, float):
+            last = start + self.stop - self.start
+            return int(start) if start.is_integer() and max(abs(start), abs(last)) <= EXACT else None
+        return start
 
     def moved(self, by: int) -> Span:
         """The same tokens, ``by`` places further on in the row."""
@@ -87,6 +99,22 @@ class Layout:
             return None
         span = self.rows[0][0]
         return span if span.stop - span.start == self.tokens and span.order_step == 1 else None
+
+    @property
+    def start(self) -> tuple[int, int] | None:
+        """Document and order of the first token, where order rises by one through the whole of every row, as it does in
+        a text and in patches read line by line; else None."""
+        if self.run is not None:
+            return self.run.document, self.run.order
+        if self.rows is None or len(self.rows) != 1 or not self.rows[0]:
+            return None
+        first, place = self.rows[0][0], 0
+        for span in self.rows[0]:
+            goes_on = (span.document, span.order_step, span.order) == (first.document, 1, first.order + place)
+            if not goes_on or span.start != place:
+                return None
+            place = span.stop
+        return (first.document, first.order) if place == self.tokens else None
 
     def __getitem__(self, index: slice) -> Layout:
         """The layout of tokens ``start`` to ``stop``. Both must be given, and lie within the row."""
@@ -261,9 +289,8 @@ def flat(layout: Layout) -> list[int]:
     for row in layout.rows:
         numbers.append(len(row))
         for s in row:
-            even = s.coords is not None and s.steps == (1,) and s.coords[0] == int(s.coords[0])
-            coord = int(s.coords[0]) if even and s.coords is not None else 0
-            numbers += [s.start, s.stop, s.document, s.order, s.order_step, int(even), coord]
+            line = s.line
+            numbers += [s.start, s.stop, s.document, s.order, s.order_step, int(line is not None), line or 0]
     return numbers
 
 

@@ -82,7 +82,8 @@ class PairRotation:
     layout: PairLayout
     head_dim: int
     first: int = 0  # the channel that the pairs begin at
-    heads: range | None = None  # those that are turned; None: all
+    heads: range | None = None  # those that are turned, of ``num_heads``; None: all
+    num_heads: int = 0
 
     def inverse(self) -> PairRotation:
         """The turn back, of a turn that does not lengthen."""
@@ -90,15 +91,21 @@ class PairRotation:
 
     def __call__(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> Float[Tensor, "batch heads tokens head_dim"]:
         """The turned x, in x's dtype. ValueError where its last dimension is not head_dim, or cos and sin are of other
-        batch rows, heads or tokens."""
+        batch rows, heads or tokens. Where some heads are turned, x may have fewer heads, each shared by a group."""
         if x.size(-1) != self.head_dim:
             raise ValueError(f"the rotation was made for head_dim {self.head_dim}, got q or k of head_dim {x.size(-1)}")
         made = self.cos.shape[:-1]
         if x.dim() != 4 or any(m not in (1, n) for m, n in zip(made, x.shape[:-1], strict=True)):
             raise ValueError(f"the rotation was made for (batch, heads, tokens) {tuple(made)}, got {tuple(x.shape)}")
         if self.heads is not None:
-            parts = x[:, : self.heads.start], x[:, self.heads.start : self.heads.stop], x[:, self.heads.stop :]
-            return torch.cat((parts[0], replace(self, heads=None)(parts[1]), parts[2]), 1)
+            group, over = divmod(self.num_heads, max(x.size(1), 1))
+            if over or group == 0 or self.heads.start % group or self.heads.stop % group:
+                raise ValueError(
+                    f"the rotation turns heads {self.heads.start}..{self.heads.stop - 1} of {self.num_heads}, which "
+                    f"are no whole heads of the {x.size(1)} of q or k"
+                )
+            start, stop = self.heads.start // group, self.heads.stop // group
+            return torch.cat((x[:, :start], replace(self, heads=None)(x[:, start:stop]), x[:, stop:]), 1)
         if self.first:
             rest = replace(self, first=0, head_dim=self.head_dim - self.first)
             return torch.cat((x[..., : self.first], rest(x[..., self.first :])), -1)

@@ -10,7 +10,7 @@ A scheme's score door is a tuple of pieces, applied from left to right to the sc
     Row        f(s_i.; visible)                  any function of a row of scores           CoPE, stick-breaking
 
 and its value door a tuple of `Value`, o_i + sum_j a_ij w(r). Everything that a backend runs, dense, by distance or in a
-compiled kernel, is derived from these in `forms.py`; a backend recognises kinds and never schemes.
+compiled kernel, is derived from these in `forms.py` and `folding.py`; a backend recognises kinds and never schemes.
 """
 
 from __future__ import annotations
@@ -75,6 +75,11 @@ class Meeting:
     shift: Float[Tensor, "heads head_dim"] | None = None
     feature: str | None = None
 
+    def __post_init__(self) -> None:
+        _check_tail(self.distance)
+        if self.feature is not None and (self.side == "key" or self.shift is not None):
+            raise ValueError("a Meeting of a feature is the query's, and takes no side='key' and no shift")
+
 
 @dataclass(frozen=True)
 class Fold:
@@ -94,6 +99,11 @@ class Clock:
     feature: str
 
 
+def _none(*_: Tensor) -> tuple[Tensor, ...]:
+    """No coefficients."""
+    return ()
+
+
 @dataclass(frozen=True)
 class Function:
     """Any function of one score: s_ij becomes apply(s_ij, *c), elementwise.
@@ -104,9 +114,14 @@ class Function:
     """
 
     apply: Callable[..., Tensor]
-    coefficients: Callable[..., tuple[Tensor, ...]] = field(default=lambda *_: ())
+    coefficients: Callable[..., tuple[Tensor, ...]] = field(default=_none)
     distance: Distance | None = None
     adds: bool = False
+
+    @property
+    def reads_coordinates(self) -> bool:
+        """Whether its coefficients are functions of both coordinates, not of their distance."""
+        return self.distance is None and self.coefficients is not _none
 
 
 @dataclass(frozen=True)
@@ -128,6 +143,16 @@ class Value:
 
     vectors: Callable[[Tensor], Tensor]
     distance: Distance
+
+    def __post_init__(self) -> None:
+        _check_tail(self.distance)
+
+
+def _check_tail(distance: Distance) -> None:
+    if distance.tail == "linear":
+        raise ValueError(
+            f"{distance.scheme}: a tail may be linear for a Bias alone, and is constant or None for vectors"
+        )
 
 
 Piece: TypeAlias = Bias | Meeting | Fold | Clock | Function | Row

@@ -127,6 +127,9 @@ class Scheme(nn.Module):
         if self.needs_lengths and context.lengths is None:
             lengths = torch.maximum(*torch.broadcast_tensors(queries.lengths, keys.lengths))
             context = replace(context, lengths=lengths)
+        rows = max(queries.rows, keys.rows)
+        if context.lengths is not None and rows != 1 and context.lengths.size(0) not in (1, rows):
+            raise ValueError(f"lengths must have 1 or {rows} rows like the positions, got {context.lengths.size(0)}")
         table = self.table(queries, dtype) if "add" in doors else None
         rotation = self.rotation(queries, dtype, context) if "rotate" in doors else None
         if rotation is not None and keys is not queries:
@@ -195,7 +198,7 @@ class Composition(Scheme):
     """Several schemes as one: ``rope + alibi``. Terms are opened in the order of the parts.
 
     A part may be wrapped, by `torch.compile`, FSDP or a checkpoint: it is called as a module. Two parts that rotate the
-    same channels are a ValueError, since every token would be turned twice.
+    same channels of the same heads are a ValueError, since every token would be turned twice.
     """
 
     def __init__(self, *parts: Scheme) -> None:
@@ -204,10 +207,13 @@ class Composition(Scheme):
             if not is_scheme(part):
                 raise ValueError(f"parts must be schemes, got {shown(part)}")
         self.schemes = nn.ModuleList(parts)
-        turning = [(part, getattr(part, "channels", ())) for part in parts if "rotate" in part.doors]
-        for n, (part, channels) in enumerate(turning):
-            for other, others in turning[:n]:
-                if set(channels) & set(others):
+        turning = [part for part in parts if "rotate" in part.doors]
+        for n, part in enumerate(turning):
+            for other in turning[:n]:
+                channels, others = (set(getattr(p, "channels", ())) for p in (part, other))
+                heads, other_heads = (getattr(p, "heads", None) for p in (part, other))
+                of_others = heads is not None and other_heads is not None and not set(heads) & set(other_heads)
+                if channels & others and not of_others:
                     raise ValueError(
                         f"{type(other).__name__} and {type(part).__name__} rotate the same channels, so every token "
                         "would be turned twice: use one, or give each channels of its own"
@@ -266,7 +272,7 @@ def check_window(window: Any) -> tuple[int | None, int | None]:
     if isinstance(window, Sequence) and not isinstance(window, str) and len(window) == 2:
         left, right = (None if end is None else whole("window", end, least=0) for end in window)
         return left, right
-    if isinstance(window, (bool, str | Sequence)):
+    if isinstance(window, (bool, str, Sequence)):
         raise ValueError(f"window must be a number of keys, (left, right) or None, got {shown(window)}")
     return whole("window", window) - 1, 0
 

@@ -8,12 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 
 from posenc.layout import Layout, Span
-
-# Up to here a sum of two float32 numbers, of which one is whole, is not rounded to another whole number.
-EXACT = 2**22
 
 
 @dataclass(frozen=True)
@@ -107,15 +103,8 @@ def _tile(row: slice, q: Span, k: Span, visibility: Visibility) -> Tile | None:
 
 
 def _distance(q: Span, k: Span) -> int | None:
-    """By how much p_j - p_i is more than j - i, where both have one coordinate that rises by one."""
-    if q.coords is None or k.coords is None or (q.steps, k.steps) != ((1,), (1,)):
-        return None
-    if isinstance(q.coords[0], float) or isinstance(k.coords[0], float):
-        if max(abs(c + n) for s, c in ((q, q.coords[0]), (k, k.coords[0])) for n in (0, s.stop - s.start)) > EXACT:
-            return None  # tensors would round what is exact here
-        distance = Fraction(k.coords[0]) - Fraction(q.coords[0]) + q.start - k.start
-        return int(distance) if distance.denominator == 1 else None
-    return (k.coords[0] - k.start) - (q.coords[0] - q.start)
+    """By how much p_j - p_i is more than j - i, where it is the same for all pairs."""
+    return None if q.line is None or k.line is None else (k.line - k.start) - (q.line - q.start)
 
 
 def distances(seen: Sequence[Tile]) -> tuple[int, int] | None:

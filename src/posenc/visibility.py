@@ -33,20 +33,18 @@ def visible(
 
 def sees_all(query_positions: Positions, key_positions: Positions, visibility: Visibility) -> bool:
     """True where every query is known to see every key."""
-    query, key = query_positions.layout.run, key_positions.layout.run
-    if query is None or key is None or query.document != key.document:
+    query, key = query_positions.layout.start, key_positions.layout.start
+    if query is None or key is None or query[0] != key[0]:
         return False
     if visibility.left is not None or visibility.right is not None:
         return False
-    return not visibility.is_causal or key.order + key_positions.layout.tokens - 1 <= query.order
+    return not visibility.is_causal or key[1] + key_positions.layout.tokens - 1 <= query[1]
 
 
 def same_run(query_positions: Positions, key_positions: Positions) -> bool:
     """True where queries and keys are known to be the same unbroken run of tokens: a plain square of attention."""
     query, key = query_positions.layout, key_positions.layout
-    if query.run is None or key.run is None or query.run.document != key.run.document:
-        return False
-    return query.run.order == key.run.order and query.tokens == key.tokens
+    return query.start is not None and query.start == key.start and query.tokens == key.tokens
 
 
 def table_index(positions: Positions, scheme: str, limit: int) -> Int[Tensor, "rows tokens"]:

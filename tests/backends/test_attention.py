@@ -780,8 +780,8 @@ def test_a_bound_encoding_that_adds_must_have_been_added() -> None:
     for call in (partial(posenc.attention, q, k, v), partial(posenc.explain, q, k, v), partial(posenc.logits, q, k)):
         with pytest.raises(
             ValueError,
-            match=r"^the encoding adds to the input, and was not added: call x = encoding.add\(x\) before query, key "
-            r"and value are projected from x, or pass encoding.pairs where the model adds the vectors by itself$",
+            match=r"^the encoding adds to the input, and was not added: call x = encoding.add\(x\), of a "
+            r"ForwardPass x = step.add\(x\), before query, key and value are projected from x, or pass encoding.pairs where the model adds the vectors by itself$",
         ):
             call(bound)
     bound.add(torch.zeros(2, 7, 24))

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 import posenc
 from posenc import Positions, RoPE, Scheme
+from posenc.block import Block
 from posenc.encoding import Context
-from posenc.forms import Block, function
+from posenc.forms import function
 from posenc.models.forward_pass import ForwardPass, KVCache
 from posenc.scheme import Schedule
 from tests.contract import oracles, schemes

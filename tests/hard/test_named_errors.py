@@ -42,7 +42,7 @@ from posenc import (
     logits,
     merge,
 )
-from posenc.forms import Block
+from posenc.block import Block
 from posenc.models import Decoder, Encoder, ForwardPass, ImageClassifier, KVCache
 from posenc.pieces import Function
 from tests.hard.wrong import INF, NAN, NO_FLAGS, NO_NUMBERS, NO_SIZES, NO_WORDS, Row, each, flags, numbers, sizes
@@ -85,9 +85,10 @@ FILLED.append(0, K, V)
 SCHEDULE = Schedule([(RoPE(HEAD_DIM), None), (NoPE(), 3)])
 PASS = ForwardPass(SCHEDULE, LINE)
 
+HINT = "; make them by Positions.from_ids(position_ids, mask), or of a mask of tokens by Positions.padded(mask)"
 NO_POSITIONS: tuple[tuple[Any, str], ...] = (
     ("line", "'line'"),
-    (torch.arange(5), "torch.int64 (5,)"),
+    (torch.arange(5), f"torch.int64 (5,){HINT}"),
     ([0, 1], "[0, 1]"),
     (np.arange(5), "ndarray int64 (5,)"),
 )
@@ -225,7 +226,7 @@ DOORS: dict[str, list[Row]] = {
         *each(partial(ALiBi(6).pairs, LINE), {}, "key_positions", NO_POSITIONS, "a Positions or None"),
     ],
     "Scheme.forward": [
-        Row(lambda: RoPE(8)(torch.arange(5)), "…positions must be …Positions, got …torch.int64 (5,)"),
+        Row(lambda: RoPE(8)(torch.arange(5)), "…positions must be …Positions, got …torch.int64 (5,)…"),
         Row(lambda: RoPE(8)(LINE, [1]), "…positions must be …Positions…, got …[1]"),
         Row(lambda: ALiBi(6)(LINE, dtype=torch.float16), "dtype must be …float32 or …float64, got torch.float16"),
     ],
@@ -345,7 +346,7 @@ VALUE_DOOR: list[tuple[dict[str, Any], str]] = [
     ({"encoding": Shaw(4, 2, keys=False)}, "value must have a value_dim of 4 for the value door, got 8"),
     ({"encoding": Shaw(8, 2, num_heads=3, keys=False)}, f"Shaw was made for 3 heads, got queries of 6{SHARD}"),
 ]
-BEHIND = "as it is made encodes keys behind the query alone, …: pass is_causal=True, or make it with"
+BEHIND = "as it is made encodes keys behind the query alone, …: pass is_causal=True …, or make it with"
 BOTH_WAYS: list[tuple[dict[str, Any], str]] = [
     ({"encoding": ALiBi(6)}, f"ALiBi {BEHIND} form='bidirectional' or form='directed'"),
     ({"encoding": T5(6)}, f"T5 {BEHIND} bidirectional=True"),
@@ -468,7 +469,10 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
         Row(lambda: Positions.packed("12"), "lengths must be …whole number…, got …'12'"),
     ],
     "Positions.padded": [
-        Row(lambda: Positions.padded(torch.ones(2, 3)), f"{MASK}, got torch.float32 (2, 3)"),
+        Row(
+            lambda: Positions.padded(torch.ones(2, 3)),
+            f"{MASK}, got torch.float32 (2, 3); make it from a mask of numbers by mask == 1",
+        ),
         Row(lambda: Positions.padded(SEEN[0]), f"{MASK}, got torch.bool (7,)"),
         Row(lambda: Positions.padded([[True]]), f"{MASK}, got …[[True]]"),
         Row(lambda: Positions.padded(SEEN.numpy()), f"{MASK}, got ndarray …"),
@@ -575,6 +579,9 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
     },
     "Encoding.cos_sin": [Row(lambda: ALiBi(6)(LINE).cos_sin(), "cos_sin needs one rotation of channel pairs, got …")],
     "Encoding.check_fresh": [Row(lambda: stale().check_fresh(), "the encoding was made before the scheme's …")],
+    "Encoding.check_added": [
+        Row(lambda: Sinusoidal(6)(LINE).check_added(), "the encoding adds to the input, and was not added: …"),
+    ],
     "Encoding.check_token_doors": [
         Row(lambda: Sinusoidal(6)(LINE).check_token_doors(), "the encoding adds to the input, and was not added: …"),
         Row(lambda: rotated().check_token_doors(), "the encoding has rotated query and key already, …"),

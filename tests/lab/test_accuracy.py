@@ -104,7 +104,7 @@ def test_any_first_part_of_the_records_can_be_reported(task: str) -> None:
     for count in range(1, len(made), 9):
         pictures = {name: {False: b"", True: b""} for name in report.figures(task_of(task))}
         assert "This comparison is not finished" in report.html(made[:count], pictures)
-        assert "trainings are not complete" in printed(made[:count])
+        assert "trainings still lack a measurement" in printed(made[:count])
 
 
 @pytest.mark.parametrize("task", SCHEMES)

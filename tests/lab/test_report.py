@@ -200,7 +200,7 @@ def test_one_scheme_alone_is_not_marked_as_the_best() -> None:
 
 def test_the_terminal_table_of_a_partial_run_says_so() -> None:
     shown = printed(made_up.records()[:40])
-    assert "5 of 5 trainings are not complete" in shown
+    assert "5 of 5 trainings still lack a measurement" in shown
 
 
 def test_many_lengths_still_fit_the_terminal() -> None:

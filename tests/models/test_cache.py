@@ -345,7 +345,7 @@ def test_positions_that_do_not_follow_the_cache_are_an_error() -> None:
     """Left without an order, the new token would see the first key alone."""
     model, cache = zoo.model(Decoder, "rope"), KVCache()
     model(zoo.tokens()[:, :5], cache=cache)
-    with pytest.raises(ValueError, match="parts have tokens of document 0 at the same order"):
+    with pytest.raises(ValueError, match="begin at or before the last token of the cache"):
         model(zoo.tokens()[:, 5:6], Positions(torch.tensor([[5]])), cache=cache)
     model(zoo.tokens()[:, 5:6], Positions(torch.tensor([[5]]), order=torch.tensor([[5]])), cache=cache)
     assert len(cache) == 6

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from posenc import Positions, Scheme
+from posenc.block import Block
 from posenc.encoding import Context
-from posenc.forms import Block, ScoreFunction, dense
+from posenc.forms import ScoreFunction, dense
 from posenc.pieces import Row
 from posenc.schemes.catalog import entries_of
 from posenc.schemes.entry import Shape

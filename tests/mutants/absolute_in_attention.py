@@ -6,7 +6,8 @@ from functools import partial
 from torch import Tensor
 
 from posenc import AbsoluteInAttention
-from posenc.forms import Block, ScoreFunction
+from posenc.block import Block
+from posenc.forms import ScoreFunction
 from posenc.pieces import Row
 from posenc.schemes.catalog import entries_of
 from tests.cases import HEAD_DIM

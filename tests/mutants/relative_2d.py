@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from posenc import Relative2D
-from posenc.forms import Block, ScoreFunction
+from posenc.block import Block
+from posenc.forms import ScoreFunction
 from posenc.pieces import Row
 from posenc.schemes.catalog import entries_of
 from tests.cases import HEAD_DIM

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from posenc import TransformerXL
-from posenc.forms import Block, ScoreFunction
+from posenc.block import Block
+from posenc.forms import ScoreFunction
 from posenc.phases import frequencies
 from posenc.pieces import Row
 from posenc.schemes import transformer_xl

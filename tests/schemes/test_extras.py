@@ -17,7 +17,7 @@ from posenc import (
     Sinusoidal,
     TransformerXL,
 )
-from posenc.forms import Block
+from posenc.block import Block
 from tests.oracles import t5, transformer_xl
 
 

@@ -19,7 +19,7 @@ from posenc.backends.choice import BACKENDS as BACKENDS
 from posenc.backends.choice import Explanation
 from posenc.backends.reference import dense_logits
 from posenc.encoding import Context, Encoding
-from posenc.forms import added, check
+from posenc.forms import added
 from posenc.pieces import Bias, Fold, adds
 from posenc.positions import Positions
 from posenc.scheme import Scheme, Window, check_window, is_scheme
@@ -114,8 +114,8 @@ def logits(
 ) -> Float[Tensor, "batch heads queries keys"]:
     """The scores, all of them, as the reference has them: after the rotate and score doors, before mask and softmax.
 
-    ``is_causal`` and ``window`` do not mask; they tell schemes that look along the row (CoPE) which keys a query sees.
-    Float32 for half-precision inputs, float64 for float64 ones.
+    ``is_causal`` and ``window`` do not mask; they tell schemes that look along the row, such as CoPE, which keys a
+    query sees. Float32 for half-precision inputs, float64 for float64 ones.
     """
     bound = _bound(query, key, key, encoding, query_positions, key_positions)
     call = _call(query, key, key, bound, None, is_causal, window, 0.0, scale, False, None, checks=False)
@@ -243,7 +243,11 @@ def _call(
 def _check_direction(call: Call) -> None:
     """ValueError where a term that is made for keys behind the query meets one after it, as far as can be told."""
     made = [piece.distance for piece in call.pieces if isinstance(piece, Bias) and piece.distance.looks_back]
-    if not made or call.attn_mask is not None or call.visibility.furthest == 0 or torch.compiler.is_compiling():
+    if not made or call.visibility.furthest == 0 or torch.compiler.is_compiling():
+        return
+    mask = call.attn_mask
+    # A mask of a row for each query may be the causal one; one row for several queries hides no later key from all.
+    if mask is not None and (call.query.size(2) == 1 or (mask.size(2) != 1 and mask.stride(2) != 0)):
         return
     if call.layouts is None or 0 in (call.query.size(2), call.key.size(2)):
         return
@@ -251,7 +255,8 @@ def _check_direction(call: Call) -> None:
     if ends is not None and ends[1] > 0:
         raise ValueError(
             f"{made[0].scheme} as it is made encodes keys behind the query alone, and without a causal mask a query "
-            f"sees keys after it: pass is_causal=True, or make it with {made[0].looks_back}"
+            f"sees keys after it: pass is_causal=True (an attn_mask may stand beside it), or make it with "
+            f"{made[0].looks_back}"
         )
 
 
@@ -287,9 +292,7 @@ def _check_value_door(call: Call) -> None:
 def _bind_pairs(call: Call) -> None:
     """Makes every pair term once, so that it can refuse. Query and key have shapes and no numbers, so that nothing is
     computed from them; a term that must look at numbers raises its errors when it runs."""
-    block = call.raw_block()
-    for term in (*call.pieces, *call.values):
-        check(getattr(term, "distance", None), block)
+    call.check()
     few = call.part(slice(0, 1), slice(0, 1))  # what it says of heads and widths it says of one pair
     pieces = [sliced(piece, slice(0, 1), slice(0, 1)) for piece in call.pieces]
 

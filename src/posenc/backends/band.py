@@ -255,9 +255,11 @@ class Band:
 
     def _entries(self, table: Tensor) -> tuple[slice, int, int]:
         """Which entries of a table these are, and how many before it and past it."""
-        stop = self.entry + self.distances
-        here = slice(max(self.entry, 0), min(stop, table.size(1)))
-        return here, here.start - self.entry, stop - here.stop
+        size = table.size(1)
+        first = min(max(self.entry, 0), size)
+        last = min(max(self.entry + self.distances, first), size)
+        front = min(max(-self.entry, 0), self.distances)
+        return slice(first, last), front, self.distances - front - (last - first)
 
     def of_line(self, table: Tensor) -> Tensor:
         """Of (heads or 1, distances) the number of every pair, a view (1, kv_heads or 1, 1, groups or 1, rows or 1,

@@ -12,8 +12,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from posenc import compat
+from posenc.block import Block
 from posenc.encoding import NOTHING, Features
-from posenc.forms import Block
+from posenc.forms import check
 from posenc.layout import Layout
 from posenc.pieces import Fold, Piece, Value
 from posenc.positions import Positions
@@ -59,6 +60,11 @@ class Call:
         if self.bool_mask is not None:
             masks.append(self.bool_mask)
         return reduce(and_, masks) if masks else None
+
+    def check(self) -> None:
+        """ValueError or PositionError where the positions do not suit a term."""
+        for term in (*self.pieces, *self.values):
+            check(getattr(term, "distance", None), self.raw_block())
 
     @property
     def bool_mask(self) -> Tensor | None:

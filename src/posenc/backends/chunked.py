@@ -13,7 +13,6 @@ from torch.utils.checkpoint import checkpoint
 from posenc.backends.call import Backend, Call
 from posenc.backends.reference import REFERENCE
 from posenc.backends.sdpa import SDPA
-from posenc.forms import check
 from posenc.pieces import Row
 from posenc.positions import PADDING
 from posenc.tiles import tiles
@@ -27,8 +26,7 @@ BLOCKS_IN_A_GRAPH = 8
 
 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
-    for term in (*call.pieces, *call.values):  # blocks leave out keys, and an error must not depend on which
-        check(getattr(term, "distance", None), call.raw_block())
+    call.check()  # blocks leave out keys, and an error must not depend on which
     batch, heads, queries, _ = call.query.shape
     if torch.compiler.is_compiling():
         rows = -(-queries // BLOCKS_IN_A_GRAPH)

@@ -19,6 +19,8 @@ from posenc.tiles import Tile, Visibility, tiles
 
 CHANNELS = 16  # what a row of channels is padded by, to stay aligned
 NEVER = 2**62  # a horizon that no key lies beyond
+SHARE = 6
+MIN_HEADS = 2  # what the kernel is called for at once, at least
 
 
 @dataclass
@@ -147,7 +149,8 @@ def regions(
     assert plan.width is not None
     groups = query.size(1) // key.size(1)
     sided = slopes is not None or constant is not None or plan.width > 0
-    horizons = _horizons(query, key, slopes, scale, plan)
+    # A clock may make far keys louder than the slope makes them faint.
+    horizons = _horizons(query, key, slopes if query_clock is None else None, scale, plan)
     triangles: dict[Any, Any] = {}
     for tile in plan.found:
         for is_right in (False, True) if sided else (False,):
@@ -175,7 +178,7 @@ def _within(
 
     Only where that key is as near for every query; otherwise the bounds stay.
     """
-    if horizon == NEVER:
+    if horizon >= NEVER:
         return low, high
     if is_right:
         if low is None or tile.start + low < tile.first:
@@ -202,12 +205,24 @@ def _horizons(
     longest_k = torch.linalg.vector_norm(key, dim=-1, dtype=slopes.dtype).amax((0, 2)).repeat_interleave(groups)
     faint = -math.log(torch.finfo(slopes.dtype).eps) + 9 * math.log(2) + math.log(max(1, key.size(2)))
     steps = (2 * abs(scale) * longest_q * longest_k + faint) / -slopes
-    steps = torch.where((slopes < 0) & steps.isfinite() & (steps < key.size(2) + query.size(2)), steps, torch.inf)
+    steps = torch.where((slopes < 0) & steps.isfinite(), steps, float(NEVER))
     sides = []
     for side in steps.view(2, kv_heads, groups).mT.tolist():
-        rounded = [[NEVER if s == math.inf else -(-(int(s) + 1) // 64) * 64 for s in heads] for heads in side]
-        sides.append(rounded)
+        sides.append(
+            [_together([-(-(int(min(s, NEVER)) + 1) // 64) * 64 for s in heads], key.size(2)) for heads in side]
+        )
     return sides[0], sides[1]
+
+
+def _together(horizons: list[int], keys: int) -> list[int]:
+    """Of each head that of the head nearby which sees furthest: the kernel is called for some heads at a time, so that
+    all threads have work. None, where it would leave out too few of the keys to be worth a call."""
+    at_once = max(MIN_HEADS, torch.get_num_threads())
+    furthest = []
+    for h in range(0, len(horizons), at_once):
+        most = max(horizons[h : h + at_once])
+        furthest += [most if most <= keys // SHARE else NEVER] * len(horizons[h : h + at_once])
+    return furthest
 
 
 def _alike(horizons: list[int]) -> Iterator[tuple[slice, int]]:

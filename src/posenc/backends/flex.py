@@ -39,8 +39,9 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from posenc import compat
 from posenc.backends.call import Backend, Call
+from posenc.block import Block
 from posenc.folding import fold
-from posenc.forms import Block, ScoreFunction, function
+from posenc.forms import ScoreFunction, function
 from posenc.pieces import Fold, Piece, is_content_free
 from posenc.positions import PADDING, Positions
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from posenc.backends.call import Backend, Call
 from posenc.folding import fold
-from posenc.forms import added, check
+from posenc.forms import added
 from posenc.pieces import Bias, Piece, Row, adds, is_content_free
 from posenc.visibility import same_run, sees_all
 
@@ -62,8 +62,7 @@ def _bias(call: Call, left: tuple[Piece, ...]) -> Tensor | None:
 
 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
-    for piece in call.pieces:
-        check(getattr(piece, "distance", None), call.raw_block())
+    call.check()
     left = call.pieces
     query, key = call.query, call.key
     if not call.has_few_queries:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from posenc.backends.call import Backend, Call
 from posenc.backends.tile_operator import by_name, name_of
-from posenc.forms import ENTRIES_PER_TOKEN, Block, check, check_width, meets
+from posenc.block import Block
+from posenc.forms import ENTRIES_PER_TOKEN, check_width, meets
 from posenc.layout import Span, flat
 from posenc.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Row
 from posenc.tiles import distances, tiles
@@ -30,7 +31,7 @@ def _refuses(call: Call) -> str | None:
     reason = _refused_piece(call)
     if reason is not None:
         return reason
-    needs_distance = any(getattr(piece, "distance", None) is not None for piece in (*call.pieces, *call.values))
+    needs_distance = _goes_by_distance(call)
     if needs_distance and not _has_distances(call):
         return "a term goes by distance, and coordinates are not known to rise by one with the tokens"
     if needs_distance and _is_spread(call) and _learned(call, width_of(call)) is None:
@@ -55,10 +56,7 @@ def _refused_piece(call: Call) -> str | None:
         ):
             return "a vector added to the query differs from token to token"
         if isinstance(piece, Function):
-            if (
-                piece.distance is None
-                and piece.coefficients is not Function.__dataclass_fields__["coefficients"].default
-            ):
+            if piece.reads_coordinates:
                 return "a score term is a function of both coordinates"
             if len(functions) > 1 or n not in (0, len(call.pieces) - 1):
                 return "a score term that is a function of the score stands between others"
@@ -87,14 +85,13 @@ def _is_named(apply: Callable[..., Tensor]) -> bool:
 _is_named._dynamo_marked_constant = name_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def _goes_by_distance(call: Call) -> bool:
+    return any(getattr(term, "distance", None) is not None for term in (*call.pieces, *call.values))
+
+
 def _has_distances(call: Call) -> bool:
     assert call.layouts is not None
-    return all(
-        span.coords is not None and span.steps == (1,) and span.coords[0] == int(span.coords[0])
-        for layout in call.layouts
-        for row in layout.rows or ()
-        for span in row
-    )
+    return all(span.line is not None for layout in call.layouts for row in layout.rows or () for span in row)
 
 
 def _is_spread(call: Call) -> bool:
@@ -133,8 +130,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     assert call.layouts is not None
     queries, keys = call.layouts
     block = call.raw_block()
-    for term in (*call.pieces, *call.values):
-        check(getattr(term, "distance", None), block)
+    call.check()
     heads, dtype, device = call.query.size(1), call.dtype, call.query.device
     width = _learned(call, width_of(call))
     lowest, highest = _reach(call) if width is None else (-width - 1, width + 1)
@@ -295,29 +291,31 @@ def _reach(call: Call) -> tuple[int, int]:
     if torch.compiler.is_compiling() and runs[0] is not None and runs[1] is not None:
         return _reach_of_runs(runs[0], runs[1], call)
     found = list(tiles(*call.layouts, call.visibility, call.query.size(0)))
-    return distances(found) or (0, 0)
+    reached = distances(found)
+    assert reached is not None or not _goes_by_distance(call)
+    return reached or (0, 0)
 
 
 def _looks_right(call: Call) -> bool:
     """Whether a query sees a key of a higher coordinate, as tokens of one order do in spite of causality."""
     assert call.layouts is not None
     query, key = (layout.run for layout in call.layouts)
-    if query is None or key is None or query.coords is None or key.coords is None:
+    if query is None or key is None or query.line is None or key.line is None:
         found = distances(list(tiles(*call.layouts, call.visibility, call.query.size(0))))
         return found is None or found[1] > 0
-    ahead = (key.coords[0] - key.order) - (query.coords[0] - query.order)
+    ahead = (key.line - key.order) - (query.line - query.order)
     return call.visibility.furthest is None or ahead + call.visibility.furthest > 0
 
 
 def _reach_of_runs(query: Span, key: Span, call: Call) -> tuple[int, int]:
     """The same without a comparison of lengths, which a compiler may not know."""
-    assert query.coords is not None
-    assert key.coords is not None
+    assert query.line is not None
+    assert key.line is not None
     m, n = call.query.size(2), call.key.size(2)
-    apart = int(key.coords[0] - query.coords[0])
+    apart = key.line - query.line
     lowest, highest = apart - (m - 1), apart + n - 1
     if call.visibility.furthest is not None:
-        level = (key.coords[0] - key.order) - (query.coords[0] - query.order)
+        level = (key.line - key.order) - (query.line - query.order)
         highest = torch.sym_min(highest, level + call.visibility.furthest)
     return lowest, highest
 

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from posenc.arguments import check_flag, number, shown, whole
+from posenc.block import Block
 from posenc.figures import panels
 from posenc.figures.panels import Named, Schemes
-from posenc.forms import Block, dense
-from posenc.pieces import Row, adds
+from posenc.forms import dense
+from posenc.pieces import Bias, Meeting, Piece, Row, adds
 from posenc.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.alibi import ALiBi
@@ -51,7 +52,7 @@ def effect(scheme: Scheme, query_positions: Positions, key_positions: Positions,
         raise ValueError(
             "schemes must add to the score or multiply it, got one that does both, neither, or needs the whole row"
         )
-    heads, width = _sizes(scheme, head_dim)
+    heads, width = _sizes(scheme, pieces, head_dim)
     generator = torch.Generator().manual_seed(panels.SEED)
     fixed = torch.randn(1, heads, 1, width, generator=generator, dtype=torch.float64)
     key = torch.zeros(1, heads, len(key_positions), width, dtype=torch.float64)
@@ -63,13 +64,21 @@ def effect(scheme: Scheme, query_positions: Positions, key_positions: Positions,
     return score[0], BIAS if kinds == {True} else FACTOR
 
 
-def _sizes(scheme: Scheme, head_dim: int) -> tuple[int, int]:
+def _sizes(scheme: Scheme, pieces: Sequence[Piece], head_dim: int) -> tuple[int, int]:
     """The heads and head_dim that the scheme was made for, else one head and the head_dim given."""
-    num_heads = 1
+    num_heads = max((_table_at_zero(piece).size(0) for piece in pieces if isinstance(piece, Bias | Meeting)), default=1)
     for part in scheme.parts:
         num_heads = getattr(part, "num_heads", None) or num_heads
         head_dim = getattr(part, "head_dim", None) or head_dim
     return num_heads, head_dim
+
+
+def _table_at_zero(piece: Bias | Meeting) -> Tensor:
+    """What it gives at no distance, (heads or 1, ...)."""
+    distance = piece.distance
+    axes = 1 if distance.reach is None else len(distance.reach)
+    r = torch.zeros((1,) if distance.axis is not None else (1, axes), dtype=torch.int64)
+    return piece.at(r) if isinstance(piece, Bias) else piece.vectors(r)
 
 
 def _effects(

@@ -11,9 +11,10 @@ from torch import Tensor
 
 import posenc
 from posenc.arguments import check_type, shown, whole
+from posenc.block import Block
 from posenc.figures import panels
 from posenc.figures.panels import Schemes
-from posenc.forms import Block, bucket
+from posenc.forms import bucket
 from posenc.positions import Positions
 from posenc.schemes.entry import Shape
 from posenc.schemes.shaw import Shaw

@@ -79,7 +79,7 @@ def terminal_table(records: Sequence[Record]) -> Table:
     notes += [f"{scheme} {words}." for scheme in summary.schemes if (words := summary.diverged(scheme))]
     if missing := len(summary.lacking()):
         of = f"{missing} of {len(summary.trainings)} trainings"
-        notes.append(f"{of} are not complete: the report says what is missing.")
+        notes.append(f"{of} still lack a measurement: the report says which.")
     table.caption = "\n".join(notes)
     return table
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from posenc.arguments import check_choice, check_type, shown, whole
 from posenc.backends.attention import attention, logits
-from posenc.forms import Block, bucket
+from posenc.block import Block
+from posenc.forms import bucket
 from posenc.positions import PositionError, Positions
 from posenc.scheme import Scheme
 from posenc.schemes.catalog import entries_of, scheme_from_names

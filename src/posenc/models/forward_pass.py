@@ -9,6 +9,7 @@ from torch import Tensor
 from posenc.arguments import check_flag, check_type, shown, whole
 from posenc.backends.attention import attention
 from posenc.encoding import NOTHING, Context, Encoding, Features
+from posenc.layout import join, overlap
 from posenc.positions import Positions
 from posenc.scheme import Schedule, Scheme, Window, is_scheme
 
@@ -22,9 +23,17 @@ class KVCache:
     def __init__(self) -> None:
         self.positions: Positions | None = None
         self._kept: list[dict[str, Tensor]] = []
+        self._held: list[int] = []  # how many tokens each layer has
+
+    def __repr__(self) -> str:
+        return f"KVCache({len(self)} tokens, {len(self._kept)} layers)"
 
     def __len__(self) -> int:
         return 0 if self.positions is None else len(self.positions)
+
+    def _rewind(self) -> None:
+        """Forgets what a pass that failed has left behind: the tokens past `positions`."""
+        self._held = [min(held, len(self)) for held in self._held]
 
     def append(
         self, layer: int, key: Tensor, value: Tensor, features: Features = NOTHING
@@ -32,7 +41,7 @@ class KVCache:
         """Keeps one layer's new keys and values (batch, kv_heads, tokens, head_dim) and features of its keys (batch,
         heads, tokens, ...), and returns all there are.
 
-        Raises ValueError where a layer before this one was left out, and for tensors that do not continue those kept.
+        Raises ValueError for a layer that was left out or comes twice, and for tensors that do not continue those kept.
         """
         whole("layer", layer, 0, len(self._kept))
         for name, new in (("key", key), ("value", value)):
@@ -43,15 +52,26 @@ class KVCache:
             raise ValueError(f"value must be of (batch, kv_heads, tokens) {of_key} like key, got {of_value}")
         if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
             raise ValueError("a KVCache is for inference: call the model under torch.no_grad()")
+        start = len(self)
+        stop = start + key.size(2)
         if layer == len(self._kept):
             self._kept.append({})
-        kept, start = self._kept[layer], len(self)
-        stop = start + key.size(2)
+            self._held.append(0)
+        kept, held = self._kept[layer], self._held[layer]
+        if held > start:
+            raise ValueError(
+                f"layer {layer} has these {held - start} tokens already: pass layer=, another number for each layer"
+            )
+        if held < start:
+            raise ValueError(
+                f"layer {layer} holds {held} of the cache's {start} tokens: every layer must be called in every pass"
+            )
         tensors = {"key": key, "value": value, **{f"feature {name}": x for name, x in features.items()}}
         if start and tensors.keys() != kept.keys():
             raise ValueError(f"the cache holds {', '.join(kept)} of this layer, got {', '.join(tensors)}")
         for name, new in tensors.items():
             kept[name] = _grown(kept.get(name), new, start, stop)
+        self._held[layer] = stop
         whole_of = {name: x[:, :, :stop] for name, x in kept.items()}
         return whole_of["key"], whole_of["value"], {name: whole_of[f"feature {name}"] for name in features}
 
@@ -110,13 +130,23 @@ class ForwardPass:
         self.positions, self.cache, self.is_causal = positions, cache, is_causal
         self._dtype, self._context = dtype, context
         before = None if cache is None else cache.positions
-        self.key_positions = positions if before is None else Positions.cat([before, positions])
+        self.key_positions = positions
+        if before is not None:
+            if overlap(join([before.layout, positions.layout], max(before.rows, positions.rows))) is not None:
+                raise ValueError(
+                    "positions begin at or before the last token of the cache: continue it by "
+                    "cache.positions.following(n), or, where it holds one text, by Positions.arange(n, "
+                    "start=len(cache)); another text is another document"
+                )
+            self.key_positions = Positions.cat([before, positions], documents="same")
         self._is_open = False
         self._tokens: dict[int, Encoding] = {}
         self._pairs: dict[int, Encoding] = {}
 
     def __enter__(self) -> ForwardPass:
         self._is_open = True
+        if self.cache is not None:
+            self.cache._rewind()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -180,10 +210,15 @@ class ForwardPass:
         """
         scheme, window = self.of_layer(layer)
         encoding, token_doors = self.pairs(layer), self.tokens(layer)
+        token_doors.check_added()
         is_kept_rotated = not scheme.needs_lengths
         if is_kept_rotated:
-            query, key = token_doors.rotate(query, key)
-            value = token_doors.rotate_value(value)
+            token_doors.check(query, key)
+            query, key, value = (
+                token_doors.rotate_query(query),
+                token_doors.rotate_key(key),
+                token_doors.rotate_value(value),
+            )
             scale = token_doors.scale if scale is None else scale
         of_keys = dict(features if key_features is None else key_features)
         if self.cache is not None:

@@ -151,6 +151,13 @@ def check_trunk(
             raise ValueError("a Schedule says what every layer has: leave per_layer out")
         if len(position) != num_layers:
             raise ValueError(f"position has {len(position)} layers, the model has {num_layers}")
+        first, _ = position[0]
+        others = [n for n, (scheme, _) in enumerate(position) if "add" in scheme.doors and scheme is not first]
+        if inject == "input" and others:
+            raise ValueError(
+                f"inject='input' adds the vectors of layer 0's scheme alone, and layer {others[0]} has another one "
+                "that adds: use inject='every_layer'"
+            )
         for scheme in position.schemes:
             check_trunk(dim, num_layers, num_heads, num_kv_heads, scheme, inject, per_layer)  # type: ignore[arg-type]
         return

@@ -45,8 +45,9 @@ class RoPE(Scheme):
 
     A ``scaling`` takes the frequencies theta (pairs,) and, where its ``needs_lengths`` is true, the length of each row
     of the batch (rows, 1), and gives frequencies (pairs,) or (rows, pairs) and a factor of cos and sin. With lengths no
-    key may be kept rotated. ``first_channel`` is the first channel that is turned, ``heads`` the heads that are. With
-    ``values`` the values are turned too, and the output is turned back at the query's position.
+    key may be kept rotated. ``first_channel`` is the first channel that is turned, ``heads`` are the heads that are, of
+    ``num_heads`` query heads; keys of fewer heads turn those that these queries share. With ``values`` the values are
+    turned too, and the output is turned back at the query's position; a factor is of queries and keys alone.
 
     Shapes: query and key (batch, heads, tokens, head_dim), any floating dtype; angles are exact to float32 up to
     position 2^20 whatever the dtype. Positions may be fractional or negative.
@@ -68,6 +69,7 @@ class RoPE(Scheme):
         scaling: Scaling | None = None,
         first_channel: int = 0,
         heads: range | None = None,
+        num_heads: int | None = None,
         values: bool = False,
     ) -> None:
         super().__init__()
@@ -82,11 +84,20 @@ class RoPE(Scheme):
             raise ValueError(f"rotary_dim must be even{each} and within 2..{room_name} = {room}, got {rotary_dim}")
         check_choice("layout", layout, ("half", "interleaved"))
         check_type("heads", heads, range, None)
+        if (heads is None) != (num_heads is None):
+            raise ValueError(
+                f"heads and num_heads go together: which heads turn, of how many; got {heads}, {num_heads}"
+            )
+        if heads is not None and num_heads is not None:
+            whole("num_heads", num_heads)
+            if heads.step != 1 or not 0 <= heads.start < heads.stop <= num_heads:
+                raise ValueError(f"heads must be a range within 0..{num_heads} with a head at least, got {heads}")
         check_flag("values", values)
         self.head_dim, self.base, self.rotary_dim, self.axes = head_dim, number("base", base, above=1), rotary_dim, axes
         self.layout: PairLayout = layout
         self.allocation = None if allocation is None else _allocation(allocation, rotary_dim // 2, axes)
-        self.scaling, self.first_channel, self.heads, self.values = scaling, first_channel, heads, values
+        self.scaling, self.first_channel, self.values = scaling, first_channel, values
+        self.heads, self.num_heads = heads, num_heads
 
     @property
     def channels(self) -> range:
@@ -126,11 +137,30 @@ class RoPE(Scheme):
             angle = in_double(torch.stack([coords[..., axis] for axis in self.allocation], -1)) * theta[:, None]
         else:
             angle = torch.cat([phases(axis, theta[:, None]) for axis in coords.unbind(-1)], -1)
-        # Stacked, so that a compiler writes them down: it would make them anew for every head and layer.
-        both = torch.stack((angle.cos() * factor, angle.sin() * factor))[:, :, None]
-        cos, sin = both.to(dtype=dtype, device=coords.device)
-        turn = PairRotation(cos, sin, self.layout, self.head_dim, self.first_channel, self.heads)
-        return Rotation(turn, turn, turn, turn.inverse()) if self.values else Rotation(turn, turn)
+        shard = None if context is None else context.heads
+
+        def turn(factor: float | Tensor) -> PairRotation:
+            # Stacked, so that a compiler writes them down: it would make them anew for every head and layer.
+            both = torch.stack((angle.cos() * factor, angle.sin() * factor))[:, :, None]
+            cos, sin = both.to(dtype=dtype, device=coords.device)
+            return PairRotation(cos, sin, self.layout, self.head_dim, self.first_channel, *self._heads_of(shard))
+
+        of_both = turn(factor)
+        if not self.values:
+            return Rotation(of_both, of_both)
+        of_values = turn(1.0)
+        return Rotation(of_both, of_both, of_values, of_values.inverse())
+
+    def _heads_of(self, shard: range | None) -> tuple[range | None, int]:
+        """Which heads of a shard turn, counted from its first, and how many it has."""
+        if self.heads is None or self.num_heads is None:
+            return None, 0
+        if shard is None:
+            return self.heads, self.num_heads
+        start, stop = (
+            min(max(end, shard.start), shard.stop) - shard.start for end in (self.heads.start, self.heads.stop)
+        )
+        return range(start, stop), len(shard)
 
 
 def _allocation(allocation: Sequence[int], pairs: int, axes: int) -> tuple[int, ...]:

@@ -10,8 +10,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import check_flag, check_type, number, whole
+from posenc.block import Block
 from posenc.encoding import Context
-from posenc.forms import Block, added
+from posenc.forms import added
 from posenc.phases import frequencies, phases
 from posenc.pieces import Distance, Fold, Meeting
 from posenc.positions import Positions

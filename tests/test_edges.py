@@ -1,0 +1,254 @@
+"""Calls at the edge of what a backend can run, and misuse that the arguments give away."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from posenc import ALiBi, Context, DistanceAware, Learned, NoPE, Positions, RoPE, Shaw, Sinusoidal, attention
+from posenc.backends import band, pairwise
+from posenc.encoding import Rotation
+from posenc.models import Decoder, ForwardPass, KVCache
+from posenc.pieces import Clock, Distance, Meeting, Value
+from posenc.scheme import Schedule, Scheme
+
+HEADS, WIDTH = 4, 8
+
+
+def qkv(tokens: int, heads: int = HEADS, batch: int = 1, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    return [torch.randn(batch, heads, tokens, WIDTH, dtype=dtype) for _ in range(3)]
+
+
+class Clocked(Scheme):
+    """A clock and nothing else (FoX)."""
+
+    def score(self, *_: Any) -> tuple[Clock]:
+        """One term."""
+        return (Clock("clock"),)
+
+
+# --- what fast backends leave out -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rate", [1.5, -900.0])
+def test_a_clock_may_bring_back_what_a_slope_made_faint(rate: float) -> None:
+    tokens = 600
+    query, key, value = qkv(tokens)
+    clock = torch.zeros(1, HEADS, tokens, dtype=torch.float64)
+    if rate > 0:
+        clock += rate * torch.arange(tokens)
+    else:
+        clock[..., 10] = rate
+    text = Positions.arange(tokens)
+    encoding = (ALiBi(HEADS, "bidirectional") + Clocked())(text).with_features({"clock": clock})
+    for causal in (True, False):
+        found, truth = (
+            attention(query, key, value, encoding, is_causal=causal, backend=b) for b in ("tiled", "reference")
+        )
+        torch.testing.assert_close(found, truth)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("start", [5_000_000, 2**24 - 300])
+def test_large_coordinates_that_are_whole_fractions(start: int, dtype: torch.dtype) -> None:
+    query, key, value = qkv(100)
+    there = Positions((torch.arange(100) + start).to(dtype)[None])
+    scheme = DistanceAware(HEADS).double()
+    gap = Positions.cat([there[:50], there[50:].shift(100)])
+    for positions in (there, gap):
+        found, truth = (
+            attention(query, key, value, scheme, query_positions=positions, is_causal=True, backend=b)
+            for b in ("tiled", "reference")
+        )
+        torch.testing.assert_close(found, truth)
+
+
+@pytest.mark.parametrize("window", [13, 21, 30])
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_piece_of_a_band_that_no_entry_is_for(window: int, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name, size in ((band, "ROWS", 8), (band, "KEYS", 16), (band, "NARROW", 4), (pairwise, "PIECE", 16)):
+        monkeypatch.setattr(module, name, size)
+    leaves = [x.requires_grad_() for x in qkv(41, heads=2)]
+    scheme = DistanceAware(2).double()
+    leaves += scheme.parameters()
+    window_of: Any = window if causal else (window, 3)
+    ends = []
+    for backend in ("tiled", "reference"):
+        out = attention(*leaves[:3], scheme, is_causal=causal, window=window_of, backend=backend)
+        assert isinstance(out, Tensor)
+        ends.append([out, *torch.autograd.grad((out * torch.arange(8)).sum(), leaves)])
+    for found, truth in zip(*ends, strict=True):
+        torch.testing.assert_close(found, truth)
+
+
+@pytest.mark.parametrize("window", [5, (4, 0), None])
+def test_windows_compile(window: Any) -> None:
+    query, key, value = qkv(20)
+    model = Decoder(10, 16, 2, 2, position=Schedule([(RoPE(8), window), (RoPE(8, base=313.0), None)])).eval()
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        return attention(q, k, v, RoPE(WIDTH), is_causal=True, window=window)
+
+    run = torch.compile(attend, fullgraph=True, backend="eager")
+    torch.testing.assert_close(run(query, key, value), attend(query, key, value))
+    tokens = torch.randint(10, (1, 7))
+    whole: Any = torch.compile(model, fullgraph=True, backend="eager")
+    torch.testing.assert_close(whole(tokens), model(tokens))
+
+
+# --- misuse that the arguments give away ------------------------------------------------------------------------------
+
+
+def test_a_causal_form_beside_a_mask_of_padding_is_not_a_causal_mask() -> None:
+    query, key, value = qkv(6, batch=2)
+    padding = torch.ones(2, 1, 1, 6, dtype=torch.bool)
+    for mask in (padding, padding.expand(2, 1, 6, 6), torch.zeros(1, 6, dtype=torch.float64)):
+        with pytest.raises(ValueError, match=r"pass is_causal=True \(an attn_mask may stand beside it\)"):
+            attention(query, key, value, ALiBi(HEADS), attn_mask=mask)
+        attention(query, key, value, ALiBi(HEADS), attn_mask=mask, is_causal=True)
+    causal = torch.ones(6, 6, dtype=torch.bool).tril()
+    by_mask = attention(query, key, value, ALiBi(HEADS), attn_mask=causal)
+    torch.testing.assert_close(by_mask, attention(query, key, value, ALiBi(HEADS), is_causal=True))
+    attention(
+        query[:, :, :1],
+        key,
+        value,
+        ALiBi(HEADS),
+        query_positions=Positions.arange(1, start=2),
+        key_positions=Positions.arange(6),
+        attn_mask=torch.arange(6)[None] <= 2,
+    )  # a cache with room left
+
+
+def test_every_layer_of_a_cache_is_called_once_in_every_pass() -> None:
+    query, key, value = qkv(3)
+    cache = KVCache()
+    text = Positions.arange(6)
+    with ForwardPass(RoPE(WIDTH), text[:3], cache) as step:
+        step.attention(query, key, value, layer=0)
+        step.attention(query, key, value, layer=1)
+    assert repr(cache) == "KVCache(3 tokens, 2 layers)"
+
+    def run(positions: Positions, *layers: int) -> None:
+        with ForwardPass(RoPE(WIDTH), positions, cache) as step:
+            for layer in layers:
+                step.attention(query, key, value, layer=layer)
+
+    with pytest.raises(ValueError, match=r"layer 0 has these 3 tokens already: pass layer=, another number for each"):
+        run(text[3:], 0, 0)
+    run(text[3:], 0)  # the pass that failed has left nothing behind
+    with pytest.raises(ValueError, match=r"layer 1 holds 3 of the cache's 6 tokens: every layer must be called in"):
+        run(text.following(3), 0, 1)
+
+
+def test_a_forward_pass_opens_the_add_door_or_says_so() -> None:
+    query, key, value = qkv(3)
+    step = ForwardPass(Sinusoidal(16), Positions.arange(3))
+    with pytest.raises(ValueError, match=r"was not added: call x = encoding.add\(x\), of a ForwardPass x = step.add"):
+        step.attention(query, key, value)
+    step.add(torch.zeros(1, 3, 16))
+    step.attention(query, key, value)
+    layers = Schedule([(NoPE(), None), (Learned(9, 16), None)])
+    with pytest.raises(ValueError, match=r"adds the vectors of layer 0's scheme alone, and layer 1 has another one"):
+        Decoder(10, 16, 2, 2, position=layers)
+    assert (
+        Decoder(10, 16, 2, 2, position=layers, inject="every_layer")(torch.zeros(1, 4, dtype=torch.int64)).size(1) == 4
+    )
+
+
+class Loud(Scheme):
+    """A map of queries and keys that brings a factor of its own."""
+
+    def rotation(self, *_: Any) -> Rotation:
+        """Both as they are."""
+        return Rotation(lambda x: x, lambda x: x, scale=2.0)
+
+
+def test_what_a_rotation_brings_along_stays_with_the_pairs() -> None:
+    query, key, value = qkv(5)
+    encoding = Loud()(Positions.arange(5))
+    turned = encoding.rotate(query, key)
+    by_hand = attention(*turned, value, encoding.pairs)
+    torch.testing.assert_close(by_hand, attention(query, key, value, Loud()))
+    values = RoPE(WIDTH, values=True)(Positions.arange(5))
+    with pytest.raises(ValueError, match="turns values too: call rotate_query, rotate_key and rotate_value"):
+        values.rotate(query, key)
+
+
+def test_a_factor_of_queries_and_keys_is_not_one_of_values() -> None:
+    scheme = RoPE(WIDTH, values=True, scaling=lambda theta: (theta, 1.5))
+    encoding = scheme(Positions.arange(5), dtype=torch.float64)
+    (value,) = qkv(5)[:1]
+    torch.testing.assert_close(encoding.rotate_output(encoding.rotate_value(value)), value)
+    (query, key) = qkv(5)[:2]
+    assert torch.allclose(encoding.rotate_query(query).norm(), 1.5 * query.norm())
+    assert key.size(2) == 5
+
+
+def test_some_heads_turn_whoever_shares_their_keys() -> None:
+    query, key, value = qkv(7, heads=12)
+    some = RoPE(WIDTH, heads=range(3, 9), num_heads=12)
+    few = key[:, ::3], value[:, ::3]
+    repeated = [x.repeat_interleave(3, 1) for x in few]
+    torch.testing.assert_close(attention(query, *few, some), attention(query, *repeated, some))
+    shard = some(Positions.arange(7), context=Context(heads=range(6, 12)))
+    whole = attention(query, key, value, some)
+    assert isinstance(whole, Tensor)
+    torch.testing.assert_close(attention(query[:, 6:], key[:, 6:], value[:, 6:], shard), whole[:, 6:])
+    with pytest.raises(ValueError, match=r"turns heads 3..8 of 12, which are no whole heads of the 6 of q or k"):
+        attention(query, key[:, ::2], value[:, ::2], some)
+    with pytest.raises(ValueError, match=r"turns heads 3..8 of 12, which are no whole heads of the 24 of q or k"):
+        some(Positions.arange(7)).rotate_query(query.repeat(1, 2, 1, 1))
+    both = RoPE(WIDTH, heads=range(6), num_heads=12) + RoPE(WIDTH, heads=range(6, 12), num_heads=12)
+    torch.testing.assert_close(attention(query, key, value, both), attention(query, key, value, RoPE(WIDTH)))
+    with pytest.raises(ValueError, match="rotate the same channels"):
+        some + RoPE(WIDTH, heads=range(6), num_heads=12)
+    for heads, count, words in ((range(6), None, "go together"), (range(4, 14), 12, "must be a range within 0..12")):
+        with pytest.raises(ValueError, match=words):
+            RoPE(WIDTH, heads=heads, num_heads=count)
+
+
+def test_pieces_that_contradict_themselves() -> None:
+    def table(r: Tensor) -> Tensor:
+        return r.double()[None, ..., None].expand(1, *r.shape, WIDTH)
+
+    straight = Distance("Straight", tail="linear")
+    for kind in (Meeting, Value):
+        with pytest.raises(ValueError, match=r"^Straight: a tail may be linear for a Bias alone, and is constant"):
+            kind(table, straight)
+    for contradiction in ({"side": "key"}, {"shift": torch.zeros(HEADS, WIDTH)}):
+        with pytest.raises(ValueError, match="a Meeting of a feature is the query's, and takes no side='key' and no"):
+            Meeting(table, Distance("Plain"), feature="gist", **contradiction)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("backend", ["reference", "tiled", "chunked"])
+def test_a_feature_is_for_every_row_of_the_batch(backend: str) -> None:
+    query, key, value = qkv(5, batch=2)
+    encoding = Clocked()(Positions.arange(5)).with_features({"clock": torch.zeros(1, HEADS, 5)})
+    with pytest.raises(ValueError, match=r"'clock' of the query must be \(2, 1 or 4, 5, ...\), got \(1, 4, 5\)"):
+        attention(query, key, value, encoding, backend=backend)
+
+
+def test_what_a_context_says_is_checked() -> None:
+    for lengths in (5, torch.tensor(5)):
+        with pytest.raises(ValueError, match=r"^lengths must be a tensor \(rows,\) or None, got "):
+            Context(lengths=lengths)  # type: ignore[arg-type]
+    rows = Positions.padded(torch.ones(2, 5, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"^lengths must have 1 or 2 rows like the positions, got 3$"):
+        RoPE(WIDTH)(rows, context=Context(lengths=torch.ones(3)))
+    query, key, value = qkv(5, heads=2)
+    shard = Shaw(WIDTH, 3, num_heads=1).double()(Positions.arange(5), context=Context(heads=range(4, 6)))
+    with pytest.raises(ValueError, match="Shaw was made for 1 heads of which 2 are said to be here, got queries of 2"):
+        attention(query, key, value, shard)
+
+
+def test_positions_are_asked_for_where_ids_and_masks_are_given() -> None:
+    ids = torch.arange(5)[None]
+    for call in (lambda: ALiBi(HEADS)(ids), lambda: ForwardPass(ALiBi(HEADS), ids)):  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"make them by Positions.from_ids\(position_ids, mask\), or of a mask"):
+            call()
+    with pytest.raises(ValueError, match="pass mask=, 1 = token, where that is padding"):
+        Positions.from_ids(torch.tensor([[0, 1, 2, 1, 1]]))
+    with pytest.raises(ValueError, match="make it from a mask of numbers by mask == 1"):
+        Positions.padded(torch.ones(2, 5))
