@@ -119,16 +119,16 @@ def test_the_terminal_table_fits(task: str) -> None:
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_figures_show_the_intervals_the_training_length_and_guessing(dark: bool) -> None:
     made = records("classify")
-    axes = accuracy.figures(task_of("classify"))["order"](made, dark).axes[0]
+    axes = accuracy.figures(task_of("classify"))["order"](Summary(made), dark).axes[0]
     lines = {str(line.get_label()): line for line in axes.get_lines()}
     assert np.allclose(lines["guessing"].get_ydata(), 0.5)
     assert list(np.asarray(lines["rope"].get_xdata())) == [16, 32, 64, 128]
     assert list(np.asarray(lines["learned"].get_xdata())) == [16, 32]
     assert any(label.get_text().endswith("training length") for label in axes.get_xticklabels())
     assert any("learned: undefined past 32" in text.get_text() for text in axes.texts)
-    resized = accuracy.figures(task_of("digits"))["resized"](records("digits"), dark).axes[0]
+    resized = accuracy.figures(task_of("digits"))["resized"](Summary(records("digits")), dark).axes[0]
     drawn = {str(line.get_label()): list(np.asarray(line.get_xdata())) for line in resized.get_lines()}
     assert drawn["relative_2d"] == [6, 8, 12, 16]
     assert "nope" not in drawn
     with pytest.raises(ValueError, match="whose answers are right or wrong, got those of Text"):
-        accuracy.by_length("order", [], dark)
+        accuracy.by_length("order", Summary([]), dark)

@@ -83,7 +83,7 @@ def saved(tmp_path: Path) -> Path:
     with pytest.raises(KeyboardInterrupt):
         train(
             build_model(config, "learned", 0),
-            data.load(config.text).train,
+            data.load(config.text).train.draw,
             config,
             0,
             tmp_path / "learned-0.safetensors",
@@ -94,7 +94,7 @@ def saved(tmp_path: Path) -> Path:
 
 def resume(path: Path, scheme: str = "learned", **changes: Any) -> None:
     config = small_config(path.parent / "text", schemes=("learned",))
-    train(build_model(replace(config, **changes), scheme, 0), data.load(config.text).train, config, 0, path)
+    train(build_model(replace(config, **changes), scheme, 0), data.load(config.text).train.draw, config, 0, path)
 
 
 def test_no_byte_can_change_unnoticed(saved: Path) -> None:

@@ -45,14 +45,14 @@ def ticks(axes: Axes) -> list[str]:
     ],
 )
 def test_axes_have_names_and_units(draw: Any, xlabel: str, ylabel: str) -> None:
-    axes = draw(made_up.records()).axes[0]
+    axes = draw(Summary(made_up.records())).axes[0]
     assert (axes.get_xlabel(), axes.get_ylabel()) == (xlabel, ylabel)
 
 
 @pytest.mark.parametrize("kind", ["windows", "sliding", "final_tokens"])
 def test_a_line_per_scheme_goes_through_its_means(kind: str) -> None:
     records = made_up.records(seeds=(0, 1))
-    drawn = lines(FIGURES[kind](records, False))
+    drawn = lines(FIGURES[kind](Summary(records), False))
     assert set(made_up.SCHEMES) <= set(drawn)
     for scheme in made_up.SCHEMES:
         lengths = [n for n in made_up.LENGTHS if scheme != "learned" or n <= made_up.TRAIN_LENGTH]
@@ -64,16 +64,16 @@ def test_a_line_per_scheme_goes_through_its_means(kind: str) -> None:
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_lines_have_their_schemes_looks(dark: bool) -> None:
-    for scheme, line in lines(windows(made_up.records(), dark)).items():
+    for scheme, line in lines(windows(Summary(made_up.records()), dark)).items():
         look = style.look(scheme, dark)
         assert (line.get_color(), line.get_marker()) == (look.color, look.marker)
-    assert windows(made_up.records(), dark).get_facecolor()[:3] == pytest.approx(
+    assert windows(Summary(made_up.records()), dark).get_facecolor()[:3] == pytest.approx(
         tuple(int(style.theme(dark).background[i : i + 2], 16) / 255 for i in (1, 3, 5))
     )
 
 
 def test_lengths_are_powers_of_two_with_the_training_length_marked() -> None:
-    axes = windows(made_up.records()).axes[0]
+    axes = windows(Summary(made_up.records())).axes[0]
     assert axes.get_xscale() == "log"
     assert ticks(axes) == ["64\n½×", "128\n1×\ntraining length", "256\n2×", "512\n4×", "1,024\n8×"]
     assert any(list(line.get_xdata()) == [128, 128] for line in axes.lines)
@@ -81,7 +81,7 @@ def test_lengths_are_powers_of_two_with_the_training_length_marked() -> None:
 
 def test_an_exploding_scheme_does_not_flatten_the_rest_and_is_not_dropped() -> None:
     records = made_up.records()
-    figure = windows(records)
+    figure = windows(Summary(records))
     worst, best = (bits(records, "windows", s, 1024).mean() for s in ("sinusoidal", "alibi"))
     assert worst - best > 3
     low, high = figure.axes[0].get_ylim()
@@ -94,18 +94,20 @@ def test_an_exploding_scheme_does_not_flatten_the_rest_and_is_not_dropped() -> N
 
 
 def test_without_explosions_nothing_is_clipped() -> None:
-    figure = windows(made_up.records(("alibi", "rope+alibi")))
+    figure = windows(Summary(made_up.records(("alibi", "rope+alibi"))))
     assert not [text for text in texts(figure) if "↑" in text]
 
 
 def test_both_window_figures_have_one_scale() -> None:
-    one, other = (draw(made_up.records(("nope", "sinusoidal", "alibi"))).axes[0] for draw in (windows, sliding))
+    one, other = (
+        draw(Summary(made_up.records(("nope", "sinusoidal", "alibi")))).axes[0] for draw in (windows, sliding)
+    )
     assert one.get_ylim()[1] == pytest.approx(other.get_ylim()[1], abs=0.15)
 
 
 def test_where_a_scheme_is_undefined_its_line_ends_in_a_cross_with_a_note() -> None:
     for draw in (windows, sliding, final_tokens, differences):
-        figure = draw(made_up.records())
+        figure = draw(Summary(made_up.records()))
         assert "× learned: undefined past 128" in texts(figure)
         crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
         assert [float(line.get_xdata()[0]) for line in crosses] == [128]
@@ -113,18 +115,18 @@ def test_where_a_scheme_is_undefined_its_line_ends_in_a_cross_with_a_note() -> N
 
 def test_the_truncated_baseline_is_thin_and_dashed() -> None:
     records = made_up.records()
-    drawn = lines(sliding(records))
+    drawn = lines(sliding(Summary(records)))
     for scheme in made_up.SCHEMES:
         baseline = drawn[f"{scheme}, truncated"]
         assert list(baseline.get_xdata()) == [128, 256, 512, 1024]
         assert baseline.get_ydata()[-1] == pytest.approx(bits(records, "truncated", scheme, 1024).mean())
         assert baseline.get_linewidth() < drawn[scheme].get_linewidth()
-    assert "dashed: the same model, shown only the last 128 tokens" in texts(sliding(records))
+    assert "dashed: the same model, shown only the last 128 tokens" in texts(sliding(Summary(records)))
 
 
 def test_differences_are_paired_and_show_the_zone_of_ties() -> None:
     records = made_up.records()
-    figure = differences(records)
+    figure = differences(Summary(records))
     drawn = lines(figure)
     assert "nope" not in drawn
     means = [
@@ -137,34 +139,36 @@ def test_differences_are_paired_and_show_the_zone_of_ties() -> None:
 
 
 def test_with_several_seeds_there_is_no_zone_of_ties() -> None:
-    figure = differences(made_up.records(seeds=(0, 1)))
+    figure = differences(Summary(made_up.records(seeds=(0, 1))))
     assert not [patch for patch in figure.axes[0].patches if patch.get_label() == "ties"]
     assert not [text for text in texts(figure) if "ties" in text]
-    assert "grey: with one seed, gaps under 0.02 bits are called ties" in texts(differences(made_up.records()))
+    assert "grey: with one seed, gaps under 0.02 bits are called ties" in texts(differences(Summary(made_up.records())))
 
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_what_diverged_is_said_in_every_figure(name: str) -> None:
     records = made_up.diverge(made_up.records(), "rope")
-    figure = FIGURES[name](records, False)
+    figure = FIGURES[name](Summary(records), False)
     figure.draw_without_rendering()
     assert any("diverged at step 40" in text for text in texts(figure))
     assert "rope" not in lines(figure)
     every = made_up.records(("nope", "rope"))
     for scheme in ("nope", "rope"):
         every = made_up.diverge(every, scheme)
-    said = texts(FIGURES[name](every, False))
+    said = texts(FIGURES[name](Summary(every), False))
     assert any("diverged at step 40" in text for text in said)
     assert "not measured yet" not in said
 
 
 def test_differences_from_a_reference_that_diverged_say_so() -> None:
-    assert "nope diverged at step 40: 4 schemes" in texts(differences(made_up.diverge(made_up.records(), "nope")))
+    assert "nope diverged at step 40: 4 schemes" in texts(
+        differences(Summary(made_up.diverge(made_up.records(), "nope")))
+    )
 
 
 def test_positions_are_counted_from_one_in_the_middle_of_their_bucket() -> None:
     records = made_up.records()
-    line = lines(by_position(records))["alibi"]
+    line = lines(by_position(Summary(records)))["alibi"]
     record = next(r for r in records if r["kind"] == "by_position" and r["scheme"] == "alibi")
     assert list(line.get_ydata()) == pytest.approx(record["bits"])
     assert list(line.get_xdata())[:2] == [1, 2]
@@ -172,14 +176,14 @@ def test_positions_are_counted_from_one_in_the_middle_of_their_bucket() -> None:
 
 
 def test_training_has_a_line_for_every_seed() -> None:
-    figure = training(made_up.records(("nope", "rope"), seeds=(0, 1, 2)))
+    figure = training(Summary(made_up.records(("nope", "rope"), seeds=(0, 1, 2))))
     assert [line.get_label() for line in figure.axes[0].lines].count("rope") == 3
 
 
 def test_names_do_not_overlap() -> None:
     schemes = ("nope", "sinusoidal", "rope", "alibi", "rope+alibi")
     for draw in FIGURES.values():
-        figure = draw(made_up.records(schemes), False)
+        figure = draw(Summary(made_up.records(schemes)), False)
         figure.draw_without_rendering()
         boxes = [t.get_window_extent() for t in (*figure.axes[0].texts, *figure.texts) if t.get_text()]
         for i, box in enumerate(boxes):
@@ -190,24 +194,24 @@ def test_names_do_not_overlap() -> None:
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_no_record_and_any_first_part_of_the_records_can_be_drawn(name: str) -> None:
-    assert "not measured yet" in texts(FIGURES[name]([], False))
+    assert "not measured yet" in texts(FIGURES[name](Summary([]), False))
     records = made_up.records(("nope", "learned"))
     for count in range(1, len(records), 3):
-        FIGURES[name](records[:count], False).draw_without_rendering()
+        FIGURES[name](Summary(records[:count]), False).draw_without_rendering()
 
 
 def test_a_partial_figure_says_what_it_lacks() -> None:
     records = [r for r in made_up.records() if r["scheme"] != "rope"]
     records = [r for r in records if not (r["scheme"] == "alibi" and r.get("length", 0) > 256)]
     assert Summary(records).schemes == made_up.SCHEMES
-    assert "not measured: rope" in texts(windows(records))
-    assert "× alibi: not measured past 256" in texts(windows(records))
+    assert "not measured: rope" in texts(windows(Summary(records)))
+    assert "× alibi: not measured past 256" in texts(windows(Summary(records)))
 
 
 def test_a_single_length_and_a_single_scheme_can_be_drawn() -> None:
     records = made_up.records(("rope",), lengths=(128,))
     for draw in FIGURES.values():
-        figure = draw(records, False)
+        figure = draw(Summary(records), False)
         figure.draw_without_rendering()
         assert figure.axes
 
@@ -218,7 +222,7 @@ def test_nothing_is_left_behind_in_the_process() -> None:
         # Asking for the backend would choose one, and load pyplot.
         "settings = lambda: {k: matplotlib.rcParams[k] for k in matplotlib.rcParams if k != 'backend'}\n"
         "before = settings()\n"
-        "for draw in pictures.FIGURES.values(): draw(made_up.records(('nope', 'rope')), True)\n"
+        "for draw in pictures.FIGURES.values(): draw(pictures.Summary(made_up.records(('nope', 'rope'))), True)\n"
         "assert settings() == before\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )

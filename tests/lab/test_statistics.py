@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from posenc.lab.statistics import mean_interval
+from posenc.lab.summary import mean_interval
 
 
 def test_the_interval_covers_the_mean_as_often_as_it_says() -> None:

@@ -9,8 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from posenc.lab import sentences, tables
-from posenc.lab.statistics import mean_interval
-from posenc.lab.summary import Estimate, Summary
+from posenc.lab.summary import Estimate, Summary, mean_interval
 from posenc.lab.task import listed
 from posenc.lab.tasks.text import TIE_AT_ONE_SEED
 from tests.lab import made_up

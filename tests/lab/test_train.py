@@ -25,7 +25,7 @@ def test_every_scheme_begins_with_the_same_weights_and_sees_the_same_batches(tmp
     other = build_model(config, "nope", 4).state_dict()
     assert not torch.equal(other["head.weight"], models[0].state_dict()["head.weight"])
 
-    text = data.load(config.text).train
+    text = data.load(config.text).train.draw
     assert torch.equal(batch(text, config, 3, 5), batch(text, config, 3, 5))
     assert batch(text, config, 3, 5).shape == (4, 17)
     assert len({tuple(batch(text, config, seed, step).flatten().tolist()) for seed in (0, 1) for step in (0, 1)}) == 4
@@ -52,7 +52,7 @@ def test_learning_rate_rises_and_falls(tmp_path: Path) -> None:
 def test_training_learns(tmp_path: Path) -> None:
     config = small_config(write_text(tmp_path / "text"), steps=100, learning_rate=0.01)
     training = train(
-        build_model(config, "alibi", 0), data.load(config.text).train, config, 0, tmp_path / "state.safetensors"
+        build_model(config, "alibi", 0), data.load(config.text).train.draw, config, 0, tmp_path / "state.safetensors"
     )
     assert training.curve[0][1] > 6
     assert training.curve[-1][1] < 3
@@ -67,7 +67,7 @@ def stopping_after(last: int) -> Callable[[int, float], bool]:
 @pytest.mark.parametrize("stops", [[1], [7], [3, 4, 12], [13]])
 def test_a_training_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path, stops: list[int]) -> None:
     config = small_config(write_text(tmp_path / "text"), steps=13)
-    text = data.load(config.text).train
+    text = data.load(config.text).train.draw
 
     model = build_model(config, "learned", 0)
     whole = train(model, text, config, 0, tmp_path / "whole.safetensors")
@@ -89,7 +89,7 @@ def test_a_training_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path, st
 
 def test_a_crash_costs_no_more_than_what_came_after_the_last_checkpoint(tmp_path: Path) -> None:
     config = small_config(write_text(tmp_path / "text"), steps=9)
-    text = data.load(config.text).train
+    text = data.load(config.text).train.draw
     seen: list[int] = []
 
     def crash(step: int, bits: float) -> bool:
@@ -108,7 +108,7 @@ def test_a_crash_costs_no_more_than_what_came_after_the_last_checkpoint(tmp_path
 
 def test_a_loss_that_is_no_number_and_a_damaged_checkpoint_are_clear_errors(tmp_path: Path) -> None:
     config = small_config(write_text(tmp_path / "text"))
-    text = data.load(config.text).train
+    text = data.load(config.text).train.draw
     model = build_model(config, "nope", 0)
     with torch.no_grad():
         next(model.parameters()).fill_(float("nan"))
@@ -123,7 +123,7 @@ def test_a_loss_that_is_no_number_and_a_damaged_checkpoint_are_clear_errors(tmp_
 
 def test_a_checkpoint_of_another_comparison_is_refused(tmp_path: Path) -> None:
     config = small_config(write_text(tmp_path / "text"))
-    text, path = data.load(config.text).train, tmp_path / "part.safetensors"
+    text, path = data.load(config.text).train.draw, tmp_path / "part.safetensors"
     with pytest.raises(KeyboardInterrupt):
         train(build_model(config, "nope", 0), text, config, 0, path, fingerprint="one", tick=stopping_after(3))
     before = path.read_bytes()

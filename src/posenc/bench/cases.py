@@ -15,8 +15,7 @@ from torch.nn import functional as F
 import posenc
 from posenc.backends.choice import Explanation
 from posenc.bench import peers
-from posenc.bench.inputs import Inputs
-from posenc.bench.measure import LeftOutError, Make, Work
+from posenc.bench.measure import Inputs, LeftOutError, Make, Work
 from posenc.bench.settings import AUTO, Settings
 from posenc.encoding import Encoding
 from posenc.positions import Positions
@@ -60,12 +59,6 @@ def all_schemes() -> tuple[str, ...]:
     return tuple(names)
 
 
-def check_schemes(names: tuple[str, ...]) -> None:
-    """ValueError for a name that is neither the catalog's nor `SHAW_KEYS`."""
-    for name in names:
-        _entries(name)
-
-
 def build_scheme(name: str, settings: Settings, length: int) -> Scheme:
     """The scheme for so many positions, with parameters that are the same each time."""
     with torch.random.fork_rng(devices=[]):
@@ -84,16 +77,17 @@ def positions_of(name: str, length: int, device: torch.device | str) -> Position
     if _needs_grid(name):
         return Positions.grid(*_grid(length), device=device)
     line = Positions.arange(length, device=device)
-    if any(entry.needs_segments for entry in _entries(name)):
+    if any(entry.needs_segments for entry in entries(name)):
         return line.with_segment((torch.arange(length, device=device) >= length // 2).long()[None])
     return line
 
 
 def _needs_grid(name: str) -> bool:
-    return any(entry.axes == "two" for entry in _entries(name))
+    return any(entry.axes == "two" for entry in entries(name))
 
 
-def _entries(name: str) -> tuple[Entry, ...]:
+def entries(name: str) -> tuple[Entry, ...]:
+    """The catalog's; none for `SHAW_KEYS`. ValueError for a name that is neither."""
     return () if name == SHAW_KEYS else entries_of(name)
 
 

@@ -10,11 +10,14 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from posenc.bench.settings import Settings
 from posenc.schemes.own import place_of
 from posenc.workbench.memory import peak_bytes
 
@@ -35,6 +38,49 @@ FEWEST_ROUNDS = 3
 
 class LeftOutError(Exception):
     """A competitor that cannot take part; the message says why."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What attention is timed on: queries, keys, values and the gradient that comes back. In training the first three
+    ask for theirs."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    gradient: Tensor
+    training: bool
+
+    @classmethod
+    def draw(cls, settings: Settings, queries: int, keys: int, training: bool) -> Inputs:
+        """Gaussian ones, the same each time."""
+        dtype, device = getattr(torch, settings.dtype), torch.device(settings.device)
+        generator = torch.Generator(device).manual_seed(0)
+
+        def tensor(tokens: int) -> Tensor:
+            shape = (1, settings.heads, tokens, settings.head_dim)
+            return torch.randn(shape, generator=generator, dtype=dtype, device=device)
+
+        made = (tensor(queries), tensor(keys), tensor(keys))
+        query, key, value = (x.requires_grad_(training) for x in made)
+        return cls(query, key, value, tensor(queries), training)
+
+    def work(self, attend: Callable[[], Tensor], parameters: tuple[Tensor, ...] = ()) -> Work:
+        """The call, or the call and its backward pass to queries, keys, values and parameters."""
+
+        def forward() -> tuple[Tensor, ...]:
+            with torch.no_grad():
+                return (attend(),)
+
+        def training() -> tuple[Tensor, ...]:
+            out = attend()
+            return (out, *torch.autograd.grad(out, (self.query, self.key, self.value, *parameters), self.gradient))
+
+        return training if self.training else forward
+
+    def plain(self) -> Work:
+        """The baseline."""
+        return self.work(lambda: F.scaled_dot_product_attention(self.query, self.key, self.value, is_causal=True))
 
 
 class Spread(NamedTuple):
@@ -98,8 +144,7 @@ def race(
     done, begin = 0, time.perf_counter()
     while done < rounds and baseline in works:
         for name, work in works.items():
-            repeated = works[name] if calls[name] == 1 else _repeat(work, calls[name])
-            results[name]["seconds"].append(clock(repeated) / calls[name])
+            results[name]["seconds"].append(clock(_repeat(work, calls[name])) / calls[name])
         done += 1
         if done >= FEWEST_ROUNDS and time.perf_counter() - begin > budget:
             break

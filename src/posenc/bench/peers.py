@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.bench.inputs import Inputs
-from posenc.bench.measure import LeftOutError, Make, Work
+from posenc.bench.measure import Inputs, LeftOutError, Make, Work
 from posenc.scheme import Scheme
 from posenc.schemes.alibi import ALiBi
 from posenc.schemes.shaw import Shaw
@@ -124,8 +123,8 @@ def bias_of(scheme: Scheme, query: Tensor) -> Tensor:
 
 
 def _mask(scheme: Scheme, query: Tensor) -> Tensor:
-    bias = bias_of(scheme, query)
-    return bias.masked_fill(_distances(query.size(2), query.device) > 0, -torch.inf).to(query.dtype)
+    bias = bias_of(scheme, query).masked_fill(_distances(query.size(2), query.device) > 0, -torch.inf)
+    return bias.to(query.dtype).expand(1, *query.shape[1:3], -1)
 
 
 def _mask_ahead(scheme: Scheme, inputs: Inputs) -> Work:
@@ -134,18 +133,15 @@ def _mask_ahead(scheme: Scheme, inputs: Inputs) -> Work:
     if inputs.training and tuple(scheme.parameters()):
         raise LeftOutError("a mask built ahead gives its parameters no gradient")
     query, key, value = inputs.query, inputs.key, inputs.value
-    mask = _mask(scheme, query).detach().expand(1, *query.shape[1:3], -1)
+    mask = _mask(scheme, query).detach()
     return inputs.work(lambda: F.scaled_dot_product_attention(query, key, value, mask))
 
 
 def _mask_in_call(scheme: Scheme, inputs: Inputs) -> Work:
     query, key, value = inputs.query, inputs.key, inputs.value
-
-    def attend() -> Tensor:
-        mask = _mask(scheme, query).expand(1, *query.shape[1:3], -1)
-        return F.scaled_dot_product_attention(query, key, value, mask)
-
-    return inputs.work(attend, tuple(scheme.parameters()))
+    return inputs.work(
+        lambda: F.scaled_dot_product_attention(query, key, value, _mask(scheme, query)), tuple(scheme.parameters())
+    )
 
 
 def _flex(scheme: Scheme, inputs: Inputs) -> Work:
@@ -157,35 +153,26 @@ def _flex(scheme: Scheme, inputs: Inputs) -> Work:
         raise LeftOutError("FlexAttention has no backward pass on the CPU")
     tokens, device = query.size(2), query.device
     seen = create_block_mask(lambda b, h, i, j: i >= j, None, None, tokens, tokens, device=str(device))
-    attend = torch.compile(flex_attention, dynamic=False)
+    attend = partial(torch.compile(flex_attention, dynamic=False), query, key, value, block_mask=seen)
     if isinstance(scheme, ALiBi):
         slopes = torch.tensor(scheme.slopes, device=device)
-        return inputs.work(
-            lambda: attend(query, key, value, lambda s, b, h, i, j: s + slopes[h] * (j - i), block_mask=seen)
-        )
+        return inputs.work(lambda: attend(lambda s, b, h, i, j: s + slopes[h] * (j - i)))
     if isinstance(scheme, T5):
         bucket = _t5_bucket(-torch.arange(tokens, device=device))  # by distance back
 
-        def with_table() -> Tensor:
+        def biased() -> Tensor:
             table = scheme.weight[bucket].mT.contiguous()
-            return attend(query, key, value, lambda s, b, h, i, j: s + table[h, (i - j).clamp(min=0)], block_mask=seen)
+            return attend(lambda s, b, h, i, j: s + table[h, (i - j).clamp(min=0)])
+    else:
+        assert isinstance(scheme, Shaw)
+        window, keys = scheme.max_distance, scheme.key_table
+        assert keys is not None
 
-        return inputs.work(with_table, tuple(scheme.parameters()))
-    assert isinstance(scheme, Shaw)
-    window, keys = scheme.max_distance, scheme.key_table
-    assert keys is not None
+        def biased() -> Tensor:
+            met = query @ keys.to(query.dtype).mT * query.size(3) ** -0.5
+            return attend(lambda s, b, h, i, j: s + met[b, h, i, (j - i).clamp(-window, window) + window])
 
-    def with_products() -> Tensor:
-        met = query @ keys.to(query.dtype).mT * query.size(3) ** -0.5
-        return attend(
-            query,
-            key,
-            value,
-            lambda s, b, h, i, j: s + met[b, h, i, (j - i).clamp(-window, window) + window],
-            block_mask=seen,
-        )
-
-    return inputs.work(with_products, tuple(scheme.parameters()))
+    return inputs.work(biased, tuple(scheme.parameters()))
 
 
 def _x_transformers(scheme: Scheme, inputs: Inputs) -> Work:

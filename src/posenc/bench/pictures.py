@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,34 +13,21 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
+from posenc.bench.tables import Record, amount, of, schemes, with_auto
 from posenc.workbench import style
 from posenc.workbench.files import write_whole
 
-Record: TypeAlias = Mapping[str, Any]
 Spread: TypeAlias = tuple[float, float, float]
 """A median and its quartiles."""
 
+Block: TypeAlias = Mapping[str, Mapping[str, Spread | None]]
+"""Rows of marks: for each series, the value of each name."""
+
+Panel: TypeAlias = tuple[str, str, Mapping[str, Mapping[int, float]]]
+"""A title, what the lines are of, and the lines by their names, each a value for some lengths."""
+
 PHASES = {"forward": "forward", "training": "training step"}
 PLAIN = "plain"
-
-
-@dataclass(frozen=True)
-class Block:
-    """Rows of marks under a title: for each series, the value of each name."""
-
-    header: str
-    names: Sequence[str]
-    series: Mapping[str, Mapping[str, Spread | None]]
-
-
-@dataclass(frozen=True)
-class Panel:
-    """Lines by their names, each a value for some lengths."""
-
-    header: str
-    ylabel: str
-    lines: Mapping[str, Mapping[int, float]]
-
 
 # Inches. A row of dots has one height in every picture, and labels one width.
 ROW, LABEL, NUMBER, AXIS, TOP, BOTTOM = 0.25, 2.0, 0.85, 4.2, 0.95, 0.62
@@ -48,98 +35,70 @@ ROW, LABEL, NUMBER, AXIS, TOP, BOTTOM = 0.25, 2.0, 0.85, 4.2, 0.95, 0.62
 
 def price(records: Sequence[Record], dark: bool = False) -> Figure | None:
     """Ratios to plain attention at the longest length that most schemes were measured at, a row per scheme."""
-    found = {phase: _with_auto(records, f"price {phase}") for phase in PHASES}
-    length = _common_length([r for group in found.values() for r in group])
-    if length is None:
-        return None
-    series = {
-        words: {r["scheme"]: _ratio(r, r["auto"]) for r in found[phase] if r["length"] == length}
+    length, found = _at_common_length(with_auto(records, "price"))
+    block = {
+        words: {r["scheme"]: _ratio(r, r["auto"]) for r in of(found, f"price {phase}")}
         for phase, words in PHASES.items()
     }
-    names = list(dict.fromkeys(r["scheme"] for group in found.values() for r in group if r["length"] == length))
-    title = f"The price of position at {length:,} tokens"
-    return _dots([Block("", names, series)], title, "time over plain causal attention", dark)
+    return _dots({"": block}, f"The price of position at {length:,} tokens", "time over plain causal attention", dark)
 
 
 def price_by_length(records: Sequence[Record], dark: bool = False) -> Figure | None:
     """The same ratios against length, a line per scheme."""
-    panels = []
+    panels: list[Panel] = []
     for phase, words in PHASES.items():
         lines: dict[str, dict[int, float]] = {}
-        for record in _with_auto(records, f"price {phase}"):
+        for record in with_auto(records, f"price {phase}"):
             if ratio := _ratio(record, record["auto"]):
                 lines.setdefault(record["scheme"], {})[record["length"]] = ratio[0]
-        panels.append(Panel(words, "time over plain attention", lines))
+        panels.append((words, "time over plain attention", lines))
     return _curves(panels, "The price of position against length", dark, _times)
 
 
 def growth(records: Sequence[Record], dark: bool = False) -> Figure | None:
     """Time and peak memory against length, a line per scheme and one for plain attention."""
-    panels = []
+    panels: list[Panel] = []
     for measured, words in (("seconds", "time (ms)"), ("peak_bytes", "peak memory (MiB)")):
         for phase, step in PHASES.items():
             groups: dict[str, dict[int, list[float]]] = {}
-            for record in _with_auto(records, f"price {phase}", f"growth {phase}"):
+            for record in with_auto(records, f"price {phase}", f"growth {phase}"):
                 for line, name in ((PLAIN, record["baseline"]), (record["scheme"], record["auto"])):
-                    if value := _amount(record["results"].get(name, {}), measured):
+                    if value := amount(record, name, measured):
                         groups.setdefault(line, {}).setdefault(record["length"], []).append(value)
             # Plain attention was measured in the group of every scheme.
             medians = {name: {n: statistics.median(v) for n, v in line.items()} for name, line in groups.items()}
-            panels.append(Panel(step, words, medians))
+            panels.append((step, words, medians))
     return _curves(panels, "Time and memory against length", dark, lambda value: f"{value:,g}")
-
-
-def _with_auto(records: Sequence[Record], *kinds: str) -> list[Record]:
-    """The records of these kinds that say what auto takes."""
-    return [record for record in records if record["kind"] in kinds and "auto" in record]
-
-
-def _amount(result: Mapping[str, Any], measured: str) -> float:
-    """Milliseconds or mebibytes; 0 for what was left out."""
-    if measured == "seconds":
-        return statistics.median(result["seconds"]) * 1e3 if result.get("seconds") else 0.0
-    return float(result.get("peak_bytes", 0)) / 2**20
 
 
 def rope(records: Sequence[Record], dark: bool = False) -> Figure | None:
     """Rotations over cloning, a row per way and a mark per precision."""
-    found = [record for record in records if record["kind"].startswith("rope ")]
-    if not found:
-        return None
-    names = list(dict.fromkeys(name for record in found for name in record["results"]))
-    series = {
-        record["kind"].partition(" ")[2]: {name: _ratio(record, name) for name in record["results"]} for record in found
+    block = {
+        record["kind"].partition(" ")[2]: {name: _ratio(record, name) for name in record["results"]}
+        for record in of(records, "rope")
     }
-    return _dots([Block("", names, series)], "RoPE on queries and keys", "time over cloning both", dark)
+    return _dots({"": block}, "RoPE on queries and keys", "time over cloning both", dark)
 
 
 def peers(records: Sequence[Record], dark: bool = False) -> Figure | None:
     """Other ways to the same attention at the longest length, a block per scheme."""
-    found = [record for record in records if record["kind"].startswith("peers ")]
-    length = _common_length(found)
-    if length is None:
-        return None
-    found = [record for record in found if record["length"] == length]
-    blocks = []
-    for scheme in dict.fromkeys(record["scheme"] for record in found):
+    length, found = _at_common_length(of(records, "peers"))
+    blocks: dict[str, dict[str, dict[str, Spread | None]]] = {}
+    for scheme in schemes(found):
         mine = [record for record in found if record["scheme"] == scheme]
-        names = list(dict.fromkeys(n for record in mine for n in record["results"] if n != record["baseline"]))
-        series = {
-            words: {name: _ratio(r, name) for r in mine if r["kind"] == f"peers {phase}" for name in names}
+        blocks[scheme] = {
+            words: {n: _ratio(r, n) for r in of(mine, f"peers {phase}") for n in r["results"] if n != r["baseline"]}
             for phase, words in PHASES.items()
         }
-        blocks.append(Block(scheme, names, series))
     return _dots(blocks, f"Other ways, at {length:,} tokens", "time over plain causal attention", dark)
 
 
 def decode(records: Sequence[Record], dark: bool = False) -> Figure | None:
     """One token against a cache, a row per scheme."""
-    found = [record for record in records if record["kind"] == "decode"]
-    if not found:
-        return None
-    series = {"one token": {record["scheme"]: _ratio(record, "posenc") for record in found}}
-    title = f"One token against a cache of {found[0]['length']:,}"
-    return _dots([Block("", list(series["one token"]), series)], title, "time over the same without positions", dark)
+    found = of(records, "decode")
+    block = {"one token": {record["scheme"]: _ratio(record, "posenc") for record in found}}
+    title = f"One token against a cache of {max((record['length'] for record in found), default=0):,}"
+    return _dots({"": block}, title, "time over the same without positions", dark)
 
 
 FIGURES: dict[str, Callable[[Sequence[Record], bool], Figure | None]] = {
@@ -160,15 +119,18 @@ def write(records: Sequence[Record], out: Path) -> list[Path]:
 # -- drawing ----------------------------------------------------------------------------------------------------------
 
 
-def _dots(blocks: Sequence[Block], title: str, xlabel: str, dark: bool) -> Figure:
-    """A row for each name with a mark for each series, and the numbers beside them, in blocks below one another. A bar
-    runs from quartile to quartile."""
+def _dots(blocks: Mapping[str, Block], title: str, xlabel: str, dark: bool) -> Figure | None:
+    """A row for each name with a mark for each series, and the numbers beside them, in blocks below one another, each
+    under its title where it has one. A bar runs from quartile to quartile."""
+    names = {header: dict.fromkeys(n for each in block.values() for n in each) for header, block in blocks.items()}
+    rows = sum(len(each) + bool(header) for header, each in names.items())
+    if not rows:
+        return None
     paper = style.theme(dark)
-    series = list(dict.fromkeys(label for block in blocks for label in block.series))
+    series = list(dict.fromkeys(label for block in blocks.values() for label in block))
     looks = dict(zip(series, ((paper.palette[4], "o"), (paper.palette[1], "s")), strict=False))
-    rows = sum(len(block.names) + bool(block.header) for block in blocks)
     width, height = LABEL + AXIS + NUMBER * len(series) + 0.15, TOP + ROW * rows + BOTTOM
-    ends = [end for block in blocks for each in block.series.values() for value in each.values() for end in value or ()]
+    ends = [end for block in blocks.values() for each in block.values() for v in each.values() for end in v or ()]
     with style.context(dark):
         figure = Figure(figsize=(width, height))
         axes = figure.add_axes((LABEL / width, BOTTOM / height, AXIS / width, ROW * rows / height))
@@ -186,13 +148,13 @@ def _dots(blocks: Sequence[Block], title: str, xlabel: str, dark: bool) -> Figur
             head = label.replace(" ", "\n")
             axes.text(columns[label], -0.6, head, color=color, va="bottom", weight="bold", linespacing=0.95, **words)
         labels: list[str] = []
-        for block in blocks:
-            labels += [block.header] if block.header else []
-            for name in block.names:
+        for header, block in blocks.items():
+            labels += [header] if header else []
+            for name in names[header]:
                 row = len(labels)
                 labels.append(name)
                 for index, (label, (color, marker)) in enumerate(looks.items()):
-                    value = block.series.get(label, {}).get(name)
+                    value = block.get(label, {}).get(name)
                     shown = _times(value[0]) if value else "–"
                     axes.text(columns[label], row, shown, color=color, va="center", **words)
                     if value:
@@ -201,45 +163,44 @@ def _dots(blocks: Sequence[Block], title: str, xlabel: str, dark: bool) -> Figur
                         axes.plot(value[0], aside, marker, color=color, markersize=5.5, label=f"{name}, {label}")
         axes.set_yticks(range(rows), labels)
         axes.tick_params(axis="y", length=0)
-        headers = {block.header for block in blocks}
         for tick in axes.get_yticklabels():
-            tick.set_fontweight("bold" if tick.get_text() in headers else "normal")
+            tick.set_fontweight("bold" if tick.get_text() in blocks else "normal")
     return figure
 
 
 def _curves(panels: Sequence[Panel], title: str, dark: bool, form: Callable[[float], str]) -> Figure | None:
     """Panels two in a row: lines against length, both axes logarithmic, each line named where it ends."""
-    panels = [panel for panel in panels if panel.lines]  # of a benchmark that was interrupted, there may be one
-    lengths = sorted({x for panel in panels for line in panel.lines.values() for x in line})
+    panels = [panel for panel in panels if panel[2]]  # of a benchmark that was interrupted, there may be one
+    lengths = sorted({x for *_, lines in panels for line in lines.values() for x in line})
     if not lengths:
         return None
-    most = max(len(panel.lines) for panel in panels)
+    most = max(len(lines) for *_, lines in panels)
     rows, tall = (len(panels) + 1) // 2, max(2.4, 0.17 * most)
     left, wide, right, above, below = 0.85, 2.9, 1.75, 0.4, 0.75
     width, height = 2 * (left + wide + right), 0.4 + rows * (above + tall + below)
     with style.context(dark):
         figure = Figure(figsize=(width, height))
         figure.text(0.12 / width, 1 - 0.2 / height, title, size=12, weight="bold", va="top")
-        for index, panel in enumerate(panels):
+        for index, (header, ylabel, lines) in enumerate(panels):
             row, column = divmod(index, 2)
             x, y = left + column * (left + wide + right), height - 0.4 - (row + 1) * (above + tall + below) + below
             axes = figure.add_axes((x / width, y / height, wide / width, tall / height))
-            axes.set(xscale="log", yscale="log", xlabel="length (tokens)", ylabel=panel.ylabel)
-            axes.set_title(panel.header, size=10.5)
+            axes.set(xscale="log", yscale="log", xlabel="length (tokens)", ylabel=ylabel)
+            axes.set_title(header, size=10.5)
             axes.xaxis.set_major_locator(FixedLocator([float(x) for x in lengths]))
             axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}"))
             axes.xaxis.set_minor_locator(NullLocator())
             axes.set_xlim(lengths[0] / 1.1, lengths[-1] * 1.1)
-            for name, line in panel.lines.items():
+            for name, line in lines.items():
                 look, points = _look(name, dark), zip(*sorted(line.items()), strict=True)
                 (drawn,) = axes.plot(*points, color=look.color, linestyle=look.dashes, marker=look.marker, label=name)
                 drawn.set(linewidth=3 if name == PLAIN else 1.3, markersize=4.5)
             if form is _times:
-                _ratio_axis(axes, [value for line in panel.lines.values() for value in line.values()], vertical=True)
+                _ratio_axis(axes, [value for line in lines.values() for value in line.values()], vertical=True)
             else:
                 axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: form(y)))
                 axes.yaxis.set_minor_formatter(NullFormatter())
-            _name_ends(axes, panel.lines, 0.165 / tall, dark)
+            _name_ends(axes, lines, 0.165 / tall, dark)
     return figure
 
 
@@ -285,11 +246,13 @@ def _ratio(record: Record, name: str) -> Spread | None:
     return tuple(given) if given and all(map(math.isfinite, given)) else None
 
 
-def _common_length(records: Sequence[Record]) -> int | None:
-    """The longest length with results of at least half as many schemes as any has."""
-    count: dict[int, int] = {}
-    for record in records:
-        if any("ratio" in result for name, result in record["results"].items() if name != record["baseline"]):
-            count[record["length"]] = count.get(record["length"], 0) + 1
+def _at_common_length(records: Sequence[Record]) -> tuple[int, list[Record]]:
+    """The longest length with results of at least half as many schemes as any has, and the records of it."""
+    count = Counter(
+        record["length"]
+        for record in records
+        if any("ratio" in result for name, result in record["results"].items() if name != record["baseline"])
+    )
     most = max(count.values(), default=0)
-    return max((length for length, n in count.items() if 2 * n >= most), default=None)
+    length = max((length for length, n in count.items() if 2 * n >= most), default=0)
+    return length, [record for record in records if record["length"] == length]

@@ -15,8 +15,7 @@ import torch
 from posenc.arguments import check_name, check_type
 from posenc.backends.choice import BACKENDS
 from posenc.bench import cases, peers
-from posenc.bench.inputs import Inputs
-from posenc.bench.measure import Clock, LeftOutError, Make, Work, beyond, race
+from posenc.bench.measure import Clock, Inputs, LeftOutError, Make, Work, beyond, race
 from posenc.bench.settings import AUTO, Settings
 from posenc.workbench.configuration import differences, fingerprint
 from posenc.workbench.files import parse, write_whole
@@ -39,7 +38,8 @@ BUSY = 0.5
 def check(settings: Settings) -> None:
     """ValueError for a scheme or a backend that is unknown, and for a device that is not there."""
     check_type("settings", settings, Settings)
-    cases.check_schemes(settings.schemes)
+    for name in settings.schemes:
+        cases.entries(name)
     for name in settings.backends:
         check_name("backends", name, (AUTO, *(backend.name for backend in BACKENDS)))
     device_of(settings.device)

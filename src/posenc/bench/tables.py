@@ -9,6 +9,7 @@ import json
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -56,7 +57,7 @@ def tables(records: Sequence[Record]) -> list[Table]:
         found += [_price(records, phase), _by_backend(records, phase)]
     for phase in PHASES:
         found += [_growth(records, phase, "seconds"), _growth(records, phase, "peak_bytes")]
-    found += [_rope(records), *(_peers(records, scheme) for scheme in _schemes(_of(records, "peers")))]
+    found += [_rope(records), *(_peers(records, scheme) for scheme in schemes(of(records, "peers")))]
     found.append(_decode(records))
     return [table for table in found if table.rows]
 
@@ -133,7 +134,7 @@ def _environment(records: Sequence[Record]) -> Table:
 
 
 def _price(records: Sequence[Record], phase: str) -> Table:
-    found = [record for record in _of(records, f"price {phase}") if "auto" in record]
+    found = with_auto(records, f"price {phase}")
     lengths = _lengths(found)
     lead = (
         "Time over that of plain causal scaled_dot_product_attention on the same tensors in the same rounds, with the "
@@ -143,7 +144,7 @@ def _price(records: Sequence[Record], phase: str) -> Table:
     table = Table(f"The price of position: {PHASES[phase]}", lead, header)
     if found:
         table.rows.append(("plain, ms", "", *_baseline(found, lengths)))
-    for scheme in _schemes(found):
+    for scheme in schemes(found):
         measured = [_one(found, scheme, length) for length in lengths]
         takes = " → ".join(dict.fromkeys(record["auto"] for record in measured if record))
         table.rows.append((scheme, takes, *(table.cell(record, "auto", _ratio) for record in measured)))
@@ -151,12 +152,12 @@ def _price(records: Sequence[Record], phase: str) -> Table:
 
 
 def _by_backend(records: Sequence[Record], phase: str) -> Table:
-    found = _of(records, f"price {phase}")
+    found = of(records, f"price {phase}")
     lengths = _lengths(found)
     lead = "As above, for every backend. **Bold**: what auto takes."
     table = Table(f"By backend: {PHASES[phase]}", lead, ("scheme", "backend", *(f"{n:,}" for n in lengths)))
     several = any(len(record["results"]) > 2 for record in found)
-    for scheme in _schemes(found) if several else ():
+    for scheme in schemes(found) if several else ():
         mine = [record for record in found if record["scheme"] == scheme]
         for backend in dict.fromkeys(n for record in mine for n in record["results"] if n != record["baseline"]):
             cells = []
@@ -169,27 +170,26 @@ def _by_backend(records: Sequence[Record], phase: str) -> Table:
 
 
 def _growth(records: Sequence[Record], phase: str, measured: str) -> Table:
-    prices = [record for record in _of(records, f"price {phase}") if "auto" in record]
-    found = prices or _of(records, f"growth {phase}")
+    found = with_auto(records, f"price {phase}") or of(records, f"growth {phase}")
     lengths = _lengths(found)
     seconds = measured == "seconds"
     title = f"Growth of {'time, ms' if seconds else 'peak memory, MiB'}: {PHASES[phase]}"
     lead = "With the backend that auto takes"
     lead += ", the median." if seconds else ", beyond inputs and outputs (of a step: and gradients)."
     table = Table(title, lead, ("scheme", *(f"{n:,}" for n in lengths)))
-    form = _milliseconds if seconds else _mebibytes
+    form = partial(_amount, measured=measured)
     if found and seconds:
         table.rows.append(("plain", *_baseline(found, lengths)))
     elif found:  # the same in every group
         firsts = [next(record for record in found if record["length"] == length) for length in lengths]
         table.rows.append(("plain", *(table.cell(first, first["baseline"], form) for first in firsts)))
-    for scheme in _schemes(found):
+    for scheme in schemes(found):
         table.rows.append((scheme, *(table.cell(_one(found, scheme, length), "auto", form) for length in lengths)))
     return table
 
 
 def _rope(records: Sequence[Record]) -> Table:
-    found = _of(records, "rope")
+    found = of(records, "rope")
     lead = f"Rotating queries and keys, over the time of cloning both; the median, {SPREAD}. GB/s: read and written."
     table = Table("RoPE on queries and keys", lead, ("precision", "what", "ms", "over clone", "GB/s"))
     for record in found:
@@ -198,24 +198,24 @@ def _rope(records: Sequence[Record]) -> Table:
                 cells = (table.dash(result["left_out"]), "", "")
             else:
                 rate = record["bytes"] / statistics.median(result["seconds"]) / 1e9
-                cells = (_milliseconds(record, name), _ratio(record, name), f"{rate:.1f}")
+                cells = (_amount(record, name), _ratio(record, name), f"{rate:.1f}")
             table.rows.append((record["kind"].partition(" ")[2], name, *cells))
     return table
 
 
 def _peers(records: Sequence[Record], scheme: str) -> Table:
-    found = [record for record in _of(records, "peers") if record["scheme"] == scheme]
-    columns = [(phase, n) for phase in PHASES for n in _lengths(_of(found, f"peers {phase}"))]
+    found = [record for record in of(records, "peers") if record["scheme"] == scheme]
+    columns = [(phase, n) for phase in PHASES for n in _lengths(of(found, f"peers {phase}"))]
     lead = f"Over plain causal attention; the median, {SPREAD}. Each time a bias with the same numbers."
     table = Table(f"Other ways to {scheme}", lead, ("way", *(f"{phase}, {n:,}" for phase, n in columns)))
-    groups = [_one(_of(found, f"peers {phase}"), scheme, length) for phase, length in columns]
+    groups = [_one(of(found, f"peers {phase}"), scheme, length) for phase, length in columns]
     for name in dict.fromkeys(name for record in found for name in record["results"]):
         table.rows.append((name, *(table.cell(group, name, _ratio) for group in groups)))
     return table
 
 
 def _decode(records: Sequence[Record]) -> Table:
-    found = _of(records, "decode")
+    found = of(records, "decode")
     cache = found[0]["length"] if found else 0
     lead = (
         f"Over the same attention without positions; the median, {SPREAD}. The new token's positions are bound, its "
@@ -240,12 +240,16 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
-def _milliseconds(record: Record, name: str) -> str:
-    return number(1e3 * statistics.median(record["results"][name]["seconds"]))
+def amount(record: Record, name: str, measured: str = "seconds") -> float:
+    """The milliseconds or mebibytes of a competitor; 0 for one that was left out."""
+    result = record["results"].get(name, {})
+    if measured == "seconds":
+        return 1e3 * statistics.median(result["seconds"]) if result.get("seconds") else 0.0
+    return float(result.get("peak_bytes", 0)) / 2**20
 
 
-def _mebibytes(record: Record, name: str) -> str:
-    return number(record["results"][name]["peak_bytes"] / 2**20)
+def _amount(record: Record, name: str, measured: str = "seconds") -> str:
+    return number(amount(record, name, measured))
 
 
 def _ratio(record: Record, name: str) -> str:
@@ -260,15 +264,19 @@ def _baseline(records: Sequence[Record], lengths: Sequence[int]) -> list[str]:
     """Milliseconds of the baseline: the median of all groups of a length."""
     cells = []
     for length in lengths:
-        results = [r["results"][r["baseline"]] for r in records if r["length"] == length]
-        medians = [statistics.median(result["seconds"]) for result in results if result.get("seconds")]
-        cells.append(number(1e3 * statistics.median(medians)) if medians else "–")
+        times = [ms for r in records if r["length"] == length and (ms := amount(r, r["baseline"]))]
+        cells.append(number(statistics.median(times)) if times else "–")
     return cells
 
 
-def _of(records: Sequence[Record], kind: str) -> list[Record]:
-    """Records of a kind, or of all kinds that begin with that word."""
-    return [record for record in records if record["kind"] == kind or record["kind"].startswith(kind + " ")]
+def of(records: Sequence[Record], *kinds: str) -> list[Record]:
+    """Records of these kinds, or of all kinds that begin with these words."""
+    return [record for record in records if any(f"{record['kind']} ".startswith(f"{kind} ") for kind in kinds)]
+
+
+def with_auto(records: Sequence[Record], *kinds: str) -> list[Record]:
+    """Those that say what auto takes."""
+    return [record for record in of(records, *kinds) if "auto" in record]
 
 
 def _one(records: Sequence[Record], scheme: str, length: int) -> Record | None:
@@ -279,5 +287,5 @@ def _lengths(records: Sequence[Record]) -> list[int]:
     return sorted({record["length"] for record in records})
 
 
-def _schemes(records: Sequence[Record]) -> list[str]:
+def schemes(records: Sequence[Record]) -> list[str]:
     return list(dict.fromkeys(record["scheme"] for record in records))

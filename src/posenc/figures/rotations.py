@@ -46,10 +46,8 @@ def rope_rotation(
         figure, axes = panels.panels(len(drawn), 1, size, title)
         for panel, each, found in zip(axes, drawn, angles, strict=True):
             _circles(panel, found, dark)
-            theta = np.angle(turns(each.scheme, 2))[1]
-            for pair in range(found.shape[1]):
-                words = f"{theta[pair]:.3g} rad per position"
-                panel.text(length - 0.4, pair, words, va="center", size=9)
+            for pair, theta in enumerate(found[1]):
+                panel.text(length - 0.4, pair, f"{theta:.3g} rad per position", va="center", size=9)
             panel.set(title=each.title, xlabel="position (tokens)")
             panel.set_yticks(range(found.shape[1]), [f"pair {pair}" for pair in range(found.shape[1])])
     return figure
@@ -65,15 +63,9 @@ def _circles(axes: Axes, angles: NDArray[np.float64], dark: bool) -> None:
         axes.add_patch(Circle((float(place), float(pair)), 0.42, fill=False, edgecolor=paper.faint, linewidth=0.8))
     # y runs down, so that pair 0 is on top; arrows are turned back for it.
     u, v = 0.42 * np.cos(angles), -0.42 * np.sin(angles)
-    look: dict[str, Any] = {
-        "angles": "xy",
-        "scale_units": "xy",
-        "scale": 1,
-        "width": 0.05,
-        "units": "xy",
-        "headwidth": 3.6,
-    }
-    axes.quiver(x, y, u, v, color=[colors[pair] for pair in y.ravel()], headlength=4, headaxislength=3.6, **look)
+    unit: dict[str, Any] = {"angles": "xy", "scale_units": "xy", "units": "xy", "scale": 1, "width": 0.05}
+    shades = [colors[pair] for pair in y.ravel()]
+    axes.quiver(x, y, u, v, color=shades, headwidth=3.6, headlength=4, headaxislength=3.6, **unit)
     axes.set(xlim=(-0.55, length - 0.45), ylim=(pairs - 0.45, -0.55), aspect="equal", xticks=range(length))
     for spine in axes.spines.values():
         spine.set_visible(False)

@@ -1,6 +1,6 @@
 """The pictures, tables and sentences of the tasks whose answers are right or wrong."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ from posenc.lab import tables
 from posenc.lab.drawing import draw
 from posenc.lab.pictures import line_of, training
 from posenc.lab.sentences import marked
-from posenc.lab.summary import Estimate, Record, Summary
+from posenc.lab.summary import Estimate, Summary
 from posenc.lab.task import Answers, listed
 from posenc.workbench import style
 
@@ -26,9 +26,8 @@ def answers(summary: Summary) -> Answers:
     return summary.task
 
 
-def by_length(kind: str, records: Iterable[Record], dark: bool = False) -> Figure:
+def by_length(kind: str, summary: Summary, dark: bool = False) -> Figure:
     """The share of right answers of one kind against the length, or the side of the grid."""
-    summary = Summary(records)
     task = answers(summary)
     lines = [line_of(summary, kind, scheme, summary.lengths(kind)) for scheme in _asked(summary, kind)]
     if kind == "resized":  # at the training grid nothing is to be fitted
@@ -44,7 +43,7 @@ def by_length(kind: str, records: Iterable[Record], dark: bool = False) -> Figur
     return figure
 
 
-def figures(task: Answers) -> dict[str, Callable[[Iterable[Record], bool], Figure]]:
+def figures(task: Answers) -> dict[str, Callable[[Summary, bool], Figure]]:
     return {**{kind: partial(by_length, kind) for kind in task.kinds}, "training": training}
 
 

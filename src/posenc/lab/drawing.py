@@ -142,7 +142,9 @@ def _tokens_axis(axes: Axes, summary: Summary, tokens: Sequence[float]) -> None:
     ticks = [n for n in (*summary.test_lengths, trained) if low / pad <= n <= high * pad]
     below = min(ticks, default=high)
     ticks += [below / 2**k for k in range(1, 12) if below / 2**k >= low / pad]
-    axes.xaxis.set_major_locator(FixedLocator(_spaced(axes, ticks, trained, _tick_width)))
+    # About the width of a tick's number, and what keeps it from the next.
+    kept = _spaced(axes, ticks, trained, lambda n: (0.085 * len(f"{n:,.0f}") + 0.06) / AXES[0])
+    axes.xaxis.set_major_locator(FixedLocator(kept))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _tick(x, trained, summary.task.trained)))
     axes.xaxis.set_minor_locator(NullLocator())
     if low / pad <= trained <= high * pad:
@@ -154,11 +156,6 @@ def _tick(tokens: float, trained: int, mark: str) -> str:
         return f"{tokens:,.0f}\n1×\n{mark}"
     words = multiple(tokens, trained)
     return f"{tokens:,.0f}\n{words}" if words and "." not in words else f"{tokens:,.0f}"
-
-
-def _tick_width(tokens: float) -> float:
-    """About the width of a tick's number, and what keeps it from the next, in parts of the axes."""
-    return (0.085 * len(f"{tokens:,.0f}") + 0.06) / AXES[0]
 
 
 def _spaced(axes: Axes, xs: Iterable[float], first: float, width: Callable[[float], float]) -> list[float]:
@@ -185,18 +182,9 @@ def _curve(axes: Axes, line: Line, dark: bool, bands: bool, aside: float) -> Non
         axes.fill_between(*ends, color=color, alpha=0.12, linewidth=0)
     else:
         axes.vlines(*ends, color=color, linewidth=2.6, alpha=0.4, transform=moved)
-    marked = _spaced(axes, x, x[-1], lambda _: 0.06)
-    axes.plot(
-        x,
-        means,
-        color=color,
-        linestyle=look.dashes,
-        marker=look.marker,
-        markersize=4.5 if bands else 5.5,
-        markevery=[x.index(at) for at in marked],
-        transform=moved,
-        label=line.scheme,
-    )
+    marked = [x.index(at) for at in _spaced(axes, x, x[-1], lambda _: 0.06)]
+    (drawn,) = axes.plot(x, means, color=color, linestyle=look.dashes, transform=moved, label=line.scheme)
+    drawn.set(marker=look.marker, markersize=4.5 if bands else 5.5, markevery=marked)
 
 
 def _aside(axes: Axes, points: float) -> ScaledTranslation:

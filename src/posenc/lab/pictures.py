@@ -1,27 +1,24 @@
-"""The pictures of a comparison: each a function from records to a figure, for light paper or dark."""
+"""The pictures of a comparison: each a function from a summary to a figure, for light paper or dark."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 from matplotlib.figure import Figure
 
 from posenc.lab.drawing import BITS, Line, canvas, draw, empty, names, note
-from posenc.lab.summary import Estimate, Record, Summary
+from posenc.lab.summary import Estimate, Summary
 from posenc.lab.tasks.text import TIE_AT_ONE_SEED
 from posenc.workbench import style
 
 
-def windows(records: Iterable[Record], dark: bool = False) -> Figure:
+def windows(summary: Summary, dark: bool = False) -> Figure:
     """Bits per byte against test length, over separate windows: every token counts, also the first of a window."""
-    summary = Summary(records)
     return _by_length(summary, "windows", "Loss at each test length: separate windows", dark)
 
 
-def sliding(records: Iterable[Record], dark: bool = False) -> Figure:
+def sliding(summary: Summary, dark: bool = False) -> Figure:
     """Bits per byte against test length, over sliding windows, beside the same model kept to its training length."""
-    summary = Summary(records)
     baselines = []
     for scheme in summary.schemes:
         # Sliding windows of the training length *are* the baseline, so its line begins there.
@@ -31,17 +28,15 @@ def sliding(records: Iterable[Record], dark: bool = False) -> Figure:
     return _by_length(summary, "sliding", "Loss at each test length: sliding windows", dark, baselines)
 
 
-def final_tokens(records: Iterable[Record], dark: bool = False) -> Figure:
+def final_tokens(summary: Summary, dark: bool = False) -> Figure:
     """Bits per byte of the same few tokens as their left context grows."""
-    summary = Summary(records)
     lines = [line_of(summary, "final_tokens", scheme, summary.lengths("final_tokens")) for scheme in summary.schemes]
     limits = _limits(lines, summary.train_length)
     return draw(summary, lines, limits, dark, "The same final tokens, as context grows", "context (tokens)")
 
 
-def differences(records: Iterable[Record], dark: bool = False) -> Figure:
+def differences(summary: Summary, dark: bool = False) -> Figure:
     """Paired differences to the reference scheme against test length; with one seed, the zone where gaps are ties."""
-    summary = Summary(records)
     lines = []
     for scheme in summary.schemes:
         pairs = {n: summary.difference("sliding", scheme, summary.reference, n) for n in summary.lengths("sliding")}
@@ -67,11 +62,10 @@ def differences(records: Iterable[Record], dark: bool = False) -> Figure:
     return figure
 
 
-def by_position(records: Iterable[Record], dark: bool = False) -> Figure:
+def by_position(summary: Summary, dark: bool = False) -> Figure:
     """Bits per byte against the position of the token, in windows of the longest test length."""
-    summary = Summary(records)
-    lines = [Line(scheme, _positions(summary, scheme)) for scheme in summary.schemes]
-    lines = [replace(line, end="" if line.points else _absent(summary, line.scheme)) for line in lines]
+    found = {scheme: _positions(summary, scheme) for scheme in summary.schemes}
+    lines = [Line(scheme, points, "" if points else _absent(summary, scheme)) for scheme, points in found.items()]
     # The first tokens of a window cost the most of all the model was trained on; they set the scale.
     trained = [p.mean for line in lines for x, p in line.finite() if x <= summary.train_length]
     every = [p.mean for line in lines for _, p in line.finite()]
@@ -80,9 +74,8 @@ def by_position(records: Iterable[Record], dark: bool = False) -> Figure:
     return draw(summary, lines, limits, dark, "Loss by position", xlabel, bands=True)
 
 
-def training(records: Iterable[Record], dark: bool = False) -> Figure:
+def training(summary: Summary, dark: bool = False) -> Figure:
     """The loss in training: every seed a thin line."""
-    summary = Summary(records)
     diverged = [f"not drawn: {scheme} {words}" for scheme in summary.schemes if (words := summary.diverged(scheme))]
     loss = BITS if summary.task.score == "bits" else "cross-entropy (bits)"
     figure, axes = canvas(summary, dark, "Loss in training", "step", loss, rows=len(diverged), bottom=0.62)
@@ -114,7 +107,7 @@ def training(records: Iterable[Record], dark: bool = False) -> Figure:
     return figure
 
 
-FIGURES: dict[str, Callable[[Iterable[Record], bool], Figure]] = {
+FIGURES: dict[str, Callable[[Summary, bool], Figure]] = {
     draw.__name__: draw for draw in (sliding, windows, differences, final_tokens, by_position, training)
 }
 

@@ -4,7 +4,7 @@ Whatever the records hold can be reported: a run that was interrupted gives a re
 """
 
 import base64
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -28,9 +28,9 @@ def write(records: Sequence[Record], out: str | Path) -> Path:
 
     Each file is written whole or not at all, so a reader never meets half of one.
     """
-    out, images = Path(out), {}
-    for name, draw in figures(Summary(records).task).items():
-        images[name] = {dark: style.saved(draw(records, dark), dark=dark) for dark in (False, True)}
+    out, images, summary = Path(out), {}, Summary(records)
+    for name, draw in figures(summary.task).items():
+        images[name] = {dark: style.saved(draw(summary, dark), dark=dark) for dark in (False, True)}
     for name, pair in images.items():
         for dark, data in pair.items():
             write_whole(out / FOLDER / f"{name}{'-dark' if dark else ''}.png", data)
@@ -39,7 +39,7 @@ def write(records: Sequence[Record], out: str | Path) -> Path:
     return out / FILE
 
 
-def figures(task: Task) -> dict[str, Callable[[Iterable[Record], bool], Figure]]:
+def figures(task: Task) -> dict[str, Callable[[Summary, bool], Figure]]:
     return accuracy.figures(task) if isinstance(task, Answers) else pictures.FIGURES
 
 
@@ -57,13 +57,9 @@ def html(records: Sequence[Record], images: dict[str, dict[bool, bytes]]) -> str
         "posenc.lab",
         "accuracy.html.j2" if right_or_wrong else "report.html.j2",
         summary=summary,
+        words=words,
         about=(latest.get("text") or {}).get("about", ""),
         images=sources,
-        missing=summary.missing(),
-        left_out=summary.task.left_out(),
-        observed=words.observed(summary),
-        how_to_read=words.how_to_read(summary),
-        not_concluded=words.not_concluded(summary),
         times=[multiple(length, summary.train_length) for length in summary.test_lengths],
         environment=tables.environment(summary),
         command=tables.command(summary),

@@ -117,9 +117,12 @@ def _order(summary: Summary, length: int, where: str) -> str:
 def _use_of_context(summary: Summary, length: int) -> str:
     """Whether what lies further back than the training length helps: against the truncated baseline, same bytes."""
     effects = {s: summary.difference("sliding", s, s, length, kind_of_other="truncated") for s in summary.schemes}
-    lowers: list[str] = []
-    leaves: list[str] = []
-    raises: list[str] = []
+    said: dict[str, list[str]] = {
+        "lowers the loss of {}": [],
+        "leaves the loss of {} as it is": [],
+        "raises the loss of {}": [],
+    }
+    lowers, leaves, raises = said.values()
     for scheme, effect in effects.items():
         if effect and effect.finite:
             # One model against itself: the noise between seeds has no part in it. What prints as 0.00 is no effect.
@@ -127,13 +130,9 @@ def _use_of_context(summary: Summary, length: int) -> str:
                 leaves.append(scheme)
             else:
                 (lowers if effect.mean < 0 else raises).append(f"{scheme} by {abs(effect.mean):.2f}")
-    said = [f"lowers the loss of {listed(lowers)}"] if lowers else []
-    said += [f"leaves the loss of {listed(leaves)} as it is"] if leaves else []
-    said += [f"raises the loss of {listed(raises)}"] if raises else []
-    if not said:
-        return ""
+    words = "; ".join(form.format(listed(schemes)) for form, schemes in said.items() if schemes)
     start = f"Seeing {length:,} tokens rather than only the last {summary.train_length:,}"
-    return f"{start} {'; '.join(said)} (bits per byte)."
+    return f"{start} {words} (bits per byte)." if words else ""
 
 
 def _rounded(count: float) -> str:

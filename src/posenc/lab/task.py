@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.lab.config import CompareConfig
-from posenc.lab.train import Source
+from posenc.lab.train import Draw
 from posenc.positions import PositionError
 from posenc.scheme import Scheme
 from posenc.schemes.catalog import catalog, entries_of
@@ -54,7 +54,7 @@ class Measures(ABC):
 class Loaded:
     """What a task trains and tests with, ready to use. ``digest`` names its bytes, ``about`` says what they are."""
 
-    train: Source
+    train: Draw
     evaluator: Callable[[nn.Module, torch.device, Tick], Measures]
     testing_tokens: int  # about as many as go through a model in testing
     about: str

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from posenc.lab.data import Bytes
 Loss: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
 """(model, batch) -> the mean loss in nats."""
 
+Draw: TypeAlias = Callable[[np.random.Generator, int, int], Bytes]
+"""(generator, count, size) -> random rows (count, size) of tokens, of which the last is what is to be told."""
+
 CURVE_POINTS = 50
 SAVE_SECONDS = 20.0
 
@@ -27,18 +30,10 @@ class DivergedError(ValueError):
     """The loss of a training is no longer a number; the message says since which step that is known."""
 
 
-class Source(Protocol):
-    """What training draws from: rows of tokens, of which the last is what is to be told from those before it."""
-
-    def draw(self, rng: np.random.Generator, count: int, size: int) -> Bytes:
-        """``count`` random rows (count, size)."""
-        ...
-
-
-def batch(text: Source, config: CompareConfig, seed: int, step: int) -> Tensor:
+def batch(draw: Draw, config: CompareConfig, seed: int, step: int) -> Tensor:
     """The batch of a step (batch_size, train_length + 1), whatever came before it: every scheme sees the same ones."""
     rng = np.random.default_rng((seed, step))
-    return torch.from_numpy(text.draw(rng, config.batch_size, config.train_length + 1).astype(np.int64))
+    return torch.from_numpy(draw(rng, config.batch_size, config.train_length + 1).astype(np.int64))
 
 
 def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
@@ -78,7 +73,7 @@ def step_of(
 
 def train(
     model: nn.Module,
-    text: Source,
+    draw: Draw,
     config: CompareConfig,
     seed: int,
     checkpoint: Path,
@@ -116,7 +111,7 @@ def train(
     for step in range(reached.step, config.steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(config, step)
-        running += step_of(model, optimizer, batch(text, config, seed, step).to(device), config, loss_of)
+        running += step_of(model, optimizer, batch(draw, config, seed, step).to(device), config, loss_of)
         reached.step = done = step + 1
         if done % every == 0 or done == config.steps:
             points = done - (curve[-1][0] if curve else 0)

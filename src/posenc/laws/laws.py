@@ -10,8 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.laws.decay import angles, counterexample, rotary_bound
-from posenc.laws.finding import EPS, Finding, not_applicable
-from posenc.laws.probe import Probe
+from posenc.laws.probe import EPS, Finding, Probe, not_applicable
 from posenc.laws.vectors import LARGE, bounded, linear, orthogonal, unique
 from posenc.positions import PositionError
 from posenc.schemes.entry import Law
@@ -50,7 +49,7 @@ def relative(probe: Probe) -> Finding:
     shift = max(moved)
     value, threshold = max(moved.values()), 10 * size * shift * EPS
     words = f"scores change by at most {value:.1e} when every position moves, by up to {shift}"
-    return Finding(Law.RELATIVE, value <= threshold, value, threshold, words)
+    return Finding(value <= threshold, value, threshold, words)
 
 
 def absolute(probe: Probe) -> Finding:
@@ -59,7 +58,7 @@ def absolute(probe: Probe) -> Finding:
     shift = min(moved, key=lambda shift: moved[shift])
     value, threshold = moved[shift], 1e-4 * size
     words = f"scores change by at least {value:.1e} when every position moves (least for a shift by {shift})"
-    return Finding(Law.ABSOLUTE, value > threshold, value, threshold, words)
+    return Finding(value > threshold, value, threshold, words)
 
 
 # --- distance and direction -----------------------------------------------------------------------------------------
@@ -76,7 +75,7 @@ def directed(probe: Probe) -> Finding:
     words = f"s(i, j) and s(j, i) differ by up to {value:.1e}, contents being the same"
     if value > threshold >= alike:
         words += "; by nothing where queries and keys are projected alike, so direction is in the projections"
-    return Finding(Law.DIRECTED, value > threshold, value, threshold, words, {"projected alike": alike})
+    return Finding(value > threshold, value, threshold, words, {"projected alike": alike})
 
 
 def curves(probe: Probe) -> tuple[Float[Tensor, "curves distances"], Float[Tensor, "curves distances"]]:
@@ -122,26 +121,26 @@ def monotone(probe: Probe) -> Finding:
     risen. The value is the least size of Spearman's rank correlation with distance, of any head and content."""
     moving = [curve for side in curves(probe) for curve in side if not _flat(curve)]
     if not moving:
-        return not_applicable(Law.MONOTONE, "scores do not depend on where the tokens are")
+        return not_applicable("scores do not depend on where the tokens are")
     turns = [turn for turn in map(_turn, moving) if turn is not None]
     value = min(abs(spearman(curve)) for curve in moving)
     where = "the inner product of two vectors" if probe.scheme.doors == ("add",) else "the score"
     words = f"Spearman's correlation of {where} with distance is at least {value:.3f} in size"
     words += f"; it turns at distance {min(turns)}" if turns else "; it never turns"
-    return Finding(Law.MONOTONE, not turns, value, None, words, {"first turn": min(turns)} if turns else {})
+    return Finding(not turns, value, None, words, {"first turn": min(turns)} if turns else {})
 
 
 def decaying(probe: Probe) -> Finding:
     """Looking back, every score falls with distance and never rises, whatever the content. The value is the share of
     heads and contents for which that is so."""
     if not probe.sees_coordinates:
-        return not_applicable(Law.DECAYING, "scores do not depend on where the tokens are")
+        return not_applicable("scores do not depend on where the tokens are")
     back, _ = curves(probe)
     falls = [not _flat(curve) and _turn(curve) is None and bool(curve[-1] < curve[0]) for curve in back]
     value = sum(falls) / len(falls)
     what = "the inner product of two vectors falls" if probe.scheme.doors == ("add",) else "the score falls"
     words = f"looking back, {what} with distance and never rises for {value:.0%} of heads and contents"
-    return Finding(Law.DECAYING, value == 1.0, value, 1.0, words)
+    return Finding(value == 1.0, value, 1.0, words)
 
 
 def decaying_bound(probe: Probe) -> Finding:
@@ -150,7 +149,7 @@ def decaying_bound(probe: Probe) -> Finding:
     scores have mean 0 and the same spread at every distance."""
     theta = angles(probe)
     if theta is None:
-        return not_applicable(Law.DECAYING_BOUND, "it rotates nothing")
+        return not_applicable("it rotates nothing")
     bound = rotary_bound(theta, torch.arange(LARGE))
     far = counterexample(probe, peak=200, every=5)
     assert far is not None
@@ -166,7 +165,7 @@ def decaying_bound(probe: Probe) -> Finding:
     numbers: dict[str, float | int] = {f"B({r})": bound[r].item() for r in (0, 10, 50, 100, 255)}
     numbers |= {"built key peaks at": peak, "random mean in standard errors": deviation}
     numbers |= {"spread at 0": far.spread[0].item(), f"spread at {last}": far.spread[-1].item()}
-    return Finding(Law.DECAYING_BOUND, value < 0.5, value, 0.5, words, numbers)
+    return Finding(value < 0.5, value, 0.5, words, numbers)
 
 
 # --- more axes ------------------------------------------------------------------------------------------------------
@@ -177,9 +176,9 @@ def separable(probe: Probe) -> Finding:
     leaves over is rounding, a share of less than eps of the variance."""
     flat = probe.with_axes(2)
     if flat is None:
-        return not_applicable(Law.SEPARABLE, "it takes one coordinate per token")
+        return not_applicable("it takes one coordinate per token")
     if not probe.sees_coordinates:
-        return not_applicable(Law.SEPARABLE, "scores do not depend on where the tokens are")
+        return not_applicable("scores do not depend on where the tokens are")
     height, width = 7, 9
     grid = torch.cartesian_prod(torch.arange(height), torch.arange(width))
     found = flat.effect(torch.tensor([[3, 4]]), grid)[:, :, 0].movedim(-1, 2).flatten(0, 2)
@@ -191,14 +190,14 @@ def separable(probe: Probe) -> Finding:
     first = (energy[:, 0].sum() / energy.sum()).item()
     words = f"rows and columns leave {value:.1e} of the variance of scores on a {height} x {width} grid over"
     words += f"; the first singular component holds {first:.0%} of it"
-    return Finding(Law.SEPARABLE, value <= EPS, value, EPS, words, {"rank-1 energy": first})
+    return Finding(value <= EPS, value, EPS, words, {"rank-1 energy": first})
 
 
 def extensible(probe: Probe) -> Finding:
     """There is one of it for tokens of two and of three coordinates, and it tells tokens apart along each of them. The
     value is the most coordinates that it takes."""
     if not probe.sees_coordinates:
-        return not_applicable(Law.EXTENSIBLE, "it sees no coordinates, however many there are")
+        return not_applicable("it sees no coordinates, however many there are")
     taken = []
     for axes in (1, 2, 3):
         other = probe.with_axes(axes)
@@ -213,7 +212,7 @@ def extensible(probe: Probe) -> Finding:
         if all(seen):
             taken.append(axes)
     words = f"numbers of axes with which it tells tokens apart along each: {', '.join(map(str, taken))}"
-    return Finding(Law.EXTENSIBLE, {2, 3} <= set(taken), float(max(taken)), 3.0, words)
+    return Finding({2, 3} <= set(taken), float(max(taken)), 3.0, words)
 
 
 # --- any position ---------------------------------------------------------------------------------------------------
@@ -224,9 +223,8 @@ def length_free(probe: Probe) -> Finding:
     if probe.limit is None:
         below = probe.encodes([0, -7])
         words = f"positions up to 2^31 have an encoding, those below 0 {'too' if below else 'have none'}"
-        return Finding(Law.LENGTH_FREE, True, 2.0**31, 2.0**31, words)
-    what = "distances" if probe.limit_is_a_distance else "positions"
-    return Finding(Law.LENGTH_FREE, False, float(probe.limit), 2.0**31, f"{what} end at {probe.limit}")
+        return Finding(True, 2.0**31, 2.0**31, words)
+    return Finding(False, float(probe.limit), 2.0**31, probe.end)
 
 
 def fractional(probe: Probe) -> Finding:
@@ -236,10 +234,10 @@ def fractional(probe: Probe) -> Finding:
     try:
         here, there = (probe.internals(places, places) for places in (base, base + torch.tensor([0.0, 0.0, 1e-6])))
     except ValueError as error:
-        return Finding(Law.FRACTIONAL, False, None, 1e-3, f"it refuses them: {error}")
+        return Finding(False, None, 1e-3, f"it refuses them: {error}")
     value = (here - there).abs().max().item()
     holds = value <= 1e-3 and (value > 0) == probe.sees_coordinates
-    return Finding(Law.FRACTIONAL, holds, value, 1e-3, f"a step of 1e-6 changes scores by {value:.1e}")
+    return Finding(holds, value, 1e-3, f"a step of 1e-6 changes scores by {value:.1e}")
 
 
 # --- how it is made -------------------------------------------------------------------------------------------------
@@ -256,13 +254,13 @@ def deterministic(probe: Probe) -> Finding:
     words = "called twice it is the same" if again == 0 else f"called twice it differs by {again:.1e}"
     words += ", built twice too" if rebuilt == 0 else f", built twice it differs by {rebuilt:.1e}: it is drawn"
     value = max(again, rebuilt)
-    return Finding(Law.DETERMINISTIC, value == 0, value, 0.0, words, {"called again": again, "built again": rebuilt})
+    return Finding(value == 0, value, 0.0, words, {"called again": again, "built again": rebuilt})
 
 
 def parameter_free(probe: Probe) -> Finding:
     """Nothing is learned. The value is the number of parameters."""
     count = sum(parameter.numel() for parameter in probe.scheme.parameters())
-    return Finding(Law.PARAMETER_FREE, count == 0, float(count), 0.0, f"it learns {count} numbers")
+    return Finding(count == 0, float(count), 0.0, f"it learns {count} numbers")
 
 
 def order_free(probe: Probe) -> Finding:
@@ -278,7 +276,7 @@ def order_free(probe: Probe) -> Finding:
     value, threshold = moved(probe), 1000 * EPS
     without = moved(Probe.named("nope", probe.shape))
     words = f"tokens that change places change their outputs by up to {value:.1e}; without it by {without:.1e}"
-    return Finding(Law.ORDER_FREE, value <= threshold, value, threshold, words, {"without it": without})
+    return Finding(value <= threshold, value, threshold, words, {"without it": without})
 
 
 # --- two questions --------------------------------------------------------------------------------------------------
@@ -287,9 +285,8 @@ def order_free(probe: Probe) -> Finding:
 def fixed_ahead(probe: Probe) -> Finding:
     """Must the set of positions be fixed ahead of time? Yes where an end was found, which is the value."""
     if probe.limit is None:
-        return Finding("fixed_ahead", False, None, None, "no: no end up to 2^31")
-    what = "distances" if probe.limit_is_a_distance else "positions"
-    return Finding("fixed_ahead", True, float(probe.limit), None, f"yes: {what} end at {probe.limit}")
+        return Finding(False, None, None, "no: no end up to 2^31")
+    return Finding(True, float(probe.limit), None, f"yes: {probe.end}")
 
 
 def hinders(probe: Probe) -> Finding:
@@ -315,7 +312,7 @@ def hinders(probe: Probe) -> Finding:
         words = f"yes: scores within a phrase move by {value:.2f} of their spread {between}"
     else:
         words = f"no: scores within a phrase are the same, but for rounding, {between}"
-    return Finding("hinders", value > threshold, value, threshold, words, {"unit content": share(content)[0]})
+    return Finding(value > threshold, value, threshold, words, {"unit content": share(content)[0]})
 
 
 _MEASURES = (

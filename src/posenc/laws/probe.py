@@ -1,9 +1,10 @@
-"""What a scheme does to tokens of known content: its vectors, scores and outputs, with every door open."""
+"""What a scheme does to tokens of known content, its vectors, scores and outputs, with every door open; and what
+measuring a law of it gives."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias
 
@@ -33,6 +34,26 @@ FARTHEST = 2**31
 
 CONTENTS = 4  # that many contents are tried at once, as the rows of a batch
 HIDDEN = -1e4  # what a score of -inf counts as, so that it can be compared
+EPS = 2.0**-52  # float64, in which everything is measured unless it says otherwise
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What measuring a law gave.
+
+    ``holds`` is None where the law makes no sense for the scheme; ``words`` then say why, and otherwise what ``value``
+    is. ``threshold`` is what the value was held against, and ``numbers`` whatever else was measured on the way.
+    """
+
+    holds: bool | None
+    value: float | None
+    threshold: float | None
+    words: str
+    numbers: Mapping[str, float | int] = field(default_factory=dict)
+
+
+def not_applicable(words: str) -> Finding:
+    return Finding(None, None, None, words)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +114,7 @@ class Probe:
         positions = Positions(places[None] if axes > 1 else places[None, :, 0], segment=torch.zeros(1, 2).long())
         x = self.content(2, equal=True)
         try:
-            self._internals(self.scheme, positions, positions, x, x, tied=False)
+            self._internals(positions, positions, x, x)
         except ValueError as error:
             return error
         return None
@@ -154,23 +175,19 @@ class Probe:
         query_positions, key_positions = self.positions(queries, segment), self.positions(keys, segment)
         x = self.content(len(query_positions), equal=True) if content is None else content
         y = self.content(len(key_positions), equal=True) if content is None else content
-        return self._internals(self.scheme, query_positions, key_positions, x, y, tied)
+        return self._internals(query_positions, key_positions, x, y, tied)
 
     def effect(self, queries: Places, keys: Places) -> Float[Tensor, "contents heads queries keys channels"]:
         """What the scheme changes between tokens that are all the same: its internals less the score without it."""
-        query_positions, key_positions = self.positions(queries), self.positions(keys)
-        x, y = self.content(len(query_positions), equal=True), self.content(len(key_positions), equal=True)
-        changed = self._internals(self.scheme, query_positions, key_positions, x, y, tied=False)
-        changed[..., :1] -= self._internals(NoPE(), query_positions, key_positions, x, y, tied=False)
+        changed = self.internals(queries, keys)
+        changed[..., :1] -= replace(self, build=lambda shape: NoPE()).internals(queries, keys)
         return changed
 
-    def _internals(
-        self, scheme: Scheme, queries: Positions, keys: Positions, x: Tensor, y: Tensor, tied: bool
-    ) -> Tensor:
+    def _internals(self, queries: Positions, keys: Positions, x: Tensor, y: Tensor, tied: bool = False) -> Tensor:
         dtype = torch.promote_types(self.dtype, torch.float32)
-        encoding = scheme(queries, keys, dtype=dtype)
+        encoding = self.scheme(queries, keys, dtype=dtype)
         query = self.project(encoding.add(x), 0)
-        key = self.project(scheme.tokens(keys, dtype=dtype).add(y), 0 if tied else 1)
+        key = self.project(self.scheme.tokens(keys, dtype=dtype).add(y), 0 if tied else 1)
         scores = torch.nan_to_num(logits(query, key, encoding), neginf=HIDDEN)
         parts = [scores[..., None]]
         block = Block(query, key, queries, keys, self.shape.head_dim**-0.5)
@@ -240,9 +257,10 @@ class Probe:
         return low
 
     @cached_property
-    def limit_is_a_distance(self) -> bool:
-        """Whether what ends is the distance between two tokens, and not where they are."""
-        return self.limit is not None and self.encodes([FARTHEST, FARTHEST])
+    def end(self) -> str:
+        """The limit in words: what ends is where tokens are, or only the distance between them."""
+        what = "distances" if self.encodes([FARTHEST, FARTHEST]) else "positions"
+        return f"{what} end at {self.limit}"
 
     @cached_property
     def sees_coordinates(self) -> bool:

@@ -6,12 +6,11 @@ import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from posenc.arguments import check_type, shown
-from posenc.laws.finding import Finding
 from posenc.laws.laws import LAWS, QUESTIONS
-from posenc.laws.probe import SHAPE, Probe
+from posenc.laws.probe import SHAPE, Finding, Probe
 from posenc.schemes.catalog import catalog, entries_of
 from posenc.schemes.entry import Shape
 
@@ -132,9 +131,9 @@ def verdict(finding: Finding) -> str:
     return {True: "yes", False: "no", None: "n/a"}[finding.holds]
 
 
-def cell(finding: Finding) -> str:
+def cell(law: str, finding: Finding) -> str:
     """The verdict, and the number behind it in short."""
-    shorten = _SHORT.get(finding.law)
+    shorten = _SHORT.get(law)
     short = shorten(finding) if shorten is not None and finding.value is not None else ""
     return f"{verdict(finding)} {short}".strip()
 
@@ -159,7 +158,7 @@ def text_tables(audits: Sequence[Audit]) -> tuple[Table, ...]:
         for law in laws:
             table.add_column(head(law).replace(" ", "\n"), no_wrap=True)
         for one in audits:
-            table.add_row(one.name, *(cell(one.findings[law]) for law in laws))
+            table.add_row(one.name, *(cell(law, one.findings[law]) for law in laws))
         tables.append(table)
     return tuple(tables)
 
@@ -169,12 +168,6 @@ def text_tables(audits: Sequence[Audit]) -> tuple[Table, ...]:
 
 def as_json(audits: Sequence[Audit], shape: Shape = SHAPE) -> str:
     """All findings, with the definitions of the laws and the sizes they were measured at."""
-
-    def plain(finding: Finding) -> dict[str, Any]:
-        found = asdict(finding) | {"numbers": dict(finding.numbers)}
-        del found["law"]
-        return found
-
     document = {
         "shape": asdict(shape),
         "laws": {law: definition(law) for law in LAWS},
@@ -185,8 +178,8 @@ def as_json(audits: Sequence[Audit], shape: Shape = SHAPE) -> str:
                 "doors": one.doors,
                 "claims": None if one.claims is None else sorted(one.claims),
                 "disagreements": one.disagreements,
-                "laws": {law: plain(one.findings[law]) for law in LAWS},
-                "questions": {question: plain(one.findings[question]) for question in QUESTIONS},
+                "laws": {law: asdict(one.findings[law]) for law in LAWS},
+                "questions": {question: asdict(one.findings[question]) for question in QUESTIONS},
             }
             for one in audits
         ],

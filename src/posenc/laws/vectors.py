@@ -8,9 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.laws.finding import EPS, Finding, not_applicable
-from posenc.laws.probe import Probe
-from posenc.schemes.entry import Law
+from posenc.laws.probe import EPS, Finding, Probe, not_applicable
 
 SMALL, MEDIUM, LARGE = 64, 256, 1024
 NEAR, FAR = 2**15, 2**20  # where the growth of a scheme without an end is looked for
@@ -75,7 +73,7 @@ def unique(probe: Probe) -> Finding:
     for dtype in (torch.bfloat16, torch.float32):
         found = max(_codes(probe, dtype, count), key=lambda code: _ratio(code.closest(), code.step), default=None)
         if found is None:
-            return Finding(Law.UNIQUE, False, 0.0, 0.0, "it opens no door: all positions are the same to it")
+            return Finding(False, 0.0, 0.0, "it opens no door: all positions are the same to it")
         name = str(dtype).removeprefix("torch.")
         numbers |= {f"{name} at {size}": found.closest(size) for size in (SMALL, MEDIUM, LARGE) if size <= count}
         numbers[f"{name} first collision"] = found.collision
@@ -84,7 +82,7 @@ def unique(probe: Probe) -> Finding:
     words = f"the closest two of {count} {found.kind} are {value:.1e} apart in float32"
     if found.collision >= 0:
         words += f"; {found.kind[:-1]} {found.collision} is the first to share its code with one before it"
-    return Finding(Law.UNIQUE, value > threshold, value, threshold, words, numbers)
+    return Finding(value > threshold, value, threshold, words, numbers)
 
 
 def _ratio(value: float, threshold: float) -> float:
@@ -130,34 +128,34 @@ def linear_map(probe: Probe, near: int = 3, far: int = 5) -> LinearMap | None:
     )
 
 
-def _linear(probe: Probe, law: Law) -> LinearMap | Finding:
+def _linear(probe: Probe) -> LinearMap | Finding:
     if not probe.sees_coordinates:
-        return not_applicable(law, "it sees no coordinates, so no position has a vector of its own")
+        return not_applicable("it sees no coordinates, so no position has a vector of its own")
     reason = "it gives codes to pairs of positions, and to no position a vector"
-    return linear_map(probe) or not_applicable(law, reason)
+    return linear_map(probe) or not_applicable(reason)
 
 
 def linear(probe: Probe) -> Finding:
     """One matrix M_k carries the vector of every position t to that of t + k, and M_l M_k = M_{k+l}; fitted to some
     positions, of 12 channels, and held against others. A thousand roundings for each position are allowed."""
-    found = _linear(probe, Law.LINEAR)
+    found = _linear(probe)
     if isinstance(found, Finding):
         return found
     value = max(found.residual, found.composed)
     words = f"at positions it was not fitted to, M_3 misses by {found.residual:.1e} of a vector's length"
     words += f", and M_5 M_3 = M_8 by {found.composed:.1e}"
     numbers = {"residual": found.residual, "composition": found.composed}
-    return Finding(Law.LINEAR, value <= LINEAR, value, LINEAR, words, numbers)
+    return Finding(value <= LINEAR, value, LINEAR, words, numbers)
 
 
 def orthogonal(probe: Probe) -> Finding:
     """That matrix keeps lengths and angles: a position moves on by a turn."""
-    found = _linear(probe, Law.ORTHOGONAL)
+    found = _linear(probe)
     if isinstance(found, Finding):
         return found
     value = max(found.bend, found.residual)
     words = f"M_3 changes inner products of vectors by up to {found.bend:.1e} of the largest"
-    return Finding(Law.ORTHOGONAL, value <= LINEAR, value, LINEAR, words, {"inner products": found.bend})
+    return Finding(value <= LINEAR, value, LINEAR, words, {"inner products": found.bend})
 
 
 def bounded(probe: Probe) -> Finding:
@@ -180,11 +178,11 @@ def bounded(probe: Probe) -> Finding:
         found = [probe.effect([origin], origin - places).abs().max().item() for places in (near, far)]
         sizes.append(("change of a score", found[0], found[1]))
     if not sizes:
-        return Finding(Law.BOUNDED, True, 0.0, 0.0, "it opens no door and changes nothing")
+        return Finding(True, 0.0, 0.0, "it opens no door and changes nothing")
     what, close, value = max(sizes, key=lambda size: _ratio(size[2], size[1]))
     value = max(close, value)
     if probe.limit is None:
         words = f"the largest {what} is {close:.4g} up to {NEAR} and {value:.4g} up to {FAR}"
     else:
         words = f"the largest {what} is {value:.4g}, and its table ends at {probe.limit}"
-    return Finding(Law.BOUNDED, value <= 1.25 * close, value, 1.25 * close, words, {"near": close})
+    return Finding(value <= 1.25 * close, value, 1.25 * close, words, {"near": close})

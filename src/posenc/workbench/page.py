@@ -1,6 +1,5 @@
 """A page: one HTML file that needs nothing else, from a template of the room that writes it."""
 
-from importlib.resources import files
 from typing import Any
 
 import jinja2
@@ -10,13 +9,8 @@ from posenc.workbench import style
 
 def page(room: str, template: str, **values: Any) -> str:
     """The page of ``room``'s template, such as ("posenc.lab", "report.html.j2"), which extends ``page.html.j2``."""
-
-    def text(name: str) -> str | None:
-        found = (files(package).joinpath(name) for package in (room, "posenc.workbench"))
-        return next((file.read_text(encoding="utf-8") for file in found if file.is_file()), None)
-
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(text),
+        loader=jinja2.ChoiceLoader([jinja2.PackageLoader(package, "") for package in (room, "posenc.workbench")]),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,

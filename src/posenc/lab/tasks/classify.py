@@ -17,7 +17,6 @@ stand, and how many other words there are. The first half of a sequence is segme
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -64,18 +63,6 @@ def _place(rng: np.random.Generator, others: Ints, apart: Ints) -> Ints:
     marks[np.arange(count), left + apart] = A + B - pair
     marks[marks < 0] = others.ravel()
     return marks
-
-
-@dataclass(frozen=True)
-class Sequences:
-    """Sequences made as they are drawn."""
-
-    train_length: int
-
-    def draw(self, rng: np.random.Generator, count: int, size: int) -> Bytes:
-        """``count`` rows (count, size) of a label after ``size - 1`` words, in whole groups as far as they fit."""
-        made = groups(rng, -(-count // GROUP), size - 1, self.train_length)
-        return made.reshape(-1, size)[:count]
 
 
 class Reader(nn.Module):
@@ -179,8 +166,13 @@ class Classify(Answers):
             for n in config.test_lengths
         }
         made = b"".join(rows.tobytes() for rows in tests.values())
+
+        def draw(rng: np.random.Generator, count: int, size: int) -> Bytes:
+            """Rows of ``size - 1`` words and a label, in whole groups as far as they fit."""
+            return groups(rng, -(-count // GROUP), size - 1, config.train_length).reshape(-1, size)[:count]
+
         return Loaded(
-            Sequences(config.train_length),
+            draw,
             lambda model, device, tick: _Answers(model, tests, device, tick),
             GROUP * config.windows * sum(config.test_lengths),
             f"made up: {WORDS} words and two marked ones; {GROUP * config.windows:,} test sequences of each length",

@@ -15,7 +15,7 @@ images are resized, so that the digit is the same and only the positions are mor
 import copy
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.lab.config import CompareConfig
-from posenc.lab.data import Bytes
 from posenc.lab.task import ANSWERS, Accuracy, Answers, Kind, Loaded, Tick
 from posenc.models import ImageClassifier
 from posenc.positions import Positions
@@ -141,25 +140,14 @@ class Digits(Answers):
         room = len(rows) // 2
         if config.windows > room:
             raise ValueError(f"windows must leave half of {len(rows):,} images to train on, got {config.windows}")
-        test = torch.from_numpy(rows[-config.windows :].astype(np.int64))
+        train, test = rows[: -config.windows], torch.from_numpy(rows[-config.windows :].astype(np.int64))
         return Loaded(
-            Rows(rows[: -config.windows]),
+            lambda rng, count, size: train[rng.integers(len(train), size=count)],
             lambda model, device, tick: _Grids(model, test.to(device), config.train_length, tick),
             config.windows * sum(length**2 for length in config.test_lengths),
             f"scikit-learn's digits: {len(rows):,} images of 8 × 8 pixels, the last {config.windows} held out",
             hashlib.sha256(rows.tobytes()).hexdigest()[:16],
         )
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Images with their labels, a row each."""
-
-    rows: Bytes
-
-    def draw(self, rng: np.random.Generator, count: int, size: int) -> Bytes:
-        """``count`` random rows; they have the size they have."""
-        return self.rows[rng.integers(len(self.rows), size=count)]
 
 
 def pixels(batch: Tensor) -> Tensor:

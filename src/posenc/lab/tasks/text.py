@@ -56,7 +56,7 @@ class Text(Task):
         windows = corpus.validation.spread(config.windows, longest + 1)
         few = len(windows) < config.windows
         return Loaded(
-            corpus.train,
+            corpus.train.draw,
             lambda model, device, tick: Evaluator(
                 model, windows, config.test_lengths, config.train_length, device, tick
             ),
