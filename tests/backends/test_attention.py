@@ -781,7 +781,8 @@ def test_a_bound_encoding_that_adds_must_have_been_added() -> None:
         with pytest.raises(
             ValueError,
             match=r"^the encoding adds to the input, and was not added: call x = encoding.add\(x\), of a "
-            r"ForwardPass x = step.add\(x\), before query, key and value are projected from x, or pass encoding.pairs where the model adds the vectors by itself$",
+            r"ForwardPass x = step.add\(x\), before query, key and value are projected from x, or pass encoding.pairs "
+            r"where the model adds the vectors by itself$",
         ):
             call(bound)
     bound.add(torch.zeros(2, 7, 24))

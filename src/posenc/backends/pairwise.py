@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from torch.nn import functional as F
 from posenc.backends.band import Band, Work
 from posenc.backends.fused import merge
 from posenc.backends.lines import Lines
+
+Pullback: TypeAlias = Callable[[Tensor], tuple[Tensor, ...]]
 
 PIECE = 2**17  # scores that a function is applied to at a time
 FAINT = -80.0  # weights below e to this power are taken for 0: they would soon be denormal numbers, which are slow
@@ -41,17 +44,17 @@ def _key_meets(band: Band, keys: Tensor, table: Tensor) -> Iterator[tuple[slice,
 
 def _scores(
     band: Band, work: Work, q: Tensor, key: Tensor, scale: float, lines: Lines, is_backward: bool
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, list[Pullback]]:
     """The scores of a band, (..., rows, columns), side by side, which exponentials are far faster on; and, for the
-    backward pass, what ``apply`` was given."""
+    backward pass, the way back through ``apply``."""
     shifted = q if lines.shift is None else q + band.of_each_query(lines.shift)
     met: Tensor | None = None
     if lines.vectors is not None:
         met = band.meet_line(work, q * scale if lines.meeting is None else band.queries(lines.meeting), lines.vectors)
     scores = band.meet_keys(work, "scores", shifted * scale, band.windows(key), None if lines.is_first else met)
-    bare: Tensor | None = None
+    pullbacks: list[Pullback] = []
     if lines.is_first:
-        bare = _apply(band, work, scores, lines, is_backward)
+        pullbacks = _apply(band, scores, lines, is_backward)
         if met is not None:
             scores += met
     if lines.key_vectors is not None:
@@ -64,9 +67,9 @@ def _scores(
     if lines.bias is not None:
         scores += band.of_line(lines.bias)
     if lines.apply is not None and not lines.is_first:
-        bare = _apply(band, work, scores, lines, is_backward)
+        pullbacks = _apply(band, scores, lines, is_backward)
     band.hide(scores)
-    return scores, bare
+    return scores, pullbacks
 
 
 def _add_key_meets(band: Band, work: Work, scores: Tensor, keys: Tensor, table: Tensor) -> None:
@@ -91,21 +94,22 @@ def _parts(band: Band, lines: Lines) -> Iterator[tuple[tuple[slice, ...], tuple[
             yield (slice(None), slice(h, h + 1), slice(None), slice(None), some), (h, row), of_rows
 
 
-def _apply(band: Band, work: Work, scores: Tensor, lines: Lines, is_backward: bool) -> Tensor | None:
-    """Applies the function to the scores, in place; gives what they were, for the backward pass."""
+def _apply(band: Band, scores: Tensor, lines: Lines, is_backward: bool) -> list[Pullback]:
+    """Applies the function to the scores, in place; for the backward pass, gives the way back through each piece."""
     assert lines.apply is not None
-    bare = work("bare", *scores.shape).copy_(scores) if is_backward else None
+    pullbacks = []
     for where, _, given in _parts(band, lines):
-        scores[where] = lines.apply(scores[where], *given)
-    return bare
+        if is_backward:
+            scores[where], pullback, *_ = torch.func.vjp(lines.apply, scores[where].clone(), *given)
+            pullbacks.append(pullback)
+        else:
+            scores[where] = lines.apply(scores[where], *given)
+    return pullbacks
 
 
-def _pull(band: Band, d_scores: Tensor, bare: Tensor | None, lines: Lines, d_lines: Lines) -> None:
+def _pull(band: Band, d_scores: Tensor, pullbacks: list[Pullback], lines: Lines, d_lines: Lines) -> None:
     """Takes the gradient of what the function gave back to what it was given, in place, and to its coefficients."""
-    assert lines.apply is not None
-    assert bare is not None
-    for where, place, given in _parts(band, lines):
-        _, pullback, *_ = torch.func.vjp(lines.apply, bare[where], *given)
+    for (where, place, _), pullback in zip(_parts(band, lines), pullbacks, strict=True):
         d_bare, *d_given = pullback(d_scores[where])
         for n, d in enumerate(d_given):
             assert d_lines.coefficients is not None
@@ -162,7 +166,7 @@ def backward(
     """Adds the gradients through a band. ``delta`` is what the softmax takes from every pair of a row."""
     dq, dk, dv, d_lines = grads
     q, do, keys = band.queries(query), band.queries(dout), band.windows(key)
-    scores, bare = _scores(band, work, q, key, scale, lines, True)
+    scores, pullbacks = _scores(band, work, q, key, scale, lines, True)
     row_lse = band.queries(lse, past=torch.inf)[..., None]
     weights = _weights(scores, row_lse.masked_fill(row_lse == -torch.inf, 0.0), lines)
     band.give_windows(dv, band.over_queries(band.by_key(work, "by key", weights), do))
@@ -173,7 +177,7 @@ def backward(
     d_scores.mul_(weights)
 
     if lines.apply is not None and not lines.is_first:
-        _pull(band, d_scores, bare, lines, d_lines)
+        _pull(band, d_scores, pullbacks, lines, d_lines)
     by_distance = d_scores
     if lines.bias is not None or lines.vectors is not None:
         by_distance = band.by_distance(work, "by distance", d_scores)
@@ -202,7 +206,7 @@ def backward(
             total = d_lines.key_clock.unflatten(1, (-1, band.groups))[:, :, g]
             band.give_windows(total, -per_key[:, :, :, g, :])
     if lines.apply is not None and lines.is_first:
-        _pull(band, d_scores, bare, lines, d_lines)
+        _pull(band, d_scores, pullbacks, lines, d_lines)
     by_key = band.by_key(work, "by key", d_scores)
     dq_part = band.over_keys(by_key, keys)
     if lines.shift is not None and d_lines.shift is not None:
