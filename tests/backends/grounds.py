@@ -12,7 +12,7 @@ from torch import Tensor
 
 import posenc
 from posenc import ALiBi, DistanceAware, Encoding, Positions, Relative1D, Relative2D, RoPE, Scheme, Shaw
-from posenc.backends import band, chunked, fused, pairwise
+from posenc.backends import band, chunked, far, fused, pairwise
 from posenc.backends.attention import BACKENDS
 from posenc.pieces import Meeting
 from posenc.schemes.catalog import CATALOG, Entry, Shape
@@ -468,6 +468,7 @@ def small_blocks(patch: pytest.MonkeyPatch) -> None:
         (band, "SCORES", 1),
         (band, "NARROW", 6),
         (pairwise, "PIECE", 2**10),
+        (far, "SHARE", 1),
         (fused, "ROWS", 32),
         (fused, "TRIANGLE", 8),
         (fused, "NARROW", 4),

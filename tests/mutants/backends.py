@@ -110,7 +110,7 @@ TILES = (
         "distances are counted from the start of the row, not of the span",
         tiles,
         "_distance",
-        ("- (q.coords[0] - q.start)", "- q.coords[0]"),
+        ("- (q.line - q.start)", "- q.line"),
         at("shaw", "packed", "both"),
     ),
     Line(
@@ -276,7 +276,7 @@ FAR = (
         far,
         "_horizons",
         ("(2 * abs(scale) * longest_q * longest_k + faint) / -slopes", "1 / -slopes"),
-        at("alibi", "text", "causal"),
+        at("alibi", "text", "causal", small=True),
     ),
     Line(
         "what a slope gives a whole row is dropped",
