@@ -100,7 +100,7 @@ FINDS = Check(
     "A <rule> & more.",
     "It <matters>.",
     (7, 8),
-    (HOLDS, Trial("a hostile one", is_hostile, _with_values), Trial("a hostile, one", is_hostile, _with_values)),
+    (HOLDS, Trial("a hostile one", is_hostile, _with_values), Trial("another hostile one", is_hostile, _with_values)),
 )
 REFUSES = Check(3, "does not apply", "Nothing.", "For nothing.", (), (REFUSED,))
 WAITS = Check(4, "waits", "It ends.", "Time is short.", (), (Trial("for long", is_slow, _texts),))

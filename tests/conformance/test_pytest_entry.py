@@ -59,7 +59,7 @@ def test_a_finding_fails_with_what_it_is_and_its_script(result: Run) -> None:
             "met before in: transformers#38224, *",
             "# A finding of posenc check, which this script repeats.",
             "raise SystemExit(repeat(*",
-            "2. finds a lot, a hostile, one",
+            "2. finds a lot, another hostile one",
         ]
     )
     found.stdout.no_fnmatch_line("*suite.py*Failed*")  # no traceback through our files

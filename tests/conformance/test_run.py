@@ -354,12 +354,14 @@ def takes_anything(made: Any, x: Tensor, *others: Any, **named: Any) -> Tensor:
 
 def test_a_parameter_that_nothing_is_given_to_is_named() -> None:
     names = "positions, padding, document, order, cache, memory, memory_positions, grid"
-    message = f"call's parameters must be of those that a Layer gives, {names}; got "
-    with pytest.raises(ValueError, match=f"^{message}'position'. Did you mean 'positions'\\?$"):
+    message = f"a parameter of call for a Layer must be one of {names}, got "
+    with pytest.raises(ValueError, match=rf"^{message}'position' \(did you mean 'positions'\?\)$"):
         check(Layer(build=build, call=misspelt))
     with pytest.raises(ValueError, match=f"^{message}'temperature'$"):
         check(Layer(build=build, call=unheard_of))
-    with pytest.raises(ValueError, match=r"a Rotary gives, x, query, key, positions, offset; got 'position'. Did you"):
+    with pytest.raises(
+        ValueError, match=r"a Rotary must be one of x, query, key, positions, offset, got 'position' \(did"
+    ):
         check(Rotary(build=build, call=misspelt))
     assert check(Layer(build=build, call=takes_anything), checks=[10]).ok
 

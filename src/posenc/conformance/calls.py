@@ -185,8 +185,6 @@ def _inside(thing: Any) -> list[tuple[str, Any]]:
 def _closed_over(function: FunctionType) -> list[tuple[str, Any]]:
     found = []
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
+        with suppress(ValueError):  # nothing was put there yet
             found.append((f"'s {name}", cell.cell_contents))
-        except ValueError:  # nothing was put there yet
-            continue
     return found

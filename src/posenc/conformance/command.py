@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from posenc.workbench.command import failed, stdout
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from posenc.conformance.run import Report
     from posenc.conformance.subjects import Subject
@@ -81,10 +81,11 @@ def run(arguments: argparse.Namespace) -> int:
     finish; 2: wrong use. That no check at all applies is wrong use too: nothing was checked, so nothing passed."""
     from rich.console import Console
 
-    from posenc.conformance import page, report  # the page before minutes of checking: drawing must be possible
+    from posenc.conformance import report  # before minutes of checking: drawing must be possible
     from posenc.conformance.prepare import prepared
     from posenc.conformance.run import Interrupted, check
     from posenc.conformance.targets import TargetError
+    from posenc.workbench.files import write_whole
     from posenc.workbench.progress import Progress, for_console
 
     given = {name: getattr(arguments, name) for name in ("checks", "lengths", "longest", "seed", "seconds")}
@@ -118,10 +119,12 @@ def run(arguments: argparse.Namespace) -> int:
     places = {} if arguments.out is None else {file: str(arguments.out / "scripts" / file) for file in scripts}
     for subject in data["subjects"]:
         console.print(report.shown(subject, places, arguments.quiet), highlight=False)
-    makers = {"json": report.as_json, "junit": report.as_junit, "html": page.html}
-    texts = [(Path(place), scripts[file]) for file, place in places.items()]
-    texts += [(path, makers[kind](data)) for _, kind, path in _reports(arguments)]
-    unwritten = [*_remove_scripts(arguments.out), *_write(texts)]
+    makers = {"json": report.as_json, "junit": report.as_junit, "html": report.as_html}
+    texts = {Path(place): scripts[file] for file, place in places.items()}
+    texts |= {path: makers[kind](data) for _, kind, path in _reports(arguments)}
+    files = {path: text.encode("utf-8", "backslashreplace") for path, text in texts.items()}
+    old = [] if arguments.out is None else list(arguments.out.glob("scripts/**/*.py"))
+    unwritten = _failing(old, _remove_script) + _failing(files, lambda path: write_whole(path, files[path]))
     if unwritten:
         failed("; ".join(unwritten))
     elif arguments.out is not None and not arguments.quiet:
@@ -184,28 +187,20 @@ def _reports(arguments: argparse.Namespace) -> list[tuple[str, str, Path]]:
     return given
 
 
-def _remove_scripts(out: Path | None) -> list[str]:
-    """Removes the scripts of an earlier run. Gives those that could not be, and why."""
+def _remove_script(path: Path) -> None:
+    """Removes what an earlier run has written."""
     from posenc.conformance.standalone import MARK
 
+    if path.read_text(encoding="utf-8", errors="replace").startswith(MARK):
+        path.unlink()
+
+
+def _failing(paths: Iterable[Path], change: Callable[[Path], None]) -> list[str]:
+    """Changes every file that can be. Gives those that could not be, and why."""
     failed = []
-    for old in out.glob("scripts/**/*.py") if out is not None else ():
+    for path in paths:
         try:
-            if old.read_text(encoding="utf-8", errors="replace").startswith(MARK):
-                old.unlink()
-        except OSError as error:
-            failed.append(f"{old}: {error.strerror}")
-    return failed
-
-
-def _write(texts: list[tuple[Path, str]]) -> list[str]:
-    """Writes all that can be written. Gives what could not be, and why."""
-    from posenc.workbench.files import write_whole
-
-    failed = []
-    for path, text in texts:
-        try:
-            write_whole(path, text.encode("utf-8", "backslashreplace"))
+            change(path)
         except OSError as error:
             failed.append(f"{path}: {error.strerror}")
     return failed

@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any, ClassVar
 
 import torch
@@ -35,23 +34,39 @@ class _Heads(Subject):
     def run(self, made: Any, batch: Batch) -> Tensor:
         return self.partial(made, batch, lse=False)[0].transpose(1, 2)
 
-    def projected(self, batch: Batch) -> list[Tensor]:
-        """Query, key and value of every token, (rows, heads, tokens, head_dim) each."""
-        size = (self.heads, self.head_dim)
-        return [
-            self.vectors(batch, self.heads * self.head_dim, which).unflatten(-1, size).transpose(1, 2)
+    def partial(self, made: Any, batch: Batch, lse: bool = True) -> tuple[Tensor, Tensor]:
+        query, key, value = (
+            self.vectors(batch, self.heads * self.head_dim, which)
+            .unflatten(-1, (self.heads, self.head_dim))
+            .transpose(1, 2)
             for which in (1, 2, 3)
-        ]
+        )
+        positions = self.places(batch)
+        rotated: list[Tensor] = []  # a cache keeps keys as they were rotated when they were new
+        parts = []
+        for rows, columns, new in batch.steps():
+            asking = self.rotate(made, query[:, :, rows], positions[:, rows], 0)
+            rotated.append(self.rotate(made, key[:, :, new], positions[:, new], 1))
+            vectors = [asking, torch.cat(rotated, 2), value[:, :, columns]]
+            parts.append(self._step(made, batch, vectors, rows, columns, lse))
+        return torch.cat([out for out, _ in parts], 2), torch.cat([lse for _, lse in parts], 2)
 
-    def rows_and_columns(self, batch: Batch) -> list[tuple[list[int], list[int], list[int]]]:
-        """Which tokens are queries, which are keys, and which of the keys are new, at each step."""
-        everyone = list(range(batch.tokens))
-        if not batch.chunks:
-            keys = everyone if batch.keys is None else list(batch.keys)
-            return [(everyone if batch.queries is None else list(batch.queries), keys, keys)]
-        ends = accumulate(batch.chunks)
-        news = [(everyone[end - size : end], end) for end, size in zip(ends, batch.chunks, strict=True)]
-        return [(new, everyone[:end], new) for new, end in news]
+    def rotate(self, made: Any, x: Tensor, positions: Tensor, which: int = 0) -> Tensor:
+        """x (rows, heads, tokens, head_dim) as a query (0) or a key (1), at positions (rows, tokens[, axes])."""
+        return x
+
+    def bias(self, made: Any, query_positions: Tensor, key_positions: Tensor) -> Tensor | float:
+        """What is added to the scores: (rows, heads, queries, keys)."""
+        return 0.0
+
+    def _step(
+        self, made: Any, batch: Batch, vectors: list[Tensor], rows: list[int], columns: list[int], lse: bool
+    ) -> tuple[Tensor, Tensor]:
+        """What these queries get from these keys, and, where ``lse`` asks for it, the log-sum-exp of their scores."""
+        query, key, value = vectors
+        positions, visible = self.places(batch), self.visible(batch)
+        bias = self.bias(made, positions[:, rows], positions[:, columns])
+        return attend(query, key, value, visible[:, rows][:, :, columns], bias)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +94,6 @@ class Rotary(_Heads):
     other_layout: Mapping[str, Any] = field(default_factory=dict)
 
     def rotate(self, made: Any, x: Tensor, positions: Tensor, which: int = 0) -> Tensor:
-        """x (rows, heads, tokens, head_dim) as a query (0) or a key (1), at positions (rows, tokens[, axes])."""
         names = list(inspect.signature(self.call).parameters)[1:]
         given: dict[str, Any] = {name: x for name in names if name in ("x", "query", "key")}
         if "positions" in names:
@@ -95,18 +109,6 @@ class Rotary(_Heads):
                 given["offset"] = start
         out = self.call(made, **given)
         return out[which] if isinstance(out, tuple) else out
-
-    def partial(self, made: Any, batch: Batch, lse: bool = True) -> tuple[Tensor, Tensor]:
-        query, key, value = self.projected(batch)
-        positions, visible = self.places(batch), self.visible(batch)
-        rotated: list[Tensor] = []  # a cache keeps keys as they were rotated when they were new
-        parts = []
-        for rows, columns, new in self.rows_and_columns(batch):
-            rotated_query = self.rotate(made, query[:, :, rows], positions[:, rows], 0)
-            rotated.append(self.rotate(made, key[:, :, new], positions[:, new], 1))
-            seen = visible[:, rows][:, :, columns]
-            parts.append(attend(rotated_query, torch.cat(rotated, 2), value[:, :, columns], seen))
-        return torch.cat([out for out, _ in parts], 2), torch.cat([lse for _, lse in parts], 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +130,6 @@ class Bias(_Heads):
         return what != "positions" or self.takes("query_positions")
 
     def bias(self, made: Any, query_positions: Tensor, key_positions: Tensor) -> Tensor:
-        """(rows, heads, queries, keys)"""
         if self.takes("query_positions"):
             bias = self.call(made, query_positions=query_positions, key_positions=key_positions)
         else:
@@ -142,16 +143,6 @@ class Bias(_Heads):
                 raise NotApplicableError("call takes lengths and no positions")
             bias = self.call(made, query_length=queries, key_length=keys)
         return bias if bias.dim() == 4 else bias[None]
-
-    def partial(self, made: Any, batch: Batch, lse: bool = True) -> tuple[Tensor, Tensor]:
-        query, key, value = self.projected(batch)
-        positions, visible = self.places(batch), self.visible(batch)
-        parts = []
-        for rows, columns, _ in self.rows_and_columns(batch):
-            bias = self.bias(made, positions[:, rows], positions[:, columns])
-            seen = visible[:, rows][:, :, columns]
-            parts.append(attend(query[:, :, rows], key[:, :, columns], value[:, :, columns], seen, bias))
-        return torch.cat([out for out, _ in parts], 2), torch.cat([lse for _, lse in parts], 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,17 +173,9 @@ class Attention(_Heads):
             return self.takes("visible") or self.takes("query_order" if what == "order" else "query_document")
         return self.takes({"positions": "query_positions", "lse": "return_lse"}.get(what, "query"))
 
-    def partial(self, made: Any, batch: Batch, lse: bool = True) -> tuple[Tensor, Tensor]:
-        vectors = self.projected(batch)
-        parts = [
-            self._step(made, batch, vectors, rows, columns, lse) for rows, columns, _ in self.rows_and_columns(batch)
-        ]
-        return torch.cat([out for out, _ in parts], 2), torch.cat([lse for _, lse in parts], 2)
-
     def _step(
         self, made: Any, batch: Batch, vectors: list[Tensor], rows: list[int], columns: list[int], lse: bool
     ) -> tuple[Tensor, Tensor]:
-        query, key, value = (x[:, :, which] for x, which in zip(vectors, (rows, columns, columns), strict=True))
         lower_right = rows == columns[len(columns) - len(rows) :]
         facts = {"positions": self.places(batch)}
         if batch.document is not None or self.needs("query_document"):
@@ -214,6 +197,6 @@ class Attention(_Heads):
             elif not self.takes("visible"):
                 raise NotApplicableError(f"call takes no query_{name}")
         if lse:
-            return self.call(made, query, key, value, **given, return_lse=True)
-        out = self.call(made, query, key, value, **given)
+            return self.call(made, *vectors, **given, return_lse=True)
+        out = self.call(made, *vectors, **given)
         return out, out.new_full(out.shape[:3], torch.nan)

@@ -58,10 +58,8 @@ class Layer(Subject):
                     "the output of a token depends on the other tokens of x, so they are not only queries"
                 )
             return out
-        outputs, cache, end = [], None, 0
-        for size in batch.chunks or (batch.tokens,):
-            rows = list(range(end, end + size))
-            end += size
+        outputs, cache = [], None
+        for rows, _, _ in batch.steps():
             with torch.set_grad_enabled(torch.is_grad_enabled() and not batch.chunks):  # a cache is for inference
                 out, cache = self._call(made, x[:, rows], batch, rows, cache=cache)
             outputs.append(out)

@@ -33,23 +33,12 @@ def near(expected: Tensor, came: Tensor, tolerance: float) -> Outcome:
         return Outcome(True, "nothing", "nothing")
     equal = came == expected  # infinite where both are, too
     off = torch.where(equal, 0.0, (came.double() - expected.double()).abs()).nan_to_num(torch.inf)
-    worst, flat = float(off.max()), int(off.argmax())
-    at: list[int] = []
-    for size in reversed(off.shape):
-        flat, index = divmod(flat, size)
-        at.insert(0, index)
+    worst, at = float(off.max()), [int(n) for n in torch.unravel_index(off.argmax(), off.shape)]
     return Outcome(
         worst <= tolerance,
         f"{float(expected[tuple(at)]):.6g} at {at}",
         f"{float(came[tuple(at)]):.6g}, off by {worst:.2g} (at most {tolerance:.2g})",
     )
-
-
-def same(expected: Any, came: Any) -> Outcome:
-    """Whether two values are equal, to the bit where they are tensors."""
-    if isinstance(expected, Tensor):
-        return near(expected, came, 0.0)
-    return Outcome(expected == came, str(expected), str(came))
 
 
 def first_failure(outcomes: Iterable[tuple[str, Outcome]]) -> Outcome:

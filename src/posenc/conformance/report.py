@@ -1,4 +1,4 @@
-"""What reports say, as plain data, and the data as JSON, as JUnit's XML and for a terminal."""
+"""What reports say, as plain data, and the data as JSON, as JUnit's XML, as a page and for a terminal."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ from rich.text import Text
 import posenc
 from posenc.conformance.run import FINDING, NOT_APPLICABLE, PASSED, UNFINISHED, Finding, Report, Result
 from posenc.conformance.standalone import given
+from posenc.workbench.page import page
 
 VERSION = 1  # of the data
+# The worst first.
 STYLES = {FINDING: "bold red", UNFINISHED: "bold yellow", PASSED: "green", NOT_APPLICABLE: "dim"}
+SIGNS = {FINDING: "✗", UNFINISHED: "?", PASSED: "✓", NOT_APPLICABLE: "–"}
 Data = dict[str, Any]
 
 
@@ -69,9 +72,9 @@ def as_junit(data: Data) -> str:
             "testsuite",
             name=name,
             tests=str(len(subject["results"]) + len(not_run)),
-            failures=str(counts[FINDING]),
-            errors=str(counts[UNFINISHED] + len(not_run)),
-            skipped=str(counts[NOT_APPLICABLE]),
+            failures=str(counts.get(FINDING, 0)),
+            errors=str(counts.get(UNFINISHED, 0) + len(not_run)),
+            skipped=str(counts.get(NOT_APPLICABLE, 0)),
             time=f"{sum(result['seconds'] for result in subject['results']):.3f}",
         )
         for result in subject["results"]:
@@ -89,6 +92,13 @@ def as_junit(data: Data) -> str:
             element(case, "error", type=UNFINISHED, message="not run: interrupted")
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def as_html(data: Data) -> str:
+    """One HTML file that needs nothing else: a table of the checks, every finding with its script, and what was tried
+    or why it was not."""
+    subjects = [{**subject, "counts": _counts(subject)} for subject in data["subjects"]]
+    return page("posenc.conformance", "check.html.j2", data=data, subjects=subjects, signs=SIGNS)
 
 
 def findings_of(result: Data) -> list[tuple[Data, Data]]:
@@ -115,9 +125,8 @@ def _about_check(result: Data) -> dict[str, str]:
 
 def summary(subject: Data) -> str:
     """How many checks ended how."""
-    counts = _counts(subject)
     words = {FINDING: "with findings"}
-    parts = [f"{counts[status]} {words.get(status, status)}" for status in STYLES if counts[status]]
+    parts = [f"{count} {words.get(status, status)}" for status, count in _counts(subject).items()]
     return ", ".join(parts + [f"{len(subject['not_run'])} not run" for _ in subject["not_run"][:1]])
 
 
@@ -161,7 +170,6 @@ def _shown_findings(subject: Data, result: Data, places: Mapping[str, str]) -> R
 
 def _subject(report: Report, folder: str) -> Data:
     subject = report.subject
-    names = _file_names(report, folder)
     return {
         "name": report.name,
         "kind": type(subject).__name__,
@@ -169,13 +177,14 @@ def _subject(report: Report, folder: str) -> Data:
         "call": _home(subject.call),
         "claims": _jsonable(given(subject)),
         "settings": _jsonable(report.settings),
-        "results": [_result(result, names) for result in report.results],
+        "results": [_result(result, folder) for result in report.results],
         "not_run": _missing(report),
     }
 
 
-def _result(result: Result, names: Mapping[int, str]) -> Data:
+def _result(result: Result, folder: str) -> Data:
     entry = result.check
+    files = [f"{folder}{entry.number}-{slug(trial.name)}.py" for trial in result.trials]
     data: Data = {
         **{name: getattr(entry, name) for name in ("number", "name", "rule", "why")},
         "status": result.status,
@@ -183,8 +192,8 @@ def _result(result: Result, names: Mapping[int, str]) -> Data:
         "seconds": round(result.seconds, 3),
         "threads": result.threads,
         "trials": [
-            {**vars(trial), "finding": trial.finding and _finding(trial.finding, names[id(trial)])}
-            for trial in result.trials
+            {**vars(trial), "finding": trial.finding and _finding(trial.finding, file)}
+            for trial, file in zip(result.trials, files, strict=True)
         ],
     }
     return {**data, "found": _found(data)}
@@ -222,17 +231,6 @@ def _finding(finding: Finding, file: str) -> Data:
     }
 
 
-def _file_names(report: Report, folder: str) -> dict[int, str]:
-    """A file name for the script of every finding, by the id() of its trial: all differ."""
-    names: dict[int, str] = {}
-    for entry, trial in report.findings:
-        name = f"{folder}{entry.number}-{slug(trial.name)}"
-        while f"{name}.py" in names.values():
-            name += "-"
-        names[id(trial)] = f"{name}.py"
-    return names
-
-
 def slug(text: str) -> str:
     """The words of a text, for a name of a file."""
     return "-".join(re.findall(r"[a-z0-9]+", text.lower()))
@@ -247,8 +245,10 @@ def _missing(report: Report) -> list[int]:
     return [number for number in report.settings.get("checks", ()) if number not in done]
 
 
-def _counts(subject: Data) -> Counter[str]:
-    return Counter(result["status"] for result in subject["results"])
+def _counts(subject: Data) -> dict[str, int]:
+    """How many checks ended how, the worst first."""
+    found = Counter(result["status"] for result in subject["results"])
+    return {status: found[status] for status in STYLES if found[status]}
 
 
 def _jsonable(value: Any) -> Any:

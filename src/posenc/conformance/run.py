@@ -181,7 +181,7 @@ def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> T
     found: list[tuple[Case, Outcome]] = []  # each smaller than the one before it
     try:
         with quiet(), _alarm(until):
-            for case in _cases(trial, plan):
+            for case in trial.cases(plan, **trial.kind):
                 if time.monotonic() > until:
                     return TrialResult(trial.name, UNFINISHED, done, f"the time was up after {done} cases")
                 try:
@@ -200,26 +200,15 @@ def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> T
     except _TimeIsUp:
         if not found:  # what was found stays found
             return TrialResult(trial.name, UNFINISHED, done, f"the time was up within case {done + 1}")
-    except _NoCasesError as error:
-        return TrialResult(trial.name, UNFINISHED, done, str(error))
+    except Exception as error:  # a plan runs the subject too, to see how exact it can be
+        if found:
+            raise
+        return TrialResult(trial.name, UNFINISHED, done, f"the cases could not be made: {described(error)}")
     if found:  # the script is made after the alarm, which would stop it halfway
         return TrialResult(trial.name, FINDING, done + 1, "", _finding(entry, trial, plan, name, *found[-1]))
     if done:
         return TrialResult(trial.name, PASSED, done)
     return TrialResult(trial.name, NOT_APPLICABLE, 0, "; ".join(dict.fromkeys(reasons)) or "there is no case of it")
-
-
-class _NoCasesError(Exception):
-    """Cases could not be made."""
-
-
-def _cases(trial: Trial, plan: Plan) -> Iterator[Case]:
-    try:
-        yield from trial.cases(plan, **trial.kind)
-    except NotApplicableError:
-        raise
-    except Exception as error:  # a plan runs the subject too, to see how exact it can be
-        raise _NoCasesError(f"the cases could not be made: {described(error)}") from error
 
 
 def _make_smaller(trial: Trial, plan: Plan, found: list[tuple[Case, Outcome]], until: float) -> None:

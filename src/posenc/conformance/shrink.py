@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
-from typing import Any
+from itertools import accumulate, pairwise
 
 from posenc.conformance.subjects import PADDING, Batch
 
-ROWS = ("ids", "positions", "document", "order")  # the fields that are rows of tokens
 TRIES = 600  # of each kind of step
 
 
@@ -51,7 +50,7 @@ def _smaller(batch: Batch) -> Iterator[Batch]:
     rows, tokens = len(batch.ids), batch.tokens
     if rows > 1:
         for row in range(rows):
-            yield _on_rows(batch, lambda field, row=row: field[:row] + field[row + 1 :])  # type: ignore[misc]
+            yield without(batch, (), row)
     if batch.grid is None:
         part = tokens // 2
         while part:
@@ -83,8 +82,7 @@ def _simpler(batch: Batch) -> Iterator[Batch]:
         ranks = [[sorted(set(row)).index(place) for place in row] for row in batch.order]
         if ranks != batch.order:
             yield replace(batch, order=ranks)
-    if batch.positions is not None:
-        yield from (replace(batch, positions=lower) for lower in _lower(batch.positions))
+    yield from _lower(batch)
 
 
 def _numbered(rows: list[list[int]], *kept: int) -> list[list[int]]:
@@ -96,10 +94,11 @@ def _numbered(rows: list[list[int]], *kept: int) -> list[list[int]]:
     return numbered
 
 
-def _lower(positions: list[list[Any]]) -> Iterator[list[list[Any]]]:
+def _lower(batch: Batch) -> Iterator[Batch]:
     """All rows moved towards 0; then one row; then what stands far after the tokens before it moved towards them."""
-    first = positions[0][0]
-    axes: list[int | None] = [*range(len(first))] if isinstance(first, list | tuple) else [None]
+    positions = batch.positions or []
+    first = positions[0][0] if positions else []
+    axes: list[int | None] = [*range(len(first))] if isinstance(first, list) else [None]
     for axis in axes:
         lines = [[p if axis is None else p[axis] for p in row] for row in positions]
         moves = [([*range(len(lines))], 0, min(map(min, lines)))]
@@ -110,44 +109,22 @@ def _lower(positions: list[list[Any]]) -> Iterator[list[list[Any]]]:
             for start in range(1, len(line))
         ]
         for rows, start, most in moves:
-            for amount in _halves(most):
-                yield [
-                    [_moved(p, axis, amount) if n in rows and t >= start else p for t, p in enumerate(row)]
-                    for n, row in enumerate(positions)
-                ]
+            amount = int(most)
+            while amount > 0:
+                moved = batch.moved(-amount, axis=axis).positions or []
+                lower = [there[:start] + here[start:] for there, here in zip(positions, moved, strict=True)]
+                yield replace(batch, positions=[lower[n] if n in rows else row for n, row in enumerate(positions)])
+                amount //= 2
 
 
-def _halves(most: float) -> Iterator[float]:
-    amount = int(most)
-    while amount > 0:
-        yield amount
-        amount //= 2
-
-
-def _moved(position: Any, axis: int | None, amount: float) -> Any:
-    if axis is None:
-        return position - amount
-    return [p - amount if n == axis else p for n, p in enumerate(position)]
-
-
-def without(batch: Batch, tokens: Collection[int]) -> Batch:
-    """The batch without the tokens of these places."""
+def without(batch: Batch, tokens: Collection[int], row: int | None = None) -> Batch:
+    """The batch without the tokens of these places, and without one row."""
     kept = [n for n in range(batch.tokens) if n not in tokens]
-    place = {old: new for new, old in enumerate(kept)}
-    chunks, end = [], 0
-    for size in batch.chunks:
-        chunks.append(sum(n in place for n in range(end, end + size)))
-        end += size
-
-    def chosen(which: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        return None if which is None else tuple(place[n] for n in which if n in place)
-
-    shorter = _on_rows(batch, lambda rows: [[row[n] for n in kept] for row in rows])
-    chosen_queries, chosen_keys = chosen(batch.queries), chosen(batch.keys)
-    return replace(shorter, chunks=tuple(c for c in chunks if c), queries=chosen_queries, keys=chosen_keys)
-
-
-def _on_rows(batch: Batch, change: Callable[[list[list[Any]]], list[list[Any]]]) -> Batch:
-    given = {name: getattr(batch, name) for name in ROWS}
-    changed: dict[str, Any] = {name: change(rows) for name, rows in given.items() if rows is not None}
-    return replace(batch, **changed)
+    ends = pairwise(accumulate(batch.chunks, initial=0))
+    chunks = [sum(start <= n < end for n in kept) for start, end in ends]
+    queries, keys = (
+        None if which is None else tuple(kept.index(n) for n in which if n in kept)
+        for which in (batch.queries, batch.keys)
+    )
+    picked = batch.pick(kept, *(n for n in range(len(batch.ids)) if n != row))
+    return replace(picked, chunks=tuple(filter(None, chunks)), queries=queries, keys=keys, grid=batch.grid)

@@ -6,6 +6,7 @@ Everything in this file is plain PyTorch and imports nothing of posenc: the scri
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -50,9 +51,18 @@ class Batch:
         document = self.document or [[0] * len(row) for row in self.ids]
         return [[d != PADDING for d in row] for row in document]
 
-    def pick(self, tokens: Sequence[int], row: int | None = None) -> "Batch":
-        """These tokens alone, in this order, of one row or of all; without chunks, queries and keys."""
-        rows = range(len(self.ids)) if row is None else [row]
+    def steps(self) -> list[tuple[list[int], list[int], list[int]]]:
+        """Which tokens are queries, which are keys, and which of the keys are new, at each step."""
+        everyone = list(range(self.tokens))
+        if not self.chunks:
+            keys = everyone if self.keys is None else list(self.keys)
+            return [(everyone if self.queries is None else list(self.queries), keys, keys)]
+        ends = pairwise(accumulate(self.chunks, initial=0))
+        return [(everyone[start:end], everyone[:end], everyone[start:end]) for start, end in ends]
+
+    def pick(self, tokens: Sequence[int], *rows: int) -> "Batch":
+        """These tokens alone, in this order, of these rows or of all; without chunks, queries, keys and grid."""
+        rows = rows or tuple(range(len(self.ids)))
 
         def of(field: list[list[Any]] | None) -> list[list[Any]] | None:
             return None if field is None else [[field[r][n] for n in tokens] for r in rows]

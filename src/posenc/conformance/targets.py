@@ -1,4 +1,4 @@
-"""What the command line is error_shown to check: ``module:name`` or ``path/to/file.py:name`` as subjects."""
+"""What the command line is told to check: ``module:name`` or ``path/to/file.py:name`` as subjects."""
 
 from __future__ import annotations
 
@@ -30,8 +30,14 @@ class TargetError(ValueError):
     """A target's own code failed: the message says which error, and ``shown`` is its traceback through that code."""
 
     def __init__(self, doing: str, error: BaseException) -> None:
-        super().__init__(f"{doing} failed: {_said(error)}")
-        self.shown = _through_own_code(error)
+        said = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":")
+        super().__init__(f"{doing} failed: {said}")
+        # Without the frames of this package and importlib; of installed packages, only the last frame.
+        shown = traceback.TracebackException.from_exception(error, compact=True)
+        callers = ("<frozen", os.path.dirname(__file__), os.path.dirname(importlib.__file__))
+        frames = [frame for frame in shown.stack if not frame.filename.startswith(callers)]
+        shown.stack[:] = [frame for frame in frames if "site-packages" not in frame.filename or frame is frames[-1]]
+        self.shown = "".join(shown.format(chain=False))
 
 
 def subjects_of(target: str, dim: int | None = None, **claims: Any) -> dict[str, Subject]:
@@ -50,7 +56,11 @@ def subjects_of(target: str, dim: int | None = None, **claims: Any) -> dict[str,
     if isinstance(value, type) and issubclass(value, Scheme):
         return {target: _of_schemes(target, dim, claims)}
     if callable(value) and not isinstance(value, Subject | nn.Module):
-        build, value = value, _given_by(target, value)
+        build = value
+        try:
+            value = build()
+        except (Exception, SystemExit) as error:
+            raise TargetError(f"{target}()", error) from error
         if isinstance(value, nn.Module):
             return {target: _of_module(target, build, value, dim, claims)}
     found = _flat(target, value)
@@ -84,17 +94,15 @@ def _of_schemes(names: str, dim: int | None, claims: Mapping[str, Any]) -> Subje
 def _flat(target: str, value: Any) -> dict[str, Subject]:
     if isinstance(value, Subject):
         return {target: value}
-    keys: Any = ()
-    if isinstance(value, Mapping):
-        keys = value.keys()
-    elif isinstance(value, Sequence) and not isinstance(value, str):
-        keys = range(len(value))
-    found = {f"{target}[{key}]": value[key] for key in keys}
+    several = dict(enumerate(value)) if isinstance(value, Sequence) and not isinstance(value, str) else value
+    found = {f"{target}[{key}]": item for key, item in several.items()} if isinstance(several, Mapping) else {}
     if not found or not all(isinstance(item, Subject) for item in found.values()):
         hint = ", which is built already: name what builds it" if isinstance(value, nn.Module) else ""
+        name = type(value).__name__
+        came = "None" if value is None else f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
         raise ValueError(
             f"{target} must be a subject, several of them, or a function or class that gives one or an nn.Module, got "
-            f"{_kind(value)}{hint}"
+            f"{came}{hint}"
         )
     return found
 
@@ -104,7 +112,8 @@ def _of_module(
 ) -> Subject:
     if not is_at_top_level(build):
         raise ValueError(f"{target} must be a function or class that a file has at its top level, got {build!r}")
-    if _is_of_transformers(made):
+    # A PreTrainedModel, as far as can be seen without importing transformers.
+    if any(k.__name__ == "PreTrainedModel" and k.__module__.startswith("transformers.") for k in type(made).__mro__):
         from posenc.conformance import hugging_face
 
         if dim is not None:
@@ -113,18 +122,6 @@ def _of_module(
     if dim is None:
         raise ValueError(f"--dim N must say how wide the vectors are that {target} takes, (rows, tokens, N)")
     return Layer(build=build, call=call_module, dim=dim, **claims)
-
-
-def _is_of_transformers(made: nn.Module) -> bool:
-    """Whether it is a PreTrainedModel, as far as can be seen without importing transformers."""
-    return any(k.__name__ == "PreTrainedModel" and k.__module__.startswith("transformers.") for k in type(made).__mro__)
-
-
-def _given_by(target: str, function: Callable[[], Any]) -> Any:
-    try:
-        return function()
-    except (Exception, SystemExit) as error:
-        raise TargetError(f"{target}()", error) from error
 
 
 # -- importing --------------------------------------------------------------------------------------------------------
@@ -136,7 +133,8 @@ def _named(target: str) -> Any:
         raise ValueError(f"TARGET must be {FORM}, got {target!r}")
     module = _module(where)
     if not hasattr(module, name):
-        raise ValueError(f"{where} has no {name!r}; it has {', '.join(_public(module)) or 'nothing'}")
+        public = [k for k, v in vars(module).items() if not (k.startswith("_") or isinstance(v, ModuleType))]
+        raise ValueError(f"{where} has no {name!r}; it has {', '.join(public) or 'nothing'}")
     return getattr(module, name)
 
 
@@ -145,7 +143,10 @@ def _module(where: str) -> ModuleType:
     if path.suffix == ".py" or os.sep in where:
         if not path.is_file():
             raise ValueError(f"TARGET must be {FORM}, and there is no file {where!r}")
-        folder, name = _place(path.resolve())
+        folder, name = path.resolve().parent, path.stem
+        while (folder / "__init__.py").is_file():  # past all packages that it is in
+            folder, name = folder.parent, f"{folder.name}.{name}"
+        name = name.removesuffix(".__init__")
     else:
         folder, name = Path.cwd(), where
     if not all(part.isidentifier() for part in name.split(".")):
@@ -162,34 +163,3 @@ def _module(where: str) -> ModuleType:
         other = module.__file__ or "a part of Python"
         raise ValueError(f"{where} cannot be imported: the module {name!r} is {other}. Rename the file")
     return module
-
-
-def _place(path: Path) -> tuple[Path, str]:
-    """The folder that a file is imported from, and its name there: past all packages that it is in."""
-    folder, name = path.parent, path.stem
-    while (folder / "__init__.py").is_file():
-        folder, name = folder.parent, f"{folder.name}.{name}"
-    return folder, name.removesuffix(".__init__")
-
-
-def _public(module: ModuleType) -> list[str]:
-    named = {name: value for name, value in vars(module).items() if not name.startswith("_")}
-    return [name for name, value in named.items() if not isinstance(value, ModuleType)]
-
-
-def _kind(value: Any) -> str:
-    name = type(value).__name__
-    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}" if value is not None else "None"
-
-
-def _said(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":")
-
-
-def _through_own_code(error: BaseException) -> str:
-    """The traceback without the frames of this package and importlib; of installed packages, only the last frame."""
-    error_shown = traceback.TracebackException.from_exception(error, compact=True)
-    callers = ("<frozen", os.path.dirname(__file__), os.path.dirname(importlib.__file__))
-    frames = [frame for frame in error_shown.stack if not frame.filename.startswith(callers)]
-    error_shown.stack[:] = [frame for frame in frames if "site-packages" not in frame.filename or frame is frames[-1]]
-    return "".join(error_shown.format(chain=False))

@@ -12,8 +12,6 @@ def decode_with_positions(
     model: Any, ids: Tensor, positions: Tensor | None = None, padding: Tensor | None = None, cache: Any = None
 ) -> tuple[Tensor, Any]:
     """A decoder that is given positions."""
-    if positions is not None and padding is None:
-        padding = _no_padding(ids, 0 if cache is None else cache.get_seq_length())
     out = _called(model, ids, padding, position_ids=positions, past_key_values=cache, use_cache=True)
     return _outputs(out), out.past_key_values
 
@@ -50,8 +48,6 @@ def encode_with_positions(
     model: Any, ids: Tensor, positions: Tensor | None = None, padding: Tensor | None = None
 ) -> Tensor:
     """An encoder that is given positions."""
-    if positions is not None and padding is None:
-        padding = _no_padding(ids, 0)
     return _outputs(_called(model, ids, padding, position_ids=positions))
 
 
@@ -60,14 +56,14 @@ def encode_by_index(model: Any, ids: Tensor, padding: Tensor | None = None) -> T
     return _outputs(_called(model, ids, padding))
 
 
-def _no_padding(ids: Tensor, before: int) -> Tensor:
-    """A mask of all tokens: without one, positions that do not go up by one each would mean packed documents."""
-    return torch.ones(ids.size(0), before + ids.size(1), dtype=torch.bool, device=ids.device)
-
-
 def _called(model: Any, ids: Tensor, padding: Tensor | None, **given: Any) -> Any:
     """What a model gives for ids with the padding token where there is none, as a tokenizer gives them, and the mask of
     all tokens so far."""
+    cache = given.get("past_key_values")
+    if padding is None and given.get("position_ids") is not None:
+        # Without a mask, positions that do not go up by one each would mean packed documents.
+        before = 0 if cache is None else cache.get_seq_length()
+        padding = torch.ones(ids.size(0), before + ids.size(1), dtype=torch.bool, device=ids.device)
     if padding is not None and getattr(model.config, "pad_token_id", None) is not None:
         ids = ids.masked_fill(~padding[:, -ids.size(1) :], model.config.pad_token_id)
     return model(input_ids=ids, attention_mask=None if padding is None else padding.long(), **given)

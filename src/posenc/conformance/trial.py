@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -83,6 +83,10 @@ class Plan:
         """The lengths that the subject has positions for."""
         return [n for n in self.lengths if n <= self.limit] or [self.limit]
 
+    def sizes_above(self, least: int) -> list[int]:
+        """Those of more tokens than that."""
+        return [n for n in self.sizes if n > least]
+
     @property
     def limit(self) -> int:
         """The longest row there may be."""
@@ -102,6 +106,10 @@ class Plan:
         starts = [start + row * step for row in range(rows)]
         lines = [[self.subject.at(p) for p in range(first, first + tokens)] for first in starts]
         return replace(self.text(rows, tokens), positions=lines)
+
+    def row(self, places: Sequence[int]) -> Batch:
+        """A row with a token at each of these positions."""
+        return Batch(self.ids(1, len(places)), [[self.subject.at(p) for p in places]])
 
     def has(self, p: int) -> bool:
         """Whether the subject has that position."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from posenc.conformance.calls import instead
-from posenc.conformance.checks.configuration import has_options, it_is_refused
+from posenc.conformance.checks.configuration import it_is_refused, refusals
 from posenc.conformance.heads import Bias, Rotary
 from posenc.conformance.outcome import Outcome, Outcomes, near
 from posenc.conformance.subjects import VOCABULARY, Batch, NotApplicableError, Subject
@@ -71,8 +71,7 @@ def rows_do_not_mix(subject: Subject, batch: Batch, tolerance: float) -> Outcome
     made = subject.make()
     together = subject.run(made, batch)
     for row in range(len(batch.ids)):
-        positions = None if batch.positions is None else [batch.positions[row]]
-        alone = subject.run(made, replace(batch, ids=[batch.ids[row]], positions=positions))
+        alone = subject.run(made, batch.pick(range(batch.tokens), row))
         yield f"row {row}", near(alone, together[row : row + 1], tolerance)
 
 
@@ -99,20 +98,13 @@ def _ends(plan: Plan, compiled: bool = False) -> Iterator[Case]:
     values = {"limit": limit, "compiled": compiled}
     if subject.can("positions"):
         for row in ([0, limit], [0, limit + 1], [limit - 1, -1]):
-            yield Case(Batch(plan.ids(1, 2), positions=[[plan.subject.at(p) for p in row]]), values)
+            yield Case(plan.row(row), values)
     elif isinstance(subject, Rotary) and subject.takes("offset"):
         for p in (limit, limit + 1, -1):
-            yield Case(Batch(plan.ids(1, 1), positions=[[p]]), values)
+            yield Case(plan.row([p]), values)
     else:
         plan.require(limit < plan.longest, f"call takes no positions, and a row of {limit + 1} tokens is too long")
         yield Case(plan.text(1, limit + 1), values)
-
-
-def _refused(plan: Plan) -> Iterator[Case]:
-    given = [changed for changed in plan.subject.refused if has_options(plan.subject, changed)]
-    plan.require(given, "no value of an option is claimed to be refused (refused)")
-    for changed in given:
-        yield Case(Batch([[0]]), {"changed": dict(changed)})
 
 
 def _slopes(plan: Plan) -> Iterator[Case]:
@@ -158,7 +150,7 @@ CHECK = Check(
     trials=(
         Trial("positions past the end", the_end_is_named, _ends),
         Trial("positions past the end, compiled", the_end_is_named, _ends, {"compiled": True}),
-        Trial("values that are refused", it_is_refused, _refused),
+        Trial("values that are refused", it_is_refused, refusals, {"known": True}),
         Trial("slopes", slopes_are_as_published, _slopes),
         Trial("as many rows as tokens", rows_do_not_mix, _squares),
         Trial("later tokens", later_tokens_do_not_count, _causal),

@@ -83,10 +83,9 @@ def _ragged(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
 def _documents(plan: Plan) -> Iterator[Case]:
     plan.require_a_cache()
     plan.require_that_it_can("document", "positions")
-    for tokens in plan.sizes:
-        if tokens > 2:
-            for chunked in _schedules(two_documents(plan, tokens)):
-                yield Case(chunked, {"tolerance": plan.tolerance(tokens)})
+    for tokens in plan.sizes_above(2):
+        for chunked in _schedules(two_documents(plan, tokens)):
+            yield Case(chunked, {"tolerance": plan.tolerance(tokens)})
 
 
 CHECK = Check(

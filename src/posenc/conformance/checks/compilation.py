@@ -3,6 +3,7 @@
 import importlib
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -10,64 +11,47 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.conformance.calls import (
-    arguments_of,
-    gradient_tolerances,
-    gradients_of,
-    instead,
-    one_line,
-    with_tokens,
-)
+from posenc.conformance.calls import arguments_of, gradient_tolerances, gradients_of, instead, one_line, with_tokens
 from posenc.conformance.outcome import Outcome, first_failure, near
 from posenc.conformance.subjects import Batch, NotApplicableError, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
-
-class Compiler:
-    """Keeps the graphs that it hands to one of torch's own compilers."""
-
-    def __init__(self, backend: str) -> None:
-        self.backend = backend
-        self.graphs: list[torch.fx.GraphModule] = []
-
-    def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        from torch._dynamo.backends.registry import lookup_backend  # it takes a second to import
-
-        self.graphs.append(graph)
-        return lookup_backend(self.backend)(graph, inputs)
-
-    def compiled(self, subject: Subject) -> Subject:
-        """The subject with its call compiled as one graph."""
-        run = torch.compile(subject.call, backend=self, fullgraph=True)
-        return instead(subject, lambda *given, **named: run(*given, **named))
+MOST = 2  # compilations: one for the first length, one for all others
 
 
-def compiled_is_eager(
-    subject: Subject, batch: Batch, lengths: list[int], axes: int, most: int, tolerance: float
-) -> Outcome:
-    """Texts of these lengths in turn: the outputs, how often it was compiled, and numbers that are complex."""
+@contextmanager
+def compiled(subject: Subject, backend: str) -> Iterator[tuple[Subject, list[torch.fx.GraphModule]]]:
+    """The subject with its call compiled as one graph, and the graphs that one of torch's own compilers is handed."""
+    from torch._dynamo.testing import CompileCounterWithBackend  # it takes a second to import
+
     torch.compiler.reset()
     try:
-        compiler, made = Compiler("eager"), subject.make()
-        compiled = compiler.compiled(subject)
-        for tokens in lengths:
+        compiler = CompileCounterWithBackend(backend)
+        run = torch.compile(subject.call, backend=compiler, fullgraph=True)
+        yield instead(subject, lambda *given, **named: run(*given, **named)), compiler.graphs
+    finally:
+        torch.compiler.reset()
+
+
+def compiled_is_eager(subject: Subject, batch: Batch, lengths: list[int], axes: int, tolerance: float) -> Outcome:
+    """Texts of these lengths in turn: the outputs, how often it was compiled, and numbers that are complex."""
+    made = subject.make()
+    with compiled(subject, "eager") as (compiled_subject, graphs), torch.no_grad():
+        for count, tokens in enumerate(lengths, 1):
             text = with_tokens(batch, tokens, axes)
-            with torch.no_grad():
-                expected = subject.run(made, text)
-                came = or_why(lambda text=text: compiled.run(made, text))  # type: ignore[misc]
+            expected = subject.run(made, text)
+            came = or_why(lambda text=text: compiled_subject.run(made, text))  # type: ignore[misc]
             if isinstance(came, str):
                 return Outcome(False, f"one graph for {tokens} tokens", came)
             agrees = first_failure([(f"{tokens} tokens", near(expected, came, tolerance))])
             if not agrees.ok:
                 return agrees
-            if len(compiler.graphs) > most:
-                few = f"at most {most} compilations for {len(lengths)} lengths"
-                return Outcome(False, few, f"{len(compiler.graphs)} for {lengths.index(tokens) + 1} lengths")
-    finally:
-        torch.compiler.reset()
-    if not compiler.graphs:
+            if len(graphs) > MOST:
+                few = f"at most {MOST} compilations for {len(lengths)} lengths"
+                return Outcome(False, few, f"{len(graphs)} for {count} lengths")
+    if not graphs:
         raise NotApplicableError("torch.compile is switched off, or finds nothing to compile")
-    return all_is_real(compiler.graphs)
+    return all_is_real(graphs)
 
 
 def or_why(run: Callable[[], Any]) -> Any:
@@ -95,16 +79,13 @@ def all_is_real(graphs: list[torch.fx.GraphModule]) -> Outcome:
 def compiled_trains_as_eager(subject: Subject, batch: Batch, tokens: int, axes: int) -> Outcome:
     """The gradients of a compiled call against eager's."""
     text = with_tokens(batch, tokens, axes)
-    torch.compiler.reset()
-    try:
-        _, expected = gradients_of(subject, subject.make(), text)
-        if not expected:
-            raise NotApplicableError("nothing in it is trained, and call takes no vectors")
-        came = or_why(lambda: gradients_of(Compiler("aot_eager").compiled(subject), subject.make(), text)[1])
-        if isinstance(came, str):
-            return Outcome(False, "gradients through one graph", came)
-    finally:
-        torch.compiler.reset()
+    _, expected = gradients_of(subject, subject.make(), text)
+    if not expected:
+        raise NotApplicableError("nothing in it is trained, and call takes no vectors")
+    with compiled(subject, "aot_eager") as (compiled_subject, _):
+        came = or_why(lambda: gradients_of(compiled_subject, subject.make(), text)[1])
+    if isinstance(came, str):
+        return Outcome(False, "gradients through one graph", came)
     tolerances = gradient_tolerances(subject, text, tokens)
     return first_failure([(name, near(expected[name], came[name], tolerances[name])) for name in expected])
 
@@ -123,9 +104,9 @@ class Exported(nn.Module):
 
 def exported(
     subject: Subject, batch: Batch, lengths: list[int], axes: int
-) -> tuple[Exported, list[dict[str, Tensor]], torch.export.ExportedProgram | str]:
-    """A call as a module, its inputs for each length, and the program of it for the first, or why there is none. Sizes
-    that go with the length are left open."""
+) -> tuple[list[dict[str, Tensor]], list[tuple[Tensor, ...]], torch.export.ExportedProgram | str]:
+    """The inputs of a call for each length, what comes out, and the program of it for the first, or why there is none.
+    Sizes that go with the length are left open."""
     made = subject.make()
     given = [arguments_of(subject, made, with_tokens(batch, tokens, axes)) for tokens in lengths]
     fixed = {name: x for name, x in given[0].items() if not isinstance(x, Tensor)}
@@ -138,20 +119,19 @@ def exported(
     }
     module = Exported(subject, made, fixed)
     program = or_why(lambda: torch.export.export(module, (inputs[0],), dynamic_shapes=(sizes,)))
-    return module, inputs, program
+    return inputs, [module(given) for given in inputs], program
 
 
+@torch.no_grad()
 def exported_is_eager(subject: Subject, batch: Batch, lengths: list[int], axes: int, tolerance: float) -> Outcome:
     """A program exported at the first length against eager at all lengths."""
-    with torch.no_grad():
-        module, inputs, program = exported(subject, batch, lengths, axes)
-        expected = [module(given) for given in inputs]
-        if isinstance(program, str):
-            return Outcome(False, "a program for every length", program)
-        real, run = all_is_real([program.graph_module]), program.module()
-        if not real.ok:
-            return real
-        came = or_why(lambda: [run(given) for given in inputs])
+    inputs, expected, program = exported(subject, batch, lengths, axes)
+    if isinstance(program, str):
+        return Outcome(False, "a program for every length", program)
+    real, run = all_is_real([program.graph_module]), program.module()
+    if not real.ok:
+        return real
+    came = or_why(lambda: [run(given) for given in inputs])
     if isinstance(came, str):
         return Outcome(False, "a program for every length", came)
     return outputs_at_each(lengths, expected, came, tolerance)
@@ -166,27 +146,26 @@ def outputs_at_each(
     return first_failure((f"{tokens} tokens", near(x, y, tolerance)) for tokens, x, y in outs)
 
 
+@torch.no_grad()
 def onnx_is_eager(subject: Subject, batch: Batch, lengths: list[int], axes: int, tolerance: float) -> Outcome:
     """The same program as ONNX, run by onnxruntime in single precision, against eager at all lengths."""
     onnxruntime = importlib.import_module("onnxruntime")
     subject, level = replace(subject, dtype=torch.float32), logging.root.manager.disable
-    with torch.no_grad():
-        module, inputs, program = exported(subject, batch, lengths, axes)
-        expected = [module(given) for given in inputs]
-        if isinstance(program, str):
-            raise NotApplicableError("there is no program that could be written as ONNX")
-        try:
-            logging.disable(logging.WARNING)  # which libraries it could convert too, if they were there
-            onnx = torch.onnx.export(program, (inputs[0],), dynamo=True, verbose=False)
-            assert onnx is not None
-            written = onnx.model_proto.SerializeToString()
-        except Exception as error:  # of an operator that ONNX has no word for, which is no fault of the program
-            cause: BaseException = error
-            while cause.__cause__ is not None:
-                cause = cause.__cause__
-            raise NotApplicableError(f"it cannot be written as ONNX: {one_line(cause)}") from error
-        finally:
-            logging.disable(level)
+    inputs, expected, program = exported(subject, batch, lengths, axes)
+    if isinstance(program, str):
+        raise NotApplicableError("there is no program that could be written as ONNX")
+    try:
+        logging.disable(logging.WARNING)  # which libraries it could convert too, if they were there
+        onnx = torch.onnx.export(program, (inputs[0],), dynamo=True, verbose=False)
+        assert onnx is not None
+        written = onnx.model_proto.SerializeToString()
+    except Exception as error:  # of an operator that ONNX has no word for, which is no fault of the program
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise NotApplicableError(f"it cannot be written as ONNX: {one_line(cause)}") from error
+    finally:
+        logging.disable(level)
     try:
         session = onnxruntime.InferenceSession(written, providers=["CPUExecutionProvider"])
     except Exception as error:
@@ -206,11 +185,11 @@ def onnx_is_eager(subject: Subject, batch: Batch, lengths: list[int], axes: int,
 
 LENGTHS = (5, 8, 13, 21, 34, 40, 47, 50)
 BEGINNING = Batch([[0]])  # of the texts, which are as long as a trial says
-MOST = 2  # compilations: one for the first length, one for all others
+ONNX = ("onnx", "onnxscript", "onnxruntime")
 
 
-def _lengths(plan: Plan, claimed: bool, claim: str) -> list[int]:
-    plan.require(claimed, f"it does not claim that it {claim}")
+def _lengths(plan: Plan, claim: str) -> list[int]:
+    plan.require(getattr(plan.subject, claim), f"it does not claim that it {claim}")
     lengths = [n for n in LENGTHS if n <= plan.limit] if plan.limit >= LENGTHS[-1] else list(range(2, plan.limit + 1))
     plan.require(len(lengths) >= len(LENGTHS), f"{plan.limit} tokens are too few for {len(LENGTHS)} lengths above 1")
     return lengths[-len(LENGTHS) :]
@@ -222,30 +201,16 @@ def _axes_given(plan: Plan) -> list[int]:
     return [0, subject.axes] if subject.takes("positions") and not subject.needs("positions") else [0]
 
 
-def _compiled(plan: Plan) -> Iterator[Case]:
-    lengths = _lengths(plan, plan.subject.compiles, "compiles")
-    for axes in _axes_given(plan):
-        values = {"lengths": lengths, "axes": axes, "most": MOST, "tolerance": plan.tolerance(lengths[-1])}
-        yield Case(BEGINNING, values)
-
-
 def _trained(plan: Plan) -> Iterator[Case]:
-    lengths = _lengths(plan, plan.subject.compiles, "compiles")
-    yield Case(BEGINNING, {"tokens": lengths[2], "axes": _axes_given(plan)[-1]})
+    yield Case(BEGINNING, {"tokens": _lengths(plan, "compiles")[2], "axes": _axes_given(plan)[-1]})
 
 
-def _exported(plan: Plan) -> Iterator[Case]:
-    lengths = _lengths(plan, plan.subject.exports, "exports")[::3]
-    for axes in _axes_given(plan):
-        yield Case(BEGINNING, {"lengths": lengths, "axes": axes, "tolerance": plan.tolerance(lengths[-1])})
-
-
-def _onnx(plan: Plan) -> Iterator[Case]:
-    lengths = _lengths(plan, plan.subject.exports, "exports")[::3]
-    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
+def _graphs(plan: Plan, claim: str, every: int = 1, needs: tuple[str, ...] = ()) -> Iterator[Case]:
+    lengths = _lengths(plan, claim)[::every]
+    missing = [name for name in needs if find_spec(name) is None]
     plan.require(not missing, f"ONNX needs {', '.join(missing)}")
-    values = {"lengths": lengths, "axes": _axes_given(plan)[-1], "tolerance": plan.tolerance(lengths[-1])}
-    yield Case(BEGINNING, values)
+    for axes in _axes_given(plan)[-1 if needs else 0 :]:
+        yield Case(BEGINNING, {"lengths": lengths, "axes": axes, "tolerance": plan.tolerance(lengths[-1])})
 
 
 CHECK = Check(
@@ -255,9 +220,9 @@ CHECK = Check(
     why="Branches on data break graphs, lengths that are numbers compile anew, and complex numbers cannot be exported.",
     pains=(10, 15),
     trials=(
-        Trial("compiled", compiled_is_eager, _compiled),
+        Trial("compiled", compiled_is_eager, _graphs, {"claim": "compiles"}),
         Trial("compiled and trained", compiled_trains_as_eager, _trained),
-        Trial("exported", exported_is_eager, _exported),
-        Trial("ONNX", onnx_is_eager, _onnx),
+        Trial("exported", exported_is_eager, _graphs, {"claim": "exports", "every": 3}),
+        Trial("ONNX", onnx_is_eager, _graphs, {"claim": "exports", "every": 3, "needs": ONNX}),
     ),
 )

@@ -67,8 +67,7 @@ def an_option_counts(
     """The outputs with an option as it is and with another value, for a row at each of the starts."""
     if batch.tokens < tokens or len(set(batch.ids[0])) < 2:
         raise NotApplicableError("a row so short or so plain may not show it")  # and shrinking must not get there
-    found = refusal(subject, changed)
-    if found is not None:
+    if (found := refusal(subject, changed)) is not None:
         return found
     usual, other = subject.make(), subject.make(**changed)
     for start in starts:
@@ -96,7 +95,7 @@ GOLDEN = (1, 2, 17, 100, 1000, 10_000)
 STARTS = (0, 4096, 100_000)  # what an option changes may show far away alone
 
 
-def has_options(subject: Subject, changed: Mapping[str, Any]) -> bool:
+def _has_options(subject: Subject, changed: Mapping[str, Any]) -> bool:
     """Whether ``build`` has these options, so that their values are at fault and not their names."""
     has = {*subject.options, *inspect.signature(subject.build).parameters}
     return has.issuperset(names_in(changed, subject.options))
@@ -113,37 +112,29 @@ def _golden(plan: Plan) -> Iterator[Case]:
     end = min(n for n in (subject.max_positions, subject.threshold, max(GOLDEN) + 1) if n is not None)
     at = [p for p in GOLDEN if p < (end if given else min(end, plan.limit))]
     plan.require(at, "there is no position but 0")
-    yield Case(Batch([[0] * len(at)], positions=[[plan.subject.at(p) for p in at]]))
+    yield Case(plan.row(at))
 
 
-def _varied(plan: Plan) -> Iterator[dict[str, Any]]:
+def _varied(plan: Plan) -> Iterator[Case]:
+    """For each option a row, long where positions cannot be given: what an option changes may show only late."""
     plan.require(plan.subject.varied, "no option is claimed to count (varied)")
     for name, value in plan.subject.varied.items():
-        yield {"changed": {name: value}}
-
-
-def _row_that_shows(plan: Plan) -> Batch:
-    """A row, long where positions cannot be given: what an option changes may show only late."""
-    return plan.text(1, min(23 if plan.subject.can("positions") else 600, plan.limit))
+        batch = plan.text(1, min(23 if plan.subject.can("positions") else 600, plan.limit))
+        yield Case(batch, {"changed": {name: value}, "tolerance": plan.tolerance()})
 
 
 def _counting(plan: Plan) -> Iterator[Case]:
     subject = plan.subject
-    for values in _varied(plan):
-        batch = _row_that_shows(plan)
+    for batch, values in _varied(plan):
         end = (subject.max_positions or max(STARTS) + batch.tokens) - batch.tokens
         starts = [p for p in STARTS if p <= end and (p == 0 or subject.can("positions"))]
-        yield Case(batch, {**values, "starts": starts, "tokens": batch.tokens, "tolerance": plan.tolerance()})
+        yield Case(batch, {**values, "starts": starts, "tokens": batch.tokens})
 
 
-def _sharing(plan: Plan) -> Iterator[Case]:
-    for values in _varied(plan):
-        yield Case(_row_that_shows(plan), {**values, "tolerance": plan.tolerance()})
-
-
-def _refused(plan: Plan) -> Iterator[Case]:
-    given = [changed for changed in plan.subject.refused if not has_options(plan.subject, changed)]
-    plan.require(given, "no unknown option is claimed to be refused (refused)")
+def refusals(plan: Plan, known: bool) -> Iterator[Case]:
+    """What is claimed to be refused: values of options that ``build`` has, or options that are unknown to it."""
+    given = [changed for changed in plan.subject.refused if _has_options(plan.subject, changed) == known]
+    plan.require(given, f"no {'value of an' if known else 'unknown'} option is claimed to be refused (refused)")
     for changed in given:
         yield Case(Batch([[0]]), {"changed": dict(changed)})
 
@@ -157,7 +148,7 @@ CHECK = Check(
     trials=(
         Trial("frequencies", rotations_are_as_claimed, _golden),
         Trial("options count", an_option_counts, _counting),
-        Trial("unknown options", it_is_refused, _refused),
-        Trial("nothing is shared", builds_share_nothing, _sharing),
+        Trial("unknown options", it_is_refused, refusals, {"known": False}),
+        Trial("nothing is shared", builds_share_nothing, _varied),
     ),
 )

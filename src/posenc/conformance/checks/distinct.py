@@ -1,6 +1,6 @@
 """2. Distinct: no two neighbouring positions look the same in low precision."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posenc.conformance.heads import Bias, Rotary
 from posenc.conformance.measure import lowered, row_of, sides, turned
-from posenc.conformance.outcome import Outcome
+from posenc.conformance.outcome import Outcome, Outcomes
 from posenc.conformance.subjects import Batch, NotApplicableError, Subject
 from posenc.conformance.trial import FAR, Case, Check, Plan, Trial
 
@@ -29,13 +29,12 @@ def neighbours(rows: list[tuple[Any, Tensor]], step: list[int]) -> Outcome:
     return Outcome(True, "no two alike", "no two alike")
 
 
-def rotations_differ(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast: torch.dtype | None) -> Outcome:
+def rotations_differ(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast: torch.dtype | None) -> Outcomes:
     """One vector, turned at neighbouring positions."""
     positions, step = row_of(batch), [1] * subject.axes
     generator = torch.Generator().manual_seed(0)
     vector = torch.randn(1, subject.head_dim, generator=generator, dtype=torch.float64).to(subject.device)
-    outcome = Outcome(True, "", "")
-    for _, which in sides(subject):
+    for name, which in sides(subject):
         if subject.distinct_to is None:
             # A step turns by as much everywhere. One that two units of the dtype hide, nobody can see in it; none at
             # all is another thing.
@@ -46,9 +45,9 @@ def rotations_differ(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast
                 raise NotApplicableError(f"one step turns less than {autocast or dtype} can tell")
         came = lowered(subject, dtype, autocast, turned, vector.to(dtype), positions, which)[0]
         outcome = neighbours(list(zip(positions, came.unbind(1), strict=True)), step)
+        yield name, outcome
         if not outcome.ok:
             break
-    return outcome
 
 
 def last_row(subject: Bias, made: Any, distances: list[int]) -> Tensor:
@@ -94,27 +93,27 @@ def _of_rotations(plan: Plan) -> Iterator[Case]:
     plan.require(isinstance(plan.subject, Rotary), "a rotation alone can be seen by itself")
     end = min(plan.subject.distinct_to or FAR, plan.reach)
     plan.require(end > 1, "there is no position but 0")
-    at = [plan.subject.at(p) for p in _windows(end)]
     for values in plan.precisions():
-        yield Case(Batch([[0] * len(at)], positions=[at]), values)
+        yield Case(plan.row(_windows(end)), values)
 
 
-def _claimed(plan: Plan, kind: Callable[[Subject], bool], other: str) -> int:
-    plan.require(kind(plan.subject), other)
+def _claimed(plan: Plan) -> int:
     plan.require(plan.subject.distinct_to, "it is not claimed up to where neighbours are distinct (distinct_to)")
     return min(plan.subject.distinct_to or 0, plan.reach)
 
 
 def _of_biases(plan: Plan) -> Iterator[Case]:
-    end = _claimed(plan, lambda subject: isinstance(subject, Bias), "a bias alone has distances")
+    plan.require(isinstance(plan.subject, Bias), "a bias alone has distances")
+    end = _claimed(plan)
     plan.require(plan.subject.axes == 1, "distances on several axes are no line")
     for values in plan.precisions():
-        yield Case(Batch([[0] * len(_windows(end))], positions=[_windows(end)]), values)
+        yield Case(plan.row(_windows(end)), values)
 
 
 def _of_outputs(plan: Plan) -> Iterator[Case]:
-    own = "it is compared by itself, not by what it does to outputs"
-    end = _claimed(plan, lambda subject: not isinstance(subject, Bias | Rotary), own)
+    own = isinstance(plan.subject, Bias | Rotary)
+    plan.require(not own, "it is compared by itself, not by what it does to outputs")
+    end = _claimed(plan)
     plan.require_that_it_can("positions")
     places = [p for p in _windows(end) if p < 64 or p > ALL_TO or any(abs(p - 2**n) < 4 for n in range(11))]
     rows = [[plan.subject.at(0), plan.subject.at(p)] for p in places]

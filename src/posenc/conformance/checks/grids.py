@@ -10,7 +10,8 @@ from torch import Tensor
 
 from posenc.conformance.checks.cache import cached_equals_at_once
 from posenc.conformance.layers import Layer, Model
-from posenc.conformance.outcome import Outcome, first_failure, near
+from posenc.conformance.measure import row_of
+from posenc.conformance.outcome import Outcome, Outcomes, near
 from posenc.conformance.subjects import PADDING, VOCABULARY, Batch, NotApplicableError, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
@@ -23,8 +24,7 @@ def alike(subject: Subject, first: Tensor, second: Tensor) -> bool:
 
 def every_axis_is_seen(subject: Subject, batch: Batch) -> Outcome:
     """Patches of a grid, against the same patches with one coordinate set to 0."""
-    assert batch.positions is not None
-    row = batch.positions[0]
+    row = row_of(batch)
     if len(set(batch.ids[0])) < 2 or any(len({p[axis] for p in row}) < 2 for axis in range(subject.axes)):
         raise NotApplicableError("the patches do not differ, or not on every axis")
     made = subject.make()
@@ -66,8 +66,7 @@ def moving_along_an_axis_changes_nothing(
 
 def any_order_will_do(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
     """Patches in raster order, against the same patches at the same places handed in column by column."""
-    assert batch.positions is not None
-    row = batch.positions[0]
+    row = row_of(batch)
     turned = sorted(range(batch.tokens), key=lambda n: row[n][::-1])
     made = subject.make()
     return near(subject.run(made, batch)[:, turned], subject.run(made, batch.pick(turned)), tolerance)
@@ -75,9 +74,7 @@ def any_order_will_do(subject: Subject, batch: Batch, tolerance: float) -> Outco
 
 def text_is_one_axis(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
     """Tokens at (p, p, …), against those at p with one axis."""
-    assert batch.positions is not None
-    line = replace(subject, axes=1)
-    flat = replace(batch, positions=[[p[0] for p in row] for row in batch.positions])
+    line, flat = replace(subject, axes=1), replace(batch, positions=[[p[0] for p in row_of(batch)]])
     expected = line.run(line.make(**dict(subject.flat or {})), flat)
     return near(expected, subject.run(subject.make(), batch), tolerance)
 
@@ -116,17 +113,15 @@ def the_shape_is_seen(subject: Subject, batch: Batch, tolerance: float) -> Outco
         raise NotApplicableError("outputs do not go by positions")
     if unseen:
         return Outcome(False, f"other outputs with two {unseen[0]} exchanged", "the same, exchanged")
-    seen = not alike(subject, came, lying)
-    return Outcome(
-        seen, f"something else for {height}x{width} than for {width}x{height}", "something else" if seen else "the same"
-    )
+    other = f"something else for {height}x{width} than for {width}x{height}"
+    return Outcome(not alike(subject, came, lying), other, "the same")
 
 
-def the_same_way_wherever_it_is(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
+def the_same_way_wherever_it_is(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:
     """A grid of which every row of the batch shows two patches, all else being padding: those that lie the same way
     apart come out the same."""
     assert batch.grid is not None
-    out, width, found = subject.run(subject.make(), batch), batch.grid[1], []
+    out, width, pairs = subject.run(subject.make(), batch), batch.grid[1], 0
     first: dict[Any, tuple[str, Tensor]] = {}
     for row, real in enumerate(batch.real):
         kept = [n for n, token in enumerate(real) if token]
@@ -136,32 +131,31 @@ def the_same_way_wherever_it_is(subject: Subject, batch: Batch, tolerance: float
         way = (c - a, d - b, *(batch.ids[row][n] for n in kept))
         here = f"{[a, b]} and {[c, d]}"
         there, expected = first.setdefault(way, (here, out[row, kept]))
-        found.append((f"patches at {here}, as at {there}", near(expected, out[row, kept], tolerance)))
-    if len(found) == len(first):
+        pairs += 1
+        yield f"patches at {here}, as at {there}", near(expected, out[row, kept], tolerance)
+    if pairs == len(first):
         raise NotApplicableError("no two pairs of patches lie the same way apart")
-    return first_failure(found)
 
 
-def registers_have_no_place(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
+def registers_have_no_place(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:
     """Registers in front of a grid: exchanging two exchanges what comes out for them; a layer that adds to its input
     adds nothing to them."""
     made, front = subject.make(), subject.registers
-    came = subject.run(made, batch)
-    found = []
+    came, seen = subject.run(made, batch), False
     if front > 1 and not subject.causal:
-        turned = [1, 0, *range(2, batch.tokens)]
+        turned, seen = [1, 0, *range(2, batch.tokens)], True
         other = subject.run(made, replace(batch.pick(turned), grid=batch.grid))
-        found.append(("registers 0 and 1 exchanged", near(came[:, turned], other, tolerance)))
+        yield "registers 0 and 1 exchanged", near(came[:, turned], other, tolerance)
     if isinstance(subject, Layer) and not isinstance(subject, Model):
         again = replace(batch, ids=[[(n + 1) % VOCABULARY for n in row] for row in batch.ids])
         x, y = subject.content(batch)[:, :front], subject.content(again)[:, :front]
         if came.shape[2:] == x.shape[2:]:
             added, then = came[:, :front] - x, subject.run(made, again)[:, :front] - y
             if near(added, then, tolerance).ok:
-                found.append(("what is added to registers", near(torch.zeros_like(added), added, tolerance)))
-    if not found:
+                seen = True
+                yield "what is added to registers", near(torch.zeros_like(added), added, tolerance)
+    if not seen:
         raise NotApplicableError("there is one register, and more is done to it than adding")
-    return first_failure(found)
 
 
 # -- cases -------------------------------------------------------------------------------------------------------------
@@ -170,19 +164,12 @@ SHAPES = ((3, 5), (5, 3))
 STEPS = (1, 37)
 
 
-def _require_places(plan: Plan) -> None:
+def _require(plan: Plan, axes: bool = False, grid: bool = False) -> None:
+    plan.require(not grid or plan.subject.takes("grid"), "call takes no grid")
+    plan.require(not axes or plan.subject.axes > 1, "positions have one axis")
     plan.require(plan.has(max(map(max, SHAPES)) - 1), "there are too few positions for the grids")
-
-
-def _require_axes(plan: Plan) -> None:
-    plan.require(plan.subject.axes > 1, "positions have one axis")
-    _require_places(plan)
-    plan.require_that_it_can("positions")
-
-
-def _require_grid(plan: Plan) -> None:
-    plan.require(plan.subject.takes("grid"), "call takes no grid")
-    _require_places(plan)
+    if axes:
+        plan.require_that_it_can("positions")
 
 
 def _patches(plan: Plan, shape: tuple[int, int]) -> Batch:
@@ -192,21 +179,25 @@ def _patches(plan: Plan, shape: tuple[int, int]) -> Batch:
     return replace(plan.text(1, len(places)), positions=[places])
 
 
-def _rasters(plan: Plan, *more: tuple[int, int]) -> Iterator[Case]:
-    """One row of patches whose shape alone is given, behind the registers if there are any."""
-    for shape in (*SHAPES, *more):
+def _rasters(plan: Plan, coordinates: bool = False, registers: bool = False) -> Iterator[Case]:
+    """One row of patches whose shape alone is given, behind the registers if there are any; of those that have
+    ``coordinates`` too, or ``registers``, if asked for."""
+    _require(plan, axes=coordinates, grid=True)
+    plan.require(plan.subject.registers or not registers, "no registers are claimed")
+    plan.require(not (plan.subject.registers and coordinates), "registers have no coordinates")
+    for shape in (*SHAPES, (1, 5), (5, 1)) if coordinates else SHAPES:
         batch = replace(plan.text(1, plan.subject.registers + shape[0] * shape[1]), grid=shape)
         yield Case(batch, {"tolerance": plan.tolerance(max(shape))})
 
 
 def _axes(plan: Plan) -> Iterator[Case]:
-    _require_axes(plan)
+    _require(plan, axes=True)
     for shape in SHAPES:
         yield Case(_patches(plan, shape))
 
 
 def _ways(plan: Plan) -> Iterator[Case]:
-    _require_axes(plan)
+    _require(plan, axes=True)
     plan.require(not plan.subject.symmetric, "it claims to be symmetric")
     front = [0] * (plan.subject.axes - 2)
     rows = []
@@ -217,17 +208,15 @@ def _ways(plan: Plan) -> Iterator[Case]:
 
 
 def _moves(plan: Plan) -> Iterator[Case]:
-    _require_axes(plan)
+    _require(plan, axes=True)
     plan.require(plan.subject.relative, "it is not claimed to be relative")
-    for shape in SHAPES:
-        for axis, by in product(range(plan.subject.axes), STEPS):
-            if plan.has(max(shape) - 1 + by):
-                tolerance = plan.tolerance(max(shape) - 1 + by)
-                yield Case(_patches(plan, shape), {"axis": axis, "by": by, "tolerance": tolerance})
+    for shape, axis, by in product(SHAPES, range(plan.subject.axes), STEPS):
+        if plan.has(highest := max(shape) - 1 + by):
+            yield Case(_patches(plan, shape), {"axis": axis, "by": by, "tolerance": plan.tolerance(highest)})
 
 
 def _orders(plan: Plan) -> Iterator[Case]:
-    _require_axes(plan)
+    _require(plan, axes=True)
     plan.require(not plan.subject.causal or plan.subject.can("order"), "causality goes by the index")
     for shape in SHAPES:
         batch = _patches(plan, shape)
@@ -237,7 +226,7 @@ def _orders(plan: Plan) -> Iterator[Case]:
 
 
 def _text(plan: Plan) -> Iterator[Case]:
-    _require_axes(plan)
+    _require(plan, axes=True)
     plan.require(plan.subject.flat is not None, "no options are given for one axis (flat)")
     for start in (0, 1000):
         if plan.has(start + plan.sizes[-1] - 1):
@@ -247,7 +236,7 @@ def _text(plan: Plan) -> Iterator[Case]:
 
 def _after_an_image(plan: Plan) -> Iterator[Case]:
     """Three tokens of text, an image of 2 x 3, and text that goes on after its longer side."""
-    _require_axes(plan)
+    _require(plan, axes=True)
     plan.require(plan.subject.causal, "it is not causal, so that nothing can go on")
     plan.require_that_it_can("cache")
     plan.require(plan.has(8), "there are too few positions")
@@ -258,20 +247,8 @@ def _after_an_image(plan: Plan) -> Iterator[Case]:
         yield Case(replace(batch, chunks=chunks), {"tolerance": plan.tolerance(9)})
 
 
-def _both(plan: Plan) -> Iterator[Case]:
-    _require_grid(plan)
-    _require_axes(plan)
-    plan.require(not plan.subject.registers, "registers have no coordinates")
-    yield from _rasters(plan, (1, 5), (5, 1))
-
-
-def _shapes(plan: Plan) -> Iterator[Case]:
-    _require_grid(plan)
-    yield from _rasters(plan)
-
-
 def _pairs_of_patches(plan: Plan) -> Iterator[Case]:
-    _require_grid(plan)
+    _require(plan, grid=True)
     plan.require_that_it_can("padding")
     plan.require(plan.subject.relative, "it is not claimed to be relative")
     front = plan.subject.registers
@@ -284,15 +261,8 @@ def _pairs_of_patches(plan: Plan) -> Iterator[Case]:
                     line = range(front + height * width)
                     ids.append([1 + (n == max(places)) if n in places else 0 for n in line])
                     document.append([0 if n in places else PADDING for n in line])
-        yield Case(
-            Batch(ids, document=document, grid=(height, width)), {"tolerance": plan.tolerance(max(height, width))}
-        )
-
-
-def _registers(plan: Plan) -> Iterator[Case]:
-    _require_grid(plan)
-    plan.require(plan.subject.registers, "no registers are claimed")
-    yield from _rasters(plan)
+        values = {"tolerance": plan.tolerance(max(height, width))}
+        yield Case(Batch(ids, document=document, grid=(height, width)), values)
 
 
 CHECK = Check(
@@ -306,10 +276,10 @@ CHECK = Check(
         Trial("ways apart", no_two_ways_are_alike, _ways),
         Trial("moving along an axis", moving_along_an_axis_changes_nothing, _moves),
         Trial("order of patches", any_order_will_do, _orders),
-        Trial("shape of the grid", the_shape_is_seen, _shapes),
-        Trial("grid and coordinates", the_grid_gives_the_places, _both),
+        Trial("shape of the grid", the_shape_is_seen, _rasters),
+        Trial("grid and coordinates", the_grid_gives_the_places, _rasters, {"coordinates": True}),
         Trial("pairs of patches", the_same_way_wherever_it_is, _pairs_of_patches),
-        Trial("registers", registers_have_no_place, _registers),
+        Trial("registers", registers_have_no_place, _rasters, {"registers": True}),
         Trial("text alone", text_is_one_axis, _text),
         Trial("after an image", cached_equals_at_once, _after_an_image),
     ),

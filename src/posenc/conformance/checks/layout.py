@@ -69,40 +69,28 @@ def layouts_agree(subject: Rotary, batch: Batch) -> Outcomes:
 # -- cases -------------------------------------------------------------------------------------------------------------
 
 AT = (1, 2, 7, 100)
+UNCLAIMED = {
+    "layout": "no layout is claimed",
+    "scale": "no scale is claimed",
+    "other_layout": "no options are given that build the other layout (other_layout)",
+}
 
 
-def _batch(plan: Plan) -> tuple[Rotary, Batch]:
+def _cases(plan: Plan, claims: tuple[str, ...] = ()) -> Iterator[Case]:
     plan.require(isinstance(plan.subject, Rotary), "a rotation alone has pairs of channels")
-    assert isinstance(plan.subject, Rotary)
     at = [p for p in AT if p < plan.reach]
     plan.require(at, "there is no position but 0")
-    return plan.subject, Batch([[0] * len(at)], positions=[[plan.subject.at(p) for p in at]])
-
-
-def _of_pairs(plan: Plan) -> Iterator[Case]:
-    subject, batch = _batch(plan)
-    plan.require(subject.layout, "no layout is claimed")
-    yield Case(batch)
+    for name in claims:
+        plan.require(getattr(plan.subject, name), UNCLAIMED[name])
+    yield Case(plan.row(at))
 
 
 def _of_the_rest(plan: Plan) -> Iterator[Case]:
-    subject, batch = _batch(plan)
-    plan.require((subject.rotary_dim or subject.head_dim) < subject.head_dim, "every channel may be turned")
-    for dtype in (subject.dtype, *plan.low_dtypes):
-        yield Case(batch, {"dtype": dtype})
-
-
-def _of_lengths(plan: Plan) -> Iterator[Case]:
-    subject, batch = _batch(plan)
-    plan.require(subject.scale is not None, "no scale is claimed")
-    yield Case(batch)
-
-
-def _of_layouts(plan: Plan) -> Iterator[Case]:
-    subject, batch = _batch(plan)
-    plan.require(subject.layout, "no layout is claimed")
-    plan.require(subject.other_layout, "no options are given that build the other layout (other_layout)")
-    yield Case(batch)
+    for case in _cases(plan):
+        rotary, head_dim = (getattr(plan.subject, name) for name in ("rotary_dim", "head_dim"))
+        plan.require((rotary or head_dim) < head_dim, "every channel may be turned")
+        for dtype in (plan.subject.dtype, *plan.low_dtypes):
+            yield Case(case.batch, {"dtype": dtype})
 
 
 CHECK = Check(
@@ -112,9 +100,9 @@ CHECK = Check(
     why="The layouts have the same shapes: weights of one, run in the other, give text that is only a little worse.",
     pains=(8,),
     trials=(
-        Trial("pairs", pairs_keep_to_themselves, _of_pairs),
+        Trial("pairs", pairs_keep_to_themselves, _cases, {"claims": ("layout",)}),
         Trial("the other channels", the_rest_is_untouched, _of_the_rest),
-        Trial("lengths", lengths_stay, _of_lengths),
-        Trial("the other layout", layouts_agree, _of_layouts),
+        Trial("lengths", lengths_stay, _cases, {"claims": ("scale",)}),
+        Trial("the other layout", layouts_agree, _cases, {"claims": ("layout", "other_layout")}),
     ),
 )

@@ -4,11 +4,12 @@ import copy
 import pickle
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 import torch
 
 from posenc.conformance.calls import one_line, poison, require_module
-from posenc.conformance.outcome import Outcome, near, same
+from posenc.conformance.outcome import Outcome, near
 from posenc.conformance.subjects import REFUSALS, Batch, NotApplicableError, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial, texts
 
@@ -66,7 +67,7 @@ def nothing_derived_is_saved(subject: Subject, batch: Batch) -> Outcome:
         if type(module).__module__.startswith("torch.nn."):
             expected |= {f"{path}.{name}".lstrip(".") for name, _ in module.named_buffers(recurse=False)}
     buffers = [name for name, value in saved.items() if name not in expected and isinstance(value, torch.Tensor)]
-    derived = [name for name in buffers if same(saved[name], drawn[name]).ok]
+    derived = [name for name in buffers if torch.equal(saved[name], drawn[name])]
     return Outcome(not derived, "parameters, and what was drawn", ", ".join(derived) or "nothing else")
 
 
@@ -81,10 +82,9 @@ def _copies(plan: Plan, how: str) -> Iterator[Case]:
 
 
 def _casts(plan: Plan) -> Iterator[Case]:
-    for tokens in sorted({*plan.sizes, min(FAR, plan.limit)}):
-        for low in plan.low_dtypes:
-            for used in (False, True):
-                yield Case(plan.text(1, tokens), {"low": low, "used": used, "tolerance": plan.tolerance(tokens)})
+    lengths = sorted({*plan.sizes, min(FAR, plan.limit)})
+    for tokens, low, used in product(lengths, plan.low_dtypes, (False, True)):
+        yield Case(plan.text(1, tokens), {"low": low, "used": used, "tolerance": plan.tolerance(tokens)})
 
 
 def _once(plan: Plan) -> Iterator[Case]:

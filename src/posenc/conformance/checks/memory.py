@@ -47,11 +47,8 @@ def one_call(subject: Subject, made: object, arguments: dict[str, object], train
 def nothing_is_left_behind(subject: Subject, batch: Batch) -> Outcome:
     """After calls with their backward passes: how many more bytes each leaves, and what keeps a graph alive."""
     made = subject.make()
-
-    def call() -> None:
-        gradients_of(subject, made, batch)
-
-    *_, left = [kept_bytes(call, subject.device) for _ in range(3)]  # what is made once is made in the first two
+    # What is made once is made in the first two.
+    *_, left = [kept_bytes(lambda: gradients_of(subject, made, batch), subject.device) for _ in range(3)]
     graphs = [name for name, x in holdings(made) if isinstance(x, Tensor) and x.grad_fn is not None]
     if graphs:
         return Outcome(False, "no graph of a call that is over", f"one at {graphs[0]}")

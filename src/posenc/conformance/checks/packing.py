@@ -6,9 +6,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from posenc.conformance.calls import with_leaves
 from posenc.conformance.heads import Bias
 from posenc.conformance.layers import Model
-from posenc.conformance.outcome import Outcome, Outcomes, first_failure, near
+from posenc.conformance.outcome import Outcomes, near
 from posenc.conformance.subjects import PADDING, VOCABULARY, Batch, NotApplicableError, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial, packed
 
@@ -39,26 +40,24 @@ def documents_do_not_leak(subject: Subject, batch: Batch) -> Outcomes:
         yield f"document {changed} has other tokens", near(others(before), others(after), 0.0)
 
 
-def documents_take_no_gradient(subject: Subject, batch: Batch) -> Outcome:
+def documents_take_no_gradient(subject: Subject, batch: Batch) -> Outcomes:
     """The derivative of the other documents by the vectors of one is exactly zero."""
-    content: list[Tensor] = []
-    made, document = subject.make(), torch.tensor(batch.document)
-    out = _watched(subject, content).run(made, batch)
+    leaves: dict[str, Tensor] = {}
+    document = torch.tensor(batch.document)
+    out = with_leaves(subject, leaves).run(subject.make(), batch)
     if not out.requires_grad:
         raise NotApplicableError("outputs take no gradient")
     # Not their sum, which a normalisation keeps as it is whatever went in.
     weights = torch.linspace(1, 2, out.numel(), dtype=torch.float64, device=out.device).view_as(out).cos().to(out.dtype)
-    found = []
     for number in _documents_of(document):
-        it = document == number
+        it, content = document == number, list(leaves.values())
         gradients = torch.autograd.grad((out * weights)[it].sum(), content, retain_graph=True, allow_unused=True)
-        by_token = [_by_token(g, document) for g in gradients if g is not None]
+        by_token = [g if g.dim() == 3 else g.transpose(1, 2) for g in gradients if g is not None]  # heads stand before
         if not any(g[it].any() for g in by_token):
             raise NotApplicableError("outputs do not go by the tokens: their derivative is zero")
         others = _elsewhere(document, it)
-        name = f"the derivative of document {number} by the others"
-        found += [(name, near(torch.zeros_like(g), others(g), 0.0)) for g in by_token]
-    return first_failure(found)
+        for g in by_token:
+            yield f"the derivative of document {number} by the others", near(torch.zeros_like(g), others(g), 0.0)
 
 
 def _documents_of(document: Tensor) -> list[int]:
@@ -74,33 +73,13 @@ def _elsewhere(document: Tensor, it: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda x: x.masked_fill(hidden.to(x.device).view(*hidden.shape, *[1] * (x.dim() - 2)), 0.0)
 
 
-def _by_token(x: Tensor, document: Tensor) -> Tensor:
-    """(rows, tokens, …) of (rows, tokens, size) or of (rows, heads, tokens, head_dim)."""
-    return x if x.dim() == 3 else x.transpose(1, 2)
-
-
-def _watched(subject: Subject, content: list[Tensor]) -> Subject:
-    """The subject with vectors that take gradients; those it makes are put into the list."""
-
-    def vectors(batch: Batch, size: int, which: int = 0) -> Tensor:
-        made = subject.vectors(batch, size, which).requires_grad_()
-        content.append(made)
-        return made
-
-    watched = replace(subject)
-    object.__setattr__(watched, "vectors", vectors)  # of this one alone; the class is frozen
-    return watched
-
-
 # -- cases -------------------------------------------------------------------------------------------------------------
 
 
 def _rows(plan: Plan) -> Iterator[Batch]:
     """Two rows of three documents, with lengths in one order and in the other; then with a row that ends early."""
     plan.require_that_it_can("document")
-    for tokens in plan.sizes:
-        if tokens < 3:
-            continue
+    for tokens in plan.sizes_above(2):
         lengths = [1, tokens // 2, tokens - tokens // 2 - 1]
         batch = packed(plan, lengths, lengths[::-1])
         yield batch
@@ -125,15 +104,12 @@ def _by_documents(plan: Plan) -> Iterator[Case]:
         yield Case(replace(batch, positions=None), {"tolerance": plan.tolerance(batch.tokens)})
 
 
-def _leaks(plan: Plan) -> Iterator[Case]:
+def _leaks(plan: Plan, gradients: bool = False) -> Iterator[Case]:
+    ids = isinstance(plan.subject, Model)
+    plan.require(not (ids and gradients), "tokens are ids, which have no derivative")
     plan.require(not isinstance(plan.subject, Bias), "a bias is given no tokens, so it can let none through")
     for batch in _rows(plan):
         yield Case(batch if plan.subject.can("positions") else replace(batch, positions=None))
-
-
-def _gradients(plan: Plan) -> Iterator[Case]:
-    plan.require(not isinstance(plan.subject, Model), "tokens are ids, which have no derivative")
-    yield from _leaks(plan)
 
 
 CHECK = Check(
@@ -147,6 +123,6 @@ CHECK = Check(
         Trial("alone, with positions", documents_equal_themselves_alone, _with_positions),
         Trial("alone, with documents alone", documents_equal_themselves_alone, _by_documents),
         Trial("other tokens", documents_do_not_leak, _leaks),
-        Trial("derivatives", documents_take_no_gradient, _gradients),
+        Trial("derivatives", documents_take_no_gradient, _leaks, {"gradients": True}),
     ),
 )

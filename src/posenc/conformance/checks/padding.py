@@ -50,19 +50,17 @@ def _cases(plan: Plan, explicit: bool = False, inside: bool = False) -> Iterator
     else:
         plan.require(plan.subject.takes("padding"), "call takes no padding mask by itself")
         plan.require(not plan.subject.needs("positions"), "call needs positions, and finds none by itself")
-    for tokens in plan.sizes:
-        if tokens > 2:
-            for mask in _masks(tokens, inside):
-                yield Case(padded(plan, mask, explicit), {"tolerance": plan.tolerance(tokens)})
+    for tokens in plan.sizes_above(2):
+        for mask in _masks(tokens, inside):
+            yield Case(padded(plan, mask, explicit), {"tolerance": plan.tolerance(tokens)})
 
 
 def _contents(plan: Plan) -> Iterator[Case]:
     plan.require_that_it_can("padding")
     plan.require(not isinstance(plan.subject, Bias), "a bias is given no tokens, so it can let none through")
-    for tokens in plan.sizes:
-        if tokens > 2:
-            for mask in _masks(tokens, inside=True):
-                yield Case(padded(plan, mask, plan.subject.can("positions")))
+    for tokens in plan.sizes_above(2):
+        for mask in _masks(tokens, inside=True):
+            yield Case(padded(plan, mask, plan.subject.can("positions")))
 
 
 CHECK = Check(

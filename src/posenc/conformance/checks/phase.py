@@ -58,13 +58,13 @@ def angles_are_exact(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast
             yield f"{name} at {p}", near((exact if expected is None else expected)[n], came[n], tolerance)
 
 
-def outputs(subject: Subject, made: Any, batch: Batch) -> Tensor:
-    """What comes out for each token; of a bias, what each token gives to those that it sees."""
+def outputs(subject: Subject, made: Any, batch: Batch, tokens: slice = slice(None)) -> Tensor:
+    """What comes out for these tokens; of a bias, what they give to those that they see."""
     if not isinstance(subject, Bias):
-        return subject.run(made, batch).detach()
+        return subject.run(made, batch).detach()[:, tokens]
     places, seen = subject.places(batch), subject.visible(batch)[:, None]
     bias = subject.bias(made, places, places)
-    return bias.detach().masked_fill(~seen | bias.isneginf(), 0.0).transpose(1, 2)
+    return bias.detach().masked_fill(~seen | bias.isneginf(), 0.0).transpose(1, 2)[:, tokens]
 
 
 def from_a_distance(subject: Bias, made: Any, batch: Batch) -> Tensor:
@@ -103,7 +103,7 @@ def far_as_exact_as_near(
     flat = [first_axis(p) for p in row_of(batch)]
     if not min(flat):
         raise NotApplicableError("the tokens begin at 0")
-    places = (batch.moved(-min(flat)), batch)
+    places = ((batch.moved(-min(flat)),), (batch,))
     return _compared(subject, places, outputs, dtype, autocast, effect, max(flat))
 
 
@@ -114,8 +114,8 @@ def long_as_exact_as_short(
     last = first_axis(row_of(batch)[-1])
     if last > torch.finfo(autocast or dtype).max:
         raise NotApplicableError(f"{autocast or dtype} has no numbers like the distance {last}")
-    places = (Batch([[0] * SHORT], positions=[[subject.at(p) for p in range(SHORT)]]), batch)
-    return _compared(subject, places, from_a_distance, dtype, autocast, effect, last)
+    short = Batch([[0] * SHORT], positions=[[subject.at(p) for p in range(SHORT)]])
+    return _compared(subject, ((short,), (batch,)), from_a_distance, dtype, autocast, effect, last)
 
 
 def late_as_exact_as_early(
@@ -124,32 +124,26 @@ def late_as_exact_as_early(
     """The error of low precision for the late tokens of a row, against its error for the early ones."""
     if batch.tokens <= LATE:
         raise NotApplicableError(f"no token is at {LATE} or later")
-    places = (slice(None, EARLY), slice(LATE, None))
-    return _compared(subject, places, tokens_of, dtype, autocast, effect, batch.tokens, batch)
-
-
-def tokens_of(subject: Subject, made: Any, tokens: slice, batch: Batch) -> Tensor:
-    """What comes out for these tokens of a row."""
-    return outputs(subject, made, batch)[:, tokens]
+    places = ((batch, slice(None, EARLY)), (batch, slice(LATE, None)))
+    return _compared(subject, places, outputs, dtype, autocast, effect, batch.tokens)
 
 
 def _compared(
     subject: Subject,
-    places: tuple[Any, Any],
+    places: tuple[tuple[Any, ...], tuple[Any, ...]],
     measure: Callable[..., Tensor],
     dtype: torch.dtype,
     autocast: torch.dtype | None,
     effect: float | None,
     highest: int,
-    *rest: Any,
 ) -> Outcome:
-    """`no_worse` for two places, against float64, or else against float32: a logarithm close to a whole number
-    may fall into different buckets in the two."""
-    first, second = (lowered(subject, dtype, autocast, measure, place, *rest) for place in places)
+    """`no_worse` for what is measured at two places, against float64, or else against float32: a logarithm close to a
+    whole number may fall into different buckets in the two."""
+    first, second = (lowered(subject, dtype, autocast, measure, *place) for place in places)
     outcome = Outcome(True, "", "")
     for reference in (subject, replace(subject, dtype=torch.float32)):
         made = with_weights_in(reference, dtype)
-        exact_first, exact_second = (measure(reference, made, place, *rest) for place in places)
+        exact_first, exact_second = (measure(reference, made, *place) for place in places)
         # A phase, or a product with a slope, that is rounded to float32 may be off by as much as p units of 2^-23.
         eps, slack = torch.finfo(autocast or dtype).eps, 4 * 2**-23 * highest
         outcome = no_worse((exact_first, exact_second), (first, second), eps, slack, effect)
@@ -176,23 +170,17 @@ def _of_rotations(plan: Plan) -> Iterator[Case]:
     end = plan.reach
     plan.require(end > 1, "there is no position but 0")
     at = sorted({p for p in AT if p < end} | {end - 1})
-    batch = Batch(plan.ids(1, len(at)), positions=[[plan.subject.at(p) for p in at]])
     for values in plan.precisions():
-        yield Case(batch, values)
-
-
-def _starts(plan: Plan, tokens: int) -> list[int]:
-    """Where rows of so many tokens start: one row ends at the first position that bfloat16 lacks, one at the last."""
-    end = min(plan.reach, END)
-    plan.require(end > LATE, f"positions end at {end}, where low precision holds them all")
-    return sorted({LATE + 1 - tokens, end - tokens})
+        yield Case(plan.row(at), values)
 
 
 def _far(plan: Plan) -> Iterator[Case]:
     plan.require(not isinstance(plan.subject, Rotary), "of a rotation the angles are measured")
     plan.require_that_it_can("positions")
-    tokens = plan.sizes[-1]
-    for start in _starts(plan, tokens):
+    tokens, end = plan.sizes[-1], min(plan.reach, END)
+    plan.require(end > LATE, f"positions end at {end}, where low precision holds them all")
+    # One row ends at the first position that bfloat16 lacks, one at the last.
+    for start in sorted({LATE + 1 - tokens, end - tokens}):
         for values in _outputs_in(plan):
             if start > 0:
                 yield Case(plan.line(1, tokens, start), values)
@@ -205,10 +193,8 @@ def _long(plan: Plan) -> Iterator[Case]:
     end = min(plan.reach, END)
     plan.require(end > SHORT, f"positions end at {end}, and there is no distance that is long")
     for last in sorted({p for p in (*range(tokens, 8 * tokens, tokens), LATE, end - 1) if tokens <= p < end}):
-        batch = plan.line(1, tokens)
-        row = [*row_of(batch), plan.subject.at(last)]
         for values in _outputs_in(plan):
-            yield Case(Batch(plan.ids(1, tokens + 1), positions=[row]), values)
+            yield Case(plan.row([*range(tokens), last]), values)
 
 
 def _late(plan: Plan) -> Iterator[Case]:

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from posenc.conformance.calls import gradient_tolerances, gradients_of, holdings, instead, one_line, with_tokens
 from posenc.conformance.heads import Bias, Rotary
-from posenc.conformance.outcome import Outcome, first_failure, near
+from posenc.conformance.outcome import Outcome, Outcomes, first_failure, near
 from posenc.conformance.subjects import REFUSALS, Batch, NotApplicableError, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
@@ -29,7 +30,7 @@ def nothing_is_written(subject: Subject, batch: Batch) -> Outcome:
     return Outcome(not came, "nothing written", "; ".join(came[:3]) or "nothing written")
 
 
-def inputs_stay_as_they_are(subject: Subject, batch: Batch) -> Outcome:
+def inputs_stay_as_they_are(subject: Subject, batch: Batch) -> Outcomes:
     """Every tensor that call is given, before and after it."""
     found: list[tuple[str, Outcome]] = []
 
@@ -42,10 +43,10 @@ def inputs_stay_as_they_are(subject: Subject, batch: Batch) -> Outcome:
         return out
 
     instead(subject, call).run(subject.make(), batch)
-    return first_failure(found)
+    yield from found
 
 
-def no_call_changes_another(subject: Subject, batch: Batch, between: str, limit: int, tolerance: float) -> Outcome:
+def no_call_changes_another(subject: Subject, batch: Batch, between: str, limit: int, tolerance: float) -> Outcomes:
     """The same call before and after others; where positions can be given, also the first call of what those made
     longer."""
     if isinstance(subject, Rotary | Bias):
@@ -57,7 +58,8 @@ def no_call_changes_another(subject: Subject, batch: Batch, between: str, limit:
     made = subject.make()
     first = subject.run(made, batch)
     if between == "the same":
-        return near(first, subject.run(made, batch), 0.0)  # the same arithmetic on the same numbers
+        yield "again", near(first, subject.run(made, batch), 0.0)  # the same arithmetic on the same numbers
+        return
     try:
         call_between(subject, made, between, batch if between == "shorter" else longer)
         if between in ("bfloat16", "autocast"):  # and of the same shape, which a table may be remembered by
@@ -66,29 +68,24 @@ def no_call_changes_another(subject: Subject, batch: Batch, between: str, limit:
         if between not in ("bfloat16", "autocast"):
             raise
         raise NotApplicableError(f"it does not run with {between}: {one_line(error)}") from error
-    found = [("again", near(first, subject.run(made, batch), tolerance))]
+    yield "again", near(first, subject.run(made, batch), tolerance)
     if subject.causal and subject.threshold is None:
         start = subject.run(made, replace(longer, ids=[(batch.ids[0] + longer.ids[0])[: longer.tokens]]))
-        found.append(("at the start of more tokens", near(first[:1], start[:1, : batch.tokens], tolerance)))
-    return first_failure(found)
+        yield "at the start of more tokens", near(first[:1], start[:1, : batch.tokens], tolerance)
 
 
 def call_between(subject: Subject, made: Any, how: str, batch: Batch) -> None:
     """A call, or calls, of another kind."""
+    modes: dict[str, AbstractContextManager[Any]] = {
+        "autocast": torch.autocast(torch.device(subject.device).type, torch.bfloat16),
+        "inference mode": torch.inference_mode(),
+    }
+    if how == "bfloat16":
+        subject = replace(subject, dtype=torch.bfloat16)
     if how == "shorter":
-        subject.run(made, batch.pick(range((batch.tokens + 1) // 2)))
-    elif how == "longer":
-        subject.run(made, batch)
-    elif how == "bfloat16":
-        replace(subject, dtype=torch.bfloat16).run(made, batch)
-    elif how == "autocast":
-        with torch.autocast(torch.device(subject.device).type, torch.bfloat16):
-            subject.run(made, batch)
-    elif how == "inference mode":
-        with torch.inference_mode():
-            subject.run(made, batch)
-    else:
-        for other in others(subject):
+        batch = batch.pick(range((batch.tokens + 1) // 2))
+    with modes.get(how, nullcontext()):
+        for other in others(subject) if how == "others" else [made]:
             subject.run(other, batch)
 
 
@@ -142,15 +139,10 @@ def equal(a: Any, b: Any) -> bool:
 # -- cases -------------------------------------------------------------------------------------------------------------
 
 
-def _texts(plan: Plan) -> Iterator[Case]:
+def _texts(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
     for tokens in plan.sizes:
         yield Case(plan.text(2, tokens))
-
-
-def _with_positions(plan: Plan) -> Iterator[Case]:
-    for tokens in plan.sizes:
-        yield Case(plan.text(2, tokens))
-        if plan.subject.can("positions"):
+        if with_positions and plan.subject.can("positions"):
             yield Case(plan.line(2, tokens))
 
 
@@ -176,7 +168,7 @@ CHECK = Check(
     pains=(5, 6, 15),
     trials=(
         Trial("what is written", nothing_is_written, _texts),
-        Trial("inputs", inputs_stay_as_they_are, _with_positions),
+        Trial("inputs", inputs_stay_as_they_are, _texts, {"with_positions": True}),
         *(Trial(f"calls between: {which}", no_call_changes_another, _between, {"which": which}) for which in BETWEEN),
         Trial("inference, then training", inference_mode_leaves_no_trace, _trained),
     ),

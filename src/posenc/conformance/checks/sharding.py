@@ -60,9 +60,7 @@ def _cases(plan: Plan, lse: bool = False, zigzag: bool = False, documents: bool 
     if documents:
         plan.require(not plan.subject.takes("memory"), "call takes a memory, and is not given its documents")
         plan.require_that_it_can("document")
-    for tokens in plan.sizes:
-        if tokens < 3:
-            continue
+    for tokens in plan.sizes_above(2):
         batch = two_documents(plan, tokens) if documents else plan.line(2, tokens)
         for ranks in (2, 3):
             yield Case(batch, {"ranks": ranks, "zigzag": zigzag, "tolerance": plan.tolerance(tokens)})

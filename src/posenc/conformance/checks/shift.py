@@ -44,16 +44,15 @@ def moving_all_changes_something(subject: Subject, batch: Batch, by: list[int], 
 SHIFTS = (1, 1000, 100_000)
 
 
-def _require_movable(plan: Plan) -> None:
-    plan.require(
-        plan.subject.can("positions") or plan.subject.takes("offset"), "call takes neither positions nor offset"
-    )
+def _require(plan: Plan, claim: str) -> None:
+    subject, other = plan.subject, "absolute" if claim == "relative" else "relative"
+    plan.require(subject.relative is not None, "nothing is claimed of moving all positions")
+    plan.require(subject.relative == (claim == "relative"), f"it claims to be {other}")
+    plan.require(subject.can("positions") or subject.takes("offset"), "call takes neither positions nor offset")
 
 
 def _relative(plan: Plan) -> Iterator[Case]:
-    plan.require(plan.subject.relative is not None, "nothing is claimed of moving all positions")
-    plan.require(plan.subject.relative, "it claims to be absolute")
-    _require_movable(plan)
+    _require(plan, "relative")
     for by in SHIFTS:
         for tokens in plan.sizes:
             if plan.has(highest := tokens - 1 + by):
@@ -61,12 +60,10 @@ def _relative(plan: Plan) -> Iterator[Case]:
 
 
 def _absolute(plan: Plan) -> Iterator[Case]:
-    plan.require(plan.subject.relative is not None, "nothing is claimed of moving all positions")
-    plan.require(not plan.subject.relative, "it claims to be relative")
-    _require_movable(plan)
-    for tokens in plan.sizes:
+    _require(plan, "absolute")
+    for tokens in plan.sizes_above(1):
         by = [c for c in SHIFTS if plan.has(tokens - 1 + c)]
-        if by and tokens > 1:
+        if by:
             yield Case(plan.line(2, tokens), {"by": by, "tolerance": plan.tolerance(tokens - 1 + by[-1])})
 
 

@@ -37,9 +37,7 @@ def _last(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
 
 def _any(plan: Plan) -> Iterator[Case]:
     plan.require_any_queries()
-    for tokens in plan.sizes:
-        if tokens == 1:
-            continue
+    for tokens in plan.sizes_above(1):
         for count in sorted({1, (tokens + 1) // 2, tokens}):
             for afar in (0, AFAR) if plan.has(tokens + AFAR + 3) else (0,):
                 batch = plan.line(2, tokens, step=3 if afar else 0)
