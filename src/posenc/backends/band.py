@@ -27,7 +27,7 @@ from posenc.tiles import Tile
 ROWS = 128
 KEYS = 1024
 SCORES = 2**20
-NARROW = 512  # bands of fewer distances are worked on in one go, many blocks of queries at once
+NARROW = 256  # bands of fewer distances are worked on in one go, many blocks of queries at once
 
 
 class Work:
