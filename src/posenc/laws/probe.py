@@ -230,7 +230,8 @@ class Probe:
         encoding = self.scheme(self.positions(places, segment), dtype=torch.float64)
         x = encoding.add(content)
         query, key, value = (self.project(x, number) for number in range(3))
-        everything = torch.ones((), dtype=torch.bool).expand(query.size(2), key.size(2))  # stated, so that none objects
+        # A row for each query might be causality, so that none objects.
+        everything = torch.ones(query.size(2), key.size(2), dtype=torch.bool)
         out = attention(query, key, value, encoding, attn_mask=everything, backend="reference")
         assert isinstance(out, Tensor)
         return out
