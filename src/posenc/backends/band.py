@@ -263,10 +263,10 @@ class Band:
 
     def of_line(self, table: Tensor) -> Tensor:
         """Of (heads or 1, distances) the number of every pair, a view (1, kv_heads or 1, 1, groups or 1, rows or 1,
-        columns); 0 past the ends of the table, where nothing is seen."""
+        columns). Past the ends of the table, where nothing is seen, the last one goes on: a function may not bear 0."""
         here, front, back = self._entries(table)
         line = table[:, here] if table.size(0) == 1 else table[self.heads, here]
-        line = F.pad(line, (front, back)) if front or back else line
+        line = F.pad(line, (front, back), mode="replicate") if front or back else line
         line = line.unflatten(0, (1, 1) if line.size(0) == 1 else (-1, self.groups))[None, :, None, :, None]
         if not self.is_keyed:
             return line
