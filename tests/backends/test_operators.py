@@ -1,6 +1,7 @@
 """What posenc's own operators must not get wrong beside their numbers: layouts, derivatives they lack, odd calls."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -67,7 +68,13 @@ def test_what_operators_promise_the_compiler_is_so(
         patched.setattr(torch.ops.posenc, "tiled", lambda *given: calls.append(given) or operator(*given))
         posenc.attention(*leaves, made, is_causal=is_causal, backend="tiled")
     (given,) = calls
-    given = tuple(x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x for x in given)
+
+    def as_leaf(x: Any) -> Any:
+        if isinstance(x, list):
+            return [as_leaf(one) for one in x]
+        return x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x
+
+    given = tuple(as_leaf(x) for x in given)
     results = torch.library.opcheck(operator.default, given)
     assert set(results.values()) == {"SUCCESS"}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -40,20 +40,6 @@ class Lines:
 
     def zeros(self) -> Lines:
         """Of the same shape, to sum gradients in."""
-        zeros = [None if x is None else torch.zeros_like(x) for x in self.tensors]
-        return Lines(self.lowest, *zeros)  # type: ignore[arg-type]  # the first nine fields
-
-    @property
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        """All of them, in the order in which the operator takes them."""
-        return (
-            self.bias,
-            self.vectors,
-            self.meeting,
-            self.key_vectors,
-            self.values,
-            self.coefficients,
-            self.query_clock,
-            self.key_clock,
-            self.shift,
-        )
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        tables = {name: torch.zeros_like(x) for name, x in given.items() if isinstance(x, Tensor)}
+        return Lines(self.lowest, **tables)

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.backends import band, fused, pairwise
-from posenc.backends.far import constant_of, far_backward, near, padded_to, planned, regions, right_backward
+from posenc.backends.far import Plan, constant_of, far_backward, near, padded_to, planned, regions, right_backward
 from posenc.backends.lines import Lines
 
 # custom_op reads annotations as types: no `from __future__ import annotations` here, which makes them strings.
@@ -44,21 +44,31 @@ def by_name(name: str) -> Callable[..., Tensor]:
     return found
 
 
+def _told(
+    rows: int,
+    tables: Sequence[Tensor],
+    names: str,
+    queries: Sequence[int],
+    keys: Sequence[int],
+    seen: Sequence[int],
+    form: Sequence[int],
+    apply: str,
+) -> tuple[Plan, Lines]:
+    """What the arguments of the operators say."""
+    plan = planned(rows, queries, keys, seen, form, by_name(apply) if apply else None)
+    lines = Lines(plan.lowest, apply=plan.apply, is_last=plan.is_last, **dict(zip(names.split(), tables, strict=True)))
+    lines.falls = lines.bias is not None and bool(lines.bias.amin() < pairwise.FAINT / 2)
+    return plan, lines
+
+
 @torch.library.custom_op("posenc::tiled", mutates_args=())
 def _tiled(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    bias: Tensor | None,
-    vectors: Tensor | None,
-    meeting: Tensor | None,
-    key_vectors: Tensor | None,
-    values: Tensor | None,
-    coefficients: Tensor | None,
-    query_clock: Tensor | None,
-    key_clock: Tensor | None,
-    shift: Tensor | None,
+    tables: Sequence[Tensor],
     slopes: Tensor | None,
+    names: str,
     queries: Sequence[int],
     keys: Sequence[int],
     seen: Sequence[int],
@@ -66,13 +76,10 @@ def _tiled(
     apply: str,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Output and log-sum-exp; and for the backward pass the output before it was rounded, and output and log-sum-exp of
+    """Output and log-sum-exp; ``names`` says which field of `Lines` each table is. And for the backward pass the output before it was rounded, and output and log-sum-exp of
     the keys far to the right. The last three are empty where they are not needed."""
-    plan = planned(query.size(0), queries, keys, seen, form, by_name(apply) if apply else None)
+    plan, lines = _told(query.size(0), tables, names, queries, keys, seen, form, apply)
     dtype = torch.promote_types(query.dtype, torch.float32)
-    tables = (bias, vectors, meeting, key_vectors, values, coefficients, query_clock, key_clock, shift)
-    falls = bias is not None and bool(bias.amin() < pairwise.FAINT / 2)
-    lines = Lines(plan.lowest, *tables, apply=plan.apply, is_last=plan.is_last, falls=falls)
     out = value.new_zeros((*query.shape[:3], value.size(-1)), dtype=dtype)
     lse = query.new_full(query.shape[:3], -torch.inf, dtype=dtype)
     right, right_lse = out.new_empty(0), lse.new_empty(0)
@@ -85,7 +92,7 @@ def _tiled(
         constant = constant_of(query, lines, slopes, plan, scale)
         if plan.keeps_right:
             right, right_lse = torch.zeros_like(out), torch.full_like(lse, -torch.inf)
-        for region in regions(plan, q, k, slopes, constant, query_clock, key_clock, scale):
+        for region in regions(plan, q, k, slopes, constant, lines.query_clock, lines.key_clock, scale):
             apart = region.far.is_right and right.numel() > 0
             total, total_lse = (right, right_lse) if apart else (out, lse)
             sums = region.of_queries(total_lse)
@@ -105,8 +112,8 @@ def _tiled(
             if widest != value.size(-1):
                 region.of_queries(total).copy_(whole[..., : value.size(-1)])
         if right.numel():
-            if values is not None:
-                right += values[:, -1:] * (right_lse > -torch.inf)[..., None]
+            if lines.values is not None:
+                right += lines.values[:, -1:] * (right_lse > -torch.inf)[..., None]
             fused.merge(out, lse, right, right_lse)
     exact = out.new_empty(0) if out.dtype == query.dtype else out
     return out.to(query.dtype) if exact.numel() else out, lse, exact, right, right_lse
@@ -119,21 +126,14 @@ def _tiled_backward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    bias: Tensor | None,
-    vectors: Tensor | None,
-    meeting: Tensor | None,
-    key_vectors: Tensor | None,
-    values: Tensor | None,
-    coefficients: Tensor | None,
-    query_clock: Tensor | None,
-    key_clock: Tensor | None,
-    shift: Tensor | None,
+    tables: Sequence[Tensor],
     slopes: Tensor | None,
     out: Tensor,
     lse: Tensor,
     exact: Tensor,
     right: Tensor,
     right_lse: Tensor,
+    names: str,
     queries: Sequence[int],
     keys: Sequence[int],
     seen: Sequence[int],
@@ -141,12 +141,9 @@ def _tiled_backward(
     apply: str,
     scale: float,
 ) -> list[Tensor]:
-    """The gradients of query, key, value, and of the nine tensors after them, empty where there is none."""
-    plan = planned(query.size(0), queries, keys, seen, form, by_name(apply) if apply else None)
+    """The gradients of query, key, value, and of the tables."""
+    plan, lines = _told(query.size(0), tables, names, queries, keys, seen, form, apply)
     dtype = lse.dtype
-    tables = (bias, vectors, meeting, key_vectors, values, coefficients, query_clock, key_clock, shift)
-    falls = bias is not None and bool(bias.amin() < pairwise.FAINT / 2)
-    lines = Lines(plan.lowest, *tables, apply=plan.apply, is_last=plan.is_last, falls=falls)
     d_lines = lines.zeros()
     dq, dk, dv = (x.new_zeros(x.shape, dtype=dtype) for x in (query, key, value))
     whole = exact if exact.numel() else out
@@ -162,19 +159,17 @@ def _tiled_backward(
         far_backward(plan, *call, lines, d_lines, slopes, constant, right, dq, dk, dv, scale)
         if right.numel():
             right_backward(dout, query, lse, delta, lines, d_lines, right, right_lse, dq, scale)
-        if query_clock is not None and d_lines.query_clock is not None:
+        if d_lines.query_clock is not None:
             # The gradients of a row's scores sum to that of its log-sum-exp, near and far together.
             d_lines.query_clock.zero_()
             if dlse is not None:
                 d_lines.query_clock += dlse.masked_fill(lse == -torch.inf, 0.0)
-    inputs = [x.to(query.dtype) for x in (dq, dk, dv)]
-    return [*inputs, *(query.new_empty(0) if table is None else table for table in d_lines.tensors)]
+    return [*(x.to(query.dtype) for x in (dq, dk, dv)), *(getattr(d_lines, name) for name in names.split())]
 
 
 @_tiled.register_fake
-def _(query, key, value, *rest):  # type: ignore[no-untyped-def]
+def _(query, key, value, tables, slopes, names, queries, keys, seen, form, *_):  # type: ignore[no-untyped-def]
     dtype = torch.promote_types(query.dtype, torch.float32)
-    form = rest[13]
     out = value.new_empty((*query.shape[:3], value.size(-1)))
     lse = query.new_empty(query.shape[:3], dtype=dtype)
     exact = lse.new_empty(0 if query.dtype == dtype else out.shape)
@@ -189,27 +184,26 @@ def _(query, key, value, *rest):  # type: ignore[no-untyped-def]
 
 
 @_tiled_backward.register_fake
-def _(dout, dlse, query, key, value, *rest):  # type: ignore[no-untyped-def]
-    given = rest[:9]
+def _(dout, dlse, query, key, value, tables, *_):  # type: ignore[no-untyped-def]
     three = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (query, key, value)]
-    return [*three, *(query.new_empty(0) if x is None else torch.empty_like(x) for x in given)]
+    return [*three, *map(torch.empty_like, tables)]
 
 
 def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(*inputs[:13], *output)
-    ctx.rest = inputs[13:]
+    query, key, value, tables, slopes, *ctx.rest = inputs
+    ctx.save_for_backward(query, key, value, *output, slopes, *tables)
     ctx.mark_non_differentiable(*output[2:])
     ctx.set_materialize_grads(False)
 
 
 def _grads(ctx, dout, dlse, *_):  # type: ignore[no-untyped-def]
-    tensors = ctx.saved_tensors
+    query, key, value, out, lse, exact, right, right_lse, slopes, *tables = ctx.saved_tensors
     if dout is None and dlse is None:
-        return (None,) * 19
-    dout = torch.zeros_like(tensors[13]) if dout is None else dout.contiguous()
-    grads = torch.ops.posenc.tiled_backward(dout, dlse, *tensors, *ctx.rest)
-    tables = (g if x is not None else None for g, x in zip(grads[3:], tensors[3:12], strict=True))
-    return *grads[:3], *tables, None, *(None,) * 6
+        return None, None, None, [None] * len(tables), None, *(None,) * len(ctx.rest)
+    dout = torch.zeros_like(out) if dout is None else dout.contiguous()
+    results = (out, lse, exact, right, right_lse)
+    grads = torch.ops.posenc.tiled_backward(dout, dlse, query, key, value, tables, slopes, *results, *ctx.rest)
+    return *grads[:3], grads[3:], None, *(None,) * len(ctx.rest)
 
 
 _tiled.register_autograd(_grads, setup_context=_save)

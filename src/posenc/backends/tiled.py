@@ -138,7 +138,8 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
 
     lines: dict[str, list[Tensor]] = {"bias": [], "vectors": [], "key_vectors": [], "values": [], "shift": []}
     features: list[tuple[Tensor, Tensor]] = []
-    key, clocks, function = call.key, [], None
+    key, function = call.key, None
+    clocks: dict[str, Tensor] = {}
     for piece in call.pieces:
         if isinstance(piece, Bias):
             lines["bias"].append(_line(piece.at, piece.distance, block, r).expand(heads, -1))
@@ -160,7 +161,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
             check_width(piece.query, call.query, piece.scheme)
             lines["shift"].append(block.of_heads(piece.query[0, :, 0].to(dtype), piece.scheme).expand(heads, -1))
         elif isinstance(piece, Clock):
-            clocks = [block.feature(piece.feature, s).expand(-1, heads, -1).contiguous() for s in ("query", "key")]
+            clocks = {f"{s}_clock": block.feature(piece.feature, s).expand(-1, heads, -1) for s in ("query", "key")}
         elif isinstance(piece, Function):
             function = piece
     lines["values"] = [_line(term.vectors, term.distance, block, r) for term in call.values]
@@ -201,24 +202,16 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
         # The gradient of a table counts what is far as well, of which the fused kernel rounds the output to the inputs'
         # dtype: half precision would leave a thousandth of it wrong.
         query, key, value = (x.to(dtype) for x in (query, key, value))
+    tables = {"bias": bias, "vectors": vectors, "meeting": meeting, "key_vectors": key_vectors, "values": values}
+    tables |= {"coefficients": coefficients, "shift": shift} | clocks
+    present = {name: x for name, x in tables.items() if x is not None}
     out, lse, *_ = torch.ops.posenc.tiled(
         query,
         key,
         value,
-        *(
-            _whole(x)
-            for x in (
-                bias,
-                vectors,
-                meeting,
-                key_vectors,
-                values,
-                coefficients,
-                *(clocks or (None, None)),
-                shift,
-                slopes,
-            )
-        ),
+        [x.contiguous() for x in present.values()],
+        slopes,
+        " ".join(present),
         flat(queries),
         flat(keys),
         [int(seen.is_causal), int(seen.left is not None), seen.left or 0, int(seen.right is not None), seen.right or 0],
@@ -236,10 +229,6 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     for feature, far in far_features:
         lse = lse + (feature @ far.mT)[..., 0]
     return out.to(call.query.dtype), lse if call.return_lse else None
-
-
-def _whole(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.contiguous()
 
 
 def _line(at: object, distance: Distance, block: Block, r: Tensor) -> Tensor:
