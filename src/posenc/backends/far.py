@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -30,9 +30,7 @@ class Plan:
     found: list[Tile]
     width: int | None  # W; None: every distance is near
     lowest: int
-    is_last: bool
     keeps_right: bool  # pairs far to the right are summed apart, because something of theirs is learned or added
-    apply: Callable[..., Tensor] | None
 
     @property
     def straight_from(self) -> int:
@@ -41,20 +39,13 @@ class Plan:
         return max(self.width, 1)
 
 
-def planned(
-    rows: int,
-    queries: Sequence[int],
-    keys: Sequence[int],
-    seen: Sequence[int],
-    form: Sequence[int],
-    apply: Callable[..., Tensor] | None,
-) -> Plan:
-    """From the numbers, and the function of the scores if there is one."""
+def planned(rows: int, queries: Sequence[int], keys: Sequence[int], seen: Sequence[int], form: Sequence[int]) -> Plan:
+    """From the numbers."""
     is_causal, has_left, left, has_right, right = seen
     visibility = Visibility(bool(is_causal), left if has_left else None, right if has_right else None)
     found = list(tiles(unflat(queries), unflat(keys), visibility, rows))
-    is_banded, width, lowest, is_last, keeps_right = form
-    return Plan(found, None if is_banded else width, lowest, bool(is_last), bool(keeps_right), apply)
+    is_banded, width, lowest, _, keeps_right = form
+    return Plan(found, None if is_banded else width, lowest, bool(keeps_right))
 
 
 @dataclass

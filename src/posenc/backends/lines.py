@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -40,6 +40,8 @@ class Lines:
 
     def zeros(self) -> Lines:
         """Of the same shape, to sum gradients in."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        tables = {name: torch.zeros_like(x) for name, x in given.items() if isinstance(x, Tensor)}
-        return Lines(self.lowest, **tables)
+        zeros = Lines(self.lowest)
+        for name, x in vars(self).items():
+            if isinstance(x, Tensor):
+                setattr(zeros, name, torch.zeros_like(x))
+        return zeros

@@ -54,9 +54,11 @@ def _told(
     form: Sequence[int],
     apply: str,
 ) -> tuple[Plan, Lines]:
-    """What the arguments of the operators say."""
-    plan = planned(rows, queries, keys, seen, form, by_name(apply) if apply else None)
-    lines = Lines(plan.lowest, apply=plan.apply, is_last=plan.is_last, **dict(zip(names.split(), tables, strict=True)))
+    """What the arguments of the operators say. ``names`` are the fields of `Lines` that the tables are."""
+    plan = planned(rows, queries, keys, seen, form)
+    lines = Lines(plan.lowest, apply=by_name(apply) if apply else None, is_last=bool(form[3]))
+    for name, table in zip(names.split(), tables, strict=True):
+        setattr(lines, name, table)
     lines.falls = lines.bias is not None and bool(lines.bias.amin() < pairwise.FAINT / 2)
     return plan, lines
 
@@ -76,7 +78,7 @@ def _tiled(
     apply: str,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Output and log-sum-exp; ``names`` says which field of `Lines` each table is. And for the backward pass the output before it was rounded, and output and log-sum-exp of
+    """Output and log-sum-exp; and for the backward pass the output before it was rounded, and output and log-sum-exp of
     the keys far to the right. The last three are empty where they are not needed."""
     plan, lines = _told(query.size(0), tables, names, queries, keys, seen, form, apply)
     dtype = torch.promote_types(query.dtype, torch.float32)
