@@ -279,14 +279,13 @@ class Band:
         here, front, back = self._entries(total)
         total[self.heads, here] += x[:, front : self.distances - back]
 
-    def give_of_line(self, total: Tensor, x: Tensor, kv_head: int, row: int) -> None:
-        """Adds the gradient of what `of_line` gave to some rows from ``row`` on, of one of its key heads."""
-        x = x[0, 0, 0]
-        place = replace(self, kv_heads=slice(self.kv_heads.start + kv_head, self.kv_heads.start + kv_head + 1))
+    def give_of_line(self, total: Tensor, x: Tensor, kv_heads: slice) -> None:
+        """Adds the gradient of what `of_line` gave to some of its key heads."""
+        x = x[0, :, 0].flatten(0, 1)
         if self.is_keyed:  # each row a place further to the right than the one before it, by padding rows and cutting
-            rows, columns = x.shape[-2:]
-            x = F.pad(x, (0, rows)).flatten(-2)[..., :-rows].unflatten(-1, (rows, -1))
-            place = replace(place, entry=self.entry + row, distances=columns + rows - 1)
+            x = F.pad(x, (0, self.rows)).flatten(-2)[..., : -self.rows].unflatten(-1, (self.rows, -1))
+        first = self.kv_heads.start
+        place = replace(self, kv_heads=slice(first + kv_heads.start, first + kv_heads.stop))
         place.give_line(total, x.sum(-2))
 
     def _each(self, table: Tensor) -> tuple[Tensor, slice]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 import torch
@@ -15,7 +15,7 @@ from posenc.backends.lines import Lines
 
 Pullback: TypeAlias = Callable[[Tensor], tuple[Tensor, ...]]
 
-PIECE = 2**17  # scores that a function is applied to at a time
+PIECE = 2**18  # scores that a function is applied to at a time
 FAINT = -80.0  # weights below e to this power are taken for 0: they would soon be denormal numbers, which are slow
 
 
@@ -54,7 +54,7 @@ def _scores(
     scores = band.meet_keys(work, "scores", shifted * scale, band.windows(key), None if lines.is_first else met)
     pullbacks: list[Pullback] = []
     if lines.is_first:
-        pullbacks = _apply(band, scores, lines, is_backward)
+        scores, pullbacks = _apply(band, work, scores, lines, is_backward)
         if met is not None:
             scores += met
     if lines.key_vectors is not None:
@@ -67,7 +67,7 @@ def _scores(
     if lines.bias is not None:
         scores += band.of_line(lines.bias)
     if lines.apply is not None and not lines.is_first:
-        pullbacks = _apply(band, scores, lines, is_backward)
+        scores, pullbacks = _apply(band, work, scores, lines, is_backward)
     band.hide(scores)
     return scores, pullbacks
 
@@ -80,41 +80,42 @@ def _add_key_meets(band: Band, work: Work, scores: Tensor, keys: Tensor, table: 
         scores += band.diagonals(by_key)
 
 
-def _parts(band: Band, lines: Lines) -> Iterator[tuple[tuple[slice, ...], tuple[int, int], tuple[Tensor, ...]]]:
-    """The band a piece at a time: an index into its pairs, key head and first row, and the coefficients there. What a
-    function makes of a piece is got anew every time, and small enough for memory that the process has already."""
-    given = () if lines.coefficients is None else tuple(band.of_line(c) for c in lines.coefficients)
+def _parts(band: Band) -> Iterator[slice]:
+    """The key heads of a band a few at a time: what a function makes of them is got anew every time, and small enough
+    for memory that the process has already."""
     batch, kv_heads, blocks, groups, rows = band.shape
-    step = -(-PIECE // (batch * blocks * groups * band.columns))
-    for h in range(kv_heads):
-        here = tuple(c[:, h : h + 1] if c.size(1) > 1 else c for c in given)
-        for row in range(0, rows, step):
-            some = slice(row, row + step)
-            of_rows = tuple(c[..., some, :] if c.size(-2) > 1 else c for c in here)
-            yield (slice(None), slice(h, h + 1), slice(None), slice(None), some), (h, row), of_rows
+    step = max(1, PIECE // (batch * blocks * groups * rows * band.columns))
+    for h in range(0, kv_heads, step):
+        yield slice(h, min(h + step, kv_heads))
 
 
-def _apply(band: Band, scores: Tensor, lines: Lines, is_backward: bool) -> list[Pullback]:
-    """Applies the function to the scores, in place; for the backward pass, gives the way back through each piece."""
+def _of(kv_heads: slice, given: Sequence[Tensor]) -> Iterator[Tensor]:
+    return (x[:, kv_heads] if x.size(1) > 1 else x for x in given)
+
+
+def _apply(band: Band, work: Work, scores: Tensor, lines: Lines, is_backward: bool) -> tuple[Tensor, list[Pullback]]:
+    """The function of the scores; for the backward pass, the way back through each part of it too."""
     assert lines.apply is not None
+    given = () if lines.coefficients is None else tuple(band.of_line(c) for c in lines.coefficients)
+    changed = work("changed", *scores.shape) if is_backward else scores
     pullbacks = []
-    for where, _, given in _parts(band, lines):
+    for part in _parts(band):
         if is_backward:
-            scores[where], pullback, *_ = torch.func.vjp(lines.apply, scores[where].clone(), *given)
+            changed[:, part], pullback, *_ = torch.func.vjp(lines.apply, scores[:, part], *_of(part, given))
             pullbacks.append(pullback)
         else:
-            scores[where] = lines.apply(scores[where], *given)
-    return pullbacks
+            scores[:, part] = lines.apply(scores[:, part], *_of(part, given))
+    return changed, pullbacks
 
 
-def _pull(band: Band, d_scores: Tensor, pullbacks: list[Pullback], lines: Lines, d_lines: Lines) -> None:
+def _pull(band: Band, d_scores: Tensor, pullbacks: list[Pullback], d_lines: Lines) -> None:
     """Takes the gradient of what the function gave back to what it was given, in place, and to its coefficients."""
-    for (where, place, _), pullback in zip(_parts(band, lines), pullbacks, strict=True):
-        d_bare, *d_given = pullback(d_scores[where])
+    for part, pullback in zip(_parts(band), pullbacks, strict=True):
+        d_bare, *d_given = pullback(d_scores[:, part])
         for n, d in enumerate(d_given):
             assert d_lines.coefficients is not None
-            band.give_of_line(d_lines.coefficients[n], d, *place)
-        d_scores[where] = d_bare  # last, since the gradient of a coefficient may be the same memory
+            band.give_of_line(d_lines.coefficients[n], d, part)
+        d_scores[:, part] = d_bare  # last, since the gradient of a coefficient may be the same memory
 
 
 def _weights(scores: Tensor, offset: Tensor, lines: Lines) -> Tensor:
@@ -177,7 +178,7 @@ def backward(
     d_scores.mul_(weights)
 
     if lines.apply is not None and not lines.is_first:
-        _pull(band, d_scores, pullbacks, lines, d_lines)
+        _pull(band, d_scores, pullbacks, d_lines)
     by_distance = d_scores
     if lines.bias is not None or lines.vectors is not None:
         by_distance = band.by_distance(work, "by distance", d_scores)
@@ -206,7 +207,7 @@ def backward(
             total = d_lines.key_clock.unflatten(1, (-1, band.groups))[:, :, g]
             band.give_windows(total, -per_key[:, :, :, g, :])
     if lines.apply is not None and lines.is_first:
-        _pull(band, d_scores, pullbacks, lines, d_lines)
+        _pull(band, d_scores, pullbacks, d_lines)
     by_key = band.by_key(work, "by key", d_scores)
     dq_part = band.over_keys(by_key, keys)
     if lines.shift is not None and d_lines.shift is not None:
