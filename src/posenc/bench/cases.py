@@ -1,7 +1,5 @@
 """What is measured: groups of competitors that are timed in turns, each with the baseline of its ratios."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ What is compared is the ratio of two times of the same round; of the rounds' rat
 quartiles as its spread.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import time
@@ -52,7 +50,7 @@ class Inputs:
     training: bool
 
     @classmethod
-    def draw(cls, settings: Settings, queries: int, keys: int, training: bool) -> Inputs:
+    def draw(cls, settings: Settings, queries: int, keys: int, training: bool) -> "Inputs":
         """Gaussian ones, the same each time."""
         dtype, device = getattr(torch, settings.dtype), torch.device(settings.device)
         generator = torch.Generator(device).manual_seed(0)

@@ -3,8 +3,6 @@
 `make bench` installs the libraries; without them their places in the tables say so.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import warnings

@@ -1,7 +1,5 @@
 """The pictures of a benchmark, from its records: what position costs, over what it is compared with."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import Counter

@@ -1,7 +1,5 @@
 """``posenc bench``: the groups that were asked for, measured one by one, each recorded when it is made."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -103,7 +101,7 @@ def bench(
 
 
 def _measure(
-    group: cases.Group, settings: Settings, limits: _Limits, clock: Clock, device: torch.device
+    group: cases.Group, settings: Settings, limits: "_Limits", clock: Clock, device: torch.device
 ) -> dict[str, Any]:
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()  # or what was compiled for one length would shape what is compiled for the next

@@ -3,8 +3,6 @@
 A cell that has no number is a dash, and a note below the table says why.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -93,7 +91,7 @@ def write(records: Sequence[Record], out: Path, pictures: Iterable[Path] = ()) -
     return out / FILE
 
 
-def show(records: Sequence[Record], console: Console) -> None:
+def show(records: Sequence[Record], console: "Console") -> None:
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
     from rich.table import Table as Printed

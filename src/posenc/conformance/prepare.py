@@ -1,7 +1,5 @@
 """Whether a subject can be checked: its claims are of their types, a script can be made of it, and it runs."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import warnings

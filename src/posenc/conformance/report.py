@@ -1,7 +1,5 @@
 """What reports say, as plain data, and the data as JSON, as JUnit's XML, as a page and for a terminal."""
 
-from __future__ import annotations
-
 import json
 import platform
 import re

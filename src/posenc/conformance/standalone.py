@@ -5,8 +5,6 @@ check, what stands above its cases. The subject's own files are imported; the sc
 posenc.conformance, in whose place the script itself is imported.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import sys

@@ -1,7 +1,5 @@
 """Checks, the trials they are made of, and the plan by which trials choose their cases."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -3,8 +3,6 @@
 matplotlib and torch are imported when a figure is drawn, so that ``posenc --help`` answers at once.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import inspect
@@ -29,7 +27,7 @@ class Entry:
     about: str
 
     @property
-    def function(self) -> Callable[..., Figure]:
+    def function(self) -> Callable[..., "Figure"]:
         return getattr(importlib.import_module(f"posenc.figures.{self.home}"), self.name)
 
     @property
@@ -93,7 +91,7 @@ def find(name: str) -> Entry:
     return known[name]
 
 
-def save(figure: Figure, path: Path, dark: bool = False) -> None:
+def save(figure: "Figure", path: Path, dark: bool = False) -> None:
     """Writes a PNG or an SVG, by the file's ending; the same figure gives the same bytes.
 
     Raises ValueError for another ending.
@@ -114,7 +112,7 @@ def _check_ending(path: Path) -> None:
         raise ValueError(f"--out must end in .png or .svg, got {str(path)!r}")
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "plot",
         help="draw how the schemes work",

@@ -1,7 +1,5 @@
 """``posenc laws``: what every scheme's mathematics promises, measured and printed."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path
@@ -9,7 +7,7 @@ from pathlib import Path
 from posenc.workbench.command import SCHEMES, failed, stdout
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds the command to those of the command line. torch is imported when it runs, not before."""
     laws = commands.add_parser(
         "laws",

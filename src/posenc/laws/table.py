@@ -1,7 +1,5 @@
 """Every scheme held to every law: the tables, as text and as JSON."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -146,7 +144,7 @@ def definition(law: str) -> str:
 # --- text -----------------------------------------------------------------------------------------------------------
 
 
-def text_tables(audits: Sequence[Audit]) -> tuple[Table, ...]:
+def text_tables(audits: Sequence[Audit]) -> tuple["Table", ...]:
     """The tables for a terminal of 120 columns."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
