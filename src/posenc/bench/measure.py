@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -142,7 +143,7 @@ def race(
     done, begin = 0, time.perf_counter()
     while done < rounds and baseline in works:
         for name, work in works.items():
-            results[name]["seconds"].append(clock(_repeat(work, calls[name])) / calls[name])
+            results[name]["seconds"].append(clock(partial(_repeated, work, calls[name])) / calls[name])
         done += 1
         if done >= FEWEST_ROUNDS and time.perf_counter() - begin > budget:
             break
@@ -164,10 +165,7 @@ def beyond(work: Work, device: torch.device) -> int:
     return max(0, peak_bytes(call, device) - given[0])
 
 
-def _repeat(work: Work, times: int) -> Work:
-    def repeated() -> tuple[Tensor, ...]:
-        for _ in range(times - 1):
-            work()
-        return work()
-
-    return repeated
+def _repeated(work: Work, times: int) -> tuple[Tensor, ...]:
+    for _ in range(times - 1):
+        work()
+    return work()

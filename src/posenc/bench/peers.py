@@ -109,8 +109,7 @@ def bias_of(scheme: Scheme, query: Tensor) -> Tensor:
     """What the scheme adds to the scores, (heads or batch, .., queries, keys), as one would write it by hand."""
     distances = _distances(query.size(2), query.device)
     if isinstance(scheme, ALiBi):
-        slopes = torch.tensor(scheme.slopes, device=query.device)
-        return slopes[:, None, None] * distances
+        return torch.tensor(scheme.slopes, device=query.device)[:, None, None] * distances
     if isinstance(scheme, T5):
         return scheme.weight[_t5_bucket(distances)].permute(2, 0, 1)
     assert isinstance(scheme, Shaw)

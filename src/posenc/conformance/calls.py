@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.conformance.subjects import VOCABULARY, Batch, NotApplicableError, Subject
+from posenc.conformance.subjects import VOCABULARY, Batch, Subject, require
 
 
 def instead(subject: Subject, call: Callable[..., Any]) -> Subject:
@@ -120,8 +120,7 @@ def one_line(error: BaseException) -> str:
 
 def require_module(made: Any) -> nn.Module:
     """NotApplicableError unless it is one."""
-    if not isinstance(made, nn.Module):
-        raise NotApplicableError("what build makes is no module")
+    require(isinstance(made, nn.Module), "what build makes is no module")
     return made
 
 

@@ -23,6 +23,11 @@ def first_axis(position: Any) -> int:
     return position[0] if isinstance(position, list) else position
 
 
+def of_two_tokens(batch: Batch) -> bool:
+    """Whether every row has the same tokens, of which the first two differ."""
+    return batch.tokens > 1 and len({tuple(row) for row in batch.ids}) == 1 and batch.ids[0][0] != batch.ids[0][1]
+
+
 def sides(subject: Rotary) -> list[tuple[str, int]]:
     """What is turned: queries, and keys where these are turned by themselves."""
     return [("query", 0), ("key", 1)] if subject.takes("key") else [("x", 0)]

@@ -22,6 +22,12 @@ class NotApplicableError(Exception):
     """The subject cannot take part in a trial: the message says why."""
 
 
+def require(fine: object, reason: str) -> None:
+    """NotApplicableError with the reason, unless."""
+    if not fine:
+        raise NotApplicableError(reason)
+
+
 @dataclass(frozen=True)
 class Batch:
     """Rows of tokens, as plain lists: what a subject is run on. All rows have as many tokens.
@@ -205,10 +211,9 @@ class Subject:
 
     def require_plain_positions(self, batch: Batch, what: str = "positions") -> None:
         """NotApplicableError where the batch has positions and ``call`` takes none."""
-        if batch.positions is not None and not torch.equal(
-            self.places(batch), torch.arange(batch.tokens, device=self.device).expand(len(batch.ids), -1)
-        ):
-            raise NotApplicableError(f"call takes no {what}")
+        if batch.positions is not None:
+            line = torch.arange(batch.tokens, device=self.device).expand(len(batch.ids), -1)
+            require(torch.equal(self.places(batch), line), f"call takes no {what}")
 
     def visible(self, batch: Batch) -> Tensor:
         """Which token sees which, (rows, tokens, tokens)."""

@@ -133,7 +133,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Draws the figure asked for, writes it and says where. 0 done, 1 something is not installed, 2 wrong use."""
     try:
         if arguments.list:
-            _print_list()
+            width = max(len(entry.name) for entry in FIGURES)
+            for entry in FIGURES:
+                print(f"{entry.name:{width}}  {entry.about}\n{'':{width}}  {_flags(entry.options)}")
             return 0
         entry, options = _asked(arguments)
         out = arguments.out or Path(f"{entry.name}{'-dark' if arguments.dark else ''}.png")
@@ -162,12 +164,6 @@ def _asked(arguments: argparse.Namespace) -> tuple[Entry, dict[str, Any]]:
         if name in options:
             options[name] = tuple(options[name])
     return entry, options
-
-
-def _print_list() -> None:
-    width = max(len(entry.name) for entry in FIGURES)
-    for entry in FIGURES:
-        print(f"{entry.name:{width}}  {entry.about}\n{'':{width}}  {_flags(entry.options)}")
 
 
 def _flags(names: Sequence[str]) -> str:

@@ -58,14 +58,12 @@ def relative_to_absolute(*, length: int = 4, dark: bool = False) -> Figure:
         panels.matrix(left, all_distances, colors, dark, gaps=True, words=words, size=10)
         # What no key reads is dimmed by paper laid over it.
         paper = style.theme(dark)
-        dimmed = np.where(kept, np.nan, 1.0)
-        left.imshow(dimmed, cmap=ListedColormap([paper.background]), alpha=0.8, zorder=1.5)
+        left.imshow(np.where(kept, np.nan, 1.0), cmap=ListedColormap([paper.background]), alpha=0.8, zorder=1.5)
         for i, c in zip(*np.nonzero(~kept), strict=True):
             left.text(c, i, _cell(i, c), ha="center", va="center", size=10, color=paper.faint, zorder=3)
         for i in range(length):
             panels.frame(left, i, int(index[i].min()), 1, length, paper.ink, 1.6)
-        distances = [f"{c}\n{_signed(c - length + 1)}" for c in range(width)]
-        left.set_xticks(range(width), distances)
+        left.set_xticks(range(width), [f"{c}\n{_signed(c - length + 1)}" for c in range(width)])
         left.set(yticks=range(length), ylabel="query i (position)")
         left.set_xlabel("index in the table; below it, the distance (tokens)")
         words = [[_cell(i, c) for c in row] for i, row in enumerate(index)]
@@ -90,8 +88,7 @@ def offsets_2d(*, grid: tuple[int, int] = (4, 5), pixel: tuple[int, int] = (1, 2
     found = [values.reshape(grid) for values in pixel_offsets(grid, pixel)]
     with style.context(dark):
         title = f"Offsets from the pixel in row {pixel[0]}, column {pixel[1]}"
-        size = (1.6 + 1.36 * width, 1.35 + 0.52 * height)
-        figure, axes = panels.panels(1, 3, size, title, widths=[1, 1, 1.4])
+        figure, axes = panels.panels(1, 3, (1.6 + 1.36 * width, 1.35 + 0.52 * height), title, widths=[1, 1, 1.4])
         reach = max(int(np.abs(values).max()) for values in found) or 1
         colors = panels.diverging(dark), Normalize(-1.25 * reach, 1.25 * reach)
         for panel, values, name in zip(axes, found, ("row offset (rows)", "column offset (columns)"), strict=False):

@@ -171,8 +171,7 @@ def panels(
     `style.context`."""
     room = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06, wspace=0.03, hspace=0.04)
     figure = Figure(figsize=size, layout=room)
-    grid = figure.subplots(rows, columns, squeeze=False, sharex=share, width_ratios=widths)
-    axes = list(grid.flat)
+    axes = list(figure.subplots(rows, columns, squeeze=False, sharex=share, width_ratios=widths).flat)
     for spare in axes[used:] if used is not None else ():
         spare.remove()
     figure.suptitle(title, x=0.012, ha="left", weight="bold", size=12)

@@ -42,8 +42,7 @@ def rope_rotation(
     with style.context(dark):
         count = max(found.shape[1] for found in angles)
         size = (2.9 + 0.64 * length, 0.7 + (0.75 + 0.64 * count) * len(drawn))
-        title = "RoPE: the turn of each pair of channels"
-        figure, axes = panels.panels(len(drawn), 1, size, title)
+        figure, axes = panels.panels(len(drawn), 1, size, "RoPE: the turn of each pair of channels")
         for panel, each, found in zip(axes, drawn, angles, strict=True):
             _circles(panel, found, dark)
             for pair, theta in enumerate(found[1]):

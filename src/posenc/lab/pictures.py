@@ -136,9 +136,7 @@ def _end(summary: Summary, kind: str, scheme: str, measured: Sequence[int]) -> s
     if not measured and summary.diverged(scheme):
         return summary.diverged(scheme)
     undefined = summary.end(scheme, kind)
-    if undefined:
-        return undefined
-    return f"not measured past {measured[-1]:,}" if measured else "not measured"
+    return undefined or (f"not measured past {measured[-1]:,}" if measured else "not measured")
 
 
 def _positions(summary: Summary, scheme: str) -> tuple[tuple[float, Estimate], ...]:

@@ -12,8 +12,7 @@ def observed(summary: Summary) -> list[str]:
     trained, longest = summary.train_length, max(summary.lengths("sliding"), default=0)
     found = [_order(summary, trained, f"At the training length of {trained:,} tokens")]
     if longest > trained:
-        times = longest / trained
-        found.append(_order(summary, longest, f"At {longest:,} tokens, {times:g}× the training length"))
+        found.append(_order(summary, longest, f"At {longest:,} tokens, {longest / trained:g}× the training length"))
         found.append(_use_of_context(summary, longest))
     for scheme in summary.schemes:
         if words := summary.diverged(scheme):
@@ -41,9 +40,7 @@ def verdict(difference: Estimate) -> str:
     """A paired difference in a word."""
     if not difference.finite:
         return "not finite"
-    if difference.tie:
-        return "tie"
-    return "lower" if difference.mean < 0 else "higher"
+    return "tie" if difference.tie else "lower" if difference.mean < 0 else "higher"
 
 
 def how_to_read(summary: Summary) -> list[str]:

@@ -191,8 +191,7 @@ class Probe:
         block = Block(query, key, queries, keys, self.shape.head_dim**-0.5)
         for term in encoding.values:
             vectors, index = bucket(term, block)
-            by_head = vectors[:, index].movedim(0, 1).expand(*scores.shape, -1)
-            parts.append(by_head.to(scores.dtype))
+            parts.append(vectors[:, index].movedim(0, 1).expand(*scores.shape, -1).to(scores.dtype))
         return torch.cat(parts, -1)
 
     def vectors(self, places: Places) -> Float[Tensor, "tokens channels"] | None:

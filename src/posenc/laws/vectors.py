@@ -118,8 +118,7 @@ def linear_map(probe: Probe, near: int = 3, far: int = 5) -> LinearMap | None:
 def _linear(probe: Probe) -> LinearMap | Finding:
     if not probe.sees_coordinates:
         return not_applicable("it sees no coordinates, so no position has a vector of its own")
-    reason = "it gives codes to pairs of positions, and to no position a vector"
-    return linear_map(probe) or not_applicable(reason)
+    return linear_map(probe) or not_applicable("it gives codes to pairs of positions, and to no position a vector")
 
 
 def linear(probe: Probe) -> Finding:
@@ -131,8 +130,7 @@ def linear(probe: Probe) -> Finding:
     value = max(found.residual, found.composed)
     words = f"at positions it was not fitted to, M_3 misses by {found.residual:.1e} of a vector's length"
     words += f", and M_5 M_3 = M_8 by {found.composed:.1e}"
-    numbers = {"residual": found.residual, "composition": found.composed}
-    return Finding(value <= LINEAR, value, LINEAR, words, numbers)
+    return Finding(value <= LINEAR, value, LINEAR, words, {"residual": found.residual, "composition": found.composed})
 
 
 def orthogonal(probe: Probe) -> Finding:

@@ -7,7 +7,7 @@ from itertools import accumulate
 import torch
 
 from posenc.conformance.outcome import Outcomes, near
-from posenc.conformance.subjects import Batch, Subject
+from posenc.conformance.subjects import Batch, Subject, require
 from posenc.conformance.trial import Case, Check, Plan, Trial, padded, two_documents
 
 
@@ -65,7 +65,7 @@ def _ragged(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
     if with_positions:
         plan.require_that_it_can("positions")
     else:
-        plan.require(plan.subject.takes("padding"), "call takes no padding mask by itself")
+        require(plan.subject.takes("padding"), "call takes no padding mask by itself")
     for tokens in plan.sizes:
         prompt = tokens - max(tokens // 4, 1)
         if prompt < 2:

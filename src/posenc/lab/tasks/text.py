@@ -54,7 +54,6 @@ class Text(Task):
         corpus = data.load(config.text, held_out=config.windows * (longest + 1), least=least)
         data.require(corpus, least)
         windows = corpus.validation.spread(config.windows, longest + 1)
-        few = len(windows) < config.windows
         return Loaded(
             corpus.train.draw,
             lambda model, device, tick: Evaluator(
@@ -63,7 +62,7 @@ class Text(Task):
             tokens_to_score(config.test_lengths, len(windows)),
             corpus.about,
             corpus.digest,
-            f"room for {len(windows)} of {config.windows} evaluation windows" if few else "",
+            f"room for {len(windows)} of {config.windows} evaluation windows" if len(windows) < config.windows else "",
         )
 
 
