@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ Work: TypeAlias = Callable[[], tuple[Tensor, ...]]
 
 Make: TypeAlias = Callable[[], Work]
 """Sets up a competitor, outside of all timing. Raises `LeftOutError` where it cannot take part."""
+
+Spread: TypeAlias = tuple[float, float, float]
+"""A median and its quartiles."""
 
 Clock: TypeAlias = Callable[[Work], float]
 """The seconds of one call."""
@@ -82,29 +85,21 @@ class Inputs:
         return self.work(lambda: F.scaled_dot_product_attention(self.query, self.key, self.value, is_causal=True))
 
 
-class Spread(NamedTuple):
-    median: float
-    low: float
-    high: float
-
-
 def spread(values: Sequence[float]) -> Spread:
     """The median and the quartiles.
 
     >>> spread([4.0, 1.0, 2.0, 3.0, 5.0])
-    Spread(median=3.0, low=2.0, high=4.0)
+    (3.0, 2.0, 4.0)
     """
-    if len(values) == 1:
-        return Spread(values[0], values[0], values[0])
-    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-    return Spread(median, low, high)
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else 3 * [values[0]]
+    return median, low, high
 
 
 def ratios(seconds: Sequence[float], baseline: Sequence[float]) -> Spread:
     """Of the times of a competitor over those of the baseline, round by round.
 
     >>> ratios([2.0, 4.0, 9.0], [1.0, 2.0, 3.0])
-    Spread(median=2.0, low=2.0, high=2.5)
+    (2.0, 2.0, 2.5)
     """
     return spread([mine / its for mine, its in zip(seconds, baseline, strict=True)])
 

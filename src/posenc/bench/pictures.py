@@ -11,12 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
+from posenc.bench.measure import Spread
 from posenc.bench.tables import Record, amount, of, schemes, with_auto
 from posenc.workbench import style
 from posenc.workbench.files import write_whole
-
-Spread: TypeAlias = tuple[float, float, float]
-"""A median and its quartiles."""
 
 Block: TypeAlias = Mapping[str, Mapping[str, Spread | None]]
 """Rows of marks: for each series, the value of each name."""

@@ -32,13 +32,11 @@ def relative_index(*, length: int = 4, dark: bool = False) -> Figure:
         left.set_xticks(range(3), ["index in\nthe table", "distance\n(tokens)", "of query i\nand key"], size=9)
         left.set_yticks([])
         left.xaxis.tick_top()
-        left.tick_params(length=0)
         left.set_title(f"2N − 1 = {len(distances)} distances", fontsize=10, pad=10)
         words = [[str(i) for i in row] for row in index]
         panels.matrix(right, index - (length - 1), colors, dark, gaps=True, words=words, size=11)
         right.set(xticks=range(length), yticks=range(length), xlabel="key j (position)", ylabel="query i (position)")
         right.set_title("the index of each pair: j − i + N − 1")
-        right.tick_params(length=0)
     return figure
 
 
@@ -71,7 +69,6 @@ def relative_to_absolute(*, length: int = 4, dark: bool = False) -> Figure:
         right.set(xticks=range(length), yticks=range(length), xlabel="key j (position)")
         for panel, title in ((left, f"q · table, ({length}, {width})"), (right, f"scores, ({length}, {length})")):
             panel.set_title(title)
-            panel.tick_params(length=0)
     return figure
 
 
@@ -106,7 +103,6 @@ def offsets_2d(*, grid: tuple[int, int] = (4, 5), pixel: tuple[int, int] = (1, 2
         for index, panel in enumerate(axes):
             panels.frame(panel, *pixel, 1, 1, paper.ink)
             panel.set(xticks=range(width), yticks=range(height), xlabel="column", ylabel="row" if index == 0 else "")
-            panel.tick_params(length=0)
     return figure
 
 

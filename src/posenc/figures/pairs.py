@@ -211,9 +211,8 @@ def bias_by_distance(
         for index, (panel, each, heads, kind) in enumerate(zip(axes, drawn, curves, kinds, strict=False)):
             for head, values in enumerate(heads[:MOST_HEADS]):
                 panel.plot(distance, values, color=colors[head], linestyle=panels.DASHES[head])
-            panel.set_title(_titled(each, len(heads)))
+            panel.set(title=_titled(each, len(heads)), xlim=(-length, length))
             panel.axvline(0, color=style.theme(dark).faint, linewidth=0.8, zorder=1)
-            panel.set_xlim(-length, length)
             panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
             panel.tick_params(labelsize=9, labelbottom=True)
             panel.set_ylabel(kind.split(" (")[0], size=10)

@@ -54,7 +54,6 @@ def shaw_window(
             panels.frame(panel, position - 1, 0, 1, n, style.theme(dark).ink)
         panel.set_xticks(range(n), [f"{word}\n{i}" for i, word in enumerate(words, 1)], size=10)
         panel.set_yticks(range(n), [f"{word}  {i}" for i, word in enumerate(words, 1)], size=10)
-        panel.tick_params(length=0)
         panel.set(xlabel="key: word and position", ylabel="query: word and position")
     return figure
 

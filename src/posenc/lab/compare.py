@@ -4,6 +4,7 @@ import math
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -115,10 +116,9 @@ def compare(
         lab = _Lab(config, out, task, loaded, device, about, records, progress, stop, build)
         progress.begin(len(config.seeds) * len(config.schemes) * lab.work)  # from here on, what fails has kept records
         write_whole(out / CONFIG, config.to_toml(made_with).encode())
-        for line in filter(None, (records.notice, *_clear(out, made), loaded.about, loaded.notice)):
+        without = (f"{name} is left out: {reason}" for name, reason in left_out.items())
+        for line in filter(None, (records.notice, *_clear(out, made), loaded.about, loaded.notice, *without)):
             progress.say(line)
-        for name, reason in left_out.items():
-            progress.say(f"{name} is left out: {reason}")
         for seed in config.seeds:
             for scheme in config.schemes:
                 lab.train_and_test(scheme, seed)
@@ -304,22 +304,16 @@ def _clear(out: Path, made: frozenset[str]) -> list[str]:
     return [f"in {out / CHECKPOINTS}, of an older format, so not read and left as it is: {old}"] if old else []
 
 
-class _Stop:
+class _Stop(ExitStack):
     """Notes the first SIGINT or SIGTERM, so that work can stop where its state is whole; a second one stops at once."""
 
-    def __init__(self) -> None:
-        self.asked = False
-        self._before: dict[signal.Signals, Any] = {}
+    asked = False
 
     def __enter__(self) -> "_Stop":
         if threading.current_thread() is threading.main_thread():  # no other may set handlers, or gets signals
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._note)
+                self.callback(signal.signal, number, signal.signal(number, self._note))
         return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.asked:

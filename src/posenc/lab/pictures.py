@@ -91,8 +91,7 @@ def training(summary: Summary, dark: bool = False) -> Figure:
         # The first fifth of the steps falls from chance to about the final loss, and would flatten all that follows.
         late = [bits for step, bits in points if step >= 0.2 * max(step for step, _ in points)]
         margin = 0.05 * (max(late) - min(late)) or 0.1
-        axes.set_ylim(min(late) - margin, max(late) + margin)
-        axes.set_xlim(0, 1.03 * max(step for step, _ in points))
+        axes.set(xlim=(0, 1.03 * max(step for step, _ in points)), ylim=(min(late) - margin, max(late) + margin))
         first = max(bits for _, bits in points)
         if first > axes.get_ylim()[1]:
             words = f"↑ from {first:.1f} at first"

@@ -94,12 +94,6 @@ GOLDEN = (1, 2, 17, 100, 1000, 10_000)
 STARTS = (0, 4096, 100_000)  # what an option changes may show far away alone
 
 
-def _has_options(subject: Subject, changed: Mapping[str, Any]) -> bool:
-    """Whether ``build`` has these options, so that their values are at fault and not their names."""
-    has = {*subject.options, *inspect.signature(subject.build).parameters}
-    return has.issuperset(names_in(changed, subject.options))
-
-
 def _golden(plan: Plan) -> Iterator[Case]:
     subject = plan.subject
     require(isinstance(subject, Rotary), "a rotation alone has frequencies")
@@ -130,7 +124,9 @@ def _counting(plan: Plan) -> Iterator[Case]:
 
 def refusals(plan: Plan, known: bool) -> Iterator[Case]:
     """What is claimed to be refused: values of options that ``build`` has, or options that are unknown to it."""
-    given = [changed for changed in plan.subject.refused if _has_options(plan.subject, changed) == known]
+    subject = plan.subject
+    has = {*subject.options, *inspect.signature(subject.build).parameters}
+    given = [changed for changed in subject.refused if has.issuperset(names_in(changed, subject.options)) == known]
     require(given, f"no {'value of an' if known else 'unknown'} option is claimed to be refused (refused)")
     for changed in given:
         yield Case(Batch([[0]]), {"changed": dict(changed)})

@@ -47,9 +47,8 @@ def _cases(plan: Plan, explicit: bool = False, inside: bool = False) -> Iterator
     plan.require_that_it_can("padding")
     if explicit:
         plan.require_that_it_can("positions")
-    else:
-        require(plan.subject.takes("padding"), "call takes no padding mask by itself")
-        require(not plan.subject.needs("positions"), "call needs positions, and finds none by itself")
+    require(explicit or plan.subject.takes("padding"), "call takes no padding mask by itself")
+    require(explicit or not plan.subject.needs("positions"), "call needs positions, and finds none by itself")
     for tokens in plan.sizes_above(2):
         for mask in _masks(tokens, inside):
             yield Case(padded(plan, mask, explicit), {"tolerance": plan.tolerance(tokens)})
