@@ -136,9 +136,8 @@ def _mask_ahead(scheme: Scheme, inputs: Inputs) -> Work:
 
 def _mask_in_call(scheme: Scheme, inputs: Inputs) -> Work:
     query, key, value = inputs.query, inputs.key, inputs.value
-    return inputs.work(
-        lambda: F.scaled_dot_product_attention(query, key, value, _mask(scheme, query)), tuple(scheme.parameters())
-    )
+    learned = tuple(scheme.parameters())
+    return inputs.work(lambda: F.scaled_dot_product_attention(query, key, value, _mask(scheme, query)), learned)
 
 
 def _flex(scheme: Scheme, inputs: Inputs) -> Work:
@@ -189,6 +188,5 @@ def _x_transformers(scheme: Scheme, inputs: Inputs) -> Work:
             bias.relative_attention_bias.weight.copy_(scheme.weight)
     bias = bias.to(query.device)
     attend = attends.Attend(causal=True, heads=heads, flash=flash).to(query.device)
-    return inputs.work(
-        lambda: attend(query, key, value, attn_bias=bias(tokens, tokens).to(query.dtype))[0], tuple(bias.parameters())
-    )
+    learned = tuple(bias.parameters())
+    return inputs.work(lambda: attend(query, key, value, attn_bias=bias(tokens, tokens).to(query.dtype))[0], learned)

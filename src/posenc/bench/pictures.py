@@ -207,12 +207,10 @@ def _name_ends(axes: Axes, lines: Mapping[str, Mapping[int, float]], gap: float,
     ends = sorted((tuple(place.transform((max(line), line[max(line)])))[::-1], name) for name, line in lines.items())
     heights = style.apart([y for (y, _), _ in ends], gap)
     for ((y, x), name), height in zip(ends, heights, strict=True):
-        color = _look(name, dark).color
+        color, across = _look(name, dark).color, axes.transAxes
         early = ":" if max(lines[name]) < last else "-"
-        axes.plot(
-            (x + 0.015, 1.04), (y, height), early, color=color, linewidth=0.7, transform=axes.transAxes, clip_on=False
-        )
-        axes.text(1.05, height, name, transform=axes.transAxes, color=color, va="center", size=8.5)
+        axes.plot((x + 0.015, 1.04), (y, height), early, color=color, linewidth=0.7, transform=across, clip_on=False)
+        axes.text(1.05, height, name, transform=across, color=color, va="center", size=8.5)
 
 
 def _look(name: str, dark: bool) -> style.Look:

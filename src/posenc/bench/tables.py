@@ -260,11 +260,8 @@ def _ratio(record: Record, name: str) -> str:
 
 def _baseline(records: Sequence[Record], lengths: Sequence[int]) -> list[str]:
     """Milliseconds of the baseline: the median of all groups of a length."""
-    cells = []
-    for length in lengths:
-        times = [ms for r in records if r["length"] == length and (ms := amount(r, r["baseline"]))]
-        cells.append(number(statistics.median(times)) if times else "–")
-    return cells
+    times = [[ms for r in records if r["length"] == n and (ms := amount(r, r["baseline"]))] for n in lengths]
+    return [number(statistics.median(each)) if each else "–" for each in times]
 
 
 def of(records: Sequence[Record], *kinds: str) -> list[Record]:

@@ -138,9 +138,7 @@ def holdings(thing: Any, path: str = "it", seen: set[int] | None = None) -> Iter
     """Every tensor and every plain value that can be reached from a thing, with the way to it: through modules,
     objects, collections, and what functions have closed over. Not through what torch itself is made of."""
     seen = set() if seen is None else seen
-    if isinstance(
-        thing, Tensor | bool | int | float | complex | str | bytes | range | torch.dtype | torch.device | None
-    ):
+    if isinstance(thing, Tensor | int | float | complex | str | bytes | range | torch.dtype | torch.device | None):
         yield path, thing
         return
     if id(thing) in seen:

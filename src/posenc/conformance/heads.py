@@ -35,12 +35,8 @@ class _Heads(Subject):
         return self.partial(made, batch, lse=False)[0].transpose(1, 2)
 
     def partial(self, made: Any, batch: Batch, lse: bool = True) -> tuple[Tensor, Tensor]:
-        query, key, value = (
-            self.vectors(batch, self.heads * self.head_dim, which)
-            .unflatten(-1, (self.heads, self.head_dim))
-            .transpose(1, 2)
-            for which in (1, 2, 3)
-        )
+        drawn = (self.vectors(batch, self.heads * self.head_dim, which) for which in (1, 2, 3))
+        query, key, value = (x.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2) for x in drawn)
         positions = self.places(batch)
         rotated: list[Tensor] = []  # a cache keeps keys as they were rotated when they were new
         parts = []

@@ -93,9 +93,8 @@ def literal(value: Any, name: str) -> str:
         return "{" + ", ".join(f"{literal(key, name)}: {literal(item, name)}" for key, item in value.items()) + "}"
     if type(value) in (list, tuple, torch.Size):
         inside = [_run(value)] if _run(value) else [literal(item, name) for item in value]
-        return (
-            f"[{', '.join(inside)}]" if isinstance(value, list) else f"({', '.join(inside)}{',' * (len(inside) == 1)})"
-        )
+        said = ", ".join(inside)
+        return f"[{said}]" if isinstance(value, list) else f"({said}{',' * (len(inside) == 1)})"
     if callable(value) and not isinstance(value, Enum):
         if not is_at_top_level(value):
             raise ValueError(

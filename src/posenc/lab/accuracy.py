@@ -32,9 +32,8 @@ def by_length(kind: str, summary: Summary, dark: bool = False) -> Figure:
     lines = [line_of(summary, kind, scheme, summary.lengths(kind)) for scheme in _asked(summary, kind)]
     if kind == "resized":  # at the training grid nothing is to be fitted
         trained = [line_of(summary, "accuracy", line.scheme, [summary.train_length]).points for line in lines]
-        lines = [
-            replace(line, points=tuple(sorted(line.points + more))) for line, more in zip(lines, trained, strict=True)
-        ]
+        both = zip(lines, trained, strict=True)
+        lines = [replace(line, points=tuple(sorted(line.points + more))) for line, more in both]
     points = [value.mean for line in lines for _, value in line.finite()]
     limits, words = (min([task.chance, *points]), 1.0), f"grey: guessing, {task.chance:g}"
     figure = draw(summary, lines, limits, dark, task.kinds[kind].title, task.axis, ACCURACY, words=words)

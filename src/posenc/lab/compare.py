@@ -178,11 +178,9 @@ class _Lab:
             progress.advance(self.step_work, f"{scheme}, seed {seed}: training", f"{step}/{config.steps}{loss}")
             return self.stop.asked
 
-        of, train_on, loss_of = str(self.about["fingerprint"]) + source_of(scheme), self.loaded.train, self.task.loss
+        of, draw, loss_of = str(self.about["fingerprint"]) + source_of(scheme), self.loaded.train, self.task.loss
         try:
-            training = train(
-                model, train_on, config, seed, checkpoint, fingerprint=of, loss_of=loss_of, tick=after_step
-            )
+            training = train(model, draw, config, seed, checkpoint, fingerprint=of, loss_of=loss_of, tick=after_step)
         except DivergedError as error:
             progress.say(f"{scheme}, seed {seed}, diverged: {error} (learning_rate {config.learning_rate:g})")
             progress.skip(self.training_work - self.step_work * last + self.testing_work)
@@ -192,7 +190,7 @@ class _Lab:
             return
         progress.skip(self.step_work * (config.steps - last))
         if not before:
-            tokens = batch(train_on, config, seed, 0).to(self.device)
+            tokens = batch(draw, config, seed, 0).to(self.device)
             own = {id(p): p for m in model.modules() if isinstance(m, Scheme) for p in m.parameters()}
             self._record(
                 "training",
@@ -235,11 +233,9 @@ class _Lab:
             times.append([clock(step) for step in steps])
             self.progress.advance(2 * self.step_work, f"{scheme}, seed {seed}: timing steps")
             self.stop.check()
-        ratio = median(each[-1] / each[0] for each in times[1:])  # the first round warms up
-        seconds = median(each[-1] for each in times[1:])
-        self._record(
-            "speed", scheme, seed, relative_to=PLAIN, step_ratio=round(ratio, 4), step_seconds=round(seconds, 6)
-        )
+        ratio = round(median(each[-1] / each[0] for each in times[1:]), 4)  # the first round warms up
+        seconds = round(median(each[-1] for each in times[1:]), 6)
+        self._record("speed", scheme, seed, relative_to=PLAIN, step_ratio=ratio, step_seconds=seconds)
 
     def _record(self, kind: str, scheme: str, seed: int, length: int | None = None, **result: Any) -> None:
         named = {"kind": kind, "scheme": scheme, "seed": seed} | ({} if length is None else {"length": length})

@@ -79,9 +79,7 @@ def training(summary: Summary, dark: bool = False) -> Figure:
     diverged = [f"not drawn: {scheme} {words}" for scheme in summary.schemes if (words := summary.diverged(scheme))]
     loss = BITS if summary.task.score == "bits" else "cross-entropy (bits)"
     figure, axes = canvas(summary, dark, "Loss in training", "step", loss, rows=len(diverged), bottom=0.62)
-    curves = {
-        scheme: [r["curve"] for r in summary.of("training", scheme) if r.get("curve")] for scheme in summary.schemes
-    }
+    curves = {s: [r["curve"] for r in summary.of("training", s) if r.get("curve")] for s in summary.schemes}
     points = [point for group in curves.values() for curve in group for point in curve]
     with style.context(dark):
         for row, words in enumerate(diverged):

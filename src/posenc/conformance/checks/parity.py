@@ -132,9 +132,8 @@ def _batches(plan: Plan) -> Iterator[Batch]:
             if subject.can("queries"):
                 yield replace(plan.text(1, tokens), queries=tuple(range(tokens - tokens // 3, tokens)))
             if subject.can("padding"):
-                yield padded(
-                    plan, [[n >= tokens // 3 for n in range(tokens)], [True] * tokens], subject.can("positions")
-                )
+                mask = [[n >= tokens // 3 for n in range(tokens)], [True] * tokens]
+                yield padded(plan, mask, subject.can("positions"))
             if subject.can("document") and subject.can("positions"):
                 yield two_documents(plan, tokens, rows=1)
             if subject.can("positions") and plan.has(2 * tokens):
