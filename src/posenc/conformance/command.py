@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from posenc.workbench.command import failed, stdout
 
@@ -143,11 +143,8 @@ def _subjects(arguments: argparse.Namespace) -> Mapping[str, "Subject"]:
 
     claims = {name: getattr(arguments, name) for name in ("causal", "relative", "max_positions")}
     claims = {name: value for name, value in claims.items() if value is not None}
-    changed: dict[str, Any] = {}
-    if arguments.dtype is not None:
-        changed["dtype"] = getattr(torch, arguments.dtype)
-    if arguments.device is not None:
-        changed["device"] = arguments.device
+    asked = {"dtype": arguments.dtype and getattr(torch, arguments.dtype), "device": arguments.device}
+    changed = {name: value for name, value in asked.items() if value is not None}
     found = subjects_of(arguments.target, arguments.dim, **claims)
     return {name: replace(subject, **changed) for name, subject in found.items()}
 

@@ -64,10 +64,8 @@ def unit(rotations: Tensor) -> Tensor:
 
 def pairs(subject: Rotary, layout: str) -> list[tuple[int, int]]:
     """The channels of each pair."""
-    rotary = subject.rotary_dim or subject.head_dim
-    if layout == "half":
-        return [(c, c + rotary // 2) for c in range(rotary // 2)]
-    return [(2 * c, 2 * c + 1) for c in range(rotary // 2)]
+    half = (subject.rotary_dim or subject.head_dim) // 2
+    return [(c, c + half) if layout == "half" else (2 * c, 2 * c + 1) for c in range(half)]
 
 
 def claimed(subject: Rotary, positions: list[Any], like: Tensor) -> Tensor | None:

@@ -83,9 +83,7 @@ def _check_claims(subject: Subject) -> None:
 
 def _check_parameters(subject: Subject) -> None:
     """ValueError for a parameter of ``call`` that this kind of subject gives nothing to."""
-    if not subject.gives:
-        return
-    for parameter in list(signature(subject.call).parameters.values())[subject.by_place :]:
+    for parameter in list(signature(subject.call).parameters.values())[subject.by_place :] if subject.gives else ():
         if parameter.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
             check_name(f"a parameter of call for a {type(subject).__name__}", parameter.name, subject.gives)
 

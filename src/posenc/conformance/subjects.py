@@ -54,8 +54,7 @@ class Batch:
     @property
     def real(self) -> list[list[bool]]:
         """Where there is a token and no padding."""
-        document = self.document or [[0] * len(row) for row in self.ids]
-        return [[d != PADDING for d in row] for row in document]
+        return [[d != PADDING for d in row] for row in self.document or [[0] * self.tokens] * len(self.ids)]
 
     def steps(self) -> list[tuple[list[int], list[int], list[int]]]:
         """Which tokens are queries, which are keys, and which of the keys are new, at each step."""

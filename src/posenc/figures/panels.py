@@ -72,10 +72,8 @@ def named(schemes: Schemes, shape: Shape, doors: Sequence[str] = ()) -> list[Nam
     for each in found:
         if doors and not set(doors) & set(each.scheme.doors):
             able = ", ".join(entry.name for entry in catalog() if set(doors) & set(entry.doors))
-            opens = " and ".join(each.scheme.doors) or "none"
-            raise ValueError(
-                f"schemes must open the {' or '.join(doors)} door ({able}), got {each.name!r}, which opens {opens}"
-            )
+            wanted, opens = " or ".join(doors), " and ".join(each.scheme.doors) or "none"
+            raise ValueError(f"schemes must open the {wanted} door ({able}), got {each.name!r}, which opens {opens}")
     return found
 
 
