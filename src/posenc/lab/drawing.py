@@ -221,9 +221,9 @@ def _stop(axes: Axes, line: Line, row: int, aside: float, dark: bool) -> None:
     color = style.look(line.scheme, dark).color
     (x, value), (low, high) = line.points[-1], axes.get_ylim()
     at, top = _place(axes, x, min(max(value.mean, low), high) if value.finite else high)
-    axes.plot([at, at], [_below(row), top], ":", color=color, lw=0.9, transform=_aside(axes, axes.transAxes, aside))
+    across, there = (_aside(axes, within, aside) for within in (axes.transAxes, axes.transData))
+    axes.plot([at, at], [_below(row), top], ":", color=color, linewidth=0.9, transform=across)
     if _within(value, low, high):
-        there = _aside(axes, axes.transData, aside)
         axes.plot([x], [value.mean], "x", color=color, markersize=11, markeredgewidth=2.2, transform=there)
     _note(axes, row, at + 0.015 if at < 0.5 else at - 0.015, f"× {line.scheme}: {line.end}", dark)
 
