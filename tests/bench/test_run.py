@@ -209,7 +209,7 @@ def test_a_call_that_is_too_much_is_a_dash_and_the_rest_is_measured(
 ) -> None:
     monkeypatch.setattr(run, "SHORT", 64)
     monkeypatch.setattr(run, "PROBES", (64, 128))
-    monkeypatch.setattr(run, "_memory", lambda device, about: 1000)
+    monkeypatch.setattr(run, "machine", lambda device: {"memory_bytes": 1000})
     settings = replace(SMALL, only=("growth",), schemes=("t5",), lengths=(64, 256))
     last = bench(settings, tmp_path)[-1]
     assert last["length"] == 256

@@ -22,7 +22,7 @@ from posenc.conformance import (
     run,
 )
 from posenc.conformance.outcome import Outcome
-from posenc.conformance.subjects import Batch
+from posenc.conformance.subjects import Batch, require
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
 
@@ -106,7 +106,7 @@ def _texts(plan: Plan) -> Iterator[Case]:
 
 
 def _refuses(plan: Plan) -> Iterator[Case]:
-    plan.require(False, "it is not of this kind")
+    require(False, "it is not of this kind")
     yield from ()
 
 

@@ -1,7 +1,5 @@
 """What is measured: groups of competitors that are timed in turns, each with the baseline of its ratios."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -171,9 +169,8 @@ def rotations(settings: Settings) -> Iterator[Group]:
 def _rotations(settings: Settings, dtype: str) -> Built:
     device = torch.device(settings.device)
     generator = torch.Generator(device).manual_seed(0)
-    query, key = (
-        torch.randn(settings.rotated, generator=generator, device=device).to(getattr(torch, dtype)) for _ in range(2)
-    )
+    drawn = torch.randn(2, *settings.rotated, generator=generator, device=device)
+    query, key = drawn.to(getattr(torch, dtype))
     scheme = posenc.RoPE(settings.rotated[3])
     positions = Positions.arange(settings.rotated[2], device=device)
     encoding = scheme.tokens(positions)

@@ -1,7 +1,5 @@
 """``posenc bench``: what position costs, and what it costs elsewhere. torch is imported when it runs, not before."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 
@@ -9,7 +7,7 @@ from posenc.bench.settings import QUICK, SECTIONS, Settings
 from posenc.workbench.command import add_options, failed, given, measured, stdout
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "bench",
         help="what position costs in time and memory",

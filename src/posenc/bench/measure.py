@@ -4,14 +4,13 @@ What is compared is the ratio of two times of the same round; of the rounds' rat
 quartiles as its spread.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,6 +25,9 @@ Work: TypeAlias = Callable[[], tuple[Tensor, ...]]
 
 Make: TypeAlias = Callable[[], Work]
 """Sets up a competitor, outside of all timing. Raises `LeftOutError` where it cannot take part."""
+
+Spread: TypeAlias = tuple[float, float, float]
+"""A median and its quartiles."""
 
 Clock: TypeAlias = Callable[[Work], float]
 """The seconds of one call."""
@@ -52,7 +54,7 @@ class Inputs:
     training: bool
 
     @classmethod
-    def draw(cls, settings: Settings, queries: int, keys: int, training: bool) -> Inputs:
+    def draw(cls, settings: Settings, queries: int, keys: int, training: bool) -> "Inputs":
         """Gaussian ones, the same each time."""
         dtype, device = getattr(torch, settings.dtype), torch.device(settings.device)
         generator = torch.Generator(device).manual_seed(0)
@@ -83,29 +85,21 @@ class Inputs:
         return self.work(lambda: F.scaled_dot_product_attention(self.query, self.key, self.value, is_causal=True))
 
 
-class Spread(NamedTuple):
-    median: float
-    low: float
-    high: float
-
-
 def spread(values: Sequence[float]) -> Spread:
     """The median and the quartiles.
 
     >>> spread([4.0, 1.0, 2.0, 3.0, 5.0])
-    Spread(median=3.0, low=2.0, high=4.0)
+    (3.0, 2.0, 4.0)
     """
-    if len(values) == 1:
-        return Spread(values[0], values[0], values[0])
-    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-    return Spread(median, low, high)
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else 3 * [values[0]]
+    return median, low, high
 
 
 def ratios(seconds: Sequence[float], baseline: Sequence[float]) -> Spread:
     """Of the times of a competitor over those of the baseline, round by round.
 
     >>> ratios([2.0, 4.0, 9.0], [1.0, 2.0, 3.0])
-    Spread(median=2.0, low=2.0, high=2.5)
+    (2.0, 2.0, 2.5)
     """
     return spread([mine / its for mine, its in zip(seconds, baseline, strict=True)])
 
@@ -144,7 +138,7 @@ def race(
     done, begin = 0, time.perf_counter()
     while done < rounds and baseline in works:
         for name, work in works.items():
-            results[name]["seconds"].append(clock(_repeat(work, calls[name])) / calls[name])
+            results[name]["seconds"].append(clock(partial(_repeated, work, calls[name])) / calls[name])
         done += 1
         if done >= FEWEST_ROUNDS and time.perf_counter() - begin > budget:
             break
@@ -166,10 +160,7 @@ def beyond(work: Work, device: torch.device) -> int:
     return max(0, peak_bytes(call, device) - given[0])
 
 
-def _repeat(work: Work, times: int) -> Work:
-    def repeated() -> tuple[Tensor, ...]:
-        for _ in range(times - 1):
-            work()
-        return work()
-
-    return repeated
+def _repeated(work: Work, times: int) -> tuple[Tensor, ...]:
+    for _ in range(times - 1):
+        work()
+    return work()

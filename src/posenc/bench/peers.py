@@ -3,8 +3,6 @@
 `make bench` installs the libraries; without them their places in the tables say so.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import warnings
@@ -111,8 +109,7 @@ def bias_of(scheme: Scheme, query: Tensor) -> Tensor:
     """What the scheme adds to the scores, (heads or batch, .., queries, keys), as one would write it by hand."""
     distances = _distances(query.size(2), query.device)
     if isinstance(scheme, ALiBi):
-        slopes = torch.tensor(scheme.slopes, device=query.device)
-        return slopes[:, None, None] * distances
+        return torch.tensor(scheme.slopes, device=query.device)[:, None, None] * distances
     if isinstance(scheme, T5):
         return scheme.weight[_t5_bucket(distances)].permute(2, 0, 1)
     assert isinstance(scheme, Shaw)
@@ -139,9 +136,8 @@ def _mask_ahead(scheme: Scheme, inputs: Inputs) -> Work:
 
 def _mask_in_call(scheme: Scheme, inputs: Inputs) -> Work:
     query, key, value = inputs.query, inputs.key, inputs.value
-    return inputs.work(
-        lambda: F.scaled_dot_product_attention(query, key, value, _mask(scheme, query)), tuple(scheme.parameters())
-    )
+    learned = tuple(scheme.parameters())
+    return inputs.work(lambda: F.scaled_dot_product_attention(query, key, value, _mask(scheme, query)), learned)
 
 
 def _flex(scheme: Scheme, inputs: Inputs) -> Work:
@@ -192,6 +188,5 @@ def _x_transformers(scheme: Scheme, inputs: Inputs) -> Work:
             bias.relative_attention_bias.weight.copy_(scheme.weight)
     bias = bias.to(query.device)
     attend = attends.Attend(causal=True, heads=heads, flash=flash).to(query.device)
-    return inputs.work(
-        lambda: attend(query, key, value, attn_bias=bias(tokens, tokens).to(query.dtype))[0], tuple(bias.parameters())
-    )
+    learned = tuple(bias.parameters())
+    return inputs.work(lambda: attend(query, key, value, attn_bias=bias(tokens, tokens).to(query.dtype))[0], learned)

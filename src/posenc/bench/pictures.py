@@ -1,7 +1,5 @@
 """The pictures of a benchmark, from its records: what position costs, over what it is compared with."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import Counter
@@ -13,12 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
+from posenc.bench.measure import Spread
 from posenc.bench.tables import Record, amount, of, schemes, with_auto
 from posenc.workbench import style
 from posenc.workbench.files import write_whole
-
-Spread: TypeAlias = tuple[float, float, float]
-"""A median and its quartiles."""
 
 Block: TypeAlias = Mapping[str, Mapping[str, Spread | None]]
 """Rows of marks: for each series, the value of each name."""
@@ -211,12 +207,10 @@ def _name_ends(axes: Axes, lines: Mapping[str, Mapping[int, float]], gap: float,
     ends = sorted((tuple(place.transform((max(line), line[max(line)])))[::-1], name) for name, line in lines.items())
     heights = style.apart([y for (y, _), _ in ends], gap)
     for ((y, x), name), height in zip(ends, heights, strict=True):
-        color = _look(name, dark).color
+        color, across = _look(name, dark).color, axes.transAxes
         early = ":" if max(lines[name]) < last else "-"
-        axes.plot(
-            (x + 0.015, 1.04), (y, height), early, color=color, linewidth=0.7, transform=axes.transAxes, clip_on=False
-        )
-        axes.text(1.05, height, name, transform=axes.transAxes, color=color, va="center", size=8.5)
+        axes.plot((x + 0.015, 1.04), (y, height), early, color=color, linewidth=0.7, transform=across, clip_on=False)
+        axes.text(1.05, height, name, transform=across, color=color, va="center", size=8.5)
 
 
 def _look(name: str, dark: bool) -> style.Look:

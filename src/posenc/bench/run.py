@@ -1,7 +1,5 @@
 """``posenc bench``: the groups that were asked for, measured one by one, each recorded when it is made."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -74,7 +72,7 @@ def bench(
     check(settings)
     out, progress, device = Path(out), progress or Progress(), torch.device(settings.device)
     clock = clock or clock_of(device)
-    about = {
+    about: dict[str, dict[str, Any]] = {
         "settings": settings.identity(),
         "versions": versions() | peers.versions(),
         "machine": machine(device),
@@ -88,7 +86,9 @@ def bench(
         progress.begin(sum(group.work for group in planned))
         if (load := _load()) > BUSY:
             progress.say(f"the machine was busy in the last minute (load {load}): what is timed now is doubtful")
-        limits = _Limits(settings, records, clock, _memory(device, about["machine"]))
+        cuda = device.type == "cuda"
+        memory = torch.cuda.mem_get_info(device)[1] if cuda else about["machine"]["memory_bytes"]
+        limits = _Limits(settings, records, clock, memory)
         for group in planned:
             if records.has(group.kind, group.scheme, length=group.length):
                 progress.skip(group.work)
@@ -103,7 +103,7 @@ def bench(
 
 
 def _measure(
-    group: cases.Group, settings: Settings, limits: _Limits, clock: Clock, device: torch.device
+    group: cases.Group, settings: Settings, limits: "_Limits", clock: Clock, device: torch.device
 ) -> dict[str, Any]:
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()  # or what was compiled for one length would shape what is compiled for the next
@@ -193,27 +193,18 @@ def _load() -> float:
     return round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else 0.0
 
 
-def _memory(device: torch.device, about: Any) -> int | None:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[1])
-    found = about["memory_bytes"]
-    return found if isinstance(found, int) else None
-
-
 def _claim(out: Path, about: Mapping[str, Mapping[str, Any]], *, empty: bool) -> None:
     """Saves what this benchmark is. ValueError, saying what differs, if ``out`` has records of another."""
-    path = out / FILE
+    path, another = out / FILE, "give another folder with --out"
     text = json.dumps(about, indent=1) + "\n"
     if not empty:
         if not path.exists():
-            raise ValueError(f"{out} holds records but no {FILE} to tell of what: give another folder with --out")
+            raise ValueError(f"{out} holds records but no {FILE} to tell of what: {another}")
         try:
             there, here = parse(path.read_text(encoding="utf-8")), json.loads(text)
         except ValueError as error:
-            raise ValueError(
-                f"{path} is not what a benchmark has saved ({error}): give another folder with --out"
-            ) from None
+            raise ValueError(f"{path} is not what a benchmark has saved ({error}): {another}") from None
         differ = ", ".join(filter(None, (differences(there.get(part, {}), here[part]) for part in here)))
         if differ:
-            raise ValueError(f"{out} holds another benchmark, with {differ}: give another folder with --out")
+            raise ValueError(f"{out} holds another benchmark, with {differ}: {another}")
     write_whole(path, text.encode())

@@ -3,8 +3,6 @@
 A cell that has no number is a dash, and a note below the table says why.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -93,7 +91,7 @@ def write(records: Sequence[Record], out: Path, pictures: Iterable[Path] = ()) -
     return out / FILE
 
 
-def show(records: Sequence[Record], console: Console) -> None:
+def show(records: Sequence[Record], console: "Console") -> None:
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
     from rich.table import Table as Printed
@@ -262,11 +260,8 @@ def _ratio(record: Record, name: str) -> str:
 
 def _baseline(records: Sequence[Record], lengths: Sequence[int]) -> list[str]:
     """Milliseconds of the baseline: the median of all groups of a length."""
-    cells = []
-    for length in lengths:
-        times = [ms for r in records if r["length"] == length and (ms := amount(r, r["baseline"]))]
-        cells.append(number(statistics.median(times)) if times else "–")
-    return cells
+    times = [[ms for r in records if r["length"] == n and (ms := amount(r, r["baseline"]))] for n in lengths]
+    return [number(statistics.median(each)) if each else "–" for each in times]
 
 
 def of(records: Sequence[Record], *kinds: str) -> list[Record]:

@@ -1,7 +1,5 @@
 """What an implementation of positions must survive: twenty checks, for anyone's function, module or model."""
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.conformance.subjects import VOCABULARY, Batch, NotApplicableError, Subject
+from posenc.conformance.subjects import VOCABULARY, Batch, Subject, require
 
 
 def instead(subject: Subject, call: Callable[..., Any]) -> Subject:
@@ -120,8 +120,7 @@ def one_line(error: BaseException) -> str:
 
 def require_module(made: Any) -> nn.Module:
     """NotApplicableError unless it is one."""
-    if not isinstance(made, nn.Module):
-        raise NotApplicableError("what build makes is no module")
+    require(isinstance(made, nn.Module), "what build makes is no module")
     return made
 
 
@@ -139,9 +138,7 @@ def holdings(thing: Any, path: str = "it", seen: set[int] | None = None) -> Iter
     """Every tensor and every plain value that can be reached from a thing, with the way to it: through modules,
     objects, collections, and what functions have closed over. Not through what torch itself is made of."""
     seen = set() if seen is None else seen
-    if isinstance(
-        thing, Tensor | bool | int | float | complex | str | bytes | range | torch.dtype | torch.device | None
-    ):
+    if isinstance(thing, Tensor | int | float | complex | str | bytes | range | torch.dtype | torch.device | None):
         yield path, thing
         return
     if id(thing) in seen:

@@ -1,18 +1,15 @@
 """``posenc check``: what anyone's implementation of positions must survive. torch is imported when it runs."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from posenc.workbench.command import failed, stdout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
     from posenc.conformance.run import Report
     from posenc.conformance.subjects import Subject
 
@@ -20,8 +17,7 @@ DTYPES = ("float64", "float32")
 REPORTS = {"json": "report.json", "junit": "report.xml", "html": "report.html"}  # and their names under --out
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds ``check`` to the commands."""
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "check",
         help="is an implementation of positions right: twenty checks",
@@ -137,7 +133,7 @@ def run(arguments: argparse.Namespace) -> int:
     return failed(f"nothing was checked: no check applies to {', '.join(empty)}", code=2) if empty else 0
 
 
-def _subjects(arguments: argparse.Namespace) -> Mapping[str, Subject]:
+def _subjects(arguments: argparse.Namespace) -> Mapping[str, "Subject"]:
     """The subjects that the target gives, in the dtype and on the device that are asked for."""
     from dataclasses import replace
 
@@ -147,11 +143,8 @@ def _subjects(arguments: argparse.Namespace) -> Mapping[str, Subject]:
 
     claims = {name: getattr(arguments, name) for name in ("causal", "relative", "max_positions")}
     claims = {name: value for name, value in claims.items() if value is not None}
-    changed: dict[str, Any] = {}
-    if arguments.dtype is not None:
-        changed["dtype"] = getattr(torch, arguments.dtype)
-    if arguments.device is not None:
-        changed["device"] = arguments.device
+    asked = {"dtype": arguments.dtype and getattr(torch, arguments.dtype), "device": arguments.device}
+    changed = {name: value for name, value in asked.items() if value is not None}
     found = subjects_of(arguments.target, arguments.dim, **claims)
     return {name: replace(subject, **changed) for name, subject in found.items()}
 

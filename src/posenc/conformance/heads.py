@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from posenc.conformance.subjects import Batch, NotApplicableError, Subject
+from posenc.conformance.subjects import Batch, Subject, require
 
 
 def attend(
@@ -35,12 +35,8 @@ class _Heads(Subject):
         return self.partial(made, batch, lse=False)[0].transpose(1, 2)
 
     def partial(self, made: Any, batch: Batch, lse: bool = True) -> tuple[Tensor, Tensor]:
-        query, key, value = (
-            self.vectors(batch, self.heads * self.head_dim, which)
-            .unflatten(-1, (self.heads, self.head_dim))
-            .transpose(1, 2)
-            for which in (1, 2, 3)
-        )
+        drawn = (self.vectors(batch, self.heads * self.head_dim, which) for which in (1, 2, 3))
+        query, key, value = (x.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2) for x in drawn)
         positions = self.places(batch)
         rotated: list[Tensor] = []  # a cache keeps keys as they were rotated when they were new
         parts = []
@@ -101,10 +97,8 @@ class Rotary(_Heads):
         else:
             start = int(positions[0, 0]) if positions.dim() == 2 else 0
             run = torch.arange(start, start + x.size(2), device=x.device).expand(x.size(0), -1)
-            if positions.dim() != 2 or not torch.equal(positions, run):
-                raise NotApplicableError("call takes no positions of each token")
-            if start and "offset" not in names:
-                raise NotApplicableError("call takes neither positions nor an offset")
+            require(positions.dim() == 2 and torch.equal(positions, run), "call takes no positions of each token")
+            require(not start or "offset" in names, "call takes neither positions nor an offset")
             if "offset" in names:
                 given["offset"] = start
         out = self.call(made, **given)
@@ -135,12 +129,9 @@ class Bias(_Heads):
         else:
             queries, keys = query_positions.size(1), key_positions.size(1)
             line = torch.arange(keys, device=key_positions.device)
-            if not (
-                key_positions.dim() == 2
-                and torch.equal(key_positions, line.expand_as(key_positions))
-                and torch.equal(query_positions, line[keys - queries :].expand_as(query_positions))
-            ):
-                raise NotApplicableError("call takes lengths and no positions")
+            plain = key_positions.dim() == 2 and torch.equal(key_positions, line.expand_as(key_positions))
+            last = plain and torch.equal(query_positions, line[keys - queries :].expand_as(query_positions))
+            require(last, "call takes lengths and no positions")
             bias = self.call(made, query_length=queries, key_length=keys)
         return bias if bias.dim() == 4 else bias[None]
 
@@ -176,7 +167,6 @@ class Attention(_Heads):
     def _step(
         self, made: Any, batch: Batch, vectors: list[Tensor], rows: list[int], columns: list[int], lse: bool
     ) -> tuple[Tensor, Tensor]:
-        lower_right = rows == columns[len(columns) - len(rows) :]
         facts = {"positions": self.places(batch)}
         if batch.document is not None or self.needs("query_document"):
             one = [[0] * batch.tokens] * len(batch.ids)
@@ -192,10 +182,10 @@ class Attention(_Heads):
                 given |= {f"query_{name}": value_of[:, rows], f"key_{name}": value_of[:, columns]}
             elif name == "positions":
                 self.require_plain_positions(batch)
-                if not lower_right or columns != list(range(len(columns))):
-                    raise NotApplicableError("call takes no positions, so queries are the last of the keys")
-            elif not self.takes("visible"):
-                raise NotApplicableError(f"call takes no query_{name}")
+                lower_right = rows == columns[len(columns) - len(rows) :] and columns == list(range(len(columns)))
+                require(lower_right, "call takes no positions, so queries are the last of the keys")
+            else:
+                require(self.takes("visible"), f"call takes no query_{name}")
         if lse:
             return self.call(made, *vectors, **given, return_lse=True)
         out = self.call(made, *vectors, **given)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from posenc.conformance.subjects import PADDING, Batch, NotApplicableError, Subject
+from posenc.conformance.subjects import PADDING, Batch, Subject, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,18 +45,14 @@ class Layer(Subject):
 
     def run(self, made: Any, batch: Batch) -> Tensor:
         x = self.content(batch)
-        if batch.keys is not None:
-            raise NotApplicableError("call gives no log-sum-exp, so parts of the keys cannot be merged")
+        require(batch.keys is None, "call gives no log-sum-exp, so parts of the keys cannot be merged")
         if batch.queries is not None:
-            if not self.takes("memory"):
-                raise NotApplicableError("call takes no memory, so queries are the keys")
+            require(self.takes("memory"), "call takes no memory, so queries are the keys")
             rows = list(batch.queries)
             out = self._call(made, x[:, rows], batch, rows, memory=x)[0]
             alone = self._call(made, x[:, rows[:1]], batch, rows[:1], memory=x)[0]
-            if not torch.allclose(out[:, :1], alone, rtol=1e-3, atol=1e-3 * float(out.detach().abs().max())):
-                raise NotApplicableError(
-                    "the output of a token depends on the other tokens of x, so they are not only queries"
-                )
+            same = torch.allclose(out[:, :1], alone, rtol=1e-3, atol=1e-3 * float(out.detach().abs().max()))
+            require(same, "the output of a token depends on the other tokens of x, so they are not only queries")
             return out
         outputs, cache = [], None
         for rows, _, _ in batch.steps():
@@ -89,8 +85,7 @@ class Layer(Subject):
             "cache": bool(batch.chunks),
         }
         for name, it_does in matters.items():
-            if it_does and name not in parameters:
-                raise NotApplicableError(f"call takes no {name}")
+            require(not it_does or name in parameters, f"call takes no {name}")
         plain = {  # for what has no default where there is nothing to say
             "positions": places[:, rows],
             "padding": torch.ones(len(batch.ids), end, device=self.device).bool(),

@@ -23,6 +23,11 @@ def first_axis(position: Any) -> int:
     return position[0] if isinstance(position, list) else position
 
 
+def of_two_tokens(batch: Batch) -> bool:
+    """Whether every row has the same tokens, of which the first two differ."""
+    return batch.tokens > 1 and len({tuple(row) for row in batch.ids}) == 1 and batch.ids[0][0] != batch.ids[0][1]
+
+
 def sides(subject: Rotary) -> list[tuple[str, int]]:
     """What is turned: queries, and keys where these are turned by themselves."""
     return [("query", 0), ("key", 1)] if subject.takes("key") else [("x", 0)]
@@ -59,10 +64,8 @@ def unit(rotations: Tensor) -> Tensor:
 
 def pairs(subject: Rotary, layout: str) -> list[tuple[int, int]]:
     """The channels of each pair."""
-    rotary = subject.rotary_dim or subject.head_dim
-    if layout == "half":
-        return [(c, c + rotary // 2) for c in range(rotary // 2)]
-    return [(2 * c, 2 * c + 1) for c in range(rotary // 2)]
+    half = (subject.rotary_dim or subject.head_dim) // 2
+    return [(c, c + half) if layout == "half" else (2 * c, 2 * c + 1) for c in range(half)]
 
 
 def claimed(subject: Rotary, positions: list[Any], like: Tensor) -> Tensor | None:

@@ -1,7 +1,5 @@
 """Whether a subject can be checked: its claims are of their types, a script can be made of it, and it runs."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import warnings
@@ -85,9 +83,7 @@ def _check_claims(subject: Subject) -> None:
 
 def _check_parameters(subject: Subject) -> None:
     """ValueError for a parameter of ``call`` that this kind of subject gives nothing to."""
-    if not subject.gives:
-        return
-    for parameter in list(signature(subject.call).parameters.values())[subject.by_place :]:
+    for parameter in list(signature(subject.call).parameters.values())[subject.by_place :] if subject.gives else ():
         if parameter.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
             check_name(f"a parameter of call for a {type(subject).__name__}", parameter.name, subject.gives)
 

@@ -1,24 +1,20 @@
 """What reports say, as plain data, and the data as JSON, as JUnit's XML, as a page and for a terminal."""
 
-from __future__ import annotations
-
 import json
-import platform
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
-import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-import posenc
 from posenc.conformance.run import FINDING, NOT_APPLICABLE, PASSED, UNFINISHED, Finding, Report, Result
 from posenc.conformance.standalone import given
+from posenc.workbench.machine import versions
 from posenc.workbench.page import page
 
 VERSION = 1  # of the data
@@ -35,11 +31,7 @@ def as_data(reports: Sequence[Report]) -> Data:
     """
     return {
         "version": VERSION,
-        "made_with": {
-            "posenc": posenc.__version__,
-            "torch": str(torch.__version__),
-            "python": platform.python_version(),
-        },
+        "made_with": {name: versions()[name] for name in ("posenc", "torch", "python")},
         "ok": all(report.ok and not _missing(report) for report in reports),
         "subjects": [
             _subject(report, f"{number}-{slug(report.name)}/" if len(reports) > 1 else "")
@@ -219,11 +211,10 @@ def _found(result: Data) -> str:
 
 def _finding(finding: Finding, file: str) -> Data:
     batch = given(finding.batch)
-    words = [f"{name}={value!r}" for name, value in (batch | finding.values).items()]
     return {
         "expected": finding.expected,
         "came": finding.came,
-        "input": ", ".join(words),
+        "input": ", ".join(f"{name}={value!r}" for name, value in (batch | finding.values).items()),
         "batch": _jsonable(batch),
         "values": _jsonable(finding.values),
         "file": file,

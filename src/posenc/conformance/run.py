@@ -1,7 +1,5 @@
 """Running the checks on a subject: `check` gives a `Report`."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import signal
@@ -79,7 +77,7 @@ class Result:
 class Interrupted(KeyboardInterrupt):
     """The checks were interrupted; ``report`` is what they said before."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: "Report") -> None:
         super().__init__()
         self.report = report
 

@@ -62,8 +62,7 @@ def _smaller(batch: Batch) -> Iterator[Batch]:
     elif tokens == batch.grid[0] * batch.grid[1]:
         height, width = batch.grid
         for row in range(height if height > 1 else 0):
-            smaller = without(batch, range(row * width, row * width + width))
-            yield replace(smaller, grid=(height - 1, width))
+            yield replace(without(batch, range(row * width, row * width + width)), grid=(height - 1, width))
         for column in range(width if width > 1 else 0):
             yield replace(without(batch, range(column, tokens, width)), grid=(height, width - 1))
     for n in range(len(batch.chunks) - 1):
@@ -120,8 +119,7 @@ def _lower(batch: Batch) -> Iterator[Batch]:
 def without(batch: Batch, tokens: Collection[int], row: int | None = None) -> Batch:
     """The batch without the tokens of these places, and without one row."""
     kept = [n for n in range(batch.tokens) if n not in tokens]
-    ends = pairwise(accumulate(batch.chunks, initial=0))
-    chunks = [sum(start <= n < end for n in kept) for start, end in ends]
+    chunks = [sum(start <= n < end for n in kept) for start, end in pairwise(accumulate(batch.chunks, initial=0))]
     queries, keys = (
         None if which is None else tuple(kept.index(n) for n in which if n in kept)
         for which in (batch.queries, batch.keys)

@@ -5,8 +5,6 @@ check, what stands above its cases. The subject's own files are imported; the sc
 posenc.conformance, in whose place the script itself is imported.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import sys
@@ -95,9 +93,8 @@ def literal(value: Any, name: str) -> str:
         return "{" + ", ".join(f"{literal(key, name)}: {literal(item, name)}" for key, item in value.items()) + "}"
     if type(value) in (list, tuple, torch.Size):
         inside = [_run(value)] if _run(value) else [literal(item, name) for item in value]
-        return (
-            f"[{', '.join(inside)}]" if isinstance(value, list) else f"({', '.join(inside)}{',' * (len(inside) == 1)})"
-        )
+        said = ", ".join(inside)
+        return f"[{said}]" if isinstance(value, list) else f"({said}{',' * (len(inside) == 1)})"
     if callable(value) and not isinstance(value, Enum):
         if not is_at_top_level(value):
             raise ValueError(

@@ -22,6 +22,12 @@ class NotApplicableError(Exception):
     """The subject cannot take part in a trial: the message says why."""
 
 
+def require(fine: object, reason: str) -> None:
+    """NotApplicableError with the reason, unless."""
+    if not fine:
+        raise NotApplicableError(reason)
+
+
 @dataclass(frozen=True)
 class Batch:
     """Rows of tokens, as plain lists: what a subject is run on. All rows have as many tokens.
@@ -48,8 +54,7 @@ class Batch:
     @property
     def real(self) -> list[list[bool]]:
         """Where there is a token and no padding."""
-        document = self.document or [[0] * len(row) for row in self.ids]
-        return [[d != PADDING for d in row] for row in document]
+        return [[d != PADDING for d in row] for row in self.document or [[0] * self.tokens] * len(self.ids)]
 
     def steps(self) -> list[tuple[list[int], list[int], list[int]]]:
         """Which tokens are queries, which are keys, and which of the keys are new, at each step."""
@@ -205,10 +210,9 @@ class Subject:
 
     def require_plain_positions(self, batch: Batch, what: str = "positions") -> None:
         """NotApplicableError where the batch has positions and ``call`` takes none."""
-        if batch.positions is not None and not torch.equal(
-            self.places(batch), torch.arange(batch.tokens, device=self.device).expand(len(batch.ids), -1)
-        ):
-            raise NotApplicableError(f"call takes no {what}")
+        if batch.positions is not None:
+            line = torch.arange(batch.tokens, device=self.device).expand(len(batch.ids), -1)
+            require(torch.equal(self.places(batch), line), f"call takes no {what}")
 
     def visible(self, batch: Batch) -> Tensor:
         """Which token sees which, (rows, tokens, tokens)."""

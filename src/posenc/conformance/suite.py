@@ -1,7 +1,5 @@
 """The checks as tests of one's own suite: `conformance_tests` gives pytest a test for each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

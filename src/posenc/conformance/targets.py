@@ -1,7 +1,5 @@
 """What the command line is told to check: ``module:name`` or ``path/to/file.py:name`` as subjects."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import inspect

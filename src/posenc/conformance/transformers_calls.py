@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.conformance.subjects import PADDING, NotApplicableError
+from posenc.conformance.subjects import PADDING, NotApplicableError, require
 
 
 def decode_with_positions(
@@ -33,15 +33,12 @@ def decode_packed(
     """A decoder that takes a position which does not go up by one for the beginning of a document."""
     if document is None or len(set(document.flatten().tolist()) - {PADDING}) < 2:
         return decode_with_positions(model, ids, positions, padding, cache)
-    starts = document.diff(dim=-1) != 0
+    known = "packed documents are known by positions alone"
     if positions is None or cache is not None or (document == PADDING).any():
-        raise NotApplicableError("packed documents are known by positions alone: with no padding, and no cache")
-    if positions.shape != document.shape or not torch.equal(starts, positions.diff(dim=-1) != 1):
-        raise NotApplicableError(
-            "packed documents are known by positions alone: each unbroken, the next not following it"
-        )
-    out = model(input_ids=ids, position_ids=positions, use_cache=False)
-    return _outputs(out), None
+        raise NotApplicableError(f"{known}: with no padding, and no cache")
+    starts, jumps = document.diff(dim=-1) != 0, positions.diff(dim=-1) != 1
+    require(torch.equal(starts, jumps), f"{known}: each unbroken, the next not following it")
+    return _outputs(model(input_ids=ids, position_ids=positions, use_cache=False)), None
 
 
 def encode_with_positions(

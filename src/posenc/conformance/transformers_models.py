@@ -64,8 +64,7 @@ def hugging_face(
             f"{VOCABULARY} to vocab_size - 1, got vocab_size={size}, pad_token_id={pad}"
         )
     is_decoder = getattr(made.config, "is_decoder", None)  # None in configurations of what is nothing else
-    caches = "past_key_values" in takes
-    decodes = caches and (is_decoder is not False or type(made).__name__.endswith("ForCausalLM"))
+    decodes = "past_key_values" in takes and (is_decoder is not False or type(made).__name__.endswith("ForCausalLM"))
     if documents and not (decodes and "position_ids" in takes):
         raise ValueError(f"documents need a decoder whose forward takes position_ids, got {type(made).__name__}")
     if call is None and decodes:

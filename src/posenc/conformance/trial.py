@@ -1,7 +1,5 @@
 """Checks, the trials they are made of, and the plan by which trials choose their cases."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +10,7 @@ import torch
 from torch import Tensor
 
 from posenc.conformance.outcome import Outcome, Outcomes
-from posenc.conformance.subjects import PADDING, VOCABULARY, Batch, NotApplicableError, Subject
+from posenc.conformance.subjects import PADDING, VOCABULARY, Batch, Subject, require
 
 LENGTHS = (1, 3, 8, 23)  # unlucky sizes: of one token, odd, fewer and more than the channels of a head
 LONGEST = 1025
@@ -129,21 +127,16 @@ class Plan:
 
     # -- what a subject can -------------------------------------------------------------------------------------------
 
-    def require(self, fine: object, reason: str) -> None:
-        """NotApplicableError with the reason, unless."""
-        if not fine:
-            raise NotApplicableError(reason)
-
     def require_that_it_can(self, *needs: str) -> None:
         """NotApplicableError unless the subject can all of these (see `Subject.can`)."""
         for what in needs:
-            self.require(self.subject.can(what), f"call {LACKS[what]}")
+            require(self.subject.can(what), f"call {LACKS[what]}")
         if "positions" in needs:
-            self.require(self.shows_positions, "outputs do not go by positions")
+            require(self.shows_positions, "outputs do not go by positions")
 
     def require_a_cache(self) -> None:
         """NotApplicableError unless there is one, of a subject that can have one."""
-        self.require(self.subject.causal, "it is not causal: tokens see those after them, which no cache has yet")
+        require(self.subject.causal, "it is not causal: tokens see those after them, which no cache has yet")
         self.require_that_it_can("cache")
 
     def require_any_queries(self) -> None:
@@ -151,7 +144,7 @@ class Plan:
         self.require_that_it_can("queries", "positions")
         # A layer is given the order of the tokens of x alone, and none of its memory.
         ordered = self.subject.can("order") and not self.subject.takes("memory")
-        self.require(not self.subject.causal or ordered, "it is causal, and cannot be given the order of its tokens")
+        require(not self.subject.causal or ordered, "it is causal, and cannot be given the order of its tokens")
 
     # -- how near is near ---------------------------------------------------------------------------------------------
 
@@ -193,10 +186,8 @@ class Plan:
         out, _, rounding = self._run
         tolerance = rounding + 4 * 2**-23 * highest * self.effect
         spread = _most(out - out.mean(1, keepdim=True)) if out.isfinite().all() else _most(out)
-        if out.size(1) > 1 and tolerance > spread / 4:
-            raise NotApplicableError(
-                f"outputs differ by {spread:.2g} from token to token, of which rounding hides {tolerance:.2g}"
-            )
+        hidden = f"outputs differ by {spread:.2g} from token to token, of which rounding hides {tolerance:.2g}"
+        require(not (out.size(1) > 1 and tolerance > spread / 4), hidden)
         return tolerance
 
     @cached_property

@@ -3,8 +3,6 @@
 matplotlib and torch are imported when a figure is drawn, so that ``posenc --help`` answers at once.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import inspect
@@ -29,7 +27,7 @@ class Entry:
     about: str
 
     @property
-    def function(self) -> Callable[..., Figure]:
+    def function(self) -> Callable[..., "Figure"]:
         return getattr(importlib.import_module(f"posenc.figures.{self.home}"), self.name)
 
     @property
@@ -93,7 +91,7 @@ def find(name: str) -> Entry:
     return known[name]
 
 
-def save(figure: Figure, path: Path, dark: bool = False) -> None:
+def save(figure: "Figure", path: Path, dark: bool = False) -> None:
     """Writes a PNG or an SVG, by the file's ending; the same figure gives the same bytes.
 
     Raises ValueError for another ending.
@@ -114,7 +112,7 @@ def _check_ending(path: Path) -> None:
         raise ValueError(f"--out must end in .png or .svg, got {str(path)!r}")
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "plot",
         help="draw how the schemes work",
@@ -135,7 +133,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Draws the figure asked for, writes it and says where. 0 done, 1 something is not installed, 2 wrong use."""
     try:
         if arguments.list:
-            _print_list()
+            width = max(len(entry.name) for entry in FIGURES)
+            for entry in FIGURES:
+                print(f"{entry.name:{width}}  {entry.about}\n{'':{width}}  {_flags(entry.options)}")
             return 0
         entry, options = _asked(arguments)
         out = arguments.out or Path(f"{entry.name}{'-dark' if arguments.dark else ''}.png")
@@ -164,12 +164,6 @@ def _asked(arguments: argparse.Namespace) -> tuple[Entry, dict[str, Any]]:
         if name in options:
             options[name] = tuple(options[name])
     return entry, options
-
-
-def _print_list() -> None:
-    width = max(len(entry.name) for entry in FIGURES)
-    for entry in FIGURES:
-        print(f"{entry.name:{width}}  {entry.about}\n{'':{width}}  {_flags(entry.options)}")
 
 
 def _flags(names: Sequence[str]) -> str:

@@ -32,13 +32,11 @@ def relative_index(*, length: int = 4, dark: bool = False) -> Figure:
         left.set_xticks(range(3), ["index in\nthe table", "distance\n(tokens)", "of query i\nand key"], size=9)
         left.set_yticks([])
         left.xaxis.tick_top()
-        left.tick_params(length=0)
         left.set_title(f"2N − 1 = {len(distances)} distances", fontsize=10, pad=10)
         words = [[str(i) for i in row] for row in index]
         panels.matrix(right, index - (length - 1), colors, dark, gaps=True, words=words, size=11)
         right.set(xticks=range(length), yticks=range(length), xlabel="key j (position)", ylabel="query i (position)")
         right.set_title("the index of each pair: j − i + N − 1")
-        right.tick_params(length=0)
     return figure
 
 
@@ -58,14 +56,12 @@ def relative_to_absolute(*, length: int = 4, dark: bool = False) -> Figure:
         panels.matrix(left, all_distances, colors, dark, gaps=True, words=words, size=10)
         # What no key reads is dimmed by paper laid over it.
         paper = style.theme(dark)
-        dimmed = np.where(kept, np.nan, 1.0)
-        left.imshow(dimmed, cmap=ListedColormap([paper.background]), alpha=0.8, zorder=1.5)
+        left.imshow(np.where(kept, np.nan, 1.0), cmap=ListedColormap([paper.background]), alpha=0.8, zorder=1.5)
         for i, c in zip(*np.nonzero(~kept), strict=True):
             left.text(c, i, _cell(i, c), ha="center", va="center", size=10, color=paper.faint, zorder=3)
         for i in range(length):
             panels.frame(left, i, int(index[i].min()), 1, length, paper.ink, 1.6)
-        distances = [f"{c}\n{_signed(c - length + 1)}" for c in range(width)]
-        left.set_xticks(range(width), distances)
+        left.set_xticks(range(width), [f"{c}\n{_signed(c - length + 1)}" for c in range(width)])
         left.set(yticks=range(length), ylabel="query i (position)")
         left.set_xlabel("index in the table; below it, the distance (tokens)")
         words = [[_cell(i, c) for c in row] for i, row in enumerate(index)]
@@ -73,7 +69,6 @@ def relative_to_absolute(*, length: int = 4, dark: bool = False) -> Figure:
         right.set(xticks=range(length), yticks=range(length), xlabel="key j (position)")
         for panel, title in ((left, f"q · table, ({length}, {width})"), (right, f"scores, ({length}, {length})")):
             panel.set_title(title)
-            panel.tick_params(length=0)
     return figure
 
 
@@ -90,8 +85,7 @@ def offsets_2d(*, grid: tuple[int, int] = (4, 5), pixel: tuple[int, int] = (1, 2
     found = [values.reshape(grid) for values in pixel_offsets(grid, pixel)]
     with style.context(dark):
         title = f"Offsets from the pixel in row {pixel[0]}, column {pixel[1]}"
-        size = (1.6 + 1.36 * width, 1.35 + 0.52 * height)
-        figure, axes = panels.panels(1, 3, size, title, widths=[1, 1, 1.4])
+        figure, axes = panels.panels(1, 3, (1.6 + 1.36 * width, 1.35 + 0.52 * height), title, widths=[1, 1, 1.4])
         reach = max(int(np.abs(values).max()) for values in found) or 1
         colors = panels.diverging(dark), Normalize(-1.25 * reach, 1.25 * reach)
         for panel, values, name in zip(axes, found, ("row offset (rows)", "column offset (columns)"), strict=False):
@@ -109,7 +103,6 @@ def offsets_2d(*, grid: tuple[int, int] = (4, 5), pixel: tuple[int, int] = (1, 2
         for index, panel in enumerate(axes):
             panels.frame(panel, *pixel, 1, 1, paper.ink)
             panel.set(xticks=range(width), yticks=range(height), xlabel="column", ylabel="row" if index == 0 else "")
-            panel.tick_params(length=0)
     return figure
 
 

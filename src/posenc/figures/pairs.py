@@ -132,8 +132,7 @@ def bias(
     with style.context(dark):
         side = {1: 3.4, 2: 2.7, 3: 2.1}.get(columns, 1.85)
         size = (1.9 + side * columns, 0.9 + (side + 0.15) * len(drawn))
-        title = "What the scheme does to the score of query and key"
-        figure, axes = panels.panels(len(drawn), columns, size, title)
+        figure, axes = panels.panels(len(drawn), columns, size, "What the scheme does to the score of query and key")
         for row, (each, heads, kind) in enumerate(zip(drawn, matrices, kinds, strict=True)):
             line = axes[row * columns : (row + 1) * columns]
             colors = panels.scale(heads[:columns], dark, centre=1.0 if kind == FACTOR else None)
@@ -212,9 +211,8 @@ def bias_by_distance(
         for index, (panel, each, heads, kind) in enumerate(zip(axes, drawn, curves, kinds, strict=False)):
             for head, values in enumerate(heads[:MOST_HEADS]):
                 panel.plot(distance, values, color=colors[head], linestyle=panels.DASHES[head])
-            panel.set_title(_titled(each, len(heads)))
+            panel.set(title=_titled(each, len(heads)), xlim=(-length, length))
             panel.axvline(0, color=style.theme(dark).faint, linewidth=0.8, zorder=1)
-            panel.set_xlim(-length, length)
             panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
             panel.tick_params(labelsize=9, labelbottom=True)
             panel.set_ylabel(kind.split(" (")[0], size=10)
@@ -244,8 +242,7 @@ def bias_by_distance(
 def _examples(num_heads: int, head_dim: int, shape: Shape) -> list[Named]:
     drawn = panels.named(alibi_forms(num_heads), shape)
     with panels.fixed_draws(), torch.no_grad():
-        fresh = Shaw(head_dim, max_distance=8)
-        drawn.append(Named("shaw, k = 8", fresh, fresh=True))
+        drawn.append(Named("shaw, k = 8", Shaw(head_dim, max_distance=8), fresh=True))
         aware = DistanceAware(num_heads)
         aware.w.copy_(torch.linspace(-0.3, 0.3, num_heads))
     drawn += panels.named(("relative_1d", "transformer_xl"), shape)
@@ -271,8 +268,7 @@ def distance_aware_factor(
     R = torch.linspace(-reach, reach, 321, dtype=torch.float64)
     r = torch.arange(length + 1, dtype=torch.float64)
     with style.context(dark):
-        title = "DA-Transformer: the factor that a head learns"
-        figure, (left, right) = panels.panels(1, 2, (9.0, 4.2), title)
+        figure, (left, right) = panels.panels(1, 2, (9.0, 4.2), "DA-Transformer: the factor that a head learns")
         colors = panels.ordered(len(v), dark)
         for index, (color, each) in enumerate(zip(colors, v, strict=True)):
             look: dict[str, Any] = {"color": color, "linestyle": panels.DASHES[index % 4]}

@@ -17,7 +17,6 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
@@ -73,10 +72,8 @@ def named(schemes: Schemes, shape: Shape, doors: Sequence[str] = ()) -> list[Nam
     for each in found:
         if doors and not set(doors) & set(each.scheme.doors):
             able = ", ".join(entry.name for entry in catalog() if set(doors) & set(entry.doors))
-            opens = " and ".join(each.scheme.doors) or "none"
-            raise ValueError(
-                f"schemes must open the {' or '.join(doors)} door ({able}), got {each.name!r}, which opens {opens}"
-            )
+            wanted, opens = " or ".join(doors), " and ".join(each.scheme.doors) or "none"
+            raise ValueError(f"schemes must open the {wanted} door ({able}), got {each.name!r}, which opens {opens}")
     return found
 
 
@@ -171,8 +168,7 @@ def panels(
     `style.context`."""
     room = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06, wspace=0.03, hspace=0.04)
     figure = Figure(figsize=size, layout=room)
-    grid = figure.subplots(rows, columns, squeeze=False, sharex=share, width_ratios=widths)
-    axes = list(grid.flat)
+    axes = list(figure.subplots(rows, columns, squeeze=False, sharex=share, width_ratios=widths).flat)
     for spare in axes[used:] if used is not None else ():
         spare.remove()
     figure.suptitle(title, x=0.012, ha="left", weight="bold", size=12)
@@ -225,6 +221,7 @@ def matrix(
         interpolation="nearest" if max(values.shape) <= 300 else "auto",  # less than a pixel per cell shows moire
     )
     if gaps:
+        axes.tick_params(length=0)
         paper = style.theme(dark).background
         for count, line in zip(values.shape, (axes.axhline, axes.axvline), strict=True):
             for edge in range(1, count):
@@ -232,10 +229,8 @@ def matrix(
     for (i, j), word in np.ndenumerate(np.array(words)):
         color = ink_on(image.to_rgba(np.ma.atleast_1d(np.ma.masked_invalid(values)[i, j]))[0])
         axes.text(j, i, word, ha="center", va="center", size=size, color=color)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 4, 5, 10]))
-    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 4, 5, 10]))
+    axes.spines[:].set_visible(False)
+    axes.locator_params(nbins=5, integer=True, steps=[1, 2, 4, 5, 10])
     return image
 
 
@@ -266,4 +261,3 @@ def name_words(axes: Axes, words: Sequence[str], left: bool, lowest: bool) -> No
     axes.set_xticks(range(len(words)), words, rotation=45, ha="right", rotation_mode="anchor", size=9)
     axes.set_yticks(range(len(words)), words if left else [""] * len(words), size=9)
     axes.set(ylabel="query" if left else "", xlabel="key" if lowest else "")
-    axes.tick_params(length=0)

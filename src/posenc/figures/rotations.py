@@ -42,8 +42,7 @@ def rope_rotation(
     with style.context(dark):
         count = max(found.shape[1] for found in angles)
         size = (2.9 + 0.64 * length, 0.7 + (0.75 + 0.64 * count) * len(drawn))
-        title = "RoPE: the turn of each pair of channels"
-        figure, axes = panels.panels(len(drawn), 1, size, title)
+        figure, axes = panels.panels(len(drawn), 1, size, "RoPE: the turn of each pair of channels")
         for panel, each, found in zip(axes, drawn, angles, strict=True):
             _circles(panel, found, dark)
             for pair, theta in enumerate(found[1]):
@@ -67,8 +66,7 @@ def _circles(axes: Axes, angles: NDArray[np.float64], dark: bool) -> None:
     shades = [colors[pair] for pair in y.ravel()]
     axes.quiver(x, y, u, v, color=shades, headwidth=3.6, headlength=4, headaxislength=3.6, **unit)
     axes.set(xlim=(-0.55, length - 0.45), ylim=(pairs - 0.45, -0.55), aspect="equal", xticks=range(length))
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
 
 
@@ -134,8 +132,7 @@ def rope_decay(
             above, below = axes[column], axes[len(drawn) + column]
             theta = torch.from_numpy(np.angle(turns(each.scheme, 2))[1].copy())
             above.plot(r, panels.numbers(rotary_bound(theta, torch.arange(length))), color=ink)
-            above.set_ylim(bottom=0)
-            above.set_title(f"{each.title}: B(r), a bound, not behaviour")
+            above.set(ylim=(0, None), title=f"{each.title}: B(r), a bound, not behaviour")
             built, mean, spread = _counterexample(each.scheme, head_dim, length, peak, draws)
             below.plot(r, built, color=orange, linestyle=panels.DASHES[1], label=f"a key built for distance {peak}")
             below.plot(r, mean, color=blue, label=f"mean of {draws} Gaussian queries and keys")
@@ -143,9 +140,8 @@ def rope_decay(
             below.fill_between(r, mean - spread, mean + spread, label=words, color=blue, alpha=0.3, linewidth=0)
             below.axvline(peak, color=style.theme(dark).faint, linewidth=1, linestyle=":")
             below.legend(loc="upper right", fontsize=9)
-            below.set_title(f"{each.title}: scores")
-            below.set(xlabel="distance r = query − key (positions)", xlim=(0, length - 1))
-            below.set_ylim(top=1.6 * float(built.max()))
+            below.set(title=f"{each.title}: scores", xlabel="distance r = query − key (positions)")
+            below.set(xlim=(0, length - 1), ylim=(None, 1.6 * float(built.max())))
             if column == 0:
                 above.set_ylabel("B(r) (no unit)")
                 below.set_ylabel("score (in logits)")

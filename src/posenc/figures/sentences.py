@@ -52,10 +52,8 @@ def shaw_window(
         panels.matrix(panel, offsets, colors, dark, square=False, gaps=True, words=vectors, size=13)
         for position in positions:
             panels.frame(panel, position - 1, 0, 1, n, style.theme(dark).ink)
-        named = [f"{word}\n{i}" for i, word in enumerate(words, 1)]
-        panel.set_xticks(range(n), named, size=10)
+        panel.set_xticks(range(n), [f"{word}\n{i}" for i, word in enumerate(words, 1)], size=10)
         panel.set_yticks(range(n), [f"{word}  {i}" for i, word in enumerate(words, 1)], size=10)
-        panel.tick_params(length=0)
         panel.set(xlabel="key: word and position", ylabel="query: word and position")
     return figure
 
@@ -91,8 +89,7 @@ def transformer_xl_terms(
     title = "Transformer-XL: the four terms of a score" + (", untrained" if scheme is None else "")
     if scheme is None:
         dim = whole("num_heads", num_heads) * whole("head_dim", head_dim)
-        shape = Shape(dim, num_heads, head_dim, len(words))
-        made = panels.named("transformer_xl", shape)[0].scheme
+        made = panels.named("transformer_xl", Shape(dim, num_heads, head_dim, len(words)))[0].scheme
         assert isinstance(made, TransformerXL)
         scheme = made
     query, key = _projected(panels.embeddings(words, scheme.dim), scheme.num_heads, scheme.head_dim)

@@ -117,12 +117,10 @@ def similarity(
     with style.context(dark):
         each_width = {1: 4.4, 2: 3.9, 3: 3.0, 4: 2.15}[columns]
         size = (0.9 + each_width * columns, 0.7 + (each_width - 0.25) * rows)
-        title = "How alike the vectors of two positions are"
-        figure, axes = panels.panels(rows, columns, size, title, used=len(drawn))
+        figure, axes = panels.panels(rows, columns, size, "How alike the vectors of two positions are", used=len(drawn))
         for index, (panel, each, values) in enumerate(zip(axes, drawn, cosines, strict=True)):
             image = panels.matrix(panel, values, colors, dark, upright=True)
-            ylabel = _tokens(grid) if index % columns == 0 else ""
-            panel.set(title=each.title, xlabel=_tokens(grid), ylabel=ylabel)
+            panel.set(title=each.title, xlabel=_tokens(grid), ylabel=_tokens(grid) if index % columns == 0 else "")
         panels.bar(figure, image, axes, "cosine similarity", shrink=0.8 if rows == 1 else 0.6)
     return figure
 
@@ -146,11 +144,8 @@ def _tables(
         real = {"all-MiniLM-L6-v2, learned": minilm.learned()}
         groups = [real if name == minilm.NAME else (name,) for name in names]
     drawn = [each for group in groups for each in panels.named(group, shape, doors=("add",))]
-    tables = []
-    for each in drawn:
-        encoding = each.scheme(positions, dtype=torch.float64)
-        tables.append(panels.numbers(torch.stack([rows[0] for rows in encoding.tables]).sum(0)))
-    return drawn, tables
+    added = [each.scheme(positions, dtype=torch.float64).tables for each in drawn]
+    return drawn, [panels.numbers(torch.stack([rows[0] for rows in tables]).sum(0)) for tables in added]
 
 
 def _tokens(grid: tuple[int, int] | None) -> str:

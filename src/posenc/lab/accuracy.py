@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -32,9 +33,8 @@ def by_length(kind: str, summary: Summary, dark: bool = False) -> Figure:
     lines = [line_of(summary, kind, scheme, summary.lengths(kind)) for scheme in _asked(summary, kind)]
     if kind == "resized":  # at the training grid nothing is to be fitted
         trained = [line_of(summary, "accuracy", line.scheme, [summary.train_length]).points for line in lines]
-        lines = [
-            replace(line, points=tuple(sorted(line.points + more))) for line, more in zip(lines, trained, strict=True)
-        ]
+        both = zip(lines, trained, strict=True)
+        lines = [replace(line, points=tuple(sorted(line.points + more))) for line, more in both]
     points = [value.mean for line in lines for _, value in line.finite()]
     limits, words = (min([task.chance, *points]), 1.0), f"grey: guessing, {task.chance:g}"
     figure = draw(summary, lines, limits, dark, task.kinds[kind].title, task.axis, ACCURACY, words=words)
@@ -64,13 +64,10 @@ def rows(summary: Summary, kind: str) -> list[dict[str, Any]]:
 
 def observed(summary: Summary) -> list[str]:
     """What was seen at the training length and at the longest, of each question."""
-    found = []
     trained, longest = summary.train_length, max(summary.test_lengths, default=0)
     task = answers(summary)
-    for kind in task.kinds:
-        for length in dict.fromkeys((trained, longest)):
-            if kind != "resized" or length != trained:
-                found.append(_order(summary, kind, length))
+    asked = product(task.kinds, dict.fromkeys((trained, longest)))
+    found = [_order(summary, kind, n) for kind, n in asked if (kind, n) != ("resized", trained)]
     measured = {k: {s: e for s in summary.schemes if (e := summary.bits(k, s, trained))} for k in task.kinds}
     guessing = {k: [s for s, e in each.items() if at_chance(e, task.chance)] for k, each in measured.items()}
     telling = {k: [s for s in each if s not in guessing[k]] for k, each in measured.items()}

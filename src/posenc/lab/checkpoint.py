@@ -21,6 +21,7 @@ from posenc.workbench.files import parse, require, write_whole
 
 SUFFIX = ".safetensors"
 ENTRY = "training"
+ANEW = "remove it to train anew"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 TOLD = {"step": int, "seconds": float, "curve": list[tuple[int, float]], "fingerprint": str, "digest": str}
 
@@ -69,13 +70,11 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.AdamW, *, fingerpr
         if told.pop("digest") != _digest(tensors, told):
             raise ValueError("its digest is another")
     except (SafetensorError, ValueError) as error:
-        raise CheckpointError(f"{path} is not a whole checkpoint ({error}): remove it to train anew") from None
+        raise CheckpointError(f"{path} is not a whole checkpoint ({error}): {ANEW}") from None
     if (its := told["fingerprint"]) != fingerprint:
-        raise CheckpointError(
-            f"{path} is a checkpoint of another comparison ({its} there, {fingerprint} here): remove it to train anew"
-        )
+        raise CheckpointError(f"{path} is a checkpoint of another comparison ({its} there, {fingerprint} here): {ANEW}")
     if unlike := _unlike(tensors, model):
-        raise CheckpointError(f"{path} is a checkpoint of another model ({unlike}): remove it to train anew")
+        raise CheckpointError(f"{path} is a checkpoint of another model ({unlike}): {ANEW}")
     model.load_state_dict({name: tensors[f"model.{name}"] for name in model.state_dict()})
     names = {parameter: name for name, parameter in model.named_parameters()}
     order = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]

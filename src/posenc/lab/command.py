@@ -1,7 +1,5 @@
 """``posenc compare``: which positional encoding to use. torch is imported when it runs, not before."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 
@@ -10,7 +8,7 @@ from posenc.lab.tasks import TASKS, configured
 from posenc.workbench.command import add_options, failed, given, measured, stdout, words
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "compare",
         help="train short, test long: which positional encoding to use",

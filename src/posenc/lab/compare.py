@@ -4,6 +4,7 @@ import math
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -115,10 +116,9 @@ def compare(
         lab = _Lab(config, out, task, loaded, device, about, records, progress, stop, build)
         progress.begin(len(config.seeds) * len(config.schemes) * lab.work)  # from here on, what fails has kept records
         write_whole(out / CONFIG, config.to_toml(made_with).encode())
-        for line in filter(None, (records.notice, *_clear(out, made), loaded.about, loaded.notice)):
+        without = (f"{name} is left out: {reason}" for name, reason in left_out.items())
+        for line in filter(None, (records.notice, *_clear(out, made), loaded.about, loaded.notice, *without)):
             progress.say(line)
-        for name, reason in left_out.items():
-            progress.say(f"{name} is left out: {reason}")
         for seed in config.seeds:
             for scheme in config.schemes:
                 lab.train_and_test(scheme, seed)
@@ -178,11 +178,9 @@ class _Lab:
             progress.advance(self.step_work, f"{scheme}, seed {seed}: training", f"{step}/{config.steps}{loss}")
             return self.stop.asked
 
-        of, train_on, loss_of = str(self.about["fingerprint"]) + source_of(scheme), self.loaded.train, self.task.loss
+        of, draw, loss_of = str(self.about["fingerprint"]) + source_of(scheme), self.loaded.train, self.task.loss
         try:
-            training = train(
-                model, train_on, config, seed, checkpoint, fingerprint=of, loss_of=loss_of, tick=after_step
-            )
+            training = train(model, draw, config, seed, checkpoint, fingerprint=of, loss_of=loss_of, tick=after_step)
         except DivergedError as error:
             progress.say(f"{scheme}, seed {seed}, diverged: {error} (learning_rate {config.learning_rate:g})")
             progress.skip(self.training_work - self.step_work * last + self.testing_work)
@@ -192,7 +190,7 @@ class _Lab:
             return
         progress.skip(self.step_work * (config.steps - last))
         if not before:
-            tokens = batch(train_on, config, seed, 0).to(self.device)
+            tokens = batch(draw, config, seed, 0).to(self.device)
             own = {id(p): p for m in model.modules() if isinstance(m, Scheme) for p in m.parameters()}
             self._record(
                 "training",
@@ -235,11 +233,9 @@ class _Lab:
             times.append([clock(step) for step in steps])
             self.progress.advance(2 * self.step_work, f"{scheme}, seed {seed}: timing steps")
             self.stop.check()
-        ratio = median(each[-1] / each[0] for each in times[1:])  # the first round warms up
-        seconds = median(each[-1] for each in times[1:])
-        self._record(
-            "speed", scheme, seed, relative_to=PLAIN, step_ratio=round(ratio, 4), step_seconds=round(seconds, 6)
-        )
+        ratio = round(median(each[-1] / each[0] for each in times[1:]), 4)  # the first round warms up
+        seconds = round(median(each[-1] for each in times[1:]), 6)
+        self._record("speed", scheme, seed, relative_to=PLAIN, step_ratio=ratio, step_seconds=seconds)
 
     def _record(self, kind: str, scheme: str, seed: int, length: int | None = None, **result: Any) -> None:
         named = {"kind": kind, "scheme": scheme, "seed": seed} | ({} if length is None else {"length": length})
@@ -304,22 +300,16 @@ def _clear(out: Path, made: frozenset[str]) -> list[str]:
     return [f"in {out / CHECKPOINTS}, of an older format, so not read and left as it is: {old}"] if old else []
 
 
-class _Stop:
+class _Stop(ExitStack):
     """Notes the first SIGINT or SIGTERM, so that work can stop where its state is whole; a second one stops at once."""
 
-    def __init__(self) -> None:
-        self.asked = False
-        self._before: dict[signal.Signals, Any] = {}
+    asked = False
 
     def __enter__(self) -> "_Stop":
         if threading.current_thread() is threading.main_thread():  # no other may set handlers, or gets signals
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._note)
+                self.callback(signal.signal, number, signal.signal(number, self._note))
         return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.asked:

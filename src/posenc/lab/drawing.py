@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
-from matplotlib.transforms import ScaledTranslation
+from matplotlib.transforms import Transform, offset_copy
 
 from posenc.lab.summary import Estimate, Summary, multiple
 from posenc.lab.task import listed
@@ -117,8 +117,7 @@ def canvas(
     with style.context(dark):
         figure = Figure(figsize=(width, height))
         axes = figure.add_axes((LEFT / width, bottom / height, AXES[0] / width, AXES[1] / height))
-        axes.set_xlabel(xlabel)
-        axes.set_ylabel(ylabel)
+        axes.set(xlabel=xlabel, ylabel=ylabel)
         axes.yaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 5, 10]))
         figure.text(0.1 / width, 1 - 0.1 / height, title, va="top", weight="bold", size=11.5)
     return figure, axes
@@ -177,7 +176,7 @@ def _curve(axes: Axes, line: Line, dark: bool, bands: bool, aside: float) -> Non
     color, (x, means) = look.color, _data(line)
     finite = line.finite()
     ends = [x for x, _ in finite], [p.low for _, p in finite], [p.high for _, p in finite]
-    moved = axes.transData + _aside(axes, aside)
+    moved = _aside(axes, axes.transData, aside)
     if bands:
         axes.fill_between(*ends, color=color, alpha=0.12, linewidth=0)
     else:
@@ -187,10 +186,8 @@ def _curve(axes: Axes, line: Line, dark: bool, bands: bool, aside: float) -> Non
     drawn.set(marker=look.marker, markersize=4.5 if bands else 5.5, markevery=marked)
 
 
-def _aside(axes: Axes, points: float) -> ScaledTranslation:
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    return ScaledTranslation(points / 72, 0, figure.dpi_scale_trans)
+def _aside(axes: Axes, within: Transform, points: float) -> Transform:
+    return offset_copy(within, axes.get_figure(root=True), x=points, units="points")
 
 
 def _above(row: int) -> float:
@@ -208,7 +205,7 @@ def _outside(axes: Axes, line: Line, row: int, aside: float, dark: bool) -> None
     color = style.look(line.scheme, dark).color
     low, high = axes.get_ylim()
     past = {x: value for x, value in line.points if not _within(value, low, high)}
-    moved = axes.transData + _aside(axes, aside)
+    moved = _aside(axes, axes.transData, aside)
     for x in _spaced(axes, past, max(past), lambda _: 0.17):
         down = past[x].mean < low
         marker, edge = ("$↓$", low) if down else ("$↑$", high)
@@ -224,10 +221,9 @@ def _stop(axes: Axes, line: Line, row: int, aside: float, dark: bool) -> None:
     color = style.look(line.scheme, dark).color
     (x, value), (low, high) = line.points[-1], axes.get_ylim()
     at, top = _place(axes, x, min(max(value.mean, low), high) if value.finite else high)
-    moved = _aside(axes, aside)
-    axes.plot([at, at], [_below(row), top], ":", color=color, linewidth=0.9, transform=axes.transAxes + moved)
+    across, there = (_aside(axes, within, aside) for within in (axes.transAxes, axes.transData))
+    axes.plot([at, at], [_below(row), top], ":", color=color, linewidth=0.9, transform=across)
     if _within(value, low, high):
-        there = axes.transData + moved
         axes.plot([x], [value.mean], "x", color=color, markersize=11, markeredgewidth=2.2, transform=there)
     _note(axes, row, at + 0.015 if at < 0.5 else at - 0.015, f"× {line.scheme}: {line.end}", dark)
 

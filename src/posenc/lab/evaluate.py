@@ -108,8 +108,7 @@ class Evaluator(Measures):
     def _pass(self, kind: str, length: int, pieces: list[tuple[int, int, int]]) -> Bits:
         """Bits (windows, bytes) of all bytes scored, by pieces (begin, first to score, stop) from the last one back."""
         if (kind, length) not in self._passes:
-            scored = [self._score(*piece) for piece in reversed(pieces)]
-            self._passes[kind, length] = np.concatenate(scored, axis=1)
+            self._passes[kind, length] = np.concatenate([self._score(*piece) for piece in reversed(pieces)], axis=1)
         return self._passes[kind, length]
 
     def _score(self, begin: int, first: int, stop: int) -> Bits:

@@ -79,9 +79,7 @@ def training(summary: Summary, dark: bool = False) -> Figure:
     diverged = [f"not drawn: {scheme} {words}" for scheme in summary.schemes if (words := summary.diverged(scheme))]
     loss = BITS if summary.task.score == "bits" else "cross-entropy (bits)"
     figure, axes = canvas(summary, dark, "Loss in training", "step", loss, rows=len(diverged), bottom=0.62)
-    curves = {
-        scheme: [r["curve"] for r in summary.of("training", scheme) if r.get("curve")] for scheme in summary.schemes
-    }
+    curves = {s: [r["curve"] for r in summary.of("training", s) if r.get("curve")] for s in summary.schemes}
     points = [point for group in curves.values() for curve in group for point in curve]
     with style.context(dark):
         for row, words in enumerate(diverged):
@@ -91,8 +89,7 @@ def training(summary: Summary, dark: bool = False) -> Figure:
         # The first fifth of the steps falls from chance to about the final loss, and would flatten all that follows.
         late = [bits for step, bits in points if step >= 0.2 * max(step for step, _ in points)]
         margin = 0.05 * (max(late) - min(late)) or 0.1
-        axes.set_ylim(min(late) - margin, max(late) + margin)
-        axes.set_xlim(0, 1.03 * max(step for step, _ in points))
+        axes.set(xlim=(0, 1.03 * max(step for step, _ in points)), ylim=(min(late) - margin, max(late) + margin))
         first = max(bits for _, bits in points)
         if first > axes.get_ylim()[1]:
             words = f"↑ from {first:.1f} at first"
@@ -136,9 +133,7 @@ def _end(summary: Summary, kind: str, scheme: str, measured: Sequence[int]) -> s
     if not measured and summary.diverged(scheme):
         return summary.diverged(scheme)
     undefined = summary.end(scheme, kind)
-    if undefined:
-        return undefined
-    return f"not measured past {measured[-1]:,}" if measured else "not measured"
+    return undefined or (f"not measured past {measured[-1]:,}" if measured else "not measured")
 
 
 def _positions(summary: Summary, scheme: str) -> tuple[tuple[float, Estimate], ...]:

@@ -34,8 +34,7 @@ def write(records: Sequence[Record], out: str | Path) -> Path:
     for name, pair in images.items():
         for dark, data in pair.items():
             write_whole(out / FOLDER / f"{name}{'-dark' if dark else ''}.png", data)
-    page = html(records, images)
-    write_whole(out / FILE, page.encode())
+    write_whole(out / FILE, html(records, images).encode())
     return out / FILE
 
 
@@ -103,8 +102,7 @@ def _fill_bits(table: Table, summary: Summary) -> str:
 
 def _fill_accuracy(table: Table, summary: Summary) -> str:
     """The same of right answers."""
-    trained = f"trained at {summary.train_length:,} {summary.task.lengths}"
-    table.title = f"Share of right answers, {trained}"
+    table.title = f"Share of right answers, trained at {summary.train_length:,} {summary.task.lengths}"
     table.add_column("scheme", overflow="fold", max_width=21)
     table.add_column("step", justify="right")
     planned = {pair for scheme in summary.schemes for pair in summary.plan(scheme)}
@@ -117,8 +115,7 @@ def _fill_accuracy(table: Table, summary: Summary) -> str:
         cells = []
         for kind, length in kinds:
             value = summary.bits(kind, scheme, length)
-            undefined = "undef." if summary.undefined(scheme, length, kind) else "–"
-            shown = f"{value.mean:.3f}" if value else undefined
+            shown = f"{value.mean:.3f}" if value else "undef." if summary.undefined(scheme, length, kind) else "–"
             cells.append(_cell(shown, scheme in highest[kind, length]))
         table.add_row(Text(scheme), summary.shown("speed", scheme, "step_ratio", "{:.2f}×") or "–", *cells)
     return f"* highest, or tied with it; step: time ÷ {summary.timed_against}'s; undef.: no such positions."

@@ -1,7 +1,5 @@
 """What the numbers say, in words: made from a summary, with ties called ties, and nothing said that is not in it."""
 
-import math
-
 from posenc.lab.summary import Estimate, Summary
 from posenc.lab.task import listed
 from posenc.lab.tasks.text import TIE_AT_ONE_SEED
@@ -12,8 +10,7 @@ def observed(summary: Summary) -> list[str]:
     trained, longest = summary.train_length, max(summary.lengths("sliding"), default=0)
     found = [_order(summary, trained, f"At the training length of {trained:,} tokens")]
     if longest > trained:
-        times = longest / trained
-        found.append(_order(summary, longest, f"At {longest:,} tokens, {times:g}× the training length"))
+        found.append(_order(summary, longest, f"At {longest:,} tokens, {longest / trained:g}× the training length"))
         found.append(_use_of_context(summary, longest))
     for scheme in summary.schemes:
         if words := summary.diverged(scheme):
@@ -41,9 +38,7 @@ def verdict(difference: Estimate) -> str:
     """A paired difference in a word."""
     if not difference.finite:
         return "not finite"
-    if difference.tie:
-        return "tie"
-    return "lower" if difference.mean < 0 else "higher"
+    return "tie" if difference.tie else "lower" if difference.mean < 0 else "higher"
 
 
 def how_to_read(summary: Summary) -> list[str]:
@@ -72,7 +67,8 @@ def how_to_read(summary: Summary) -> list[str]:
 def not_concluded(summary: Summary) -> list[str]:
     c = summary.configuration
     sizes = [e for s in summary.schemes if (e := summary.number("training", s, "parameters"))]
-    size = f"about {_rounded(max(sizes))} parameters" if sizes else "few parameters"
+    # To two digits: 370,000.
+    size = f"about {float(f'{max(sizes):.2g}'):,.0f} parameters" if sizes else "few parameters"
     found = [
         f"This is a small model ({size}) trained briefly ({c.get('steps', 0):,} steps) on one text. The order of the "
         "schemes can differ in a larger model, after longer training, and on another text.",
@@ -133,8 +129,3 @@ def _use_of_context(summary: Summary, length: int) -> str:
     words = "; ".join(form.format(listed(schemes)) for form, schemes in said.items() if schemes)
     start = f"Seeing {length:,} tokens rather than only the last {summary.train_length:,}"
     return f"{start} {words} (bits per byte)." if words else ""
-
-
-def _rounded(count: float) -> str:
-    """A count to two digits: 370,000."""
-    return f"{round(count, 1 - math.floor(math.log10(count))):,.0f}"

@@ -211,8 +211,7 @@ class Summary:
                 at = f" at {listed(gone)} {self.task.lengths}" if len(gone) < len(lengths) else ""
                 parts += [self.task.kinds[kind].called + at] if gone else []
             if parts:
-                every = len(parts) == len(ONCE) + len(expected)
-                found[scheme, seed] = "everything" if every else "; ".join(parts)
+                found[scheme, seed] = "everything" if len(parts) == len(ONCE) + len(expected) else "; ".join(parts)
         return found
 
     def plan(self, scheme: str) -> list[tuple[str, int]]:

@@ -100,15 +100,12 @@ def differences(summary: Summary) -> list[dict[str, Any]]:
 def means(summary: Summary) -> list[dict[str, Any]]:
     """The other measurements made per length, for whoever wants the numbers behind the figures."""
     kinds = {"windows": "separate windows", "truncated": "truncated", "final_tokens": "final tokens"}
+
+    def at(kind: str, scheme: str, length: int) -> tuple[str, str]:
+        return cell(summary, kind, scheme, length) if length in summary.lengths(kind) else ("–", "")
+
     return [
-        {
-            "scheme": scheme,
-            "what": what,
-            "cells": [
-                ("–", "") if n not in summary.lengths(kind) else cell(summary, kind, scheme, n)
-                for n in summary.test_lengths
-            ],
-        }
+        {"scheme": scheme, "what": what, "cells": [at(kind, scheme, n) for n in summary.test_lengths]}
         for kind, what in kinds.items()
         for scheme in summary.schemes
     ]

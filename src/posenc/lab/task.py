@@ -138,8 +138,7 @@ class Task(ABC):
 
     def shape(self, config: CompareConfig, scheme: str) -> Shape:
         """What the scheme is built for."""
-        head_dim = config.dim // config.heads
-        return Shape(config.dim, config.heads, head_dim, self.tokens(config), causal=self.causal)
+        return Shape(config.dim, config.heads, config.dim // config.heads, self.tokens(config), causal=self.causal)
 
     @abstractmethod
     def model(self, config: CompareConfig, scheme: str, position: Scheme) -> nn.Module:

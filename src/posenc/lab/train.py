@@ -103,7 +103,7 @@ def train(
         expected = [step for step in range(1, reached.step + 1) if step % every == 0 or step == config.steps]
         steps = [step for step, _ in reached.curve]
         if not (0 < reached.step <= config.steps and reached.seconds > 0 and steps == expected):
-            raise CheckpointError(f"{checkpoint} is a checkpoint of another training: remove it to train anew")
+            raise CheckpointError(f"{checkpoint} is a checkpoint of another training: {checkpoints.ANEW}")
     curve, running = reached.curve, reached.running
 
     model.train()

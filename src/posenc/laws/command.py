@@ -1,6 +1,4 @@
-"""``posenc laws``: what every scheme's mathematics promises, measured and printed."""
-
-from __future__ import annotations
+"""``posenc laws``: what every scheme's mathematics promises, measured. torch is imported when it runs, not before."""
 
 import argparse
 import sys
@@ -9,8 +7,7 @@ from pathlib import Path
 from posenc.workbench.command import SCHEMES, failed, stdout
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command to those of the command line. torch is imported when it runs, not before."""
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     laws = commands.add_parser(
         "laws",
         help="what each scheme's mathematics promises, measured",
@@ -47,7 +44,6 @@ def run(arguments: argparse.Namespace) -> int:
         write_whole(arguments.html, as_html(audits).encode())
     for one in audits:
         for law in one.disagreements:
-            claimed = one.claims is not None and law in one.claims
-            what = "claims it" if claimed else "does not claim it"
+            what = "claims it" if law in (one.claims or ()) else "does not claim it"
             print(f"posenc: {one.name}: the catalog {what}, but {law}: {one.findings[law].words}", file=sys.stderr)
     return 1 if any(one.disagreements for one in audits) else 0

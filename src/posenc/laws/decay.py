@@ -1,7 +1,5 @@
 """What falls with distance under a rotation, and what does not: the bound, a key that undoes it, and the average."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

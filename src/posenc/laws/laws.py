@@ -1,7 +1,5 @@
 """One function per law. Each measures a scheme through a `Probe` and returns a `Finding`; none of them asserts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,8 +1,6 @@
 """What a scheme does to tokens of known content, its vectors, scores and outputs, with every door open; and what
 measuring a law of it gives."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -83,7 +81,7 @@ class Probe:
         check_choice("dtype", self.dtype, (torch.float16, torch.bfloat16, torch.float32, torch.float64))
 
     @classmethod
-    def named(cls, names: str, shape: Shape = SHAPE) -> Probe:
+    def named(cls, names: str, shape: Shape = SHAPE) -> "Probe":
         """Of a scheme of the catalog, ``"rope"``, or several, ``"rope+alibi"``. ValueError for an unknown name."""
         entries_of(names)
         return cls(lambda shape: scheme_from_names(names, shape), shape)
@@ -119,7 +117,7 @@ class Probe:
             return error
         return None
 
-    def with_axes(self, axes: int) -> Probe | None:
+    def with_axes(self, axes: int) -> "Probe | None":
         """The same scheme, built for so many coordinates per token; None where there is no such thing."""
         if self.refusal(axes) is None:
             return self
@@ -193,8 +191,7 @@ class Probe:
         block = Block(query, key, queries, keys, self.shape.head_dim**-0.5)
         for term in encoding.values:
             vectors, index = bucket(term, block)
-            by_head = vectors[:, index].movedim(0, 1).expand(*scores.shape, -1)
-            parts.append(by_head.to(scores.dtype))
+            parts.append(vectors[:, index].movedim(0, 1).expand(*scores.shape, -1).to(scores.dtype))
         return torch.cat(parts, -1)
 
     def vectors(self, places: Places) -> Float[Tensor, "tokens channels"] | None:

@@ -1,7 +1,5 @@
 """Every scheme held to every law: the tables, as text and as JSON."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -106,19 +104,14 @@ def _unique(finding: Finding) -> str:
 
 _SHORT: dict[str, Callable[[Finding], str]] = {
     "unique": _unique,
-    "linear": _short,
-    "orthogonal": _short,
-    "relative": _short,
-    "absolute": _short,
+    **dict.fromkeys(("linear", "orthogonal", "relative", "absolute", "separable"), _short),
+    **dict.fromkeys(("length_free", "parameter_free"), lambda finding: "" if finding.holds else f"{finding.value:.0f}"),
     "bounded": lambda finding: f"{finding.value:.3g}",
     "directed": lambda finding: _short(finding) if finding.holds else "",
     "monotone": lambda finding: f"{finding.value:.2f}",
     "decaying": lambda finding: f"{finding.value:.0%}",
     "decaying_bound": lambda finding: f"to {finding.value:.0%}",
-    "separable": _short,
     "extensible": lambda finding: f"{finding.value:.0f}",
-    "length_free": lambda finding: "" if finding.holds else f"{finding.value:.0f}",
-    "parameter_free": lambda finding: "" if finding.holds else f"{finding.value:.0f}",
     "order_free": lambda finding: "" if finding.holds else _short(finding),
     "fixed_ahead": lambda finding: finding.words.partition(": ")[2].partition(" ")[0] if finding.holds else "",
     "hinders": lambda finding: f"{finding.value:.2f}" if finding.holds else "",
@@ -146,7 +139,7 @@ def definition(law: str) -> str:
 # --- text -----------------------------------------------------------------------------------------------------------
 
 
-def text_tables(audits: Sequence[Audit]) -> tuple[Table, ...]:
+def text_tables(audits: Sequence[Audit]) -> tuple["Table", ...]:
     """The tables for a terminal of 120 columns."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table

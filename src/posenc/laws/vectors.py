@@ -1,7 +1,5 @@
 """The laws of what positions look like: the vectors of token doors, and the pattern of scores over distances."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,29 +21,18 @@ def _patterns(probe: Probe, count: int) -> Float[Tensor, "distances channels"]:
     return torch.cat([part.movedim(2, 0).flatten(1) for part in (scores, values)], -1)
 
 
-@dataclass(frozen=True, eq=False)
 class _Code:
     """A row for each position or distance, as told apart in a dtype: how far all pairs of rows lie from each other."""
 
-    kind: str
-    rows: Float[Tensor, "count channels"]
-    apart: Float[Tensor, "count count"]
-    eps: float
-
-    @classmethod
-    def of(cls, kind: str, rows: Tensor, dtype: torch.dtype) -> _Code:
+    def __init__(self, kind: str, rows: Float[Tensor, "count channels"], dtype: torch.dtype) -> None:
         rows = rows.float()  # which holds them exactly: they are of float32 or less
-        apart = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
-        return cls(kind, rows, apart.fill_diagonal_(torch.inf), torch.finfo(dtype).eps)
+        self.kind, self.apart = kind, torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
+        self.apart.fill_diagonal_(torch.inf)
+        self.step = torch.finfo(dtype).eps * rows.norm(dim=-1).max().item()  # one rounding step of the longest row
 
     def closest(self, count: int | None = None) -> float:
         """The least distance between two of the first rows."""
         return self.apart[:count, :count].min().item()
-
-    @property
-    def step(self) -> float:
-        """One rounding step of the longest row."""
-        return self.eps * self.rows.norm(dim=-1).max().item()
 
     @property
     def collision(self) -> int:
@@ -58,9 +45,9 @@ def _codes(probe: Probe, dtype: torch.dtype, count: int) -> list[_Code]:
     other, codes = replace(probe, dtype=dtype), []
     vectors = other.vectors(torch.arange(count))
     if vectors is not None:
-        codes.append(_Code.of("positions", vectors, dtype))
+        codes.append(_Code("positions", vectors, dtype))
     if {"score", "value"} & set(probe.scheme.doors):  # scores are float32 whatever the dtype of the model
-        codes.append(_Code.of("distances", _patterns(other, count), torch.float32))
+        codes.append(_Code("distances", _patterns(other, count), torch.float32))
     return codes
 
 
@@ -131,8 +118,7 @@ def linear_map(probe: Probe, near: int = 3, far: int = 5) -> LinearMap | None:
 def _linear(probe: Probe) -> LinearMap | Finding:
     if not probe.sees_coordinates:
         return not_applicable("it sees no coordinates, so no position has a vector of its own")
-    reason = "it gives codes to pairs of positions, and to no position a vector"
-    return linear_map(probe) or not_applicable(reason)
+    return linear_map(probe) or not_applicable("it gives codes to pairs of positions, and to no position a vector")
 
 
 def linear(probe: Probe) -> Finding:
@@ -144,8 +130,7 @@ def linear(probe: Probe) -> Finding:
     value = max(found.residual, found.composed)
     words = f"at positions it was not fitted to, M_3 misses by {found.residual:.1e} of a vector's length"
     words += f", and M_5 M_3 = M_8 by {found.composed:.1e}"
-    numbers = {"residual": found.residual, "composition": found.composed}
-    return Finding(value <= LINEAR, value, LINEAR, words, numbers)
+    return Finding(value <= LINEAR, value, LINEAR, words, {"residual": found.residual, "composition": found.composed})
 
 
 def orthogonal(probe: Probe) -> Finding:

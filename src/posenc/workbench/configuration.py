@@ -66,10 +66,7 @@ class Configuration:
     def require(self, name: str, fine: bool, expected: str) -> None:
         """ConfigError unless ``fine``."""
         if not fine:
-            value = getattr(self, name)
-            raise ConfigError(
-                name, f"{name} must be {expected}, got {shown(list(value) if isinstance(value, tuple) else value)}"
-            )
+            raise ConfigError(name, f"{name} must be {expected}, got {shown(self.to_dict()[name])}")
 
     @classmethod
     def from_mapping(cls: type[C], values: Mapping[str, Any]) -> C:

@@ -139,8 +139,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the name {twice!r} comes twice")
+        raise ValueError(f"the name {max(names, key=names.count)!r} comes twice")
     return values
 
 

@@ -63,12 +63,8 @@ class _Bar(Progress):
 
     def __init__(self, console: Console) -> None:
         super().__init__()
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.percentage:3.0f} % {task.fields[left]}"),
-        )
-        self._rich = RichProgress(*columns, console=console, transient=True)
+        about, share = TextColumn("{task.description}"), TextColumn("{task.percentage:3.0f} % {task.fields[left]}")
+        self._rich = RichProgress(about, BarColumn(), share, console=console, transient=True)
         self._task = self._rich.add_task("", total=None, left="")
 
     def begin(self, total: float) -> None:

@@ -10,7 +10,7 @@ from posenc.conformance.calls import instead
 from posenc.conformance.checks.configuration import it_is_refused, refusals
 from posenc.conformance.heads import Bias, Rotary
 from posenc.conformance.outcome import Outcome, Outcomes, near
-from posenc.conformance.subjects import VOCABULARY, Batch, NotApplicableError, Subject
+from posenc.conformance.subjects import VOCABULARY, Batch, NotApplicableError, Subject, require
 from posenc.conformance.trial import Case, Check, Plan, Trial, texts
 
 
@@ -18,8 +18,8 @@ def the_end_is_named(subject: Subject, batch: Batch, limit: int, compiled: bool)
     """A row with a position below 0, or at the limit or past it, which must be refused with the number."""
     flat = subject.places(batch).flatten().tolist()
     outside = [p for p in flat if not 0 <= p < limit]
-    if not outside or (isinstance(subject, Bias) and max(flat) - min(flat) < limit):
-        raise NotApplicableError("no position, or for a bias no distance, is past the end")
+    past = outside and (not isinstance(subject, Bias) or max(flat) - min(flat) >= limit)
+    require(past, "no position, or for a bias no distance, is past the end")
     tried = subject
     if compiled:
         torch._dynamo.reset()
@@ -78,8 +78,7 @@ def rows_do_not_mix(subject: Subject, batch: Batch, tolerance: float) -> Outcome
 def later_tokens_do_not_count(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
     """With others in place of the later half of the tokens, the earlier half comes out the same."""
     early = batch.tokens // 2
-    if not early:
-        raise NotApplicableError("there is one token, and none later")
+    require(early, "there is one token, and none later")
     ids = [row[:early] + [(token + 7) % VOCABULARY for token in row[early:]] for row in batch.ids]
     before, after = subject.run(subject.make(), batch), subject.run(subject.make(), replace(batch, ids=ids))
     return near(before[:, :early], after[:, :early], tolerance)
@@ -92,8 +91,8 @@ MOST_HEADS = 64
 
 def _ends(plan: Plan, compiled: bool = False) -> Iterator[Case]:
     subject = plan.subject
-    plan.require(subject.max_positions, "it is not claimed how many positions there are (max_positions)")
-    plan.require(subject.compiles or not compiled, "it is not claimed to compile")
+    require(subject.max_positions, "it is not claimed how many positions there are (max_positions)")
+    require(subject.compiles or not compiled, "it is not claimed to compile")
     limit = subject.max_positions or 0
     values = {"limit": limit, "compiled": compiled}
     if subject.can("positions"):
@@ -103,15 +102,15 @@ def _ends(plan: Plan, compiled: bool = False) -> Iterator[Case]:
         for p in (limit, limit + 1, -1):
             yield Case(plan.row([p]), values)
     else:
-        plan.require(limit < plan.longest, f"call takes no positions, and a row of {limit + 1} tokens is too long")
+        require(limit < plan.longest, f"call takes no positions, and a row of {limit + 1} tokens is too long")
         yield Case(plan.text(1, limit + 1), values)
 
 
 def _slopes(plan: Plan) -> Iterator[Case]:
     subject = plan.subject
-    plan.require(isinstance(subject, Bias), "a bias alone has slopes")
+    require(isinstance(subject, Bias), "a bias alone has slopes")
     assert isinstance(subject, Bias)
-    plan.require(subject.slopes or subject.heads_option, "no slopes are claimed (slopes, heads_option)")
+    require(subject.slopes or subject.heads_option, "no slopes are claimed (slopes, heads_option)")
     tokens = min(7, plan.limit)
     batch = plan.line(1, tokens) if subject.can("positions") else plan.text(1, tokens)
     if subject.slopes:
@@ -134,8 +133,8 @@ def _squares(plan: Plan) -> Iterator[Case]:
 
 
 def _causal(plan: Plan) -> Iterator[Case]:
-    plan.require(plan.subject.causal, "it is not causal")
-    plan.require(not isinstance(plan.subject, Rotary | Bias), "what is causal around it is this package's own")
+    require(plan.subject.causal, "it is not causal")
+    require(not isinstance(plan.subject, Rotary | Bias), "what is causal around it is this package's own")
     yield from texts(plan)
 
 

@@ -7,7 +7,7 @@ from itertools import accumulate
 import torch
 
 from posenc.conformance.outcome import Outcomes, near
-from posenc.conformance.subjects import Batch, Subject
+from posenc.conformance.subjects import Batch, Subject, require
 from posenc.conformance.trial import Case, Check, Plan, Trial, padded, two_documents
 
 
@@ -64,8 +64,7 @@ def _ragged(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
     plan.require_that_it_can("padding")
     if with_positions:
         plan.require_that_it_can("positions")
-    else:
-        plan.require(plan.subject.takes("padding"), "call takes no padding mask by itself")
+    require(with_positions or plan.subject.takes("padding"), "call takes no padding mask by itself")
     for tokens in plan.sizes:
         prompt = tokens - max(tokens // 4, 1)
         if prompt < 2:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from posenc.conformance.calls import arguments_of, gradient_tolerances, gradients_of, instead, one_line, with_tokens
 from posenc.conformance.outcome import Outcome, first_failure, near
-from posenc.conformance.subjects import Batch, NotApplicableError, Subject
+from posenc.conformance.subjects import Batch, NotApplicableError, Subject, require
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
 MOST = 2  # compilations: one for the first length, one for all others
@@ -49,8 +49,7 @@ def compiled_is_eager(subject: Subject, batch: Batch, lengths: list[int], axes: 
             if len(graphs) > MOST:
                 few = f"at most {MOST} compilations for {len(lengths)} lengths"
                 return Outcome(False, few, f"{len(graphs)} for {count} lengths")
-    if not graphs:
-        raise NotApplicableError("torch.compile is switched off, or finds nothing to compile")
+    require(graphs, "torch.compile is switched off, or finds nothing to compile")
     return all_is_real(graphs)
 
 
@@ -80,8 +79,7 @@ def compiled_trains_as_eager(subject: Subject, batch: Batch, tokens: int, axes: 
     """The gradients of a compiled call against eager's."""
     text = with_tokens(batch, tokens, axes)
     _, expected = gradients_of(subject, subject.make(), text)
-    if not expected:
-        raise NotApplicableError("nothing in it is trained, and call takes no vectors")
+    require(expected, "nothing in it is trained, and call takes no vectors")
     with compiled(subject, "aot_eager") as (compiled_subject, _):
         came = or_why(lambda: gradients_of(compiled_subject, subject.make(), text)[1])
     if isinstance(came, str):
@@ -110,8 +108,8 @@ def exported(
     made = subject.make()
     given = [arguments_of(subject, made, with_tokens(batch, tokens, axes)) for tokens in lengths]
     fixed = {name: x for name, x in given[0].items() if not isinstance(x, Tensor)}
-    if any(other[name] != x for other in given for name, x in fixed.items()):
-        raise NotApplicableError("call takes the length as a number, not as the shape of a tensor")
+    same = all(other[name] == x for other in given for name, x in fixed.items())
+    require(same, "call takes the length as a number, not as the shape of a tensor")
     inputs = [{name: x for name, x in arguments.items() if isinstance(x, Tensor)} for arguments in given]
     sizes = {
         name: {n: torch.export.Dim.DYNAMIC for n, size in enumerate(x.shape) if size != inputs[1][name].size(n)}
@@ -189,9 +187,9 @@ ONNX = ("onnx", "onnxscript", "onnxruntime")
 
 
 def _lengths(plan: Plan, claim: str) -> list[int]:
-    plan.require(getattr(plan.subject, claim), f"it does not claim that it {claim}")
+    require(getattr(plan.subject, claim), f"it does not claim that it {claim}")
     lengths = [n for n in LENGTHS if n <= plan.limit] if plan.limit >= LENGTHS[-1] else list(range(2, plan.limit + 1))
-    plan.require(len(lengths) >= len(LENGTHS), f"{plan.limit} tokens are too few for {len(LENGTHS)} lengths above 1")
+    require(len(lengths) >= len(LENGTHS), f"{plan.limit} tokens are too few for {len(LENGTHS)} lengths above 1")
     return lengths[-len(LENGTHS) :]
 
 
@@ -208,7 +206,7 @@ def _trained(plan: Plan) -> Iterator[Case]:
 def _graphs(plan: Plan, claim: str, every: int = 1, needs: tuple[str, ...] = ()) -> Iterator[Case]:
     lengths = _lengths(plan, claim)[::every]
     missing = [name for name in needs if find_spec(name) is None]
-    plan.require(not missing, f"ONNX needs {', '.join(missing)}")
+    require(not missing, f"ONNX needs {', '.join(missing)}")
     for axes in _axes_given(plan)[-1 if needs else 0 :]:
         yield Case(BEGINNING, {"lengths": lengths, "axes": axes, "tolerance": plan.tolerance(lengths[-1])})
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from posenc.conformance.heads import Rotary
 from posenc.conformance.measure import claimed, fastest, first_axis, matrices, row_of, sides, unit
 from posenc.conformance.outcome import Outcome, Outcomes, near
-from posenc.conformance.subjects import Batch, NotApplicableError, Subject
+from posenc.conformance.subjects import Batch, Subject, require
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
 
@@ -65,8 +65,8 @@ def an_option_counts(
     subject: Subject, batch: Batch, changed: dict[str, Any], starts: list[int], tokens: int, tolerance: float
 ) -> Outcome:
     """The outputs with an option as it is and with another value, for a row at each of the starts."""
-    if batch.tokens < tokens or len(set(batch.ids[0])) < 2:
-        raise NotApplicableError("a row so short or so plain may not show it")  # and shrinking must not get there
+    shows = batch.tokens >= tokens and len(set(batch.ids[0])) > 1
+    require(shows, "a row so short or so plain may not show it")  # and shrinking must not get there
     if (found := refusal(subject, changed)) is not None:
         return found
     usual, other = subject.make(), subject.make(**changed)
@@ -80,8 +80,7 @@ def an_option_counts(
 
 def builds_share_nothing(subject: Subject, batch: Batch, changed: dict[str, Any], tolerance: float) -> Outcomes:
     """The outputs before and after another was built, and run, with another value of an option."""
-    if refusal(subject, changed) is not None:
-        raise NotApplicableError(f"{', '.join(changed)} is refused")
+    require(refusal(subject, changed) is None, f"{', '.join(changed)} is refused")
     made = subject.make()
     before: Tensor = subject.run(made, batch)
     subject.run(subject.make(**changed), batch)
@@ -95,29 +94,21 @@ GOLDEN = (1, 2, 17, 100, 1000, 10_000)
 STARTS = (0, 4096, 100_000)  # what an option changes may show far away alone
 
 
-def _has_options(subject: Subject, changed: Mapping[str, Any]) -> bool:
-    """Whether ``build`` has these options, so that their values are at fault and not their names."""
-    has = {*subject.options, *inspect.signature(subject.build).parameters}
-    return has.issuperset(names_in(changed, subject.options))
-
-
 def _golden(plan: Plan) -> Iterator[Case]:
     subject = plan.subject
-    plan.require(isinstance(subject, Rotary), "a rotation alone has frequencies")
+    require(isinstance(subject, Rotary), "a rotation alone has frequencies")
     assert isinstance(subject, Rotary)
-    plan.require(
-        subject.frequencies is not None or subject.base is not None, "neither frequencies nor a base are claimed"
-    )
+    require(subject.frequencies is not None or subject.base is not None, "neither frequencies nor a base are claimed")
     given = subject.can("positions") or subject.takes("offset")
     end = min(n for n in (subject.max_positions, subject.threshold, max(GOLDEN) + 1) if n is not None)
     at = [p for p in GOLDEN if p < (end if given else min(end, plan.limit))]
-    plan.require(at, "there is no position but 0")
+    require(at, "there is no position but 0")
     yield Case(plan.row(at))
 
 
 def _varied(plan: Plan) -> Iterator[Case]:
     """For each option a row, long where positions cannot be given: what an option changes may show only late."""
-    plan.require(plan.subject.varied, "no option is claimed to count (varied)")
+    require(plan.subject.varied, "no option is claimed to count (varied)")
     for name, value in plan.subject.varied.items():
         batch = plan.text(1, min(23 if plan.subject.can("positions") else 600, plan.limit))
         yield Case(batch, {"changed": {name: value}, "tolerance": plan.tolerance()})
@@ -133,8 +124,10 @@ def _counting(plan: Plan) -> Iterator[Case]:
 
 def refusals(plan: Plan, known: bool) -> Iterator[Case]:
     """What is claimed to be refused: values of options that ``build`` has, or options that are unknown to it."""
-    given = [changed for changed in plan.subject.refused if _has_options(plan.subject, changed) == known]
-    plan.require(given, f"no {'value of an' if known else 'unknown'} option is claimed to be refused (refused)")
+    subject = plan.subject
+    has = {*subject.options, *inspect.signature(subject.build).parameters}
+    given = [changed for changed in subject.refused if has.issuperset(names_in(changed, subject.options)) == known]
+    require(given, f"no {'value of an' if known else 'unknown'} option is claimed to be refused (refused)")
     for changed in given:
         yield Case(Batch([[0]]), {"changed": dict(changed)})
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from posenc.conformance.heads import Bias, Rotary
-from posenc.conformance.measure import lowered, row_of, sides, turned
+from posenc.conformance.measure import lowered, of_two_tokens, row_of, sides, turned
 from posenc.conformance.outcome import Outcome, Outcomes
-from posenc.conformance.subjects import Batch, NotApplicableError, Subject
+from posenc.conformance.subjects import Batch, Subject, require
 from posenc.conformance.trial import FAR, Case, Check, Plan, Trial
 
 
@@ -24,8 +24,7 @@ def neighbours(rows: list[tuple[Any, Tensor]], step: list[int]) -> Outcome:
         compared += 1
         if torch.equal(first, second):
             return Outcome(False, f"something else at {q} than at {p}", "the same, to the bit")
-    if not compared:
-        raise NotApplicableError("no two positions are neighbours")
+    require(compared, "no two positions are neighbours")
     return Outcome(True, "no two alike", "no two alike")
 
 
@@ -41,8 +40,8 @@ def rotations_differ(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast
             first = [subject.at(p) for p in range(min(4, subject.max_positions or 4))]
             exact = turned(subject, subject.make(), vector.to(subject.dtype), first, which)[0]
             seen = float(exact.diff(dim=1).abs().max()) / float(exact.abs().max())
-            if 0 < seen < 4 * torch.finfo(autocast or dtype).eps:
-                raise NotApplicableError(f"one step turns less than {autocast or dtype} can tell")
+            hidden = 0 < seen < 4 * torch.finfo(autocast or dtype).eps
+            require(not hidden, f"one step turns less than {autocast or dtype} can tell")
         came = lowered(subject, dtype, autocast, turned, vector.to(dtype), positions, which)[0]
         outcome = neighbours(list(zip(positions, came.unbind(1), strict=True)), step)
         yield name, outcome
@@ -69,8 +68,7 @@ def biases_differ(subject: Bias, batch: Batch, dtype: torch.dtype, autocast: tor
 def outputs_differ(subject: Subject, batch: Batch, dtype: torch.dtype, autocast: torch.dtype | None) -> Outcome:
     """Rows of two tokens, of which the second moves on by one from row to row."""
     assert batch.positions is not None
-    if batch.tokens < 2 or len({tuple(row) for row in batch.ids}) > 1 or batch.ids[0][0] == batch.ids[0][1]:
-        raise NotApplicableError("the rows are not of the same two tokens")
+    require(of_two_tokens(batch), "the rows are not of the same two tokens")
     came = lowered(subject, dtype, autocast, type(subject).run, batch)
     places = [row[-1] for row in batch.positions]
     return neighbours(list(zip(places, came.unbind(0), strict=True)), [1] * subject.axes)
@@ -90,29 +88,29 @@ def _windows(end: int) -> list[int]:
 
 
 def _of_rotations(plan: Plan) -> Iterator[Case]:
-    plan.require(isinstance(plan.subject, Rotary), "a rotation alone can be seen by itself")
+    require(isinstance(plan.subject, Rotary), "a rotation alone can be seen by itself")
     end = min(plan.subject.distinct_to or FAR, plan.reach)
-    plan.require(end > 1, "there is no position but 0")
+    require(end > 1, "there is no position but 0")
     for values in plan.precisions():
         yield Case(plan.row(_windows(end)), values)
 
 
 def _claimed(plan: Plan) -> int:
-    plan.require(plan.subject.distinct_to, "it is not claimed up to where neighbours are distinct (distinct_to)")
+    require(plan.subject.distinct_to, "it is not claimed up to where neighbours are distinct (distinct_to)")
     return min(plan.subject.distinct_to or 0, plan.reach)
 
 
 def _of_biases(plan: Plan) -> Iterator[Case]:
-    plan.require(isinstance(plan.subject, Bias), "a bias alone has distances")
+    require(isinstance(plan.subject, Bias), "a bias alone has distances")
     end = _claimed(plan)
-    plan.require(plan.subject.axes == 1, "distances on several axes are no line")
+    require(plan.subject.axes == 1, "distances on several axes are no line")
     for values in plan.precisions():
         yield Case(plan.row(_windows(end)), values)
 
 
 def _of_outputs(plan: Plan) -> Iterator[Case]:
     own = isinstance(plan.subject, Bias | Rotary)
-    plan.require(not own, "it is compared by itself, not by what it does to outputs")
+    require(not own, "it is compared by itself, not by what it does to outputs")
     end = _claimed(plan)
     plan.require_that_it_can("positions")
     places = [p for p in _windows(end) if p < 64 or p > ALL_TO or any(abs(p - 2**n) < 4 for n in range(11))]

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from posenc.conformance.checks.cache import cached_equals_at_once
 from posenc.conformance.layers import Layer, Model
-from posenc.conformance.measure import row_of
+from posenc.conformance.measure import of_two_tokens, row_of
 from posenc.conformance.outcome import Outcome, Outcomes, near
-from posenc.conformance.subjects import PADDING, VOCABULARY, Batch, NotApplicableError, Subject
+from posenc.conformance.subjects import PADDING, VOCABULARY, Batch, Subject, require
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
 
@@ -25,16 +25,15 @@ def alike(subject: Subject, first: Tensor, second: Tensor) -> bool:
 def every_axis_is_seen(subject: Subject, batch: Batch) -> Outcome:
     """Patches of a grid, against the same patches with one coordinate set to 0."""
     row = row_of(batch)
-    if len(set(batch.ids[0])) < 2 or any(len({p[axis] for p in row}) < 2 for axis in range(subject.axes)):
-        raise NotApplicableError("the patches do not differ, or not on every axis")
+    differ = len(set(batch.ids[0])) > 1 and all(len({p[axis] for p in row}) > 1 for axis in range(subject.axes))
+    require(differ, "the patches do not differ, or not on every axis")
     made = subject.make()
     came = subject.run(made, batch)
     seen = []
     for axis in range(subject.axes):
         flat = [[[*p[:axis], 0, *p[axis + 1 :]] for p in row]]
         seen.append(not alike(subject, came, subject.run(made, replace(batch, positions=flat))))
-    if not any(seen):
-        raise NotApplicableError("outputs do not go by positions")
+    require(any(seen), "outputs do not go by positions")
     unseen = [axis for axis, found in enumerate(seen) if not found]
     return Outcome(not unseen, "other outputs without any of the axes", f"the same without axes {unseen}")
 
@@ -42,13 +41,12 @@ def every_axis_is_seen(subject: Subject, batch: Batch) -> Outcome:
 def no_two_ways_are_alike(subject: Subject, batch: Batch) -> Outcome:
     """Rows of two patches, each a different way apart: no two rows may come out the same."""
     assert batch.positions is not None
-    if batch.tokens < 2 or len({tuple(row) for row in batch.ids}) > 1 or batch.ids[0][0] == batch.ids[0][1]:
-        raise NotApplicableError("the rows are not of the same two patches")
+    require(of_two_tokens(batch), "the rows are not of the same two patches")
     came = subject.run(subject.make(), batch).flatten(1)
     ways = [[b - a for a, b in zip(row[0], row[-1], strict=True)] for row in batch.positions]
     apart = torch.cdist(came.double(), came.double(), p=torch.inf, compute_mode="donot_use_mm_for_euclid_dist")
-    if len(ways) > 2 and float(apart.max()) <= 16 * torch.finfo(subject.dtype).eps * float(came.abs().max()):
-        raise NotApplicableError("outputs do not go by positions")
+    rounding = 16 * torch.finfo(subject.dtype).eps * float(came.abs().max())
+    require(len(ways) <= 2 or not float(apart.max()) <= rounding, "outputs do not go by positions")
     for i, j in product(range(len(ways)), repeat=2):
         if ways[i] != ways[j] and alike(subject, came[i], came[j]):
             there, here = (batch.positions[n] for n in (i, j))
@@ -75,8 +73,7 @@ def any_order_will_do(subject: Subject, batch: Batch, tolerance: float) -> Outco
 def text_is_one_axis(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
     """Tokens at (p, p, …), against those at p with one axis."""
     line, flat = replace(subject, axes=1), replace(batch, positions=[[p[0] for p in row_of(batch)]])
-    expected = line.run(line.make(**dict(subject.flat or {})), flat)
-    return near(expected, subject.run(subject.make(), batch), tolerance)
+    return near(line.run(line.make(**(subject.flat or {})), flat), subject.run(subject.make(), batch), tolerance)
 
 
 def the_grid_gives_the_places(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
@@ -91,8 +88,7 @@ def the_shape_is_seen(subject: Subject, batch: Batch, tolerance: float) -> Outco
     columns, exchanged."""
     assert batch.grid is not None
     height, width = batch.grid
-    if height == width or len(set(batch.ids[0])) < 2:
-        raise NotApplicableError("the grid is square, or its patches do not differ")
+    require(height != width and len(set(batch.ids[0])) > 1, "the grid is square, or its patches do not differ")
     made, front = subject.make(), subject.registers
     came = subject.run(made, batch)
     lying = subject.run(made, replace(batch, grid=(width, height)))
@@ -109,8 +105,7 @@ def the_shape_is_seen(subject: Subject, batch: Batch, tolerance: float) -> Outco
         exchanged = subject.run(made, replace(batch.pick(turned), grid=batch.grid))
         if not subject.causal and near(came[:, turned], exchanged, tolerance).ok:
             unseen.append(name)
-    if unseen == ["rows", "columns"]:
-        raise NotApplicableError("outputs do not go by positions")
+    require(unseen != ["rows", "columns"], "outputs do not go by positions")
     if unseen:
         return Outcome(False, f"other outputs with two {unseen[0]} exchanged", "the same, exchanged")
     other = f"something else for {height}x{width} than for {width}x{height}"
@@ -133,8 +128,7 @@ def the_same_way_wherever_it_is(subject: Subject, batch: Batch, tolerance: float
         there, expected = first.setdefault(way, (here, out[row, kept]))
         pairs += 1
         yield f"patches at {here}, as at {there}", near(expected, out[row, kept], tolerance)
-    if pairs == len(first):
-        raise NotApplicableError("no two pairs of patches lie the same way apart")
+    require(pairs != len(first), "no two pairs of patches lie the same way apart")
 
 
 def registers_have_no_place(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:
@@ -154,8 +148,7 @@ def registers_have_no_place(subject: Subject, batch: Batch, tolerance: float) ->
             if near(added, then, tolerance).ok:
                 seen = True
                 yield "what is added to registers", near(torch.zeros_like(added), added, tolerance)
-    if not seen:
-        raise NotApplicableError("there is one register, and more is done to it than adding")
+    require(seen, "there is one register, and more is done to it than adding")
 
 
 # -- cases -------------------------------------------------------------------------------------------------------------
@@ -165,9 +158,9 @@ STEPS = (1, 37)
 
 
 def _require(plan: Plan, axes: bool = False, grid: bool = False) -> None:
-    plan.require(not grid or plan.subject.takes("grid"), "call takes no grid")
-    plan.require(not axes or plan.subject.axes > 1, "positions have one axis")
-    plan.require(plan.has(max(map(max, SHAPES)) - 1), "there are too few positions for the grids")
+    require(not grid or plan.subject.takes("grid"), "call takes no grid")
+    require(not axes or plan.subject.axes > 1, "positions have one axis")
+    require(plan.has(max(map(max, SHAPES)) - 1), "there are too few positions for the grids")
     if axes:
         plan.require_that_it_can("positions")
 
@@ -183,8 +176,8 @@ def _rasters(plan: Plan, coordinates: bool = False, registers: bool = False) -> 
     """One row of patches whose shape alone is given, behind the registers if there are any; of those that have
     ``coordinates`` too, or ``registers``, if asked for."""
     _require(plan, axes=coordinates, grid=True)
-    plan.require(plan.subject.registers or not registers, "no registers are claimed")
-    plan.require(not (plan.subject.registers and coordinates), "registers have no coordinates")
+    require(plan.subject.registers or not registers, "no registers are claimed")
+    require(not (plan.subject.registers and coordinates), "registers have no coordinates")
     for shape in (*SHAPES, (1, 5), (5, 1)) if coordinates else SHAPES:
         batch = replace(plan.text(1, plan.subject.registers + shape[0] * shape[1]), grid=shape)
         yield Case(batch, {"tolerance": plan.tolerance(max(shape))})
@@ -198,7 +191,7 @@ def _axes(plan: Plan) -> Iterator[Case]:
 
 def _ways(plan: Plan) -> Iterator[Case]:
     _require(plan, axes=True)
-    plan.require(not plan.subject.symmetric, "it claims to be symmetric")
+    require(not plan.subject.symmetric, "it claims to be symmetric")
     front = [0] * (plan.subject.axes - 2)
     rows = []
     for down, right in product(range(-2, 3), range(-4, 5)):
@@ -209,7 +202,7 @@ def _ways(plan: Plan) -> Iterator[Case]:
 
 def _moves(plan: Plan) -> Iterator[Case]:
     _require(plan, axes=True)
-    plan.require(plan.subject.relative, "it is not claimed to be relative")
+    require(plan.subject.relative, "it is not claimed to be relative")
     for shape, axis, by in product(SHAPES, range(plan.subject.axes), STEPS):
         if plan.has(highest := max(shape) - 1 + by):
             yield Case(_patches(plan, shape), {"axis": axis, "by": by, "tolerance": plan.tolerance(highest)})
@@ -217,7 +210,7 @@ def _moves(plan: Plan) -> Iterator[Case]:
 
 def _orders(plan: Plan) -> Iterator[Case]:
     _require(plan, axes=True)
-    plan.require(not plan.subject.causal or plan.subject.can("order"), "causality goes by the index")
+    require(not plan.subject.causal or plan.subject.can("order"), "causality goes by the index")
     for shape in SHAPES:
         batch = _patches(plan, shape)
         if plan.subject.causal:
@@ -227,7 +220,7 @@ def _orders(plan: Plan) -> Iterator[Case]:
 
 def _text(plan: Plan) -> Iterator[Case]:
     _require(plan, axes=True)
-    plan.require(plan.subject.flat is not None, "no options are given for one axis (flat)")
+    require(plan.subject.flat is not None, "no options are given for one axis (flat)")
     for start in (0, 1000):
         if plan.has(start + plan.sizes[-1] - 1):
             batch = plan.line(1, plan.sizes[-1], start)
@@ -237,9 +230,9 @@ def _text(plan: Plan) -> Iterator[Case]:
 def _after_an_image(plan: Plan) -> Iterator[Case]:
     """Three tokens of text, an image of 2 x 3, and text that goes on after its longer side."""
     _require(plan, axes=True)
-    plan.require(plan.subject.causal, "it is not causal, so that nothing can go on")
+    require(plan.subject.causal, "it is not causal, so that nothing can go on")
     plan.require_that_it_can("cache")
-    plan.require(plan.has(8), "there are too few positions")
+    require(plan.has(8), "there are too few positions")
     image = [[3] * (plan.subject.axes - 2) + [3 + row, 3 + column] for row, column in product(range(2), range(3))]
     places = [*map(plan.subject.at, range(3)), *image, *map(plan.subject.at, range(6, 9))]
     batch = replace(plan.text(1, len(places)), positions=[places])
@@ -250,7 +243,7 @@ def _after_an_image(plan: Plan) -> Iterator[Case]:
 def _pairs_of_patches(plan: Plan) -> Iterator[Case]:
     _require(plan, grid=True)
     plan.require_that_it_can("padding")
-    plan.require(plan.subject.relative, "it is not claimed to be relative")
+    require(plan.subject.relative, "it is not claimed to be relative")
     front = plan.subject.registers
     for height, width in SHAPES:
         ids, document = [], []

@@ -7,7 +7,7 @@ import torch
 from posenc.conformance.heads import Rotary
 from posenc.conformance.measure import lowered, matrices, pairs, row_of, sides, turned
 from posenc.conformance.outcome import Outcomes, near
-from posenc.conformance.subjects import Batch, NotApplicableError
+from posenc.conformance.subjects import Batch, require
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
 ROUNDING = 2**-20  # eight units of float32, for what is turned in it
@@ -24,8 +24,7 @@ def pairs_keep_to_themselves(subject: Rotary, batch: Batch) -> Outcomes:
         came = matrices(subject, made, row_of(batch), which)
         turns = came * (1 - torch.eye(subject.head_dim, device=subject.device))
         size = float(came.abs().max())
-        if float(turns.abs().max()) < ROUNDING * size:
-            raise NotApplicableError(f"positions {row_of(batch)} turn nothing")
+        require(not float(turns.abs().max()) < ROUNDING * size, f"positions {row_of(batch)} turn nothing")
         outside = came * (1 - inside)
         yield f"{name} [position, head, to, from]", near(torch.zeros_like(outside), outside, ROUNDING * size)
 
@@ -77,18 +76,18 @@ UNCLAIMED = {
 
 
 def _cases(plan: Plan, claims: tuple[str, ...] = ()) -> Iterator[Case]:
-    plan.require(isinstance(plan.subject, Rotary), "a rotation alone has pairs of channels")
+    require(isinstance(plan.subject, Rotary), "a rotation alone has pairs of channels")
     at = [p for p in AT if p < plan.reach]
-    plan.require(at, "there is no position but 0")
+    require(at, "there is no position but 0")
     for name in claims:
-        plan.require(getattr(plan.subject, name), UNCLAIMED[name])
+        require(getattr(plan.subject, name), UNCLAIMED[name])
     yield Case(plan.row(at))
 
 
 def _of_the_rest(plan: Plan) -> Iterator[Case]:
     for case in _cases(plan):
         rotary, head_dim = (getattr(plan.subject, name) for name in ("rotary_dim", "head_dim"))
-        plan.require((rotary or head_dim) < head_dim, "every channel may be turned")
+        require((rotary or head_dim) < head_dim, "every channel may be turned")
         for dtype in (plan.subject.dtype, *plan.low_dtypes):
             yield Case(case.batch, {"dtype": dtype})
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from posenc.conformance.calls import arguments_of, gradients_of, holdings, parameters_of, with_tokens
 from posenc.conformance.heads import Bias
 from posenc.conformance.outcome import Outcome
-from posenc.conformance.subjects import Batch, NotApplicableError, Subject
+from posenc.conformance.subjects import Batch, Subject, require
 from posenc.conformance.trial import Case, Check, Plan, Trial
 from posenc.workbench.memory import kept_bytes, peak_bytes
 
@@ -22,8 +22,7 @@ def memory_grows_with_the_length(subject: Subject, batch: Batch, tokens: int, tr
     for length in (tokens, 2 * tokens):
         arguments = arguments_of(subject, made, with_tokens(batch, length))
         peaks.append(peak_bytes(lambda given=arguments: one_call(subject, made, given, trained), subject.device))  # type: ignore[misc]
-    if min(peaks) <= 0:
-        raise NotApplicableError("a call needs no memory that could be counted")
+    require(min(peaks) > 0, "a call needs no memory that could be counted")
     ratio = peaks[1] / peaks[0]
     return Outcome(ratio < growth, f"less than {growth} times the memory for twice the tokens", f"{ratio:.2f} times")
 
@@ -63,9 +62,9 @@ GROWTH = 2.5  # twice the length: twice the memory where it is linear, four time
 
 def _linear(plan: Plan) -> Iterator[Case]:
     subject = plan.subject
-    plan.require(subject.linear_memory, "it does not claim linear memory")
-    plan.require(not isinstance(subject, Bias), "a bias is as large as the number of pairs")
-    plan.require(plan.has(2 * TOKENS - 1), f"{2 * TOKENS} tokens, which show how memory grows, are more than it has")
+    require(subject.linear_memory, "it does not claim linear memory")
+    require(not isinstance(subject, Bias), "a bias is as large as the number of pairs")
+    require(plan.has(2 * TOKENS - 1), f"{2 * TOKENS} tokens, which show how memory grows, are more than it has")
     for trained in (False, True):
         yield Case(Batch([[0]]), {"tokens": TOKENS, "trained": trained, "growth": GROWTH})
 

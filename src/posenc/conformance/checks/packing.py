@@ -10,7 +10,7 @@ from posenc.conformance.calls import with_leaves
 from posenc.conformance.heads import Bias
 from posenc.conformance.layers import Model
 from posenc.conformance.outcome import Outcomes, near
-from posenc.conformance.subjects import PADDING, VOCABULARY, Batch, NotApplicableError, Subject
+from posenc.conformance.subjects import PADDING, VOCABULARY, Batch, Subject, require
 from posenc.conformance.trial import Case, Check, Plan, Trial, packed
 
 
@@ -21,8 +21,8 @@ def documents_equal_themselves_alone(subject: Subject, batch: Batch, tolerance: 
         for document in sorted(set(of) - {PADDING}):
             tokens = [n for n, d in enumerate(of) if d == document]
             alone = replace(batch.pick(tokens, row), document=None)
-            outcome = near(subject.run(subject.make(), alone), together[row : row + 1, tokens], tolerance)
-            yield f"document {document} of row {row}", outcome
+            came = together[row : row + 1, tokens]
+            yield f"document {document} of row {row}", near(subject.run(subject.make(), alone), came, tolerance)
 
 
 def documents_do_not_leak(subject: Subject, batch: Batch) -> Outcomes:
@@ -34,8 +34,8 @@ def documents_do_not_leak(subject: Subject, batch: Batch) -> Outcomes:
         it = document == changed
         ids = torch.where(it, (torch.tensor(batch.ids) + 7) % VOCABULARY, torch.tensor(batch.ids)).tolist()
         after = subject.run(made, replace(batch, ids=ids))
-        if torch.equal(before[it], after[it]):
-            raise NotApplicableError("outputs do not go by the tokens: with others they are the same")
+        counted = not torch.equal(before[it], after[it])
+        require(counted, "outputs do not go by the tokens: with others they are the same")
         others = _elsewhere(document, it)
         yield f"document {changed} has other tokens", near(others(before), others(after), 0.0)
 
@@ -45,16 +45,15 @@ def documents_take_no_gradient(subject: Subject, batch: Batch) -> Outcomes:
     leaves: dict[str, Tensor] = {}
     document = torch.tensor(batch.document)
     out = with_leaves(subject, leaves).run(subject.make(), batch)
-    if not out.requires_grad:
-        raise NotApplicableError("outputs take no gradient")
+    require(out.requires_grad, "outputs take no gradient")
     # Not their sum, which a normalisation keeps as it is whatever went in.
     weights = torch.linspace(1, 2, out.numel(), dtype=torch.float64, device=out.device).view_as(out).cos().to(out.dtype)
     for number in _documents_of(document):
         it, content = document == number, list(leaves.values())
         gradients = torch.autograd.grad((out * weights)[it].sum(), content, retain_graph=True, allow_unused=True)
         by_token = [g if g.dim() == 3 else g.transpose(1, 2) for g in gradients if g is not None]  # heads stand before
-        if not any(g[it].any() for g in by_token):
-            raise NotApplicableError("outputs do not go by the tokens: their derivative is zero")
+        counted = any(g[it].any() for g in by_token)
+        require(counted, "outputs do not go by the tokens: their derivative is zero")
         others = _elsewhere(document, it)
         for g in by_token:
             yield f"the derivative of document {number} by the others", near(torch.zeros_like(g), others(g), 0.0)
@@ -62,8 +61,7 @@ def documents_take_no_gradient(subject: Subject, batch: Batch) -> Outcomes:
 
 def _documents_of(document: Tensor) -> list[int]:
     documents = sorted(set(document.flatten().tolist()) - {PADDING})
-    if len(documents) < 2:
-        raise NotApplicableError("there is one document, and no other")
+    require(len(documents) > 1, "there is one document, and no other")
     return documents
 
 
@@ -96,18 +94,17 @@ def _with_positions(plan: Plan) -> Iterator[Case]:
 
 def _by_documents(plan: Plan) -> Iterator[Case]:
     plan.require_that_it_can("document")
-    plan.require(not plan.subject.can("positions"), "call takes positions")
+    require(not plan.subject.can("positions"), "call takes positions")
     # What knows neither documents nor positions numbers the tokens of a row through.
     reason = "call takes no positions, so the second document does not stand where it does alone"
-    plan.require(plan.subject.takes("document") or plan.subject.relative, reason)
+    require(plan.subject.takes("document") or plan.subject.relative, reason)
     for batch in _rows(plan):
         yield Case(replace(batch, positions=None), {"tolerance": plan.tolerance(batch.tokens)})
 
 
 def _leaks(plan: Plan, gradients: bool = False) -> Iterator[Case]:
-    ids = isinstance(plan.subject, Model)
-    plan.require(not (ids and gradients), "tokens are ids, which have no derivative")
-    plan.require(not isinstance(plan.subject, Bias), "a bias is given no tokens, so it can let none through")
+    require(not (gradients and isinstance(plan.subject, Model)), "tokens are ids, which have no derivative")
+    require(not isinstance(plan.subject, Bias), "a bias is given no tokens, so it can let none through")
     for batch in _rows(plan):
         yield Case(batch if plan.subject.can("positions") else replace(batch, positions=None))
 

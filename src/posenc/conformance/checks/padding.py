@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from posenc.conformance.heads import Bias
 from posenc.conformance.outcome import Outcome, Outcomes, near
-from posenc.conformance.subjects import VOCABULARY, Batch, Subject
+from posenc.conformance.subjects import VOCABULARY, Batch, Subject, require
 from posenc.conformance.trial import Case, Check, Plan, Trial, padded
 
 
@@ -47,9 +47,8 @@ def _cases(plan: Plan, explicit: bool = False, inside: bool = False) -> Iterator
     plan.require_that_it_can("padding")
     if explicit:
         plan.require_that_it_can("positions")
-    else:
-        plan.require(plan.subject.takes("padding"), "call takes no padding mask by itself")
-        plan.require(not plan.subject.needs("positions"), "call needs positions, and finds none by itself")
+    require(explicit or plan.subject.takes("padding"), "call takes no padding mask by itself")
+    require(explicit or not plan.subject.needs("positions"), "call needs positions, and finds none by itself")
     for tokens in plan.sizes_above(2):
         for mask in _masks(tokens, inside):
             yield Case(padded(plan, mask, explicit), {"tolerance": plan.tolerance(tokens)})
@@ -57,7 +56,7 @@ def _cases(plan: Plan, explicit: bool = False, inside: bool = False) -> Iterator
 
 def _contents(plan: Plan) -> Iterator[Case]:
     plan.require_that_it_can("padding")
-    plan.require(not isinstance(plan.subject, Bias), "a bias is given no tokens, so it can let none through")
+    require(not isinstance(plan.subject, Bias), "a bias is given no tokens, so it can let none through")
     for tokens in plan.sizes_above(2):
         for mask in _masks(tokens, inside=True):
             yield Case(padded(plan, mask, plan.subject.can("positions")))

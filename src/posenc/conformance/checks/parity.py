@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc.conformance.calls import gradient_tolerances, gradients_of, parameters_of, weighted, with_leaves
 from posenc.conformance.outcome import Outcome, Outcomes, near
-from posenc.conformance.subjects import Batch, NotApplicableError, Subject
+from posenc.conformance.subjects import Batch, Subject, require
 from posenc.conformance.trial import Case, Check, Plan, Trial, padded, two_documents
 
 STEPS = (1.0, 0.125, 8.0)  # where a function has a kink within one step, it has none within all
@@ -29,8 +29,7 @@ def gradients_agree(subject: Subject, batch: Batch, other: Mapping[str, Any], hi
     _, expected = gradients_of(subject, made, batch)
     _, came = gradients_of(subject, made_as(subject, made, other), batch)
     both = [name for name in expected if name in came]
-    if not both:
-        raise NotApplicableError("nothing in it is trained, and call takes no vectors")
+    require(both, "nothing in it is trained, and call takes no vectors")
     tolerances = gradient_tolerances(subject, batch, highest)
     for name in both:
         neither = expected[name].isnan() & came[name].isnan()  # what is no number under both is no difference
@@ -43,8 +42,7 @@ def alone_as_together(subject: Subject, batch: Batch, other: Mapping[str, Any]) 
     made = made_as(subject, subject.make(), other)
     leaves: dict[str, Tensor] = {}
     _, together = gradients_of(subject, made, batch, leaves)
-    if len(together) < 2:
-        raise NotApplicableError("there are no two things to train in it")
+    require(len(together) > 1, "there are no two things to train in it")
     parameters, tolerances = parameters_of(made), gradient_tolerances(subject, batch, batch.tokens)
     for name, expected in together.items():
         for held in (parameters, leaves):
@@ -56,8 +54,7 @@ def alone_as_together(subject: Subject, batch: Batch, other: Mapping[str, Any]) 
 
 def gradients_are_derivatives(subject: Subject, batch: Batch, other: Mapping[str, Any]) -> Outcomes:
     """In each parameter and vector, the slope along a line against differences of outputs, in double precision."""
-    if subject.dtype != torch.float64:
-        raise NotApplicableError("differences need float64, in which it does not run")
+    require(subject.dtype == torch.float64, "differences need float64, in which it does not run")
     made = made_as(subject, subject.make(), other)
     leaves: dict[str, Tensor] = {}
     _, gradients = gradients_of(subject, made, batch, leaves)
@@ -69,8 +66,7 @@ def gradients_are_derivatives(subject: Subject, batch: Batch, other: Mapping[str
         seen |= any(max(abs(slope), abs(measured)) > 2 * tolerance for measured, tolerance in tries)
         measured, tolerance = min(tries, key=lambda pair: abs(pair[0] - slope) - pair[1])
         yield f"the slope along {name}", near(torch.tensor([measured]), torch.tensor([slope]), tolerance)
-    if not seen:
-        raise NotApplicableError("no gradient is above the rounding")
+    require(seen, "no gradient is above the rounding")
 
 
 class _Line:
@@ -120,26 +116,24 @@ SIZES = (1, 127, 128, 129, 1025)  # around the sizes of blocks
 def _others(plan: Plan) -> list[Mapping[str, Any]]:
     """The options of the backends that are not the subject's own."""
     subject = plan.subject
-    plan.require(subject.backends, "it names no backends")
+    require(subject.backends, "it names no backends")
     own = subject.options
     others = [other for other in subject.backends if any(own.get(key) != value for key, value in other.items())]
-    plan.require(others, "it names no backend but its own")
+    require(others, "it names no backend but its own")
     return others
 
 
 def _batches(plan: Plan) -> Iterator[Batch]:
     """Texts around the sizes of blocks; and at one size padded, packed, moved, and with fewer queries than keys."""
     subject, some = plan.subject, min(SIZES[3], plan.limit)
-    sizes = sorted({*(n for n in SIZES if n <= plan.limit), some})
-    for tokens in sizes:
+    for tokens in sorted({*(n for n in SIZES if n <= plan.limit), some}):
         yield plan.text(1, tokens)
         if tokens == some > 2:
             if subject.can("queries"):
                 yield replace(plan.text(1, tokens), queries=tuple(range(tokens - tokens // 3, tokens)))
             if subject.can("padding"):
-                yield padded(
-                    plan, [[n >= tokens // 3 for n in range(tokens)], [True] * tokens], subject.can("positions")
-                )
+                mask = [[n >= tokens // 3 for n in range(tokens)], [True] * tokens]
+                yield padded(plan, mask, subject.can("positions"))
             if subject.can("document") and subject.can("positions"):
                 yield two_documents(plan, tokens, rows=1)
             if subject.can("positions") and plan.has(2 * tokens):

@@ -20,7 +20,7 @@ from posenc.conformance.measure import (
     with_weights_in,
 )
 from posenc.conformance.outcome import Outcome, Outcomes, near
-from posenc.conformance.subjects import Batch, NotApplicableError, Subject
+from posenc.conformance.subjects import Batch, Subject, require
 from posenc.conformance.trial import FAR, Case, Check, Plan, Trial
 
 SHORT = 8  # tokens whose distances no scheme puts together
@@ -41,12 +41,11 @@ def angles_are_exact(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast
         exact = matrices(subject, made, positions, which)
         lengths = exact.double().norm(dim=-2)
         exact = unit(exact)
-        if float((exact[0] - torch.eye(subject.head_dim, device=exact.device)).abs().max()) < 2**-23:
-            raise NotApplicableError("position 1 turns nothing")
+        turn = float((exact[0] - torch.eye(subject.head_dim, device=exact.device)).abs().max())
+        require(not turn < 2**-23, "position 1 turns nothing")
         expected = claimed(subject, positions, exact)
         if expected is None and subject.takes("positions"):
-            powers = [torch.linalg.matrix_power(exact[0], first_axis(p)) for p in positions]
-            expected = torch.stack(powers)
+            expected = torch.stack([torch.linalg.matrix_power(exact[0], first_axis(p)) for p in positions])
         came = unit(lowered(subject, dtype, autocast, matrices, positions, which))
         for n, p in enumerate(positions):
             if float(lengths[n].max()) > low.max or float(lengths[n].min()) < low.tiny:
@@ -89,10 +88,8 @@ def no_worse(
     effect = size_second if effect is None else effect
     tolerance = 4 * max(error, error / max(size_first, 1e-30) * size_second, eps * size_second) + slack * effect
     outcome = near(exact_second, second, tolerance)
-    if outcome.ok and tolerance > effect / 2:
-        raise NotApplicableError(
-            f"positions move the outputs by {effect:.2g}, which rounding to {second.dtype} ({tolerance:.2g}) hides"
-        )
+    hidden = f"positions move the outputs by {effect:.2g}, which rounding to {second.dtype} ({tolerance:.2g}) hides"
+    require(not (outcome.ok and tolerance > effect / 2), hidden)
     return outcome
 
 
@@ -101,8 +98,7 @@ def far_as_exact_as_near(
 ) -> Outcome:
     """The error of low precision far from 0, against its error for the same tokens at 0, 1, 2, … ."""
     flat = [first_axis(p) for p in row_of(batch)]
-    if not min(flat):
-        raise NotApplicableError("the tokens begin at 0")
+    require(min(flat), "the tokens begin at 0")
     places = ((batch.moved(-min(flat)),), (batch,))
     return _compared(subject, places, outputs, dtype, autocast, effect, max(flat))
 
@@ -112,8 +108,8 @@ def long_as_exact_as_short(
 ) -> Outcome:
     """The error of low precision over long distances, against its error over the shortest ones."""
     last = first_axis(row_of(batch)[-1])
-    if last > torch.finfo(autocast or dtype).max:
-        raise NotApplicableError(f"{autocast or dtype} has no numbers like the distance {last}")
+    low = autocast or dtype
+    require(last <= torch.finfo(low).max, f"{low} has no numbers like the distance {last}")
     short = Batch([[0] * SHORT], positions=[[subject.at(p) for p in range(SHORT)]])
     return _compared(subject, ((short,), (batch,)), from_a_distance, dtype, autocast, effect, last)
 
@@ -122,8 +118,7 @@ def late_as_exact_as_early(
     subject: Subject, batch: Batch, dtype: torch.dtype, autocast: torch.dtype | None, effect: float | None
 ) -> Outcome:
     """The error of low precision for the late tokens of a row, against its error for the early ones."""
-    if batch.tokens <= LATE:
-        raise NotApplicableError(f"no token is at {LATE} or later")
+    require(batch.tokens > LATE, f"no token is at {LATE} or later")
     places = ((batch, slice(None, EARLY)), (batch, slice(LATE, None)))
     return _compared(subject, places, outputs, dtype, autocast, effect, batch.tokens)
 
@@ -166,19 +161,19 @@ def _outputs_in(plan: Plan) -> Iterator[dict[str, Any]]:
 
 
 def _of_rotations(plan: Plan) -> Iterator[Case]:
-    plan.require(isinstance(plan.subject, Rotary), "a rotation alone has angles")
+    require(isinstance(plan.subject, Rotary), "a rotation alone has angles")
     end = plan.reach
-    plan.require(end > 1, "there is no position but 0")
+    require(end > 1, "there is no position but 0")
     at = sorted({p for p in AT if p < end} | {end - 1})
     for values in plan.precisions():
         yield Case(plan.row(at), values)
 
 
 def _far(plan: Plan) -> Iterator[Case]:
-    plan.require(not isinstance(plan.subject, Rotary), "of a rotation the angles are measured")
+    require(not isinstance(plan.subject, Rotary), "of a rotation the angles are measured")
     plan.require_that_it_can("positions")
     tokens, end = plan.sizes[-1], min(plan.reach, END)
-    plan.require(end > LATE, f"positions end at {end}, where low precision holds them all")
+    require(end > LATE, f"positions end at {end}, where low precision holds them all")
     # One row ends at the first position that bfloat16 lacks, one at the last.
     for start in sorted({LATE + 1 - tokens, end - tokens}):
         for values in _outputs_in(plan):
@@ -187,20 +182,20 @@ def _far(plan: Plan) -> Iterator[Case]:
 
 
 def _long(plan: Plan) -> Iterator[Case]:
-    plan.require(isinstance(plan.subject, Bias), "a bias alone has distances")
+    require(isinstance(plan.subject, Bias), "a bias alone has distances")
     plan.require_that_it_can("positions")
     tokens = plan.sizes[-1]
     end = min(plan.reach, END)
-    plan.require(end > SHORT, f"positions end at {end}, and there is no distance that is long")
+    require(end > SHORT, f"positions end at {end}, and there is no distance that is long")
     for last in sorted({p for p in (*range(tokens, 8 * tokens, tokens), LATE, end - 1) if tokens <= p < end}):
         for values in _outputs_in(plan):
             yield Case(plan.row([*range(tokens), last]), values)
 
 
 def _late(plan: Plan) -> Iterator[Case]:
-    plan.require(not isinstance(plan.subject, Rotary), "of a rotation the angles are measured")
-    plan.require(not plan.subject.can("positions"), "call takes positions, so that far ones can be given")
-    plan.require(plan.limit >= 300, f"rows end at {plan.limit}, where low precision holds most positions")
+    require(not isinstance(plan.subject, Rotary), "of a rotation the angles are measured")
+    require(not plan.subject.can("positions"), "call takes positions, so that far ones can be given")
+    require(plan.limit >= 300, f"rows end at {plan.limit}, where low precision holds most positions")
     for values in _outputs_in(plan):
         yield Case(plan.text(1, min(plan.limit, 2 * LATE)), values)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from posenc.conformance.calls import gradient_tolerances, gradients_of, holdings, instead, one_line, with_tokens
 from posenc.conformance.heads import Bias, Rotary
 from posenc.conformance.outcome import Outcome, Outcomes, first_failure, near
-from posenc.conformance.subjects import REFUSALS, Batch, NotApplicableError, Subject
+from posenc.conformance.subjects import REFUSALS, Batch, NotApplicableError, Subject, require
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
 BETWEEN = ("the same", "shorter", "longer", "others", "bfloat16", "autocast", "inference mode")
@@ -114,8 +114,7 @@ def inference_mode_leaves_no_trace(subject: Subject, batch: Batch, highest: int)
     outs = [x for out in given for x in (out if isinstance(out, tuple) else (out,))]
     if any(isinstance(x, Tensor) and x.is_inference() for x in outs):
         return Outcome(False, "outputs that can be trained with", "one that was made under inference mode")
-    if not came:
-        raise NotApplicableError("nothing in it is trained, and call takes no vectors")
+    require(came, "nothing in it is trained, and call takes no vectors")
     _, expected = gradients_of(subject, subject.make(), batch)
     tolerances = gradient_tolerances(subject, batch, highest)
     return first_failure([(name, near(expected[name], came[name], tolerances[name])) for name in expected])

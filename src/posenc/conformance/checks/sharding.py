@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from posenc.conformance.outcome import Outcomes, near
-from posenc.conformance.subjects import Batch, Subject
+from posenc.conformance.subjects import Batch, Subject, require
 from posenc.conformance.trial import Case, Check, Plan, Trial, two_documents
 
 
@@ -58,7 +58,7 @@ def _cases(plan: Plan, lse: bool = False, zigzag: bool = False, documents: bool 
     if zigzag or not plan.subject.takes("offset"):  # a run of tokens has a first one
         plan.require_any_queries()
     if documents:
-        plan.require(not plan.subject.takes("memory"), "call takes a memory, and is not given its documents")
+        require(not plan.subject.takes("memory"), "call takes a memory, and is not given its documents")
         plan.require_that_it_can("document")
     for tokens in plan.sizes_above(2):
         batch = two_documents(plan, tokens) if documents else plan.line(2, tokens)

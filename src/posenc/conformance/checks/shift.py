@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from posenc.conformance.outcome import Outcome, near
-from posenc.conformance.subjects import Batch, NotApplicableError, Subject
+from posenc.conformance.subjects import Batch, Subject, require
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
 
@@ -15,15 +15,15 @@ def moving_all_changes_nothing(subject: Subject, batch: Batch, by: int, toleranc
     if outcome.ok and subject.can("positions") and batch.positions is not None:
         away = batch.moved(1).positions or []  # by no more: there may be an end to distances
         apart = Batch(batch.ids, [kept[:1] + row[1:] for kept, row in zip(batch.positions, away, strict=True)])
-        if near(expected, subject.run(subject.make(), apart), tolerance).ok:
-            raise NotApplicableError("outputs do not go by positions: moving all but the first by 1 changes nothing")
+        seen = not near(expected, subject.run(subject.make(), apart), tolerance).ok
+        require(seen, "outputs do not go by positions: moving all but the first by 1 changes nothing")
     return outcome
 
 
 def moving_all_changes_something(subject: Subject, batch: Batch, by: list[int], tolerance: float) -> Outcome:
     """The outputs at positions p and at p + by: one of the amounts must change them by more than rounding does."""
-    if any(len(set(row)) < 2 for row in batch.ids):
-        raise NotApplicableError("attention to one and the same token gives the same from everywhere")
+    several = all(len(set(row)) > 1 for row in batch.ids)
+    require(several, "attention to one and the same token gives the same from everywhere")
     expected = subject.run(subject.make(), batch)
     largest = 0.0
     for amount in by:
@@ -46,9 +46,9 @@ SHIFTS = (1, 1000, 100_000)
 
 def _require(plan: Plan, claim: str) -> None:
     subject, other = plan.subject, "absolute" if claim == "relative" else "relative"
-    plan.require(subject.relative is not None, "nothing is claimed of moving all positions")
-    plan.require(subject.relative == (claim == "relative"), f"it claims to be {other}")
-    plan.require(subject.can("positions") or subject.takes("offset"), "call takes neither positions nor offset")
+    require(subject.relative is not None, "nothing is claimed of moving all positions")
+    require(subject.relative == (claim == "relative"), f"it claims to be {other}")
+    require(subject.can("positions") or subject.takes("offset"), "call takes neither positions nor offset")
 
 
 def _relative(plan: Plan) -> Iterator[Case]:

@@ -5,14 +5,13 @@ from dataclasses import replace
 
 from posenc.conformance.checks.cache import cached_equals_at_once
 from posenc.conformance.outcome import Outcomes, near
-from posenc.conformance.subjects import Batch, Subject
+from posenc.conformance.subjects import Batch, Subject, require
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
 
 def long_then_short(subject: Subject, batch: Batch, short: int, tolerance: float) -> Outcomes:
     """The first tokens, before and after all of them were run; and all of them, after the first and by themselves."""
-    few = batch.pick(range(min(short, batch.tokens)))
-    return _in_turns(subject, few, batch, tolerance)
+    return _in_turns(subject, batch.pick(range(min(short, batch.tokens))), batch, tolerance)
 
 
 def far_then_near(subject: Subject, batch: Batch, afar: int, tolerance: float) -> Outcomes:
@@ -39,12 +38,12 @@ AFAR = (0, 1000, 100_000)
 
 def _across(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
     threshold = plan.subject.threshold or 0
-    plan.require(threshold, "it claims no threshold")
+    require(threshold, "it claims no threshold")
     plan.require_a_cache()
     if with_positions:
         plan.require_that_it_can("positions")
     else:
-        plan.require(threshold < plan.limit, f"the threshold {threshold} is not below the longest row, {plan.limit}")
+        require(threshold < plan.limit, f"the threshold {threshold} is not below the longest row, {plan.limit}")
     for length in (threshold - 1, threshold, threshold + 1):
         if length < 2 or not plan.has(length - 1):
             continue
@@ -52,14 +51,14 @@ def _across(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
         tokens = min(length, max(plan.sizes)) if with_positions else length
         batch = plan.line(2, tokens, length - tokens) if with_positions else plan.text(2, tokens)
         prompt = max(tokens - STEPS, 1)
-        chunked = replace(batch, chunks=(prompt, *(1,) * (tokens - prompt)))
-        yield Case(chunked, {"tolerance": plan.tolerance(length)})
+        chunks = (prompt, *(1,) * (tokens - prompt))
+        yield Case(replace(batch, chunks=chunks), {"tolerance": plan.tolerance(length)})
 
 
 def _long(plan: Plan) -> Iterator[Case]:
     limit, threshold = plan.limit, plan.subject.threshold
     reason = f"the threshold {threshold} is not below the longest row, {limit}"
-    plan.require(threshold is None or threshold < limit, reason)
+    require(threshold is None or threshold < limit, reason)
     for tokens in dict.fromkeys([min((threshold or max(plan.sizes)) + 1, limit), limit]):
         short = min(SHORT, tokens - 1)
         if short:

@@ -4,16 +4,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from posenc.conformance.outcome import Outcome, near
-from posenc.conformance.subjects import Batch, NotApplicableError, Subject
+from posenc.conformance.subjects import Batch, Subject, require
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
 
 def queries_equal_rows_of_the_square(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
     """Some tokens as queries of all keys, against the same tokens where all are queries."""
-    if not batch.queries:
-        raise NotApplicableError("there are no queries")
+    require(batch.queries, "there are no queries")
     square = subject.run(subject.make(), replace(batch, queries=None))
-    return near(square[:, list(batch.queries)], subject.run(subject.make(), batch), tolerance)
+    return near(square[:, list(batch.queries or ())], subject.run(subject.make(), batch), tolerance)
 
 
 # -- cases -------------------------------------------------------------------------------------------------------------
@@ -26,7 +25,7 @@ def _last(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
     if with_positions:
         plan.require_that_it_can("positions")
     else:
-        plan.require(not plan.subject.takes("memory"), "call takes a memory, and where x stands in it must be given")
+        require(not plan.subject.takes("memory"), "call takes a memory, and where x stands in it must be given")
     for tokens in plan.sizes:
         for start in (0, 7) if with_positions and plan.has(tokens + 8) else (0,):
             for count in sorted({1, (tokens + 1) // 2, tokens - 1} - {0, tokens}):

@@ -137,8 +137,7 @@ class Digits(Answers):
 
         images, labels = load_digits(return_X_y=True)
         rows = np.column_stack((images, labels)).astype(np.uint8)
-        room = len(rows) // 2
-        if config.windows > room:
+        if config.windows > len(rows) // 2:
             raise ValueError(f"windows must leave half of {len(rows):,} images to train on, got {config.windows}")
         train, test = rows[: -config.windows], torch.from_numpy(rows[-config.windows :].astype(np.int64))
         return Loaded(

@@ -48,22 +48,19 @@ class Text(Task):
         return plan(lengths, train_length)
 
     def load(self, config: CompareConfig) -> Loaded:
-        longest = config.test_lengths[-1]
+        lengths, longest = config.test_lengths, config.test_lengths[-1]
         # A window has a byte more, which is only predicted.
         least = (config.batch_size, config.train_length + 1), (MIN_WINDOWS, longest + 1)
         corpus = data.load(config.text, held_out=config.windows * (longest + 1), least=least)
         data.require(corpus, least)
         windows = corpus.validation.spread(config.windows, longest + 1)
-        few = len(windows) < config.windows
         return Loaded(
             corpus.train.draw,
-            lambda model, device, tick: Evaluator(
-                model, windows, config.test_lengths, config.train_length, device, tick
-            ),
-            tokens_to_score(config.test_lengths, len(windows)),
+            lambda model, device, tick: Evaluator(model, windows, lengths, config.train_length, device, tick),
+            tokens_to_score(lengths, len(windows)),
             corpus.about,
             corpus.digest,
-            f"room for {len(windows)} of {config.windows} evaluation windows" if few else "",
+            f"room for {len(windows)} of {config.windows} evaluation windows" if len(windows) < config.windows else "",
         )
 
 
