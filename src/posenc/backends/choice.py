@@ -13,7 +13,7 @@ from posenc.backends.chunked import CHUNKED
 from posenc.backends.flex import FLEX
 from posenc.backends.reference import REFERENCE
 from posenc.backends.sdpa import SDPA, is_plain
-from posenc.backends.tiled import TILED, width_of
+from posenc.backends.tiled import TILED, has_far_keys, width_of
 from posenc.tiles import tiles
 
 BACKENDS: tuple[Backend, ...] = (SDPA, TILED, FLEX, CHUNKED, REFERENCE)
@@ -24,8 +24,6 @@ FEW_SCORES = 2**22
 FEW_PAIRS = 2**14
 # Tiles that see fewer pairs than this on average cost more in calls than they save.
 PAIRS_PER_TILE = 2**12
-# Below this many band widths of keys, what is near is most of it.
-BANDS = 8
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ def choose(call: Call) -> tuple[Backend, str]:
         return SDPA, "the tokens are few enough to lay out a mask"
     is_tiled = TILED.refuses(call) is None and _is_worth_tiles(call)
     width = width_of(call) if is_tiled else None
-    if is_tiled and width is not None and (torch.compiler.is_compiling() or BANDS * width <= keys):
+    if is_tiled and width is not None and has_far_keys(call, width):
         return TILED, "the scores are straight in the distance past some of them, and what is seen falls into tiles"
     if call.has_few_queries:
         return REFERENCE, few

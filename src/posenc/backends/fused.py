@@ -60,12 +60,12 @@ def parts(start: int, stop: int, first: int, last: int, low: int | None, high: i
         stop, first = min(stop, last - low), max(first, start + low)
     if start >= stop or first >= last:
         return
-    # Between these rows each bound either cuts every row or none.
+    # Between these rows each bound cuts every row, or none; one that it only touches goes with those that it cuts.
     ends = {start, stop}
     if high is not None:
-        ends.add(min(max(last - 1 - high, start), stop))
+        ends.add(min(max(last - high, start), stop))
     if low is not None:
-        ends.add(min(max(first - low + 1, start), stop))
+        ends.add(min(max(first - low, start), stop))
     edges = sorted(ends)
     for head, tail in itertools.pairwise(edges):
         upper = high is not None and head + high < last - 1

@@ -15,7 +15,7 @@ from posenc.backends.lines import Lines
 
 Pullback: TypeAlias = Callable[[Tensor], tuple[Tensor, ...]]
 
-PIECE = 2**18  # scores that a function is applied to at a time
+PIECE = 2**17  # scores that a function is applied to at a time
 FAINT = -80.0  # weights below e to this power are taken for 0: they would soon be denormal numbers, which are slow
 
 
@@ -54,7 +54,7 @@ def _scores(
     scores = band.meet_keys(work, "scores", shifted * scale, band.windows(key), None if lines.is_first else met)
     pullbacks: list[Pullback] = []
     if lines.is_first:
-        scores, pullbacks = _apply(band, work, scores, lines, is_backward)
+        pullbacks = _apply(band, scores, lines, is_backward)
         if met is not None:
             scores += met
     if lines.key_vectors is not None:
@@ -67,7 +67,7 @@ def _scores(
     if lines.bias is not None:
         scores += band.of_line(lines.bias)
     if lines.apply is not None and not lines.is_first:
-        scores, pullbacks = _apply(band, work, scores, lines, is_backward)
+        pullbacks = _apply(band, scores, lines, is_backward)
     band.hide(scores)
     return scores, pullbacks
 
@@ -93,19 +93,18 @@ def _of(kv_heads: slice, given: Sequence[Tensor]) -> Iterator[Tensor]:
     return (x[:, kv_heads] if x.size(1) > 1 else x for x in given)
 
 
-def _apply(band: Band, work: Work, scores: Tensor, lines: Lines, is_backward: bool) -> tuple[Tensor, list[Pullback]]:
-    """The function of the scores; for the backward pass, the way back through each part of it too."""
+def _apply(band: Band, scores: Tensor, lines: Lines, is_backward: bool) -> list[Pullback]:
+    """Applies the function to the scores, in place; for the backward pass, gives the way back through each part."""
     assert lines.apply is not None
     given = () if lines.coefficients is None else tuple(band.of_line(c) for c in lines.coefficients)
-    changed = work("changed", *scores.shape) if is_backward else scores
     pullbacks = []
     for part in _parts(band):
         if is_backward:
-            changed[:, part], pullback, *_ = torch.func.vjp(lines.apply, scores[:, part], *_of(part, given))
+            scores[:, part], pullback, *_ = torch.func.vjp(lines.apply, scores[:, part].clone(), *_of(part, given))
             pullbacks.append(pullback)
         else:
             scores[:, part] = lines.apply(scores[:, part], *_of(part, given))
-    return changed, pullbacks
+    return pullbacks
 
 
 def _pull(band: Band, d_scores: Tensor, pullbacks: list[Pullback], d_lines: Lines) -> None:

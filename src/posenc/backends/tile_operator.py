@@ -88,6 +88,7 @@ def _tiled(
     work = band.Work(query, dtype)
     for part in near(plan, query, key, dtype):
         pairwise.forward(part, work, query, key, value, scale, lines, out, lse)
+    del work  # the fused kernel needs memory of its own
     if plan.width is not None:
         widest = max(query.size(-1), value.size(-1))
         q, k, v = (padded_to(x, widest) for x in (query, key, value))
@@ -155,6 +156,7 @@ def _tiled_backward(
     work = band.Work(query, dtype)
     for part in near(plan, query, key, dtype):
         pairwise.backward(part, work, dout, query, key, value, lse, delta, scale, lines, (dq, dk, dv, d_lines))
+    del work
     if plan.width is not None:
         constant = constant_of(query, lines, slopes, plan, scale)
         call = (dout, dlse, query, key, value, out, lse)

@@ -16,6 +16,8 @@ from posenc.layout import Span, flat
 from posenc.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Row
 from posenc.tiles import distances, tiles
 
+BANDS = 8  # below so many band widths of keys, what is near is most of it (measured: docs/log.md)
+
 
 def _refuses(call: Call) -> str | None:
     if call.attn_mask is not None or call.dropout_p:
@@ -126,6 +128,11 @@ def width_of(call: Call) -> int | None:
     return width
 
 
+def has_far_keys(call: Call, width: int) -> bool:
+    """Whether keys further away than W are so many that the fused kernel saves more than its calls cost."""
+    return torch.compiler.is_compiling() or BANDS * width < call.key.size(2)
+
+
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     assert call.layouts is not None
     queries, keys = call.layouts
@@ -133,6 +140,8 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     call.check()
     heads, dtype, device = call.query.size(1), call.dtype, call.query.device
     width = _learned(call, width_of(call))
+    if width is not None and not has_far_keys(call, width) and not _is_spread(call):
+        width = None
     lowest, highest = _reach(call) if width is None else (-width - 1, width + 1)
     r = torch.arange(lowest, highest + 1, device=device)
 
@@ -221,7 +230,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     )
     if far_values is not None:
         sees = (lse > -torch.inf)[..., None]
-        out = out.to(dtype) + far_values * sees
+        out = torch.addcmul(out.to(dtype), far_values, sees.to(dtype))
     if far_bias is not None:
         lse = lse + far_bias
     if far_vectors is not None:
