@@ -46,8 +46,9 @@ field: $(FIELD) ## set up with other libraries, run the checks on them, write do
 tables: $(DEV) ## write the tables of schemes into README.md and docs/schemes.md
 	$(BIN)/python docs/tables.py
 
-# All twenty checks on every scheme, backend and model, and on what is right: minutes, so not of `make test`.
-CHECKED := tests/conformance/test_own.py tests/conformance/test_mutants.py
+# All twenty checks on every scheme, backend and model, and on what is right; and what is exported: minutes, so not of
+# `make test`.
+CHECKED := tests/conformance/test_own.py tests/conformance/test_mutants.py tests/backends/test_export.py
 
 # One thread a process: the processes share the cores already. Tests of a file stay in a process, which has what they
 # share, until the other has nothing left to do.
@@ -56,7 +57,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
 test: $(DEV) ## set up and run the tests, all but those of `make check`, and some of the mutants
 	$(PYTEST) -m "not mutant or sample" $(addprefix --ignore=,$(CHECKED))
 
-check: $(DEV) ## set up and run posenc check on posenc itself, and on what is right
+check: $(DEV) ## set up and run posenc check on posenc itself and on what is right, and export to ONNX
 	$(PYTEST) -m "not mutant" $(CHECKED)
 
 mutants: $(DEV) ## set up, plant every bug there is a mutant of, and say what caught each

@@ -21,7 +21,7 @@ pytestmark = [
         os.environ.get("POSENC_SHAPES") == "1", reason="torch.compile cannot see through the checks of shapes"
     ),
 ]
-LENGTHS = (5, 8, 13, 21, 34, 40, 47, 50)
+LENGTHS = (5, 13, 34, 47, 50)
 # With those that are compiled for any length below, every door, and every kind of piece.
 SCHEMES = (
     "exponential_decay",
@@ -114,9 +114,7 @@ COUNTED = [
     pytest.param(name, backend, way, id=f"{name}-{backend}-{way}")
     for backend, way, names in (
         ("auto", "forward", ("nope", "alibi")),
-        ("auto", "training", ("learned", "rope", "t5", "shaw", "relative_1d", "transformer_xl", "relative_2d")),
-        ("sdpa", "training", ("t5",)),
-        ("tiled", "forward", ("rope+alibi",)),
+        ("auto", "training", ("learned", "rope", "shaw", "relative_1d", "transformer_xl", "relative_2d")),
         ("tiled", "training", ("rope+alibi", "shaw keys+t5", "squeezing")),
     )
     for name in names

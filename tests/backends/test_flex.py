@@ -94,8 +94,10 @@ def check_as_exact_as_the_reference(make: Callable[[Callable[[Tensor], Tensor]],
 # --- it is the reference --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["plain", "packed", "padded", "fewer queries"])
-@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "is_causal"),
+    [("plain", True), ("plain", False), ("packed", True), ("padded", False), ("fewer queries", True)],
+)
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SCHEMES]
 )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import posenc
 from posenc import Encoding, PositionError, Positions
-from posenc.backends import call, choice
+from posenc.backends import call, choice, tiled
 from tests.backends.grounds import FAST, projection, small_blocks
 from tests.backends.test_parity import check_close
 from tests.hard.strategies import (
@@ -172,16 +172,15 @@ def check_same(
 # --- (1) every backend is the reference -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", [texts, settings_of])
 @pytest.mark.parametrize("name", sorted({*NAMES}))
-@law(8)
+@law(10)
 @given(st.data(), st.booleans(), st.booleans())
 def test_every_backend_ends_as_the_reference_does(
-    name: str, where: Any, data: st.DataObject, small: bool, with_gradients: bool
+    name: str, data: st.DataObject, small: bool, with_gradients: bool
 ) -> None:
     """The same numbers, or an error of the same kind; or it says that it cannot run the call. "auto" always runs. And
     what it was given is as it was."""
-    it = data.draw(where((name,)))
+    it = data.draw(texts((name,)) | settings_of((name,)))
     before = [x.clone() for x in it.tensors]
     with blocks(small), torch.set_grad_enabled(with_gradients):
         truth = ends(it, "reference")
@@ -224,15 +223,14 @@ def gradients(it: Setting, backend: str) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize("where", [texts, settings_of])
 @pytest.mark.parametrize("name", [name for name in ATTENDING if name != "cope"])  # it has corners: see awkward.py
-@law(6)
+@law(8)
 @given(st.data(), st.booleans())
-def test_every_backend_has_the_gradients_of_the_reference(
-    name: str, where: Any, data: st.DataObject, small: bool
-) -> None:
+def test_every_backend_has_the_gradients_of_the_reference(name: str, data: st.DataObject, small: bool) -> None:
     """And a query that sees nothing, as a key that nothing sees, has none at all."""
-    it = data.draw(where((name,), (1, 9, 17, 33, 70), wild=False, loud=(1.0, 1.0, 0.0)))
+    calm: dict[str, Any] = {"wild": False, "loud": (1.0, 1.0, 0.0)}
+    lengths = (1, 9, 17, 33, 70)
+    it = data.draw(texts((name,), lengths, **calm) | settings_of((name,), lengths, **calm))
     with blocks(small):
         if 0 in (it.query.numel(), it.key.numel()) or isinstance(ends(it, "reference"), ValueError):
             return

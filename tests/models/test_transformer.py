@@ -418,10 +418,9 @@ def test_bfloat16_loses_no_more_than_the_trunk_does(name: str, far: bool, how: s
     ("name", "way", "place"),
     [
         ("rope+alibi", "input", "plain"),
-        ("learned", "per layer", "packed and padded"),
+        ("learned+segment", "per layer", "packed and padded"),
         ("sinusoidal+rope", "every layer", "left padded"),
         ("shaw", "per layer", "plain"),
-        ("segment", "input", "plain"),
     ],
 )
 def test_compiled_in_one_graph(name: str, way: str, place: str) -> None:

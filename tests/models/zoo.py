@@ -1,7 +1,7 @@
 """The models the tests run: every scheme, in every way a model can hold it, small and in double precision."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ CLOSE = {"rtol": 1e-11, "atol": 1e-12}
 GRADIENT_CLOSE = {"rtol": 1e-10, "atol": 1e-11}
 
 Arguments = dict[str, Any]
+T = TypeVar("T")
 Model = Decoder | Encoder
 
 NAMES = (
@@ -106,7 +107,7 @@ def real(positions: Positions, rows: int = 2) -> Tensor:
     return positions.expand(rows).document != PADDING
 
 
-def in_turn(names: Iterable[str], places: Sequence[str], first: int = 0) -> list[tuple[str, str]]:
+def in_turn(names: Iterable[T], places: Sequence[str], first: int = 0) -> list[tuple[T, str]]:
     """Every name at every other place, and the next name at those between: so each place has half of the names, and
     the other half where ``first`` is 1."""
     return [(name, place) for a, name in enumerate(names, first) for b, place in enumerate(places) if (a + b) % 2 == 0]

@@ -164,8 +164,8 @@ def test_its_laws_are_measured(own: str, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_it_is_checked_in_a_decoder(own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", f"{own}:Steep", "--checks", "4", "--seconds", "5", "-q"]) == 0
-    words = ["check", f"{own}:Forgets", "--checks", "11", "--seconds", "10", "--out", str(tmp_path / "out")]
+    assert main(["check", f"{own}:Steep", "--checks", "4", "--seconds", "60", "-q"]) == 0
+    words = ["check", f"{own}:Forgets", "--checks", "11", "--seconds", "60", "--out", str(tmp_path / "out")]
     assert main(words) == 1
     (script,) = (tmp_path / "out" / "scripts").glob("**/*.py")
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
