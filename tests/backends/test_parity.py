@@ -1,6 +1,6 @@
 """Every backend against the reference in double precision: output, log-sum-exp, and the gradients of both of everything
-that has one. Every scheme meets every kind of positions once, and in turn every way to ask, every number of key heads,
-and small blocks or large; and what a backend refuses, it is to refuse."""
+that has one. Every scheme meets every other kind of positions, and the next scheme those between; in turn every way to
+ask, every number of key heads, and small blocks or large. And what a backend refuses, it is to refuse."""
 
 import math
 import re
@@ -34,10 +34,16 @@ TOKENS = 97  # a block of 64 and a part of one
 Run = tuple[str, str, str, int, bool]  # scheme, place, way, key heads, whether blocks are small
 KV_HEADS = (2, HEADS, 1)
 RUNS: list[Run] = [
-    (name, place, tuple(WAYS)[(a + b) % len(WAYS)], KV_HEADS[(a + b) % 3], (a + b // len(WAYS)) % 2 == 0)
+    (
+        name,
+        place,
+        tuple(WAYS)[(a + b) // 2 % len(WAYS)],
+        KV_HEADS[(a + b) // 2 % 3],
+        (a // 2 + b // 4) % 2 == 0,
+    )
     for a, name in enumerate(ATTENDING)
     for b, place in enumerate(PLACES)
-    if fits(name, place)
+    if (a + b) % 2 == 0 and fits(name, place)
 ]
 
 
@@ -101,12 +107,13 @@ def test_a_backend_is_the_reference_or_says_that_it_cannot(run: Run, device: tor
     check_run(run, device)
 
 
-def test_every_scheme_and_every_place_meets_every_way() -> None:
-    for part in (0, 1):
+def test_schemes_and_places_meet_the_ways() -> None:
+    """Every place that most schemes fit meets all of them, and every scheme nearly all."""
+    for part, ways in ((0, len(WAYS) - 1), (1, len(WAYS))):
         for one in {run[part] for run in RUNS}:
             met = [run for run in RUNS if run[part] == one]
-            if len(met) >= 2 * len(WAYS):  # those that most places fit, and those that most schemes fit
-                assert {run[2] for run in met} == set(WAYS)
+            if part == 0 or len(met) >= 2 * len(WAYS):
+                assert len({run[2] for run in met}) >= ways
                 assert {run[3] for run in met} == set(KV_HEADS)
                 assert {run[4] for run in met} == {True, False}
 
