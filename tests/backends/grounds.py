@@ -12,7 +12,7 @@ from torch import Tensor
 
 import posenc
 from posenc import ALiBi, DistanceAware, Encoding, Positions, Relative1D, Relative2D, RoPE, Scheme, Shaw
-from posenc.backends import band, chunked, far, fused, pairwise
+from posenc.backends import band, chunked, far, fused, pairwise, tiled
 from posenc.backends.attention import BACKENDS
 from posenc.pieces import Meeting
 from posenc.schemes.catalog import CATALOG, Entry, Shape
@@ -465,12 +465,13 @@ def small_blocks(patch: pytest.MonkeyPatch) -> None:
         (chunked, "ROWS", 24),
         (band, "ROWS", 16),
         (band, "KEYS", 25),
-        (band, "SCORES", 1),
+        (band, "SCORES", 2**11),
         (band, "NARROW", 6),
-        (pairwise, "PIECE", 2**10),
+        (pairwise, "PIECE", 1),
         (far, "SHARE", 1),
         (fused, "ROWS", 32),
         (fused, "TRIANGLE", 8),
         (fused, "NARROW", 4),
+        (tiled, "BANDS", 0),
     ):
         patch.setattr(module, name, size)

@@ -217,11 +217,14 @@ NEAR = (
         at("relative_1d", "text", "causal", small=True),
     ),
     Line(
-        "the gradient of a coefficient goes to the distances of the first row",
+        "the gradient of a coefficient goes to the first heads",
         band.Band,
         "give_of_line",
-        ("entry=self.entry + row,", "entry=self.entry,"),
-        at("distance_aware", "text", "causal", small=True),
+        (
+            "slice(first + kv_heads.start, first + kv_heads.stop)",
+            "slice(first, first + kv_heads.stop - kv_heads.start)",
+        ),
+        at("distance_aware", "text", "causal", kv_heads=6, small=True),
     ),
     Line(
         "keys meet the vectors in the order of distances, not against it",
@@ -241,7 +244,7 @@ NEAR = (
         "a function's gradient is overwritten before its coefficients read it",
         pairwise,
         "_pull",
-        ("        for n, d in", "        d_scores[where] = d_bare\n        for n, d in"),
+        ("        for n, d in", "        d_scores[:, part] = d_bare\n        for n, d in"),
         at("squeezing", "decoding", "causal, a window", kv_heads=6),
     ),
     Line(
@@ -325,14 +328,14 @@ FAR = (
         tile_operator,
         "constant_of",
         ("constant += lines.bias[:, -1:]", "pass"),
-        at("t5 bidirectional", "text", "both"),
+        at("t5 bidirectional", "text", "both", small=True),
     ),
     Line(
         "the gradient of the constant far to the right is lost",
         tile_operator,
         "right_backward",
         ("d_lines.bias[:, -1] += d_constant.sum((0, 2))", "pass"),
-        at("t5 bidirectional", "text", "both"),
+        at("t5 bidirectional", "text", "both", small=True),
     ),
     Line(
         "weights far to the right do not carry the value's vector",
@@ -360,7 +363,7 @@ FAR = (
         tiled.TILED,
         "run",
         ("lse = lse + far_bias", "pass"),
-        at("t5 bidirectional", "text", "both"),
+        at("t5 bidirectional", "text", "both", small=True),
     ),
     Line(
         "a vector added to the query is lost on far keys",
