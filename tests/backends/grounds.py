@@ -465,9 +465,9 @@ def small_blocks(patch: pytest.MonkeyPatch) -> None:
         (chunked, "ROWS", 24),
         (band, "ROWS", 16),
         (band, "KEYS", 25),
-        (band, "SCORES", 2**11),
+        (band, "SCORES", 2**12),  # some heads at once
         (band, "NARROW", 6),
-        (pairwise, "PIECE", 1),
+        (pairwise, "PIECE", 2**10),  # fewer of them
         (far, "SHARE", 1),
         (fused, "ROWS", 32),
         (fused, "TRIANGLE", 8),

@@ -9,6 +9,7 @@ from torch import Tensor
 
 import posenc
 from posenc import T5, ALiBi, DistanceAware, NoPE, Positions, Relative1D, RoPE, Scheme, Shaw, TransformerXL
+from posenc.backends import fused
 from posenc.pieces import Row
 from tests.awkward import Pieces, disentangled
 
@@ -28,6 +29,13 @@ def transposed(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tens
     """Query, key and value as projections leave them, (batch, tokens, heads, head_dim) in memory."""
     query, key, value = (torch.randn(2, TOKENS, HEADS, HEAD_DIM, dtype=dtype).transpose(1, 2) for _ in range(3))
     return query, key, value
+
+
+@pytest.mark.parametrize(("low", "high"), [(None, 0), (0, None)])
+def test_a_text_is_cut_into_even_parts(low: int | None, high: int | None) -> None:
+    """The first or last token, which its bound only touches, is no part of its own."""
+    found = [(p.stop - p.start, p.last - p.first) for p in fused.parts(0, 1024, 0, 1024, low, high)]
+    assert sorted(found) == [(256, 256)] * 6 + [(512, 512)]
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

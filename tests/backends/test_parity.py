@@ -30,6 +30,7 @@ from tests.backends.grounds import (
 
 U = 2.0**-53  # what rounding to double precision is off by, relatively
 TOKENS = 97  # a block of 64 and a part of one
+SHORT = 45  # more than eight times what Shaw looks at, so that there are far keys
 
 Run = tuple[str, str, str, int, bool]  # scheme, place, way, key heads, whether blocks are small
 KV_HEADS = (2, HEADS, 1)
@@ -155,7 +156,7 @@ def check_some(it: Case, backend: str, is_refused: bool) -> None:
 @pytest.mark.parametrize("name", [name for name in ATTENDING if dict(built(name).named_parameters())])
 def test_parameters_alone_have_their_gradients(name: str, backend: str) -> None:
     """As where a bias is fitted to a frozen model: query, key and value require none."""
-    it = case(name, "padded left and right", 29, True)
+    it = case(name, "padded left and right", SHORT, True)
     for tensor in (it.query, it.key, it.value):
         tensor.requires_grad_(False)
     check_some(it, backend, refuses(backend, name, "padded left and right"))
@@ -165,7 +166,7 @@ def test_parameters_alone_have_their_gradients(name: str, backend: str) -> None:
 @pytest.mark.parametrize("wanted", ["query", "key", "value"])
 @pytest.mark.parametrize("name", ["nope", "alibi", "shaw", "clocked", "disentangled", "distance_aware"])
 def test_one_tensor_alone_has_its_gradient(name: str, wanted: str, backend: str) -> None:
-    it = case(name, "text", 29, True)
+    it = case(name, "text", SHORT, True)
     for leaf_name, leaf in it.leaves.items():
         leaf.requires_grad_(leaf_name == wanted)
     check_some(it, backend, refuses(backend, name, "text"))
@@ -174,7 +175,7 @@ def test_one_tensor_alone_has_its_gradient(name: str, wanted: str, backend: str)
 @pytest.mark.parametrize("backend", ["tiled", "chunked"])
 @pytest.mark.parametrize("name", ["nope", "shaw", "clocked", "squeezing"])
 def test_the_log_sum_exp_alone_has_its_gradients(name: str, backend: str) -> None:
-    it = case(name, "packed", 29, "both")
+    it = case(name, "packed", SHORT, "both")
     found, expected = (
         torch.autograd.grad(
             it.attend(way, return_lse=True)[1].masked_fill(it.query_positions.document[:, None] == -1, 0.0).sum(),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import posenc
 from posenc import Positions, RoPE, Scheme
+from posenc.backends import tiled
 from posenc.block import Block
 from posenc.encoding import Context
 from posenc.forms import function
@@ -22,6 +23,12 @@ from tests.contract.oracles import Numbers, Result, Where
 HEADS, KV_HEADS, WIDTH, VALUE_WIDTH = 6, 3, 4, 5
 LOTS = ((0, 4), (4, 5), (5, 9))  # in which a cache is fed
 Tensors = Mapping[str, Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _far_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few tokens are tiled as many are."""
+    monkeypatch.setattr(tiled, "BANDS", 0)
 
 
 def text_and_image() -> Tensor:

@@ -244,7 +244,7 @@ NEAR = (
         "a function's gradient is overwritten before its coefficients read it",
         pairwise,
         "_pull",
-        ("        for n, d in", "        d_scores[:, part] = d_bare\n        for n, d in"),
+        ("        for n, d in", "        d_scores[part] = d_bare\n        for n, d in"),
         at("squeezing", "decoding", "causal, a window", kv_heads=6),
     ),
     Line(

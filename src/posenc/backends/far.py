@@ -40,7 +40,7 @@ class Plan:
 
 
 def planned(rows: int, queries: Sequence[int], keys: Sequence[int], seen: Sequence[int], form: Sequence[int]) -> Plan:
-    """From the numbers."""
+    """The plan that the operator's numbers describe."""
     is_causal, has_left, left, has_right, right = seen
     visibility = Visibility(bool(is_causal), left if has_left else None, right if has_right else None)
     found = list(tiles(unflat(queries), unflat(keys), visibility, rows))

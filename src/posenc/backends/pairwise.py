@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 import torch
@@ -80,41 +80,40 @@ def _add_key_meets(band: Band, work: Work, scores: Tensor, keys: Tensor, table: 
         scores += band.diagonals(by_key)
 
 
-def _parts(band: Band) -> Iterator[slice]:
-    """The key heads of a band a few at a time: what a function makes of them is got anew every time, and small enough
-    for memory that the process has already."""
+def _parts(band: Band) -> Iterator[tuple[slice, slice]]:
+    """Rows of the batch and key heads of a band, a few at a time: what a function makes of them is got anew every time,
+    and small enough, where one key head of one row is, for memory that the process has already."""
     batch, kv_heads, blocks, groups, rows = band.shape
-    step = max(1, PIECE // (batch * blocks * groups * rows * band.columns))
-    for h in range(0, kv_heads, step):
-        yield slice(h, min(h + step, kv_heads))
-
-
-def _of(kv_heads: slice, given: Sequence[Tensor]) -> Iterator[Tensor]:
-    return (x[:, kv_heads] if x.size(1) > 1 else x for x in given)
+    heads = min(kv_heads, max(1, PIECE // (blocks * groups * rows * band.columns)))
+    at_once = max(1, PIECE // (heads * blocks * groups * rows * band.columns)) if heads == kv_heads else 1
+    for b in range(0, batch, at_once):
+        for h in range(0, kv_heads, heads):
+            yield slice(b, min(b + at_once, batch)), slice(h, min(h + heads, kv_heads))
 
 
 def _apply(band: Band, scores: Tensor, lines: Lines, is_backward: bool) -> list[Pullback]:
     """Applies the function to the scores, in place; for the backward pass, gives the way back through each part."""
     assert lines.apply is not None
-    given = () if lines.coefficients is None else tuple(band.of_line(c) for c in lines.coefficients)
+    coefficients = () if lines.coefficients is None else tuple(band.of_line(c) for c in lines.coefficients)
     pullbacks = []
     for part in _parts(band):
+        given = (c[:, part[1]] if c.size(1) > 1 else c for c in coefficients)
         if is_backward:
-            scores[:, part], pullback, *_ = torch.func.vjp(lines.apply, scores[:, part].clone(), *_of(part, given))
+            scores[part], pullback, *_ = torch.func.vjp(lines.apply, scores[part].clone(), *given)
             pullbacks.append(pullback)
         else:
-            scores[:, part] = lines.apply(scores[:, part], *_of(part, given))
+            scores[part] = lines.apply(scores[part], *given)
     return pullbacks
 
 
 def _pull(band: Band, d_scores: Tensor, pullbacks: list[Pullback], d_lines: Lines) -> None:
     """Takes the gradient of what the function gave back to what it was given, in place, and to its coefficients."""
     for part, pullback in zip(_parts(band), pullbacks, strict=True):
-        d_bare, *d_given = pullback(d_scores[:, part])
+        d_bare, *d_given = pullback(d_scores[part])
         for n, d in enumerate(d_given):
             assert d_lines.coefficients is not None
-            band.give_of_line(d_lines.coefficients[n], d, part)
-        d_scores[:, part] = d_bare  # last, since the gradient of a coefficient may be the same memory
+            band.give_of_line(d_lines.coefficients[n], d, part[1])
+        d_scores[part] = d_bare  # last, since the gradient of a coefficient may be the same memory
 
 
 def _weights(scores: Tensor, offset: Tensor, lines: Lines) -> Tensor:

@@ -1,7 +1,8 @@
 """Attention tile by tile, forward and backward in memory that grows with the length: what `tiles` gives, run by
 the CPU's fused kernel where a score is straight in the distance, and by `band.py` where it is not.
 
-Let every term of a call be constant, or a straight line, from distance W on, to either side. The pairs with |r| < W
+Let every term of a call be constant, or a straight line, from distance W on, to either side, and let keys reach further
+than eight times W, or W be 0; otherwise all is one band. The pairs with |r| < W
 form a band along the diagonal, and there scores are made one by one. All others go through the fused kernel. What is
 constant along a row moves its log-sum-exp alone; a softmax does not see what is added to a whole row, so everything is
 counted from what a term gives far to the left. A slope is, over a rectangle, a number for the key plus a number for the

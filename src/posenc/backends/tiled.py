@@ -16,7 +16,7 @@ from posenc.layout import Span, flat
 from posenc.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Row
 from posenc.tiles import distances, tiles
 
-BANDS = 8  # below so many band widths of keys, what is near is most of it (measured: docs/log.md)
+BANDS = 8  # up to so many band widths of keys, what is near is most of it (measured: docs/log.md)
 
 
 def _refuses(call: Call) -> str | None:
@@ -129,7 +129,8 @@ def width_of(call: Call) -> int | None:
 
 
 def has_far_keys(call: Call, width: int) -> bool:
-    """Whether keys further away than W are so many that the fused kernel saves more than its calls cost."""
+    """Whether keys further away than W are so many that the fused kernel saves more than its calls cost. A graph, which
+    serves every length, takes them for many."""
     return torch.compiler.is_compiling() or BANDS * width < call.key.size(2)
 
 
@@ -212,7 +213,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
         # dtype: half precision would leave a thousandth of it wrong.
         query, key, value = (x.to(dtype) for x in (query, key, value))
     tables = {"bias": bias, "vectors": vectors, "meeting": meeting, "key_vectors": key_vectors, "values": values}
-    tables |= {"coefficients": coefficients, "shift": shift} | clocks
+    tables.update(clocks, coefficients=coefficients, shift=shift)
     present = {name: x for name, x in tables.items() if x is not None}
     out, lse, *_ = torch.ops.posenc.tiled(
         query,

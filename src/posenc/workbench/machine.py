@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy
 import torch
 
 import posenc
@@ -14,6 +13,8 @@ import posenc
 
 def versions() -> dict[str, str]:
     """Of everything that numbers can depend on."""
+    import numpy  # what asks for nothing but the machine needs none
+
     return {
         "posenc": posenc.__version__,
         "torch": str(torch.__version__),

@@ -125,9 +125,11 @@ def _counting(plan: Plan) -> Iterator[Case]:
 def refusals(plan: Plan, known: bool) -> Iterator[Case]:
     """What is claimed to be refused: values of options that ``build`` has, or options that are unknown to it."""
     subject = plan.subject
+    words = f"no {'value of an' if known else 'unknown'} option is claimed to be refused (refused)"
+    require(subject.refused, words)
     has = {*subject.options, *inspect.signature(subject.build).parameters}
     given = [changed for changed in subject.refused if has.issuperset(names_in(changed, subject.options)) == known]
-    require(given, f"no {'value of an' if known else 'unknown'} option is claimed to be refused (refused)")
+    require(given, words)
     for changed in given:
         yield Case(Batch([[0]]), {"changed": dict(changed)})
 
