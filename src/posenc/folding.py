@@ -71,7 +71,7 @@ def _channels(piece: Meeting, block: Block, low: int, count: int) -> tuple[Tenso
     period = 2 * reach - 1
     entries = torch.arange(1 - reach, reach, device=x.device)
     meeting = meets(piece, block) / block.scale
-    vectors = block.of_heads(piece.vectors(entries), distance.scheme)
+    vectors = block.of_heads(piece.at(entries), distance.scheme)
     check_width(vectors, meeting, distance.scheme)
     products = meeting @ vectors.to(meeting.dtype).mT
     place = torch.arange(count, device=x.device) + low

@@ -189,13 +189,19 @@ def _met(piece: Meeting, block: Block) -> Tensor:
     meeting = meets(piece, block)
     table = _table(distance, block, x, y)
     if table is None:
-        vectors = block.of_heads(piece.vectors(_within_reach(distance, _apart(x, y))), distance.scheme)
+        vectors = block.of_heads(piece.at(_within_reach(distance, _apart(x, y))), distance.scheme)
         check_width(vectors, meeting, distance.scheme)
         term = "bhid,hbijd->bhij" if piece.side == "query" else "bhjd,hbijd->bhij"
         vectors = vectors.expand(meeting.size(1), meeting.size(0), *vectors.shape[2:])
         return torch.einsum(term, meeting, vectors.to(meeting.dtype))
-    vectors = block.of_heads(piece.vectors(_within_reach(distance, table.entries)), distance.scheme)
-    check_width(vectors, meeting, distance.scheme)
+    r = _within_reach(distance, table.entries)
+    if piece.through is not None and meeting.size(2) < meeting.size(3):  # as in decoding: then W costs less on queries
+        through = block.of_heads(piece.through, distance.scheme).to(meeting.dtype)
+        check_width(through.mT, meeting, distance.scheme)
+        meeting, vectors = meeting @ through, piece.vectors(r)
+    else:
+        vectors = block.of_heads(piece.at(r), distance.scheme)
+        check_width(vectors, meeting, distance.scheme)
     products = meeting @ vectors.to(meeting.dtype).mT
     index = table.of_pairs(x, y)[:, None].expand(*meeting.shape[:2], -1, -1)
     return products.gather(-1, index) if piece.side == "query" else products.gather(-1, index.mT).mT
@@ -303,7 +309,7 @@ def function(piece: Piece, block: Block) -> ScoreFunction | str:
             for c in piece.coefficients(entries)
         ]
         return lambda s, b, h, i, j: piece.apply(s, *(c[h, index(y[b, j] - x[b, i])] for c in lines))
-    meeting, vectors = meets(piece, block), block.of_heads(piece.vectors(entries), distance.scheme)
+    meeting, vectors = meets(piece, block), block.of_heads(piece.at(entries), distance.scheme)
     check_width(vectors, meeting, distance.scheme)
     products = meeting @ vectors.to(meeting.dtype).mT
     if piece.side == "key":

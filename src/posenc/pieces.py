@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -66,7 +67,8 @@ class Meeting:
 
     ``vectors`` takes distances (...) and gives (heads or 1, ..., head_dim). ``shift`` (heads, head_dim) is added to the
     query for this term alone. With ``side="key"`` the key k_j meets the vector. With ``feature`` a named per-token
-    feature of the query, (batch, heads, tokens, width), takes the query's place, and nothing is scaled.
+    feature of the query, (batch, heads, tokens, width), takes the query's place, and nothing is scaled. With
+    ``through`` = W it is W_h vectors(r) that is met, vectors(r) (1, ..., width): few queries go through W instead.
     """
 
     vectors: Callable[[Tensor], Tensor]
@@ -74,6 +76,14 @@ class Meeting:
     side: Literal["query", "key"] = "query"
     shift: Float[Tensor, "heads head_dim"] | None = None
     feature: str | None = None
+    through: Float[Tensor, "heads head_dim width"] | None = None
+
+    def at(self, r: Tensor) -> Tensor:
+        """What is met at distances (...), (heads or 1, ..., head_dim)."""
+        vectors = self.vectors(r)
+        if self.through is None:
+            return vectors
+        return torch.einsum("h...c,hdc->h...d", vectors, self.through.to(vectors.dtype))
 
     def __post_init__(self) -> None:
         _check_tail(self.distance)

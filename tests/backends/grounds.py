@@ -436,7 +436,7 @@ def case(
     features = {}
     for piece in bound(scheme, query_positions, key_positions, tensors[0]).pieces:
         if (feature := getattr(piece, "feature", None)) is not None:
-            width = (piece.vectors(torch.zeros(1).long()).size(-1),) if isinstance(piece, Meeting) else ()
+            width = (piece.at(torch.zeros(1).long()).size(-1),) if isinstance(piece, Meeting) else ()
             for side, n in (("query", queries), ("key", keys)):
                 if side == "query" or not width:
                     features[f"{side} {feature}"] = drawn(batch, heads, n, *width)

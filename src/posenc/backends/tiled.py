@@ -154,7 +154,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
         if isinstance(piece, Bias):
             lines["bias"].append(_line(piece.at, piece.distance, block, r).expand(heads, -1))
         elif isinstance(piece, Meeting):
-            line = _line(piece.vectors, piece.distance, block, r)
+            line = _line(piece.at, piece.distance, block, r)
             feature = call.query if piece.feature is None else meets(piece, block)
             check_width(line, feature, piece.distance.scheme)
             if piece.feature is not None:

@@ -78,7 +78,7 @@ def _table_at_zero(piece: Bias | Meeting) -> Tensor:
     distance = piece.distance
     axes = 1 if distance.reach is None else len(distance.reach)
     r = torch.zeros((1,) if distance.axis is not None else (1, axes), dtype=torch.int64)
-    return piece.at(r) if isinstance(piece, Bias) else piece.vectors(r)
+    return piece.at(r)
 
 
 def _effects(

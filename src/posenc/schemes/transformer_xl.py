@@ -91,9 +91,8 @@ class TransformerXL(Scheme):
     ) -> tuple[Fold | Meeting, ...]:
         """The last three terms; the first is the score itself."""
         u = Fold("TransformerXL", query=self.content_bias[None, :, None])
-        return u, Meeting(
-            self._projected, Distance("TransformerXL", num_heads=self.num_heads), shift=self.position_bias
-        )
+        distance = Distance("TransformerXL", num_heads=self.num_heads)
+        return u, Meeting(self._sinusoid, distance, shift=self.position_bias, through=self.projection)
 
     def terms(self, block: Block) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The four terms in the order of the formula, each (batch, heads, queries, keys) and scaled: their sum is the
@@ -106,12 +105,11 @@ class TransformerXL(Scheme):
         content = block.query.to(block.dtype) @ key.to(block.dtype).mT * block.scale
         return content, of_query, added(u, block).expand_as(content), of_both - of_query
 
-    def _projected(self, r: Tensor) -> Float[Tensor, "heads ... head_dim"]:
-        """W R_r for key less query r, so R is at p_i - p_j = -r."""
+    def _sinusoid(self, r: Tensor) -> Float[Tensor, "1 ... dim"]:
+        """R_r for key less query r, so R is at p_i - p_j = -r."""
         angle = phases(-r, frequencies(self.dim, self.base, r.device))
         dtype = torch.promote_types(self.projection.dtype, torch.float32)
-        sinusoid = torch.cat((angle.sin(), angle.cos()), -1).to(dtype=dtype, device=r.device)
-        return torch.einsum("...c,hdc->h...d", sinusoid, self.projection.to(dtype))
+        return torch.cat((angle.sin(), angle.cos()), -1).to(dtype=dtype, device=r.device)[None]
 
 
 ENTRY = Entry(
