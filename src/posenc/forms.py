@@ -198,7 +198,7 @@ def _met(piece: Meeting, block: Block) -> Tensor:
     if piece.through is not None and meeting.size(2) < meeting.size(3):  # as in decoding: then W costs less on queries
         through = block.of_heads(piece.through, distance.scheme).to(meeting.dtype)
         check_width(through.mT, meeting, distance.scheme)
-        meeting, vectors = meeting @ through, piece.vectors(r)
+        meeting, vectors = meeting @ through, piece.vectors(r)[0]  # shared by the heads
     else:
         vectors = block.of_heads(piece.at(r), distance.scheme)
         check_width(vectors, meeting, distance.scheme)
