@@ -252,3 +252,33 @@ def test_positions_are_asked_for_where_ids_and_masks_are_given() -> None:
         Positions.from_ids(torch.tensor([[0, 1, 2, 1, 1]]))
     with pytest.raises(ValueError, match="make it from a mask of numbers by mask == 1"):
         Positions.padded(torch.ones(2, 5))
+
+
+class Through(Scheme):
+    """Vectors of each head through a matrix of each head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = torch.nn.Parameter(torch.randn(4, 8, 3))
+        self.rates = torch.nn.Parameter(torch.randn(4, 3))
+
+    def score(
+        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
+    ) -> tuple[Meeting, ...]:
+        return (Meeting(self.vectors, Distance("Through", num_heads=4), through=self.matrix),)
+
+    def vectors(self, r: Tensor) -> Tensor:
+        """Of every head, (heads, ..., 3)."""
+        return (r.to(self.rates.dtype)[..., None, None] * self.rates).movedim(-2, 0).sin()
+
+
+@pytest.mark.parametrize("heads", [range(4), range(1, 3)])
+def test_few_queries_go_through_the_matrix_of_their_own_heads(heads: range) -> None:
+    scheme, at, context = Through().double(), Positions.arange(20), Context(heads=heads)
+    query, key, value = qkv(20, len(heads), batch=2)
+    whole, few = (
+        attention(q, key, value, scheme(p, at, context=context), is_causal=True, backend="reference")
+        for q, p in ((query, at), (query[:, :, -3:], at[17:]))
+    )
+    torch.testing.assert_close(few, whole[:, :, -3:])
+    assert not torch.allclose(whole, attention(query, key, value, is_causal=True))

@@ -198,11 +198,12 @@ def _met(piece: Meeting, block: Block) -> Tensor:
     if piece.through is not None and meeting.size(2) < meeting.size(3):  # as in decoding: then W costs less on queries
         through = block.of_heads(piece.through, distance.scheme).to(meeting.dtype)
         check_width(through.mT, meeting, distance.scheme)
-        meeting, vectors = meeting @ through, piece.vectors(r)[0]  # shared by the heads
+        meeting, vectors = meeting @ through, block.of_heads(piece.vectors(r), distance.scheme)
     else:
         vectors = block.of_heads(piece.at(r), distance.scheme)
         check_width(vectors, meeting, distance.scheme)
-    products = meeting @ vectors.to(meeting.dtype).mT
+    shared = vectors[0] if vectors.size(0) == 1 else vectors  # one product for all heads, not a copy for each
+    products = meeting @ shared.to(meeting.dtype).mT
     index = table.of_pairs(x, y)[:, None].expand(*meeting.shape[:2], -1, -1)
     return products.gather(-1, index) if piece.side == "query" else products.gather(-1, index.mT).mT
 

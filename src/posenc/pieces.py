@@ -68,7 +68,8 @@ class Meeting:
     ``vectors`` takes distances (...) and gives (heads or 1, ..., head_dim). ``shift`` (heads, head_dim) is added to the
     query for this term alone. With ``side="key"`` the key k_j meets the vector. With ``feature`` a named per-token
     feature of the query, (batch, heads, tokens, width), takes the query's place, and nothing is scaled. With
-    ``through`` = W it is W_h vectors(r) that is met, vectors(r) (1, ..., width): few queries go through W instead.
+    ``through`` = W it is W_h vectors(r) that is met, vectors(r) (heads or 1, ..., width): few queries go through W
+    instead.
     """
 
     vectors: Callable[[Tensor], Tensor]

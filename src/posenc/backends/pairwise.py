@@ -84,8 +84,9 @@ def _parts(band: Band) -> Iterator[tuple[slice, slice]]:
     """Rows of the batch and key heads of a band, a few at a time: what a function makes of them is got anew every time,
     and small enough, where one key head of one row is, for memory that the process has already."""
     batch, kv_heads, blocks, groups, rows = band.shape
-    heads = min(kv_heads, max(1, PIECE // (blocks * groups * rows * band.columns)))
-    at_once = max(1, PIECE // (heads * blocks * groups * rows * band.columns)) if heads == kv_heads else 1
+    scores = blocks * groups * rows * band.columns  # of one key head
+    heads = min(kv_heads, max(1, PIECE // scores))
+    at_once = max(1, PIECE // (heads * scores)) if heads == kv_heads else 1
     for b in range(0, batch, at_once):
         for h in range(0, kv_heads, heads):
             yield slice(b, min(b + at_once, batch)), slice(h, min(h + heads, kv_heads))
