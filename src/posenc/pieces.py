@@ -122,12 +122,15 @@ class Function:
     ``apply`` is a function of a module, not a closure, and reads nothing but its arguments, so that it can be named.
     The coefficients c are functions of the distance, each (heads or 1, ...) for distances (...). With ``distance`` None
     they are functions of the coordinates of query and key, which broadcast. ``adds``: apply(s, *c) = s + apply(0, *c).
+    ``derivative``, a function of a module too, takes the gradient of apply(s, *c) back to s and to each c, all in the
+    shape of s: derivative(gradient, s, *c) -> (gradient, ...). Without it autograd does, more slowly.
     """
 
     apply: Callable[..., Tensor]
     coefficients: Callable[..., tuple[Tensor, ...]] = field(default=_none)
     distance: Distance | None = None
     adds: bool = False
+    derivative: Callable[..., tuple[Tensor, ...]] | None = None
 
     @property
     def reads_coordinates(self) -> bool:

@@ -18,6 +18,7 @@ import pytest
 from posenc import layout, positions, tiles
 from posenc.backends import band, choice, chunked, far, fused, pairwise, sdpa, tile_operator, tiled
 from posenc.backends.call import Backend
+from posenc.schemes import distance_aware
 from tests.backends import test_parity
 from tests.mutants import Mutant
 
@@ -246,6 +247,20 @@ NEAR = (
         "_pull",
         ("        for n, d in", "        d_scores[part] = d_bare\n        for n, d in"),
         at("squeezing", "decoding", "causal, a window", kv_heads=6),
+    ),
+    Line(
+        "the derivative of a function sees a negative score",
+        distance_aware,
+        "rescaled_derivative",
+        (".masked_fill_(score <= 0, 0.0)", ""),
+        at("distance_aware", "text", "causal"),
+    ),
+    Line(
+        "the derivative of a function forgets what a coefficient is multiplied by",
+        distance_aware,
+        "rescaled_derivative",
+        ("positive = score.relu()", "positive = torch.ones_like(score)"),
+        at("distance_aware", "text", "causal"),
     ),
     Line(
         "the gradient of a bias is lost",

@@ -16,7 +16,7 @@ class Lines:
     ``bias`` (heads, distances); ``vectors`` (heads or 1, distances, width), met by ``meeting`` (batch, heads, queries,
     width) or, where there is none, by the scaled query; ``key_vectors`` (heads or 1, distances, head_dim), met by the
     scaled key; ``values`` (heads or 1, distances, value_dim); ``coefficients`` (any number, heads, distances) of the
-    function ``apply``, which comes first or, with ``is_last``, after everything that is added.
+    function ``apply``, which comes first or, with ``is_last``, after everything that is added; ``derivative`` is its.
     """
 
     lowest: int
@@ -30,6 +30,7 @@ class Lines:
     key_clock: Tensor | None = None
     shift: Tensor | None = None  # added to the query where it meets the key, (heads, head_dim)
     apply: Callable[..., Tensor] | None = None
+    derivative: Callable[..., tuple[Tensor, ...]] | None = None
     is_last: bool = False
     falls: bool = False  # the bias reaches so far down that weights would be denormal numbers
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -92,18 +93,34 @@ def _parts(band: Band) -> Iterator[tuple[slice, slice]]:
             yield slice(b, min(b + at_once, batch)), slice(h, min(h + heads, kv_heads))
 
 
+@dataclass
+class _Derivative:
+    """The pullback of a function that brings its derivative."""
+
+    derivative: Callable[..., tuple[Tensor, ...]]
+    given: tuple[Tensor, ...]
+
+    def __call__(self, gradient: Tensor) -> tuple[Tensor, ...]:
+        found = self.derivative(gradient, *self.given)
+        return tuple(d.sum_to_size(x.shape) for d, x in zip(found, self.given, strict=True))
+
+
 def _apply(band: Band, scores: Tensor, lines: Lines, is_backward: bool) -> list[Pullback]:
     """Applies the function to the scores, in place; for the backward pass, gives the way back through each part."""
     assert lines.apply is not None
     coefficients = () if lines.coefficients is None else tuple(band.of_line(c) for c in lines.coefficients)
-    pullbacks = []
+    pullbacks: list[Pullback] = []
     for part in _parts(band):
-        given = (c[:, part[1]] if c.size(1) > 1 else c for c in coefficients)
-        if is_backward:
-            scores[part], pullback, *_ = torch.func.vjp(lines.apply, scores[part].clone(), *given)
-            pullbacks.append(pullback)
-        else:
+        given = tuple(c[:, part[1]] if c.size(1) > 1 else c for c in coefficients)
+        if not is_backward:
             scores[part] = lines.apply(scores[part], *given)
+            continue
+        bare = scores[part].clone()
+        if lines.derivative is None:
+            scores[part], pullback, *_ = torch.func.vjp(lines.apply, bare, *given)
+        else:
+            scores[part], pullback = lines.apply(bare, *given), _Derivative(lines.derivative, (bare, *given))
+        pullbacks.append(pullback)
     return pullbacks
 
 

@@ -33,12 +33,12 @@ from posenc.backends.lines import Lines
 # custom_op reads annotations as types: no `from __future__ import annotations` here, which makes them strings.
 
 
-def name_of(function: Callable[..., Tensor]) -> str:
+def name_of(function: Callable[..., Any]) -> str:
     """A function of a module by its name, "module:function"."""
     return f"{function.__module__}:{function.__qualname__}"
 
 
-def by_name(name: str) -> Callable[..., Tensor]:
+def by_name(name: str) -> Callable[..., Any]:
     """The inverse of `name_of`. ValueError where there is none of that name."""
     module, _, qualname = name.partition(":")
     found: Any = reduce(getattr, qualname.split("."), importlib.import_module(module))
@@ -55,9 +55,12 @@ def _told(
     form: Sequence[int],
     apply: str,
 ) -> tuple[Plan, Lines]:
-    """What the arguments of the operators say. ``names`` are the fields of `Lines` that the tables are."""
+    """What the arguments of the operators say. ``names`` are the fields of `Lines` that the tables are; ``apply`` names
+    the function and, if it has one, its derivative."""
     plan = planned(rows, queries, keys, seen, form)
-    lines = Lines(plan.lowest, apply=by_name(apply) if apply else None, is_last=bool(form[3]))
+    lines = Lines(plan.lowest, is_last=bool(form[3]))
+    for name, function in zip(("apply", "derivative"), apply.split(), strict=False):
+        setattr(lines, name, by_name(function))
     for name, table in zip(names.split(), tables, strict=True):
         setattr(lines, name, table)
     lines.falls = lines.bias is not None and bool(lines.bias.amin() < pairwise.FAINT / 2)

@@ -62,7 +62,7 @@ def _refused_piece(call: Call) -> str | None:
                 return "a score term is a function of both coordinates"
             if len(functions) > 1 or n not in (0, len(call.pieces) - 1):
                 return "a score term that is a function of the score stands between others"
-            if not _is_named(piece.apply):
+            if not all(_is_named(f) for f in (piece.apply, piece.derivative) if f is not None):
                 return "a score term's function is not one of a module, so that an operator cannot find it by its name"
     if any(isinstance(p, Fold) and p.key is not None for p in call.pieces):
         if any(isinstance(p, Fold) and p.query is not None for p in call.pieces):
@@ -76,9 +76,9 @@ def _refused_piece(call: Call) -> str | None:
     return None
 
 
-def _is_named(apply: Callable[..., Tensor]) -> bool:
+def _is_named(function: Callable[..., object]) -> bool:
     try:
-        return by_name(name_of(apply)) is apply
+        return by_name(name_of(function)) is function
     except (AttributeError, ImportError):
         return False
 
@@ -199,7 +199,8 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
         meeting, vectors = (torch.cat(part, -1) for part in zip(*features, strict=True))
     coefficients, apply, is_last = None, "", False
     if function is not None:
-        apply, is_last = name_of(function.apply), len(call.pieces) > 1 and call.pieces[-1] is function
+        apply = " ".join(name_of(f) for f in (function.apply, function.derivative) if f is not None)
+        is_last = len(call.pieces) > 1 and call.pieces[-1] is function
         if function.distance is not None:
             distance = function.distance
             given = [block.of_heads(c.to(dtype), distance.scheme).expand(heads, -1) for c in function.coefficients(r)]

@@ -57,7 +57,8 @@ class DistanceAware(Scheme):
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
     ) -> tuple[Function, ...]:
         """ReLU(s_ij) f(w |p_i - p_j|; v)."""
-        return (Function(rescaled, self._coefficients, Distance("DistanceAware", num_heads=self.num_heads)),)
+        distance = Distance("DistanceAware", num_heads=self.num_heads)
+        return (Function(rescaled, self._coefficients, distance, derivative=rescaled_derivative),)
 
     def _coefficients(self, r: Tensor) -> tuple[Tensor]:
         return (self.factor(r.to(torch.promote_types(self.w.dtype, torch.float32))),)
@@ -66,6 +67,13 @@ class DistanceAware(Scheme):
 def rescaled(score: Tensor, factor: Tensor) -> Tensor:
     """ReLU(s) f."""
     return score.relu() * factor
+
+
+def rescaled_derivative(gradient: Tensor, score: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+    """Of s, 0 where s <= 0, and of f."""
+    positive = score.relu()
+    of_score = (gradient * factor).masked_fill_(score <= 0, 0.0)
+    return of_score, positive.mul_(gradient)
 
 
 ENTRY = Entry(
