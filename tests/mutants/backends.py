@@ -252,7 +252,7 @@ NEAR = (
         "the derivative of a function sees a negative score",
         distance_aware,
         "rescaled_derivative",
-        (".masked_fill_(score <= 0, 0.0)", ""),
+        (" * positive.sign()", ""),
         at("distance_aware", "text", "causal"),
     ),
     Line(

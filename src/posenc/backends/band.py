@@ -45,11 +45,12 @@ class Work:
             self.named[name] = self.empty.new_empty(needed)
         return self.named[name][:needed].view(shape)
 
-    def zeros(self, name: str, *shape: int) -> Tensor:
-        """The same, of zeros; where the last one had this shape, with what was written to it since."""
+    def zeros(self, name: str, *shape: int, columns: int) -> Tensor:
+        """The same, of zeros; where the last one had this shape and as many columns of pairs, with what was written to
+        it since."""
         found = self(name, *shape)
-        if self.shapes.get(name) != shape:
-            self.shapes[name] = shape
+        if self.shapes.get(name) != (*shape, columns):
+            self.shapes[name] = (*shape, columns)
             found.zero_()
         return found
 
@@ -99,6 +100,11 @@ class Band:
         """Of its pairs."""
         return self.window if self.is_keyed else self.distances
 
+    @property
+    def places(self) -> int:
+        """Of a row that is laid out by distance: products like round numbers, so a keyed band's has a few more."""
+        return -(-self.distances // 16) * 16 if self.is_keyed else self.distances
+
     # -- queries ------------------------------------------------------------------------------------------------------
 
     def queries(self, x: Tensor, past: float = 0.0) -> Tensor:
@@ -126,16 +132,15 @@ class Band:
     # -- pairs --------------------------------------------------------------------------------------------------------
 
     def diagonals(self, full: Tensor) -> Tensor:
-        """The pairs in (..., rows, columns + rows - 1), a view (..., rows, columns)."""
+        """The pairs in rows of at least columns + rows - 1, a view (..., rows, columns)."""
         *leading, rows, column = full.stride()
         assert (rows, column) == (full.size(-1), 1)
-        return full.as_strided(
-            (*full.shape[:-1], full.size(-1) - full.size(-2) + 1), (*leading, rows + 1, 1), full.storage_offset()
-        )
+        return full.as_strided((*full.shape[:-1], self.columns), (*leading, rows + 1, 1), full.storage_offset())
 
     def _spread(self, work: Work, name: str, pairs: Tensor) -> Tensor:
         """The inverse of `diagonals`, zeros elsewhere: only its own places are ever written to."""
-        full = work.zeros(name, *self.shape, self.columns + self.rows - 1)
+        width = self.places if self.is_keyed else self.window
+        full = work.zeros(name, *self.shape, width, columns=self.columns)
         self.diagonals(full).copy_(pairs)
         return full
 
@@ -144,7 +149,7 @@ class Band:
         return pairs if self.is_keyed else self._spread(work, name, pairs)
 
     def by_distance(self, work: Work, name: str, pairs: Tensor) -> Tensor:
-        """The pairs in a column for each distance, zeros elsewhere."""
+        """The pairs in a column for each place, zeros elsewhere."""
         return self._spread(work, name, pairs) if self.is_keyed else pairs
 
     def hide(self, scores: Tensor) -> None:
@@ -257,9 +262,9 @@ class Band:
         """Which entries of a table these are, and how many before it and past it."""
         size = table.size(1)
         first = min(max(self.entry, 0), size)
-        last = min(max(self.entry + self.distances, first), size)
-        front = min(max(-self.entry, 0), self.distances)
-        return slice(first, last), front, self.distances - front - (last - first)
+        last = min(max(self.entry + self.places, first), size)
+        front = min(max(-self.entry, 0), self.places)
+        return slice(first, last), front, self.places - front - (last - first)
 
     def of_line(self, table: Tensor) -> Tensor:
         """Of (heads or 1, distances) the number of every pair, a view (1, kv_heads or 1, 1, groups or 1, rows or 1,
@@ -275,31 +280,32 @@ class Band:
         )
 
     def give_line(self, total: Tensor, x: Tensor) -> None:
-        """Adds (heads, distances) to (heads, distances)."""
+        """Adds (heads, places) to (heads, distances)."""
         here, front, back = self._entries(total)
-        total[self.heads, here] += x[:, front : self.distances - back]
+        total[self.heads, here] += x[:, front : self.places - back]
 
     def give_of_line(self, total: Tensor, x: Tensor, kv_heads: slice) -> None:
         """Adds the gradient of what `of_line` gave to some of its key heads."""
         x = x[0, :, 0].flatten(0, 1)
         if self.is_keyed:  # each row a place further to the right than the one before it, by padding rows and cutting
-            x = F.pad(x, (0, self.rows)).flatten(-2)[..., : -self.rows].unflatten(-1, (self.rows, -1))
+            past = self.places - self.columns + 1
+            x = F.pad(x, (0, past)).flatten(-2)[..., : -self.rows].unflatten(-1, (self.rows, -1))
         first = self.kv_heads.start
         place = replace(self, kv_heads=slice(first + kv_heads.start, first + kv_heads.stop))
         place.give_line(total, x.sum(-2))
 
     def _each(self, table: Tensor) -> tuple[Tensor, slice]:
         """Vectors by distance for every head, block and row of the batch, (all, entries, width), and the columns that
-        these entries have of the band's distances."""
+        these entries have of the band's places."""
         here, front, back = self._entries(table)
         line = table[:, here] if table.size(0) == 1 else table[self.heads, here]
         line = line.unflatten(0, (1, 1) if line.size(0) == 1 else (-1, self.groups))[None, :, None]
-        return line.expand(*self.shape[:4], -1, -1).reshape(-1, *line.shape[-2:]), slice(front, self.distances - back)
+        return line.expand(*self.shape[:4], -1, -1).reshape(-1, *line.shape[-2:]), slice(front, self.places - back)
 
     def meet_line(self, work: Work, left: Tensor, table: Tensor) -> Tensor:
         """left . vector by distance of every pair, a view."""
         line, columns = self._each(table)
-        met = work("met", line.size(0), self.rows, self.distances)
+        met = work("met", line.size(0), self.rows, self.places)
         met[..., : columns.start] = 0.0
         met[..., columns.stop :] = 0.0
         torch.bmm(left.flatten(0, 3), line.mT, out=met[..., columns])
@@ -314,7 +320,7 @@ class Band:
     def give_vectors(self, total: Tensor, by_distance: Tensor, left: Tensor) -> None:
         """Adds the sum over queries of each pair's number times its query's row to (heads or 1, distances, width)."""
         here, front, back = self._entries(total)
-        pairs = by_distance.flatten(0, 3)[..., front : self.distances - back]
+        pairs = by_distance.flatten(0, 3)[..., front : self.places - back]
         x = torch.bmm(pairs.mT, left.flatten(0, 3)).unflatten(0, self.shape[:4]).sum((0, 2)).flatten(0, 1)
         if total.size(0) == 1:
             total[:, here] += x.sum(0, keepdim=True)

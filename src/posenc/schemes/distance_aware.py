@@ -72,8 +72,7 @@ def rescaled(score: Tensor, factor: Tensor) -> Tensor:
 def rescaled_derivative(gradient: Tensor, score: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
     """Of s, 0 where s <= 0, and of f."""
     positive = score.relu()
-    of_score = (gradient * factor).masked_fill_(score <= 0, 0.0)
-    return of_score, positive.mul_(gradient)
+    return gradient * factor * positive.sign(), positive.mul_(gradient)
 
 
 ENTRY = Entry(
