@@ -186,7 +186,7 @@ NEAR = (
         "what the last block left is taken for zeros",
         band.Work,
         "zeros",
-        ("if self.shapes.get(name) != shape:", "if name not in self.shapes:"),
+        ("if self.shapes.get(name) != (*shape, columns):", "if name not in self.shapes:"),
         at("relative_1d", "text", "both", small=True),
     ),
     Line(
