@@ -23,7 +23,7 @@ HEADS, KV_HEADS = 6, 2
 NAMES = tuple(backend.name for backend in BACKENDS)
 FAST = tuple(name for name in NAMES if name not in ("reference", "flex"))
 """The backends that are compared with the reference in double precision. FlexAttention has none: see its own tests."""
-LINEAR = ("tiled", "chunked")
+LINEAR = ("native", "tiled", "chunked")
 """The backends that claim memory linear in the tokens."""
 
 
@@ -131,6 +131,8 @@ NO_DISTANCE = frozenset(
 ROWS = frozenset({"cope"})
 FUNCTIONS = frozenset({"distance_aware", "distance_aware+alibi", "alibi+distance_aware", "softcap", "squeezing"})
 """Those with a term that does not just add."""
+NOT_NATIVE = frozenset({"softcap", "squeezing", "disentangled", "disentangled, wide"})
+"""Those with a function that the kernel does not know, or with keys that meet vectors."""
 SEVERAL_AXES = frozenset({"relative_2d", "relative_2d per head", "swin"})
 NOT_BY_DISTANCE = ROWS | SEVERAL_AXES | {"alibi directed", "interpolated"}
 """Those of which a term goes by something else than one distance, or hides keys."""
@@ -455,6 +457,8 @@ def refuses(backend: str, name: str, place: str, way: str | bool = "causal") -> 
         if name in NOT_BY_DISTANCE or asked.has_mask or not PLACES[place].is_tiled:
             return True
         return name not in NO_DISTANCE and not PLACES[place].is_even
+    if backend == "native":
+        return name in NOT_NATIVE or refuses("tiled", name, place, way)
     return False
 
 

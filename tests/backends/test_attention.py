@@ -640,7 +640,7 @@ def test_a_backend_that_refuses_says_why_and_names_those_that_can(case: str) -> 
 def test_an_unknown_backend_is_refused_with_the_names_of_all() -> None:
     with pytest.raises(
         ValueError,
-        match=r"^backend must be 'auto', 'sdpa', 'tiled', 'flex', 'chunked' or 'reference', got 'flash'$",
+        match=r"^backend must be 'auto', 'sdpa', 'native', 'tiled', 'flex', 'chunked' or 'reference', got 'flash'$",
     ):
         attend(*qkv(), backend="flash")
 
@@ -793,16 +793,17 @@ def test_a_bound_encoding_that_adds_must_have_been_added() -> None:
 
 LONG = 300
 TILES, BAND = "and what is seen falls into tiles", "laid out one band at a time"
+KERNEL = "the kernel makes the scores as it goes"
 TAKEN: dict[str, tuple[Callable[[], Scheme | None], dict[str, Any], str, str]] = {
     "nothing": (lambda: None, {"is_causal": True}, "sdpa", "the fused kernel alone"),
     "rotation": (lambda: RoPE(HEAD_DIM), {"is_causal": True}, "sdpa", "the fused kernel alone"),
     "folds": (lambda: AbsoluteInAttention(LONG, HEAD_DIM), {"is_causal": True}, "sdpa", "the fused kernel alone"),
-    "linear": (lambda: ALiBi(HEADS), {"is_causal": True}, "tiled", TILES),
-    "both ways": (lambda: ALiBi(HEADS, "bidirectional"), {}, "tiled", TILES),
-    "window": (lambda: Shaw(HEAD_DIM, 3), {"is_causal": True}, "tiled", TILES),
-    "window as wide as the text": (lambda: Shaw(HEAD_DIM, LONG), {"is_causal": True}, "tiled", BAND),
-    "all distances": (lambda: Relative1D(LONG, HEAD_DIM), {"is_causal": True}, "tiled", BAND),
-    "product": (lambda: DistanceAware(HEADS), {"is_causal": True}, "tiled", BAND),
+    "linear": (lambda: ALiBi(HEADS), {"is_causal": True}, "native", KERNEL),
+    "both ways": (lambda: ALiBi(HEADS, "bidirectional"), {}, "native", KERNEL),
+    "window": (lambda: Shaw(HEAD_DIM, 3), {"is_causal": True}, "native", KERNEL),
+    "window as wide as the text": (lambda: Shaw(HEAD_DIM, LONG), {"is_causal": True}, "native", KERNEL),
+    "all distances": (lambda: Relative1D(LONG, HEAD_DIM), {"is_causal": True}, "native", KERNEL),
+    "product": (lambda: DistanceAware(HEADS), {"is_causal": True}, "native", KERNEL),
     "counts": (lambda: TrialCoPE(4, HEAD_DIM).float(), {"is_causal": True}, "reference", "the scores are few"),
     "few scores": (lambda: ALiBi(HEADS, "directed"), {}, "sdpa", "few enough to lay out a mask"),
     "mask": (
@@ -813,10 +814,24 @@ TAKEN: dict[str, tuple[Callable[[], Scheme | None], dict[str, Any], str, str]] =
     ),
 }
 
+TAKEN_WITHOUT_A_COMPILER = TAKEN | {
+    "linear": (lambda: ALiBi(HEADS), {"is_causal": True}, "tiled", TILES),
+    "both ways": (lambda: ALiBi(HEADS, "bidirectional"), {}, "tiled", TILES),
+    "window": (lambda: Shaw(HEAD_DIM, 3), {"is_causal": True}, "tiled", TILES),
+    "window as wide as the text": (lambda: Shaw(HEAD_DIM, LONG), {"is_causal": True}, "tiled", BAND),
+    "all distances": (lambda: Relative1D(LONG, HEAD_DIM), {"is_causal": True}, "tiled", BAND),
+    "product": (lambda: DistanceAware(HEADS), {"is_causal": True}, "tiled", BAND),
+}
+
 
 @pytest.mark.parametrize("case", TAKEN)
-def test_explain_says_what_auto_takes_and_why_not_the_others(case: str) -> None:
-    make, how, expected, why = TAKEN[case]
+@pytest.mark.parametrize("has_compiler", [True, False])
+def test_explain_says_what_auto_takes_and_why_not_the_others(
+    case: str, has_compiler: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_compiler:
+        monkeypatch.setattr("posenc.backends.native.backend.missing", lambda dtype: "there is no C++ compiler")
+    make, how, expected, why = (TAKEN if has_compiler else TAKEN_WITHOUT_A_COMPILER)[case]
     q = torch.randn(1, HEADS, LONG, HEAD_DIM)
     scheme = make()
     explained = posenc.explain(q, q, q, scheme, **how)

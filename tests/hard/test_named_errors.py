@@ -368,7 +368,7 @@ def rows_of(function: Callable[..., Any]) -> list[Row]:
     return [*rows(SHARED, ValueError), *rows(door, ValueError), *rows(PAST_TABLES, PositionError)]
 
 
-KNOWN = "'auto', 'sdpa', 'tiled', 'flex', 'chunked' or 'reference'"
+KNOWN = "'auto', 'sdpa', 'native', 'tiled', 'flex', 'chunked' or 'reference'"
 ATTENTION: dict[str, list[Row]] = {
     "attention": [
         *rows_of(attention),
@@ -830,7 +830,7 @@ def test_explain_computes_nothing_of_the_size_of_the_scores() -> None:
     """Half a million keys and as many distances: their products with the queries would be 2 TB."""
     query = torch.zeros(1, 1, 1, HEAD_DIM).expand(-1, -1, 2**19, -1)
     relative = Relative1D(2**19, HEAD_DIM)
-    assert explain(query, query, query, relative, is_causal=True).backend == "tiled"
+    assert explain(query, query, query, relative, is_causal=True).backend == "native"
     with pytest.raises(PositionError, match=f"Relative1D encodes distances up to {2**18 - 1}, got {2**19 - 1}"):
         explain(query, query, query, Relative1D(2**18, HEAD_DIM), is_causal=True)
 

@@ -55,8 +55,9 @@ def attention(
       (left, right), the number of places back and forth, None for all.
     - ``sinks``: a logit for each head that every query sees beside its keys. It has no value, and takes a share of the
       weights. The log-sum-exp includes it.
-    - ``backend``: ``"auto"``, of which `explain` says what it takes; or the name of one, ``"sdpa"``, ``"tiled"``,
-      ``"flex"``, ``"chunked"`` or ``"reference"``, which then runs or raises ValueError, and never falls back.
+    - ``backend``: ``"auto"``, of which `explain` says what it takes; or the name of one, ``"sdpa"``, ``"native"``,
+      ``"tiled"``, ``"flex"``, ``"chunked"`` or ``"reference"``, which then runs or raises ValueError, and never falls
+      back.
     - ``return_lse``: also return the log-sum-exp of each row of scores, (batch, heads, queries), by which partial
       results can be merged.
 
@@ -146,7 +147,7 @@ def explain(
     size of the scores is computed.
 
     >>> print(posenc.explain(q, k, v, posenc.ALiBi(12), is_causal=True))
-    tiled: the scores are straight in the distance past some of them, and what is seen falls into tiles
+    native: every term goes by distance, and the kernel makes the scores as it goes
     """
     check_flag("enable_gqa", enable_gqa)
     _check_sinks(sinks, query)

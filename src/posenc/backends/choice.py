@@ -11,12 +11,13 @@ from posenc.arguments import check_choice
 from posenc.backends.call import Backend, Call
 from posenc.backends.chunked import CHUNKED
 from posenc.backends.flex import FLEX
+from posenc.backends.native.backend import NATIVE
 from posenc.backends.reference import REFERENCE
 from posenc.backends.sdpa import SDPA, is_plain
 from posenc.backends.tiled import TILED, has_far_keys, width_of
 from posenc.tiles import tiles
 
-BACKENDS: tuple[Backend, ...] = (SDPA, TILED, FLEX, CHUNKED, REFERENCE)
+BACKENDS: tuple[Backend, ...] = (SDPA, NATIVE, TILED, FLEX, CHUNKED, REFERENCE)
 
 # As many scores as this may be held at once, 16 MB in float32, of all heads; and of one head, as many as this are done
 # densely before a loop over blocks has begun (measured on a CPU: docs/log.md).
@@ -65,6 +66,8 @@ def choose(call: Call) -> tuple[Backend, str]:
         return SDPA, few
     if not torch.compiler.is_compiling() and dense is SDPA and queries * keys <= FEW_PAIRS:
         return SDPA, "the tokens are few enough to lay out a mask"
+    if not call.has_few_queries and NATIVE.refuses(call) is None:
+        return NATIVE, "every term goes by distance, and the kernel makes the scores as it goes"
     is_tiled = TILED.refuses(call) is None and _is_worth_tiles(call)
     width = width_of(call) if is_tiled else None
     if is_tiled and width is not None and has_far_keys(call, width):

@@ -36,7 +36,7 @@ def _refuses(call: Call) -> str | None:
     needs_distance = _goes_by_distance(call)
     if needs_distance and not _has_distances(call):
         return "a term goes by distance, and coordinates are not known to rise by one with the tokens"
-    if needs_distance and _is_spread(call) and _learned(call, width_of(call)) is None:
+    if needs_distance and is_spread(call) and _learned(call, width_of(call)) is None:
         return "a term needs a table of all distances between the least and the greatest, which lie too far apart"
     return None
 
@@ -96,7 +96,7 @@ def _has_distances(call: Call) -> bool:
     return all(span.line is not None for layout in call.layouts for row in layout.rows or () for span in row)
 
 
-def _is_spread(call: Call) -> bool:
+def is_spread(call: Call) -> bool:
     """Whether the distances of pairs reach over more than a table of them may hold, as on both sides of a gap."""
     assert call.layouts is not None
     query, key = call.layouts
@@ -106,7 +106,7 @@ def _is_spread(call: Call) -> bool:
     spread = [layout.bounds[1] - layout.bounds[0] for layout in (query, key) if layout.bounds is not None]
     if len(spread) == 2 and sum(spread) < most:
         return False
-    least, greatest = _reach(call)
+    least, greatest = reach_of(call)
     return greatest - least >= most
 
 
@@ -141,9 +141,9 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     call.check()
     heads, dtype, device = call.query.size(1), call.dtype, call.query.device
     width = _learned(call, width_of(call))
-    if width is not None and not has_far_keys(call, width) and not _is_spread(call):
+    if width is not None and not has_far_keys(call, width) and not is_spread(call):
         width = None
-    lowest, highest = _reach(call) if width is None else (-width - 1, width + 1)
+    lowest, highest = reach_of(call) if width is None else (-width - 1, width + 1)
     r = torch.arange(lowest, highest + 1, device=device)
 
     lines: dict[str, list[Tensor]] = {"bias": [], "vectors": [], "key_vectors": [], "values": [], "shift": []}
@@ -152,9 +152,9 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     clocks: dict[str, Tensor] = {}
     for piece in call.pieces:
         if isinstance(piece, Bias):
-            lines["bias"].append(_line(piece.at, piece.distance, block, r).expand(heads, -1))
+            lines["bias"].append(line_of(piece.at, piece.distance, block, r).expand(heads, -1))
         elif isinstance(piece, Meeting):
-            line = _line(piece.at, piece.distance, block, r)
+            line = line_of(piece.at, piece.distance, block, r)
             feature = call.query if piece.feature is None else meets(piece, block)
             check_width(line, feature, piece.distance.scheme)
             if piece.feature is not None:
@@ -174,7 +174,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
             clocks = {f"{s}_clock": block.feature(piece.feature, s).expand(-1, heads, -1) for s in ("query", "key")}
         elif isinstance(piece, Function):
             function = piece
-    lines["values"] = [_line(term.vectors, term.distance, block, r) for term in call.values]
+    lines["values"] = [line_of(term.vectors, term.distance, block, r) for term in call.values]
     bias, vectors, key_vectors, values, shift = (reduce(torch.add, line) if line else None for line in lines.values())
 
     slopes = far_bias = far_vectors = far_values = None
@@ -242,7 +242,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     return out.to(call.query.dtype), lse if call.return_lse else None
 
 
-def _line(at: object, distance: Distance, block: Block, r: Tensor) -> Tensor:
+def line_of(at: object, distance: Distance, block: Block, r: Tensor) -> Tensor:
     """What a term gives at these distances, (heads or 1, distances[, width]), in the precision of scores."""
     reach = None if distance.reach is None else distance.reach[0] - 1
     entries = r if reach is None else r.clamp(-reach, reach)  # checked: only pairs that nothing may see lie further
@@ -284,7 +284,7 @@ def _counted(line: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     return line[:, 1:-1] - line[:, 1:2], line[:, 1:2]
 
 
-def _reach(call: Call) -> tuple[int, int]:
+def reach_of(call: Call) -> tuple[int, int]:
     """The least and the greatest distance of any pair that may be seen."""
     assert call.layouts is not None
     runs = [layout.run for layout in call.layouts]

@@ -1,0 +1,116 @@
+// The forward pass of one task.
+
+#pragma once
+
+#include "scores.h"
+
+namespace {
+
+void forward(const Call& call, int64_t task, Memory& memory) {
+    const int64_t groups = call.heads / call.kv_heads, size = std::max<int64_t>(STRIP, QUERIES / groups);
+    const int64_t chunks = (call.queries + size - 1) / size;
+    const int64_t chunk = chunks - 1 - task / (call.batch * call.kv_heads);  // those with the most keys come first
+    const int64_t b = task / call.kv_heads % call.batch, kv = task % call.kv_heads;
+    const int64_t start = chunk * size, stop = std::min(call.queries, start + size);
+    const int64_t D = call.width, E = call.vectors.width, V = call.value_width, all_rows = groups * size;
+    const int64_t ld = KEYS + 2 * MARGIN, window = rounded(KEYS + size, PANEL) + PANEL;
+    Real* x = memory(all_rows * (D + D + V + 4) + KEYS * D + window * E + STRIP * ld + MARGIN);
+    Real *q = x, *plain = q + all_rows * D, *o = plain + all_rows * D, *keys = o + all_rows * V;
+    Real *vectors = keys + KEYS * D, *s = vectors + window * E + MARGIN, *m = s + STRIP * ld, *l = m + all_rows;
+    Real *l_low = l + all_rows, *l_high = l_low + all_rows;
+    for (int64_t g = 0; g < groups; g++) {
+        const Real* shift = call.shift ? call.shift + (kv * groups + g) * D : nullptr;
+        copy_rows(call.q, b, kv * groups + g, start, stop - start, D, shift, before(call), q + g * size * D);
+        if (call.vectors.x && !call.meeting.x)
+            copy_rows(call.q, b, kv * groups + g, start, stop - start, D, nullptr, call.scale, plain + g * size * D);
+    }
+    std::fill(o, o + all_rows * V, Real(0));
+    std::fill(m, m + all_rows, NONE);
+    std::fill(l, l + 3 * all_rows, Real(0));
+    for (int64_t n = 0; n < call.count; n++) {
+        const Tile& tile = call.tiles[n];
+        Part p{&tile, std::max(start, tile.start), std::min(stop, tile.stop), 0, 0};
+        if (b < tile.batch || b >= tile.batch_end || p.start >= p.stop) continue;
+        const int64_t first = std::max(tile.first, p.start + tile.low), last = std::min(tile.last, p.stop + tile.high);
+        for (int64_t key = last - 1; key >= first; key = p.first - 1) {  // the nearest to the end first
+            p.last = key + 1;
+            p.first = std::max(first, p.last - KEYS);
+            pack(row_of(call.k, b, kv, p.first), call.k.row, 0, p.last - p.first, D, keys);
+            int64_t packed_head = -1, from = 0;
+            for (int64_t g = 0; g < groups; g++) {
+                const int64_t h = kv * groups + g;
+                if (call.vectors.x && (packed_head < 0 || call.vectors.head)) {
+                    const Reach r = reach(p, p.start, p.stop - p.start, 0, p.last - p.first, call.vectors);
+                    pack(entry(call.vectors, h, 0), E, r.from, r.to, E, vectors);
+                    from = r.from;
+                    packed_head = h;
+                }
+                for (int64_t i = p.start; i < p.stop; i += STRIP) {
+                    const int64_t rows = std::min<int64_t>(STRIP, p.stop - i), at = g * size + i - start;
+                    const int64_t left = p.low(i) / PANEL * PANEL, right = rounded(p.high(i + rows - 1), PANEL);
+                    if (left >= right) continue;
+                    const Real* meeting = call.meeting.x ? row_of(call.meeting, b, h, i) : plain + at * D;
+                    scores(call, p, b, h, i, rows, left, right, q + at * D, keys, meeting,
+                           call.meeting.x ? call.meeting.row : D, vectors, from, s, ld, nullptr);
+                    const int64_t seen = std::min(right, p.last - p.first);
+                    for (int64_t r = 0; r < rows; r++) {
+                        Real* row = s + r * ld;
+                        Vec most = all(NONE);
+                        for (int64_t j = left; j < right; j += LANES) {
+                            const Vec now = load(row + j);
+                            most = now > most ? now : most;
+                        }
+                        Real highest = m[at + r];
+                        for (int c = 0; c < LANES; c++) highest = std::max(highest, most[c]);
+                        const Real offset = highest == NONE ? Real(0) : highest;
+                        const Real fade = std::exp(m[at + r] - offset);
+                        m[at + r] = highest;
+                        Vec total{};
+                        for (int64_t j = left; j < right; j += LANES) {
+                            const Vec weight = exponential(load(row + j) - offset);
+                            store(row + j, weight);
+                            total += weight;
+                        }
+                        l[at + r] = l[at + r] * fade + sum(total);
+                        if (fade != Real(1))
+                            for (int64_t d = 0; d < V; d++) o[(at + r) * V + d] *= fade;
+                        if (call.values.x) {
+                            const Table& t = call.values;
+                            const int64_t inside = std::clamp(p.column(i + r, 0, t), left, seen);
+                            const int64_t outside = std::clamp(p.column(i + r, t.entries, t), inside, seen);
+                            Real low = 0, high = 0;
+                            for (int64_t j = left; j < inside; j++) low += row[j];
+                            for (int64_t j = outside; j < seen; j++) high += row[j];
+                            l_low[at + r] = l_low[at + r] * fade + low;
+                            l_high[at + r] = l_high[at + r] * fade + high;
+                            std::fill(row + left - MARGIN / 2, row + left, Real(0));
+                            std::fill(row + right, row + right + MARGIN / 2, Real(0));
+                        }
+                    }
+                    multiply(rows, V, seen - left, s + left, ld, 1, row_of(call.v, b, kv, p.first + left), call.v.row,
+                             PANEL, o + at * V, V);
+                    if (call.values.x) {
+                        const Reach near = reach(p, i, rows, left, seen, call.values);
+                        if (near.from < near.to)
+                            multiply(rows, V, near.to - near.from, s + p.column(i, near.from, call.values), ld + 1, 1,
+                                     entry(call.values, h, near.from), V, PANEL, o + at * V, V);
+                    }
+                }
+            }
+        }
+    }
+    for (int64_t g = 0; g < groups; g++)
+        for (int64_t i = start; i < stop; i++) {
+            const int64_t h = kv * groups + g, at = g * size + i - start;
+            Real* to = const_cast<Real*>(row_of(call.out, b, h, i));
+            const Real share = l[at] > 0 ? 1 / l[at] : l[at] == 0 ? Real(0) : l[at];
+            const Real low = l_low[at] * share, high = l_high[at] * share;
+            for (int64_t d = 0; d < V; d++) to[d] = o[at * V + d] * share;
+            if (call.values.x)
+                for (int64_t d = 0; d < V; d++)
+                    to[d] += low * entry(call.values, h, 0)[d] + high * entry(call.values, h, call.values.entries - 1)[d];
+            *const_cast<Real*>(row_of(call.lse, b, h, i)) = m[at] == NONE ? NONE : m[at] + std::log(l[at]);
+        }
+}
+
+}  // namespace

@@ -1,0 +1,268 @@
+"""Attention by the kernel as two operators, forward and backward, each the other's derivative."""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from posenc.backends.native.library import library
+from posenc.layout import unflat
+from posenc.tiles import Tile, Visibility, tiles
+
+# custom_op reads annotations as types: no `from __future__ import annotations` here, which makes them strings.
+
+ANY = 2**40  # a bound that no index reaches
+CHANNELS = 16  # rows of channels are a multiple of this
+OF_CHANNELS = ("vectors", "values", "meeting", "shift")
+
+_i64 = ctypes.c_int64
+
+
+class _Rows(ctypes.Structure):
+    """A tensor (batch, heads, rows, channels), the channels side by side."""
+
+    _fields_ = (("x", ctypes.c_void_p), ("batch", _i64), ("head", _i64), ("row", _i64))
+
+
+class _Table(ctypes.Structure):
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("gradient", ctypes.c_void_p),
+        *((name, _i64) for name in ("head", "low", "entries", "width", "slot")),
+    )
+
+
+class _Tile(ctypes.Structure):
+    _fields_ = tuple(
+        (name, _i64) for name in ("batch", "batch_end", "start", "stop", "first", "last", "low", "high", "distance")
+    )
+
+
+ROWS = ("q", "k", "v", "out", "lse", "meeting", "dout", "delta", "dq", "dk", "dv", "d_meeting")
+TABLES = ("bias", "vectors", "values", "factor")
+POINTERS = ("shift", "d_shift", "query_clock", "key_clock", "d_query_clock", "d_key_clock", "tiles")
+NUMBERS = (
+    *("count", "batch", "heads", "kv_heads", "queries", "keys", "width", "value_width"),
+    *("function", "is_last", "threads", "slots", "parts"),
+)
+
+
+class _Call(ctypes.Structure):
+    """What `call.h` has, field by field."""
+
+    _fields_ = (
+        *((name, _Rows) for name in ROWS),
+        *((name, _Table) for name in TABLES),
+        *((name, ctypes.c_void_p) for name in POINTERS),
+        *((name, _i64) for name in NUMBERS),
+        ("scale", ctypes.c_double),
+    )
+
+
+def _run(name: str, dtype: torch.dtype, call: _Call) -> None:
+    kernel = library(dtype)
+    if kernel.posenc_size() != ctypes.sizeof(_Call):
+        raise RuntimeError("call.h and operator.py do not say the same of a call")
+    getattr(kernel, name)(ctypes.byref(call))
+
+
+def _rows(x: Tensor) -> _Rows:
+    assert x.stride(-1) == 1
+    return _Rows(x.data_ptr(), *x.stride()[:3])
+
+
+def _table(x: Tensor, low: int, gradient: Tensor | None) -> _Table:
+    """Of (heads or 1, entries, width), with gradients (slots, heads, entries, width)."""
+    head = x.stride(0) if x.size(0) > 1 else 0
+    given = (None, 0) if gradient is None else (gradient.data_ptr(), gradient.stride(0))
+    return _Table(x.data_ptr(), given[0], head, low, x.size(1), x.size(2), given[1])
+
+
+def _tiles(found: Sequence[Tile]) -> Any:
+    made = (_Tile * len(found))()
+    for to, tile in zip(made, found, strict=True):
+        low, high = -ANY if tile.low is None else tile.low, ANY if tile.high is None else tile.high
+        ends = (tile.start, tile.stop, tile.first, tile.last)
+        to.__init__(tile.row.start, tile.row.stop, *ends, low, high, tile.distance or 0)
+    return made
+
+
+def _call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    given: dict[str, Tensor],
+    lows: Sequence[int],
+    gradients: dict[str, Tensor],
+    found: Any,
+    function: Sequence[int],
+    scale: float,
+) -> _Call:
+    batch, heads, queries, width = query.shape
+    numbers = (len(found), batch, heads, key.size(1), queries, key.size(2), width, value.size(-1), *function)
+    call = _Call(**dict(zip(NUMBERS, numbers, strict=False)), threads=torch.get_num_threads(), scale=scale)
+    call.q, call.k, call.v = _rows(query), _rows(key), _rows(value)
+    for name, x in given.items():
+        if name in TABLES:
+            setattr(call, name, _table(x, lows[TABLES.index(name)], gradients.get(name)))
+        else:
+            setattr(call, name, _rows(x) if name in ROWS else x.data_ptr())
+    call.tiles = ctypes.cast(found, ctypes.c_void_p)
+    return call
+
+
+def _found(queries: Sequence[int], keys: Sequence[int], seen: Sequence[int], rows: int) -> Any:
+    is_causal, has_left, left, has_right, right = seen
+    visibility = Visibility(bool(is_causal), left if has_left else None, right if has_right else None)
+    return _tiles(list(tiles(unflat(queries), unflat(keys), visibility, rows)))
+
+
+@torch.library.custom_op("posenc::native", mutates_args=())
+def _native(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    given: Sequence[Tensor],
+    names: str,
+    learned: str,
+    lows: Sequence[int],
+    queries: Sequence[int],
+    keys: Sequence[int],
+    seen: Sequence[int],
+    function: Sequence[int],
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp. ``given`` are the tensors of these names, of which the ``learned`` get gradients;
+    ``lows`` the distance of the first entry of each table there may be."""
+    width = value.size(-1)
+    query, key, value = map(_aligned, (query, key, value))
+    out = value.new_empty((*query.shape[:3], value.size(-1)))
+    lse = query.new_empty(query.shape[:3])
+    found = _found(queries, keys, seen, query.size(0))
+    inputs = _named(names, given)  # kept: the kernel has no more than their addresses
+    call = _call(query, key, value, inputs, lows, {}, found, function, scale)
+    call.out, call.lse = _rows(out), _rows(lse[..., None])
+    _run("posenc_forward", query.dtype, call)
+    return _cut(out, width), lse
+
+
+def _named(names: str, given: Sequence[Tensor]) -> dict[str, Tensor]:
+    named = zip(names.split(), given, strict=True)
+    return {name: _aligned(x) if name in OF_CHANNELS else x for name, x in named}
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """x with rows of a multiple of 16 channels, side by side; those added are 0."""
+    missing = -x.size(-1) % CHANNELS
+    x = F.pad(x, (0, missing)) if missing else x
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _cut(x: Tensor, width: int) -> Tensor:
+    return x if x.size(-1) == width else x[..., :width].contiguous()
+
+
+@torch.library.custom_op("posenc::native_backward", mutates_args=())
+def _native_backward(
+    dout: Tensor,
+    dlse: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    given: Sequence[Tensor],
+    names: str,
+    learned: str,
+    lows: Sequence[int],
+    queries: Sequence[int],
+    keys: Sequence[int],
+    seen: Sequence[int],
+    function: Sequence[int],
+    scale: float,
+) -> list[Tensor]:
+    """The gradients of query, key and value, and of what is learned."""
+    batch, heads, kv_heads = query.size(0), query.size(1), key.size(1)
+    widths = [x.size(-1) for x in (query, key, value)]
+    query, key, value = map(_aligned, (query, key, value))
+    inputs, threads = _named(names, given), torch.get_num_threads()
+    wanted = learned.split()
+    of_tables = [name for name in wanted if name in TABLES]
+    # Rows of the batch, and parts of the keys, whose gradients are summed apart: enough for all threads.
+    slots = min(batch, -(-2 * threads // kv_heads)) if of_tables else batch
+    parts = max(1, threads // (slots * kv_heads))
+    delta = (dout * out).sum(-1)
+    dout = _aligned(dout)
+    if dlse is not None:
+        delta -= dlse.masked_fill(lse == -torch.inf, 0.0)
+    dq = query.new_zeros((parts, *query.shape))
+    dk, dv = (x.new_zeros(x.shape) for x in (key, value))
+    tables = {
+        name: x.new_zeros((slots * parts, heads, *x.shape[1:]))
+        for name, x in inputs.items()
+        if name in wanted and name in TABLES
+    }
+    found = _found(queries, keys, seen, batch)
+    call = _call(query, key, value, inputs, lows, tables, found, function, scale)
+    call.slots, call.parts = slots * parts, parts
+    call.lse, call.delta, call.dout = _rows(lse[..., None]), _rows(delta[..., None]), _rows(dout)
+    call.dq, call.dk, call.dv = _rows(dq.flatten(0, 1)), _rows(dk), _rows(dv)
+    others: dict[str, Tensor] = {}
+    if "meeting" in inputs:
+        others["meeting"] = dq.new_zeros((parts, *inputs["meeting"].shape))
+        call.d_meeting = _rows(others["meeting"].flatten(0, 1))
+    if "shift" in wanted:
+        others["shift"] = dq.new_zeros((slots * parts, *inputs["shift"].shape))
+        call.d_shift = others["shift"].data_ptr()
+    if "query_clock" in wanted or "key_clock" in wanted:
+        others["query_clock"] = dq.new_zeros((parts, *inputs["query_clock"].shape))
+        others["key_clock"] = dq.new_zeros((1, *inputs["key_clock"].shape))
+        call.d_query_clock, call.d_key_clock = (others[f"{side}_clock"].data_ptr() for side in ("query", "key"))
+    _run("posenc_backward", query.dtype, call)
+    grads = [_cut(x, width) for x, width in zip((_sum(dq), dk, dv), widths, strict=True)]
+    of = dict(zip(names.split(), given, strict=True))
+    for name in wanted:
+        gradient = _cut(_sum(tables[name] if name in tables else others[name]), of[name].size(-1))
+        if name in TABLES and inputs[name].size(0) == 1:
+            gradient = gradient.sum(0, keepdim=True)
+        grads.append(gradient.to(inputs[name].dtype))
+    return grads
+
+
+def _sum(x: Tensor) -> Tensor:
+    return x[0] if x.size(0) == 1 else x.sum(0)
+
+
+@_native.register_fake
+def _(query, key, value, *_):  # type: ignore[no-untyped-def]
+    return value.new_empty((*query.shape[:3], value.size(-1))), query.new_empty(query.shape[:3])
+
+
+@_native_backward.register_fake
+def _(dout, dlse, query, key, value, out, lse, given, names, learned, *_):  # type: ignore[no-untyped-def]
+    inputs = _named(names, given)
+    tensors = (query, key, value, *(inputs[name] for name in learned.split()))
+    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors]
+
+
+def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    query, key, value, given, *ctx.rest = inputs
+    ctx.save_for_backward(query, key, value, *output, *given)
+    ctx.set_materialize_grads(False)
+
+
+def _grads(ctx, dout, dlse):  # type: ignore[no-untyped-def]
+    query, key, value, out, lse, *given = ctx.saved_tensors
+    if dout is None and dlse is None:
+        return None, None, None, [None] * len(given), *(None,) * len(ctx.rest)
+    dout = torch.zeros_like(out) if dout is None else dout.contiguous()
+    found = torch.ops.posenc.native_backward(dout, dlse, query, key, value, out, lse, given, *ctx.rest)
+    names, learned = ctx.rest[0].split(), ctx.rest[1].split()
+    of = dict(zip(learned, found[3:], strict=True))
+    return *found[:3], [of.get(name) for name in names], *(None,) * len(ctx.rest)
+
+
+_native.register_autograd(_grads, setup_context=_save)

@@ -1,0 +1,232 @@
+"""The kernel that the machine's compiler builds: building it, keeping it, and saying why it cannot be had.
+
+That it computes what the reference does, test_parity.py shows, in double precision; here it is asked what only it can
+get wrong: numbers at the ends of what single precision holds, threads, and sizes at the edges of its blocks.
+"""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import posenc
+from posenc import ALiBi, Positions, Shaw
+from posenc.backends.native import backend, library, operator
+from posenc.schemes.relative_1d import Relative1D
+
+MISSING = "it is built by the machine's compiler, and there is no C++ compiler (c++, g++, clang++)"
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A cache of its own, and nothing loaded yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(library, "_load", library._load.__wrapped__)
+    return tmp_path
+
+
+def program(folder: Path, text: str) -> str:
+    path = folder / "a compiler"
+    path.write_text(f"#!{sys.executable}\n{text}")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+# A compiler that builds nothing: it tells of itself, or copies what is built already.
+COPIES = """
+import shutil, sys
+if "-dM" in sys.argv:
+    print("#define BUILT_BY_A_TEST")
+else:
+    shutil.copy({built!r}, sys.argv[sys.argv.index("-o") + 1])
+"""
+
+
+def test_it_is_built_once_and_kept(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    built = library.library(torch.float32)._name
+    kept = list((fresh / "posenc").iterdir())
+    assert [str(path) for path in kept] == [built]
+    assert kept[0].suffix == ".so"
+    again = program(fresh, COPIES.format(built=built))
+    monkeypatch.setenv("CXX", again)
+    other = library.library(torch.float32)._name  # another compiler says another thing of itself
+    assert other != built
+    changed = kept[0].stat().st_mtime_ns
+    monkeypatch.delenv("CXX")
+    assert library.library(torch.float32)._name == built
+    assert kept[0].stat().st_mtime_ns == changed
+    assert "posenc builds its CPU kernel, once on this machine" in capfd.readouterr().err
+    assert {path.suffix for path in (fresh / "posenc").iterdir()} == {".so"}  # nothing half built is left
+
+
+def turned_off(patch: pytest.MonkeyPatch, folder: Path) -> str:
+    patch.setenv("POSENC_NATIVE", "0")
+    return "POSENC_NATIVE=0 turns it off"
+
+
+def no_compiler(patch: pytest.MonkeyPatch, folder: Path) -> str:
+    patch.setenv("PATH", str(folder))
+    patch.delenv("CXX", raising=False)
+    return MISSING
+
+
+def no_such_compiler(patch: pytest.MonkeyPatch, folder: Path) -> str:
+    patch.setenv("CXX", "no-such-compiler")
+    return "it is built by the machine's compiler, and CXX=no-such-compiler is no program"
+
+
+def a_compiler_that_fails(patch: pytest.MonkeyPatch, folder: Path) -> str:
+    patch.setenv("CXX", program(folder, "import sys\nsys.exit('products.h:9: error: no such vectors\\nmore')"))
+    return "its C++ does not compile here: products.h:9: error: no such vectors"
+
+
+def a_compiler_that_builds_no_library(patch: pytest.MonkeyPatch, folder: Path) -> str:
+    (folder / "text").write_text("not a library")
+    patch.setenv("CXX", program(folder, COPIES.format(built=str(folder / "text"))))
+    return "its library cannot be loaded: "
+
+
+@pytest.mark.parametrize(
+    "spoil", [turned_off, no_compiler, no_such_compiler, a_compiler_that_fails, a_compiler_that_builds_no_library]
+)
+def test_what_is_missing_is_said_and_auto_goes_another_way(
+    spoil: Callable[[pytest.MonkeyPatch, Path], str], fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = spoil(monkeypatch, fresh)
+    q = torch.randn(1, 2, 200, 16)
+    explained = posenc.explain(q, q, q, ALiBi(2), is_causal=True)
+    assert explained.backend == "tiled"
+    assert explained.refusals["native"].startswith(said)
+    with pytest.raises(ValueError, match="backend 'native' cannot run this"):
+        posenc.attention(q, q, q, ALiBi(2), is_causal=True, backend="native")
+    with pytest.raises(RuntimeError, match=r"^posenc's own kernel cannot run: "):
+        library.library(torch.float32)
+    found = posenc.attention(q, q, q, ALiBi(2), is_causal=True)
+    torch.testing.assert_close(found, posenc.attention(q, q, q, ALiBi(2), is_causal=True, backend="reference"))
+
+
+def test_a_cache_that_cannot_be_written_to_does_no_harm(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (fresh / "a file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(fresh / "a file"))
+    folder = library._folder()
+    try:
+        assert folder.is_dir()
+        assert os.access(folder, os.W_OK)
+    finally:
+        shutil.rmtree(folder)
+        library._folder_of_process.cache_clear()
+
+
+def test_both_sides_say_the_same_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operator.ctypes, "sizeof", lambda _: 1)
+    q = torch.randn(1, 2, 40, 16)
+    with pytest.raises(RuntimeError, match=r"call.h and operator.py do not say the same of a call"):
+        posenc.attention(q, q, q, ALiBi(2), is_causal=True, backend="native")
+
+
+def test_the_source_has_no_warnings(tmp_path: Path) -> None:
+    command = [library._compiler(), *library.FLAGS, "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
+    subprocess.run([*command, str(library.SOURCES / "attention.cpp")], check=True, cwd=tmp_path)
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def single_and_reference(
+    scheme: posenc.Scheme, *tensors: torch.Tensor, **how: object
+) -> list[tuple[torch.Tensor, ...]]:
+    found = []
+    for dtype, way in ((torch.float32, "native"), (torch.float64, "reference")):
+        leaves = [x.to(dtype).requires_grad_() for x in tensors]
+        out = posenc.attention(*leaves, scheme.to(dtype), **how, backend=way)
+        found.append((out.detach(), *torch.autograd.grad(out.sin().sum(), leaves)))
+    return found
+
+
+@pytest.mark.parametrize("width", [1, 7, 16, 40, 100])
+@pytest.mark.parametrize("tokens", [1, 31, 33, 257, 600])
+def test_sizes_at_the_edges_of_blocks(tokens: int, width: int) -> None:
+    """In single precision: 600 keys are more than a block of 512, and 257 queries than a task of 256."""
+    q, k, v = (torch.randn(2, 4, tokens, width) for _ in range(3))
+    scheme = Relative1D(tokens, width)
+    found, truth = single_and_reference(scheme, q, k[:, :2], v[:, :2], is_causal=True)
+    for one, other in zip(found, truth, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=0, atol=2e-5 * max(1.0, other.abs().max().item()))
+
+
+def test_scores_that_exponentials_cannot_hold() -> None:
+    """Of some 1,000, either way: weights are 0 and 1, and nothing is NaN."""
+    q, k, v = (torch.randn(1, 2, 300, 16) for _ in range(3))
+    found, truth = single_and_reference(ALiBi(2, "bidirectional"), 200 * q, 20 * k, v)
+    for one, other in zip(found, truth, strict=True):
+        assert one.isfinite().all()
+        torch.testing.assert_close(one.double(), other, rtol=0, atol=2e-4 * max(1.0, other.abs().max().item()))
+
+
+def test_nan_in_a_row_stays_in_it() -> None:
+    q, k, v = (torch.randn(1, 2, 300, 16) for _ in range(3))
+    q[0, 1, 170, 3] = torch.nan
+    out = posenc.attention(q, k, v, ALiBi(2), is_causal=True, backend="native")
+    assert out[0, 1, 170].isnan().all()
+    out[0, 1, 170] = 0.0
+    assert out.isfinite().all()
+
+
+def test_padding_is_never_read() -> None:
+    """Whatever stands there: NaN in keys and values that belong to no text."""
+    mask = torch.ones(2, 80, dtype=torch.bool)
+    mask[0, :13] = mask[1, 60:] = False
+    positions = Positions.padded(mask)
+    q, k, v = (torch.randn(2, 2, 80, 16) for _ in range(3))
+    clean = posenc.attention(q, k, v, ALiBi(2), query_positions=positions, is_causal=True, backend="native")
+    for x in (k, v):
+        x.masked_fill_(~mask[:, None, :, None], torch.nan)
+    out = posenc.attention(q, k, v, ALiBi(2), query_positions=positions, is_causal=True, backend="native")
+    torch.testing.assert_close(out, clean, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("threads", [1, 3, 16])
+def test_threads_change_no_digit_of_the_output(threads: int) -> None:
+    """And gradients are the same up to the order of sums, with more threads than heads too."""
+    q, k, v = (torch.randn(1, 2, 700, 16, requires_grad=True) for _ in range(3))
+    scheme = Shaw(16, 5)
+    made = torch.get_num_threads()
+    found = []
+    try:
+        for number in (2, threads):
+            torch.set_num_threads(number)
+            out = posenc.attention(q, k, v, scheme, is_causal=True, backend="native")
+            found.append((out, torch.autograd.grad(out.sin().sum(), (q, k, v, *scheme.parameters()))))
+    finally:
+        torch.set_num_threads(made)
+    (out, grads), (other, others) = found
+    torch.testing.assert_close(out, other, rtol=0, atol=0)
+    for one, two in zip(grads, others, strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=1e-5 * max(1.0, one.abs().max().item()))
+
+
+def test_one_call_and_its_repetition_agree_to_the_digit() -> None:
+    q, k, v = (torch.randn(3, 4, 300, 16, requires_grad=True) for _ in range(3))
+    scheme = Shaw(16, 5)
+    leaves = (q, k, v, *scheme.parameters())
+    first, second = (
+        torch.autograd.grad(posenc.attention(q, k, v, scheme, backend="native").sin().sum(), leaves) for _ in range(2)
+    )
+    for one, two in zip(first, second, strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=0)
+
+
+def test_other_precisions_are_refused() -> None:
+    q = torch.randn(1, 2, 40, 16, dtype=torch.bfloat16)
+    assert posenc.explain(q, q, q, ALiBi(2), is_causal=True).refusals["native"] == (
+        "it computes in float32 and float64 alone"
+    )
+    assert backend.NATIVE.name == "native"
