@@ -8,16 +8,22 @@
 #include "backward.h"
 #include "forward.h"
 
+// For Python, to see that both sides say the same of a call; and the numbers that each thread needs to work in, of
+// no more threads than there are tasks.
 extern "C" int64_t posenc_size() { return sizeof(Call); }
 
+extern "C" int64_t posenc_work(Call* call, int64_t is_backward) {
+    const int64_t tasks = is_backward ? call->slots * call->kv_heads : tasks_forward(*call);
+    call->threads = std::min(call->threads, tasks);
+    return is_backward ? Backward::work(*call) : work_forward(*call);
+}
+
 extern "C" void posenc_forward(const Call* call) {
-    const int64_t groups = call->heads / call->kv_heads, size = std::max<int64_t>(STRIP, QUERIES / groups);
-    const int64_t chunks = (call->queries + size - 1) / size;
-    run(chunks * call->batch * call->kv_heads, call->threads,
-        [call](int64_t task, Memory& memory) { forward(*call, task, memory); });
+    run(tasks_forward(*call), call->threads, call->work, call->work_size,
+        [call](int64_t task, Real* work) { forward(*call, task, work); });
 }
 
 extern "C" void posenc_backward(const Call* call) {
-    run(call->slots * call->kv_heads, call->threads,
-        [call](int64_t task, Memory& memory) { Backward(*call, task, memory).run(task % call->kv_heads); });
+    run(call->slots * call->kv_heads, call->threads, call->work, call->work_size,
+        [call](int64_t task, Real* work) { Backward(*call, task, work).run(task % call->kv_heads); });
 }

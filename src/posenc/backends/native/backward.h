@@ -48,7 +48,7 @@ void add(Real* to, const Real* x, Real times, int64_t n) {
 // their table, and of the rows into d_x, unless that is null.
 void by_distance_backward(const Part& p, int64_t i, int64_t rows, int64_t left, int64_t right, const Table& t,
                           int64_t h, int64_t slot, const Real* x, int64_t x_row, const Real* d_s, int64_t ld,
-                          Real* d_x) {
+                          Real* d_x, Real* sums) {
     const Reach near = reach(p, i, rows, left, right, t);
     const Real* pairs = d_s + p.column(i, near.from, t);
     if (near.from < near.to) {
@@ -60,46 +60,58 @@ void by_distance_backward(const Part& p, int64_t i, int64_t rows, int64_t left, 
                      gradient(t, slot, h, near.from), t.width);
     }
     // Summed over these rows first, since there are far more pairs than the last digits of a running sum can hold.
-    std::vector<Real> sums(2 * t.width, Real(0));
+    std::fill(sums, sums + 2 * t.width, Real(0));
     bool past = false;
     for (int64_t r = 0; r < rows; r++) {
         if (p.place(i + r, left, t) >= 0 && p.place(i + r, right - 1, t) < t.entries) continue;
         past = true;
         Real low, high;
         ends(p, i + r, left, right, t, d_s + r * ld, low, high);
-        add(sums.data(), x + r * x_row, low, t.width);
-        add(sums.data() + t.width, x + r * x_row, high, t.width);
+        add(sums, x + r * x_row, low, t.width);
+        add(sums + t.width, x + r * x_row, high, t.width);
         if (!d_x) continue;
         add(d_x + r * t.width, entry(t, h, 0), low, t.width);
         add(d_x + r * t.width, entry(t, h, t.entries - 1), high, t.width);
     }
     if (!past || !t.gradient) return;
-    add(gradient(t, slot, h, 0), sums.data(), 1, t.width);
-    add(gradient(t, slot, h, t.entries - 1), sums.data() + t.width, 1, t.width);
+    add(gradient(t, slot, h, 0), sums, 1, t.width);
+    add(gradient(t, slot, h, t.entries - 1), sums + t.width, 1, t.width);
 }
 
 struct Backward {
     const Call& call;
     int64_t slot, part;
-    Real *q, *plain, *keys, *values, *vectors, *value_vectors, *weights, *d_s, *bare, *d_q, *d_m, *d_k, *d_v, *d_clock;
+    Real *q, *plain, *keys, *values, *vectors, *value_vectors, *weights, *d_s, *bare, *d_q, *d_m, *d_k, *d_v, *d_clock, *sums;
     static constexpr int64_t ld = COLUMNS + 2 * MARGIN;
 
     static int64_t window() { return rounded(COLUMNS + ROWS, PANEL) + PANEL; }
 
-    Backward(const Call& c, int64_t task, Memory& memory) : call(c) {
+    static constexpr int PARTS = 15;
+    static void sizes(const Call& c, int64_t* found) {
+        const int64_t D = c.width, V = c.value_width, E = c.vectors.width, W = c.values.width;
+        const int64_t all[PARTS] = {ROWS * D,  ROWS * D,  COLUMNS * D, COLUMNS * V, window() * E, window() * W,
+                                    ROWS * ld, ROWS * ld, ROWS * ld,   ROWS * D,    ROWS * E,     COLUMNS * D,
+                                    COLUMNS * V, COLUMNS, 2 * std::max(E, W)};
+        for (int n = 0; n < PARTS; n++) found[n] = rounded(all[n], 16);
+    }
+
+    static int64_t work(const Call& c) {
+        int64_t found[PARTS], needed = 0;
+        sizes(c, found);
+        for (int64_t size : found) needed += size;
+        return needed;
+    }
+
+    Backward(const Call& c, int64_t task, Real* x) : call(c) {
         slot = task / c.kv_heads;
         part = slot % c.parts;
-        const int64_t D = c.width, V = c.value_width, E = c.vectors.width, W = c.values.width;
-        const int64_t sizes[] = {ROWS * D, ROWS * D, COLUMNS * D, COLUMNS * V, window() * E, window() * W, ROWS * ld,
-                                 ROWS * ld, ROWS * ld, ROWS * D, ROWS * std::max(D, E), COLUMNS * D, COLUMNS * V, COLUMNS};
-        Real** const parts[] = {&q, &plain, &keys, &values, &vectors, &value_vectors, &weights,
-                                 &d_s, &bare, &d_q, &d_m, &d_k, &d_v, &d_clock};
-        int64_t needed = 0;
-        for (int64_t size : sizes) needed += rounded(size, 16);
-        Real* x = memory(needed);
-        for (int n = 0; n < 14; n++) {
-            *parts[n] = x;
-            x += rounded(sizes[n], 16);
+        Real** const all[PARTS] = {&q,   &plain, &keys, &values, &vectors, &value_vectors, &weights, &d_s,
+                                   &bare, &d_q,   &d_m,  &d_k,    &d_v,     &d_clock,       &sums};
+        int64_t found[PARTS];
+        sizes(c, found);
+        for (int n = 0; n < PARTS; n++) {
+            *all[n] = x;
+            x += found[n];
         }
         std::fill(weights, weights + 3 * ROWS * ld, Real(0));
         weights += MARGIN;
@@ -191,7 +203,7 @@ struct Backward {
         }
         multiply(seen - left, V, rows, weights + left, 1, ld, dout, call.dout.row, PANEL, d_v + left * V, V);
         if (call.values.x && call.values.gradient)
-            by_distance_backward(p, i, rows, left, seen, call.values, h, slot, dout, call.dout.row, weights, ld, nullptr);
+            by_distance_backward(p, i, rows, left, seen, call.values, h, slot, dout, call.dout.row, weights, ld, nullptr, sums);
         if (call.function && call.is_last) through(p, h, i, rows, left, seen);
         if (call.bias.x && call.bias.gradient)
             for (int64_t r = 0; r < rows; r++) {
@@ -207,7 +219,7 @@ struct Backward {
             }
         if (call.vectors.x) {
             std::fill(d_m, d_m + rows * E, Real(0));
-            by_distance_backward(p, i, rows, left, seen, call.vectors, h, slot, meeting, meeting_row, d_s, ld, d_m);
+            by_distance_backward(p, i, rows, left, seen, call.vectors, h, slot, meeting, meeting_row, d_s, ld, d_m, sums);
             const Tensor4& to = call.meeting.x ? call.d_meeting : call.dq;
             for (int64_t r = 0; r < rows; r++)
                 add(const_cast<Real*>(row_of(to, part * call.batch + b, h, i + r)), d_m + r * E,

@@ -37,5 +37,7 @@ struct Call {
     const Tile* tiles;
     int64_t count, batch, heads, kv_heads, queries, keys, width, value_width, function, is_last, threads, slots, parts;
     double scale;
+    Real* work;  // of `work_size` numbers for each thread
+    int64_t work_size;
 };
 }

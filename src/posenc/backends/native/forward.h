@@ -6,17 +6,33 @@
 
 namespace {
 
-void forward(const Call& call, int64_t task, Memory& memory) {
-    const int64_t groups = call.heads / call.kv_heads, size = std::max<int64_t>(STRIP, QUERIES / groups);
+// Queries of a task, of each head of a group.
+int64_t size_of_task(const Call& call) { return std::max<int64_t>(STRIP, QUERIES * call.kv_heads / call.heads); }
+
+int64_t tasks_forward(const Call& call) {
+    const int64_t size = size_of_task(call);
+    return (call.queries + size - 1) / size * call.batch * call.kv_heads;
+}
+
+// Entries of a table that a task reaches over in a block of keys, in whole panels.
+int64_t window_forward(const Call& call) { return rounded(KEYS + size_of_task(call), PANEL) + PANEL; }
+
+int64_t work_forward(const Call& call) {
+    const int64_t rows = size_of_task(call) * call.heads / call.kv_heads;
+    return rows * (2 * call.width + call.value_width + 4) + KEYS * call.width +
+           window_forward(call) * call.vectors.width + STRIP * (KEYS + 2 * MARGIN) + MARGIN;
+}
+
+void forward(const Call& call, int64_t task, Real* x) {
+    const int64_t groups = call.heads / call.kv_heads, size = size_of_task(call);
     const int64_t chunks = (call.queries + size - 1) / size;
     const int64_t chunk = chunks - 1 - task / (call.batch * call.kv_heads);  // those with the most keys come first
     const int64_t b = task / call.kv_heads % call.batch, kv = task % call.kv_heads;
     const int64_t start = chunk * size, stop = std::min(call.queries, start + size);
     const int64_t D = call.width, E = call.vectors.width, V = call.value_width, all_rows = groups * size;
-    const int64_t ld = KEYS + 2 * MARGIN, window = rounded(KEYS + size, PANEL) + PANEL;
-    Real* x = memory(all_rows * (D + D + V + 4) + KEYS * D + window * E + STRIP * ld + MARGIN);
+    const int64_t ld = KEYS + 2 * MARGIN;
     Real *q = x, *plain = q + all_rows * D, *o = plain + all_rows * D, *keys = o + all_rows * V;
-    Real *vectors = keys + KEYS * D, *s = vectors + window * E + MARGIN, *m = s + STRIP * ld, *l = m + all_rows;
+    Real *vectors = keys + KEYS * D, *s = vectors + window_forward(call) * E + MARGIN, *m = s + STRIP * ld, *l = m + all_rows;
     Real *l_low = l + all_rows, *l_high = l_low + all_rows;
     for (int64_t g = 0; g < groups; g++) {
         const Real* shift = call.shift ? call.shift + (kv * groups + g) * D : nullptr;

@@ -59,14 +59,20 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in POINTERS),
         *((name, _i64) for name in NUMBERS),
         ("scale", ctypes.c_double),
+        ("work", ctypes.c_void_p),
+        ("work_size", _i64),
     )
 
 
-def _run(name: str, dtype: torch.dtype, call: _Call) -> None:
-    kernel = library(dtype)
+def _run(is_backward: bool, like: Tensor, call: _Call) -> None:
+    kernel = library(like.dtype)
     if kernel.posenc_size() != ctypes.sizeof(_Call):
         raise RuntimeError("call.h and operator.py do not say the same of a call")
-    getattr(kernel, name)(ctypes.byref(call))
+    kernel.posenc_work.restype = _i64
+    call.work_size = -(-kernel.posenc_work(ctypes.byref(call), _i64(is_backward)) // 16) * 16
+    work = like.new_empty(call.threads * call.work_size)
+    call.work = work.data_ptr()
+    (kernel.posenc_backward if is_backward else kernel.posenc_forward)(ctypes.byref(call))
 
 
 def _rows(x: Tensor) -> _Rows:
@@ -145,7 +151,7 @@ def _native(
     inputs = _named(names, given)  # kept: the kernel has no more than their addresses
     call = _call(query, key, value, inputs, lows, {}, found, function, scale)
     call.out, call.lse = _rows(out), _rows(lse[..., None])
-    _run("posenc_forward", query.dtype, call)
+    _run(False, query, call)
     return _cut(out, width), lse
 
 
@@ -221,7 +227,7 @@ def _native_backward(
         others["query_clock"] = dq.new_zeros((parts, *inputs["query_clock"].shape))
         others["key_clock"] = dq.new_zeros((1, *inputs["key_clock"].shape))
         call.d_query_clock, call.d_key_clock = (others[f"{side}_clock"].data_ptr() for side in ("query", "key"))
-    _run("posenc_backward", query.dtype, call)
+    _run(True, query, call)
     grads = [_cut(x, width) for x, width in zip((_sum(dq), dk, dv), widths, strict=True)]
     of = dict(zip(names.split(), given, strict=True))
     for name in wanted:

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <new>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -143,38 +142,27 @@ void pack(const Real* x, int64_t x_row, int64_t first, int64_t last, int64_t wid
     }
 }
 
-struct Memory {  // of a thread
-    Real* x = nullptr;
-    size_t size = 0;
-    Real* operator()(size_t needed) {
-        if (needed > size) {
-            ::operator delete[](x, std::align_val_t(64));
-            x = static_cast<Real*>(::operator new[](needed * sizeof(Real), std::align_val_t(64)));
-            size = needed;
-        }
-        return x;
-    }
-    ~Memory() { ::operator delete[](x, std::align_val_t(64)); }
-};
-
-// Runs all tasks, each thread the next one that nobody has: a thread that waits for a core holds nobody up.
+// Runs all tasks, each thread the next one that nobody has: a thread that waits for a core holds nobody up. Each thread
+// has `size` numbers of `work` for itself.
 template <typename Task>
-void run(int64_t tasks, int64_t threads, Task task) {
+void run(int64_t tasks, int64_t threads, Real* work, int64_t size, Task task) {
     std::atomic<int64_t> next{0};
-    auto work = [&] {
+    const auto loop = [&](int64_t thread) {
 #if defined(__x86_64__) || defined(__i386__)
         const unsigned mode = _mm_getcsr();
         _mm_setcsr(mode | 0x8040);  // denormal numbers are taken for 0
 #endif
-        Memory memory;
-        for (int64_t n; (n = next++) < tasks;) task(n, memory);
+        for (int64_t n; (n = next++) < tasks;) task(n, work + thread * size);
 #if defined(__x86_64__) || defined(__i386__)
         _mm_setcsr(mode);
 #endif
     };
     std::vector<std::thread> others;
-    for (int64_t n = 1; n < std::min(tasks, threads); n++) others.emplace_back(work);
-    work();
+    try {
+        for (int64_t n = 1; n < std::min(tasks, threads); n++) others.emplace_back(loop, n);
+    } catch (...) {  // the system gives no more threads: those that there are do the work
+    }
+    loop(0);
     for (auto& other : others) other.join();
 }
 
