@@ -249,8 +249,8 @@ def _(query, key, value, *_):  # type: ignore[no-untyped-def]
 
 @_native_backward.register_fake
 def _(dout, dlse, query, key, value, out, lse, given, names, learned, *_):  # type: ignore[no-untyped-def]
-    inputs = _named(names, given)
-    tensors = (query, key, value, *(inputs[name] for name in learned.split()))
+    of = dict(zip(names.split(), given, strict=True))
+    tensors = (query, key, value, *(of[name] for name in learned.split()))
     return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors]
 
 
