@@ -5,6 +5,7 @@ get wrong: numbers at the ends of what single precision holds, threads, and size
 """
 
 import os
+import shlex
 import shutil
 import stat
 import subprocess
@@ -16,9 +17,12 @@ import pytest
 import torch
 
 import posenc
-from posenc import ALiBi, Positions, Shaw
+from posenc import ALiBi, DistanceAware, Positions, Shaw
 from posenc.backends.native import backend, library, operator
+from posenc.layout import flat
+from posenc.pieces import Fold
 from posenc.schemes.relative_1d import Relative1D
+from tests.awkward import Pieces
 
 MISSING = "it is built by the machine's compiler, and there is no C++ compiler (c++, g++, clang++)"
 
@@ -28,6 +32,8 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A cache of its own, and nothing loaded yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(library, "_load", library._load.__wrapped__)
+    flags = tuple("-O0" if flag == "-O3" else flag for flag in library.FLAGS)
+    monkeypatch.setattr(library, "FLAGS", flags)  # built in a fifth of the time
     return tmp_path
 
 
@@ -35,7 +41,7 @@ def program(folder: Path, text: str) -> str:
     path = folder / "a compiler"
     path.write_text(f"#!{sys.executable}\n{text}")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return str(path)
+    return shlex.quote(str(path))
 
 
 # A compiler that builds nothing: it tells of itself, or copies what is built already.
@@ -113,6 +119,36 @@ def test_what_is_missing_is_said_and_auto_goes_another_way(
     torch.testing.assert_close(found, posenc.attention(q, q, q, ALiBi(2), is_causal=True, backend="reference"))
 
 
+def test_a_compiler_may_come_with_options(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", f"{library._compiler()[0]} -O0")
+    assert library._compiler()[1:] == ["-O0"]
+    assert library.missing(torch.float32) is None
+
+
+def test_what_is_kept_and_is_no_library_is_built_again(fresh: Path) -> None:
+    built = library._built("float")
+    built.write_text("of another system")
+    assert library.library(torch.float32)._name == str(built)
+    assert built.read_bytes()[:4] == b"\x7fELF" or sys.platform == "darwin"
+
+
+def test_a_folder_that_others_may_write_to_is_not_trusted(fresh: Path) -> None:
+    (fresh / "posenc").mkdir()
+    (fresh / "posenc").chmod(0o777)
+    folder = library._folder()
+    assert fresh not in folder.parents
+    assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_no_home_is_no_error(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", none)
+    assert library._folder().is_dir()
+
+
 def test_a_cache_that_cannot_be_written_to_does_no_harm(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (fresh / "a file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(fresh / "a file"))
@@ -133,7 +169,7 @@ def test_both_sides_say_the_same_of_a_call(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_source_has_no_warnings(tmp_path: Path) -> None:
-    command = [library._compiler(), *library.FLAGS, "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
+    command = [*library._compiler(), *library.FLAGS, "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
     subprocess.run([*command, str(library.SOURCES / "attention.cpp")], check=True, cwd=tmp_path)
 
 
@@ -222,6 +258,58 @@ def test_one_call_and_its_repetition_agree_to_the_digit() -> None:
     )
     for one, two in zip(first, second, strict=True):
         torch.testing.assert_close(one, two, rtol=0, atol=0)
+
+
+def test_nan_is_not_taken_for_a_score_that_relu_cuts_off() -> None:
+    q, k, v = (torch.randn(1, 2, 300, 16) for _ in range(3))
+    q[0, 1, 170, 3] = torch.nan
+    out, lse = posenc.attention(q, k, v, DistanceAware(2), is_causal=True, backend="native", return_lse=True)
+    assert out[0, 1, 170].isnan().all()
+    assert lse.isnan().nonzero().tolist() == [[0, 1, 170]]
+
+
+@pytest.mark.parametrize("threads", [1, 16])
+def test_each_key_is_of_one_task(threads: int) -> None:
+    """On both sides of a gap, in a window: tiles over the same keys begin at different ones."""
+    positions = Positions.cat([Positions.arange(900), Positions.arange(1000, start=900).shift(100)])
+    q, k, v = (torch.randn(1, 2, 1900, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    scheme = ALiBi(2)
+    how = {"query_positions": positions, "key_positions": positions, "is_causal": True, "window": 600}
+    made = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        found, truth = (
+            torch.autograd.grad(posenc.attention(q, k, v, scheme, **how, backend=way).sin().sum(), (q, k, v))
+            for way in ("native", "reference")
+        )
+    finally:
+        torch.set_num_threads(made)
+    for one, other in zip(found, truth, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
+
+
+def folded(vector: torch.Tensor) -> posenc.Scheme:
+    return Pieces(lambda w: (Fold("Folded", key=w),), w=vector)
+
+
+def test_what_is_added_to_keys_changes_neither_their_precision_nor_their_heads() -> None:
+    q, k = torch.randn(1, 4, 60, 8), torch.randn(1, 2, 60, 8)
+    scheme = folded(torch.randn(1, 1, 60, 8, dtype=torch.float64))
+    found, truth = (posenc.attention(q, k, k, scheme, backend=way) for way in ("native", "reference"))
+    torch.testing.assert_close(found, truth.to(found.dtype))
+    for way in ("native", "tiled"):
+        with pytest.raises(ValueError, match="a vector added to the key differs from query head to query head"):
+            posenc.attention(q, k, k, folded(torch.randn(1, 4, 60, 8)), backend=way)
+
+
+def test_the_kernel_is_given_one_precision_alone() -> None:
+    q = torch.randn(1, 2, 40, 16)
+    text = flat(Positions.arange(40).layout)
+    none = ([], "", "", [0] * 4, text, text, [0] * 5, [0, 0], 1.0)
+    with pytest.raises(RuntimeError, match=r"the kernel takes value in torch.float32, got torch.float64"):
+        torch.ops.posenc.native(q, q, q.double(), *none)
+    with pytest.raises(RuntimeError, match=r"the kernel takes as many values as keys, got "):
+        torch.ops.posenc.native(q, q, q[:, :1], *none)
 
 
 def test_other_precisions_are_refused() -> None:

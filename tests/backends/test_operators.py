@@ -58,23 +58,24 @@ def test_memory_order_does_not_matter(scheme: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("scheme", "dtype", "is_causal"),
+    ("name", "scheme", "dtype", "is_causal"),
     [
-        *((scheme, torch.float64, True) for scheme in SCHEMES),
-        ("near and far", torch.float64, False),  # what is far to the right is kept apart
-        ("near and far, fixed", torch.bfloat16, True),  # and so is the output before it is rounded
+        *(("tiled", scheme, torch.float64, True) for scheme in SCHEMES),
+        ("tiled", "near and far", torch.float64, False),  # what is far to the right is kept apart
+        ("tiled", "near and far, fixed", torch.bfloat16, True),  # and so is the output before it is rounded
+        *(("native", scheme, torch.float64, True) for scheme in SCHEMES if scheme != "both sides"),
     ],
 )
 def test_what_operators_promise_the_compiler_is_so(
-    scheme: str, dtype: torch.dtype, is_causal: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, scheme: str, dtype: torch.dtype, is_causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PyTorch's own examination: schema, gradients, and shapes and strides as foretold for a compiled graph."""
-    operator, calls = torch.ops.posenc.tiled, []
+    operator, calls = getattr(torch.ops.posenc, name), []
     leaves = [x.detach().to(dtype).requires_grad_() for x in transposed()]
     made = SCHEMES[scheme]().to(torch.promote_types(dtype, torch.float32))
     with monkeypatch.context() as patched:
-        patched.setattr(torch.ops.posenc, "tiled", lambda *given: calls.append(given) or operator(*given))
-        posenc.attention(*leaves, made, is_causal=is_causal, backend="tiled")
+        patched.setattr(torch.ops.posenc, name, lambda *given: calls.append(given) or operator(*given))
+        posenc.attention(*leaves, made, is_causal=is_causal, backend=name)
     (given,) = calls
 
     def as_leaf(x: Any) -> Any:

@@ -39,7 +39,7 @@ class Source(Mutant):
             built = Path(folder) / "mutant.so"
             flags = [flag for flag in library.FLAGS if flag != "-O3"]
             source = [str(Path(folder) / "attention.cpp"), "-DREAL=double", "-O1", "-shared", "-o", str(built)]
-            subprocess.run([library._compiler(), *flags, *source], check=True)
+            subprocess.run([*library._compiler(), *flags, *source], check=True)
             kernel = ctypes.CDLL(str(built))
             patch.setattr(library, "_load", lambda real: kernel)
             yield
@@ -89,7 +89,7 @@ MUTANTS = (
     source(
         "the kernel gives the gradient of a function to negative scores",
         "backward.h",
-        "d_s[j] = bare[j] > 0 ? d_s[j] * c : Real(0);",
+        "d_s[j] = bare[j] <= 0 ? Real(0) : d_s[j] * c;",
         "d_s[j] = d_s[j] * c;",
         *("distance_aware", "text", "causal"),
     ),

@@ -66,7 +66,7 @@ def choose(call: Call) -> tuple[Backend, str]:
         return SDPA, few
     if not torch.compiler.is_compiling() and dense is SDPA and queries * keys <= FEW_PAIRS:
         return SDPA, "the tokens are few enough to lay out a mask"
-    if not call.has_few_queries and NATIVE.refuses(call) is None:
+    if not call.has_few_queries and NATIVE.refuses(call) is None and _is_worth_tiles(call):
         return NATIVE, "every term goes by distance, and the kernel makes the scores as it goes"
     is_tiled = TILED.refuses(call) is None and _is_worth_tiles(call)
     width = width_of(call) if is_tiled else None

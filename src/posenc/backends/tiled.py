@@ -57,6 +57,8 @@ def _refused_piece(call: Call) -> str | None:
             and not (piece.query.dim() == 4 and piece.query.size(0) == piece.query.size(2) == 1)
         ):
             return "a vector added to the query differs from token to token"
+        if isinstance(piece, Fold) and piece.key is not None and piece.key.size(1) not in (1, call.key.size(1)):
+            return "a vector added to the key differs from query head to query head"
         if isinstance(piece, Function):
             if piece.reads_coordinates:
                 return "a score term is a function of both coordinates"

@@ -1,6 +1,6 @@
 // Attention with positions on the CPU, forward and backward: one parallel loop over tasks that share nothing.
 //
-// A task holds some queries of one head and walks over blocks of keys. Rows are queries and columns are keys, or
+// A task holds some queries of the heads of one key head, or some of its keys, and walks over blocks of the others. Rows are queries and columns are keys, or
 // distances: what queries q_i give by vectors of the distance, M[i][r] = q_i . a(r), belongs to the pair (i, j = i + r),
 // so that the matrix M *is* the matrix of scores with rows that begin one place further each. It is written to, and
 // read from, a block of scores with the row stride ld + 1, and nothing is gathered or copied.

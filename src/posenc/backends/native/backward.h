@@ -7,7 +7,7 @@
 namespace {
 
 Real* gradient(const Table& t, int64_t slot, int64_t head, int64_t n) {
-    return t.gradient + slot * t.slot + head * t.entries * t.width + n * t.width;
+    return t.gradient + slot * t.slot + (head / t.share * t.entries + n) * t.width;
 }
 
 // Adds to the gradients of a table of width 1 those of the pairs of query i.
@@ -26,18 +26,8 @@ void give_along(const Part& p, Real* line, int64_t i, int64_t left, int64_t righ
 // Back through f(s; c): the gradients of a row of f(s) become those of s.
 void apply_backward(const Call& call, const Part& p, int64_t h, int64_t i, int64_t left, int64_t right,
                     const Real* bare, Real* d_s, Real* line) {
-    if (line) give_along(p, line, i, left, right, call.factor, [=](int64_t j) { return bare[j] > 0 ? d_s[j] * bare[j] : Real(0); });
-    along(p, h, i, left, right, call.factor, [=](int64_t j, Real c) { d_s[j] = bare[j] > 0 ? d_s[j] * c : Real(0); });
-}
-
-// Sums of a row of pairs whose entries lie before the table's first, and past its last.
-void ends(const Part& p, int64_t i, int64_t left, int64_t right, const Table& t, const Real* row, Real& low,
-          Real& high) {
-    const int64_t inside = std::clamp(p.column(i, 0, t), left, right);
-    const int64_t outside = std::clamp(p.column(i, t.entries, t), inside, right);
-    low = high = 0;
-    for (int64_t j = left; j < inside; j++) low += row[j];
-    for (int64_t j = outside; j < right; j++) high += row[j];
+    if (line) give_along(p, line, i, left, right, call.factor, [=](int64_t j) { return bare[j] <= 0 ? Real(0) : d_s[j] * bare[j]; });
+    along(p, h, i, left, right, call.factor, [=](int64_t j, Real c) { d_s[j] = bare[j] <= 0 ? Real(0) : d_s[j] * c; });
 }
 
 void add(Real* to, const Real* x, Real times, int64_t n) {
@@ -81,7 +71,7 @@ void by_distance_backward(const Part& p, int64_t i, int64_t rows, int64_t left, 
 struct Backward {
     const Call& call;
     int64_t slot, part;
-    Real *q, *plain, *keys, *values, *vectors, *value_vectors, *weights, *d_s, *bare, *d_q, *d_m, *d_k, *d_v, *d_clock, *sums;
+    Real *q, *unshifted, *keys, *values, *vectors, *value_vectors, *weights, *d_s, *bare, *d_q, *d_m, *d_k, *d_v, *d_clock, *sums;
     static constexpr int64_t ld = COLUMNS + 2 * MARGIN;
 
     static int64_t window() { return rounded(COLUMNS + ROWS, PANEL) + PANEL; }
@@ -105,7 +95,7 @@ struct Backward {
     Backward(const Call& c, int64_t task, Real* x) : call(c) {
         slot = task / c.kv_heads;
         part = slot % c.parts;
-        Real** const all[PARTS] = {&q,   &plain, &keys, &values, &vectors, &value_vectors, &weights, &d_s,
+        Real** const all[PARTS] = {&q,   &unshifted, &keys, &values, &vectors, &value_vectors, &weights, &d_s,
                                    &bare, &d_q,   &d_m,  &d_k,    &d_v,     &d_clock,       &sums};
         int64_t found[PARTS];
         sizes(c, found);
@@ -124,15 +114,17 @@ struct Backward {
             for (int64_t n = 0; n < call.count; n++) {
                 const Tile& tile = call.tiles[n];
                 if (b < tile.batch || b >= tile.batch_end) continue;
-                int64_t number = 0;
-                for (int64_t first = tile.first; first < tile.last; first += COLUMNS)
-                    if (number++ % call.parts == part) keys_of(tile, b, kv, first);
+                // Blocks begin at the same keys in all tiles, so each key is of one part.
+                for (int64_t block = tile.first / COLUMNS; block * COLUMNS < tile.last; block++)
+                    if (block % call.parts == part)
+                        keys_of(tile, b, kv, std::max(tile.first, block * COLUMNS),
+                                std::min(tile.last, (block + 1) * COLUMNS));
             }
     }
 
-    void keys_of(const Tile& tile, int64_t b, int64_t kv, int64_t first) {
+    void keys_of(const Tile& tile, int64_t b, int64_t kv, int64_t first, int64_t last) {
         const int64_t D = call.width, V = call.value_width, groups = call.heads / call.kv_heads;
-        Part p{&tile, 0, 0, first, std::min(tile.last, first + COLUMNS)};
+        Part p{&tile, 0, 0, first, last};
         p.start = std::max(tile.start, p.first - tile.high);
         p.stop = std::min(tile.stop, p.last - tile.low);
         if (p.start >= p.stop) return;
@@ -158,11 +150,11 @@ struct Backward {
         if (left >= right) return;
         const int64_t seen = std::min(right, p.last - p.first);
         copy_rows(call.q, b, h, i, rows, D, call.shift ? call.shift + h * D : nullptr, before(call), q);
-        const Real* meeting = call.meeting.x ? row_of(call.meeting, b, h, i) : plain;
+        const Real* meeting = call.meeting.x ? row_of(call.meeting, b, h, i) : unshifted;
         const int64_t meeting_row = call.meeting.x ? call.meeting.row : D;
         int64_t from = 0, value_from = 0;
         if (call.vectors.x) {
-            if (!call.meeting.x) copy_rows(call.q, b, h, i, rows, D, nullptr, call.scale, plain);
+            if (!call.meeting.x) copy_rows(call.q, b, h, i, rows, D, nullptr, call.scale, unshifted);
             const Reach r = reach(p, i, rows, left, right, call.vectors);
             from = r.from;
             pack(entry(call.vectors, h, 0), E, r.from, r.to, E, vectors);
@@ -199,6 +191,7 @@ struct Backward {
                 }
                 clear(weight, left, right, low, high);
                 clear(d_score, left, right, low, high);
+                if (call.function) clear(bare + (strip + r) * ld, left, right, low, high);
             }
         }
         multiply(seen - left, V, rows, weights + left, 1, ld, dout, call.dout.row, PANEL, d_v + left * V, V);

@@ -16,6 +16,7 @@ struct Table {
     const Real* x;
     Real* gradient;
     int64_t head, low, entries, width, slot;  // steps from head to head and, of the gradient, from slot to slot
+    int64_t share;                            // how many heads give to one gradient
 };
 
 struct Tensor4 {

@@ -31,14 +31,14 @@ void forward(const Call& call, int64_t task, Real* x) {
     const int64_t start = chunk * size, stop = std::min(call.queries, start + size);
     const int64_t D = call.width, E = call.vectors.width, V = call.value_width, all_rows = groups * size;
     const int64_t ld = KEYS + 2 * MARGIN;
-    Real *q = x, *plain = q + all_rows * D, *o = plain + all_rows * D, *keys = o + all_rows * V;
+    Real *q = x, *unshifted = q + all_rows * D, *o = unshifted + all_rows * D, *keys = o + all_rows * V;
     Real *vectors = keys + KEYS * D, *s = vectors + window_forward(call) * E + MARGIN, *m = s + STRIP * ld, *l = m + all_rows;
     Real *l_low = l + all_rows, *l_high = l_low + all_rows;
     for (int64_t g = 0; g < groups; g++) {
         const Real* shift = call.shift ? call.shift + (kv * groups + g) * D : nullptr;
         copy_rows(call.q, b, kv * groups + g, start, stop - start, D, shift, before(call), q + g * size * D);
         if (call.vectors.x && !call.meeting.x)
-            copy_rows(call.q, b, kv * groups + g, start, stop - start, D, nullptr, call.scale, plain + g * size * D);
+            copy_rows(call.q, b, kv * groups + g, start, stop - start, D, nullptr, call.scale, unshifted + g * size * D);
     }
     std::fill(o, o + all_rows * V, Real(0));
     std::fill(m, m + all_rows, NONE);
@@ -65,7 +65,7 @@ void forward(const Call& call, int64_t task, Real* x) {
                     const int64_t rows = std::min<int64_t>(STRIP, p.stop - i), at = g * size + i - start;
                     const int64_t left = p.low(i) / PANEL * PANEL, right = rounded(p.high(i + rows - 1), PANEL);
                     if (left >= right) continue;
-                    const Real* meeting = call.meeting.x ? row_of(call.meeting, b, h, i) : plain + at * D;
+                    const Real* meeting = call.meeting.x ? row_of(call.meeting, b, h, i) : unshifted + at * D;
                     scores(call, p, b, h, i, rows, left, right, q + at * D, keys, meeting,
                            call.meeting.x ? call.meeting.row : D, vectors, from, s, ld, nullptr);
                     const int64_t seen = std::min(right, p.last - p.first);
@@ -91,12 +91,8 @@ void forward(const Call& call, int64_t task, Real* x) {
                         if (fade != Real(1))
                             for (int64_t d = 0; d < V; d++) o[(at + r) * V + d] *= fade;
                         if (call.values.x) {
-                            const Table& t = call.values;
-                            const int64_t inside = std::clamp(p.column(i + r, 0, t), left, seen);
-                            const int64_t outside = std::clamp(p.column(i + r, t.entries, t), inside, seen);
-                            Real low = 0, high = 0;
-                            for (int64_t j = left; j < inside; j++) low += row[j];
-                            for (int64_t j = outside; j < seen; j++) high += row[j];
+                            Real low, high;
+                            ends(p, i + r, left, seen, call.values, row, low, high);
                             l_low[at + r] = l_low[at + r] * fade + low;
                             l_high[at + r] = l_high[at + r] * fade + high;
                             std::fill(row + left - MARGIN / 2, row + left, Real(0));
@@ -125,7 +121,7 @@ void forward(const Call& call, int64_t task, Real* x) {
             if (call.values.x)
                 for (int64_t d = 0; d < V; d++)
                     to[d] += low * entry(call.values, h, 0)[d] + high * entry(call.values, h, call.values.entries - 1)[d];
-            *const_cast<Real*>(row_of(call.lse, b, h, i)) = m[at] == NONE ? NONE : m[at] + std::log(l[at]);
+            *const_cast<Real*>(row_of(call.lse, b, h, i)) = m[at] == NONE && l[at] == 0 ? NONE : m[at] + std::log(l[at]);
         }
 }
 

@@ -6,11 +6,13 @@ the compiler, and by the source. Nothing of torch goes into it: the library take
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import hashlib
 import logging
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -32,7 +34,12 @@ class UnavailableError(Exception):
 @functools.cache
 def _load(real: str) -> ctypes.CDLL | UnavailableError:
     try:
-        return ctypes.CDLL(str(_built(real)))
+        kept = _built(real)
+        try:
+            return ctypes.CDLL(str(kept))
+        except OSError:  # of another system
+            kept.unlink()
+            return ctypes.CDLL(str(_built(real)))
     except UnavailableError as error:
         return error
     except OSError as error:
@@ -64,31 +71,33 @@ def _built(real: str) -> Path:
         raise UnavailableError("it is built on Linux and macOS alone")
     compiler = _compiler()
     files = sorted(path for path in SOURCES.iterdir() if path.suffix in (".cpp", ".h"))
-    known = _output([compiler, *FLAGS, "-dM", "-E", "-x", "c++", os.devnull])  # of the compiler and the processor
+    known = _output([*compiler, *FLAGS, "-dM", "-E", "-x", "c++", os.devnull])  # of the compiler and the processor
     told = hashlib.sha256("\0".join([*(path.read_text() for path in files), *FLAGS, known]).encode())
     kept = _folder() / f"attention-{real}-{told.hexdigest()[:24]}.so"
     if not kept.exists():
         logging.getLogger("posenc").warning("posenc builds its CPU kernel, once on this machine (about 10 s): %s", kept)
         with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
             made = Path(folder) / kept.name
-            _output([compiler, *FLAGS, f"-DREAL={real}", "-shared", str(SOURCES / "attention.cpp"), "-o", str(made)])
+            _output([*compiler, *FLAGS, f"-DREAL={real}", "-shared", str(SOURCES / "attention.cpp"), "-o", str(made)])
             made.replace(kept)  # in one step, since other processes may be at it
     return kept
 
 
-def _compiler() -> str:
-    named = os.environ.get("CXX")
-    for name in (named,) if named else COMPILERS:
-        found = shutil.which(name)
+def _compiler() -> list[str]:
+    """The compiler, and the options that come with it in CXX."""
+    named = shlex.split(os.environ.get("CXX", ""))
+    for command in [named] if named else [[name] for name in COMPILERS]:
+        found = shutil.which(command[0])
         if found is not None:
-            return found
-    wanted = f"CXX={named} is no program" if named else f"there is no C++ compiler ({', '.join(COMPILERS)})"
+            return [found, *command[1:]]
+    wanted = f"CXX={named[0]} is no program" if named else f"there is no C++ compiler ({', '.join(COMPILERS)})"
     raise UnavailableError(f"it is built by the machine's compiler, and {wanted}")
 
 
 def _output(command: list[str]) -> str:
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        english = {**os.environ, "LC_ALL": "C"}
+        return subprocess.run(command, capture_output=True, text=True, check=True, env=english).stdout
     except subprocess.CalledProcessError as error:
         first = next((line for line in error.stderr.splitlines() if "error" in line), error.stderr.strip())
         raise UnavailableError(f"its C++ does not compile here: {first}") from None
@@ -97,18 +106,22 @@ def _output(command: list[str]) -> str:
 
 
 def _folder() -> Path:
-    """Where built libraries are kept: the user's cache, or a folder of this process where that cannot be written."""
+    """Where built libraries are kept: the user's cache. Where it cannot be written, or others may write there too, a
+    folder of this process."""
     base = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(base) if base else Path.home() / ".cache") / "posenc"
     try:
+        folder = (Path(base) if base else Path.home() / ".cache") / "posenc"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if os.access(folder, os.W_OK):
+        about = folder.stat()
+        if about.st_uid == os.getuid() and not about.st_mode & 0o022 and os.access(folder, os.W_OK):
             return folder
-    except OSError:
+    except (OSError, RuntimeError):  # no home
         pass
     return _folder_of_process()
 
 
 @functools.cache
 def _folder_of_process() -> Path:
-    return Path(tempfile.mkdtemp(prefix="posenc-"))
+    folder = Path(tempfile.mkdtemp(prefix="posenc-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder

@@ -1,4 +1,4 @@
-"""Attention by the kernel as two operators, forward and backward, each the other's derivative."""
+"""Attention by the kernel as an operator, with another for its derivative."""
 
 import ctypes
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class _Table(ctypes.Structure):
     _fields_ = (
         ("x", ctypes.c_void_p),
         ("gradient", ctypes.c_void_p),
-        *((name, _i64) for name in ("head", "low", "entries", "width", "slot")),
+        *((name, _i64) for name in ("head", "low", "entries", "width", "slot", "share")),
     )
 
 
@@ -80,11 +80,13 @@ def _rows(x: Tensor) -> _Rows:
     return _Rows(x.data_ptr(), *x.stride()[:3])
 
 
-def _table(x: Tensor, low: int, gradient: Tensor | None) -> _Table:
-    """Of (heads or 1, entries, width), with gradients (slots, heads, entries, width)."""
+def _table(x: Tensor, low: int, gradient: Tensor | None, groups: int) -> _Table:
+    """Of (heads, entries, width), with gradients (slots, heads, entries, width); or of one table for all heads, with
+    one gradient for each key head."""
     head = x.stride(0) if x.size(0) > 1 else 0
     given = (None, 0) if gradient is None else (gradient.data_ptr(), gradient.stride(0))
-    return _Table(x.data_ptr(), given[0], head, low, x.size(1), x.size(2), given[1])
+    share = 1 if x.size(0) > 1 else groups
+    return _Table(x.data_ptr(), given[0], head, low, x.size(1), x.size(2), given[1], share)
 
 
 def _tiles(found: Sequence[Tile]) -> Any:
@@ -108,12 +110,18 @@ def _call(
     scale: float,
 ) -> _Call:
     batch, heads, queries, width = query.shape
+    for name, x in {"key": key, "value": value, **given}.items():  # the kernel would read whatever stands there
+        wanted = torch.float64 if name.endswith("clock") else query.dtype
+        if x.dtype != wanted:
+            raise RuntimeError(f"the kernel takes {name} in {wanted}, got {x.dtype}")
+    if key.shape[:3] != value.shape[:3]:
+        raise RuntimeError(f"the kernel takes as many values as keys, got {value.shape} and {key.shape}")
     numbers = (len(found), batch, heads, key.size(1), queries, key.size(2), width, value.size(-1), *function)
     call = _Call(**dict(zip(NUMBERS, numbers, strict=False)), threads=torch.get_num_threads(), scale=scale)
     call.q, call.k, call.v = _rows(query), _rows(key), _rows(value)
     for name, x in given.items():
         if name in TABLES:
-            setattr(call, name, _table(x, lows[TABLES.index(name)], gradients.get(name)))
+            setattr(call, name, _table(x, lows[TABLES.index(name)], gradients.get(name), heads // key.size(1)))
         else:
             setattr(call, name, _rows(x) if name in ROWS else x.data_ptr())
     call.tiles = ctypes.cast(found, ctypes.c_void_p)
@@ -206,11 +214,10 @@ def _native_backward(
         delta -= dlse.masked_fill(lse == -torch.inf, 0.0)
     dq = query.new_zeros((parts, *query.shape))
     dk, dv = (x.new_zeros(x.shape) for x in (key, value))
-    tables = {
-        name: x.new_zeros((slots * parts, heads, *x.shape[1:]))
-        for name, x in inputs.items()
-        if name in wanted and name in TABLES
-    }
+    tables: dict[str, Tensor] = {}
+    for name in of_tables:
+        x = inputs[name]
+        tables[name] = x.new_zeros((slots * parts, heads if x.size(0) > 1 else kv_heads, *x.shape[1:]))
     found = _found(queries, keys, seen, batch)
     call = _call(query, key, value, inputs, lows, tables, found, function, scale)
     call.slots, call.parts = slots * parts, parts

@@ -20,7 +20,7 @@ struct Part {
     const Tile* tile;
     int64_t start, stop, first, last;  // queries and keys
 
-    // Of the queries from..to: the columns that any of them sees, and those that all see.
+    // The first column that query i sees, and the one after its last.
     int64_t low(int64_t i) const { return std::clamp(std::max(first, i + tile->low), first, last) - first; }
     int64_t high(int64_t i) const { return std::clamp(std::min(last, i + tile->high + 1), first, last) - first; }
     // The column at which the entry n of a table stands for query i.
@@ -70,6 +70,16 @@ void add_ends(const Part& p, int64_t i, int64_t left, int64_t right, const Table
     for (int64_t j = outside; j < right; j++) s[j] += high;
 }
 
+// Sums of a row of pairs whose entries lie before the table's first, and past its last.
+void ends(const Part& p, int64_t i, int64_t left, int64_t right, const Table& t, const Real* row, Real& low,
+          Real& high) {
+    const int64_t inside = std::clamp(p.column(i, 0, t), left, right);
+    const int64_t outside = std::clamp(p.column(i, t.entries, t), inside, right);
+    low = high = 0;
+    for (int64_t j = left; j < inside; j++) low += row[j];
+    for (int64_t j = outside; j < right; j++) high += row[j];
+}
+
 Real dot(const Real* a, const Real* b, int64_t n) {
     Vec s{};
     for (int64_t d = 0; d < n; d += LANES) s += load(a + d) * load(b + d);
@@ -78,7 +88,7 @@ Real dot(const Real* a, const Real* b, int64_t n) {
 
 // f(s; c) in place.
 void apply(const Call& call, const Part& p, int64_t h, int64_t i, int64_t left, int64_t right, Real* s) {
-    along(p, h, i, left, right, call.factor, [s](int64_t j, Real c) { s[j] = (s[j] > 0 ? s[j] : Real(0)) * c; });
+    along(p, h, i, left, right, call.factor, [s](int64_t j, Real c) { s[j] = (s[j] <= 0 ? Real(0) : s[j]) * c; });
 }
 
 void hide(const Part& p, int64_t i, int64_t left, int64_t right, Real* s) {
