@@ -123,8 +123,8 @@ class Function:
     The coefficients c are functions of the distance, each (heads or 1, ...) for distances (...). With ``distance`` None
     they are functions of the coordinates of query and key, which broadcast. ``adds``: apply(s, *c) = s + apply(0, *c).
     ``derivative``, a function of a module too, takes the gradient of apply(s, *c) back to s and to each c, all in the
-    shape of s: derivative(gradient, s, *c) -> (gradient, ...). Without it autograd does, more slowly. ``native`` is the
-    name that the kernel for the CPU knows the function by: "relu times" is ReLU(s) c.
+    shape of s: derivative(gradient, s, *c) -> (gradient, ...). Without it autograd does, more slowly. ``formula``
+    says which function it is, for kernels that cannot call Python: "relu times" is ReLU(s) c.
     """
 
     apply: Callable[..., Tensor]
@@ -132,7 +132,7 @@ class Function:
     distance: Distance | None = None
     adds: bool = False
     derivative: Callable[..., tuple[Tensor, ...]] | None = None
-    native: Literal["relu times"] | None = None
+    formula: Literal["relu times"] | None = None
 
     @property
     def reads_coordinates(self) -> bool:

@@ -58,7 +58,7 @@ class DistanceAware(Scheme):
     ) -> tuple[Function, ...]:
         """ReLU(s_ij) f(w |p_i - p_j|; v)."""
         distance = Distance("DistanceAware", num_heads=self.num_heads)
-        return (Function(rescaled, self._coefficients, distance, derivative=rescaled_derivative, native="relu times"),)
+        return (Function(rescaled, self._coefficients, distance, derivative=rescaled_derivative, formula="relu times"),)
 
     def _coefficients(self, r: Tensor) -> tuple[Tensor]:
         return (self.factor(r.to(torch.promote_types(self.w.dtype, torch.float32))),)

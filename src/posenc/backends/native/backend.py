@@ -17,7 +17,7 @@ from posenc.forms import check_width, meets
 from posenc.layout import flat
 from posenc.pieces import Bias, Clock, Distance, Fold, Function, Meeting
 
-FUNCTIONS = {"relu times": 1}  # those that the kernel knows, by the name that `Function.native` gives
+FUNCTIONS = {"relu times": 1}  # those that the kernel knows, by the name that `Function.formula` gives
 
 
 def _refuses(call: Call) -> str | None:
@@ -31,7 +31,7 @@ def _refuses(call: Call) -> str | None:
     for piece in call.pieces:
         if isinstance(piece, Meeting) and piece.side == "key":
             return "a key meets a vector"
-        if isinstance(piece, Function) and piece.native not in FUNCTIONS:
+        if isinstance(piece, Function) and (piece.formula not in FUNCTIONS or piece.distance is None):
             return "a score term is a function of the score that the kernel does not know"
     distances = [getattr(term, "distance", None) for term in (*call.pieces, *call.values)]
     if any(d is not None and d.tail != "constant" for d in distances) and is_spread(call):
@@ -121,12 +121,12 @@ class _Given:
                     clock = block.feature(piece.feature, side)
                     self.tensors[f"{side}_clock"] = clock.expand(call.query.size(0), heads, -1).double()
             elif isinstance(piece, Function):
-                assert piece.native is not None
+                assert piece.formula is not None
                 assert piece.distance is not None
                 low, r = self.entries([piece.distance])
                 (c,) = piece.coefficients(r)
                 self.put("factor", low, block.of_heads(c.to(call.dtype), piece.distance.scheme))
-                self.function = [FUNCTIONS[piece.native], int(len(call.pieces) > 1 and call.pieces[-1] is piece)]
+                self.function = [FUNCTIONS[piece.formula], int(len(call.pieces) > 1 and call.pieces[-1] is piece)]
 
 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:

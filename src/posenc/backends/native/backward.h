@@ -1,4 +1,4 @@
-// The backward pass of one task: some keys of one head, and all queries that see them.
+// The backward pass of one task: the keys of a key head, or a part of them, and all queries that see them.
 
 #pragma once
 
