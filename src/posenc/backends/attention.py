@@ -18,6 +18,7 @@ from posenc.backends.call import Call, sliced
 from posenc.backends.choice import BACKENDS as BACKENDS
 from posenc.backends.choice import Explanation
 from posenc.backends.reference import dense_logits
+from posenc.backends.skipping import skipped_by_default
 from posenc.encoding import Context, Encoding
 from posenc.forms import added
 from posenc.pieces import Bias, Fold, adds
@@ -43,6 +44,7 @@ def attention(
     enable_gqa: bool = False,
     backend: str = "auto",
     return_lse: bool = False,
+    skip_below: float | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(scores) value, with positions: rotates query and key, changes the scores, adds to the output.
 
@@ -58,6 +60,10 @@ def attention(
     - ``backend``: ``"auto"``, of which `explain` says what it takes; or the name of one, ``"sdpa"``, ``"native"``,
       ``"tiled"``, ``"flex"``, ``"chunked"`` or ``"reference"``, which then runs or raises ValueError, and never falls
       back.
+    - ``skip_below``: the share of a row's weight that may be left out. Where a term fades with the distance, keys that
+      together weigh less are not computed by ``"native"``, ``"tiled"`` and ``"flex"``, whatever they hold; one that is
+      loud enough to count is, wherever it stands. By default 2**-32, a 256th of the rounding of float32 (for float64
+      inputs 2**-61); ``0.0`` computes everything.
     - ``return_lse``: also return the log-sum-exp of each row of scores, (batch, heads, queries), by which partial
       results can be merged.
 
@@ -78,6 +84,7 @@ def attention(
     _check_sinks(sinks, query)
     bound = _bound(query, key, value, encoding, query_positions, key_positions)
     call = _call(query, key, value, bound, attn_mask, is_causal, window, dropout_p, scale, return_lse, sinks)
+    call = replace(call, skip_below=_share(skip_below, call.dtype))
     _check_value_door(call)
     is_auto = isinstance(backend, str) and backend == "auto"
     chosen = choice.choose(call)[0] if is_auto else choice.named(call, backend)
@@ -140,6 +147,7 @@ def explain(
     scale: float | None = None,
     enable_gqa: bool = False,
     return_lse: bool = False,
+    skip_below: float | None = None,
 ) -> Explanation:
     """Which backend `attention` takes for these arguments, why, and why the others cannot run them.
 
@@ -153,6 +161,7 @@ def explain(
     _check_sinks(sinks, query)
     bound = _bound(query, key, value, encoding, query_positions, key_positions)
     call = _call(query, key, value, bound, attn_mask, is_causal, window, dropout_p, scale, return_lse, sinks)
+    call = replace(call, skip_below=_share(skip_below, call.dtype))
     _check_value_door(call)
     _bind_pairs(call)
     return choice.explain(call)
@@ -274,6 +283,14 @@ def _check_sinks(sinks: Tensor | None, query: Tensor) -> None:
 def _is_number(value: object) -> bool:
     """Whether it is a number, or a compiler's sign for one."""
     return is_number(value) or isinstance(value, (torch.SymInt, torch.SymFloat))
+
+
+def _share(skip_below: float | None, dtype: torch.dtype) -> float:
+    if skip_below is None:
+        return skipped_by_default(dtype)
+    if not is_number(skip_below) or not 0 <= skip_below < 1:
+        raise ValueError(f"skip_below must be within [0, 1), or None for 2**-32, got {shown(skip_below)}")
+    return skip_below
 
 
 def _check_value_door(call: Call) -> None:

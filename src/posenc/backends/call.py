@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from posenc import compat
+from posenc.backends.skipping import SKIP_BELOW
 from posenc.block import Block
 from posenc.encoding import NOTHING, Features
 from posenc.forms import check
@@ -47,6 +48,7 @@ class Call:
     heads: range | None = None
     query_features: Features = field(default_factory=lambda: NOTHING)
     key_features: Features = field(default_factory=lambda: NOTHING)
+    skip_below: float = SKIP_BELOW
 
     @property
     def dtype(self) -> torch.dtype:

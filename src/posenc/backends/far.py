@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from posenc.backends import band, fused
 from posenc.backends.lines import Lines
+from posenc.backends.skipping import faint
 from posenc.layout import unflat
 from posenc.tiles import Tile, Visibility, tiles
 
@@ -30,6 +31,7 @@ class Plan:
     found: list[Tile]
     width: int | None  # W; None: every distance is near
     lowest: int
+    skip_below: float  # the share of a row's weight that may be left out
     keeps_right: bool  # pairs far to the right are summed apart, because something of theirs is learned or added
 
     @property
@@ -39,13 +41,20 @@ class Plan:
         return max(self.width, 1)
 
 
-def planned(rows: int, queries: Sequence[int], keys: Sequence[int], seen: Sequence[int], form: Sequence[int]) -> Plan:
+def planned(
+    rows: int,
+    queries: Sequence[int],
+    keys: Sequence[int],
+    seen: Sequence[int],
+    form: Sequence[int],
+    skip_below: float,
+) -> Plan:
     """The plan that the operator's numbers describe."""
     is_causal, has_left, left, has_right, right = seen
     visibility = Visibility(bool(is_causal), left if has_left else None, right if has_right else None)
     found = list(tiles(unflat(queries), unflat(keys), visibility, rows))
     is_banded, width, lowest, _, keeps_right = form
-    return Plan(found, None if is_banded else width, lowest, bool(keeps_right))
+    return Plan(found, None if is_banded else width, lowest, skip_below, bool(keeps_right))
 
 
 @dataclass
@@ -186,16 +195,16 @@ def _horizons(
     """For each side, group and key head: how many steps past the nearest key nothing can be seen any more.
 
     Two scores of a query differ by no more than 2 scale |q| |k|, so a key that the slope puts further below the nearest
-    one than that and -log(2^-32 / keys) has a weight below rounding.
+    one than that and is faint does not count.
     """
     kv_heads, groups = key.size(1), query.size(1) // key.size(1)
-    if slopes is None:
+    below = -faint(plan.skip_below, key.size(2))
+    if slopes is None or below == math.inf:
         never = [[NEVER] * kv_heads for _ in range(groups)]
         return never, never
     longest_q = torch.linalg.vector_norm(query.flatten(2, 2), dim=-1, dtype=slopes.dtype).amax((0, 2))
     longest_k = torch.linalg.vector_norm(key, dim=-1, dtype=slopes.dtype).amax((0, 2)).repeat_interleave(groups)
-    faint = -math.log(torch.finfo(slopes.dtype).eps) + 9 * math.log(2) + math.log(max(1, key.size(2)))
-    steps = (2 * abs(scale) * longest_q * longest_k + faint) / -slopes
+    steps = (2 * abs(scale) * longest_q * longest_k + below) / -slopes
     steps = torch.where((slopes < 0) & steps.isfinite(), steps, float(NEVER))
     sides = []
     for side in steps.view(2, kv_heads, groups).mT.tolist():

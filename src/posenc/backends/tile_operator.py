@@ -11,7 +11,7 @@ lost at 32k tokens or in bfloat16; the readings of a clock likewise. Near and fa
 the backward pass runs over the same parts with the output and the log-sum-exp of the whole row.
 
 A bias that falls with distance hides what it has made fainter than rounding: past its horizon a key's weight is below
-2^-32 of that of the nearest one, whatever the contents. It is not computed, so no weight becomes a denormal number.
+``skip_below`` of its row's, whatever the contents. It is not computed, so no weight becomes a denormal number.
 
 The gradient of the log-sum-exp enters by a channel more: with ones beside the output's gradient and -dlse beside the
 output, the kernel takes dlse from every pair. The same channel of the query, ones, gathers the gradient of a clock.
@@ -54,10 +54,11 @@ def _told(
     seen: Sequence[int],
     form: Sequence[int],
     apply: str,
+    skip_below: float,
 ) -> tuple[Plan, Lines]:
     """What the arguments of the operators say. ``names`` are the fields of `Lines` that the tables are; ``apply`` names
     the function and, if it has one, its derivative."""
-    plan = planned(rows, queries, keys, seen, form)
+    plan = planned(rows, queries, keys, seen, form, skip_below)
     lines = Lines(plan.lowest, is_last=bool(form[3]))
     for name, function in zip(("apply", "derivative"), apply.split(), strict=False):
         setattr(lines, name, by_name(function))
@@ -81,10 +82,11 @@ def _tiled(
     form: Sequence[int],
     apply: str,
     scale: float,
+    skip_below: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Output and log-sum-exp; and for the backward pass the output before it was rounded, and output and log-sum-exp of
     the keys far to the right. The last three are empty where they are not needed."""
-    plan, lines = _told(query.size(0), tables, names, queries, keys, seen, form, apply)
+    plan, lines = _told(query.size(0), tables, names, queries, keys, seen, form, apply, skip_below)
     dtype = torch.promote_types(query.dtype, torch.float32)
     out = value.new_zeros((*query.shape[:3], value.size(-1)), dtype=dtype)
     lse = query.new_full(query.shape[:3], -torch.inf, dtype=dtype)
@@ -147,9 +149,10 @@ def _tiled_backward(
     form: Sequence[int],
     apply: str,
     scale: float,
+    skip_below: float,
 ) -> list[Tensor]:
     """The gradients of query, key, value, and of the tables."""
-    plan, lines = _told(query.size(0), tables, names, queries, keys, seen, form, apply)
+    plan, lines = _told(query.size(0), tables, names, queries, keys, seen, form, apply, skip_below)
     dtype = lse.dtype
     d_lines = lines.zeros()
     dq, dk, dv = (x.new_zeros(x.shape, dtype=dtype) for x in (query, key, value))

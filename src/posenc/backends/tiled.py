@@ -231,6 +231,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
         [int(width is None), width or 0, lowest, int(is_last), int(keeps_right)],
         apply,
         call.scale,
+        call.skip_below,
     )
     if far_values is not None:
         sees = (lse > -torch.inf)[..., None]

@@ -152,6 +152,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
         [int(seen.is_causal), int(seen.left is not None), seen.left or 0, int(seen.right is not None), seen.right or 0],
         given.function,
         call.scale,
+        call.skip_below,
     )
     return out, lse if call.return_lse else None
 

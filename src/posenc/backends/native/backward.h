@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "scores.h"
+#include "bounds.h"
 
 namespace {
 
@@ -146,7 +146,8 @@ struct Backward {
 
     void pairs(const Part& p, int64_t b, int64_t kv, int64_t h, int64_t i, int64_t rows) {
         const int64_t D = call.width, V = call.value_width, E = call.vectors.width;
-        const int64_t left = p.low(i) / PANEL * PANEL, right = rounded(p.high(i + rows - 1), PANEL);
+        int64_t left = p.low(i) / PANEL * PANEL, right = rounded(p.high(i + rows - 1), PANEL);
+        if (call.query_most) Bound(call, p, b, h, i, rows, row_of(call.lse, b, h, i)).narrow(left, right);
         if (left >= right) return;
         const int64_t seen = std::min(right, p.last - p.first);
         copy_rows(call.q, b, h, i, rows, D, call.shift ? call.shift + h * D : nullptr, before(call), q);
@@ -167,7 +168,9 @@ struct Backward {
         const Real *dout = row_of(call.dout, b, h, i), *delta = row_of(call.delta, b, h, i), *lse = row_of(call.lse, b, h, i);
         for (int64_t strip = 0; strip < rows; strip += STRIP) {
             const int64_t count = std::min<int64_t>(STRIP, rows - strip), first = i + strip;
-            const int64_t low = p.low(first) / PANEL * PANEL, high = rounded(p.high(first + count - 1), PANEL);
+            int64_t low = std::max(p.low(first) / PANEL * PANEL, left);
+            int64_t high = std::min(rounded(p.high(first + count - 1), PANEL), right);
+            if (call.query_most) Bound(call, p, b, h, first, count, lse + strip).narrow(low, high);
             Real *w = weights + strip * ld, *d = d_s + strip * ld;
             if (low < high) {
                 scores(call, p, b, h, first, count, low, high, q + strip * D, keys, meeting + strip * meeting_row,

@@ -35,9 +35,15 @@ struct Call {
     Real* d_shift;      // (slot, heads, width)
     const double *query_clock, *key_clock;
     Real *d_query_clock, *d_key_clock;
+    // What scores can be at most; no query_most: nothing is left out.
+    const Real* query_most;      // (batch, heads, queries): scale times the length of q_i
+    const Real* key_most;        // (batch, kv_heads, spans): the greatest length of the keys of a span
+    const Real* bias_most;       // (heads or 1, spans of entries)
+    const Real* meeting_most;    // (batch, heads, queries): of all products with vectors
+    const double* clock_least;   // (batch, heads, spans)
     const Tile* tiles;
     int64_t count, batch, heads, kv_heads, queries, keys, width, value_width, function, is_last, threads, slots, parts;
-    double scale;
+    double scale, faint;  // faint: a score that lies this far below its row's log-sum-exp does not count
     Real* work;  // of `work_size` numbers for each thread
     int64_t work_size;
 };

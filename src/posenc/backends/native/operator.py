@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from posenc.backends.native.bounds import bounds_of
 from posenc.backends.native.library import library
+from posenc.backends.skipping import faint
 from posenc.layout import unflat
 from posenc.tiles import Tile, Visibility, tiles
 
@@ -43,7 +45,8 @@ class _Tile(ctypes.Structure):
 
 ROWS = ("q", "k", "v", "out", "lse", "meeting", "dout", "delta", "dq", "dk", "dv", "d_meeting")
 TABLES = ("bias", "vectors", "values", "factor")
-POINTERS = ("shift", "d_shift", "query_clock", "key_clock", "d_query_clock", "d_key_clock", "tiles")
+POINTERS = ("shift", "d_shift", "query_clock", "key_clock", "d_query_clock", "d_key_clock")
+BOUNDS = ("query_most", "key_most", "bias_most", "meeting_most", "clock_least")
 NUMBERS = (
     *("count", "batch", "heads", "kv_heads", "queries", "keys", "width", "value_width"),
     *("function", "is_last", "threads", "slots", "parts"),
@@ -56,9 +59,10 @@ class _Call(ctypes.Structure):
     _fields_ = (
         *((name, _Rows) for name in ROWS),
         *((name, _Table) for name in TABLES),
-        *((name, ctypes.c_void_p) for name in POINTERS),
+        *((name, ctypes.c_void_p) for name in (*POINTERS, *BOUNDS, "tiles")),
         *((name, _i64) for name in NUMBERS),
         ("scale", ctypes.c_double),
+        ("faint", ctypes.c_double),
         ("work", ctypes.c_void_p),
         ("work_size", _i64),
     )
@@ -108,6 +112,8 @@ def _call(
     found: Any,
     function: Sequence[int],
     scale: float,
+    bounds: dict[str, Tensor],
+    skip_below: float,
 ) -> _Call:
     batch, heads, queries, width = query.shape
     for name, x in {"key": key, "value": value, **given}.items():  # the kernel would read whatever stands there
@@ -124,6 +130,9 @@ def _call(
             setattr(call, name, _table(x, lows[TABLES.index(name)], gradients.get(name), heads // key.size(1)))
         else:
             setattr(call, name, _rows(x) if name in ROWS else x.data_ptr())
+    for name, x in bounds.items():
+        setattr(call, name, x.data_ptr())
+    call.faint = faint(skip_below, key.size(2))
     call.tiles = ctypes.cast(found, ctypes.c_void_p)
     return call
 
@@ -148,16 +157,19 @@ def _native(
     seen: Sequence[int],
     function: Sequence[int],
     scale: float,
+    skip_below: float,
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp. ``given`` are the tensors of these names, of which the ``learned`` get gradients;
-    ``lows`` the distance of the first entry of each table there may be."""
+    ``lows`` the distance of the first entry of each table there may be; ``skip_below`` the share of a row's weight that
+    may be left out."""
     width = value.size(-1)
     query, key, value = map(_aligned, (query, key, value))
     out = value.new_empty((*query.shape[:3], value.size(-1)))
     lse = query.new_empty(query.shape[:3])
     found = _found(queries, keys, seen, query.size(0))
     inputs = _named(names, given)  # kept: the kernel has no more than their addresses
-    call = _call(query, key, value, inputs, lows, {}, found, function, scale)
+    bounds = bounds_of(query, key, inputs, function, scale, skip_below)
+    call = _call(query, key, value, inputs, lows, {}, found, function, scale, bounds, skip_below)
     call.out, call.lse = _rows(out), _rows(lse[..., None])
     _run(False, query, call)
     return _cut(out, width), lse
@@ -197,6 +209,7 @@ def _native_backward(
     seen: Sequence[int],
     function: Sequence[int],
     scale: float,
+    skip_below: float,
 ) -> list[Tensor]:
     """The gradients of query, key and value, and of what is learned."""
     batch, heads, kv_heads = query.size(0), query.size(1), key.size(1)
@@ -219,7 +232,8 @@ def _native_backward(
         x = inputs[name]
         tables[name] = x.new_zeros((slots * parts, heads if x.size(0) > 1 else kv_heads, *x.shape[1:]))
     found = _found(queries, keys, seen, batch)
-    call = _call(query, key, value, inputs, lows, tables, found, function, scale)
+    bounds = bounds_of(query, key, inputs, function, scale, skip_below)
+    call = _call(query, key, value, inputs, lows, tables, found, function, scale, bounds, skip_below)
     call.slots, call.parts = slots * parts, parts
     call.lse, call.delta, call.dout = _rows(lse[..., None]), _rows(delta[..., None]), _rows(dout)
     call.dq, call.dk, call.dv = _rows(dq.flatten(0, 1)), _rows(dk), _rows(dv)

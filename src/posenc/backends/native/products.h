@@ -69,10 +69,31 @@ inline Vec exponential(Vec x) {
     return x < Real(is_single ? -87.3 : -708.0) ? Vec{} : found;
 }
 
-inline Real sum(Vec x) {
-    Real s = 0;
-    for (int l = 0; l < LANES; l++) s += x[l];
-    return s;
+// The sum of an array of W numbers, halves by halves.
+template <int W>
+inline Real sum_of(const Real* x) {
+    if constexpr (W == 1) {
+        return *x;
+    } else {
+        typedef Real Half __attribute__((vector_size(W / 2 * sizeof(Real)), aligned(sizeof(Real)), may_alias));
+        Half s = *reinterpret_cast<const Half*>(x) + *reinterpret_cast<const Half*>(x + W / 2);
+        return sum_of<W / 2>(reinterpret_cast<const Real*>(&s));
+    }
+}
+inline Real sum(Vec x) { return sum_of<LANES>(reinterpret_cast<const Real*>(&x)); }
+
+inline Real dot(const Real* a, const Real* b, int64_t n) {
+    Vec s{};
+    for (int64_t d = 0; d < n; d += LANES) s += load(a + d) * load(b + d);
+    return sum(s);
+}
+
+// c[row][column] += a[row] . b[column]: for a few rows, which are not worth packing b.
+inline void dots(int64_t rows, int64_t columns, int64_t k, const Real* a, int64_t a_row, const Real* b, int64_t b_row,
+                 Real* c, int64_t c_row) {
+    for (int64_t column = 0; column < columns; column++)
+        for (int64_t row = 0; row < rows; row++)
+            c[row * c_row + column] += dot(a + row * a_row, b + column * b_row, k);
 }
 
 // c[row][column] += sum over k of a[row][k] b[k][column], for R rows and C vectors of columns.

@@ -80,12 +80,6 @@ void ends(const Part& p, int64_t i, int64_t left, int64_t right, const Table& t,
     for (int64_t j = outside; j < right; j++) high += row[j];
 }
 
-Real dot(const Real* a, const Real* b, int64_t n) {
-    Vec s{};
-    for (int64_t d = 0; d < n; d += LANES) s += load(a + d) * load(b + d);
-    return sum(s);
-}
-
 // f(s; c) in place.
 void apply(const Call& call, const Part& p, int64_t h, int64_t i, int64_t left, int64_t right, Real* s) {
     along(p, h, i, left, right, call.factor, [s](int64_t j, Real c) { s[j] = (s[j] <= 0 ? Real(0) : s[j]) * c; });
@@ -96,11 +90,15 @@ void hide(const Part& p, int64_t i, int64_t left, int64_t right, Real* s) {
     for (int64_t j = std::max(left, p.high(i)); j < right; j++) s[j] = NONE;
 }
 
-// Adds to the pairs of some rows x_i what they give by vectors of the distance, which are packed from entry `begin` on.
+// Adds to the pairs of some rows x_i what they give by vectors of the distance, which are packed from entry `begin` on;
+// or as they stand in the table, where `packed` is null.
 void by_vectors(const Part& p, int64_t h, int64_t i, int64_t rows, int64_t left, int64_t right, const Table& t,
                 const Real* x, int64_t x_row, const Real* packed, int64_t begin, Real* s, int64_t ld) {
     const Reach near = reach(p, i, rows, left, right, t);
-    if (near.from < near.to) {  // in whole panels
+    if (near.from < near.to && !packed) {
+        dots(rows, near.to - near.from, t.width, x, x_row, entry(t, h, near.from), t.width, s + p.column(i, near.from, t),
+             ld + 1);
+    } else if (near.from < near.to) {  // in whole panels
         const int64_t from = begin + (near.from - begin) / PANEL * PANEL;
         multiply(rows, rounded(near.to - from, PANEL), t.width, x, x_row, 1, packed + (from - begin) * t.width, PANEL,
                  PANEL * t.width, s + p.column(i, from, t), ld + 1);
@@ -121,7 +119,8 @@ Real before(const Call& call) {
 }
 Real after(const Call& call) { return before(call) == 1 ? Real(call.scale) : Real(1); }
 
-// Scores of `rows` queries from i on in the columns left .. right of a block; s is that of query i and key p.first.
+// Scores of `rows` queries from i on in the columns left .. right of a block; s is that of query i and key p.first. Keys
+// and vectors are packed, unless they are null.
 void scores(const Call& call, const Part& p, int64_t b, int64_t h, int64_t i, int64_t rows, int64_t left, int64_t right,
             const Real* q, const Real* keys, const Real* meeting, int64_t meeting_row, const Real* vectors,
             int64_t vectors_from, Real* s, int64_t ld, Real* bare) {
@@ -130,8 +129,12 @@ void scores(const Call& call, const Part& p, int64_t b, int64_t h, int64_t i, in
         apply(call, p, h, i + r, left, right, s + r * ld);
     };
     for (int64_t r = 0; r < rows; r++) std::fill(s + r * ld + left, s + r * ld + right, Real(0));
-    multiply(rows, right - left, call.width, q, call.width, 1, keys + left * call.width, PANEL, PANEL * call.width,
-             s + left, ld);
+    if (keys)
+        multiply(rows, right - left, call.width, q, call.width, 1, keys + left * call.width, PANEL, PANEL * call.width,
+                 s + left, ld);
+    else
+        dots(rows, std::min(right, p.last - p.first) - left, call.width, q, call.width,
+             row_of(call.k, b, h / (call.heads / call.kv_heads), p.first + left), call.k.row, s + left, ld);
     const Real scale = after(call);
     if (scale != 1)
         for (int64_t r = 0; r < rows; r++)

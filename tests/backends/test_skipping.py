@@ -1,0 +1,162 @@
+"""Keys that fade with the distance are left out where they cannot count, and are computed wherever they can.
+
+What was left out is seen by what the values hold there: NaN, which any weight, 0 too, would bring into the output.
+"""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import posenc
+from posenc import ALiBi, Positions, Shaw
+from posenc.backends import far
+from posenc.pieces import Bias, Clock, Distance
+from posenc.scheme import Scheme
+from tests.awkward import Pieces
+
+HEADS = 4
+
+
+def power(r: Tensor) -> Tensor:
+    """-a |r|^1.2, of which nothing is known but its numbers."""
+    return -torch.tensor([1.0, 0.3, 0.1, 0.05], dtype=torch.float64).view(-1, *[1] * r.dim()) * r.abs().double() ** 1.2
+
+
+POWER = Pieces(lambda: (Bias(power, Distance("Power")),))
+CLOCK = Pieces(lambda: (Clock("forgotten"),))
+SCHEMES = {
+    "alibi": lambda: ALiBi(HEADS),
+    "alibi on both sides": lambda: ALiBi(HEADS, "bidirectional"),
+    "a power": lambda: POWER,
+    "alibi and shaw's keys": lambda: ALiBi(HEADS) + Shaw(16, 5, values=False),
+    "alibi and shaw": lambda: ALiBi(HEADS) + Shaw(16, 5),
+    "a clock": lambda: CLOCK,
+}
+
+
+def drawn(tokens: int, queries: int | None = None, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(tokens)
+    q, k, v = (torch.randn(1, h, tokens, 16, generator=generator, dtype=torch.float64) for h in (HEADS, 2, 2))
+    return [x.to(dtype) for x in (q if queries is None else q[:, :, -queries:], k, v)]
+
+
+def encoding(scheme: Scheme, positions: Positions, queries: int) -> posenc.encoding.Encoding:
+    """Bound, with the readings of a clock of which the heads run at different paces."""
+    bound = scheme(positions[-queries:], positions, dtype=torch.float64)
+    if scheme is not CLOCK:
+        return bound
+    generator = torch.Generator().manual_seed(7)
+    tokens = positions.order.size(1)
+    paces = torch.tensor([1.0, 0.3, 0.1, 0.03], dtype=torch.float64)[:, None]
+    readings = -(torch.rand(1, HEADS, tokens, generator=generator, dtype=torch.float64) * 2 * paces).cumsum(-1)
+    return bound.with_features({"forgotten": readings[:, :, -queries:]}, {"forgotten": readings})
+
+
+def run(
+    name: str, tensors: list[Tensor], backend: str, positions: Positions | None = None, **how: object
+) -> list[Tensor]:
+    """The output, the log-sum-exp and the gradients."""
+    scheme = SCHEMES[name]()
+    for x in scheme.parameters():
+        x.data = torch.linspace(-1, 1, x.numel(), dtype=torch.float64).view(x.shape)
+    leaves = [x.clone().requires_grad_() for x in tensors]
+    tokens = tensors[1].size(2)
+    positions = positions or Positions.arange(tokens)
+    bound = encoding(scheme, positions, tensors[0].size(2))
+    causal = name != "alibi on both sides"
+    out, lse = posenc.attention(*leaves, bound, is_causal=causal, backend=backend, return_lse=True, **how)
+    wanted = (*leaves, *scheme.parameters())
+    return [out.detach(), lse.detach(), *torch.autograd.grad(out.sin().sum() + lse.sum(), wanted)]
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("queries", [600, 3, 90])
+def test_what_is_left_out_weighs_no_more_than_is_said(name: str, queries: int) -> None:
+    tensors = drawn(600, queries)
+    truth = run(name, tensors, "reference")
+    for share, most in ((None, 1e-13), (2**-32, 2**-30), (2**-10, 2**-8)):
+        for found, right in zip(run(name, tensors, "native", skip_below=share), truth, strict=True):
+            torch.testing.assert_close(found, right, rtol=0, atol=most * max(1.0, right.abs().max().item()))
+
+
+PLACES = {
+    "packed": lambda: Positions.packed([350, 50, 500]),
+    "padded": lambda: Positions.padded(torch.arange(900)[None] < 800),
+    "ids": lambda: Positions(torch.arange(900)[None] + 5),
+    "a gap": lambda: Positions.cat([Positions.arange(400), Positions.arange(500, start=400).shift(300)]),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("window", [None, 333])
+def test_so_it_is_wherever_tokens_stand(place: str, window: int | None) -> None:
+    tensors, positions = drawn(900), PLACES[place]()
+    for name in ("alibi", "a clock"):
+        truth = run(name, tensors, "reference", positions, window=window)
+        for found, right in zip(run(name, tensors, "native", positions, window=window), truth, strict=True):
+            torch.testing.assert_close(found, right, rtol=0, atol=1e-12 * max(1.0, right.abs().max().item()))
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_what_cannot_count_is_not_computed(name: str) -> None:
+    """Of the head that fades fastest, and in the backward pass too; with 0.0 everything is."""
+    q, k, v = drawn(1500)
+    v[:, :, :600] = torch.nan
+    found = run(name, [q, k, v], "native", skip_below=2**-32)
+    assert found[0][0, 0, 1400:].isfinite().all()
+    assert found[2][0, 0, 1400:].isfinite().all()
+    assert run(name, [q, k, v], "native", skip_below=0.0)[0].isnan().all(-1)[0, :, 600:].all()
+
+
+def test_the_fused_kernel_is_asked_for_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(far, "SHARE", 1)
+    q, k, v = drawn(2500, 100)
+    v[:, :, :64] = torch.nan
+    monkeypatch.setattr(far, "MIN_HEADS", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert run("alibi", [q, k, v], "tiled", skip_below=2**-32)[0][0, 0].isfinite().all()
+    assert run("alibi", [q, k, v], "tiled", skip_below=0.0)[0][0, 0].isnan().all()
+
+
+@pytest.mark.parametrize("backend", ["native", "tiled"])
+@pytest.mark.parametrize("name", ["alibi", "alibi on both sides", "a power", "a clock"])
+@pytest.mark.parametrize("queries", [700, 2])
+def test_a_far_key_that_is_loud_is_computed(backend: str, name: str, queries: int) -> None:
+    """So loud that it wins over all the near ones, from as far away as there is."""
+    if backend == "tiled" and name == "a power":
+        pytest.skip("the fused kernel takes none of its keys")
+    q, k, v = drawn(700, queries)
+    q[..., 0] = q[..., 0].abs() + 1
+    k[:, :, 3, 0] = 4e4
+    found, truth = (run(name, [q, k, v], way) for way in (backend, "reference"))
+    assert truth[1][..., 3 - 700 :].amin() > 1000  # it has won
+    for one, other in zip(found, truth, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-11 * max(1.0, other.abs().max().item()))
+
+
+def test_a_loud_query_sees_further() -> None:
+    """A row by itself: its neighbours in the same block are quiet."""
+    q, k, v = drawn(900)
+    q[:, :, 805] *= 400.0
+    found, truth = (run("alibi", [q, k, v], way) for way in ("native", "reference"))
+    for one, other in zip(found, truth, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12 * max(1.0, other.abs().max().item()))
+
+
+def test_nan_and_infinity_among_keys_are_not_left_out() -> None:
+    q, k, v = drawn(900)
+    for wrong in (torch.nan, torch.inf):
+        k[0, :, 5, 2] = wrong
+        found = posenc.attention(q, k, v, ALiBi(HEADS), is_causal=True, backend="native", skip_below=2**-32)
+        truth = posenc.attention(q, k, v, ALiBi(HEADS), is_causal=True, backend="reference")
+        assert found[0, 0].isnan().any(-1).equal(truth[0, 0].isnan().any(-1))
+
+
+@pytest.mark.parametrize("wrong", [-0.1, 1, 1.5, math.nan, "2**-32", True])
+def test_a_share_must_be_one(wrong: object) -> None:
+    q, k, v = drawn(8)
+    for call in (posenc.attention, posenc.explain):
+        with pytest.raises(ValueError, match=r"skip_below must be within \[0, 1\), or None for 2\*\*-32, got "):
+            call(q, k, v, ALiBi(HEADS), is_causal=True, skip_below=wrong)
