@@ -35,6 +35,17 @@ class Visibility:
         """Whether order hides nothing."""
         return not self.is_causal and self.left is None and self.right is None
 
+    def flat(self) -> list[int]:
+        """As whole numbers, which an operator takes."""
+        has_left, has_right = self.left is not None, self.right is not None
+        return [int(self.is_causal), int(has_left), self.left or 0, int(has_right), self.right or 0]
+
+    @staticmethod
+    def unflat(numbers: Sequence[int]) -> Visibility:
+        """The inverse of `flat`."""
+        is_causal, has_left, left, has_right, right = numbers
+        return Visibility(bool(is_causal), left if has_left else None, right if has_right else None)
+
 
 @dataclass(frozen=True)
 class Tile:

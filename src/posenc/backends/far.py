@@ -50,8 +50,7 @@ def planned(
     skip_below: float,
 ) -> Plan:
     """The plan that the operator's numbers describe."""
-    is_causal, has_left, left, has_right, right = seen
-    visibility = Visibility(bool(is_causal), left if has_left else None, right if has_right else None)
+    visibility = Visibility.unflat(seen)
     found = list(tiles(unflat(queries), unflat(keys), visibility, rows))
     is_banded, width, lowest, _, keeps_right = form
     return Plan(found, None if is_banded else width, lowest, skip_below, bool(keeps_right))

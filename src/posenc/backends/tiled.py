@@ -20,6 +20,14 @@ BANDS = 8  # up to so many band widths of keys, what is near is most of it (meas
 
 
 def _refuses(call: Call) -> str | None:
+    reason = unfit(call)
+    if reason is None and _goes_by_distance(call) and is_spread(call) and _learned(call, width_of(call)) is None:
+        return "a term needs a table of all distances between the least and the greatest, which lie too far apart"
+    return reason
+
+
+def unfit(call: Call) -> str | None:
+    """Why a call cannot be run from its tiles by a backend that lays out no line of distances; None where it can."""
     if call.attn_mask is not None or call.dropout_p:
         return "it takes no attn_mask and no dropout"
     if call.is_forward_mode:
@@ -33,11 +41,8 @@ def _refuses(call: Call) -> str | None:
     reason = _refused_piece(call)
     if reason is not None:
         return reason
-    needs_distance = _goes_by_distance(call)
-    if needs_distance and not _has_distances(call):
+    if _goes_by_distance(call) and not _has_distances(call):
         return "a term goes by distance, and coordinates are not known to rise by one with the tokens"
-    if needs_distance and is_spread(call) and _learned(call, width_of(call)) is None:
-        return "a term needs a table of all distances between the least and the greatest, which lie too far apart"
     return None
 
 
@@ -209,7 +214,6 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
             coefficients = torch.stack(given)
     near = [line for line in (bias, vectors, values) if line is not None]
     keeps_right = width is not None and bool(near) and _looks_right(call)
-    seen = call.visibility
     value = call.value
     if width is not None and torch.is_grad_enabled() and any(line.requires_grad for line in near):
         # The gradient of a table counts what is far as well, of which the fused kernel rounds the output to the inputs'
@@ -227,7 +231,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
         " ".join(present),
         flat(queries),
         flat(keys),
-        [int(seen.is_causal), int(seen.left is not None), seen.left or 0, int(seen.right is not None), seen.right or 0],
+        call.visibility.flat(),
         [int(width is None), width or 0, lowest, int(is_last), int(keeps_right)],
         apply,
         call.scale,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from posenc.backends.given import TABLES, differentiate
 from posenc.backends.native.bounds import bounds_of
 from posenc.backends.native.library import library
 from posenc.backends.skipping import faint
@@ -44,9 +45,13 @@ class _Tile(ctypes.Structure):
 
 
 ROWS = ("q", "k", "v", "out", "lse", "meeting", "dout", "delta", "dq", "dk", "dv", "d_meeting")
+<<<<<<< HEAD
 TABLES = ("bias", "vectors", "values", "factor")
 POINTERS = ("shift", "d_shift", "query_clock", "key_clock", "d_query_clock", "d_key_clock")
 BOUNDS = ("query_most", "key_most", "bias_most", "meeting_most", "clock_least")
+=======
+POINTERS = ("shift", "d_shift", "query_clock", "key_clock", "d_query_clock", "d_key_clock", "tiles")
+>>>>>>> fe07e10 (What a kernel is given of a call, and its operator's derivative, are a file that two kernels may share)
 NUMBERS = (
     *("count", "batch", "heads", "kv_heads", "queries", "keys", "width", "value_width"),
     *("function", "is_last", "threads", "slots", "parts"),
@@ -138,9 +143,7 @@ def _call(
 
 
 def _found(queries: Sequence[int], keys: Sequence[int], seen: Sequence[int], rows: int) -> Any:
-    is_causal, has_left, left, has_right, right = seen
-    visibility = Visibility(bool(is_causal), left if has_left else None, right if has_right else None)
-    return _tiles(list(tiles(unflat(queries), unflat(keys), visibility, rows)))
+    return _tiles(list(tiles(unflat(queries), unflat(keys), Visibility.unflat(seen), rows)))
 
 
 @torch.library.custom_op("posenc::native", mutates_args=())
@@ -263,33 +266,4 @@ def _sum(x: Tensor) -> Tensor:
     return x[0] if x.size(0) == 1 else x.sum(0)
 
 
-@_native.register_fake
-def _(query, key, value, *_):  # type: ignore[no-untyped-def]
-    return value.new_empty((*query.shape[:3], value.size(-1))), query.new_empty(query.shape[:3])
-
-
-@_native_backward.register_fake
-def _(dout, dlse, query, key, value, out, lse, given, names, learned, *_):  # type: ignore[no-untyped-def]
-    of = dict(zip(names.split(), given, strict=True))
-    tensors = (query, key, value, *(of[name] for name in learned.split()))
-    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors]
-
-
-def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    query, key, value, given, *ctx.rest = inputs
-    ctx.save_for_backward(query, key, value, *output, *given)
-    ctx.set_materialize_grads(False)
-
-
-def _grads(ctx, dout, dlse):  # type: ignore[no-untyped-def]
-    query, key, value, out, lse, *given = ctx.saved_tensors
-    if dout is None and dlse is None:
-        return None, None, None, [None] * len(given), *(None,) * len(ctx.rest)
-    dout = torch.zeros_like(out) if dout is None else dout.contiguous()
-    found = torch.ops.posenc.native_backward(dout, dlse, query, key, value, out, lse, given, *ctx.rest)
-    names, learned = ctx.rest[0].split(), ctx.rest[1].split()
-    of = dict(zip(learned, found[3:], strict=True))
-    return *found[:3], [of.get(name) for name in names], *(None,) * len(ctx.rest)
-
-
-_native.register_autograd(_grads, setup_context=_save)
+differentiate(_native, _native_backward)
