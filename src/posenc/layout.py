@@ -146,6 +146,15 @@ class Layout:
             bounds = (min(ends), max(ends))
         return Layout(self.tokens, rows, bounds)
 
+    def by_order(self) -> Layout:
+        """The layout with coordinates unknown, in spans of document and order alone: an image's lines are one."""
+        rows = (
+            None
+            if self.rows is None
+            else tuple(tuple(replace(s, coords=None, steps=(1,)) for s in row) for row in self.rows)
+        )
+        return join([Layout(self.tokens, rows, self.bounds)], 0 if rows is None else len(rows))
+
     def without_coords(self) -> Layout:
         """The layout with coordinates unknown."""
         rows = None if self.rows is None else tuple(tuple(replace(s, coords=None) for s in row) for row in self.rows)

@@ -457,6 +457,8 @@ def refuses(backend: str, name: str, place: str, way: str | bool = "causal") -> 
         if name in NOT_BY_DISTANCE or asked.has_mask or not PLACES[place].is_tiled:
             return True
         return name not in NO_DISTANCE and not PLACES[place].is_even
+    if backend == "native" and name in SEVERAL_AXES:
+        return asked.has_mask or not PLACES[place].is_tiled
     if backend == "native":
         return name in NOT_NATIVE or refuses("tiled", name, place, way)
     return False

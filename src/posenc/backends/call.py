@@ -77,7 +77,11 @@ class Call:
     def layouts(self) -> tuple[Layout, Layout] | None:
         """The layouts of queries and of keys, where every token is known to lie in one of their spans or in padding."""
         both = self.query_positions.layout, self.key_positions.layout
-        return None if any(layout.rows is None for layout in both) else both
+        if any(layout.rows is None for layout in both):
+            return None
+        if self.key_positions.coords.dim() == 3:  # no tile goes by one of several coordinates
+            return both[0].by_order(), both[1].by_order()
+        return both
 
     @property
     def is_forward_mode(self) -> bool:

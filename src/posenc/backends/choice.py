@@ -12,6 +12,7 @@ from posenc.backends.call import Backend, Call
 from posenc.backends.chunked import CHUNKED
 from posenc.backends.flex import FLEX
 from posenc.backends.native.backend import NATIVE
+from posenc.backends.plane import is_planar
 from posenc.backends.reference import REFERENCE
 from posenc.backends.sdpa import SDPA, is_plain
 from posenc.backends.tiled import TILED, has_far_keys, width_of
@@ -59,12 +60,14 @@ def choose(call: Call) -> tuple[Backend, str]:
     if call.is_forward_mode:
         return REFERENCE, "no fused kernel has a forward-mode derivative"
     dense = SDPA if SDPA.refuses(call) is None else REFERENCE
-    if dense is SDPA and is_plain(call):
+    is_few = not torch.compiler.is_compiling() and queries * keys <= FEW_PAIRS
+    folds = any(is_planar(piece) for piece in call.pieces) and not call.has_few_queries and not is_few
+    if dense is SDPA and not (folds and NATIVE.refuses(call) is None) and is_plain(call):
         return SDPA, "nothing is added to the scores, so it is the fused kernel alone"
     few = "there are few queries: a row of scores for each is the least work"
     if call.has_few_queries and dense is SDPA:
         return SDPA, few
-    if not torch.compiler.is_compiling() and dense is SDPA and queries * keys <= FEW_PAIRS:
+    if dense is SDPA and is_few:
         return SDPA, "the tokens are few enough to lay out a mask"
     if not call.has_few_queries and NATIVE.refuses(call) is None and _is_worth_tiles(call):
         return NATIVE, "every term goes by distance, and the kernel makes the scores as it goes"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from posenc.backends.call import Call
+from posenc.backends.plane import is_planar, tables_of_plane
 from posenc.backends.tiled import is_spread, line_of, reach_of
 from posenc.block import Block
 from posenc.forms import check_width, meets
@@ -25,11 +27,13 @@ class Given:
 
     Tables are of all heads, or one for all: "bias" and "factor" (heads or 1, entries, 1), "vectors" and "values"
     (heads or 1, entries, width). "shift" is (heads, head_dim). "meeting" (batch, heads, queries, width) meets the
-    vectors in the query's place. "query_clock" and "key_clock" (batch, heads, tokens) are in double precision.
+    vectors in the query's place. "query_clock" and "key_clock" (batch, heads, tokens) are in double precision. What goes
+    by two coordinates comes from `tables_of_plane`.
     """
 
     def __init__(self, call: Call) -> None:
-        self.call = call
+        planar = [piece for piece in call.pieces if isinstance(piece, Bias | Meeting) and is_planar(piece)]
+        self.call = call = replace(call, pieces=tuple(piece for piece in call.pieces if not is_planar(piece)))
         self.reach = reach_of(call)
         self.key = call.key
         self.tensors: dict[str, Tensor] = {}
@@ -38,6 +42,9 @@ class Given:
         block = call.raw_block()
         self._biases_and_meetings(block)
         self._others(block)
+        if planar:
+            self.lows["plane"], tables = tables_of_plane(planar, call, block)
+            self.tensors.update(tables)
 
     def _entries(self, distances: Sequence[Distance]) -> tuple[int, Tensor]:
         """The first of the distances that a table for all of these holds, and all of them: those of any pair, and where
@@ -125,7 +132,7 @@ class Given:
             [x.contiguous() for x in self.tensors.values()],
             " ".join(self.tensors),
             " ".join(name for name, x in self.tensors.items() if is_learned and x.requires_grad),
-            [self.lows.get(name, 0) for name in TABLES],
+            [self.lows.get(name, 0) for name in (*TABLES, "plane")],
             *(flat(layout) for layout in self.call.layouts),
             self.call.visibility.flat(),
             self.function,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,9 @@ from posenc.backends.call import Backend, Call
 from posenc.backends.given import Given, unknown_piece
 from posenc.backends.native import operator as operator  # which registers it
 from posenc.backends.native.library import REALS, missing
+from posenc.backends.plane import is_planar, refused_plane
 from posenc.backends.tiled import TILED
+from posenc.pieces import Function
 
 
 def _refuses(call: Call) -> str | None:
@@ -17,7 +21,10 @@ def _refuses(call: Call) -> str | None:
         return "it runs on the CPU alone"
     if call.query.dtype not in REALS:
         return "it computes in float32 and float64 alone"
-    return TILED.refuses(call) or unknown_piece(call) or missing(call.query.dtype)
+    lines = replace(call, pieces=tuple(piece for piece in call.pieces if not is_planar(piece)))
+    if lines.pieces != call.pieces and any(isinstance(piece, Function) for piece in lines.pieces):
+        return "a function of the score stands beside terms of several coordinates"
+    return refused_plane(call) or TILED.refuses(lines) or unknown_piece(lines) or missing(call.query.dtype)
 
 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:

@@ -206,6 +206,8 @@ struct Backward {
                 const Real* row = d_s + r * ld;
                 give_along(p, gradient(call.bias, slot, h, 0), i + r, left, seen, call.bias, [=](int64_t j) { return row[j]; });
             }
+        if (call.places.query_place)
+            for (int64_t r = 0; r < rows; r++) give_places(call, p, part, slot, b, h, i + r, left, seen, d_s + r * ld);
         if (call.d_query_clock)
             for (int64_t r = 0; r < rows; r++) {
                 const Real* row = d_s + r * ld;

@@ -24,6 +24,19 @@ struct Tensor4 {
     int64_t batch, head, row;  // steps
 };
 
+// What goes by the differences of two coordinates: entry 0, of either, is that of the difference `low`, and there are
+// `entries` of each. No query_place: nothing does.
+struct Places {
+    const int64_t *query_place, *key_place;  // (batch or 1, tokens, 2)
+    const int64_t* run_end;                  // (batch or 1, keys): up to which key the second alone rises, by one
+    int64_t query_batch, key_batch;          // steps from row to row, in tokens
+    int64_t low, entries;
+    const Real* plane;                       // (heads, entries, entries), the first coordinate's first
+    Real* d_plane;                           // (slot, heads, entries, entries)
+    const Real *by_row, *by_column;          // (batch, heads, queries, entries): what a query gives to each difference
+    Real *d_by_row, *d_by_column;            // (part, batch, heads, queries, entries)
+};
+
 struct Tile {
     int64_t batch, batch_end, start, stop, first, last, low, high, distance;
 };
@@ -31,6 +44,7 @@ struct Tile {
 struct Call {
     Tensor4 q, k, v, out, lse, meeting, dout, delta, dq, dk, dv, d_meeting;
     Table bias, vectors, values, factor;
+    Places places;
     const Real* shift;  // (heads, width)
     Real* d_shift;      // (slot, heads, width)
     const double *query_clock, *key_clock;

@@ -121,8 +121,11 @@ void forward(const Call& call, int64_t task, Real* x) {
                             std::fill(row + right, row + right + MARGIN / 2, Real(0));
                         }
                     }
-                    multiply(rows, V, seen - left, s + left, ld, 1, row_of(call.v, b, kv, p.first + left), call.v.row,
-                             PANEL, o + at * V, V);
+                    const Real* seen_values = row_of(call.v, b, kv, p.first + left);
+                    if (few)
+                        weigh(rows, V, seen - left, s + left, ld, seen_values, call.v.row, o + at * V, V);
+                    else
+                        multiply(rows, V, seen - left, s + left, ld, 1, seen_values, call.v.row, PANEL, o + at * V, V);
                     if (call.values.x) {
                         const Reach near = reach(p, i, rows, left, seen, call.values);
                         if (near.from < near.to)

@@ -38,6 +38,14 @@ class _Table(ctypes.Structure):
     )
 
 
+class _Places(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("query_place", "key_place", "run_end")),
+        *((name, _i64) for name in ("query_batch", "key_batch", "low", "entries")),
+        *((name, ctypes.c_void_p) for name in ("plane", "d_plane", "by_row", "by_column", "d_by_row", "d_by_column")),
+    )
+
+
 class _Tile(ctypes.Structure):
     _fields_ = tuple(
         (name, _i64) for name in ("batch", "batch_end", "start", "stop", "first", "last", "low", "high", "distance")
@@ -45,13 +53,10 @@ class _Tile(ctypes.Structure):
 
 
 ROWS = ("q", "k", "v", "out", "lse", "meeting", "dout", "delta", "dq", "dk", "dv", "d_meeting")
-<<<<<<< HEAD
-TABLES = ("bias", "vectors", "values", "factor")
 POINTERS = ("shift", "d_shift", "query_clock", "key_clock", "d_query_clock", "d_key_clock")
+OF_PLANE = ("plane", "by_row", "by_column")
+PLACES = ("query_place", "key_place", "run_end")
 BOUNDS = ("query_most", "key_most", "bias_most", "meeting_most", "clock_least")
-=======
-POINTERS = ("shift", "d_shift", "query_clock", "key_clock", "d_query_clock", "d_key_clock", "tiles")
->>>>>>> fe07e10 (What a kernel is given of a call, and its operator's derivative, are a file that two kernels may share)
 NUMBERS = (
     *("count", "batch", "heads", "kv_heads", "queries", "keys", "width", "value_width"),
     *("function", "is_last", "threads", "slots", "parts"),
@@ -64,6 +69,7 @@ class _Call(ctypes.Structure):
     _fields_ = (
         *((name, _Rows) for name in ROWS),
         *((name, _Table) for name in TABLES),
+        ("places", _Places),
         *((name, ctypes.c_void_p) for name in (*POINTERS, *BOUNDS, "tiles")),
         *((name, _i64) for name in NUMBERS),
         ("scale", ctypes.c_double),
@@ -122,7 +128,7 @@ def _call(
 ) -> _Call:
     batch, heads, queries, width = query.shape
     for name, x in {"key": key, "value": value, **given}.items():  # the kernel would read whatever stands there
-        wanted = torch.float64 if name.endswith("clock") else query.dtype
+        wanted = torch.float64 if name.endswith("clock") else torch.int64 if name in PLACES else query.dtype
         if x.dtype != wanted:
             raise RuntimeError(f"the kernel takes {name} in {wanted}, got {x.dtype}")
     if key.shape[:3] != value.shape[:3]:
@@ -131,10 +137,17 @@ def _call(
     call = _Call(**dict(zip(NUMBERS, numbers, strict=False)), threads=torch.get_num_threads(), scale=scale)
     call.q, call.k, call.v = _rows(query), _rows(key), _rows(value)
     for name, x in given.items():
-        if name in TABLES:
+        if name in OF_PLANE or name in PLACES:
+            setattr(call.places, name, x.data_ptr())
+        elif name in TABLES:
             setattr(call, name, _table(x, lows[TABLES.index(name)], gradients.get(name), heads // key.size(1)))
         else:
             setattr(call, name, _rows(x) if name in ROWS else x.data_ptr())
+    if "key_place" in given:
+        places = [given[name] for name in PLACES]
+        call.places.query_batch, call.places.key_batch, _ = (x.size(1) if x.size(0) > 1 else 0 for x in places)
+        call.places.low = lows[-1]
+        call.places.entries = next(given[name].size(-1) for name in OF_PLANE if name in given)
     for name, x in bounds.items():
         setattr(call, name, x.data_ptr())
     call.faint = faint(skip_below, key.size(2))
@@ -179,8 +192,20 @@ def _native(
 
 
 def _named(names: str, given: Sequence[Tensor]) -> dict[str, Tensor]:
-    named = zip(names.split(), given, strict=True)
-    return {name: _aligned(x) if name in OF_CHANNELS else x for name, x in named}
+    named = dict(zip(names.split(), given, strict=True))
+    if "key_place" in named:
+        named["run_end"] = _run_ends(named["key_place"])
+    return {name: _aligned(x) if name in OF_CHANNELS else x for name, x in named.items()}
+
+
+def _run_ends(place: Tensor) -> Tensor:
+    """Of keys at (rows, keys, 2) for each the end of those after it whose second coordinate alone rises, by one."""
+    keys = place.size(1)
+    pace = place.diff(dim=1)
+    breaks = (pace[..., 0] != 0) | (pace[..., 1] != 1)
+    ends = torch.where(breaks, torch.arange(1, keys), keys)
+    ends = torch.cat((ends, ends.new_full((len(ends), 1), keys)), 1)
+    return ends.flip(1).cummin(1).values.flip(1).contiguous()
 
 
 def _aligned(x: Tensor) -> Tensor:
@@ -241,6 +266,11 @@ def _native_backward(
     call.lse, call.delta, call.dout = _rows(lse[..., None]), _rows(delta[..., None]), _rows(dout)
     call.dq, call.dk, call.dv = _rows(dq.flatten(0, 1)), _rows(dk), _rows(dv)
     others: dict[str, Tensor] = {}
+    for name in OF_PLANE:
+        if name in wanted:
+            several = slots * parts if name == "plane" else parts
+            others[name] = query.new_zeros((several, *inputs[name].shape))
+            setattr(call.places, f"d_{name}", others[name].data_ptr())
     if "meeting" in inputs:
         others["meeting"] = dq.new_zeros((parts, *inputs["meeting"].shape))
         call.d_meeting = _rows(others["meeting"].flatten(0, 1))

@@ -151,6 +151,22 @@ void multiply(int64_t rows, int64_t columns, int64_t k, const Real* a, int64_t a
         }
 }
 
+// The same for a few rows, which would read b once for each panel: it is read row by row, once.
+inline void weigh(int64_t rows, int64_t columns, int64_t k, const Real* a, int64_t a_row, const Real* b, int64_t b_k,
+                  Real* c, int64_t c_row) {
+    for (int64_t n = 0; n < k; n += PRODUCTS)
+        for (int64_t row = 0; row < rows; row++) {
+            const Real *left = a + row * a_row + n, *right = b + n * b_k;
+            Real* to = c + row * c_row;
+            const int64_t count = std::min(PRODUCTS, k - n);
+            int64_t column = 0;
+            for (; column + 4 * LANES <= columns; column += 4 * LANES)
+                block<1, 4>(left, 0, 1, right + column, b_k, to + column, 0, count);
+            for (; column < columns; column += LANES)
+                block<1, 1>(left, 0, 1, right + column, b_k, to + column, 0, count);
+        }
+}
+
 // Rows first .. last of x, transposed into panels: (panel, width, PANEL), with zeros past the last.
 void pack(const Real* x, int64_t x_row, int64_t first, int64_t last, int64_t width, Real* to) {
     for (int64_t row = first; row < last; row += PANEL, to += width * PANEL) {

@@ -2,34 +2,9 @@
 
 #pragma once
 
-#include "call.h"
-#include "products.h"
+#include "places.h"
 
 namespace {
-
-const Real* entry(const Table& t, int64_t head, int64_t n) {
-    return t.x + head * t.head + std::clamp<int64_t>(n, 0, t.entries - 1) * t.width;
-}
-
-const Real* row_of(const Tensor4& t, int64_t b, int64_t h, int64_t i) {
-    return t.x + b * t.batch + h * t.head + i * t.row;
-}
-
-// The part of a tile that some queries and keys have in common, as seen from a block of scores.
-struct Part {
-    const Tile* tile;
-    int64_t start, stop, first, last;  // queries and keys
-
-    // The first column that query i sees, and the one after its last.
-    int64_t low(int64_t i) const { return std::clamp(std::max(first, i + tile->low), first, last) - first; }
-    int64_t high(int64_t i) const { return std::clamp(std::min(last, i + tile->high + 1), first, last) - first; }
-    // The column at which the entry n of a table stands for query i.
-    int64_t column(int64_t i, int64_t n, const Table& t) const { return n + t.low - tile->distance + i - first; }
-    // The entry of a table that query i has at a column.
-    int64_t place(int64_t i, int64_t column, const Table& t) const {
-        return first + column - i + tile->distance - t.low;
-    }
-};
 
 // A table's rows that some queries reach over in a block, clamped to the table: `from` up to `to`.
 struct Reach {
@@ -55,6 +30,7 @@ void along(const Part& p, int64_t h, int64_t i, int64_t left, int64_t right, con
 // Adds to the scores of query i in the columns left .. right what is a number for each pair.
 void add_lines(const Call& call, const Part& p, int64_t b, int64_t h, int64_t i, int64_t left, int64_t right, Real* s) {
     if (call.bias.x) along(p, h, i, left, right, call.bias, [s](int64_t j, Real c) { s[j] += c; });
+    if (call.places.query_place) add_places(call, p, b, h, i, left, right, s);
     if (call.query_clock) {  // readings grow with the text, in double precision; differences do not
         const double own = call.query_clock[(b * call.heads + h) * call.queries + i];
         const double* others = call.key_clock + (b * call.heads + h) * call.keys + p.first;

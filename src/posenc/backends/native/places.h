@@ -1,0 +1,90 @@
+// Where the pairs of a block stand: in a tile, and in a plane of two coordinates.
+
+#pragma once
+
+#include "call.h"
+#include "products.h"
+
+namespace {
+
+const Real* entry(const Table& t, int64_t head, int64_t n) {
+    return t.x + head * t.head + std::clamp<int64_t>(n, 0, t.entries - 1) * t.width;
+}
+
+const Real* row_of(const Tensor4& t, int64_t b, int64_t h, int64_t i) {
+    return t.x + b * t.batch + h * t.head + i * t.row;
+}
+
+// The part of a tile that some queries and keys have in common, as seen from a block of scores.
+struct Part {
+    const Tile* tile;
+    int64_t start, stop, first, last;  // queries and keys
+
+    // The first column that query i sees, and the one after its last.
+    int64_t low(int64_t i) const { return std::clamp(std::max(first, i + tile->low), first, last) - first; }
+    int64_t high(int64_t i) const { return std::clamp(std::min(last, i + tile->high + 1), first, last) - first; }
+    // The column at which the entry n of a table stands for query i.
+    int64_t column(int64_t i, int64_t n, const Table& t) const { return n + t.low - tile->distance + i - first; }
+    // The entry of a table that query i has at a column.
+    int64_t place(int64_t i, int64_t column, const Table& t) const {
+        return first + column - i + tile->distance - t.low;
+    }
+};
+
+// Runs f(left, right, row, column) over columns of query i of which the keys have one first coordinate and a second that
+// rises by one: `row` is the entry of the first, `column` that of the second at `left`. Entries that there are not, which
+// only pairs may want that nobody sees, are the nearest.
+template <typename F>
+void over_places(const Call& call, const Part& p, int64_t b, int64_t i, int64_t left, int64_t right, F f) {
+    const Places& t = call.places;
+    const int64_t* own = t.query_place + (b * t.query_batch + i) * 2;
+    for (int64_t j = left, stop = std::min(right, p.last - p.first); j < stop;) {
+        const int64_t key = b * t.key_batch + p.first + j;
+        int64_t end = std::min(stop, t.run_end[key] - p.first);
+        const int64_t row = std::clamp<int64_t>(t.key_place[2 * key] - own[0] - t.low, 0, t.entries - 1);
+        int64_t column = t.key_place[2 * key + 1] - own[1] - t.low;
+        if (column < 0 || column >= t.entries) {
+            column = std::clamp<int64_t>(column, 0, t.entries - 1);
+            end = j + 1;
+        }
+        end = std::min(end, j + t.entries - column);
+        f(j, end, row, column);
+        j = end;
+    }
+}
+
+// Adds to the scores of query i what goes by two coordinates.
+void add_places(const Call& call, const Part& p, int64_t b, int64_t h, int64_t i, int64_t left, int64_t right, Real* s) {
+    const Places& t = call.places;
+    const int64_t own = ((b * call.heads + h) * call.queries + i) * t.entries;
+    over_places(call, p, b, i, left, right, [&](int64_t from, int64_t to, int64_t row, int64_t column) {
+        if (t.by_row)
+            for (int64_t j = from; j < to; j++) s[j] += t.by_row[own + row];
+        const Real* line = t.by_column + own + column - from;
+        if (t.by_column)
+            for (int64_t j = from; j < to; j++) s[j] += line[j];
+        const Real* plane = t.plane + (h * t.entries + row) * t.entries + column - from;
+        if (t.plane)
+            for (int64_t j = from; j < to; j++) s[j] += plane[j];
+    });
+}
+
+// The gradients of what `add_places` adds, given those of the scores of query i.
+void give_places(const Call& call, const Part& p, int64_t part, int64_t slot, int64_t b, int64_t h, int64_t i, int64_t left,
+                 int64_t right, const Real* d_s) {
+    const Places& t = call.places;
+    const int64_t own = (((part * call.batch + b) * call.heads + h) * call.queries + i) * t.entries;
+    over_places(call, p, b, i, left, right, [&](int64_t from, int64_t to, int64_t row, int64_t column) {
+        Real total = 0;
+        for (int64_t j = from; j < to; j++) total += d_s[j];
+        if (t.d_by_row) t.d_by_row[own + row] += total;
+        Real* line = t.d_by_column + own + column - from;
+        if (t.d_by_column)
+            for (int64_t j = from; j < to; j++) line[j] += d_s[j];
+        Real* plane = t.d_plane + ((slot * call.heads + h) * t.entries + row) * t.entries + column - from;
+        if (t.d_plane)
+            for (int64_t j = from; j < to; j++) plane[j] += d_s[j];
+    });
+}
+
+}  // namespace

@@ -1,0 +1,110 @@
+"""What goes by the differences of two coordinates, as of the patches of an image: given to a kernel as tables.
+
+Of a bias b_h(dr, dc) that is a plane of numbers for every head. What a query gives by vectors of one of the differences
+is a number for each difference there is, so it is a product of two matrices before the kernel begins, and the kernel
+adds one number of the query's for the row of the key, and one for its column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from posenc.backends.call import Call
+from posenc.backends.tiled import line_of
+from posenc.block import Block
+from posenc.forms import ENTRIES_PER_TOKEN, check_width, meets
+from posenc.pieces import Bias, Meeting, Piece, Value
+
+ENTRIES_OF_PLANE = 64  # for each token: of 64 x 64 patches there are two, of 16 x 256 thirty-two
+FEW_ENTRIES = 2**14
+
+
+def is_planar(piece: Piece | Value) -> bool:
+    """Whether it goes by both of two coordinates, or by one of them."""
+    distance = getattr(piece, "distance", None)
+    return distance is not None and (distance.axis is None or distance.axes > 1)
+
+
+def refused_plane(call: Call) -> str | None:
+    """Why the planar pieces of a call cannot be given as tables; None where they can."""
+    if any(is_planar(term) for term in call.values):
+        return "vectors of the output go by several coordinates"
+    pieces: list[Bias | Meeting] = []
+    for piece in call.pieces:
+        if not is_planar(piece):
+            continue
+        if not isinstance(piece, Bias | Meeting) or (isinstance(piece, Meeting) and piece.side == "key"):
+            return "a score term that is no bias and no meeting of the query goes by several coordinates"
+        pieces.append(piece)
+        if isinstance(piece, Bias) and piece.hides:
+            return "a score term hides keys by itself"
+        if isinstance(piece, Meeting) and piece.distance.axis is None:
+            return "a vector goes by several coordinates at once"
+    if not pieces:
+        return None
+    for positions in (call.query_positions, call.key_positions):
+        coords = positions.coords
+        if coords.dim() != 3 or coords.size(2) != 2 or coords.dtype != torch.int64:
+            return "a score term goes by several coordinates, which are not two whole numbers"
+    reached = _reach(call, pieces)
+    if reached is None:
+        return "a score term goes by several coordinates, of which the bounds are not known"
+    entries, tokens = reached[1] - reached[0] + 1, call.query.size(2) + call.key.size(2)
+    is_plane = any(isinstance(piece, Bias) for piece in pieces)
+    if (is_plane and entries**2 > max(FEW_ENTRIES, ENTRIES_OF_PLANE * tokens)) or entries > ENTRIES_PER_TOKEN * tokens:
+        return "a term needs a table of all differences of two coordinates, which lie too far apart"
+    return None
+
+
+def _reach(call: Call, pieces: Sequence[Bias | Meeting]) -> tuple[int, int] | None:
+    """The least and the greatest difference of any coordinate, key less query, that has an entry; None: not known."""
+    ends = [positions.layout.bounds for positions in (call.query_positions, call.key_positions)]
+    if ends[0] is None or ends[1] is None:
+        return None
+    low, high = int(ends[1][0] - ends[0][1]), int(ends[1][1] - ends[0][0])
+    reaches = [piece.distance.reach for piece in pieces]
+    if all(reach is not None for reach in reaches):
+        most = max(side - 1 for reach in reaches for side in reach or ())
+        low, high = max(low, -most), min(high, most)
+    return (low, high) if low <= high else (0, 0)  # all pairs past the reach are hidden
+
+
+def tables_of_plane(pieces: Sequence[Bias | Meeting], call: Call, block: Block) -> tuple[int, dict[str, Tensor]]:
+    """Of planar pieces the difference of the first entry, and tensors by name: "plane" (heads, entries, entries),
+    "by_row" and "by_column" (batch, heads, queries, entries), and the coordinates (rows, tokens, 2)."""
+    heads = call.query.size(1)
+    reached = _reach(call, pieces)
+    assert reached is not None
+    r = torch.arange(reached[0], reached[1] + 1, device=call.query.device)
+    found: dict[str, list[Tensor]] = {"plane": [], "by_row": [], "by_column": []}
+    for piece in pieces:
+        distance = piece.distance
+        if isinstance(piece, Bias) and distance.axis is None:
+            found["plane"].append(_plane_of(piece, block, r).expand(heads, -1, -1))
+        elif isinstance(piece, Bias):
+            line = line_of(piece.at, distance, block, r)
+            line = line[:, :, None] if distance.axis == 0 else line[:, None]
+            found["plane"].append(line.expand(heads, len(r), len(r)))
+        else:
+            vectors = line_of(piece.at, distance, block, r)
+            meeting = meets(piece, block)
+            check_width(vectors, meeting, distance.scheme)
+            given = (meeting @ vectors.mT).expand(call.query.size(0), heads, -1, -1)
+            found["by_row" if distance.axis == 0 else "by_column"].append(given.to(call.dtype))
+    tensors = {name: reduce(torch.add, parts) for name, parts in found.items() if parts}
+    tensors["query_place"], tensors["key_place"] = call.query_positions.coords, call.key_positions.coords
+    return reached[0], tensors
+
+
+def _plane_of(piece: Bias, block: Block, r: Tensor) -> Tensor:
+    """The numbers of a bias at all pairs of differences, (heads or 1, entries, entries)."""
+    distance = piece.distance
+    both = torch.stack(torch.meshgrid(r, r, indexing="ij"), -1)
+    if distance.reach is not None:
+        most = torch.tensor(distance.reach) - 1
+        both = both.clamp(-most, most)
+    return block.of_heads(piece.at(both), distance.scheme).to(block.dtype)
