@@ -8,7 +8,7 @@ ABOUT: dict[str, Any] = {
         "head_dim": 64,
         "dtype": "float32",
         "rotated": [4, 16, 2048, 64],
-        "rounds": 11,
+        "rounds": 5,
         "budget": 30.0,
     },
     "versions": {"torch": "2.13.0", "transformers": "not installed"},

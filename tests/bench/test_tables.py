@@ -112,7 +112,7 @@ def test_the_environment_stands_first() -> None:
     assert rows["threads"] == "2"
     assert rows["transformers"] == "not installed"
     assert rows["load"] == "1.9 to 1.9"
-    assert rows["rounds"] == "11, or fewer, at least 3, where they would last over 30 s"
+    assert rows["rounds"] == "5 or more, until ratios are known to a tenth or 30 s are over"
 
 
 def test_a_busy_machine_is_said() -> None:

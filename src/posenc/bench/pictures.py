@@ -117,7 +117,7 @@ def write(records: Sequence[Record], out: Path) -> list[Path]:
 
 def _dots(blocks: Mapping[str, Block], title: str, xlabel: str, dark: bool) -> Figure | None:
     """A row for each name with a mark for each series, and the numbers beside them, in blocks below one another, each
-    under its title where it has one. A bar runs from quartile to quartile."""
+    under its title where it has one. A bar is the interval that its value is known to lie in."""
     names = {header: dict.fromkeys(n for each in block.values() for n in each) for header, block in blocks.items()}
     rows = sum(len(each) + bool(header) for header, each in names.items())
     if not rows:

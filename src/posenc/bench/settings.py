@@ -30,8 +30,10 @@ class Settings(Configuration):
     backends: tuple[str, ...] = option((), "auto, or names of backends (default: auto and all; quick: auto)")
     dtype: str = option("float32", "of queries, keys and values: " + ", ".join(DTYPES), choices=DTYPES)
     device: str = option("cpu", "cpu, cuda, cuda:1")
-    rounds: int = option(11, "rounds of a group (quick: 5)")
-    # Seconds: the rounds of one group stop after ``budget``, and a call that would last over ``longest`` is left out.
+    rounds: int = option(
+        5, "rounds of a group at least; more are made until every ratio is known to a tenth (quick: 3)"
+    )
+    # Seconds: after so many no round is added to the least, and a call that would last over ``longest`` is left out.
     budget: float = option(30.0, above=0)
     longest: float = option(60.0, above=0)
     compiled: bool = option(True)  # competitors that exist only compiled take part
@@ -57,7 +59,7 @@ class Settings(Configuration):
 
 QUICK: dict[str, Any] = {
     "lengths": (512, 2048),
-    "rounds": 5,
+    "rounds": 3,
     "budget": 1.0,
     "longest": 2.0,
     "backends": (AUTO,),

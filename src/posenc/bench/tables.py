@@ -21,7 +21,7 @@ Record: TypeAlias = Mapping[str, Any]
 
 FILE, DATA = "bench.md", "bench.json"
 PHASES = {"forward": "forward", "training": "a training step"}
-SPREAD = "± half the distance between the quartiles of its rounds"
+SPREAD = "± half the interval that holds the true one in 9 of 10 cases"
 
 
 @dataclass
@@ -119,7 +119,7 @@ def _environment(records: Sequence[Record]) -> Table:
         return {
             "tensors": f"1 × {about['heads']} × length × {about['head_dim']}, {about['dtype']}",
             "rotated tensors": " × ".join(map(str, about["rotated"])),
-            "rounds": f"{about['rounds']}, or fewer, at least 3, where they would last over {about['budget']:g} s",
+            "rounds": f"{about['rounds']} or more, until ratios are known to a tenth or {about['budget']:g} s are over",
             **record["machine"],
             **record["versions"],
         }
