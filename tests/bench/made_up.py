@@ -12,8 +12,8 @@ ABOUT: dict[str, Any] = {
         "budget": 30.0,
     },
     "versions": {"torch": "2.13.0", "transformers": "not installed"},
-    "machine": {"processor": "a made-up one", "memory_bytes": 8 * 2**30, "threads": 2},
-    "load": 1.9,
+    "machine": {"processor": "a made-up one", "memory_bytes": 8 * 2**30, "cores": 2, "threads": 2},
+    "others": 0.125,
     "time": "2026-11-21T06:00:00+00:00",
 }
 

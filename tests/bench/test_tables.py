@@ -111,20 +111,39 @@ def test_the_environment_stands_first() -> None:
     assert rows["memory"] == "8.0 GiB"
     assert rows["threads"] == "2"
     assert rows["transformers"] == "not installed"
-    assert rows["load"] == "1.9 to 1.9"
+    assert rows["other processes"] == "kept 0.1 to 0.1 of 2 cores busy"
     assert rows["rounds"] == "5 or more, until ratios are known to a tenth or 30 s are over"
 
 
-def test_a_busy_machine_is_said() -> None:
-    records = everything()
-    records[-1]["load"] = 3.1  # made with 2 threads
-    said = "Something else was running: a load of up to 3.1, of which 2 are posenc's. Measure again."
-    assert markdown(records).startswith(f"# What position costs\n\n**{said}**\n")
-    console = Console(width=120, file=io.StringIO(), color_system=None)
+def test_where_others_are_not_told_it_is_said() -> None:
+    rows = dict(tables([{**each, "others": None} for each in everything()])[0].rows)
+    assert rows["other processes"] == "not known: this system does not tell"
+
+
+def test_what_others_made_doubtful_is_marked_and_said() -> None:
+    short, long = prices(("alibi",))[0], prices(("alibi",))[2]
+    records = [{**short, "others": 0.2}, {**long, "others": 0.9}]  # of 2 cores: a tenth of them is no more than 0.2
+    note = "† timed while other processes kept over 10% of the cores busy"
+    found = table("The price of position: forward", records)
+    assert found.rows[1] == ("alibi", "sdpa", "1.00 ± 0.15", "1.00 ± 0.15 †")
+    assert found.lines == [note]
+    assert table("By backend: forward", records).lines == ["(1) too slow for words", note]
+    assert table("Growth of time, ms: forward", records).rows[1] == ("alibi", "1", "4 †")
+    memory = table("Growth of peak memory, MiB: forward", records)
+    assert (memory.rows[1], memory.lines) == (("alibi", "1", "2"), [])  # which no other process changes
+    said = (
+        "Other processes kept up to 0.9 of 2 cores busy. The times of 1 of 2 groups are marked † and say little: "
+        "measure again, into another folder."
+    )
+    page = markdown(records)
+    assert page.startswith(f"# What position costs\n\n**{said}**\n")
+    assert f"\n{note}  \n" in page
+    console = Console(width=200, file=io.StringIO(), color_system=None)
     show(records, console)
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue().startswith(said)
-    assert "Something else" not in markdown(everything())
+    assert note in console.file.getvalue()
+    assert "Other processes kept" not in markdown(everything())
 
 
 def test_the_page_and_its_data(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ it is known.
 """
 
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from torch.nn import functional as F
 from posenc.bench.settings import Settings
 from posenc.schemes.own import place_of
 from posenc.workbench.memory import peak_bytes
+from posenc.workbench.others import now, others
 
 Work: TypeAlias = Callable[[], tuple[Tensor, ...]]
 """What is timed: it gives the tensors that its user is left with."""
@@ -122,8 +124,9 @@ def race(
     rounds or more: until every ratio is known to a tenth, or until they have lasted ``budget`` seconds. With
     ``memory``, the device, the peak of a call is taken too, beyond what it began with and what it gave.
 
-    Gives ``rounds`` and, by the competitors' names, ``results``: the seconds of a call in each round, ``ratio`` to
-    the baseline and ``peak_bytes``; or, for one that cannot take part, ``left_out`` and why.
+    Gives ``rounds``, ``others``, how many cores other processes kept busy during them (None where that is not known),
+    ``baseline`` and, by the competitors' names, ``results``: the seconds of a call in each round, ``ratio`` to the
+    baseline and ``peak_bytes``; or, for one that cannot take part, ``left_out`` and why.
     """
     works: dict[str, Work] = {}
     results: dict[str, dict[str, Any]] = {}
@@ -146,16 +149,17 @@ def race(
     baseline = next(iter(makes))
     if baseline not in works:
         gone = {name: {"left_out": f"{baseline}, which it is compared with, was left out"} for name in works}
-        return {"rounds": 0, "baseline": baseline, "results": results | gone}
-    done, begin, known = 0, time.perf_counter(), False
-    while done < rounds or not (known or time.perf_counter() - begin > budget):
+        return {"rounds": 0, "others": None, "baseline": baseline, "results": results | gone}
+    done, begin, known = 0, now(), False
+    while done < rounds or not (known or time.perf_counter() - begin.wall > budget):
         for name, work in works.items():
             results[name]["seconds"].append(clock(partial(_repeated, work, calls[name])) / calls[name])
         done += 1
         for name in works:
             results[name]["ratio"] = list(ratios(results[name]["seconds"], results[baseline]["seconds"]))
         known = done >= FEWEST and all(_narrow(*results[name]["ratio"]) for name in works)
-    return {"rounds": done, "baseline": baseline, "results": results}
+    busy = others(begin, now(), os.cpu_count() or 1)
+    return {"rounds": done, "others": busy, "baseline": baseline, "results": results}
 
 
 def _narrow(median: float, low: float, high: float) -> bool:

@@ -96,8 +96,7 @@ def bench(
             progress.advance(0, f"{group.kind}, {group.scheme}, {group.length:,}")
             measured = _measure(group, settings, limits, clock, device)
             named = {"kind": group.kind, "scheme": group.scheme, "length": group.length}
-            # Beyond this run's own threads, what else kept the machine busy.
-            records.append({**named, **measured, "load": _load(), **about, "fingerprint": fingerprint(about)})
+            records.append({**named, **measured, **about, "fingerprint": fingerprint(about)})
             progress.advance(group.work, f"{group.kind}, {group.scheme}, {group.length:,}")
         return list(records)
 

@@ -21,6 +21,8 @@ Record: TypeAlias = Mapping[str, Any]
 
 FILE, DATA = "bench.md", "bench.json"
 PHASES = {"forward": "forward", "training": "a training step"}
+BUSY = 0.1  # of the cores: what others take beyond it makes times doubtful
+SIGN = "†"
 SPREAD = "± half the interval that holds the true one in 9 of 10 cases"
 
 
@@ -48,6 +50,14 @@ class Table:
             return self.dash("not measured")
         return self.dash(result["left_out"]) if "left_out" in result else form(record, name)
 
+    @property
+    def lines(self) -> list[str]:
+        """What stands below the table."""
+        found = [f"({number}) {note}" for number, note in enumerate(self.notes, 1)]
+        if any(cell.strip("*").endswith(SIGN) for row in self.rows for cell in row):
+            found.append(f"{SIGN} timed while other processes kept over {BUSY:.0%} of the cores busy")
+        return found
+
 
 def tables(records: Sequence[Record]) -> list[Table]:
     found = [_environment(records)]
@@ -62,11 +72,20 @@ def tables(records: Sequence[Record]) -> list[Table]:
 
 def busy(records: Sequence[Record]) -> str:
     """That something else was running, where it was: it comes before all tables, since it makes them doubtful."""
-    loads = [record["load"] for record in records if "load" in record]
-    # A run makes a load of its threads; the mean of the last minute is no more exact than this.
-    if not loads or max(loads) <= (threads := records[0]["machine"]["threads"]) + 0.5:
+    marked = [record for record in records if _mark(record)]
+    if not marked:
         return ""
-    return f"Something else was running: a load of up to {max(loads)}, of which {threads} are posenc's. Measure again."
+    most = max(marked, key=lambda record: record["others"])
+    return (
+        f"Other processes kept up to {most['others']:.1f} of {most['machine']['cores']} cores busy. The times of "
+        f"{len(marked)} of {len(records)} groups are marked {SIGN} and say little: measure again, into another folder."
+    )
+
+
+def _mark(record: Record) -> str:
+    """What stands after a time of this group: the sign, if it is doubtful."""
+    others = record["others"]
+    return f" {SIGN}" if others is not None and others > BUSY * record["machine"]["cores"] else ""
 
 
 def markdown(records: Sequence[Record], pictures: Iterable[Path] = ()) -> str:
@@ -78,8 +97,8 @@ def markdown(records: Sequence[Record], pictures: Iterable[Path] = ()) -> str:
             parts.append(table.lead + "\n")
         rows = [table.header, ["---"] * len(table.header), *table.rows]
         parts.append("".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |\n" for row in rows))
-        if table.notes:
-            parts.append("".join(f"({number}) {note}  \n" for number, note in enumerate(table.notes, 1)))
+        if table.lines:
+            parts.append("".join(f"{line}  \n" for line in table.lines))
     parts += [f"![{path.stem}]({path.name})\n" for path in pictures]
     return "\n".join(parts)
 
@@ -106,7 +125,7 @@ def show(records: Sequence[Record], console: "Console") -> None:
         for row in table.rows:
             printed.add_row(*(escape(cell.replace("**", "")) for cell in row))
         console.print(printed)
-        for line in filter(None, (table.lead, *(f"({n}) {note}" for n, note in enumerate(table.notes, 1)))):
+        for line in filter(None, (table.lead, *table.lines)):
             console.print(escape(line.replace("**", "")), highlight=False)
 
 
@@ -125,9 +144,10 @@ def _environment(records: Sequence[Record]) -> Table:
         }
 
     rows = made_with(records, facts)
-    loads = [record["load"] for record in records if "load" in record]
-    if loads:
-        rows.insert(-1, ("load", f"{min(loads)} to {max(loads)}"))
+    told = [record["others"] for record in records if record["others"] is not None]
+    if records:
+        kept = f"kept {min(told):.1f} to {max(told):.1f} of {records[0]['machine']['cores']} cores busy" if told else ""
+        rows.insert(-1, ("other processes", kept or "not known: this system does not tell"))
     return Table("Environment", "", ("what", "with"), [*rows])
 
 
@@ -247,7 +267,7 @@ def amount(record: Record, name: str, measured: str = "seconds") -> float:
 
 
 def _amount(record: Record, name: str, measured: str = "seconds") -> str:
-    return number(amount(record, name, measured))
+    return number(amount(record, name, measured)) + (_mark(record) if measured == "seconds" else "")
 
 
 def _ratio(record: Record, name: str) -> str:
@@ -255,7 +275,7 @@ def _ratio(record: Record, name: str) -> str:
         return "1"
     median, low, high = record["results"][name]["ratio"]
     places = 2 if median < 10 else 1
-    return f"{median:.{places}f} ± {(high - low) / 2:.{places}f}"
+    return f"{median:.{places}f} ± {(high - low) / 2:.{places}f}{_mark(record)}"
 
 
 def _baseline(records: Sequence[Record], lengths: Sequence[int]) -> list[str]:
