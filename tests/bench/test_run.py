@@ -1,5 +1,6 @@
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,8 @@ def test_what_auto_takes_is_measured_once() -> None:
 
 # -- what is left out for its size ------------------------------------------------------------------------------------
 
-DENSE = cases.Group("price forward", "alibi", 8192, lambda: cases.Built({}, {}), work=1, memory=True)
+PROBE = partial(cases.probed, SMALL, "alibi", False)
+DENSE = cases.Group("price forward", "alibi", 8192, lambda: cases.Built({}, {}), work=1, probe=PROBE)
 
 
 def shorter(seconds: float = 0.01, square: float = 0.0, line: float = 0.0) -> list[dict[str, Any]]:

@@ -91,6 +91,26 @@ def test_peers_and_decoding() -> None:
     assert table("One token against a cache of 16,384", records).rows == [("alibi", "sdpa", "1", "2.00 ± 0.10")]
 
 
+def test_an_attention_of_ones_own_is_shown_to_be_equal_first() -> None:
+    found = table("my.py:attention beside posenc's alibi", everything())
+    assert found.header == ("phase", "tokens", "what", "off by", "ms", "over plain", "over posenc", "peak, MiB")
+    assert [tuple(row) for row in found.rows[:3]] == [
+        ("forward", "2,048", "plain", "", "2", "1", "", "1"),
+        ("forward", "2,048", "posenc (native)", "3e-07", "3", "1.50 ± 0.10", "", "2"),
+        ("forward", "2,048", "my.py:attention", "1e-06", "9", "4.50 ± 0.30", "3.00 ± 0.00", "64"),
+    ]
+    assert "0.0001 is allowed" in found.lead
+
+
+def test_one_that_is_not_equal_has_no_time() -> None:
+    records = [each for each in everything() if each["kind"] == "mine forward"]
+    records[0]["results"]["mine"] = {"left_out": "it is another function"}
+    records[0]["off"]["mine"]["output"] = None  # not finite
+    found = table("my.py:attention beside posenc's alibi", records)
+    assert tuple(found.rows[2]) == ("forward", "2,048", "my.py:attention", "∞", "– (1)", "", "", "")
+    assert found.lines == ["(1) it is another function"]
+
+
 def test_what_was_not_measured_is_a_dash() -> None:
     found = table("The price of position: forward", [*prices(("nope",), (512, 1024)), *prices(("t5",), (512,))])
     assert found.rows[-1] == ("t5", "sdpa", "1.00 ± 0.15", "– (1)")

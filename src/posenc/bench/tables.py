@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from posenc.bench.measure import ratios
 from posenc.workbench.files import write_whole
 from posenc.workbench.records import made_with
 
@@ -66,7 +67,7 @@ def tables(records: Sequence[Record]) -> list[Table]:
     for phase in PHASES:
         found += [_growth(records, phase, "seconds"), _growth(records, phase, "peak_bytes")]
     found += [_rope(records), *(_peers(records, scheme) for scheme in schemes(of(records, "peers")))]
-    found.append(_decode(records))
+    found += [_decode(records), _mine(records)]
     return [table for table in found if table.rows]
 
 
@@ -246,6 +247,33 @@ def _decode(records: Sequence[Record]) -> Table:
     return table
 
 
+def _mine(records: Sequence[Record]) -> Table:
+    found = of(records, "mine")
+    named, scheme = (found[0]["name"], found[0]["scheme"]) if found else ("", "")
+    allowed = found[0]["allowed"] if found else 0
+    lead = (
+        "Before the clock starts, the output and in training all gradients are compared with posenc's reference: off "
+        f"by is the largest difference, over the largest magnitude there; {allowed:g} is allowed. Times over those of "
+        f"plain causal attention and of posenc in the same rounds; the median, {SPREAD}."
+    )
+    header = ("phase", "tokens", "what", "off by", "ms", "over plain", "over posenc", "peak, MiB")
+    table = Table(f"{named} beside posenc's {scheme}", lead, header)
+    for record in found:
+        takes = {"mine": named, "posenc": f"posenc ({record['auto']})"}
+        for name in record["results"]:
+            off = record["off"].get(name, {}).values()
+            cells = [record["kind"].partition(" ")[2], f"{record['length']:,}", takes.get(name, name)]
+            cells.append("" if not off else "∞" if None in off else f"{max(off):.1g}")
+            cells.append(table.cell(record, name, _amount))
+            if "left_out" in record["results"][name]:
+                cells += ["", "", ""]
+            else:
+                peak = _amount(record, name, "peak_bytes")
+                cells += [_ratio(record, name), _over(record, name, "posenc"), peak]
+            table.rows.append(cells)
+    return table
+
+
 # -- cells ------------------------------------------------------------------------------------------------------------
 
 
@@ -273,9 +301,20 @@ def _amount(record: Record, name: str, measured: str = "seconds") -> str:
 def _ratio(record: Record, name: str) -> str:
     if name == record["baseline"]:
         return "1"
-    median, low, high = record["results"][name]["ratio"]
+    return _times(record["results"][name]["ratio"], record)
+
+
+def _times(spread: Sequence[float], record: Record) -> str:
+    median, low, high = spread
     places = 2 if median < 10 else 1
     return f"{median:.{places}f} ± {(high - low) / 2:.{places}f}{_mark(record)}"
+
+
+def _over(record: Record, name: str, other: str) -> str:
+    """The ratio to another competitor; nothing where that was left out, and of itself and the baseline."""
+    if name in (other, record["baseline"]) or "left_out" in record["results"][other]:
+        return ""
+    return _times(ratios(*(record["results"][each]["seconds"] for each in (name, other))), record)
 
 
 def _baseline(records: Sequence[Record], lengths: Sequence[int]) -> list[str]:

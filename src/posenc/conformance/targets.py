@@ -28,7 +28,7 @@ def subjects_of(target: str, dim: int | None = None, **claims: Any) -> dict[str,
     """
     if ":" not in target or "+" in target:
         return {target: _of_schemes(target, dim, claims)}
-    value = named(target, "TARGET")
+    value, _ = named(target, "TARGET")
     if isinstance(value, type) and issubclass(value, Scheme):
         return {target: _of_schemes(target, dim, claims)}
     if callable(value) and not isinstance(value, Subject | nn.Module):

@@ -29,8 +29,9 @@ class TargetError(ValueError):
         self.shown = "".join(shown.format(chain=False))
 
 
-def named(text: str, what: str) -> Any:
-    """What ``module:name`` or ``path/to/file.py:name`` says; ``what`` is the argument that says it, for errors.
+def named(text: str, what: str) -> tuple[Any, ModuleType]:
+    """What ``module:name`` or ``path/to/file.py:name`` says, and its module; ``what`` is the argument that says it, for
+    errors.
 
     Raises ValueError for what is not there, and `TargetError` where the code of the module fails.
     """
@@ -41,7 +42,7 @@ def named(text: str, what: str) -> Any:
     if not hasattr(module, name):
         public = [k for k, v in vars(module).items() if not (k.startswith("_") or isinstance(v, ModuleType))]
         raise ValueError(f"{where} has no {name!r}; it has {', '.join(public) or 'nothing'}")
-    return getattr(module, name)
+    return getattr(module, name), module
 
 
 def _module(where: str, what: str) -> ModuleType:
