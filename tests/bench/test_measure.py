@@ -1,3 +1,5 @@
+import random
+import statistics
 from collections.abc import Callable
 
 import pytest
@@ -60,6 +62,21 @@ def test_rounds_are_added_until_every_ratio_is_known_to_a_tenth(slow: dict[str, 
     script = Scripted(plain=[1.0] * 99, **{name: [1.0, 1.0, *[2.0] * n, *[1.0] * 99] for name, n in slow.items()})
     makes = {name: script.make(name) for name in script.seconds}
     assert race(makes, rounds=3, budget=1e9, clock=script.clock)["rounds"] == rounds
+
+
+@pytest.mark.parametrize(("noise", "share", "typical"), [(0.02, 0.94, 5), (0.05, 0.9, 8), (0.2, 0.85, 60)])
+def test_the_interval_holds_the_true_ratio_about_as_often_as_it_says(noise: float, share: float, typical: int) -> None:
+    # Plain takes a second and ours two, give or take: the true ratio is 2, also where rounds end by what they found.
+    draw, held, rounds = random.Random(1), [], []
+    for _ in range(300):
+        script = Scripted(plain=[1.0] * 2000, ours=[1.0, 1.0, *(draw.gauss(2, 2 * noise) for _ in range(998))])
+        makes = {name: script.make(name) for name in script.seconds}
+        found = race(makes, rounds=5, budget=1e9, clock=script.clock)
+        _, low, high = found["results"]["ours"]["ratio"]
+        held.append(low <= 2 <= high)
+        rounds.append(found["rounds"])
+    assert statistics.mean(held) == pytest.approx(share, abs=0.06)  # three standard deviations of 300 draws
+    assert statistics.median(rounds) == pytest.approx(typical, rel=0.3)
 
 
 def test_rounds_are_not_added_once_the_time_is_up() -> None:

@@ -68,7 +68,7 @@ def test_a_long_text_is_compared_with_what_auto_takes(monkeypatch: pytest.Monkey
     monkeypatch.setattr("posenc.attention", noting)
     found = built("alibi", "alibi", training=True, length=256)
     found.makes["mine"]()
-    assert asked == [(torch.float32, "auto")]
+    assert asked == [(torch.float64, "auto")]
     assert max(found.facts["off"]["mine"].values()) < 1e-5
 
 

@@ -33,7 +33,7 @@ from posenc.schemes.own import place_in
 from posenc.workbench.named import named
 
 MINE = "mine"
-# Up to so many tokens the truth is the dense definition in float64 (1.8 GB at 2,048); beyond, what auto takes.
+# The truth is in float64: up to so many tokens the dense definition (1.8 GB at 2,048), beyond it what auto takes.
 EXACT = 2048
 # How far from the truth an answer may be, over the largest magnitude in it. What rounding does, measured from 64 to
 # 2,048 tokens: a dense attention by hand and PyTorch's kernel are off by 1e-6, 2e-3 (float16) and 1e-2 (bfloat16) at
@@ -149,14 +149,13 @@ def _work(settings: Settings, name: str, inputs: Inputs) -> Work:
 def _truth(settings: Settings, name: str, inputs: Inputs) -> dict[str, Tensor]:
     """The output and, in training, gradients of queries, keys, values and parameters, by what to call them."""
     length = inputs.query.size(2)
-    dtype = torch.float64 if length <= EXACT else torch.promote_types(inputs.query.dtype, torch.float32)
-    scheme = build_scheme(name, settings, length).to(dtype)
+    scheme = build_scheme(name, settings, length).double()
     given = (inputs.query, inputs.key, inputs.value)
-    query, key, value = (x.detach().to(dtype).requires_grad_(inputs.training) for x in given)
-    wide = Inputs(query, key, value, inputs.gradient.to(dtype), inputs.training)
+    query, key, value = (x.detach().double().requires_grad_(inputs.training) for x in given)
+    wide = Inputs(query, key, value, inputs.gradient.double(), inputs.training)
 
     def attend() -> Tensor:
-        encoding = scheme(positions_of(name, length, query.device), dtype=dtype)
+        encoding = scheme(positions_of(name, length, query.device), dtype=torch.float64)
         backend = "reference" if length <= EXACT else AUTO
         out = posenc.attention(query, key, value, encoding, is_causal=True, backend=backend)
         assert isinstance(out, Tensor)
@@ -184,7 +183,7 @@ def _compare(answers: tuple[Tensor, ...], truth: dict[str, Tensor], allowed: flo
     wrong = ""
     # Parameters come last, and only an attention that takes the scheme gives them gradients.
     for (what, expected), answer in zip(truth.items(), answers, strict=False):
-        difference = (answer.detach().to(expected.dtype) - expected).abs().nan_to_num(nan=math.inf, posinf=math.inf)
+        difference = (answer.detach().double() - expected).abs().nan_to_num(nan=math.inf, posinf=math.inf)
         most, largest = difference.max().item(), expected.abs().max().item()
         share = most / largest if largest else math.inf if most else 0.0
         off[what] = share if math.isfinite(share) else None
