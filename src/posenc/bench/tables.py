@@ -252,7 +252,7 @@ def _mine(records: Sequence[Record]) -> Table:
     named, scheme = (found[0]["name"], found[0]["scheme"]) if found else ("", "")
     allowed = found[0]["allowed"] if found else 0
     lead = (
-        "Before the clock starts, the output and in training all gradients are compared with posenc's reference: off "
+        "Before the clock starts, the output and in training all gradients are compared with posenc's in float64: off "
         f"by is the largest difference, over the largest magnitude there; {allowed:g} is allowed. Times over those of "
         f"plain causal attention and of posenc in the same rounds; the median, {SPREAD}."
     )
