@@ -8,12 +8,12 @@ ABOUT: dict[str, Any] = {
         "head_dim": 64,
         "dtype": "float32",
         "rotated": [4, 16, 2048, 64],
-        "rounds": 11,
+        "rounds": 5,
         "budget": 30.0,
     },
     "versions": {"torch": "2.13.0", "transformers": "not installed"},
-    "machine": {"processor": "a made-up one", "memory_bytes": 8 * 2**30, "threads": 2},
-    "load": 1.9,
+    "machine": {"processor": "a made-up one", "memory_bytes": 8 * 2**30, "cores": 2, "threads": 2},
+    "others": 0.125,
     "time": "2026-11-21T06:00:00+00:00",
 }
 
@@ -60,10 +60,18 @@ def everything() -> list[dict[str, Any]]:
         "posenc": taking(0.003, 1.5, 1.4, 1.6),
         "x-transformers": {"left_out": "no"},
     }
+    mine = {
+        "plain": taking(0.002, 1, 1, 1),
+        "posenc": taking(0.003, 1.5, 1.4, 1.6, 2),
+        "mine": taking(0.009, 4.5, 4.2, 4.8, 64),
+    }
+    off = {"posenc": {"output": 3e-7}, "mine": {"output": 2e-7, "gradient of key": 1.2e-6}}
+    compared = {"name": "my.py:attention", "auto": "native", "allowed": 1e-4, "off": off}
     decode = {"plain": taking(0.001, 1, 1, 1), "posenc": taking(0.002, 2, 1.9, 2.1)}
     return [
         *prices(),
         *(record(f"rope {dtype}", "rope", 2048, rope, bytes=1_200_000_000) for dtype in ("float32", "bfloat16")),
         *(record(f"peers {phase}", "alibi", 2048, peers, auto="sdpa") for phase in ("forward", "training")),
         record("decode", "alibi", 16384, decode, auto="sdpa"),
+        *(record(f"mine {phase}", "alibi", 2048, mine, **compared) for phase in ("forward", "training")),
     ]

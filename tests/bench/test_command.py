@@ -9,6 +9,8 @@ from posenc.bench.command import add_parser, settings_of
 from posenc.bench.settings import QUICK, SECTIONS, Settings
 from posenc.cli import main
 
+HANDS = "tests.bench.by_hand"
+ALIBI = ("--mine", f"{HANDS}:alibi")
 TINY: dict[str, Any] = {
     "lengths": (64,),
     "rounds": 1,
@@ -53,7 +55,9 @@ def test_lists_take_commas_and_spaces() -> None:
 
 def test_what_is_not_given_is_the_default_and_quick_is_less() -> None:
     assert settings_of(parsed()) == Settings()
-    assert Settings().only == tuple(SECTIONS)
+    assert Settings().only == tuple(name for name in SECTIONS if name != "mine")
+    assert settings_of(parsed("--mine", "my.py:attention")).only == ("mine",)
+    assert settings_of(parsed("--mine", "my.py:attention", "--only", "mine,rope")).only == ("mine", "rope")
     assert Settings().lengths == (512, 1024, 2048, 4096, 8192, 16384, 32768)
     assert settings_of(parsed("--quick")) == Settings(**QUICK)
     assert settings_of(parsed("--quick", "--rounds", "9", "--lengths", "64")).lengths == (64,)
@@ -69,7 +73,7 @@ def test_the_identity_is_what_two_runs_into_a_folder_must_share() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--only", "speed"], "only must be 'price', 'growth', 'rope', 'peers' or 'decode', got 'speed'"),
+        (["--only", "speed"], "only must be 'price', 'growth', 'rope', 'peers', 'decode' or 'mine', got 'speed'"),
         (["--lengths", "500"], "lengths must be powers of two from 64 on, got [500]"),
         (["--lengths", "32"], "lengths must be a whole number of at least 64, got 32"),
         (["--rounds", "0"], "rounds must be a whole number of at least 1, got 0"),
@@ -77,6 +81,26 @@ def test_the_identity_is_what_two_runs_into_a_folder_must_share() -> None:
         (["--schemes", "roap"], "got 'roap' (did you mean 'rope'?)"),
         (["--backends", "abacus"], "backends must be one of auto, sdpa"),
         (["--dtype", "int8"], "dtype must be 'float32', 'bfloat16', 'float16' or 'float64', got 'int8'"),
+        (["--only", "mine"], "mine must be what the section mine times, my.py:attention, got None"),
+        ([*ALIBI, "--only", "rope"], "only must be mine, with or without others, where --mine is given, got ['rope']"),
+        ([*ALIBI, "--schemes", "t5,rope"], "schemes must be one, to which --mine is to be equal, got ['t5', 'rope']"),
+        (
+            [*ALIBI, "--schemes", "rope+learned"],
+            "schemes must be one that acts in attention, got 'rope+learned', which",
+        ),
+        (
+            [*ALIBI, "--schemes", "t5"],
+            ":alibi must take a fourth argument, scheme: the parameters of t5 are read from it",
+        ),
+        (["--mine", "my.py"], "--mine must be module:name or path/to/file.py:name, got 'my.py'"),
+        (["--mine", "gone.py:a"], "--mine must be module:name or path/to/file.py:name, and there is no file 'gone.py'"),
+        (["--mine", "gone:a"], "there is no module 'gone', here or installed"),
+        (["--mine", f"{HANDS}:alibbi"], f"{HANDS} has no 'alibbi'; it has "),
+        (
+            ["--mine", "math:pi"],
+            "math:pi must be a function, or what else is called as attention(query, key, value), got 3",
+        ),
+        (["--mine", f"{HANDS}:Module"], f"{HANDS}:Module must be a function, or what else is called as attention("),
         (["--device", "abacus"], "device must be one that is here, got 'abacus'"),
     ],
 )
@@ -144,6 +168,31 @@ def test_interrupting_leaves_partial_tables_and_is_1(
     assert last == f"posenc: error: interrupted: 2 records are kept in {tmp_path}; the same command resumes"
     assert main(words) == 0
     assert "One token against a cache of 64" in capsys.readouterr().out
+
+
+def test_a_module_that_fails_shows_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "broken_hand.py").write_text("def attention(query, key, value):\n    return value\n\n\n1 / 0\n")
+    assert main(["bench", "--mine", f"{tmp_path / 'broken_hand.py'}:attention", "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert 'broken_hand.py", line 5, in <module>' in error
+    assert "named.py" not in error
+    said = f"posenc: error: importing {tmp_path / 'broken_hand.py'} failed: ZeroDivisionError: division by zero"
+    assert error.splitlines()[-1] == said
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_attention_of_ones_own_has_its_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "QUICK", TINY)
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "--quick", *ALIBI, "--schemes", "alibi"]) == 0
+    shown = capsys.readouterr()
+    assert f"{HANDS}:alibi beside posenc's alibi" in shown.out
+    assert "The price" not in shown.out
+    assert "mine training, alibi, 64" in shown.err
+    names = {path.name for path in (tmp_path / "runs" / "bench-mine-quick").iterdir()}
+    assert names == {"bench.md", "bench.json", "records.jsonl", "settings.json", "mine.png"}
 
 
 def test_another_benchmark_in_the_folder_is_1_and_stays(

@@ -67,6 +67,14 @@ def test_lines_of_growth_and_price() -> None:
     assert list(lines["alibi"].get_ydata()) == [2, 2]
 
 
+def test_an_attention_of_ones_own_and_posencs_are_lines() -> None:
+    figure = drawn("mine", everything())
+    for axes in figure.axes:
+        lines = {line.get_label(): list(line.get_ydata()) for line in axes.get_lines()}
+        assert (lines["posenc"], lines["mine"]) == ([1.5], [4.5])
+    assert "An attention of one's own beside posenc's alibi" in words(figure)
+
+
 def test_the_price_is_drawn_at_a_length_that_most_schemes_have() -> None:
     records = [*prices(("nope", "alibi", "t5"), (512, 1024)), *prices(("nope",), (2048,))]
     assert "The price of position at 1,024 tokens" in words(drawn("price", records))

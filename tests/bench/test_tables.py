@@ -91,6 +91,26 @@ def test_peers_and_decoding() -> None:
     assert table("One token against a cache of 16,384", records).rows == [("alibi", "sdpa", "1", "2.00 ± 0.10")]
 
 
+def test_an_attention_of_ones_own_is_shown_to_be_equal_first() -> None:
+    found = table("my.py:attention beside posenc's alibi", everything())
+    assert found.header == ("phase", "tokens", "what", "off by", "ms", "over plain", "over posenc", "peak, MiB")
+    assert [tuple(row) for row in found.rows[:3]] == [
+        ("forward", "2,048", "plain", "", "2", "1", "", "1"),
+        ("forward", "2,048", "posenc (native)", "3e-07", "3", "1.50 ± 0.10", "", "2"),
+        ("forward", "2,048", "my.py:attention", "1e-06", "9", "4.50 ± 0.30", "3.00 ± 0.00", "64"),
+    ]
+    assert "0.0001 is allowed" in found.lead
+
+
+def test_one_that_is_not_equal_has_no_time() -> None:
+    records = [each for each in everything() if each["kind"] == "mine forward"]
+    records[0]["results"]["mine"] = {"left_out": "it is another function"}
+    records[0]["off"]["mine"]["output"] = None  # not finite
+    found = table("my.py:attention beside posenc's alibi", records)
+    assert tuple(found.rows[2]) == ("forward", "2,048", "my.py:attention", "∞", "– (1)", "", "", "")
+    assert found.lines == ["(1) it is another function"]
+
+
 def test_what_was_not_measured_is_a_dash() -> None:
     found = table("The price of position: forward", [*prices(("nope",), (512, 1024)), *prices(("t5",), (512,))])
     assert found.rows[-1] == ("t5", "sdpa", "1.00 ± 0.15", "– (1)")
@@ -111,20 +131,39 @@ def test_the_environment_stands_first() -> None:
     assert rows["memory"] == "8.0 GiB"
     assert rows["threads"] == "2"
     assert rows["transformers"] == "not installed"
-    assert rows["load"] == "1.9 to 1.9"
-    assert rows["rounds"] == "11, or fewer, at least 3, where they would last over 30 s"
+    assert rows["other processes"] == "kept 0.1 to 0.1 of 2 cores busy"
+    assert rows["rounds"] == "5 or more, until ratios are known to a tenth or 30 s are over"
 
 
-def test_a_busy_machine_is_said() -> None:
-    records = everything()
-    records[-1]["load"] = 3.1  # made with 2 threads
-    said = "Something else was running: a load of up to 3.1, of which 2 are posenc's. Measure again."
-    assert markdown(records).startswith(f"# What position costs\n\n**{said}**\n")
-    console = Console(width=120, file=io.StringIO(), color_system=None)
+def test_where_others_are_not_told_it_is_said() -> None:
+    rows = dict(tables([{**each, "others": None} for each in everything()])[0].rows)
+    assert rows["other processes"] == "not known: this system does not tell"
+
+
+def test_what_others_made_doubtful_is_marked_and_said() -> None:
+    short, long = prices(("alibi",))[0], prices(("alibi",))[2]
+    records = [{**short, "others": 0.2}, {**long, "others": 0.9}]  # of 2 cores: a tenth of them is no more than 0.2
+    note = "† timed while other processes kept over 10% of the cores busy"
+    found = table("The price of position: forward", records)
+    assert found.rows[1] == ("alibi", "sdpa", "1.00 ± 0.15", "1.00 ± 0.15 †")
+    assert found.lines == [note]
+    assert table("By backend: forward", records).lines == ["(1) too slow for words", note]
+    assert table("Growth of time, ms: forward", records).rows[1] == ("alibi", "1", "4 †")
+    memory = table("Growth of peak memory, MiB: forward", records)
+    assert (memory.rows[1], memory.lines) == (("alibi", "1", "2"), [])  # which no other process changes
+    said = (
+        "Other processes kept up to 0.9 of 2 cores busy. The times of 1 of 2 groups are marked † and say little: "
+        "measure again, into another folder."
+    )
+    page = markdown(records)
+    assert page.startswith(f"# What position costs\n\n**{said}**\n")
+    assert f"\n{note}  \n" in page
+    console = Console(width=200, file=io.StringIO(), color_system=None)
     show(records, console)
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue().startswith(said)
-    assert "Something else" not in markdown(everything())
+    assert note in console.file.getvalue()
+    assert "Other processes kept" not in markdown(everything())
 
 
 def test_the_page_and_its_data(tmp_path: Path) -> None:

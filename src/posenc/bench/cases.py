@@ -47,7 +47,8 @@ class Group:
     length: int
     build: Callable[[], Built]
     work: float
-    memory: bool = False
+    probe: Callable[[str, int], Work] | None = None
+    """Sets up a competitor at another length. Where it is given, memory is taken too, and what is too much left out."""
 
 
 def all_schemes() -> tuple[str, ...]:
@@ -104,7 +105,12 @@ def prices(settings: Settings, kind: str, schemes: tuple[str, ...], backends: tu
         training = phase == "training"
         build = partial(priced, settings, scheme, length, training, backends)
         work = 1 + (3.5 if training else 1) * (length / 2048) ** 2
-        yield Group(f"{kind} {phase}", scheme, length, build, work, memory=True)
+        yield Group(f"{kind} {phase}", scheme, length, build, work, partial(probed, settings, scheme, training))
+
+
+def probed(settings: Settings, name: str, training: bool, backend: str, length: int) -> Work:
+    """The call at another length."""
+    return attention_work(settings, name, length, Inputs.draw(settings, length, length, training), backend)
 
 
 def priced(settings: Settings, name: str, length: int, training: bool, backends: tuple[str, ...]) -> Built:

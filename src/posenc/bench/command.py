@@ -1,10 +1,12 @@
 """``posenc bench``: what position costs, and what it costs elsewhere. torch is imported when it runs, not before."""
 
 import argparse
+import sys
 from pathlib import Path
 
 from posenc.bench.settings import QUICK, SECTIONS, Settings
 from posenc.workbench.command import add_options, failed, given, measured, stdout
+from posenc.workbench.named import TargetError
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -20,7 +22,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--out",
         type=Path,
         metavar="DIR",
-        help="folder of results (default: runs/bench, or runs/bench-quick if --quick)",
+        help="folder of results (default: runs/bench, and -mine if --mine, -quick if --quick)",
     )
     parser.add_argument(
         "--quick", action="store_true", help="fewer lengths and rounds, auto alone, nothing compiled: minutes"
@@ -39,12 +41,15 @@ def run(arguments: argparse.Namespace) -> int:
         from posenc.bench.run import bench, check  # not before: a wrong number need not wait for torch
 
         check(settings)
+    except TargetError as error:
+        sys.stderr.write(error.shown)
+        return failed(str(error), code=2)
     except ValueError as error:
         return failed(f"{error} (see posenc bench --help)", code=2)
 
     from posenc.bench import pictures, tables  # before an hour of timing: drawing must be possible
 
-    out = arguments.out or Path("runs/bench-quick" if arguments.quick else "runs/bench")
+    out = arguments.out or Path("runs/bench" + "-mine" * bool(settings.mine) + "-quick" * arguments.quick)
     records, stopped = measured(lambda progress: bench(settings, out, progress), out)
     if records:
         path = tables.write(records, out, pictures.write(records, out))

@@ -1,10 +1,11 @@
 """Timing in turns: every competitor once a round, so that a machine that is busy for a while slows all of them alike.
 
-What is compared is the ratio of two times of the same round; of the rounds' ratios the median is given, and the
-quartiles as its spread.
+What is compared is the ratio of two times of the same round; of the rounds' ratios the median is given, and how well
+it is known.
 """
 
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from torch.nn import functional as F
 from posenc.bench.settings import Settings
 from posenc.schemes.own import place_of
 from posenc.workbench.memory import peak_bytes
+from posenc.workbench.others import now, others
 
 Work: TypeAlias = Callable[[], tuple[Tensor, ...]]
 """What is timed: it gives the tensors that its user is left with."""
@@ -27,15 +29,16 @@ Make: TypeAlias = Callable[[], Work]
 """Sets up a competitor, outside of all timing. Raises `LeftOutError` where it cannot take part."""
 
 Spread: TypeAlias = tuple[float, float, float]
-"""A median and its quartiles."""
+"""A median, and the ends of the interval that it is known to lie in."""
 
 Clock: TypeAlias = Callable[[Work], float]
 """The seconds of one call."""
 
 # A timing repeats a call until it lasts this long, or the clock and the interpreter would be what is measured.
 SHORTEST = 5e-3
-# A round that lasts long may be the last, but a median wants this many.
-FEWEST_ROUNDS = 3
+# An interval is to hold the true median in this share of cases; rounds end when it is narrower than this share of it.
+SURE, NARROW = 0.9, 0.1
+FEWEST = 5  # values: all of four hold the median in 7 of 8 cases only
 
 
 class LeftOutError(Exception):
@@ -86,20 +89,28 @@ class Inputs:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """The median and the quartiles.
+    """The median, and the interval from the k-th smallest to the k-th largest value, with the largest k that makes it
+    hold the true median in 9 of 10 cases, whatever the values are drawn from. Fewer than 5 have no such interval: of
+    these all, which hold it in less.
 
     >>> spread([4.0, 1.0, 2.0, 3.0, 5.0])
-    (3.0, 2.0, 4.0)
+    (3.0, 1.0, 5.0)
+    >>> spread([4.0, 1.0, 2.0, 3.0, 5.0, 6.0, 8.0, 7.0])
+    (4.5, 2.0, 7.0)
     """
-    low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else 3 * [values[0]]
-    return median, low, high
+    ordered, count = sorted(values), len(values)
+    # The median is below the k-th smallest if k - 1 or fewer of the values are below the median, as of coins tossed.
+    left_out, outside = 0, 1
+    while 2 * (outside := outside + math.comb(count, left_out + 1)) <= (1 - SURE) * 2**count:
+        left_out += 1
+    return statistics.median(ordered), ordered[left_out], ordered[-1 - left_out]
 
 
 def ratios(seconds: Sequence[float], baseline: Sequence[float]) -> Spread:
     """Of the times of a competitor over those of the baseline, round by round.
 
     >>> ratios([2.0, 4.0, 9.0], [1.0, 2.0, 3.0])
-    (2.0, 2.0, 2.5)
+    (2.0, 2.0, 3.0)
     """
     return spread([mine / its for mine, its in zip(seconds, baseline, strict=True)])
 
@@ -110,11 +121,12 @@ def race(
     """Times all competitors in turns; the first is the baseline.
 
     Each is set up and called once or twice before the first round, which is when it compiles. There are ``rounds``
-    rounds, fewer where they last over ``budget`` seconds together. With ``memory``, the device, the peak of a call is
-    taken too, beyond what it began with and what it gave.
+    rounds or more: until every ratio is known to a tenth, or until they have lasted ``budget`` seconds. With
+    ``memory``, the device, the peak of a call is taken too, beyond what it began with and what it gave.
 
-    Gives ``rounds`` and, by the competitors' names, ``results``: the seconds of a call in each round, ``ratio`` to
-    the baseline and ``peak_bytes``; or, for one that cannot take part, ``left_out`` and why.
+    Gives ``rounds``, ``others``, how many cores other processes kept busy during them (None where that is not known),
+    ``baseline`` and, by the competitors' names, ``results``: the seconds of a call in each round, ``ratio`` to the
+    baseline and ``peak_bytes``; or, for one that cannot take part, ``left_out`` and why.
     """
     works: dict[str, Work] = {}
     results: dict[str, dict[str, Any]] = {}
@@ -135,19 +147,23 @@ def race(
             words = next(iter(str(error).strip().splitlines()), "")
             results[name] = {"left_out": f"failed{place} with {type(error).__name__}: {words}"}
     baseline = next(iter(makes))
-    done, begin = 0, time.perf_counter()
-    while done < rounds and baseline in works:
+    if baseline not in works:
+        gone = {name: {"left_out": f"{baseline}, which it is compared with, was left out"} for name in works}
+        return {"rounds": 0, "others": None, "baseline": baseline, "results": results | gone}
+    done, begin, known = 0, now(), False
+    while done < rounds or not (known or time.perf_counter() - begin.wall > budget):
         for name, work in works.items():
             results[name]["seconds"].append(clock(partial(_repeated, work, calls[name])) / calls[name])
         done += 1
-        if done >= FEWEST_ROUNDS and time.perf_counter() - begin > budget:
-            break
-    for name in works:
-        if baseline in works:
+        for name in works:
             results[name]["ratio"] = list(ratios(results[name]["seconds"], results[baseline]["seconds"]))
-        else:
-            results[name] = {"left_out": f"{baseline}, which it is compared with, was left out"}
-    return {"rounds": done, "baseline": baseline, "results": results}
+        known = done >= FEWEST and all(_narrow(*results[name]["ratio"]) for name in works)
+    busy = others(begin, now(), os.cpu_count() or 1)
+    return {"rounds": done, "others": busy, "baseline": baseline, "results": results}
+
+
+def _narrow(median: float, low: float, high: float) -> bool:
+    return high - low < NARROW * median
 
 
 def beyond(work: Work, device: torch.device) -> int:

@@ -97,8 +97,22 @@ def decode(records: Sequence[Record], dark: bool = False) -> Figure | None:
     return _dots({"": block}, title, "time over the same without positions", dark)
 
 
+def mine(records: Sequence[Record], dark: bool = False) -> Figure | None:
+    """Anyone's attention and posenc's over plain attention against length, a line each."""
+    panels: list[Panel] = []
+    for phase, words in PHASES.items():
+        lines: dict[str, dict[int, float]] = {}
+        for record in of(records, f"mine {phase}"):
+            for name in ("posenc", "mine"):
+                if ratio := _ratio(record, name):
+                    lines.setdefault(name, {})[record["length"]] = ratio[0]
+        panels.append((words, "time over plain attention", lines))
+    scheme = next(iter(schemes(of(records, "mine"))), "")
+    return _curves(panels, f"An attention of one's own beside posenc's {scheme}", dark, _times)
+
+
 FIGURES: dict[str, Callable[[Sequence[Record], bool], Figure | None]] = {
-    draw.__name__: draw for draw in (price, price_by_length, growth, rope, peers, decode)
+    draw.__name__: draw for draw in (price, price_by_length, growth, rope, peers, decode, mine)
 }
 
 
@@ -117,7 +131,7 @@ def write(records: Sequence[Record], out: Path) -> list[Path]:
 
 def _dots(blocks: Mapping[str, Block], title: str, xlabel: str, dark: bool) -> Figure | None:
     """A row for each name with a mark for each series, and the numbers beside them, in blocks below one another, each
-    under its title where it has one. A bar runs from quartile to quartile."""
+    under its title where it has one. A bar is the interval that its value is known to lie in."""
     names = {header: dict.fromkeys(n for each in block.values() for n in each) for header, block in blocks.items()}
     rows = sum(len(each) + bool(header) for header, each in names.items())
     if not rows:

@@ -12,8 +12,8 @@ import torch
 
 from posenc.arguments import check_name, check_type
 from posenc.backends.choice import BACKENDS
-from posenc.bench import cases, peers
-from posenc.bench.measure import Clock, Inputs, LeftOutError, Make, Work, beyond, race
+from posenc.bench import cases, mine, peers
+from posenc.bench.measure import Clock, LeftOutError, Make, Work, beyond, race
 from posenc.bench.settings import AUTO, Settings
 from posenc.workbench.configuration import differences, fingerprint
 from posenc.workbench.files import parse, write_whole
@@ -34,13 +34,14 @@ BUSY = 0.5
 
 
 def check(settings: Settings) -> None:
-    """ValueError for a scheme or a backend that is unknown, and for a device that is not there."""
+    """ValueError for a scheme, a backend or an attention that is unknown, and for a device that is not there."""
     check_type("settings", settings, Settings)
     for name in settings.schemes:
         cases.entries(name)
     for name in settings.backends:
         check_name("backends", name, (AUTO, *(backend.name for backend in BACKENDS)))
     device_of(settings.device)
+    mine.check(settings)
 
 
 def groups(settings: Settings) -> Iterator[cases.Group]:
@@ -57,6 +58,8 @@ def groups(settings: Settings) -> Iterator[cases.Group]:
         yield from cases.prices(settings, "price", schemes, backends)
     elif "growth" in settings.only:
         yield from cases.prices(settings, "growth", schemes, (AUTO,))
+    if "mine" in settings.only:
+        yield from mine.groups(settings)
 
 
 def bench(
@@ -73,7 +76,7 @@ def bench(
     out, progress, device = Path(out), progress or Progress(), torch.device(settings.device)
     clock = clock or clock_of(device)
     about: dict[str, dict[str, Any]] = {
-        "settings": settings.identity(),
+        "settings": settings.identity() | mine.source(settings),
         "versions": versions() | peers.versions(),
         "machine": machine(device),
     }
@@ -96,8 +99,7 @@ def bench(
             progress.advance(0, f"{group.kind}, {group.scheme}, {group.length:,}")
             measured = _measure(group, settings, limits, clock, device)
             named = {"kind": group.kind, "scheme": group.scheme, "length": group.length}
-            # Beyond this run's own threads, what else kept the machine busy.
-            records.append({**named, **measured, "load": _load(), **about, "fingerprint": fingerprint(about)})
+            records.append({**named, **measured, **about, "fingerprint": fingerprint(about)})
             progress.advance(group.work, f"{group.kind}, {group.scheme}, {group.length:,}")
         return list(records)
 
@@ -109,10 +111,10 @@ def _measure(
         torch.compiler.reset()  # or what was compiled for one length would shape what is compiled for the next
     built = group.build()
     makes = {
-        name: partial(limits.make, group, name, make) if group.memory and name != cases.PLAIN else make
+        name: partial(limits.make, group, name, make) if group.probe and name != cases.PLAIN else make
         for name, make in built.makes.items()
     }
-    memory = device if group.memory else None
+    memory = device if group.probe else None
     return {**built.facts, **race(makes, rounds=settings.rounds, budget=settings.budget, clock=clock, memory=memory)}
 
 
@@ -169,9 +171,8 @@ class _Limits:
         return self._probed[key]
 
     def _probe(self, group: cases.Group, name: str, length: int) -> _Grown:
-        training = group.kind.endswith("training")
-        inputs = Inputs.draw(self.settings, length, length, training)
-        work = cases.attention_work(self.settings, group.scheme, length, inputs, name)
+        assert group.probe is not None
+        work = group.probe(name, length)
         self.clock(work)
         seconds = min(self.clock(work) for _ in range(PROBED))
         return _Grown(length, seconds, beyond(work, torch.device(self.settings.device)))

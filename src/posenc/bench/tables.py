@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from posenc.bench.measure import ratios
 from posenc.workbench.files import write_whole
 from posenc.workbench.records import made_with
 
@@ -21,7 +22,9 @@ Record: TypeAlias = Mapping[str, Any]
 
 FILE, DATA = "bench.md", "bench.json"
 PHASES = {"forward": "forward", "training": "a training step"}
-SPREAD = "± half the distance between the quartiles of its rounds"
+BUSY = 0.1  # of the cores: what others take beyond it makes times doubtful
+SIGN = "†"
+SPREAD = "± half the interval that holds the true one in 9 of 10 cases"
 
 
 @dataclass
@@ -48,6 +51,14 @@ class Table:
             return self.dash("not measured")
         return self.dash(result["left_out"]) if "left_out" in result else form(record, name)
 
+    @property
+    def lines(self) -> list[str]:
+        """What stands below the table."""
+        found = [f"({number}) {note}" for number, note in enumerate(self.notes, 1)]
+        if any(cell.strip("*").endswith(SIGN) for row in self.rows for cell in row):
+            found.append(f"{SIGN} timed while other processes kept over {BUSY:.0%} of the cores busy")
+        return found
+
 
 def tables(records: Sequence[Record]) -> list[Table]:
     found = [_environment(records)]
@@ -56,17 +67,26 @@ def tables(records: Sequence[Record]) -> list[Table]:
     for phase in PHASES:
         found += [_growth(records, phase, "seconds"), _growth(records, phase, "peak_bytes")]
     found += [_rope(records), *(_peers(records, scheme) for scheme in schemes(of(records, "peers")))]
-    found.append(_decode(records))
+    found += [_decode(records), _mine(records)]
     return [table for table in found if table.rows]
 
 
 def busy(records: Sequence[Record]) -> str:
     """That something else was running, where it was: it comes before all tables, since it makes them doubtful."""
-    loads = [record["load"] for record in records if "load" in record]
-    # A run makes a load of its threads; the mean of the last minute is no more exact than this.
-    if not loads or max(loads) <= (threads := records[0]["machine"]["threads"]) + 0.5:
+    marked = [record for record in records if _mark(record)]
+    if not marked:
         return ""
-    return f"Something else was running: a load of up to {max(loads)}, of which {threads} are posenc's. Measure again."
+    most = max(marked, key=lambda record: record["others"])
+    return (
+        f"Other processes kept up to {most['others']:.1f} of {most['machine']['cores']} cores busy. The times of "
+        f"{len(marked)} of {len(records)} groups are marked {SIGN} and say little: measure again, into another folder."
+    )
+
+
+def _mark(record: Record) -> str:
+    """What stands after a time of this group: the sign, if it is doubtful."""
+    others = record["others"]
+    return f" {SIGN}" if others is not None and others > BUSY * record["machine"]["cores"] else ""
 
 
 def markdown(records: Sequence[Record], pictures: Iterable[Path] = ()) -> str:
@@ -78,8 +98,8 @@ def markdown(records: Sequence[Record], pictures: Iterable[Path] = ()) -> str:
             parts.append(table.lead + "\n")
         rows = [table.header, ["---"] * len(table.header), *table.rows]
         parts.append("".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |\n" for row in rows))
-        if table.notes:
-            parts.append("".join(f"({number}) {note}  \n" for number, note in enumerate(table.notes, 1)))
+        if table.lines:
+            parts.append("".join(f"{line}  \n" for line in table.lines))
     parts += [f"![{path.stem}]({path.name})\n" for path in pictures]
     return "\n".join(parts)
 
@@ -106,7 +126,7 @@ def show(records: Sequence[Record], console: "Console") -> None:
         for row in table.rows:
             printed.add_row(*(escape(cell.replace("**", "")) for cell in row))
         console.print(printed)
-        for line in filter(None, (table.lead, *(f"({n}) {note}" for n, note in enumerate(table.notes, 1)))):
+        for line in filter(None, (table.lead, *table.lines)):
             console.print(escape(line.replace("**", "")), highlight=False)
 
 
@@ -119,15 +139,16 @@ def _environment(records: Sequence[Record]) -> Table:
         return {
             "tensors": f"1 × {about['heads']} × length × {about['head_dim']}, {about['dtype']}",
             "rotated tensors": " × ".join(map(str, about["rotated"])),
-            "rounds": f"{about['rounds']}, or fewer, at least 3, where they would last over {about['budget']:g} s",
+            "rounds": f"{about['rounds']} or more, until ratios are known to a tenth or {about['budget']:g} s are over",
             **record["machine"],
             **record["versions"],
         }
 
     rows = made_with(records, facts)
-    loads = [record["load"] for record in records if "load" in record]
-    if loads:
-        rows.insert(-1, ("load", f"{min(loads)} to {max(loads)}"))
+    told = [record["others"] for record in records if record["others"] is not None]
+    if records:
+        kept = f"kept {min(told):.1f} to {max(told):.1f} of {records[0]['machine']['cores']} cores busy" if told else ""
+        rows.insert(-1, ("other processes", kept or "not known: this system does not tell"))
     return Table("Environment", "", ("what", "with"), [*rows])
 
 
@@ -226,6 +247,33 @@ def _decode(records: Sequence[Record]) -> Table:
     return table
 
 
+def _mine(records: Sequence[Record]) -> Table:
+    found = of(records, "mine")
+    named, scheme = (found[0]["name"], found[0]["scheme"]) if found else ("", "")
+    allowed = found[0]["allowed"] if found else 0
+    lead = (
+        "Before the clock starts, the output and in training all gradients are compared with posenc's in float64: off "
+        f"by is the largest difference, over the largest magnitude there; {allowed:g} is allowed. Times over those of "
+        f"plain causal attention and of posenc in the same rounds; the median, {SPREAD}."
+    )
+    header = ("phase", "tokens", "what", "off by", "ms", "over plain", "over posenc", "peak, MiB")
+    table = Table(f"{named} beside posenc's {scheme}", lead, header)
+    for record in found:
+        takes = {"mine": named, "posenc": f"posenc ({record['auto']})"}
+        for name in record["results"]:
+            off = record["off"].get(name, {}).values()
+            cells = [record["kind"].partition(" ")[2], f"{record['length']:,}", takes.get(name, name)]
+            cells.append("" if not off else "∞" if None in off else f"{max(off):.1g}")
+            cells.append(table.cell(record, name, _amount))
+            if "left_out" in record["results"][name]:
+                cells += ["", "", ""]
+            else:
+                peak = _amount(record, name, "peak_bytes")
+                cells += [_ratio(record, name), _over(record, name, "posenc"), peak]
+            table.rows.append(cells)
+    return table
+
+
 # -- cells ------------------------------------------------------------------------------------------------------------
 
 
@@ -247,15 +295,26 @@ def amount(record: Record, name: str, measured: str = "seconds") -> float:
 
 
 def _amount(record: Record, name: str, measured: str = "seconds") -> str:
-    return number(amount(record, name, measured))
+    return number(amount(record, name, measured)) + (_mark(record) if measured == "seconds" else "")
 
 
 def _ratio(record: Record, name: str) -> str:
     if name == record["baseline"]:
         return "1"
-    median, low, high = record["results"][name]["ratio"]
+    return _times(record["results"][name]["ratio"], record)
+
+
+def _times(spread: Sequence[float], record: Record) -> str:
+    median, low, high = spread
     places = 2 if median < 10 else 1
-    return f"{median:.{places}f} ± {(high - low) / 2:.{places}f}"
+    return f"{median:.{places}f} ± {(high - low) / 2:.{places}f}{_mark(record)}"
+
+
+def _over(record: Record, name: str, other: str) -> str:
+    """The ratio to another competitor; nothing where that was left out, and of itself and the baseline."""
+    if name in (other, record["baseline"]) or "left_out" in record["results"][other]:
+        return ""
+    return _times(ratios(*(record["results"][each]["seconds"] for each in (name, other))), record)
 
 
 def _baseline(records: Sequence[Record], lengths: Sequence[int]) -> list[str]:

@@ -80,8 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
     from posenc.conformance import report  # before minutes of checking: drawing must be possible
     from posenc.conformance.prepare import prepared
     from posenc.conformance.run import Interrupted, check
-    from posenc.conformance.targets import TargetError
     from posenc.workbench.files import write_whole
+    from posenc.workbench.named import TargetError
     from posenc.workbench.progress import Progress, for_console
 
     given = {name: getattr(arguments, name) for name in ("checks", "lengths", "longest", "seed", "seconds")}

@@ -1,14 +1,7 @@
 """What the command line is told to check: ``module:name`` or ``path/to/file.py:name`` as subjects."""
 
-import importlib
-import importlib.util
 import inspect
-import os
-import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from torch import nn
@@ -20,22 +13,7 @@ from posenc.scheme import Scheme
 from posenc.schemes.catalog import entries_of
 from posenc.schemes.entry import Law
 from posenc.workbench import decoder
-
-FORM = "module:name or path/to/file.py:name"
-
-
-class TargetError(ValueError):
-    """A target's own code failed: the message says which error, and ``shown`` is its traceback through that code."""
-
-    def __init__(self, doing: str, error: BaseException) -> None:
-        said = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":")
-        super().__init__(f"{doing} failed: {said}")
-        # Without the frames of this package and importlib; of installed packages, only the last frame.
-        shown = traceback.TracebackException.from_exception(error, compact=True)
-        callers = ("<frozen", os.path.dirname(__file__), os.path.dirname(importlib.__file__))
-        frames = [frame for frame in shown.stack if not frame.filename.startswith(callers)]
-        shown.stack[:] = [frame for frame in frames if "site-packages" not in frame.filename or frame is frames[-1]]
-        self.shown = "".join(shown.format(chain=False))
+from posenc.workbench.named import FORM, TargetError, named
 
 
 def subjects_of(target: str, dim: int | None = None, **claims: Any) -> dict[str, Subject]:
@@ -50,7 +28,7 @@ def subjects_of(target: str, dim: int | None = None, **claims: Any) -> dict[str,
     """
     if ":" not in target or "+" in target:
         return {target: _of_schemes(target, dim, claims)}
-    value = _named(target)
+    value, _ = named(target, "TARGET")
     if isinstance(value, type) and issubclass(value, Scheme):
         return {target: _of_schemes(target, dim, claims)}
     if callable(value) and not isinstance(value, Subject | nn.Module):
@@ -120,44 +98,3 @@ def _of_module(
     if dim is None:
         raise ValueError(f"--dim N must say how wide the vectors are that {target} takes, (rows, tokens, N)")
     return Layer(build=build, call=call_module, dim=dim, **claims)
-
-
-# -- importing --------------------------------------------------------------------------------------------------------
-
-
-def _named(target: str) -> Any:
-    where, _, name = target.rpartition(":")
-    if not where or not name.isidentifier():
-        raise ValueError(f"TARGET must be {FORM}, got {target!r}")
-    module = _module(where)
-    if not hasattr(module, name):
-        public = [k for k, v in vars(module).items() if not (k.startswith("_") or isinstance(v, ModuleType))]
-        raise ValueError(f"{where} has no {name!r}; it has {', '.join(public) or 'nothing'}")
-    return getattr(module, name)
-
-
-def _module(where: str) -> ModuleType:
-    path = Path(where)
-    if path.suffix == ".py" or os.sep in where:
-        if not path.is_file():
-            raise ValueError(f"TARGET must be {FORM}, and there is no file {where!r}")
-        folder, name = path.resolve().parent, path.stem
-        while (folder / "__init__.py").is_file():  # past all packages that it is in
-            folder, name = folder.parent, f"{folder.name}.{name}"
-        name = name.removesuffix(".__init__")
-    else:
-        folder, name = Path.cwd(), where
-    if not all(part.isidentifier() for part in name.split(".")):
-        raise ValueError(f"TARGET must be {FORM}, and nothing can be imported from {where!r}")
-    sys.path[:] = [str(folder), *(entry for entry in sys.path if entry != str(folder))]
-    importlib.invalidate_caches()
-    try:
-        module = importlib.import_module(name)
-    except (Exception, SystemExit) as error:
-        if isinstance(error, ModuleNotFoundError) and error.name and (name + ".").startswith(error.name + "."):
-            raise ValueError(f"there is no module {error.name!r}, here or installed") from None
-        raise TargetError(f"importing {where}", error) from error
-    if path.suffix == ".py" and not (module.__file__ and path.samefile(module.__file__)):
-        other = module.__file__ or "a part of Python"
-        raise ValueError(f"{where} cannot be imported: the module {name!r} is {other}. Rename the file")
-    return module

@@ -65,6 +65,11 @@ def place_of(error: BaseException) -> str:
     return f"{_FILES[frames[-1].filename]}:{frames[-1].lineno}" if frames else ""
 
 
+def place_in(file: str, where: str) -> None:
+    """From now on `place_of` tells lines of this file too, which its user calls ``where``."""
+    _FILES[file] = where
+
+
 def _module(text: str) -> tuple[ModuleType, str]:
     where = text.rpartition(":")[0]
     file = Path(where)

@@ -85,7 +85,8 @@ def add_options(parser: argparse._ActionsContainer, kind: type[Configuration]) -
             parts = whole_numbers if get_args(of)[0] is int else names if item.metadata["commas"] else _word
             options |= {"nargs": "+", "metavar": item.name.upper().rstrip("S"), "type": parts, "action": List}
         else:
-            options |= {"type": (get_args(of) or (of,))[0], "metavar": "N" if of is not str else item.name.upper()}
+            of = (get_args(of) or (of,))[0]
+            options |= {"type": of, "metavar": "N" if of is not str else item.name.upper()}
         parser.add_argument("--" + item.name.replace("_", "-"), **options)
 
 

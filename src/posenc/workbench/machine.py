@@ -10,6 +10,11 @@ import torch
 
 import posenc
 
+CPUINFO = Path("/proc/cpuinfo")
+# Of what a processor may have, what decides how fast attention is there: x86's, then Arm's.
+UNITS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "asimd", "sve", "sve2", "bf16")
+UNKNOWN = "not known"
+
 
 def versions() -> dict[str, str]:
     """Of everything that numbers can depend on."""
@@ -49,9 +54,14 @@ def clock_of(device: torch.device) -> Callable[[Callable[[], object]], float]:
 
 
 def machine(device: torch.device) -> dict[str, object]:
+    """What times depend on; what the system does not tell is said to be not known."""
+    processors = _processors()
     return {
-        "processor": _processor(),
+        "processor": _first(processors, "model name") or platform.processor() or platform.machine(),
+        "vector units": _vector_units(processors),
+        "denormal numbers": _denormals(),
         "cores": os.cpu_count(),
+        "physical cores": _physical(processors) or UNKNOWN,
         "memory_bytes": _memory(),
         "threads": torch.get_num_threads(),
         "system": platform.platform(terse=True),
@@ -59,13 +69,36 @@ def machine(device: torch.device) -> dict[str, object]:
     }
 
 
-def _processor() -> str:
+def _processors() -> list[dict[str, str]]:
+    """What Linux says of each logical core; nothing elsewhere."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        text = CPUINFO.read_text(encoding="utf-8")
     except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+        return []
+    lines = [[line.partition(":") for line in block.splitlines()] for block in text.split("\n\n")]
+    return [{name.strip(): value.strip() for name, _, value in block} for block in lines if block]
+
+
+def _first(processors: list[dict[str, str]], name: str) -> str:
+    return next((each[name] for each in processors if each.get(name)), "")
+
+
+def _vector_units(processors: list[dict[str, str]]) -> str:
+    """Those that torch uses, and those that are there."""
+    flags = (_first(processors, "flags") or _first(processors, "Features")).split()
+    there = ", ".join(unit for unit in UNITS if unit in flags) or "none"
+    return f"torch uses {torch.backends.cpu.get_cpu_capability()}; there: {there if flags else UNKNOWN}"
+
+
+def _physical(processors: list[dict[str, str]]) -> int:
+    """Cores that are not two threads of one; 0 where that is not told."""
+    return len({(each.get("physical id"), each["core id"]) for each in processors if "core id" in each})
+
+
+def _denormals() -> str:
+    """What becomes of numbers too small to be normal, of which a bias that falls with the distance makes many."""
+    half = torch.tensor(torch.finfo(torch.float32).tiny) / 2
+    return "kept" if half.item() > 0 else "flushed to zero"
 
 
 def _memory() -> int | None:
