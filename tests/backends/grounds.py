@@ -131,8 +131,8 @@ NO_DISTANCE = frozenset(
 ROWS = frozenset({"cope"})
 FUNCTIONS = frozenset({"distance_aware", "distance_aware+alibi", "alibi+distance_aware", "softcap", "squeezing"})
 """Those with a term that does not just add."""
-NOT_NATIVE = frozenset({"softcap", "squeezing", "disentangled", "disentangled, wide"})
-"""Those with a function that the kernel does not know, or with keys that meet vectors."""
+NOT_NATIVE = frozenset({"softcap", "squeezing"})
+"""Those with a function that the kernel does not know."""
 SEVERAL_AXES = frozenset({"relative_2d", "relative_2d per head", "swin"})
 NOT_BY_DISTANCE = ROWS | SEVERAL_AXES | {"alibi directed", "interpolated"}
 """Those of which a term goes by something else than one distance, or hides keys."""

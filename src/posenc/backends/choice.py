@@ -24,6 +24,8 @@ BACKENDS: tuple[Backend, ...] = (SDPA, NATIVE, TILED, FLEX, CHUNKED, REFERENCE)
 # densely before a loop over blocks has begun (measured on a CPU: docs/log.md).
 FEW_SCORES = 2**22
 FEW_PAIRS = 2**14
+# For so many keys a call of the kernel costs less than passes over them (measured on a CPU: docs/log.md).
+MANY_KEYS = 2**13
 # Tiles that see fewer pairs than this on average cost more in calls than they save.
 PAIRS_PER_TILE = 2**12
 
@@ -65,6 +67,8 @@ def choose(call: Call) -> tuple[Backend, str]:
     if dense is SDPA and not (folds and NATIVE.refuses(call) is None) and is_plain(call):
         return SDPA, "nothing is added to the scores, so it is the fused kernel alone"
     few = "there are few queries: a row of scores for each is the least work"
+    if call.has_few_queries and _is_long(call) and NATIVE.refuses(call) is None:
+        return NATIVE, "there are few queries and many keys, which the kernel reads once"
     if call.has_few_queries and dense is SDPA:
         return SDPA, few
     if dense is SDPA and is_few:
@@ -84,6 +88,14 @@ def choose(call: Call) -> tuple[Backend, str]:
     if batch * heads * queries * keys <= FEW_SCORES:
         return dense, "the scores are few enough to lay out a mask" if dense is SDPA else "the scores are few"
     return CHUNKED, "the scores are too many to hold at once"
+
+
+def _is_long(call: Call) -> bool:
+    """Whether the kernel is quicker for a few queries: not where a vector is added to each key first, nor where it would
+    make a wide vector for each distance. A graph serves every length, and does not ask."""
+    if torch.compiler.is_compiling() or call.key.size(2) < MANY_KEYS:
+        return False
+    return not any(getattr(p, "key", None) is not None or getattr(p, "through", None) is not None for p in call.pieces)
 
 
 def _is_worth_tiles(call: Call) -> bool:

@@ -18,7 +18,7 @@ from posenc.forms import check_width, meets
 from posenc.layout import flat
 from posenc.pieces import Bias, Clock, Distance, Fold, Function, Meeting
 
-TABLES = ("bias", "vectors", "values", "factor")
+TABLES = ("bias", "vectors", "values", "factor", "key_vectors")
 FUNCTIONS = {"relu times": 1}  # those that the kernels know, by the name that `Function.formula` gives
 
 
@@ -26,9 +26,9 @@ class Given:
     """What a kernel is given beside query and value: the key, tensors by name, and where its tables begin.
 
     Tables are of all heads, or one for all: "bias" and "factor" (heads or 1, entries, 1), "vectors" and "values"
-    (heads or 1, entries, width). "shift" is (heads, head_dim). "meeting" (batch, heads, queries, width) meets the
-    vectors in the query's place. "query_clock" and "key_clock" (batch, heads, tokens) are in double precision. What goes
-    by two coordinates comes from `tables_of_plane`.
+    (heads or 1, entries, width), and "key_vectors", scaled, which keys meet. "shift" is (heads, head_dim). "meeting"
+    (batch, heads, queries, width) meets the vectors in the query's place. "query_clock" and "key_clock" (batch, heads,
+    tokens) are in double precision. What goes by two coordinates comes from `tables_of_plane`.
     """
 
     def __init__(self, call: Call) -> None:
@@ -71,6 +71,7 @@ class Given:
             of_vectors = of_lines = [*of_vectors, *of_lines]
         lines: list[Tensor] = []
         vectors: list[Tensor] = []
+        key_vectors: list[Tensor] = []
         features: list[tuple[Tensor, Tensor]] = []
         if meetings:
             low, r = self._entries(of_vectors)
@@ -81,7 +82,7 @@ class Given:
             if meeting.feature is not None:
                 features.append((feature, line.expand(heads, -1, -1)))
                 continue
-            vectors.append(line)
+            (vectors if meeting.side == "query" else key_vectors).append(line)
             if meeting.shift is not None:
                 v = block.of_heads(meeting.shift.to(call.dtype), meeting.distance.scheme)
                 lines.append((line @ v[..., None])[..., 0] * call.scale)
@@ -92,6 +93,8 @@ class Given:
             self._put("vectors", low, joined)
         elif vectors:
             self._put("vectors", low, reduce(torch.add, vectors))
+        if key_vectors:
+            self._put("key_vectors", low, reduce(torch.add, key_vectors) * call.scale)
         if biases or shifted:
             low, r = self._entries(of_lines)
             lines += [line_of(bias.at, bias.distance, block, r) for bias in biases]
@@ -139,10 +142,11 @@ class Given:
         )
 
 
-def unknown_piece(call: Call) -> str | None:
-    """Why a kernel that takes what `Given` holds cannot run the pieces, which `tiles` can; None where it can."""
+def unknown_piece(call: Call, keys_meet: bool = False) -> str | None:
+    """Why a kernel that takes what `Given` holds cannot run the pieces, which `tiles` can; None where it can.
+    ``keys_meet``: it takes "key_vectors"."""
     for piece in call.pieces:
-        if isinstance(piece, Meeting) and piece.side == "key":
+        if isinstance(piece, Meeting) and piece.side == "key" and not keys_meet:
             return "a key meets a vector"
         if isinstance(piece, Function) and (piece.formula not in FUNCTIONS or piece.distance is None):
             return "a score term is a function of the score that the kernel does not know"

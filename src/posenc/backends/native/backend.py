@@ -24,7 +24,9 @@ def _refuses(call: Call) -> str | None:
     lines = replace(call, pieces=tuple(piece for piece in call.pieces if not is_planar(piece)))
     if lines.pieces != call.pieces and any(isinstance(piece, Function) for piece in lines.pieces):
         return "a function of the score stands beside terms of several coordinates"
-    return refused_plane(call) or TILED.refuses(lines) or unknown_piece(lines) or missing(call.query.dtype)
+    return (
+        refused_plane(call) or TILED.refuses(lines) or unknown_piece(lines, keys_meet=True) or missing(call.query.dtype)
+    )
 
 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:

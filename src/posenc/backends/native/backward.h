@@ -72,16 +72,19 @@ struct Backward {
     const Call& call;
     int64_t slot, part;
     Real *q, *unshifted, *keys, *values, *vectors, *value_vectors, *weights, *d_s, *bare, *d_q, *d_m, *d_k, *d_v, *d_clock, *sums;
+    Real *turned_keys, *d_turned_keys, *turned_x, *d_turned;
     static constexpr int64_t ld = COLUMNS + 2 * MARGIN;
 
     static int64_t window() { return rounded(COLUMNS + ROWS, PANEL) + PANEL; }
 
-    static constexpr int PARTS = 15;
+    static int64_t stride() { return turned_stride(ROWS, COLUMNS); }
+
+    static constexpr int PARTS = 19;
     static void sizes(const Call& c, int64_t* found) {
-        const int64_t D = c.width, V = c.value_width, E = c.vectors.width, W = c.values.width;
+        const int64_t D = c.width, V = c.value_width, E = c.vectors.width, W = c.values.width, K = c.key_vectors.width;
         const int64_t all[PARTS] = {ROWS * D,  ROWS * D,  COLUMNS * D, COLUMNS * V, window() * E, window() * W,
                                     ROWS * ld, ROWS * ld, ROWS * ld,   ROWS * D,    ROWS * E,     COLUMNS * D,
-                                    COLUMNS * V, COLUMNS, 2 * std::max(E, W)};
+                                    COLUMNS * V, COLUMNS, 2 * std::max(E, W), ld * K, ld * K, stride() * K, stride() * K};
         for (int n = 0; n < PARTS; n++) found[n] = rounded(all[n], 16);
     }
 
@@ -96,7 +99,8 @@ struct Backward {
         slot = task / c.kv_heads;
         part = slot % c.parts;
         Real** const all[PARTS] = {&q,   &unshifted, &keys, &values, &vectors, &value_vectors, &weights, &d_s,
-                                   &bare, &d_q,   &d_m,  &d_k,    &d_v,     &d_clock,       &sums};
+                                   &bare, &d_q,   &d_m,  &d_k,    &d_v,     &d_clock,       &sums,
+                                    &turned_keys, &d_turned_keys, &turned_x, &d_turned};
         int64_t found[PARTS];
         sizes(c, found);
         for (int n = 0; n < PARTS; n++) {
@@ -107,6 +111,8 @@ struct Backward {
         weights += MARGIN;
         d_s += MARGIN;
         bare += MARGIN;
+        turned_keys += MARGIN;
+        d_turned_keys += MARGIN;
     }
 
     void run(int64_t kv) {
@@ -133,13 +139,22 @@ struct Backward {
         pack(row_of(call.v, b, kv, p.first), call.v.row, 0, count, V, values);
         std::fill(d_k, d_k + COLUMNS * D, Real(0));
         std::fill(d_v, d_v + COLUMNS * V, Real(0));
+        if (call.key_vectors.x) {
+            std::fill(turned_keys - MARGIN, turned_keys - MARGIN + D * ld, Real(0));
+            std::fill(d_turned_keys - MARGIN, d_turned_keys - MARGIN + D * ld, Real(0));
+            for (int64_t j = 0; j < count; j++)
+                for (int64_t d = 0; d < D; d++) turned_keys[d * ld + j] = row_of(call.k, b, kv, p.first + j)[d];
+        }
         for (int64_t h = kv * groups; h < (kv + 1) * groups; h++) {
             std::fill(d_clock, d_clock + COLUMNS, Real(0));
             for (int64_t i = p.start; i < p.stop; i += ROWS) pairs(p, b, kv, h, i, std::min(ROWS, p.stop - i));
             if (call.d_key_clock) add(call.d_key_clock + (b * call.heads + h) * call.keys + p.first, d_clock, -1, count);
         }
         for (int64_t j = 0; j < count; j++) {
-            add(const_cast<Real*>(row_of(call.dk, b, kv, p.first + j)), d_k + j * D, after(call), D);
+            Real* to = const_cast<Real*>(row_of(call.dk, b, kv, p.first + j));
+            add(to, d_k + j * D, after(call), D);
+            if (call.key_vectors.x)
+                for (int64_t d = 0; d < D; d++) to[d] += d_turned_keys[d * ld + j];
             add(const_cast<Real*>(row_of(call.dv, b, kv, p.first + j)), d_v + j * V, 1, V);
         }
     }
@@ -165,6 +180,8 @@ struct Backward {
             value_from = r.from;
             pack(entry(call.values, h, 0), V, r.from, r.to, V, value_vectors);
         }
+        Turned turned{};
+        if (call.key_vectors.x) turned = turn(p, h, i, rows, left, right, call.key_vectors, turned_x, stride());
         const Real *dout = row_of(call.dout, b, h, i), *delta = row_of(call.delta, b, h, i), *lse = row_of(call.lse, b, h, i);
         for (int64_t strip = 0; strip < rows; strip += STRIP) {
             const int64_t count = std::min<int64_t>(STRIP, rows - strip), first = i + strip;
@@ -174,7 +191,7 @@ struct Backward {
             Real *w = weights + strip * ld, *d = d_s + strip * ld;
             if (low < high) {
                 scores(call, p, b, h, first, count, low, high, q + strip * D, keys, meeting + strip * meeting_row,
-                       meeting_row, vectors, from, w, ld, call.function ? bare + strip * ld : nullptr);
+                       meeting_row, vectors, from, turned, w, ld, call.function ? bare + strip * ld : nullptr);
                 for (int64_t r = 0; r < count; r++) {
                     const Real own = delta[strip + r];
                     for (int64_t j = low; j < high; j++) d[r * ld + j] = -own;
@@ -215,6 +232,14 @@ struct Backward {
                 for (int64_t j = left; j < seen; j++) total += row[j], d_clock[j] += row[j];
                 call.d_query_clock[((part * call.batch + b) * call.heads + h) * call.queries + i + r] += total;
             }
+        if (call.key_vectors.x) {
+            const Table& t = call.key_vectors;
+            meet_keys_backward(p, i, rows, left, right, t, turned_keys, ld, turned, d_s, ld, d_turned_keys, d_turned);
+            for (int64_t n = 0; t.gradient && n < turned.count; n++) {
+                Real* to = gradient(t, slot, h, std::clamp<int64_t>(turned.first + n, 0, t.entries - 1));
+                for (int64_t d = 0; d < D; d++) to[d] += d_turned[d * turned.stride + n];
+            }
+        }
         if (call.vectors.x) {
             std::fill(d_m, d_m + rows * E, Real(0));
             by_distance_backward(p, i, rows, left, seen, call.vectors, h, slot, meeting, meeting_row, d_s, ld, d_m, sums);

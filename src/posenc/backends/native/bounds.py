@@ -23,7 +23,7 @@ def bounds_of(
     (batch, heads, tokens), are what makes a key faint. What a function makes of scores has no such bound.
     """
     keys, bias = key.size(2), given.get("bias")
-    if function[0] or skip_below <= 0 or keys < FEWEST_KEYS:
+    if function[0] or "key_vectors" in given or skip_below <= 0 or keys < FEWEST_KEYS:
         return {}
     if "key_clock" not in given and (bias is None or not _falls(bias, faint(skip_below, keys))):
         return {}

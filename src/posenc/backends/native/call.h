@@ -43,7 +43,7 @@ struct Tile {
 
 struct Call {
     Tensor4 q, k, v, out, lse, meeting, dout, delta, dq, dk, dv, d_meeting;
-    Table bias, vectors, values, factor;
+    Table bias, vectors, values, factor, key_vectors;
     Places places;
     const Real* shift;  // (heads, width)
     Real* d_shift;      // (slot, heads, width)

@@ -25,7 +25,8 @@ int64_t window_forward(const Call& call) { return rounded(KEYS + size_of_task(ca
 int64_t work_forward(const Call& call) {
     const int64_t rows = size_of_task(call) * call.heads / call.kv_heads;
     return rows * (2 * call.width + call.value_width + 5) + KEYS * call.width +
-           window_forward(call) * call.vectors.width + STRIP * (KEYS + 2 * MARGIN) + MARGIN;
+           window_forward(call) * call.vectors.width + STRIP * (KEYS + 2 * MARGIN) + MARGIN +
+           turned_stride(size_of_task(call), KEYS) * call.key_vectors.width;
 }
 
 void forward(const Call& call, int64_t task, Real* x) {
@@ -39,6 +40,7 @@ void forward(const Call& call, int64_t task, Real* x) {
     Real *q = x, *unshifted = q + all_rows * D, *o = unshifted + all_rows * D, *keys = o + all_rows * V;
     Real *vectors = keys + KEYS * D, *s = vectors + window_forward(call) * E + MARGIN, *m = s + STRIP * ld, *l = m + all_rows;
     Real *l_low = l + all_rows, *l_high = l_low + all_rows, *floor = l_high + all_rows;
+    Real* turned_x = floor + all_rows;
     const bool few = is_few(call);
     for (int64_t g = 0; g < groups; g++) {
         const Real* shift = call.shift ? call.shift + (kv * groups + g) * D : nullptr;
@@ -80,6 +82,10 @@ void forward(const Call& call, int64_t task, Real* x) {
                     from = r.from;
                     packed_head = h;
                 }
+                Turned turned{};
+                if (call.key_vectors.x && !few)
+                    turned = turn(p, h, p.start, p.stop - p.start, least, most, call.key_vectors, turned_x,
+                                  turned_stride(size, KEYS));
                 for (int64_t i = p.start; i < p.stop; i += STRIP) {
                     const int64_t rows = std::min<int64_t>(STRIP, p.stop - i), at = g * size + i - start;
                     int64_t left = std::max(p.low(i) / PANEL * PANEL, least);
@@ -88,7 +94,7 @@ void forward(const Call& call, int64_t task, Real* x) {
                     if (left >= right) continue;
                     const Real* meeting = call.meeting.x ? row_of(call.meeting, b, h, i) : unshifted + at * D;
                     scores(call, p, b, h, i, rows, left, right, q + at * D, few ? nullptr : keys, meeting,
-                           call.meeting.x ? call.meeting.row : D, few ? nullptr : vectors, from, s, ld, nullptr);
+                           call.meeting.x ? call.meeting.row : D, few ? nullptr : vectors, from, turned, s, ld, nullptr);
                     const int64_t seen = std::min(right, p.last - p.first);
                     for (int64_t r = 0; r < rows; r++) {
                         Real* row = s + r * ld;

@@ -19,7 +19,7 @@ from posenc.tiles import Tile, Visibility, tiles
 
 ANY = 2**40  # a bound that no index reaches
 CHANNELS = 16  # rows of channels are a multiple of this
-OF_CHANNELS = ("vectors", "values", "meeting", "shift")
+OF_CHANNELS = ("vectors", "key_vectors", "values", "meeting", "shift")
 
 _i64 = ctypes.c_int64
 

@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "places.h"
+#include "key_meeting.h"
 
 namespace {
 
@@ -99,7 +99,7 @@ Real after(const Call& call) { return before(call) == 1 ? Real(call.scale) : Rea
 // and vectors are packed, unless they are null.
 void scores(const Call& call, const Part& p, int64_t b, int64_t h, int64_t i, int64_t rows, int64_t left, int64_t right,
             const Real* q, const Real* keys, const Real* meeting, int64_t meeting_row, const Real* vectors,
-            int64_t vectors_from, Real* s, int64_t ld, Real* bare) {
+            int64_t vectors_from, const Turned& turned, Real* s, int64_t ld, Real* bare) {
     const auto function = [&](int64_t r) {
         if (bare) std::copy(s + r * ld + left, s + r * ld + right, bare + r * ld + left);
         apply(call, p, h, i + r, left, right, s + r * ld);
@@ -119,6 +119,15 @@ void scores(const Call& call, const Part& p, int64_t b, int64_t h, int64_t i, in
         for (int64_t r = 0; r < rows; r++) function(r);
     if (call.vectors.x)
         by_vectors(p, h, i, rows, left, right, call.vectors, meeting, meeting_row, vectors, vectors_from, s, ld);
+    if (call.key_vectors.x && keys) {
+        meet_keys(p, i, rows, left, right, call.key_vectors, keys, turned, s, ld);
+    } else if (call.key_vectors.x) {
+        const Real* met = row_of(call.k, b, h / (call.heads / call.kv_heads), p.first);
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t j = left; j < std::min(right, p.last - p.first); j++)
+                s[r * ld + j] += dot(met + j * call.k.row, entry(call.key_vectors, h, p.place(i + r, j, call.key_vectors)),
+                                     call.width);
+    }
     for (int64_t r = 0; r < rows; r++) {
         // After the products, so that a large bias is rounded once and not at every step of theirs.
         add_lines(call, p, b, h, i + r, left, right, s + r * ld);
