@@ -12,6 +12,7 @@ from torch import Tensor
 import posenc
 from posenc import ALiBi, Positions, Shaw
 from posenc.backends import far
+from posenc.models.forward_pass import NORMS
 from posenc.pieces import Bias, Clock, Distance
 from posenc.scheme import Scheme
 from tests.awkward import Pieces
@@ -160,3 +161,49 @@ def test_a_share_must_be_one(wrong: object) -> None:
     for call in (posenc.attention, posenc.explain):
         with pytest.raises(ValueError, match=r"skip_below must be within \[0, 1\), or None for 2\*\*-32, got "):
             call(q, k, v, ALiBi(HEADS), is_causal=True, skip_below=wrong)
+
+
+@pytest.mark.parametrize("name", ["alibi", "alibi and shaw", "a clock"])
+def test_a_cache_that_keeps_the_lengths_of_keys_need_not_be_read(name: str) -> None:
+    """Nor are the values of keys that turn out too faint, without the lengths."""
+    q, k, v = drawn(1500, 2)
+    right = [run(name, [q, k, v], way)[0] for way in ("native", "reference")]
+    torch.testing.assert_close(*right, rtol=0, atol=1e-12)
+    norms = torch.linalg.vector_norm(k, dim=-1)
+    v[:, :, :600] = torch.nan
+    assert run(name, [q, k, v], "native", skip_below=2**-32)[0][0, 0].isfinite().all()
+    k[:, :, :600] = torch.nan
+    how = {"skip_below": 2**-32, "key_norms": norms}
+    found = run(name, [q, k, v], "native", **how)[0]
+    torch.testing.assert_close(found[0, 0], right[1][0, 0], rtol=0, atol=1e-9)
+    norms[:, :, 5] = torch.inf
+    assert run(name, [q, k, v], "native", **how)[0].isnan().all()
+
+
+def test_a_forward_pass_keeps_the_lengths_of_its_keys() -> None:
+    """In pieces of the cache, with keys that are rotated first; of a model whose scheme never fades it keeps none."""
+    tokens, scheme = 700, posenc.RoPE(16) + ALiBi(HEADS)
+    q, k, v = drawn(tokens, dtype=torch.float32)
+    k[:, :, 7] *= 300.0
+    cache, outs = posenc.models.KVCache(), []
+    with torch.no_grad():
+        for start, stop in ((0, 690), (690, 697), (697, 700)):
+            with posenc.models.ForwardPass(scheme, Positions.arange(stop - start, start=start), cache) as step:
+                part = slice(start, stop)
+                outs.append(step.attention(q[:, :, part], k[:, :, part], v[:, :, part], backend="native"))
+    whole = posenc.attention(q, k, v, scheme, is_causal=True, backend="reference")
+    torch.testing.assert_close(torch.cat(outs, 2), whole, rtol=0, atol=1e-5)
+    kept = cache._kept[0][f"feature {NORMS}"][:, :, :tokens]
+    torch.testing.assert_close(kept, torch.linalg.vector_norm(k, dim=-1))
+    cache = posenc.models.KVCache()
+    with torch.no_grad(), posenc.models.ForwardPass(posenc.RoPE(16), Positions.arange(tokens), cache) as step:
+        step.attention(q, k, v)
+    assert set(cache._kept[0]) == {"key", "value"}
+
+
+@pytest.mark.parametrize("wrong", [torch.ones(1, 2, 7), torch.ones(1, 2, 8, 1), torch.ones(1, 2, 8).long(), 3.0])
+def test_lengths_of_keys_must_be_of_these_keys(wrong: object) -> None:
+    q, k, v = drawn(8)
+    for call in (posenc.attention, posenc.explain):
+        with pytest.raises(ValueError, match=r"key_norms must be a floating tensor \(1, 2, 8\) on cpu, "):
+            call(q, k, v, ALiBi(HEADS), is_causal=True, key_norms=wrong)

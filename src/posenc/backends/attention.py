@@ -45,6 +45,7 @@ def attention(
     backend: str = "auto",
     return_lse: bool = False,
     skip_below: float | None = None,
+    key_norms: Float[Tensor, "batch kv_heads keys"] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(scores) value, with positions: rotates query and key, changes the scores, adds to the output.
 
@@ -64,6 +65,8 @@ def attention(
       together weigh less are not computed by ``"native"``, ``"tiled"`` and ``"flex"``, whatever they hold; one that is
       loud enough to count is, wherever it stands. By default 2**-32, a 256th of the rounding of float32 (for float64
       inputs 2**-61); ``0.0`` computes everything.
+    - ``key_norms``: the lengths of the keys, as rotated, where the caller keeps them, as `KVCache` does: then a few
+      queries need not read the keys that they leave out. Were they shorter than the keys are, keys that count would be.
     - ``return_lse``: also return the log-sum-exp of each row of scores, (batch, heads, queries), by which partial
       results can be merged.
 
@@ -84,7 +87,8 @@ def attention(
     _check_sinks(sinks, query)
     bound = _bound(query, key, value, encoding, query_positions, key_positions)
     call = _call(query, key, value, bound, attn_mask, is_causal, window, dropout_p, scale, return_lse, sinks)
-    call = replace(call, skip_below=_share(skip_below, call.dtype))
+    _check_norms(key_norms, call.key)
+    call = replace(call, skip_below=_share(skip_below, call.dtype), key_norms=key_norms)
     _check_value_door(call)
     is_auto = isinstance(backend, str) and backend == "auto"
     chosen = choice.choose(call)[0] if is_auto else choice.named(call, backend)
@@ -148,6 +152,7 @@ def explain(
     enable_gqa: bool = False,
     return_lse: bool = False,
     skip_below: float | None = None,
+    key_norms: Float[Tensor, "batch kv_heads keys"] | None = None,
 ) -> Explanation:
     """Which backend `attention` takes for these arguments, why, and why the others cannot run them.
 
@@ -161,7 +166,8 @@ def explain(
     _check_sinks(sinks, query)
     bound = _bound(query, key, value, encoding, query_positions, key_positions)
     call = _call(query, key, value, bound, attn_mask, is_causal, window, dropout_p, scale, return_lse, sinks)
-    call = replace(call, skip_below=_share(skip_below, call.dtype))
+    _check_norms(key_norms, call.key)
+    call = replace(call, skip_below=_share(skip_below, call.dtype), key_norms=key_norms)
     _check_value_door(call)
     _bind_pairs(call)
     return choice.explain(call)
@@ -291,6 +297,18 @@ def _share(skip_below: float | None, dtype: torch.dtype) -> float:
     if not is_number(skip_below) or not 0 <= skip_below < 1:
         raise ValueError(f"skip_below must be within [0, 1), or None for 2**-32, got {shown(skip_below)}")
     return skip_below
+
+
+def _check_norms(key_norms: Tensor | None, key: Tensor) -> None:
+    if key_norms is None:
+        return
+    is_tensor = isinstance(key_norms, Tensor) and key_norms.is_floating_point() and not key_norms.requires_grad
+    if not is_tensor or key_norms.shape != key.shape[:3] or key_norms.device != key.device:
+        shape = tuple(key.shape[:3])
+        raise ValueError(
+            f"key_norms must be a floating tensor {shape} on {key.device}, the length of each key, without a gradient, "
+            f"got {shown(key_norms)}"
+        )
 
 
 def _check_value_door(call: Call) -> None:

@@ -49,6 +49,7 @@ class Call:
     query_features: Features = field(default_factory=lambda: NOTHING)
     key_features: Features = field(default_factory=lambda: NOTHING)
     skip_below: float = SKIP_BELOW
+    key_norms: Tensor | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -129,6 +130,7 @@ class Call:
             attn_mask=mask,
             query_features=block.query_features,
             key_features=block.key_features,
+            key_norms=None if self.key_norms is None else self.key_norms[:, :, keys],
         )
 
 

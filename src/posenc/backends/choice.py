@@ -91,8 +91,8 @@ def choose(call: Call) -> tuple[Backend, str]:
 
 
 def _is_long(call: Call) -> bool:
-    """Whether the kernel is quicker for a few queries: not where a vector is added to each key first, nor where it would
-    make a wide vector for each distance. A graph serves every length, and does not ask."""
+    """Whether the kernel is quicker for a few queries: not where a vector is added to each key first, nor where it
+    would make a wide vector for each distance. A graph serves every length, and does not ask."""
     if torch.compiler.is_compiling() or call.key.size(2) < MANY_KEYS:
         return False
     return not any(getattr(p, "key", None) is not None or getattr(p, "through", None) is not None for p in call.pieces)

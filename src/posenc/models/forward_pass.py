@@ -10,8 +10,11 @@ from posenc.arguments import check_flag, check_type, shown, whole
 from posenc.backends.attention import attention
 from posenc.encoding import NOTHING, Context, Encoding, Features
 from posenc.layout import join, overlap
+from posenc.pieces import Bias, Clock
 from posenc.positions import Positions
 from posenc.scheme import Schedule, Scheme, Window, is_scheme
+
+NORMS = "posenc's lengths of keys"  # beside the features of a layer
 
 
 class KVCache:
@@ -227,7 +230,12 @@ class ForwardPass:
                     "a forward pass with a cache must be entered, with ForwardPass(...) as step, so that one that "
                     "fails leaves the cache as it was"
                 )
+            if is_kept_rotated and any(isinstance(piece, Bias | Clock) for piece in encoding.pieces):
+                of_keys[NORMS] = torch.linalg.vector_norm(
+                    key, dim=-1, dtype=torch.promote_types(key.dtype, torch.float32)
+                )
             key, value, of_keys = self.cache.append(layer, key, value, of_keys)
+        key_norms = of_keys.pop(NORMS, None)
         if features or of_keys:
             encoding = encoding.with_features(features, of_keys)
         out = attention(
@@ -242,6 +250,7 @@ class ForwardPass:
             scale=scale,
             backend=backend,
             return_lse=return_lse,
+            key_norms=key_norms,
         )
         lse: list[Tensor] = []
         if not isinstance(out, Tensor):

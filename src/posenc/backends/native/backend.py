@@ -32,6 +32,8 @@ def _refuses(call: Call) -> str | None:
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     call.check()
     given = Given(call)
+    if call.key_norms is not None:
+        given.tensors["key_norms"] = call.key_norms.to(call.dtype)
     rest = (*given.arguments(), call.scale, call.skip_below)
     out, lse = torch.ops.posenc.native(call.query, given.key, call.value, *rest)
     return out, lse if call.return_lse else None

@@ -12,6 +12,7 @@ from posenc.backends.skipping import faint
 
 SPAN = 64  # keys, or entries of a table, of which the greatest is told, as in bounds.h
 FEWEST_KEYS = 256  # that are worth the asking
+FEWEST_QUERIES = 16  # that are worth to measure all keys for, where nobody keeps their lengths
 
 
 def bounds_of(
@@ -20,16 +21,23 @@ def bounds_of(
     """The tensors of `bounds.h`, by name; none where no key can be too faint.
 
     ``given`` is what the operator is given by name: a bias (heads or 1, entries, 1) that falls far enough, or clocks
-    (batch, heads, tokens), are what makes a key faint. What a function makes of scores has no such bound.
+    (batch, heads, tokens), are what makes a key faint. What a function makes of scores has no such bound. "key_norms"
+    (batch, kv_heads, keys) are the lengths of keys where the caller keeps them.
     """
     keys, bias = key.size(2), given.get("bias")
     if function[0] or "key_vectors" in given or skip_below <= 0 or keys < FEWEST_KEYS:
+        return {}
+    key_norms = given.get("key_norms")
+    if key_norms is None and query.size(2) < FEWEST_QUERIES:  # what is then left out is told from scores
         return {}
     if "key_clock" not in given and (bias is None or not _falls(bias, faint(skip_below, keys))):
         return {}
     shift = given.get("shift")
     moved = query if shift is None else query + shift[:, None]
-    bounds = {"query_most": _lengths(moved) * scale, "key_most": _greatest(_lengths(key))}
+    bounds = {
+        "query_most": _lengths(moved) * scale,
+        "key_most": _greatest(_lengths(key) if key_norms is None else key_norms),
+    }
     if bias is not None:
         bounds["bias_most"] = _greatest(bias[..., 0])
     if "vectors" in given:

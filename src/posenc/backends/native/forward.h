@@ -29,6 +29,16 @@ int64_t work_forward(const Call& call) {
            turned_stride(size_of_task(call), KEYS) * call.key_vectors.width;
 }
 
+// The greatest score of a row, or NaN.
+Real most_of(const Real* row, int64_t left, int64_t right) {
+    Vec most = all(NONE);
+    for (int64_t j = left; j < right; j += LANES) {
+        const Vec now = load(row + j);
+        most = (now > most) | (now != now) ? now : most;
+    }
+    return greatest(reinterpret_cast<const Real*>(&most), LANES);
+}
+
 void forward(const Call& call, int64_t task, Real* x) {
     const int64_t groups = call.heads / call.kv_heads, size = size_of_task(call);
     const int64_t chunks = (call.queries + size - 1) / size;
@@ -96,15 +106,16 @@ void forward(const Call& call, int64_t task, Real* x) {
                     scores(call, p, b, h, i, rows, left, right, q + at * D, few ? nullptr : keys, meeting,
                            call.meeting.x ? call.meeting.row : D, few ? nullptr : vectors, from, turned, s, ld, nullptr);
                     const int64_t seen = std::min(right, p.last - p.first);
+                    Real most[STRIP];
+                    bool counts = false;
+                    for (int64_t r = 0; r < rows; r++) {
+                        most[r] = most_of(s + r * ld, left, right);
+                        counts |= !(most[r] < floor[at + r] + call.faint);
+                    }
+                    if (!counts) continue;
                     for (int64_t r = 0; r < rows; r++) {
                         Real* row = s + r * ld;
-                        Vec most = all(NONE);
-                        for (int64_t j = left; j < right; j += LANES) {
-                            const Vec now = load(row + j);
-                            most = now > most ? now : most;
-                        }
-                        Real highest = m[at + r];
-                        for (int c = 0; c < LANES; c++) highest = std::max(highest, most[c]);
+                        const Real highest = std::max(m[at + r], most[r]);  // not NaN, which weights will be
                         const Real offset = highest == NONE ? Real(0) : highest;
                         const Real fade = std::exp(m[at + r] - offset);
                         m[at + r] = highest;

@@ -137,6 +137,8 @@ def _call(
     call = _Call(**dict(zip(NUMBERS, numbers, strict=False)), threads=torch.get_num_threads(), scale=scale)
     call.q, call.k, call.v = _rows(query), _rows(key), _rows(value)
     for name, x in given.items():
+        if name == "key_norms":  # of which bounds are made
+            continue
         if name in OF_PLANE or name in PLACES:
             setattr(call.places, name, x.data_ptr())
         elif name in TABLES:
