@@ -10,10 +10,12 @@ from functools import reduce
 from typing import Any, TypeAlias
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
-from posenc.arguments import check_type, shown, whole
+from posenc.arguments import check_type, number, shown, whole
 from posenc.encoding import DOORS, Context, Encoding, Rotation, version_of
+from posenc.horizon import SKIP_BELOW, horizon
 from posenc.pieces import Piece, Value
 from posenc.positions import Positions
 
@@ -56,6 +58,29 @@ class Scheme(nn.Module):
     ) -> tuple[Value, ...]:
         """The terms that add to the output."""
         return ()
+
+    def horizon(
+        self, length: int, *, query_norm: float, key_norm: float, scale: float, skip_below: float = SKIP_BELOW
+    ) -> Int[Tensor, " heads"]:
+        """For every head how many keys, from its own back, a query may see of a text of ``length`` tokens. Those
+        further back weigh no more than ``skip_below`` of its row, all together and whatever they hold: a cache may
+        forget them.
+
+        ``query_norm`` and ``key_norm`` are the greatest lengths of queries and keys as attention multiplies them, that
+        is, rotated; ``scale`` is the factor of their product, often 1/sqrt(head_dim). Formula: the least W with
+        b(-d) + scale |q| |k| < b(0) - scale |q| |k| + ln(skip_below / length) for all d >= W. It is ``length`` for a
+        scheme that does not fade, or fades by contents; one number stands for heads that are alike.
+
+        >>> posenc.ALiBi(4).horizon(4096, query_norm=9.0, key_norm=11.0, scale=0.125).tolist()
+        [221, 884, 3536, 4096]
+        """
+        whole("length", length)
+        if not 0 <= number("skip_below", skip_below) < 1:
+            raise ValueError(f"skip_below must be within [0, 1), got {shown(skip_below)}")
+        query_norm, key_norm = number("query_norm", query_norm), number("key_norm", key_norm)
+        positions = Positions.arange(length)
+        pieces = self.pairs(positions).pieces
+        return horizon(pieces, length, query_norm, key_norm, number("scale", scale, above=0), skip_below)
 
     @property
     def needs_lengths(self) -> bool:
@@ -326,8 +351,8 @@ class Schedule(nn.Module):
         for layer, kind in enumerate(self._layers):
             said.setdefault(kind, []).append(layer)
         words = []
-        for (number, window), layers in said.items():
-            names = " + ".join(type(part).__name__ for part in self.schemes[number].parts)  # type: ignore[union-attr]
+        for (scheme, window), layers in said.items():
+            names = " + ".join(type(part).__name__ for part in self.schemes[scheme].parts)  # type: ignore[union-attr]
             seen = (
                 "whole text"
                 if window is None

@@ -11,7 +11,10 @@ from torch import Tensor
 
 import posenc
 from posenc import ALiBi, Positions, Shaw
+from posenc.backends import attention as room
 from posenc.backends import far
+from posenc.backends.call import Call
+from posenc.backends.skipping import computed_share, counted_blocks
 from posenc.models.forward_pass import NORMS
 from posenc.pieces import Bias, Clock, Distance
 from posenc.scheme import Scheme
@@ -207,3 +210,124 @@ def test_lengths_of_keys_must_be_of_these_keys(wrong: object) -> None:
     for call in (posenc.attention, posenc.explain):
         with pytest.raises(ValueError, match=r"key_norms must be a floating tensor \(1, 2, 8\) on cpu, "):
             call(q, k, v, ALiBi(HEADS), is_causal=True, key_norms=wrong)
+
+
+# --- what is told before anything is computed -------------------------------------------------------------------------
+
+
+def given(name: str, tensors: list[Tensor], positions: Positions, **how: object) -> Call:
+    """The call, as backends take it."""
+    bound = encoding(SCHEMES[name](), positions, tensors[0].size(2))
+    kept: list[Call] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(room.choice, "explain", kept.append)
+        posenc.explain(*tensors, bound, **how)
+    return kept[0]
+
+
+ALL_PLACES = {"text": lambda: Positions.arange(1100), "cache": lambda: Positions.arange(1100)} | {
+    "packed": lambda: Positions.packed([350, 50, 700]),
+    "padded": lambda: Positions.padded(torch.arange(1100)[None] >= 100),
+}
+
+
+@pytest.mark.parametrize("place", ALL_PLACES)
+@pytest.mark.parametrize("name", [name for name in SCHEMES if name != "alibi and shaw"])
+def test_blocks_that_do_not_count_hold_no_weight(name: str, place: str) -> None:
+    """Summed by the truth, block by block; a loud key in a far one."""
+    q, k, v = drawn(1100, 130 if place == "cache" else None)
+    k[:, 1, 330] *= 30.0
+    how = {"is_causal": name != "alibi on both sides", "window": (900, 500), "skip_below": 2**-32}
+    call = given(name, [q, k, v], ALL_PLACES[place](), **how)
+    counted = counted_blocks(call, 64)
+    assert counted is not None
+    assert not counted.all()
+    out = torch.eye(1100, dtype=torch.float64).expand(1, HEADS, -1, -1)
+    keys = k.repeat_interleave(2, 1)
+    bound = encoding(SCHEMES[name](), ALL_PLACES[place](), q.size(2))
+    weights = posenc.attention(q, keys, out, bound, is_causal=how["is_causal"], window=(900, 500), backend="reference")
+    spread = counted.repeat_interleave(64, 2).repeat_interleave(64, 3)[:, :, : q.size(2), :1100]
+    assert weights.masked_fill(spread, 0.0).sum(-1).max() <= 2**-32
+
+
+def test_explain_says_how_much_is_computed() -> None:
+    q, k, v = drawn(2000, dtype=torch.float32)
+    faded = posenc.explain(q, k, v, ALiBi(HEADS), is_causal=True)
+    assert faded.computed < 0.8
+    line = f"at most {faded.computed:.0%} of what may be seen is computed: the rest is too faint to count"
+    assert line in str(faded).splitlines()
+    assert posenc.explain(q, k, v, ALiBi(HEADS), is_causal=True, skip_below=0.0).computed == 1
+    assert posenc.explain(q, k, v, posenc.T5(HEADS), is_causal=True).computed == 1
+    assert "too faint" not in str(posenc.explain(q, k, v, posenc.T5(HEADS), is_causal=True))
+    k[:, :, 3] *= 1000.0
+    louder = posenc.explain(q, k, v, ALiBi(HEADS), is_causal=True).computed
+    assert faded.computed < louder < 1
+    q, k, v = (x.unflatten(2, (-1, 2))[:, :, 1:].flatten(2, 3) for x in (q, k, v))
+    assert posenc.explain(q, k, v, ALiBi(HEADS), is_causal=True, attn_mask=torch.ones(1998, 1998).bool()).computed == 1
+
+
+def test_the_share_is_of_what_may_be_seen() -> None:
+    """Of two blocks on the diagonal and one beside it, of every head: the one that is far from all is left out."""
+    q, k, v = drawn(1100)
+    call = given("alibi", [q, k, v], Positions.arange(1100), is_causal=True, skip_below=2**-32)
+    blocks = math.ceil(1100 / 64)
+    left_out = (~counted_blocks(call, 64)).tril().sum().item()  # type: ignore[operator]
+    assert computed_share(call) == pytest.approx(1 - left_out / (HEADS * blocks * (blocks + 1) / 2))
+
+
+# --- a cache that forgets ---------------------------------------------------------------------------------------------
+
+
+def test_a_horizon_is_where_keys_stop_counting() -> None:
+    """With the loudest keys that there may be, and the quietest of its own."""
+    scheme, scale, loud = ALiBi(HEADS) + Shaw(16, 5, values=False), 0.25, 3.0
+    torch.nn.init.normal_(scheme.parts[1].key_table)
+    tokens = 600
+    found = scheme.horizon(tokens, query_norm=loud, key_norm=loud, scale=scale)
+    assert found.tolist() == sorted(found.tolist())
+    assert found[0] < 300
+    assert found[-1] == tokens
+    q = torch.nn.functional.normalize(drawn(tokens)[0][:, :, -1:], dim=-1) * loud
+    for head in range(HEADS):
+        at = int(found[head])
+        k = (q[:, head : head + 1] * torch.where(torch.arange(tokens) < tokens - at, 1.0, -1.0)[:, None]).expand(
+            -1, HEADS, -1, -1
+        )
+        v = torch.eye(tokens, dtype=torch.float64).expand(1, HEADS, -1, -1)
+        weights = posenc.attention(q, k, v, scheme, is_causal=True, backend="reference", scale=scale)
+        assert weights[0, head, 0, : tokens - at].sum() <= 2**-32
+
+
+def test_what_lies_past_the_horizon_may_be_forgotten() -> None:
+    q, k, v = drawn(900)
+    q, scheme, positions = q[:, :, -1:], ALiBi(HEADS), Positions.arange(900)
+    norms = {"query_norm": q.norm(dim=-1).max().item(), "key_norm": k.norm(dim=-1).max().item()}
+    keep = int(scheme.horizon(900, **norms, scale=0.25)[0])
+    assert keep < 300
+    whole = posenc.attention(q, k, v, scheme, is_causal=True, backend="reference")
+    part = scheme(positions[-1:], positions[-keep:])
+    kept = posenc.attention(q, k[:, :, -keep:], v[:, :, -keep:], part, is_causal=True, backend="reference")
+    torch.testing.assert_close(kept[:, 0], whole[:, 0], rtol=0, atol=2**-30)
+
+
+@pytest.mark.parametrize(
+    "scheme", [posenc.T5(HEADS), posenc.RoPE(16), posenc.DistanceAware(HEADS), CLOCK, ALiBi(HEADS) + CLOCK]
+)
+def test_what_does_not_fade_by_distance_alone_has_no_horizon(scheme: Scheme) -> None:
+    found = scheme.horizon(300, query_norm=1.0, key_norm=1.0, scale=0.25)
+    assert (found == 300).all()
+
+
+def test_a_horizon_is_asked_for_with_numbers() -> None:
+    good = {"query_norm": 1.0, "key_norm": 1.0, "scale": 0.25}
+    assert ALiBi(2).horizon(100, **good, skip_below=0.0).tolist() == [100, 100]
+    for wrong, said in (
+        ({"query_norm": math.inf}, "query_norm must be a finite number, got inf"),
+        ({"key_norm": "3"}, "key_norm must be a finite number, got '3'"),
+        ({"scale": 0}, "scale must be a finite number above 0, got 0"),
+        ({"skip_below": 1}, r"skip_below must be within \[0, 1\), got 1"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            ALiBi(2).horizon(100, **{**good, **wrong})
+    with pytest.raises(ValueError, match="length must be a whole number of at least 1, got 0"):
+        ALiBi(2).horizon(0, **good)

@@ -18,9 +18,9 @@ from posenc.backends.call import Call, sliced
 from posenc.backends.choice import BACKENDS as BACKENDS
 from posenc.backends.choice import Explanation
 from posenc.backends.reference import dense_logits
-from posenc.backends.skipping import skipped_by_default
 from posenc.encoding import Context, Encoding
 from posenc.forms import added
+from posenc.horizon import skipped_by_default
 from posenc.pieces import Bias, Fold, adds
 from posenc.positions import Positions
 from posenc.scheme import Scheme, Window, check_window, is_scheme

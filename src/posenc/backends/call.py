@@ -12,10 +12,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from posenc import compat
-from posenc.backends.skipping import SKIP_BELOW
 from posenc.block import Block
 from posenc.encoding import NOTHING, Features
 from posenc.forms import check
+from posenc.horizon import SKIP_BELOW
 from posenc.layout import Layout
 from posenc.pieces import Fold, Piece, Value
 from posenc.positions import Positions

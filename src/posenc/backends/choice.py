@@ -15,6 +15,7 @@ from posenc.backends.native.backend import NATIVE
 from posenc.backends.plane import is_planar
 from posenc.backends.reference import REFERENCE
 from posenc.backends.sdpa import SDPA, is_plain
+from posenc.backends.skipping import computed_share
 from posenc.backends.tiled import TILED, has_far_keys, width_of
 from posenc.tiles import tiles
 
@@ -32,14 +33,21 @@ PAIRS_PER_TILE = 2**12
 
 @dataclass(frozen=True)
 class Explanation:
-    """What ``backend="auto"`` takes for a call, why, and the reason of every backend that could not run it."""
+    """What ``backend="auto"`` takes for a call, why, and the reason of every backend that could not run it.
+
+    ``computed`` is the share of what may be seen that is computed, at most, in blocks of 64 queries and keys: less than
+    1 where scores fade so far with the distance that the rest cannot count (``skip_below``).
+    """
 
     backend: str
     why: str
     refusals: Mapping[str, str]
+    computed: float = 1.0
 
     def __str__(self) -> str:
         lines = [f"{self.backend}: {self.why}"]
+        if self.computed < 1:
+            lines.append(f"at most {self.computed:.0%} of what may be seen is computed: the rest is too faint to count")
         lines += [f"not {name}: {reason}" for name, reason in self.refusals.items()]
         return "\n".join(lines)
 
@@ -111,4 +119,5 @@ def explain(call: Call) -> Explanation:
     """What "auto" takes for a call, and why not the others."""
     backend, why = choose(call)
     reasons = {other.name: other.refuses(call) for other in BACKENDS}
-    return Explanation(backend.name, why, {name: reason for name, reason in reasons.items() if reason is not None})
+    refusals = {name: reason for name, reason in reasons.items() if reason is not None}
+    return Explanation(backend.name, why, refusals, computed_share(call) if backend in (NATIVE, FLEX) else 1.0)

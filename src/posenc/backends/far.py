@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from posenc.backends import band, fused
 from posenc.backends.lines import Lines
-from posenc.backends.skipping import faint
+from posenc.horizon import faint
 from posenc.layout import unflat
 from posenc.tiles import Tile, Visibility, tiles
 

@@ -39,6 +39,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from posenc import compat
 from posenc.backends.call import Backend, Call
+from posenc.backends.skipping import counted_blocks, orders_seen, seen_blocks
 from posenc.block import Block
 from posenc.folding import fold
 from posenc.forms import ScoreFunction, function
@@ -196,29 +197,21 @@ def _score_function(call: Call, left: tuple[Piece, ...]) -> ScoreFunction | None
 def _block_mask(call: Call, queries: int, keys: int) -> BlockMask:
     """What positions let be seen, for a call padded to so many queries and keys.
 
-    A block of pairs is skipped where no pair can be seen for certain, and taken as it is where every pair is; between
-    the two each pair is looked at.
+    A block of pairs is skipped where no pair can be seen for certain, or can count, and taken as it is where every pair
+    is seen; between the two each pair is looked at.
     """
     batch = call.query.size(0)
     (document, order), (of_key, key_order) = (
         (_filled(p.document, n, PADDING).expand(batch, -1), _filled(p.order, n, 0).expand(batch, -1))
         for p, n in ((call.query_positions, queries), (call.key_positions, keys))
     )
-    # A query sees orders from ``oldest`` to ``newest``. Without a bound it sees them all, by the same code.
-    far = torch.iinfo(order.dtype).max // 2
-    seen_here = call.visibility
-    oldest = order - (far if seen_here.left is None else seen_here.left)
-    newest = order + (far if seen_here.furthest is None else seen_here.furthest)
-
-    (least, most), (first_oldest, last_oldest), (first_newest, last_newest) = (
-        _columns(_ends(x), 2) for x in (document, oldest, newest)
-    )
-    (key_least, key_most), (key_earliest, key_latest) = (_columns(_ends(x), 1) for x in (of_key, key_order))
-    one, key_one = least == most, key_least == key_most
-    padding = (one & (least == PADDING)) | (key_one & (key_least == PADDING))
-    some = (least <= key_most) & (key_least <= most) & ~padding
-    some = some & (key_earliest <= last_newest) & (key_latest >= first_oldest)
-    every = some & one & key_one & (least == key_least) & (key_latest <= first_newest) & (key_earliest >= last_oldest)
+    oldest, newest = orders_seen(order, call.visibility)
+    some, every = seen_blocks(document, of_key, oldest, newest, key_order, BLOCK)
+    some, every = some[:, None], every[:, None]
+    counted = counted_blocks(call, BLOCK)
+    if counted is not None:
+        counted = F.pad(counted, (0, some.size(3) - counted.size(3), 0, some.size(2) - counted.size(2)))
+        some, every = some & counted, every & counted
 
     # Compiled code is for one layout, so a row for the whole batch is written out as any other.
     document, of_key, oldest, newest, key_order = (
@@ -234,26 +227,12 @@ def _block_mask(call: Call, queries: int, keys: int) -> BlockMask:
     )
 
 
-def _ends(values: Int[Tensor, "rows tokens"]) -> tuple[Int[Tensor, "rows blocks"], Int[Tensor, "rows blocks"]]:
-    """The least and the greatest value of each block; the last one may be shorter."""
-    tokens = values.size(1)
-    blocks = (tokens + BLOCK - 1) // BLOCK
-    whole = torch.cat((values, values[:, -1:].expand(-1, blocks * BLOCK - tokens)), 1)
-    least, most = whole.unflatten(1, (blocks, BLOCK)).aminmax(dim=-1)
-    return least, most
-
-
-def _columns(ends: tuple[Tensor, Tensor], axis: int) -> tuple[Tensor, Tensor]:
-    """Both with a dimension more, to meet those of the other side."""
-    return ends[0].unsqueeze(axis), ends[1].unsqueeze(axis)
-
-
 def _listed(
-    blocks: Bool[Tensor, "rows query_blocks key_blocks"],
-) -> tuple[Int[Tensor, "rows 1 query_blocks"], Int[Tensor, "rows 1 query_blocks key_blocks"]]:
+    blocks: Bool[Tensor, "rows heads query_blocks key_blocks"],
+) -> tuple[Int[Tensor, "rows heads query_blocks"], Int[Tensor, "rows heads query_blocks key_blocks"]]:
     """How many key blocks each block of queries has, and which: theirs come first, in order."""
-    first = (~blocks[:, None]).to(torch.int32).argsort(dim=-1, stable=True)
-    return blocks[:, None].sum(-1, dtype=torch.int32), first.to(torch.int32)
+    first = (~blocks).to(torch.int32).argsort(dim=-1, stable=True)
+    return blocks.sum(-1, dtype=torch.int32), first.to(torch.int32)
 
 
 # --- padding --------------------------------------------------------------------------------------------------------

@@ -1,20 +1,158 @@
-"""Keys that cannot be seen, whatever the contents: what a score that fades with distance lets be left out."""
+"""Keys that cannot be seen, whatever the contents: what a score that fades with distance lets be left out.
+
+A row's score with its own key is a lower bound of its log-sum-exp, and no score is above scale |q_i| |k_j| + b(r).
+Where the second lies so far below the first that all such keys together weigh less than ``skip_below``, they are not
+computed.
+"""
 
 from __future__ import annotations
 
-import math
+from functools import reduce
 
 import torch
+from jaxtyping import Bool
+from torch import Tensor
+from torch.nn import functional as F
 
-SKIP_BELOW = 2**-32  # a 256th of the rounding of float32
+from posenc.backends.call import Call
+from posenc.backends.tiled import line_of
+from posenc.forms import ENTRIES_PER_TOKEN, meets
+from posenc.horizon import faint
+from posenc.pieces import Bias, Clock, Fold, Meeting
+from posenc.positions import PADDING
+from posenc.tiles import Visibility
+
+FEWEST_KEYS = 1024  # that are worth the asking
 
 
-def skipped_by_default(dtype: torch.dtype) -> float:
-    """The share of a row's weight that is left out where nobody says: a 256th of the rounding of its scores."""
-    return 2**-61 if dtype == torch.float64 else SKIP_BELOW
+def seen_blocks(
+    document: Tensor, of_key: Tensor, oldest: Tensor, newest: Tensor, key_order: Tensor, size: int
+) -> tuple[Tensor, Tensor]:
+    """In which blocks of so many queries and keys some pair may be seen, and in which every pair is, (batch,
+    query_blocks, key_blocks). Queries are of ``document`` and see orders from ``oldest`` to ``newest``."""
+    (least, most), (first_oldest, last_oldest), (first_newest, last_newest) = (
+        _facing(_ends_of_blocks(x, size), 2) for x in (document, oldest, newest)
+    )
+    (key_least, key_most), (key_earliest, key_latest) = (
+        _facing(_ends_of_blocks(x, size), 1) for x in (of_key, key_order)
+    )
+    one, key_one = least == most, key_least == key_most
+    padding = (one & (least == PADDING)) | (key_one & (key_least == PADDING))
+    some = (least <= key_most) & (key_least <= most) & ~padding
+    some = some & (key_earliest <= last_newest) & (key_latest >= first_oldest)
+    every = some & one & key_one & (least == key_least) & (key_latest <= first_newest) & (key_earliest >= last_oldest)
+    return some, every
 
 
-def faint(skip_below: float, keys: int) -> float:
-    """How far below its row's log-sum-exp a score may lie, at most, and still count: if all ``keys`` lie as low, their
-    weights sum to ``skip_below``. -inf where nothing may be left out."""
-    return math.log(skip_below) - math.log(keys) if skip_below > 0 else -math.inf
+def orders_seen(order: Tensor, seen: Visibility) -> tuple[Tensor, Tensor]:
+    """The least and the greatest order that each query sees; without a bound the code is the same, and sees all."""
+    far = torch.iinfo(order.dtype).max // 2
+    return (
+        order - (far if seen.left is None else seen.left),
+        order + (far if seen.furthest is None else seen.furthest),
+    )
+
+
+def computed_share(call: Call, size: int = 64) -> float:
+    """Of the blocks of pairs in which something may be seen the share that may count, at most 1. Reads them."""
+    counted = counted_blocks(call, size)
+    if counted is None:
+        return 1.0
+    query, key = call.query_positions, call.key_positions
+    some, _ = seen_blocks(query.document, key.document, *orders_seen(query.order, call.visibility), key.order, size)
+    some = some[:, None].expand_as(counted)
+    return float((some & counted).sum() / some.sum().clamp(min=1))
+
+
+def counted_blocks(call: Call, size: int) -> Bool[Tensor, "batch heads query_blocks key_blocks"] | None:
+    """Which blocks of so many queries and keys may hold a pair that counts; None where all may. Nothing of them is
+    read back, on any device."""
+    own, reach = _own_keys(call), _reach(call)
+    if own is None or reach is None or call.skip_below <= 0 or call.key.size(2) < FEWEST_KEYS:
+        return None
+    block, heads = call.block(), call.query.size(1)
+    groups = heads // call.key.size(1)
+    query = block.query
+    for piece in call.pieces:
+        if isinstance(piece, Fold) and piece.query is not None:
+            u = block.of_heads(piece.query[0], piece.scheme)[None] if piece.query.size(0) == 1 else piece.query
+            query = query + u.to(query.dtype)
+    key = block.key.repeat_interleave(groups, 1)
+    score = (query * key[:, :, own : own + query.size(2)]).sum(-1) * call.scale
+    most = _blocks(query.norm(dim=-1) * call.scale, size)[..., None] * _blocks(key.norm(dim=-1), size)[..., None, :]
+    r = torch.arange(reach[0], reach[1] + 1, device=query.device)
+    lines = [line_of(p.at, p.distance, block, r).expand(heads, -1) for p in call.pieces if isinstance(p, Bias)]
+    if lines:
+        line = reduce(torch.add, lines)
+        first, last = (_ends_of_blocks(p.coords, size) for p in (call.query_positions, call.key_positions))
+        low, high = last[0][:, None] - first[1][..., None], last[1][:, None] - first[0][..., None]
+        # Of every entry the greatest from there on, over as many as two blocks without a gap reach over.
+        window = 2 * size - 1
+        greatest = F.max_pool1d(F.pad(line, (0, window - 1), value=-torch.inf), window, 1)
+        by_distance = greatest[:, (low - reach[0]).clamp(0, len(r) - 1)].movedim(0, 1)
+        most = most + by_distance.masked_fill((high - low >= window)[:, None], torch.inf)
+        score = score + line[:, -reach[0], None]
+    for piece in call.pieces:
+        if isinstance(piece, Meeting):
+            vectors = line_of(piece.at, piece.distance, block, r).norm(dim=-1).amax(-1)[:, None]
+            at_most = meets(piece, block).norm(dim=-1) * vectors
+            if piece.side == "key":
+                most, score = most + _blocks(at_most, size)[..., None, :], score - at_most.amax(-1, keepdim=True)
+            else:
+                most, score = most + _blocks(at_most, size)[..., None], score - at_most
+        elif isinstance(piece, Clock):
+            mine, others = (block.feature(piece.feature, side).expand(-1, heads, -1) for side in ("query", "key"))
+            most = most + (_blocks(mine, size)[..., None] + _blocks(-others, size)[..., None, :]).to(most.dtype)
+            score = score + (mine - others[..., own : own + query.size(2)]).to(score.dtype)
+    least = -_blocks(-score, size)[..., None]
+    return ~(most < least + faint(call.skip_below, call.key.size(2)))  # NaN is computed
+
+
+def _own_keys(call: Call) -> int | None:
+    """By how much a query's own key has a higher index, where every query is known to see one, and its terms are known
+    to be no more than can be told; else None."""
+    fades = any(isinstance(piece, Bias | Clock) for piece in call.pieces)
+    known = all(
+        isinstance(p, Clock)
+        or (isinstance(p, Bias) and not p.hides and p.distance.axis == 0 and p.distance.axes == 1)
+        or (isinstance(p, Meeting) and p.distance.axis == 0 and p.distance.axes == 1)
+        or (isinstance(p, Fold) and p.key is None)
+        for p in call.pieces
+    )
+    seen = call.visibility
+    if not fades or not known or call.scale <= 0 or call.attn_mask is not None or (seen.furthest or 0) < 0:
+        return None
+    query, key = call.query_positions, call.key_positions
+    if query is key or (query.layout.rows is not None and query.layout == key.layout):
+        return 0
+    runs = query.layout.run, key.layout.run
+    if runs[0] is None or runs[1] is None or runs[0].document != runs[1].document or runs[0].line is None:
+        return None
+    own = runs[0].order - runs[1].order
+    is_known = runs[1].line is not None and runs[1].line + own == runs[0].line
+    return own if is_known and 0 <= own <= call.key.size(2) - call.query.size(2) else None
+
+
+def _reach(call: Call) -> tuple[int, int] | None:
+    """The least and the greatest distance of two tokens, where they are known and a table can hold all between."""
+    ends = [positions.layout.bounds for positions in (call.query_positions, call.key_positions)]
+    if ends[0] is None or ends[1] is None or call.key_positions.coords.dtype != torch.int64:
+        return None
+    low, high = int(ends[1][0] - ends[0][1]), int(ends[1][1] - ends[0][0])
+    tokens = call.query.size(2) + call.key.size(2)
+    return (low, high) if low <= 0 <= high and high - low < ENTRIES_PER_TOKEN * tokens else None
+
+
+def _blocks(x: Tensor, size: int) -> Tensor:
+    """Of (..., tokens) the greatest of every block; the last one may be shorter."""
+    return F.pad(x, (0, -x.size(-1) % size), value=-torch.inf).unflatten(-1, (-1, size)).amax(-1)
+
+
+def _facing(ends: tuple[Tensor, Tensor], axis: int) -> tuple[Tensor, Tensor]:
+    """Both with a dimension more, to meet those of the other side."""
+    return ends[0].unsqueeze(axis), ends[1].unsqueeze(axis)
+
+
+def _ends_of_blocks(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The least and the greatest of every block of (rows, tokens)."""
+    return torch.aminmax(torch.cat((x, x[:, -1:].expand(-1, -x.size(1) % size)), 1).unflatten(1, (-1, size)), dim=-1)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.backends.skipping import faint
+from posenc.horizon import faint
 
 SPAN = 64  # keys, or entries of a table, of which the greatest is told, as in bounds.h
 FEWEST_KEYS = 256  # that are worth the asking

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from posenc.backends.given import TABLES, differentiate
 from posenc.backends.native.bounds import bounds_of
 from posenc.backends.native.library import library
-from posenc.backends.skipping import faint
+from posenc.horizon import faint
 from posenc.layout import unflat
 from posenc.tiles import Tile, Visibility, tiles
 
