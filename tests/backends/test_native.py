@@ -18,7 +18,7 @@ import torch
 
 import posenc
 from posenc import ALiBi, DistanceAware, Positions, Shaw
-from posenc.backends.native import backend, library, operator
+from posenc.backends.native import library, operator
 from posenc.layout import flat
 from posenc.pieces import Fold
 from posenc.schemes.relative_1d import Relative1D
@@ -314,9 +314,22 @@ def test_the_kernel_is_given_one_precision_alone() -> None:
         torch.ops.posenc.native(q, q, q[:, :1], *none)
 
 
-def test_other_precisions_are_refused() -> None:
-    q = torch.randn(1, 2, 40, 16, dtype=torch.bfloat16)
-    assert posenc.explain(q, q, q, ALiBi(2), is_causal=True).refusals["native"] == (
-        "it computes in float32 and float64 alone"
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_widened(dtype: torch.dtype) -> None:
+    """What comes in is exact in single precision, so all that is rounded is what goes out."""
+    q, k, v = (torch.randn(1, 2, 300, 16).to(dtype).requires_grad_() for _ in range(3))
+    scheme = Shaw(16, 5)
+    assert posenc.explain(q, k, v, scheme, is_causal=True).backend == "native"
+    leaves = (q, k, v, *scheme.parameters())
+    out, lse = posenc.attention(q, k, v, scheme, is_causal=True, backend="native", return_lse=True)
+    wide, sums = posenc.attention(
+        *(x.float() for x in (q, k, v)), scheme, is_causal=True, backend="native", return_lse=True
     )
-    assert backend.NATIVE.name == "native"
+    assert (out.dtype, lse.dtype) == (dtype, torch.float32)
+    torch.testing.assert_close(out, wide.to(dtype), rtol=0, atol=0)
+    torch.testing.assert_close(lse, sums, rtol=0, atol=0)
+    gradient = torch.randn_like(out)
+    for one, other in zip(
+        torch.autograd.grad(out, leaves, gradient), torch.autograd.grad(wide, leaves, gradient.float()), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from posenc.backends.native import library
-from tests.backends import test_parity
+from tests.backends import test_parity, test_skipping
 from tests.mutants import Mutant
 from tests.mutants.backends import at
 
@@ -99,5 +99,54 @@ MUTANTS = (
         "total += row[j], d_clock[j] += row[j];",
         "total += row[j];",
         *("clocked", "text", "both"),
+    ),
+    Source(
+        "the kernel leaves out all that is fainter than what a row has",
+        library,
+        "bounds.h",
+        ("return !(most < floor + call.faint);", "return !(most < floor);"),
+        partial(test_skipping.test_what_is_left_out_weighs_no_more_than_is_said, "alibi", 600),
+    ),
+    Source(
+        "the kernel takes far keys for quiet ones",
+        library,
+        "bounds.h",
+        ("Real most = query * call.key_most", "Real most = 0 * call.key_most"),
+        partial(test_skipping.test_a_far_key_that_is_loud_is_computed, "native", "alibi", 700),
+    ),
+    Source(
+        "the kernel leaves out scores that a query turns out to have",
+        library,
+        "forward.h",
+        ("counts |= !(most[r] < floor[at + r] + call.faint);", "counts |= !(most[r] < floor[at + r]);"),
+        partial(test_skipping.test_what_is_left_out_weighs_no_more_than_is_said, "alibi", 3),
+    ),
+    source(
+        "the kernel's keys meet the vectors of another query",
+        "key_meeting.h",
+        "total[r] += k * load(vectors + d * stride - r);",
+        "total[r] += k * load(vectors + d * stride);",
+        *("disentangled", "text", "both"),
+    ),
+    source(
+        "the kernel's gradient of keys goes by vectors of another query",
+        "key_meeting.h",
+        "load(entries + c * vectors.stride - r)",
+        "load(entries + c * vectors.stride)",
+        *("disentangled", "text", "both"),
+    ),
+    source(
+        "the kernel forgets the query's column",
+        "places.h",
+        "t.key_place[2 * key + 1] - own[1] - t.low",
+        "t.key_place[2 * key + 1] - t.low",
+        *("relative_2d", "grid", "both"),
+    ),
+    source(
+        "the kernel's gradient of a plane is that of its first row",
+        "places.h",
+        "t.d_plane + ((slot * call.heads + h) * t.entries + row) * t.entries",
+        "t.d_plane + ((slot * call.heads + h) * t.entries) * t.entries",
+        *("swin", "grid", "both"),
     ),
 )

@@ -88,7 +88,9 @@ class Given:
                 lines.append((line @ v[..., None])[..., 0] * call.scale)
         if features:
             if vectors:
-                features.insert(0, (call.query * call.scale, reduce(torch.add, vectors).expand(heads, -1, -1)))
+                features.insert(
+                    0, (call.query.to(call.dtype) * call.scale, reduce(torch.add, vectors).expand(heads, -1, -1))
+                )
             self.tensors["meeting"], joined = (torch.cat(part, -1) for part in zip(*features, strict=True))
             self._put("vectors", low, joined)
         elif vectors:

@@ -10,7 +10,7 @@ from torch import Tensor
 from posenc.backends.call import Backend, Call
 from posenc.backends.given import Given, unknown_piece
 from posenc.backends.native import operator as operator  # which registers it
-from posenc.backends.native.library import REALS, missing
+from posenc.backends.native.library import missing
 from posenc.backends.plane import is_planar, refused_plane
 from posenc.backends.tiled import TILED
 from posenc.pieces import Function
@@ -19,14 +19,10 @@ from posenc.pieces import Function
 def _refuses(call: Call) -> str | None:
     if call.query.device.type != "cpu":
         return "it runs on the CPU alone"
-    if call.query.dtype not in REALS:
-        return "it computes in float32 and float64 alone"
     lines = replace(call, pieces=tuple(piece for piece in call.pieces if not is_planar(piece)))
     if lines.pieces != call.pieces and any(isinstance(piece, Function) for piece in lines.pieces):
         return "a function of the score stands beside terms of several coordinates"
-    return (
-        refused_plane(call) or TILED.refuses(lines) or unknown_piece(lines, keys_meet=True) or missing(call.query.dtype)
-    )
+    return refused_plane(call) or TILED.refuses(lines) or unknown_piece(lines, keys_meet=True) or missing(call.dtype)
 
 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
@@ -35,8 +31,9 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     if call.key_norms is not None:
         given.tensors["key_norms"] = call.key_norms.to(call.dtype)
     rest = (*given.arguments(), call.scale, call.skip_below)
-    out, lse = torch.ops.posenc.native(call.query, given.key, call.value, *rest)
-    return out, lse if call.return_lse else None
+    query, key, value = (x.to(call.dtype) for x in (call.query, given.key, call.value))  # half precision is widened
+    out, lse = torch.ops.posenc.native(query, key, value, *rest)
+    return out.to(call.query.dtype), lse if call.return_lse else None
 
 
 NATIVE = Backend("native", refuses=_refuses, run=_run)
