@@ -28,23 +28,27 @@ from tests.backends.grounds import KINDS, Case, case, coarse, refuses, same, wit
 FILE = Path(__file__)
 ROOT = FILE.parents[2]
 INTERPRETED = operator.is_interpreted()
-HAS_TRITON = importlib.util.find_spec("triton") is not None
+MISSING = ""  # why kernels can be neither interpreted nor compiled here
+if importlib.util.find_spec("triton") is None:
+    MISSING = "needs Triton, which is not installed"
+elif os.environ.get("POSENC_SHAPES") == "1":
+    MISSING = "POSENC_SHAPES=1 guards functions, and Triton would read the guards"
 U = 2.0**-24  # what rounding to single precision is off by, relatively
 
 
 @pytest.fixture(params=["cpu"] if INTERPRETED else [pytest.param("cuda", marks=pytest.mark.gpu)])
 def on(request: pytest.FixtureRequest) -> torch.device:
     """Where the kernels run: a GPU, or in the process that interprets them the CPU."""
-    if not HAS_TRITON:
-        pytest.skip("needs Triton, which is not installed")
+    if MISSING:
+        pytest.skip(MISSING)
     return torch.device(request.param)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not HAS_TRITON, reason="needs Triton, which is not installed")
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
 @pytest.mark.skipif(INTERPRETED, reason="this is the process that interprets them")
 def test_where_there_is_no_gpu_they_are_interpreted() -> None:
-    kept = {name: x for name, x in os.environ.items() if not name.startswith(("PYTEST_", "POSENC_SHAPES"))}
+    kept = {name: x for name, x in os.environ.items() if not name.startswith("PYTEST_")}
     told = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not gpu", str(FILE)],
         cwd=ROOT,
@@ -343,3 +347,10 @@ def test_a_cuda_graph_captures_it() -> None:
             x.normal_()
         graph.replay()
         torch.testing.assert_close(out, run(), rtol=0, atol=0)
+
+
+def test_on_a_gpu_auto_takes_it(on: torch.device) -> None:
+    """And in the interpreter, which is for tests, it does not."""
+    q = torch.randn(1, 2, 300, 16, device=on)
+    taken = posenc.explain(q, q, q, Shaw(16, 5).to(on), is_causal=True).backend
+    assert (taken == "triton") == (on.type == "cuda")

@@ -23,7 +23,7 @@ from posenc.layout import flat, unflat
 from posenc.tiles import Visibility, tiles
 from tests.awkward import clocked, disentangled, featured, softcap
 from tests.backends.grounds import PLACES
-from tests.backends.test_triton import HAS_TRITON, INTERPRETED
+from tests.backends.test_triton import INTERPRETED, MISSING
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="the kernels are interpreted in this process")
 
@@ -202,7 +202,7 @@ ROOM = {80: 166_912, 90: 232_448}  # bytes that a block may share: of an A100, o
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not HAS_TRITON, reason="needs Triton, which is not installed")
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
 @pytest.mark.parametrize(
     ("make", "dtype", "capability"),
     [
