@@ -64,10 +64,11 @@ mutants: $(DEV) ## set up, plant every bug there is a mutant of, and say what ca
 	$(PYTEST) -m mutant -q
 
 # One process, since there is one device.
-gpu: $(DEV) ## set up, run the tests that need a CUDA device, and the quick benchmark on it
+gpu: $(DEV) ## set up, run the tests that need a CUDA device, measure on it, write runs/gpu/gpu.md
 	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit(f"torch {torch.__version__} sees no CUDA device")'
-	$(BIN)/pytest -m gpu
-	$(BIN)/posenc bench --quick --device cuda --out runs/bench-gpu
+	@rm -f runs/gpu/tests.xml
+	$(BIN)/pytest -m gpu --junitxml runs/gpu/tests.xml || test -f runs/gpu/tests.xml
+	$(BIN)/python -m posenc.bench.gpu --tests runs/gpu/tests.xml --out runs/gpu
 
 oldest: $(OLDEST)/.installed ## set up the oldest torch that posenc admits, run the core's tests on it
 	OMP_NUM_THREADS=1 $(OLDEST)/bin/pytest -n $(WORKERS) -m "not mutant" $(CORE_TESTS)

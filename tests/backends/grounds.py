@@ -21,8 +21,8 @@ from tests import awkward
 
 HEADS, KV_HEADS = 6, 2
 NAMES = tuple(backend.name for backend in BACKENDS)
-FAST = tuple(name for name in NAMES if name not in ("reference", "flex"))
-"""The backends that are compared with the reference in double precision. FlexAttention has none: see its own tests."""
+FAST = tuple(name for name in NAMES if name not in ("reference", "flex", "triton"))
+"""The backends that are compared with the reference in double precision. Two have none: see their own tests."""
 LINEAR = ("native", "tiled", "chunked")
 """The backends that claim memory linear in the tokens."""
 
@@ -133,6 +133,8 @@ FUNCTIONS = frozenset({"distance_aware", "distance_aware+alibi", "alibi+distance
 """Those with a term that does not just add."""
 NOT_NATIVE = frozenset({"softcap", "squeezing"})
 """Those with a function that the kernel does not know."""
+KEYS_MEET = frozenset({"disentangled", "disentangled, wide"})
+"""Those whose keys meet vectors."""
 SEVERAL_AXES = frozenset({"relative_2d", "relative_2d per head", "swin"})
 NOT_BY_DISTANCE = ROWS | SEVERAL_AXES | {"alibi directed", "interpolated"}
 """Those of which a term goes by something else than one distance, or hides keys."""
@@ -459,7 +461,9 @@ def refuses(backend: str, name: str, place: str, way: str | bool = "causal") -> 
         return name not in NO_DISTANCE and not PLACES[place].is_even
     if backend == "native" and name in SEVERAL_AXES:
         return asked.has_mask or not PLACES[place].is_tiled
-    if backend == "native":
+    if backend == "triton" and name in KEYS_MEET:
+        return True
+    if backend in ("native", "triton"):
         return name in NOT_NATIVE or refuses("tiled", name, place, way)
     return False
 

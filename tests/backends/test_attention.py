@@ -640,7 +640,8 @@ def test_a_backend_that_refuses_says_why_and_names_those_that_can(case: str) -> 
 def test_an_unknown_backend_is_refused_with_the_names_of_all() -> None:
     with pytest.raises(
         ValueError,
-        match=r"^backend must be 'auto', 'sdpa', 'native', 'tiled', 'flex', 'chunked' or 'reference', got 'flash'$",
+        match=r"^backend must be 'auto', 'sdpa', 'native', 'triton', 'tiled', 'flex', 'chunked' or 'reference', "
+        r"got 'flash'$",
     ):
         attend(*qkv(), backend="flash")
 

@@ -59,8 +59,8 @@ def attention(
     - ``sinks``: a logit for each head that every query sees beside its keys. It has no value, and takes a share of the
       weights. The log-sum-exp includes it.
     - ``backend``: ``"auto"``, of which `explain` says what it takes; or the name of one, ``"sdpa"``, ``"native"``,
-      ``"tiled"``, ``"flex"``, ``"chunked"`` or ``"reference"``, which then runs or raises ValueError, and never falls
-      back.
+      ``"triton"``, ``"tiled"``, ``"flex"``, ``"chunked"`` or ``"reference"``, which then runs or raises ValueError, and
+      never falls back.
     - ``skip_below``: the share of a row's weight that may be left out. Where a term fades with the distance, keys that
       together weigh less are not computed by ``"native"``, ``"tiled"`` and ``"flex"``, whatever they hold; one that is
       loud enough to count is, wherever it stands. By default 2**-32, a 256th of the rounding of float32 (for float64

@@ -17,9 +17,11 @@ from posenc.backends.reference import REFERENCE
 from posenc.backends.sdpa import SDPA, is_plain
 from posenc.backends.skipping import computed_share
 from posenc.backends.tiled import TILED, has_far_keys, width_of
+from posenc.backends.triton.backend import TRITON
+from posenc.pieces import Meeting
 from posenc.tiles import tiles
 
-BACKENDS: tuple[Backend, ...] = (SDPA, NATIVE, TILED, FLEX, CHUNKED, REFERENCE)
+BACKENDS: tuple[Backend, ...] = (SDPA, NATIVE, TRITON, TILED, FLEX, CHUNKED, REFERENCE)
 
 # As many scores as this may be held at once, 16 MB in float32, of all heads; and of one head, as many as this are done
 # densely before a loop over blocks has begun (measured on a CPU: docs/log.md).
@@ -89,7 +91,10 @@ def choose(call: Call) -> tuple[Backend, str]:
         return TILED, "the scores are straight in the distance past some of them, and what is seen falls into tiles"
     if call.has_few_queries:
         return REFERENCE, few
-    if call.query.device.type == "cuda" and FLEX.refuses(call) is None:
+    is_cuda = call.query.device.type == "cuda"
+    if is_cuda and _meets_vectors(call) and TRITON.refuses(call) is None and _is_worth_tiles(call):
+        return TRITON, "vectors go by distance, and the kernel makes what they give as it goes"
+    if is_cuda and FLEX.refuses(call) is None:
         return FLEX, "one fused kernel computes the score function as it goes"
     if is_tiled:
         return TILED, "the scores are a function of the distance, laid out one band at a time"
@@ -104,6 +109,12 @@ def _is_long(call: Call) -> bool:
     if torch.compiler.is_compiling() or call.key.size(2) < MANY_KEYS:
         return False
     return not any(getattr(p, "key", None) is not None or getattr(p, "through", None) is not None for p in call.pieces)
+
+
+def _meets_vectors(call: Call) -> bool:
+    """Whether queries or weights meet vectors by distance, of which other kernels would gather one for each pair, or
+    lay out what each query gives by every distance."""
+    return len(call.values) > 0 or any(isinstance(piece, Meeting) for piece in call.pieces)
 
 
 def _is_worth_tiles(call: Call) -> bool:

@@ -92,15 +92,20 @@ def _mark(record: Record) -> str:
 def markdown(records: Sequence[Record], pictures: Iterable[Path] = ()) -> str:
     """All tables and pictures as one page."""
     parts = ["# What position costs\n"] + ([f"**{busy(records)}**\n"] if busy(records) else [])
-    for table in tables(records):
-        parts.append(f"## {table.title}\n")
-        if table.lead:
-            parts.append(table.lead + "\n")
-        rows = [table.header, ["---"] * len(table.header), *table.rows]
-        parts.append("".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |\n" for row in rows))
-        if table.lines:
-            parts.append("".join(f"{line}  \n" for line in table.lines))
+    parts += map(as_markdown, tables(records))
     parts += [f"![{path.stem}]({path.name})\n" for path in pictures]
+    return "\n".join(parts)
+
+
+def as_markdown(table: Table) -> str:
+    """One table, with its title, the line before it and its notes."""
+    parts = [f"## {table.title}\n"]
+    if table.lead:
+        parts.append(table.lead + "\n")
+    rows = [table.header, ["---"] * len(table.header), *table.rows]
+    parts.append("".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |\n" for row in rows))
+    if table.lines:
+        parts.append("".join(f"{line}  \n" for line in table.lines))
     return "\n".join(parts)
 
 

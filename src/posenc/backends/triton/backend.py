@@ -1,0 +1,36 @@
+"""The triton backend: vectors by distance on a GPU, in fused kernels that lay out no number for each distance."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from posenc.backends.call import Backend, Call
+from posenc.backends.given import Given, unknown_piece
+from posenc.backends.tiled import unfit
+from posenc.backends.triton.operator import is_interpreted, missing
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+WIDEST = 256  # channels that a block of a GPU's memory holds beside its scores
+
+
+def _refuses(call: Call) -> str | None:
+    device = call.query.device.type
+    if device != "cuda" and not (device == "cpu" and is_interpreted()):
+        return "it runs on CUDA devices alone"
+    if call.query.dtype not in DTYPES:
+        return "it computes in float32, bfloat16 and float16 alone"
+    widest = max(call.query.size(-1), call.value.size(-1))
+    if widest > WIDEST:
+        return f"it takes {WIDEST} channels at most, got {widest}"
+    return unfit(call) or unknown_piece(call) or missing()
+
+
+def _run(call: Call) -> tuple[Tensor, Tensor | None]:
+    call.check()
+    given = Given(call)
+    out, lse = torch.ops.posenc.triton(call.query, given.key, call.value, *given.arguments(), call.scale)
+    return out, lse if call.return_lse else None
+
+
+TRITON = Backend("triton", refuses=_refuses, run=_run)

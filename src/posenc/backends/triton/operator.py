@@ -1,0 +1,197 @@
+"""Attention by the kernels as an operator, with another for its derivative."""
+
+import functools
+import importlib
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.backends.given import differentiate
+from posenc.backends.triton.tasks import TABLES, Tasks, tasks_of
+
+# custom_op reads annotations as types: no `from __future__ import annotations` here, which makes them strings.
+
+NARROW = 128  # bytes: the rows that the registers can hold beside a block of 64 (docs/log.md)
+SMALLEST = 16  # channels and tokens along a side of a product
+HOW = {"num_warps": 8, "num_stages": 1, "enable_fp_fusion": True}
+BLOCKS = (64, 32, 16)  # tokens along a side of a block of scores; the first for which the device has room
+OTHERS = ("meeting", "shift", "query_clock", "key_clock")  # what is given beside tables
+
+Tensors = dict[str, Tensor | None]
+
+
+def is_interpreted() -> bool:
+    """Whether kernels are run line by line on the CPU, which is for tests alone."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def missing() -> str | None:
+    """Why the kernels cannot run in this process; None where they can."""
+    try:
+        language = importlib.import_module("triton.language")
+    except ImportError:
+        return "Triton is not installed"
+    return None if hasattr(language, "gather") else "it needs Triton 3.2 or later"
+
+
+# What torch.compiler.assume_constant_result does, which imports the whole compiler.
+is_interpreted._dynamo_marked_constant = missing._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _kernel(name: str) -> Any:
+    """One of the kernels, which are made when they are first needed: Triton is imported no sooner."""
+    module = importlib.import_module(f"posenc.backends.triton.{name.split('_')[0]}")
+    return getattr(module, name)
+
+
+class _Launch:
+    """What all kernels are given of a call, and how they are called."""
+
+    def __init__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        given: dict[str, Tensor],
+        function: Sequence[int],
+        scale: float,
+        tasks: Callable[[int], Tasks],
+    ) -> None:
+        self.query, self.key, self.value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
+        self.given = {name: x.to(query.dtype) if name == "meeting" else x.contiguous() for name, x in given.items()}
+        self.scale, self.tasks = scale, tasks
+        known, is_last = function
+        vectors = self.given.get("vectors")
+        widths = {"D": query.size(-1), "V": value.size(-1), "E": SMALLEST if vectors is None else vectors.size(-1)}
+        blocks = {f"BLOCK_{name}": max(SMALLEST, 1 << (width - 1).bit_length()) for name, width in widths.items()}
+        widest = max(blocks.values()) * query.element_size()
+        self.blocks = BLOCKS if widest <= NARROW else BLOCKS[1:]
+        # Single precision is single unless PyTorch's own products were allowed to be less.
+        precision = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+        precision = "exact" if is_interpreted() else precision
+        self.known = {**widths, **blocks, "FUNCTION": known * (1 + is_last), "PRECISION": precision}
+
+    def __call__(self, name: str, side: int, made: Callable[[], Tensors]) -> Tensors:
+        """Runs a kernel over the blocks of queries (side 0) or of keys (1) on the tensors ``made``, and gives these."""
+        heads, queries = self.query.shape[1:3]
+        given: dict[str, Any] = {"heads": heads, "groups": heads // self.key.size(1), "scale": self.scale}
+        given |= {"queries": queries, "keys": self.key.size(2)}
+        for short, x in (("q", self.query), ("k", self.key), ("v", self.value)):
+            strides = zip(("batch", "head", "row"), x.stride()[:3], strict=True)
+            given |= {short: x, **{f"{short}_{of}": stride for of, stride in strides}}
+        for table in TABLES:
+            entries = self.given.get(table)
+            given[table] = entries
+            given[f"{table}_head"] = 0 if entries is None or entries.size(0) == 1 else entries.stride(0)
+            given[f"{table}_entries"] = 0 if entries is None else entries.size(1)
+        given |= {other: self.given.get(other) for other in OTHERS}
+        of_blocks = heads if side == 0 else self.key.size(1)
+        errors = importlib.import_module("triton.runtime.errors")
+        with torch.cuda.device_of(self.query):
+            for block in self.blocks:
+                tasks, results = self.tasks(block), made()
+                work = {"tasks": tasks.tasks[side], "tiles": tasks.tiles[side]}
+                grid = (work["tasks"].size(0), of_blocks, tasks.rows)
+                if 0 in grid:  # nobody sees anything
+                    return results
+                try:
+                    _kernel(name)[grid](**given, **work, **results, **self.known, BLOCK=block, **HOW)
+                except errors.OutOfResources:
+                    if block == self.blocks[-1]:
+                        raise
+                else:
+                    return results
+        raise AssertionError
+
+
+_CAPTURED: list[Tasks] = []  # a graph reads these whenever it is replayed
+
+
+def _tasks(like: Tensor, *told: Sequence[int]) -> Callable[[int], Tasks]:
+    def of(block: int) -> Tasks:
+        found = tasks_of(*map(tuple, told), like.size(0), block, like.is_cuda)
+        if like.is_cuda and torch.cuda.is_current_stream_capturing():
+            _CAPTURED.append(found)
+        return found.on(like.device)
+
+    return of
+
+
+@torch.library.custom_op("posenc::triton", mutates_args=())
+def _triton(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    given: Sequence[Tensor],
+    names: str,
+    learned: str,
+    lows: Sequence[int],
+    queries: Sequence[int],
+    keys: Sequence[int],
+    seen: Sequence[int],
+    function: Sequence[int],
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp. ``given`` are the tensors of these names, of which the ``learned`` get gradients;
+    ``lows`` the distance of the first entry of each table there may be."""
+    inputs = dict(zip(names.split(), given, strict=True))
+    launch = _Launch(query, key, value, inputs, function, scale, _tasks(query, queries, keys, seen, lows))
+
+    def made() -> Tensors:
+        out = value.new_zeros((*query.shape[:3], value.size(-1)))
+        return {"out": out, "lse": query.new_full(query.shape[:3], -torch.inf, dtype=torch.float32)}
+
+    found = launch("forward", 0, made)
+    return found["out"], found["lse"]  # type: ignore[return-value]
+
+
+@torch.library.custom_op("posenc::triton_backward", mutates_args=())
+def _triton_backward(
+    dout: Tensor,
+    dlse: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    given: Sequence[Tensor],
+    names: str,
+    learned: str,
+    lows: Sequence[int],
+    queries: Sequence[int],
+    keys: Sequence[int],
+    seen: Sequence[int],
+    function: Sequence[int],
+    scale: float,
+) -> list[Tensor]:
+    """The gradients of query, key and value, and of what is learned."""
+    inputs, wanted = dict(zip(names.split(), given, strict=True)), learned.split()
+    launch = _Launch(query, key, value, inputs, function, scale, _tasks(query, queries, keys, seen, lows))
+    delta = (dout.float() * out.float()).sum(-1)
+    if dlse is not None:
+        delta -= dlse.masked_fill(lse == -torch.inf, 0.0)
+    known: Tensors = {"dout": dout, "lse": lse, "delta": delta}
+    has_clock = any(clock in wanted for clock in ("query_clock", "key_clock"))
+
+    def zeros(name: str) -> Tensor | None:
+        x = inputs.get(name)
+        needed = has_clock if name.endswith("clock") else name in wanted
+        return x.new_zeros(x.shape) if x is not None and needed else None
+
+    def of_queries() -> Tensors:
+        others = {f"d_{name}": zeros(name) for name in (*TABLES, "meeting", "shift", "query_clock")}
+        return {**known, "dq": query.new_zeros(query.shape), **others}
+
+    def of_keys() -> Tensors:
+        dk, dv = (x.new_zeros(x.shape) for x in (key, value))
+        return {**known, "dk": dk, "dv": dv, "d_key_clock": zeros("key_clock")}
+
+    found = launch("backward_queries", 0, of_queries) | launch("backward_keys", 1, of_keys)
+    return [found[name] for name in ("dq", "dk", "dv", *(f"d_{name}" for name in wanted))]  # type: ignore[misc]
+
+
+differentiate(_triton, _triton_backward)

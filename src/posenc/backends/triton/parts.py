@@ -1,0 +1,218 @@
+"""What the kernels are made of: a block of scores, and the way between keys and distances.
+
+Query i and key j of a block are i0 + a and j0 + c. Vectors by distance stand in the columns w = c - a + BLOCK - 1 of a
+window, from the last query's first key to the first query's last key, so a block of pairs by key is a block of pairs by
+distance with each row moved one place further: a gather along the row, either way.
+
+The entry of a pair in a table is j - i + base; tables go on with their end entries, which give a number per row.
+"""
+
+import triton
+import triton.language as tl
+
+# No `from __future__ import annotations` here: Triton reads annotations, to tell what is known when it compiles.
+
+
+@triton.jit
+def places(x, stride, i0, COUNT: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
+    """Where COUNT rows of x from i0 on stand: far from x perhaps, and near to one another, so in 32 bits from there."""
+    return (
+        x
+        + tl.cast(i0, tl.int64) * stride
+        + (tl.arange(0, COUNT)[:, None] * stride + tl.arange(0, BLOCK_WIDTH)[None, :])
+    )
+
+
+@triton.jit
+def rows(x, stride, i0, mine, WIDTH: tl.constexpr, COUNT: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
+    """Rows of x from i0 on, (COUNT, BLOCK_WIDTH); 0 where they are not ``mine``, and past their width."""
+    there = mine[:, None] & (tl.arange(0, BLOCK_WIDTH) < WIDTH)[None, :]
+    return tl.load(places(x, stride, i0, COUNT, BLOCK_WIDTH), mask=there, other=0.0)
+
+
+@triton.jit
+def put_rows(x, i0, mine, block, WIDTH: tl.constexpr, COUNT: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
+    """Writes rows of x from i0 on, which lie side by side."""
+    there = mine[:, None] & (tl.arange(0, BLOCK_WIDTH) < WIDTH)[None, :]
+    tl.store(places(x, WIDTH, i0, COUNT, BLOCK_WIDTH), block.to(x.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def product(a, b, PRECISION: tl.constexpr):
+    """a b in single precision, (rows, columns). Triton's interpreter would multiply bfloat16 as the whole numbers that
+    hold it, so where it is at work, and the precision "exact", it is handed what they stand for."""
+    if PRECISION == "exact":
+        return tl.dot(a.to(tl.float32), b.to(tl.float32))
+    return tl.dot(a, b, input_precision=PRECISION)
+
+
+@triton.jit
+def entry(table, n, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
+    """Entry n of a table, (BLOCK_WIDTH,)."""
+    d = tl.arange(0, BLOCK_WIDTH)
+    return tl.load(table + n * WIDTH + d, mask=d < WIDTH, other=0.0)
+
+
+@triton.jit
+def window(table, entries, from_, WIDTH: tl.constexpr, BLOCK: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
+    """Entries of a table in the columns of a window that begins at entry ``from_``, (2 BLOCK, BLOCK_WIDTH); 0 where
+    there is none."""
+    n = from_ + tl.arange(0, 2 * BLOCK)
+    return rows(table, WIDTH, from_, (n >= 0) & (n < entries), WIDTH, 2 * BLOCK, BLOCK_WIDTH)
+
+
+@triton.jit
+def reaches(entries, from_, BLOCK: tl.constexpr):
+    """Whether a window that begins at entry ``from_`` holds an entry of the table at all."""
+    return (from_ + 2 * BLOCK - 2 >= 0) & (from_ < entries)
+
+
+@triton.jit
+def by_key(x, BLOCK: tl.constexpr):
+    """(BLOCK, 2 BLOCK) by distance as (BLOCK, BLOCK) by key."""
+    a, c = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
+    return tl.gather(x, c - a + BLOCK - 1, 1)
+
+
+@triton.jit
+def by_distance(x, BLOCK: tl.constexpr):
+    """(BLOCK, BLOCK) by key as (BLOCK, 2 BLOCK) by distance, with 0 where a distance belongs to no key."""
+    a, w = tl.arange(0, BLOCK)[:, None], tl.arange(0, 2 * BLOCK)[None, :]
+    c = w + a - (BLOCK - 1)
+    return tl.where((c >= 0) & (c < BLOCK), tl.gather(x, tl.minimum(tl.maximum(c, 0), BLOCK - 1), 1), 0.0)
+
+
+@triton.jit
+def ends(x, table, entries, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
+    """What rows x give by the first and by the last entry of a table, (BLOCK,) each."""
+    first, last = entry(table, 0, WIDTH, BLOCK_WIDTH), entry(table, entries - 1, WIDTH, BLOCK_WIDTH)
+    return tl.sum(x.to(tl.float32) * first[None, :], 1), tl.sum(x.to(tl.float32) * last[None, :], 1)
+
+
+@triton.jit
+def by_vectors(
+    x, low, high, pair, base, apart, table, entries,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, BLOCK_WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """What rows x give by the vectors of a table, (BLOCK, BLOCK): ``low`` and ``high`` by those at its ends.
+
+    ``apart`` is how much further the first key stands than the first query."""
+    n, from_ = pair + base, apart + base - (BLOCK - 1)
+    s = tl.broadcast_to(tl.where(from_ < 0, low, high)[:, None], (BLOCK, BLOCK))
+    if reaches(entries, from_, BLOCK):
+        near = window(table, entries, from_, WIDTH, BLOCK, BLOCK_WIDTH)
+        s = by_key(product(x, tl.trans(near).to(x.dtype), PRECISION), BLOCK)
+        s += tl.where(n < 0, low[:, None], tl.where(n >= entries, high[:, None], 0.0))
+    return s
+
+
+@triton.jit
+def past_ends(pairs, n, entries, from_, BLOCK: tl.constexpr):
+    """Sums of each row of pairs whose entries n lie before a table's first, and past its last, (BLOCK,) each."""
+    total = tl.sum(pairs, 1)
+    low, high = tl.where(from_ < 0, total, 0.0), tl.where(from_ < 0, 0.0, total)
+    if reaches(entries, from_, BLOCK):
+        low, high = tl.sum(tl.where(n < 0, pairs, 0.0), 1), tl.sum(tl.where(n >= entries, pairs, 0.0), 1)
+    return low, high
+
+
+@triton.jit
+def numbers(table, entries, n):
+    """The numbers that a table of width 1 has at entries n, of any shape."""
+    return tl.load(table + tl.minimum(tl.maximum(n, 0), entries - 1))
+
+
+@triton.jit
+def relu(s):
+    """NaN stays NaN."""
+    return tl.where(s <= 0, 0.0, s)
+
+
+@triton.jit
+def scores(
+    q, k, x, low, high, i0, j0, tile, scale, x_scale, query_clock, key_clock, zero,
+    bias, bias_entries, vectors, vectors_entries, factor, factor_entries,
+    E: tl.constexpr, BLOCK: tl.constexpr, BLOCK_E: tl.constexpr, FUNCTION: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The scores of queries from i0 on with keys from j0 on, -inf where a key is not seen; those that a function is
+    applied to, what it multiplies by, and j - i; (BLOCK, BLOCK) each.
+
+    ``x`` meets the vectors. Clocks are counted from ``zero``, so that what is near is subtracted in all its digits.
+    FUNCTION 1 comes first, 2 comes last, 0 is none.
+    """
+    i, j = i0 + tl.arange(0, BLOCK), j0 + tl.arange(0, BLOCK)
+    start, stop, first, last = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
+    least, most = tl.load(tile + 4), tl.load(tile + 5)
+    pair = j[None, :] - i[:, None]
+    s = product(q, tl.trans(k), PRECISION) * scale
+    bare, c = s, s
+    if FUNCTION != 0:
+        c = numbers(factor, factor_entries, pair + tl.load(tile + 9))
+    if FUNCTION == 1:
+        s = relu(s) * c
+    if vectors is not None:
+        base = tl.load(tile + 7)
+        s += (
+            by_vectors(x, low, high, pair, base, j0 - i0, vectors, vectors_entries, E, BLOCK, BLOCK_E, PRECISION)
+            * x_scale
+        )
+    # After the products, so that a large bias is rounded once.
+    if bias is not None:
+        s += numbers(bias, bias_entries, pair + tl.load(tile + 6))
+    if query_clock is not None:
+        own = tl.load(query_clock + i, mask=i < stop, other=0.0)
+        other = tl.load(key_clock + j, mask=j < last, other=0.0)
+        s += (own - zero).to(tl.float32)[:, None] - (other - zero).to(tl.float32)[None, :]
+    if FUNCTION == 2:
+        bare = s
+        s = relu(s) * c
+    is_whole = (i0 >= start) & (i0 + BLOCK <= stop) & (j0 >= first) & (j0 + BLOCK <= last)
+    if not (is_whole & (j0 - i0 - BLOCK + 1 >= least) & (j0 - i0 + BLOCK - 1 <= most)):
+        seen = ((i >= start) & (i < stop))[:, None] & ((j >= first) & (j < last))[None, :]
+        s = tl.where(seen & (pair >= least) & (pair <= most), s, -float("inf"))
+    return s, bare, c, pair
+
+
+@triton.jit
+def to_scores(p, dp, delta, bare, c, FUNCTION: tl.constexpr):
+    """The gradients, given those of the weights p: of what terms by distance are added to, of the scaled product of
+    query and key, and of the factor c."""
+    ds = p * (dp - delta[:, None])
+    terms, product, dc = ds, ds, ds
+    if FUNCTION != 0:
+        product = tl.where(bare <= 0, 0.0, ds * c)
+        dc = ds * relu(bare)
+    if FUNCTION == 2:
+        terms = product
+    return terms, product, dc
+
+
+# -- gradients of tables, which many blocks add to --------------------------------------------------------------------
+
+
+@triton.jit
+def give_window(
+    table, entries, from_, given, WIDTH: tl.constexpr, BLOCK: tl.constexpr, BLOCK_WIDTH: tl.constexpr
+):  # fmt: skip
+    """Adds (2 BLOCK, BLOCK_WIDTH) to the entries of a window that begins at entry ``from_``."""
+    n, d = from_ + tl.arange(0, 2 * BLOCK), tl.arange(0, BLOCK_WIDTH)
+    there = ((n >= 0) & (n < entries))[:, None] & (d < WIDTH)[None, :]
+    tl.atomic_add(places(table, WIDTH, from_, 2 * BLOCK, BLOCK_WIDTH), given, mask=there, sem="relaxed")
+
+
+@triton.jit
+def give_line(table, entries, from_, pairs, BLOCK: tl.constexpr):
+    """Adds the sum of pairs (BLOCK, BLOCK) of each distance to a table of width 1."""
+    if reaches(entries, from_, BLOCK):
+        n = from_ + tl.arange(0, 2 * BLOCK)
+        given = tl.sum(by_distance(pairs, BLOCK), 0)
+        tl.atomic_add(table + n, given, mask=(n >= 0) & (n < entries), sem="relaxed")
+
+
+@triton.jit
+def give_ends(table, entries, low, high, x, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
+    """Adds what rows x, (BLOCK, BLOCK_WIDTH), give to a table's first and last entry, times these numbers."""
+    d = tl.arange(0, BLOCK_WIDTH)
+    x = x.to(tl.float32)
+    tl.atomic_add(table + d, tl.sum(low[:, None] * x, 0), mask=d < WIDTH, sem="relaxed")
+    tl.atomic_add(table + (entries - 1) * WIDTH + d, tl.sum(high[:, None] * x, 0), mask=d < WIDTH, sem="relaxed")

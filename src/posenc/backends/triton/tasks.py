@@ -1,0 +1,100 @@
+"""What the kernels' programs are to do, as numbers on the device, told from layouts and without reading anything there.
+
+A tile is ten numbers: queries start .. stop, keys first .. last, low <= j - i <= high, and for each of `TABLES` the
+entry at which j = i stands. A task is five: the row of the batch, the tokens start .. stop of its block, and its tiles
+from .. to.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from posenc.backends import given
+from posenc.layout import Layout, unflat
+from posenc.tiles import Tile, Visibility, tiles
+
+TABLES = ("bias", "vectors", "values", "factor")  # of those that there are, what the kernels take
+LOWS = tuple(given.TABLES.index(name) for name in TABLES)
+ANY = 2**30  # further than any index reaches, and half of what an int32 holds
+KEPT = 256  # lists of tasks: a batch has the same in every layer
+
+Numbers = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """``side`` 0: blocks of queries, each with the tiles that its queries are in; 1: blocks of keys.
+
+    Tasks are (count, 5) and tiles (tiles, 10), int32. ``rows``: of how many rows of the batch each task is.
+    """
+
+    tasks: tuple[Tensor, Tensor]
+    tiles: tuple[Tensor, Tensor]
+    rows: int
+
+    def on(self, device: torch.device) -> Tasks:
+        """The same there. From pinned memory, so that nothing waits, and a graph can be captured."""
+        if device.type == "cpu":
+            return self
+        tasks, tiles = (tuple(x.to(device, non_blocking=True) for x in pair) for pair in (self.tasks, self.tiles))
+        return Tasks(tasks, tiles, self.rows)  # type: ignore[arg-type]
+
+
+@functools.lru_cache(KEPT)
+def tasks_of(
+    queries: Numbers, keys: Numbers, seen: Numbers, lows: Numbers, rows: int, block: int, is_pinned: bool
+) -> Tasks:
+    """The tasks of a call, in memory that a device reads by itself where it is pinned."""
+    of_queries, of_keys = unflat(queries), unflat(keys)
+    found = list(tiles(of_queries, of_keys, Visibility.unflat(seen), rows))
+    sides = (
+        _side(found, of_queries, "start", "stop", lows, block),
+        _side(found, of_keys, "first", "last", lows, block),
+    )
+    (query_tasks, query_tiles), (key_tasks, key_tiles) = (
+        tuple(_tensor(numbers, width, is_pinned) for numbers, width in zip(side, (5, 6 + len(TABLES)), strict=True))
+        for side in sides
+    )
+    alike = len(of_queries.rows or ()) == len(of_keys.rows or ()) == 1
+    return Tasks((query_tasks, key_tasks), (query_tiles, key_tiles), rows if alike else 1)
+
+
+def _tensor(numbers: list[int], width: int, is_pinned: bool) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int32, pin_memory=is_pinned).view(-1, width)
+
+
+def _side(
+    found: Sequence[Tile], layout: Layout, first: str, last: str, lows: Numbers, block: int
+) -> tuple[list[int], list[int]]:
+    """Tasks for the blocks of every span that a tile touches, and the tiles, span by span."""
+    assert layout.rows is not None
+    starts = [[span.start for span in row] for row in layout.rows]
+
+    def span_of(tile: Tile) -> tuple[int, int]:
+        return tile.row.start, bisect_right(starts[tile.row.start if len(starts) > 1 else 0], getattr(tile, first))
+
+    tasks: list[tuple[int, ...]] = []
+    numbers: list[int] = []
+    count = 0
+    for (row, _), group in itertools.groupby(sorted(found, key=span_of), key=span_of):
+        of_span = list(group)
+        numbers += itertools.chain.from_iterable(_numbers(tile, lows) for tile in of_span)
+        start, stop = min(getattr(t, first) for t in of_span), max(getattr(t, last) for t in of_span)
+        each = range(start, stop, block)
+        tasks += [(row, at, min(at + block, stop), count, count + len(of_span)) for at in each]
+        count += len(of_span)
+    # The last queries see the most keys, so they begin first.
+    return [number for task in reversed(tasks) for number in task], numbers
+
+
+def _numbers(tile: Tile, lows: Numbers) -> tuple[int, ...]:
+    low, high = -ANY if tile.low is None else tile.low, ANY if tile.high is None else tile.high
+    bases = (min(max((tile.distance or 0) - lows[place], -ANY), ANY) for place in LOWS)
+    return (tile.start, tile.stop, tile.first, tile.last, low, high, *bases)

@@ -1,0 +1,273 @@
+"""What can be told of the kernels for CUDA where there is none: what is refused, who takes them, which tasks they get,
+and that they compile."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import posenc
+from posenc import ALiBi, DistanceAware, Positions, Relative1D, RoPE, Scheme, Shaw, TransformerXL
+from posenc.backends import choice
+from posenc.backends.attention import _bound, _call
+from posenc.backends.call import Call
+from posenc.backends.triton import backend, operator
+from posenc.backends.triton.tasks import ANY, tasks_of
+from posenc.layout import flat, unflat
+from posenc.tiles import Visibility, tiles
+from tests.awkward import clocked, disentangled, featured, softcap
+from tests.backends.grounds import PLACES
+from tests.backends.test_triton import INTERPRETED, MISSING
+
+pytestmark = pytest.mark.skipif(INTERPRETED, reason="the kernels are interpreted in this process")
+
+
+# --- what is refused, and who takes it --------------------------------------------------------------------------------
+
+
+class Elsewhere(Tensor):
+    """Says that it is on a GPU, as far as choosing goes."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda")
+
+
+def on_cuda(scheme: Scheme, width: int = 16, dtype: torch.dtype = torch.float32, dropout_p: float = 0.0) -> Call:
+    """A causal call over 300 tokens, as it would be there."""
+    q = torch.empty(1, 2, 300, width, dtype=dtype)
+    call = _call(q, q, q, _bound(q, q, q, scheme, None, None), None, True, None, dropout_p, None, False, None)
+    return replace(call, query=q.as_subclass(Elsewhere))
+
+
+@pytest.fixture
+def has_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where it is installed."""
+    monkeypatch.setattr(backend, "missing", lambda: None)
+
+
+def test_on_the_cpu_it_says_so() -> None:
+    q = torch.randn(1, 2, 40, 16)
+    assert posenc.explain(q, q, q, Shaw(16, 5)).refusals["triton"] == "it runs on CUDA devices alone"
+    with pytest.raises(
+        ValueError, match="backend 'triton' cannot run this: it runs on CUDA devices alone; these can: "
+    ):
+        posenc.attention(q, q, q, Shaw(16, 5), backend="triton")
+
+
+def test_where_kernels_are_interpreted_auto_does_not_take_them(
+    monkeypatch: pytest.MonkeyPatch, has_triton: None
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    q = torch.randn(1, 2, 300, 16)
+    explained = posenc.explain(q, q, q, Shaw(16, 5))
+    assert "triton" not in explained.refusals
+    assert explained.backend != "triton"
+
+
+REFUSED = {
+    "it computes in float32, bfloat16 and float16 alone": (lambda: Shaw(16, 5), 16, torch.float64, {}),
+    "it takes 256 channels at most, got 257": (lambda: Shaw(257, 5), 257, torch.float32, {}),
+    "a key meets a vector": (lambda: disentangled(16, 2), 16, torch.float32, {}),
+    "a score term is a function of the score that the kernel does not know": (softcap, 16, torch.float32, {}),
+    "it takes no attn_mask and no dropout": (lambda: Shaw(16, 5), 16, torch.float32, {"dropout_p": 0.1}),
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_it_says_what_it_does_not_take(said: str, has_triton: None) -> None:
+    make, width, dtype, how = REFUSED[said]
+    assert backend.TRITON.refuses(on_cuda(make(), width, dtype, **how)) == said
+
+
+def test_without_triton_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def importing(name: str) -> Any:
+        raise ImportError(name)
+
+    monkeypatch.setattr(operator.importlib, "import_module", importing)
+    assert operator.missing() == "Triton is not installed"
+    monkeypatch.setattr(operator.importlib, "import_module", lambda name: object())
+    assert operator.missing() == "it needs Triton 3.2 or later"
+
+
+AUTO: list[tuple[Scheme | None, str, str]] = [
+    (Shaw(16, 5), "triton", "vectors go by distance, and the kernel makes what they give as it goes"),
+    (Shaw(16, 5, keys=False), "triton", "vectors go by distance"),
+    (Relative1D(300, 16), "triton", "vectors go by distance"),
+    (TransformerXL(2, 16), "triton", "vectors go by distance"),
+    (RoPE(16) + Shaw(16, 5), "triton", "vectors go by distance"),
+    (ALiBi(2), "flex", "one fused kernel"),
+    (DistanceAware(2), "flex", "one fused kernel"),
+    (RoPE(16), "sdpa", "the fused kernel alone"),
+]
+
+
+@pytest.mark.parametrize(("scheme", "expected", "why"), AUTO)
+def test_on_cuda_auto_takes_it_for_vectors_by_distance(
+    scheme: Scheme, expected: str, why: str, has_triton: None
+) -> None:
+    taken, told = choice.choose(on_cuda(scheme))
+    assert taken.name == expected
+    assert why in told
+
+
+def test_where_it_refuses_auto_goes_on_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "missing", lambda: "Triton is not installed")
+    assert choice.choose(on_cuda(Relative1D(300, 16)))[0].name == "flex"
+
+
+# --- which tasks there are --------------------------------------------------------------------------------------------
+
+SEEN = (Visibility(True), Visibility(False), Visibility(True, 9), Visibility(False, 5, 3))
+TILED = [name for name, place in PLACES.items() if place.is_tiled and name != "grid"]
+
+
+@pytest.mark.parametrize("place", TILED)
+def test_each_pair_that_is_seen_is_of_one_task_of_either_side(place: str) -> None:
+    """And each token is of one task at most: two would write to the same place."""
+    layouts = [p.with_layout().layout for p in PLACES[place].positions(45)]
+    rows, block = 2, 16
+    for seen in SEEN:
+        numbers = [tuple(flat(layout)) for layout in layouts]
+        made = tasks_of(*numbers, tuple(seen.flat()), (-3, 0, 7, 2**60), rows, block, False)
+        expected = {
+            (b, i, j)
+            for tile in tiles(*(unflat(x) for x in numbers), seen, rows)
+            for b in range(tile.row.start, tile.row.stop)
+            for i, j in itertools.product(range(tile.start, tile.stop), range(tile.first, tile.last))
+            if (tile.low is None or j - i >= tile.low) and (tile.high is None or j - i <= tile.high)
+        }
+        for side in (0, 1):
+            found: list[tuple[int, int, int]] = []
+            tokens: list[tuple[int, int]] = []
+            for row, start, stop, first_tile, last_tile in made.tasks[side].tolist():
+                assert 0 < stop - start <= block
+                for b in range(row, row + made.rows):
+                    tokens += [(b, token) for token in range(start, stop)]
+                    for tile in made.tiles[side][first_tile:last_tile].tolist():
+                        of_queries, of_keys = range(*tile[:2]), range(*tile[2:4])
+                        mine = range(start, stop)
+                        for i in set(of_queries) & set(mine) if side == 0 else of_queries:
+                            for j in set(of_keys) & set(mine) if side == 1 else of_keys:
+                                if tile[4] <= j - i <= tile[5]:
+                                    found.append((b, i, j))
+                        assert tile[9] == -ANY  # of a table that begins out of reach
+            assert len(set(tokens)) == len(tokens)
+            assert sorted(found) == sorted(expected)
+
+
+# --- they compile -----------------------------------------------------------------------------------------------------
+
+
+class Recorder:
+    """In a kernel's place: keeps what it is called with."""
+
+    def __init__(self, calls: dict[str, dict[str, Any]], name: str) -> None:
+        self.calls, self.name = calls, name
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda **given: self.calls.update({self.name: given})
+
+
+def calls_of(scheme: Scheme, dtype: torch.dtype, patch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
+    """What the three kernels would be called with, forward and backward."""
+    calls: dict[str, dict[str, Any]] = {}
+    patch.setattr(backend, "is_interpreted", lambda: True)  # so that it takes tensors of the CPU
+    patch.setattr(operator, "_kernel", partial(Recorder, calls))
+    q, k = (torch.randn(1, heads, 70, 40, dtype=dtype, requires_grad=True) for heads in (4, 2))
+    encoding = scheme(Positions.arange(70))
+    wanted = {piece.feature for piece in encoding.pieces if getattr(piece, "feature", None)}
+    features = {"clock": torch.randn(1, 4, 70, requires_grad=True), "gist": torch.randn(1, 4, 70, 3)}
+    given = {name: x for name, x in features.items() if name in wanted}
+    encoding = encoding.with_features(given, given) if given else encoding
+    out = posenc.attention(q, k, k, encoding, is_causal=True, backend="triton")
+    out.sum().backward()
+    return calls
+
+
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+def test_where_a_block_does_not_fit_a_smaller_one_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime.errors import OutOfResources  # not before: it is not everywhere
+
+    tried: list[int] = []
+
+    class Small:
+        """A device that has room for blocks of 16 alone, or none."""
+
+        least = 16
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            def run(BLOCK: int, **given: Any) -> None:
+                tried.append(BLOCK)
+                if self.least < BLOCK:
+                    raise OutOfResources(2, 1, "shared memory")
+
+            return run
+
+    monkeypatch.setattr(backend, "is_interpreted", lambda: True)
+    monkeypatch.setattr(operator, "_kernel", lambda name: Small())
+    q = torch.randn(1, 2, 70, 16)
+    posenc.attention(q, q, q, Shaw(16, 5), backend="triton")
+    assert tried == [64, 32, 16]
+    monkeypatch.setattr(Small, "least", 8)
+    with pytest.raises(OutOfResources):
+        posenc.attention(q, q, q, Shaw(16, 5), backend="triton")
+
+
+NAMES = {
+    torch.float32: "fp32",
+    torch.float64: "fp64",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.int32: "i32",
+}
+ROOM = {80: 166_912, 90: 232_448}  # bytes that a block may share: of an A100, of an H100
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+@pytest.mark.parametrize(
+    ("make", "dtype", "capability"),
+    [
+        (lambda: Shaw(40, 5), torch.bfloat16, 90),
+        (lambda: TransformerXL(4, 40) + clocked(4), torch.float32, 80),
+        (lambda: featured(40, 4) + DistanceAware(4), torch.float16, 90),
+    ],
+    ids=["vectors and values", "shift, bias and clock", "a feature and a factor"],
+)
+def test_they_compile_and_fit(
+    make: Callable[[], Scheme], dtype: torch.dtype, capability: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from triton.backends.compiler import GPUTarget  # not before: it is not everywhere
+    from triton.compiler import ASTSource, compile
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernel = operator._kernel
+    calls = calls_of(make(), dtype, monkeypatch)
+    assert calls.keys() == {"forward", "backward_queries", "backward_keys"}
+    for name, given in calls.items():
+        signature, constants = {}, {}
+        for parameter in kernel(name).params:
+            x = given[parameter.name]
+            if parameter.is_constexpr or x is None:
+                signature[parameter.name], constants[parameter.name] = "constexpr", x
+            else:
+                signature[parameter.name] = f"*{NAMES[x.dtype]}" if isinstance(x, Tensor) else NAMES[_kind(x)]
+        made = compile(
+            ASTSource(kernel(name), signature, constants),
+            target=GPUTarget("cuda", capability, 32),
+            options={**operator.HOW},
+        )
+        assert made.metadata.num_warps == operator.HOW["num_warps"]
+        assert 0 < made.metadata.shared <= ROOM[capability]
+        assert made.asm["cubin"]
+
+
+def _kind(x: float) -> torch.dtype:
+    return torch.float32 if isinstance(x, float) else torch.int32
