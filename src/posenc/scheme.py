@@ -77,7 +77,7 @@ class Scheme(nn.Module):
         whole("length", length)
         if not 0 <= number("skip_below", skip_below) < 1:
             raise ValueError(f"skip_below must be within [0, 1), got {shown(skip_below)}")
-        query_norm, key_norm = number("query_norm", query_norm), number("key_norm", key_norm)
+        query_norm, key_norm = number("query_norm", query_norm, above=0), number("key_norm", key_norm, above=0)
         positions = Positions.arange(length)
         pieces = self.pairs(positions).pieces
         return horizon(pieces, length, query_norm, key_norm, number("scale", scale, above=0), skip_below)

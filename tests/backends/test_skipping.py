@@ -322,8 +322,8 @@ def test_a_horizon_is_asked_for_with_numbers() -> None:
     good = {"query_norm": 1.0, "key_norm": 1.0, "scale": 0.25}
     assert ALiBi(2).horizon(100, **good, skip_below=0.0).tolist() == [100, 100]
     for wrong, said in (
-        ({"query_norm": math.inf}, "query_norm must be a finite number, got inf"),
-        ({"key_norm": "3"}, "key_norm must be a finite number, got '3'"),
+        ({"query_norm": math.inf}, "query_norm must be a finite number above 0, got inf"),
+        ({"key_norm": "3"}, "key_norm must be a finite number above 0, got '3'"),
         ({"scale": 0}, "scale must be a finite number above 0, got 0"),
         ({"skip_below": 1}, r"skip_below must be within \[0, 1\), got 1"),
     ):

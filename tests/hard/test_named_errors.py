@@ -98,6 +98,7 @@ NO_POSITIONS: tuple[tuple[Any, str], ...] = (
 
 HALF_OR = "'half' or 'interleaved'"
 SIX = {"num_heads": 6}
+NORMS = {"query_norm": 1.0, "key_norm": 1.0, "scale": 0.5}
 PLACES_AND_WIDTH = {"max_positions": 9, "head_dim": 4}
 
 # Those of a scheme may stand with its mutants, too, as `REFUSED`.
@@ -221,6 +222,16 @@ DOORS: dict[str, list[Row]] = {
             lambda: RoPE(8).tokens(LINE, dtype=torch.bfloat16), "dtype must be …float32 or …float64, got torch.bfloat16"
         ),
     ],
+    "Scheme.horizon": [
+        *sizes(ALiBi(6).horizon, NORMS | {"length": 9}, "length"),
+        *(
+            row
+            for name in ("query_norm", "key_norm")
+            for row in numbers(ALiBi(6).horizon, NORMS | {"length": 9}, name, 0)
+        ),
+        *numbers(ALiBi(6).horizon, NORMS | {"length": 9}, "scale", 0),
+        *each(ALiBi(6).horizon, NORMS | {"length": 9}, "skip_below", [(1.0, "1.0"), (-0.5, "-0.5")], "within [0, 1)"),
+    ],
     "Scheme.pairs": [
         *each(ALiBi(6).pairs, {}, "query_positions", NO_POSITIONS, "a Positions"),
         *each(partial(ALiBi(6).pairs, LINE), {}, "key_positions", NO_POSITIONS, "a Positions or None"),
@@ -313,6 +324,13 @@ SHARED: list[tuple[dict[str, Any], str]] = [
         for value, came in (*NO_NUMBERS, (-INF, "-inf"))
         if came not in ("None", "int")
     ],
+    *[
+        ({"skip_below": value}, f"skip_below must be within [0, 1), or None for 2**-32, got {came}")
+        for value, came in (*NO_NUMBERS, (1.0, "1.0"), (-0.1, "-0.1"))
+        if came != "None"
+    ],
+    ({"key_norms": torch.ones(BATCH, 3, 5)}, "key_norms must be a floating tensor (2, 3, 7) on cpu, …"),
+    ({"key_norms": 3.0}, "key_norms must be a floating tensor (2, 3, 7) on cpu, …, got 3.0"),
     *[
         ({"dropout_p": value}, f"dropout_p must be within [0, 1), got {came}")
         for value, came in (*NO_NUMBERS, (1.0, "1.0"), (-0.1, "-0.1"))
