@@ -10,6 +10,7 @@ LAB := $(VENV)/.installed-lab
 DEV := $(VENV)/.installed-dev
 PEERS := $(VENV)/.installed-peers
 FIELD := $(VENV)/.installed-field
+TRITON := $(VENV)/.installed-triton
 
 # The oldest torch that pyproject.toml admits has an environment of its own, and runs the tests of what needs torch alone.
 OLDEST := .venv-oldest
@@ -24,7 +25,7 @@ PEER_PACKAGES := x-transformers einx loguru torch-einops-utils frozendict einops
 	tqdm idna truststore h11 PyYAML safetensors
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench field tables test check mutants gpu oldest lint format clean
+.PHONY: help demo bench field tables test check mutants triton gpu oldest lint format clean
 # Two targets must not install into the same environment at once.
 .NOTPARALLEL:
 
@@ -62,6 +63,10 @@ check: $(DEV) ## set up and run posenc check on posenc itself and on what is rig
 
 mutants: $(DEV) ## set up, plant every bug there is a mutant of, and say what caught each
 	$(PYTEST) -m mutant -q
+
+# Triton is a gigabyte, so not of `make test`.
+triton: $(TRITON) ## set up with Triton, run the kernels for GPUs in its interpreter, and compile them
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not gpu" tests/backends/test_triton.py tests/backends/test_triton_ahead.py
 
 # One process, since there is one device.
 gpu: $(DEV) ## set up, run the tests that need a CUDA device, measure on it, write runs/gpu/gpu.md
@@ -120,6 +125,9 @@ $(PEERS): $(LAB) constraints.txt
 	@if $(BIN)/python -m pip install --disable-pip-version-check --no-deps -c constraints.txt $(PEER_PACKAGES) \
 		>$(VENV)/install-peers.log 2>&1; then touch $@; \
 	else tail -n 5 $(VENV)/install-peers.log >&2; echo "Going on without the peers that are missing"; fi
+
+$(TRITON): $(DEV)
+	$(call install,triton)
 
 # Without dependencies too. A package that is missing is listed as not run.
 $(FIELD): $(LAB) constraints.txt field/requirements.txt

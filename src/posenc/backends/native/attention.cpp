@@ -19,11 +19,10 @@ extern "C" int64_t posenc_work(Call* call, int64_t is_backward) {
 }
 
 extern "C" void posenc_forward(const Call* call) {
-    run(tasks_forward(*call), call->threads, call->work, call->work_size,
-        [call](int64_t task, Real* work) { forward(*call, task, work); });
+    run(*call, tasks_forward(*call), [call](int64_t task, Real* work) { forward(*call, task, work); });
 }
 
 extern "C" void posenc_backward(const Call* call) {
-    run(call->slots * call->kv_heads, call->threads, call->work, call->work_size,
+    run(*call, call->slots * call->kv_heads,
         [call](int64_t task, Real* work) { Backward(*call, task, work).run(task % call->kv_heads); });
 }

@@ -60,5 +60,6 @@ struct Call {
     double scale, faint;  // faint: a score that lies this far below its row's log-sum-exp does not count
     Real* work;  // of `work_size` numbers for each thread
     int64_t work_size;
+    void (*pool)(void (*)(void*), void*, unsigned, unsigned);  // GOMP_parallel of the OpenMP that PyTorch uses, or null
 };
 }

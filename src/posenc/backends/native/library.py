@@ -64,6 +64,14 @@ def library(dtype: torch.dtype) -> ctypes.CDLL:
     return found
 
 
+@functools.cache
+def pool() -> int | None:
+    """The address of what runs a function on the threads that PyTorch's own loops run on; None where they are not of an
+    OpenMP that is found. torch is loaded, and with it its OpenMP, for all to see."""
+    found = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
+    return None if found is None else ctypes.cast(found, ctypes.c_void_p).value
+
+
 def _built(real: str) -> Path:
     if os.environ.get(SWITCH, "1") == "0":
         raise UnavailableError(f"{SWITCH}=0 turns it off")

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from posenc.backends.given import TABLES, differentiate
 from posenc.backends.native.bounds import bounds_of
-from posenc.backends.native.library import library
+from posenc.backends.native.library import library, pool
 from posenc.horizon import faint
 from posenc.layout import unflat
 from posenc.tiles import Tile, Visibility, tiles
@@ -76,6 +76,7 @@ class _Call(ctypes.Structure):
         ("faint", ctypes.c_double),
         ("work", ctypes.c_void_p),
         ("work_size", _i64),
+        ("pool", ctypes.c_void_p),
     )
 
 
@@ -86,7 +87,7 @@ def _run(is_backward: bool, like: Tensor, call: _Call) -> None:
     kernel.posenc_work.restype = _i64
     call.work_size = -(-kernel.posenc_work(ctypes.byref(call), _i64(is_backward)) // 16) * 16
     work = like.new_empty(call.threads * call.work_size)
-    call.work = work.data_ptr()
+    call.work, call.pool = work.data_ptr(), pool()
     (kernel.posenc_backward if is_backward else kernel.posenc_forward)(ctypes.byref(call))
 
 
