@@ -77,8 +77,8 @@ def choose(call: Call) -> tuple[Backend, str]:
     if dense is SDPA and not (folds and NATIVE.refuses(call) is None) and is_plain(call):
         return SDPA, "nothing is added to the scores, so it is the fused kernel alone"
     few = "there are few queries: a row of scores for each is the least work"
-    if call.has_few_queries and _is_long(call) and NATIVE.refuses(call) is None:
-        return NATIVE, "there are few queries and many keys, which the kernel reads once"
+    if call.has_few_queries and _suits_few(call, dense is SDPA) and NATIVE.refuses(call) is None:
+        return NATIVE, "there are few queries, and the kernel reads their keys once"
     if call.has_few_queries and dense is SDPA:
         return SDPA, few
     if dense is SDPA and is_few:
@@ -103,10 +103,11 @@ def choose(call: Call) -> tuple[Backend, str]:
     return CHUNKED, "the scores are too many to hold at once"
 
 
-def _is_long(call: Call) -> bool:
-    """Whether the kernel is quicker for a few queries: not where a vector is added to each key first, nor where it
-    would make a wide vector for each distance. A graph serves every length, and does not ask."""
-    if torch.compiler.is_compiling() or call.key.size(2) < MANY_KEYS:
+def _suits_few(call: Call, is_dense_fused: bool) -> bool:
+    """Whether the kernel is quicker for a few queries: where the dense way is not one fused call, or there are many
+    keys; not where a vector is added to each key first, nor where it would make a wide one for each distance. A graph
+    serves every length, and does not ask."""
+    if torch.compiler.is_compiling() or (is_dense_fused and call.key.size(2) < MANY_KEYS):
         return False
     return not any(getattr(p, "key", None) is not None or getattr(p, "through", None) is not None for p in call.pieces)
 
