@@ -7,6 +7,7 @@ the compiler, and by the source. Nothing of torch goes into it: the library take
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -16,7 +17,9 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,6 +28,7 @@ SOURCES = Path(__file__).parent
 FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-std=c++17", "-fPIC", "-pthread")
 COMPILERS = ("c++", "g++", "clang++")  # where CXX names none
 SWITCH = "POSENC_NATIVE"
+FEW_THREADS = 8
 
 
 class UnavailableError(Exception):
@@ -65,11 +69,35 @@ def library(dtype: torch.dtype) -> ctypes.CDLL:
 
 
 @functools.cache
+def _openmp(name: str) -> Any:
+    """A function of the OpenMP that PyTorch's own loops use; None where it is not found. torch is loaded, and with it
+    its OpenMP, for all to see."""
+    return getattr(ctypes.CDLL(None), name, None)
+
+
 def pool() -> int | None:
-    """The address of what runs a function on the threads that PyTorch's own loops run on; None where they are not of an
-    OpenMP that is found. torch is loaded, and with it its OpenMP, for all to see."""
-    found = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
+    """The address of what runs a function on the threads that PyTorch keeps; None where it is not known."""
+    found = _openmp("GOMP_parallel")
     return None if found is None else ctypes.cast(found, ctypes.c_void_p).value
+
+
+@contextlib.contextmanager
+def by_itself() -> Iterator[int]:
+    """What torch computes in here it computes in this thread alone; gives the number of threads that there are.
+
+    A loop over several threads waits for the slowest of them, which on a busy machine is one that waits for a core. What
+    is computed beside the kernel is many small loops. With many threads it would be too much for one.
+    """
+    threads = torch.get_num_threads()
+    setting = _openmp("omp_set_num_threads")
+    if setting is None or threads > FEW_THREADS:
+        yield threads
+        return
+    setting(1)
+    try:
+        yield threads
+    finally:
+        setting(threads)
 
 
 def _built(real: str) -> Path:

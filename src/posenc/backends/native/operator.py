@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from posenc.backends.given import TABLES, differentiate
 from posenc.backends.native.bounds import bounds_of
-from posenc.backends.native.library import library, pool
+from posenc.backends.native.library import by_itself, library, pool
 from posenc.horizon import faint
 from posenc.layout import unflat
 from posenc.tiles import Tile, Visibility, tiles
@@ -126,6 +126,7 @@ def _call(
     scale: float,
     bounds: dict[str, Tensor],
     skip_below: float,
+    threads: int,
 ) -> _Call:
     batch, heads, queries, width = query.shape
     for name, x in {"key": key, "value": value, **given}.items():  # the kernel would read whatever stands there
@@ -135,7 +136,7 @@ def _call(
     if key.shape[:3] != value.shape[:3]:
         raise RuntimeError(f"the kernel takes as many values as keys, got {value.shape} and {key.shape}")
     numbers = (len(found), batch, heads, key.size(1), queries, key.size(2), width, value.size(-1), *function)
-    call = _Call(**dict(zip(NUMBERS, numbers, strict=False)), threads=torch.get_num_threads(), scale=scale)
+    call = _Call(**dict(zip(NUMBERS, numbers, strict=False)), threads=threads, scale=scale)
     call.q, call.k, call.v = _rows(query), _rows(key), _rows(value)
     for name, x in given.items():
         if name == "key_norms":  # of which bounds are made
@@ -181,17 +182,18 @@ def _native(
     """Output and log-sum-exp. ``given`` are the tensors of these names, of which the ``learned`` get gradients;
     ``lows`` the distance of the first entry of each table there may be; ``skip_below`` the share of a row's weight that
     may be left out."""
-    width = value.size(-1)
-    query, key, value = map(_aligned, (query, key, value))
-    out = value.new_empty((*query.shape[:3], value.size(-1)))
-    lse = query.new_empty(query.shape[:3])
-    found = _found(queries, keys, seen, query.size(0))
-    inputs = _named(names, given)  # kept: the kernel has no more than their addresses
-    bounds = bounds_of(query, key, inputs, function, scale, skip_below)
-    call = _call(query, key, value, inputs, lows, {}, found, function, scale, bounds, skip_below)
-    call.out, call.lse = _rows(out), _rows(lse[..., None])
-    _run(False, query, call)
-    return _cut(out, width), lse
+    with by_itself() as threads:
+        width = value.size(-1)
+        query, key, value = map(_aligned, (query, key, value))
+        out = value.new_empty((*query.shape[:3], value.size(-1)))
+        lse = query.new_empty(query.shape[:3])
+        found = _found(queries, keys, seen, query.size(0))
+        inputs = _named(names, given)  # kept: the kernel has no more than their addresses
+        bounds = bounds_of(query, key, inputs, function, scale, skip_below)
+        call = _call(query, key, value, inputs, lows, {}, found, function, scale, bounds, skip_below, threads)
+        call.out, call.lse = _rows(out), _rows(lse[..., None])
+        _run(False, query, call)
+        return _cut(out, width), lse
 
 
 def _named(names: str, given: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -243,56 +245,57 @@ def _native_backward(
     skip_below: float,
 ) -> list[Tensor]:
     """The gradients of query, key and value, and of what is learned."""
-    batch, heads, kv_heads = query.size(0), query.size(1), key.size(1)
-    widths = [x.size(-1) for x in (query, key, value)]
-    query, key, value = map(_aligned, (query, key, value))
-    inputs, threads = _named(names, given), torch.get_num_threads()
-    wanted = learned.split()
-    of_tables = [name for name in wanted if name in TABLES]
-    # Rows of the batch, and parts of the keys, whose gradients are summed apart: enough for all threads.
-    slots = min(batch, -(-2 * threads // kv_heads)) if of_tables else batch
-    parts = max(1, threads // (slots * kv_heads))
-    delta = (dout * out).sum(-1)
-    dout = _aligned(dout)
-    if dlse is not None:
-        delta -= dlse.masked_fill(lse == -torch.inf, 0.0)
-    dq = query.new_zeros((parts, *query.shape))
-    dk, dv = (x.new_zeros(x.shape) for x in (key, value))
-    tables: dict[str, Tensor] = {}
-    for name in of_tables:
-        x = inputs[name]
-        tables[name] = x.new_zeros((slots * parts, heads if x.size(0) > 1 else kv_heads, *x.shape[1:]))
-    found = _found(queries, keys, seen, batch)
-    bounds = bounds_of(query, key, inputs, function, scale, skip_below)
-    call = _call(query, key, value, inputs, lows, tables, found, function, scale, bounds, skip_below)
-    call.slots, call.parts = slots * parts, parts
-    call.lse, call.delta, call.dout = _rows(lse[..., None]), _rows(delta[..., None]), _rows(dout)
-    call.dq, call.dk, call.dv = _rows(dq.flatten(0, 1)), _rows(dk), _rows(dv)
-    others: dict[str, Tensor] = {}
-    for name in OF_PLANE:
-        if name in wanted:
-            several = slots * parts if name == "plane" else parts
-            others[name] = query.new_zeros((several, *inputs[name].shape))
-            setattr(call.places, f"d_{name}", others[name].data_ptr())
-    if "meeting" in inputs:
-        others["meeting"] = dq.new_zeros((parts, *inputs["meeting"].shape))
-        call.d_meeting = _rows(others["meeting"].flatten(0, 1))
-    if "shift" in wanted:
-        others["shift"] = dq.new_zeros((slots * parts, *inputs["shift"].shape))
-        call.d_shift = others["shift"].data_ptr()
-    if "query_clock" in wanted or "key_clock" in wanted:
-        others["query_clock"] = dq.new_zeros((parts, *inputs["query_clock"].shape))
-        others["key_clock"] = dq.new_zeros((1, *inputs["key_clock"].shape))
-        call.d_query_clock, call.d_key_clock = (others[f"{side}_clock"].data_ptr() for side in ("query", "key"))
-    _run(True, query, call)
-    grads = [_cut(x, width) for x, width in zip((_sum(dq), dk, dv), widths, strict=True)]
-    of = dict(zip(names.split(), given, strict=True))
-    for name in wanted:
-        gradient = _cut(_sum(tables[name] if name in tables else others[name]), of[name].size(-1))
-        if name in TABLES and inputs[name].size(0) == 1:
-            gradient = gradient.sum(0, keepdim=True)
-        grads.append(gradient.to(inputs[name].dtype))
-    return grads
+    with by_itself() as threads:
+        batch, heads, kv_heads = query.size(0), query.size(1), key.size(1)
+        widths = [x.size(-1) for x in (query, key, value)]
+        query, key, value = map(_aligned, (query, key, value))
+        inputs = _named(names, given)
+        wanted = learned.split()
+        of_tables = [name for name in wanted if name in TABLES]
+        # Rows of the batch, and parts of the keys, whose gradients are summed apart: enough for all threads.
+        slots = min(batch, -(-2 * threads // kv_heads)) if of_tables else batch
+        parts = max(1, threads // (slots * kv_heads))
+        delta = (dout * out).sum(-1)
+        dout = _aligned(dout)
+        if dlse is not None:
+            delta -= dlse.masked_fill(lse == -torch.inf, 0.0)
+        dq = query.new_zeros((parts, *query.shape))
+        dk, dv = (x.new_zeros(x.shape) for x in (key, value))
+        tables: dict[str, Tensor] = {}
+        for name in of_tables:
+            x = inputs[name]
+            tables[name] = x.new_zeros((slots * parts, heads if x.size(0) > 1 else kv_heads, *x.shape[1:]))
+        found = _found(queries, keys, seen, batch)
+        bounds = bounds_of(query, key, inputs, function, scale, skip_below)
+        call = _call(query, key, value, inputs, lows, tables, found, function, scale, bounds, skip_below, threads)
+        call.slots, call.parts = slots * parts, parts
+        call.lse, call.delta, call.dout = _rows(lse[..., None]), _rows(delta[..., None]), _rows(dout)
+        call.dq, call.dk, call.dv = _rows(dq.flatten(0, 1)), _rows(dk), _rows(dv)
+        others: dict[str, Tensor] = {}
+        for name in OF_PLANE:
+            if name in wanted:
+                several = slots * parts if name == "plane" else parts
+                others[name] = query.new_zeros((several, *inputs[name].shape))
+                setattr(call.places, f"d_{name}", others[name].data_ptr())
+        if "meeting" in inputs:
+            others["meeting"] = dq.new_zeros((parts, *inputs["meeting"].shape))
+            call.d_meeting = _rows(others["meeting"].flatten(0, 1))
+        if "shift" in wanted:
+            others["shift"] = dq.new_zeros((slots * parts, *inputs["shift"].shape))
+            call.d_shift = others["shift"].data_ptr()
+        if "query_clock" in wanted or "key_clock" in wanted:
+            others["query_clock"] = dq.new_zeros((parts, *inputs["query_clock"].shape))
+            others["key_clock"] = dq.new_zeros((1, *inputs["key_clock"].shape))
+            call.d_query_clock, call.d_key_clock = (others[f"{side}_clock"].data_ptr() for side in ("query", "key"))
+        _run(True, query, call)
+        grads = [_cut(x, width) for x, width in zip((_sum(dq), dk, dv), widths, strict=True)]
+        of = dict(zip(names.split(), given, strict=True))
+        for name in wanted:
+            gradient = _cut(_sum(tables[name] if name in tables else others[name]), of[name].size(-1))
+            if name in TABLES and inputs[name].size(0) == 1:
+                gradient = gradient.sum(0, keepdim=True)
+            grads.append(gradient.to(inputs[name].dtype))
+        return grads
 
 
 def _sum(x: Tensor) -> Tensor:
