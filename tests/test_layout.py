@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from posenc import Positions
 from posenc.layout import Layout, Span, flat, unflat
@@ -75,6 +76,34 @@ def test_tiles_are_the_pairs_that_are_seen_each_once(data: st.DataObject, rows: 
     check_tiles(query, key, visibility, rows)
     check_tiles(key, key, visibility, rows)
     check_tiles(key[len(key) // 2 :], key, visibility, rows)
+
+
+@LAW
+@given(st.data(), st.integers(1, 3), VISIBILITIES)
+def test_a_layout_by_order_has_the_same_pairs_in_fewer_tiles(
+    data: st.DataObject, rows: int, visibility: Visibility
+) -> None:
+    layout = data.draw(runs(rows)).layout
+    by_order = layout.by_order()
+    assert by_order.bounds == layout.bounds
+
+    def pairs(of: Layout) -> tuple[int, Tensor]:
+        times = torch.zeros(rows, layout.tokens, layout.tokens, dtype=torch.int64)
+        found = list(tiles(of, of, visibility, rows))
+        for tile in found:
+            apart = torch.arange(tile.first, tile.last) - torch.arange(tile.start, tile.stop)[:, None]
+            low, high = (-(2**40) if tile.low is None else tile.low), (2**40 if tile.high is None else tile.high)
+            times[tile.row, tile.start : tile.stop, tile.first : tile.last] += (apart >= low) & (apart <= high)
+        return len(found), times
+
+    (many, times), (few, again) = pairs(layout), pairs(by_order)
+    assert few <= many
+    assert torch.equal(times, again)
+
+
+def test_the_lines_of_an_image_are_one_span_by_order() -> None:
+    layout = Positions.cat([Positions.grid(4, 5), Positions.grid(3, 2)], documents="new").layout
+    assert [(s.start, s.stop) for s in layout.by_order().rows[0]] == [(0, 20), (20, 26)]
 
 
 @LAW

@@ -148,12 +148,20 @@ class Layout:
 
     def by_order(self) -> Layout:
         """The layout with coordinates unknown, in spans of document and order alone: an image's lines are one."""
-        rows = (
-            None
-            if self.rows is None
-            else tuple(tuple(replace(s, coords=None, steps=(1,)) for s in row) for row in self.rows)
-        )
-        return join([Layout(self.tokens, rows, self.bounds)], 0 if rows is None else len(rows))
+        if self.rows is None:
+            return Layout(self.tokens, None, self.bounds)
+        rows = []
+        for row in self.rows:
+            joined: list[tuple[int, int, int, int, int]] = []
+            for s in row:
+                start, stop, document, order, step = joined[-1] if joined else (0, -1, 0, 0, 0)
+                goes_on = (stop, document, step) == (s.start, s.document, s.order_step)
+                if goes_on and s.order == order + step * (s.start - start):
+                    joined[-1] = start, s.stop, document, order, step
+                else:
+                    joined.append((s.start, s.stop, s.document, s.order, s.order_step))
+            rows.append(tuple(Span(*numbers) for numbers in joined))
+        return Layout(self.tokens, tuple(rows), self.bounds)
 
     def without_coords(self) -> Layout:
         """The layout with coordinates unknown."""

@@ -85,7 +85,7 @@ def pool() -> int | None:
 def by_itself() -> Iterator[int]:
     """What torch computes in here it computes in this thread alone; gives the number of threads that there are.
 
-    A loop over several threads waits for the slowest of them, which on a busy machine is one that waits for a core. What
+    A loop over several threads waits for the slowest, which on a busy machine is one that waits for a core. What
     is computed beside the kernel is many small loops. With many threads it would be too much for one.
     """
     threads = torch.get_num_threads()

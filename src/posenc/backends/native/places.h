@@ -57,15 +57,17 @@ void over_places(const Call& call, const Part& p, int64_t b, int64_t i, int64_t 
 void add_places(const Call& call, const Part& p, int64_t b, int64_t h, int64_t i, int64_t left, int64_t right, Real* s) {
     const Places& t = call.places;
     const int64_t own = ((b * call.heads + h) * call.queries + i) * t.entries;
+    const auto sum = [s](const Real* line, Real number, int64_t from, int64_t to) {
+        int64_t j = from;
+        for (; j + LANES <= to; j += LANES) store(s + j, load(s + j) + (load(line + j) + number));
+        for (; j < to; j++) s[j] += line[j] + number;
+    };
     over_places(call, p, b, i, left, right, [&](int64_t from, int64_t to, int64_t row, int64_t column) {
-        if (t.by_row)
-            for (int64_t j = from; j < to; j++) s[j] += t.by_row[own + row];
-        const Real* line = t.by_column + own + column - from;
-        if (t.by_column)
-            for (int64_t j = from; j < to; j++) s[j] += line[j];
-        const Real* plane = t.plane + (h * t.entries + row) * t.entries + column - from;
-        if (t.plane)
-            for (int64_t j = from; j < to; j++) s[j] += plane[j];
+        const Real number = t.by_row ? t.by_row[own + row] : Real(0);
+        if (t.by_column) sum(t.by_column + own + column - from, number, from, to);
+        if (t.plane) sum(t.plane + (h * t.entries + row) * t.entries + column - from, t.by_column ? Real(0) : number, from, to);
+        if (t.by_row && !t.by_column && !t.plane)
+            for (int64_t j = from; j < to; j++) s[j] += number;
     });
 }
 
