@@ -96,8 +96,8 @@ MUTANTS = (
     source(
         "the kernel's gradient of a clock is one side's alone",
         "backward.h",
-        "total += row[j], d_clock[j] += row[j];",
-        "total += row[j];",
+        "for (int64_t j = left; j < seen; j++) d_clock[j] += row[j];",
+        "",
         *("clocked", "text", "both"),
     ),
     Source(

@@ -15,12 +15,9 @@ template <typename F>
 void give_along(const Part& p, Real* line, int64_t i, int64_t left, int64_t right, const Table& t, F f) {
     const int64_t place = p.place(i, 0, t), inside = std::clamp<int64_t>(-place, left, right);
     const int64_t outside = std::clamp<int64_t>(t.entries - place, inside, right);
-    Real low = 0, high = 0;
-    for (int64_t j = left; j < inside; j++) low += f(j);
     for (int64_t j = inside; j < outside; j++) line[place + j] += f(j);
-    for (int64_t j = outside; j < right; j++) high += f(j);
-    line[0] += low;
-    line[t.entries - 1] += high;
+    line[0] += sum_over(left, inside, f);
+    line[t.entries - 1] += sum_over(outside, right, f);
 }
 
 // Back through f(s; c): the gradients of a row of f(s) become those of s.
@@ -228,8 +225,8 @@ struct Backward {
         if (call.d_query_clock)
             for (int64_t r = 0; r < rows; r++) {
                 const Real* row = d_s + r * ld;
-                Real total = 0;
-                for (int64_t j = left; j < seen; j++) total += row[j], d_clock[j] += row[j];
+                for (int64_t j = left; j < seen; j++) d_clock[j] += row[j];
+                const Real total = sum_over(left, seen, [row](int64_t j) { return row[j]; });
                 call.d_query_clock[((part * call.batch + b) * call.heads + h) * call.queries + i + r] += total;
             }
         if (call.key_vectors.x) {

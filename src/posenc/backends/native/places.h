@@ -77,9 +77,7 @@ void give_places(const Call& call, const Part& p, int64_t part, int64_t slot, in
     const Places& t = call.places;
     const int64_t own = (((part * call.batch + b) * call.heads + h) * call.queries + i) * t.entries;
     over_places(call, p, b, i, left, right, [&](int64_t from, int64_t to, int64_t row, int64_t column) {
-        Real total = 0;
-        for (int64_t j = from; j < to; j++) total += d_s[j];
-        if (t.d_by_row) t.d_by_row[own + row] += total;
+        if (t.d_by_row) t.d_by_row[own + row] += sum_over(from, to, [d_s](int64_t j) { return d_s[j]; });
         Real* line = t.d_by_column + own + column - from;
         if (t.d_by_column)
             for (int64_t j = from; j < to; j++) line[j] += d_s[j];

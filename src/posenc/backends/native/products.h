@@ -82,6 +82,18 @@ inline Real sum_of(const Real* x) {
 }
 inline Real sum(Vec x) { return sum_of<LANES>(reinterpret_cast<const Real*>(&x)); }
 
+// The sum of f(j) over from .. to, in several sums at a time, which a sum one by one would wait for.
+template <typename F>
+inline Real sum_over(int64_t from, int64_t to, F f) {
+    Real parts[LANES]{};
+    int64_t j = from;
+    for (; j + LANES <= to; j += LANES)
+        for (int l = 0; l < LANES; l++) parts[l] += f(j + l);
+    Real s = sum_of<LANES>(parts);
+    for (; j < to; j++) s += f(j);
+    return s;
+}
+
 inline Real dot(const Real* a, const Real* b, int64_t n) {
     Vec s{};
     for (int64_t d = 0; d < n; d += LANES) s += load(a + d) * load(b + d);

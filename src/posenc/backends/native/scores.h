@@ -51,9 +51,9 @@ void ends(const Part& p, int64_t i, int64_t left, int64_t right, const Table& t,
           Real& high) {
     const int64_t inside = std::clamp(p.column(i, 0, t), left, right);
     const int64_t outside = std::clamp(p.column(i, t.entries, t), inside, right);
-    low = high = 0;
-    for (int64_t j = left; j < inside; j++) low += row[j];
-    for (int64_t j = outside; j < right; j++) high += row[j];
+    const auto weight = [row](int64_t j) { return row[j]; };
+    low = sum_over(left, inside, weight);
+    high = sum_over(outside, right, weight);
 }
 
 // f(s; c) in place.
