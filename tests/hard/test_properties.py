@@ -46,7 +46,12 @@ def blocks(small: bool) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if small:
             small_blocks(patch)
-            for module, name, size in ((choice, "FEW_SCORES", 1), (choice, "FEW_PAIRS", 1), (tiled, "BANDS", 0)):
+            for module, name, size in (
+                (choice, "FEW_SCORES", 1),
+                (choice, "FEW_PAIRS", 1),
+                (choice, "FEW_FOR_KERNEL", 1),
+                (tiled, "BANDS", 0),
+            ):
                 patch.setattr(module, name, size)
             patch.setattr(call, "FEW_QUERIES", 2)
         yield

@@ -24,9 +24,10 @@ from posenc.tiles import tiles
 BACKENDS: tuple[Backend, ...] = (SDPA, NATIVE, TRITON, TILED, FLEX, CHUNKED, REFERENCE)
 
 # As many scores as this may be held at once, 16 MB in float32, of all heads; and of one head, as many as this are done
-# densely before a loop over blocks has begun (measured on a CPU: docs/log.md).
+# densely before a loop over blocks has begun, or the kernel has (measured on a CPU: docs/log.md).
 FEW_SCORES = 2**22
 FEW_PAIRS = 2**14
+FEW_FOR_KERNEL = 2**11
 # For so many keys a call of the kernel costs less than passes over them (measured on a CPU: docs/log.md).
 MANY_KEYS = 2**13
 # Tiles that see fewer pairs than this on average cost more in calls than they save.
@@ -72,18 +73,20 @@ def choose(call: Call) -> tuple[Backend, str]:
     if call.is_forward_mode:
         return REFERENCE, "no fused kernel has a forward-mode derivative"
     dense = SDPA if SDPA.refuses(call) is None else REFERENCE
-    is_few = not torch.compiler.is_compiling() and queries * keys <= FEW_PAIRS
-    folds = any(is_planar(piece) for piece in call.pieces) and not call.has_few_queries and not is_few
-    if dense is SDPA and not (folds and NATIVE.refuses(call) is None) and is_plain(call):
+    has_kernel = NATIVE.refuses(call) is None
+    is_few = not torch.compiler.is_compiling() and queries * keys <= (FEW_FOR_KERNEL if has_kernel else FEW_PAIRS)
+    # Into query and key a plane can be taken too, but they grow wide.
+    is_plane = has_kernel and not call.has_few_queries and not is_few and any(map(is_planar, call.pieces))
+    if dense is SDPA and not is_plane and is_plain(call):
         return SDPA, "nothing is added to the scores, so it is the fused kernel alone"
     few = "there are few queries: a row of scores for each is the least work"
-    if call.has_few_queries and _suits_few(call, dense is SDPA) and NATIVE.refuses(call) is None:
+    if call.has_few_queries and has_kernel and _suits_few(call, dense is SDPA):
         return NATIVE, "there are few queries, and the kernel reads their keys once"
     if call.has_few_queries and dense is SDPA:
         return SDPA, few
     if dense is SDPA and is_few:
         return SDPA, "the tokens are few enough to lay out a mask"
-    if not call.has_few_queries and NATIVE.refuses(call) is None and _is_worth_tiles(call):
+    if not call.has_few_queries and has_kernel and _is_worth_tiles(call):
         return NATIVE, "every term goes by distance, and the kernel makes the scores as it goes"
     is_tiled = TILED.refuses(call) is None and _is_worth_tiles(call)
     width = width_of(call) if is_tiled else None
