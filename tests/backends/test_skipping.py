@@ -195,7 +195,7 @@ def test_a_forward_pass_keeps_the_lengths_of_its_keys() -> None:
                 part = slice(start, stop)
                 outs.append(step.attention(q[:, :, part], k[:, :, part], v[:, :, part], backend="native"))
     whole = posenc.attention(q, k, v, scheme, is_causal=True, backend="reference")
-    torch.testing.assert_close(torch.cat(outs, 2), whole, rtol=0, atol=1e-5)
+    torch.testing.assert_close(torch.cat(outs, 2), whole, rtol=0, atol=300 * 2**-22)  # scores are of some hundreds
     kept = cache._kept[0][f"feature {NORMS}"][:, :, :tokens]
     torch.testing.assert_close(kept, torch.linalg.vector_norm(k, dim=-1))
     cache = posenc.models.KVCache()

@@ -35,7 +35,7 @@ constexpr int64_t COLUMNS = 256;     // keys of a block, backward
 constexpr int64_t MARGIN = 64;       // columns beside a block, which its shifted rows reach over
 constexpr Real NONE = -std::numeric_limits<Real>::infinity();
 
-typedef std::conditional_t<sizeof(Real) == 4, int32_t, int64_t> Whole;
+typedef std::conditional_t<sizeof(Real) == 4, uint32_t, uint64_t> Whole;
 typedef Real Vec __attribute__((vector_size(BYTES), aligned(sizeof(Real)), may_alias));
 typedef Whole Ints __attribute__((vector_size(BYTES), aligned(sizeof(Real)), may_alias));
 
