@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from posenc.block import Block
+from posenc.phases import phases
 from posenc.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Piece, Row, Value
 from posenc.positions import Positions
 from posenc.tiles import Visibility
@@ -25,6 +26,7 @@ It indexes the tensors it closes over and does plain arithmetic."""
 # A table over every distance between the lowest and the highest coordinate is laid out if it has no more entries than
 # this many for each query and key; else the distances that occur are listed, where they can be read.
 ENTRIES_PER_TOKEN = 8
+TURNS = 256  # distances that a query turned once meets
 
 
 # -- distances --------------------------------------------------------------------------------------------------------
@@ -198,7 +200,11 @@ def _met(piece: Meeting, block: Block) -> Tensor:
     if piece.through is not None and meeting.size(2) < meeting.size(3):  # as in decoding: then W costs less on queries
         through = block.of_heads(piece.through, distance.scheme).to(meeting.dtype)
         check_width(through.mT, meeting, distance.scheme)
-        meeting, vectors = meeting @ through, block.of_heads(piece.vectors(r), distance.scheme)
+        meeting = meeting @ through
+        if piece.theta is not None and table.index is None and distance.reach is None:
+            products = _turned(piece, piece.theta, meeting, r)
+            return products.gather(-1, table.of_pairs(x, y)[:, None].expand(*meeting.shape[:2], -1, -1))
+        vectors = block.of_heads(piece.vectors(r), distance.scheme)
     else:
         vectors = block.of_heads(piece.at(r), distance.scheme)
         check_width(vectors, meeting, distance.scheme)
@@ -206,6 +212,18 @@ def _met(piece: Meeting, block: Block) -> Tensor:
     products = meeting @ shared.to(meeting.dtype).mT
     index = table.of_pairs(x, y)[:, None].expand(*meeting.shape[:2], -1, -1)
     return products.gather(-1, index) if piece.side == "query" else products.gather(-1, index.mT).mT
+
+
+def _turned(piece: Meeting, theta: Tensor, meeting: Tensor, r: Tensor) -> Tensor:
+    """What rows x (batch, heads, rows, 2 pairs) give by the sinusoids of the distances r, which rise by one, (batch,
+    heads, rows, distances): with R(p) = (sin p theta, cos p theta), x . R(-r - f) is R(-f) times x turned by -r theta,
+    so that sinusoids of `TURNS` distances are enough."""
+    angle = phases(-r[::TURNS], theta)
+    cos, sin = angle.cos().to(meeting), angle.sin().to(meeting)
+    a, b = meeting[..., None, :].chunk(2, -1)
+    turned = torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
+    near = piece.vectors(torch.arange(TURNS, device=r.device))[0].to(meeting)
+    return (turned @ near.mT).flatten(-2)[..., : r.size(0)]
 
 
 def meets(piece: Meeting, block: Block) -> Float[Tensor, "batch heads tokens width"]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 
@@ -69,7 +69,8 @@ class Meeting:
     query for this term alone. With ``side="key"`` the key k_j meets the vector. With ``feature`` a named per-token
     feature of the query, (batch, heads, tokens, width), takes the query's place, and nothing is scaled. With
     ``through`` = W it is W_h vectors(r) that is met, vectors(r) (heads or 1, ..., width): few queries go through W
-    instead.
+    instead. ``theta``: vectors(r) is the sinusoid of -r, (sin(-r theta), cos(-r theta)), so few queries are turned by
+    theta instead, and met with the vectors of few distances.
     """
 
     vectors: Callable[[Tensor], Tensor]
@@ -78,6 +79,7 @@ class Meeting:
     shift: Float[Tensor, "heads head_dim"] | None = None
     feature: str | None = None
     through: Float[Tensor, "heads head_dim width"] | None = None
+    theta: Float64[Tensor, " pairs"] | None = None
 
     def at(self, r: Tensor) -> Tensor:
         """What is met at distances (...), (heads or 1, ..., head_dim)."""

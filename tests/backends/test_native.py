@@ -333,3 +333,41 @@ def test_half_precision_is_widened(dtype: torch.dtype) -> None:
         torch.autograd.grad(out, leaves, gradient), torch.autograd.grad(wide, leaves, gradient.float()), strict=True
     ):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+
+def test_without_the_threads_that_torch_keeps_there_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = (torch.randn(1, 4, 600, 16, requires_grad=True) for _ in range(3))
+    found = []
+    for pool in (operator.pool, lambda: None):
+        monkeypatch.setattr(operator, "pool", pool)
+        out = posenc.attention(q, k, v, ALiBi(4), is_causal=True, backend="native")
+        found.append((out, *torch.autograd.grad(out.sin().sum(), (q, k, v))))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("threads", [1, 3, library.FEW_THREADS + 1])
+def test_beside_the_kernel_torch_computes_by_itself_where_threads_are_few(threads: int) -> None:
+    made = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        with library.by_itself() as given:
+            assert given == threads
+            assert torch.get_num_threads() == (1 if threads <= library.FEW_THREADS else threads)
+        assert torch.get_num_threads() == threads
+        with pytest.raises(KeyError), library.by_itself():
+            raise KeyError
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(made)
+
+
+def test_without_an_openmp_that_is_known_threads_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_openmp", lambda name: None)
+    assert library.pool() is None
+    made = torch.get_num_threads()
+    with library.by_itself() as threads:
+        assert (threads, torch.get_num_threads()) == (made, made)

@@ -331,3 +331,79 @@ def test_a_horizon_is_asked_for_with_numbers() -> None:
             ALiBi(2).horizon(100, **{**good, **wrong})
     with pytest.raises(ValueError, match="length must be a whole number of at least 1, got 0"):
         ALiBi(2).horizon(0, **good)
+
+
+# --- terms of which there is no bound ---------------------------------------------------------------------------------
+
+
+def test_a_clock_beside_two_coordinates_leaves_nothing_out() -> None:
+    """A patch twenty lines up is so loud by its place that it wins over what the clock has forgotten since."""
+
+    def plane(r: Tensor) -> Tensor:
+        return (100.0 * ((r[..., 0] == -20) & (r[..., 1] == 0))).double()[None]
+
+    scheme = Pieces(lambda: (Clock("forgotten"), Bias(plane, Distance("Plane", axis=None))))
+    positions, generator = Positions.grid(32, 32), torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(1, 2, 1024, 16, generator=generator, dtype=torch.float64) for _ in range(3))
+    readings = -0.1 * torch.arange(1024, dtype=torch.float64).expand(1, 2, -1)
+    bound = scheme(positions, dtype=torch.float64).with_features({"forgotten": readings})
+    found, truth = (posenc.attention(q, k, v, bound, is_causal=True, backend=way) for way in ("native", "reference"))
+    torch.testing.assert_close(found, truth, rtol=0, atol=1e-11)
+
+
+def test_lengths_are_not_those_of_keys_that_a_vector_is_added_to() -> None:
+    scheme = posenc.AbsoluteInAttention(700, 16) + ALiBi(HEADS)
+    q, k, v = drawn(700)
+    q[..., 0] = q[..., 0].abs() + 1
+    (table,) = scheme.parameters()
+    table.data = torch.zeros(table.shape, dtype=torch.float64)
+    table.data[3, 0] = 4e4
+    norms = torch.linalg.vector_norm(k, dim=-1)
+    for queries in (700, 2):
+        how = {"is_causal": True, "key_norms": norms}
+        at = scheme(Positions.arange(700)[-queries:], Positions.arange(700), dtype=torch.float64)
+        found, truth = (
+            posenc.attention(q[:, :, -queries:], k, v, at, **how, backend=w) for w in ("native", "reference")
+        )
+        torch.testing.assert_close(found, truth, rtol=0, atol=1e-11)
+
+
+def test_what_the_kernel_computes_wholly_is_not_said_to_be_left_out() -> None:
+    q, k, v = drawn(2000, dtype=torch.float32)
+    how = {"is_causal": True}
+    assert posenc.explain(q, k, v, ALiBi(HEADS), **how).computed < 1
+    one = {"query_positions": Positions.arange(2000)[-1:], "key_positions": Positions.arange(2000)}
+    assert posenc.explain(q[:, :, -1:], k, v, ALiBi(HEADS) + Shaw(16, 5), **how, **one).computed == 1
+    norms = torch.linalg.vector_norm(k, dim=-1)
+    assert posenc.explain(q[:, :, -1:], k, v, ALiBi(HEADS) + Shaw(16, 5), **how, **one, key_norms=norms).computed < 1
+
+
+def test_places_that_nobody_knows_are_not_taken_for_the_same() -> None:
+    """Both of the same bounds and order, each shuffled by itself: a query's own key may stand anywhere."""
+    q, k, v = drawn(2000)
+    shuffled = [torch.randperm(2000, generator=torch.Generator().manual_seed(n))[None] for n in (1, 2)]
+    x, y = (Positions(coords, order=torch.arange(2000)[None]) for coords in shuffled)
+    scheme = ALiBi(HEADS, "bidirectional")
+    kept: list[Call] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(room.choice, "explain", kept.append)
+        posenc.explain(q, k, v, scheme, query_positions=x, key_positions=y)
+    assert counted_blocks(kept[0], 64) is None
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_single_precision_is_as_exact_with_what_is_left_out_as_without(name: str) -> None:
+    tensors = drawn(1100)
+    truth = run(name, tensors, "reference")[0]
+    scheme, positions = SCHEMES[name](), Positions.arange(1100)
+    for x in scheme.parameters():
+        x.data = torch.linspace(-1, 1, x.numel()).view(x.shape)
+    bound = encoding(scheme, positions, 1100)
+    causal = name != "alibi on both sides"
+    errors = []
+    for share in (None, 0.0):
+        found = posenc.attention(
+            *(x.float() for x in tensors), bound, is_causal=causal, backend="native", skip_below=share
+        )
+        errors.append((found.double() - truth).abs().max().item())
+    assert errors[0] <= errors[1] + 2**-24

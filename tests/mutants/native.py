@@ -60,7 +60,7 @@ MUTANTS = (
     ),
     source(
         "the kernel sees a key past its window",
-        "scores.h",
+        "places.h",
         "std::min(last, i + tile->high + 1)",
         "std::min(last, i + tile->high + 2)",
         *("alibi", "text", "causal"),
@@ -118,7 +118,7 @@ MUTANTS = (
         "the kernel leaves out scores that a query turns out to have",
         library,
         "forward.h",
-        ("counts |= !(most[r] < floor[at + r] + call.faint);", "counts |= !(most[r] < floor[at + r]);"),
+        ("counts |= !(tops[r] < floor[at + r] + call.faint);", "counts |= !(tops[r] < floor[at + r]);"),
         partial(test_skipping.test_what_is_left_out_weighs_no_more_than_is_said, "alibi", 3),
     ),
     source(

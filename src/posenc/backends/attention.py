@@ -62,9 +62,9 @@ def attention(
       ``"triton"``, ``"tiled"``, ``"flex"``, ``"chunked"`` or ``"reference"``, which then runs or raises ValueError, and
       never falls back.
     - ``skip_below``: the share of a row's weight that may be left out. Where a term fades with the distance, keys that
-      together weigh less are not computed by ``"native"``, ``"tiled"`` and ``"flex"``, whatever they hold; one that is
-      loud enough to count is, wherever it stands. By default 2**-32, a 256th of the rounding of float32 (for float64
-      inputs 2**-61); ``0.0`` computes everything.
+      together weigh less need not be computed, whatever they hold; one that is loud enough to count is, wherever it
+      stands. ``"native"``, ``"tiled"`` and ``"flex"`` do so, and `explain` says how much is computed. By default
+      2**-32, a 256th of the rounding of float32 (for float64 inputs 2**-61); ``0.0`` computes everything.
     - ``key_norms``: the lengths of the keys, as rotated, where the caller keeps them, as `KVCache` does: then a few
       queries need not read the keys that they leave out. Were they shorter than the keys are, keys that count would be.
     - ``return_lse``: also return the log-sum-exp of each row of scores, (batch, heads, queries), by which partial

@@ -11,7 +11,7 @@ from posenc.arguments import check_choice
 from posenc.backends.call import Backend, Call
 from posenc.backends.chunked import CHUNKED
 from posenc.backends.flex import FLEX
-from posenc.backends.native.backend import NATIVE
+from posenc.backends.native.backend import NATIVE, leaves_out
 from posenc.backends.plane import is_planar
 from posenc.backends.reference import REFERENCE
 from posenc.backends.sdpa import SDPA, is_plain
@@ -112,6 +112,8 @@ def _suits_few(call: Call, is_dense_fused: bool) -> bool:
     serves every length, and does not ask."""
     if torch.compiler.is_compiling() or (is_dense_fused and call.key.size(2) < MANY_KEYS):
         return False
+    if call.query.size(0) * call.key.size(1) < torch.get_num_threads():  # a key head is one thread's
+        return False
     return not any(getattr(p, "key", None) is not None or getattr(p, "through", None) is not None for p in call.pieces)
 
 
@@ -135,4 +137,5 @@ def explain(call: Call) -> Explanation:
     backend, why = choose(call)
     reasons = {other.name: other.refuses(call) for other in BACKENDS}
     refusals = {name: reason for name, reason in reasons.items() if reason is not None}
-    return Explanation(backend.name, why, refusals, computed_share(call) if backend in (NATIVE, FLEX) else 1.0)
+    computed = computed_share(call) if backend is FLEX or (backend is NATIVE and leaves_out(call)) else 1.0
+    return Explanation(backend.name, why, refusals, computed)

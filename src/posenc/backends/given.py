@@ -112,7 +112,7 @@ class Given:
         for piece in call.pieces:
             if isinstance(piece, Fold) and piece.key is not None:
                 check_width(piece.key, call.query, piece.scheme)
-                self.key = (self.key + piece.key.to(call.dtype)).to(call.key.dtype)
+                self.key = self.key + piece.key.to(call.dtype)
             elif isinstance(piece, Fold) and piece.query is not None:
                 check_width(piece.query, call.query, piece.scheme)
                 u = block.of_heads(piece.query[0, :, 0].to(call.dtype), piece.scheme).expand(heads, -1)

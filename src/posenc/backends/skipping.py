@@ -64,11 +64,14 @@ def computed_share(call: Call, size: int = 64) -> float:
     return float((some & counted).sum() / some.sum().clamp(min=1))
 
 
+@torch.no_grad()
 def counted_blocks(call: Call, size: int) -> Bool[Tensor, "batch heads query_blocks key_blocks"] | None:
     """Which blocks of so many queries and keys may hold a pair that counts; None where all may. Nothing of them is
     read back, on any device."""
+    if torch.compiler.is_compiling() or call.skip_below <= 0 or call.key.size(2) < FEWEST_KEYS:
+        return None  # a graph must not be told apart by its length
     own, reach = _own_keys(call), _reach(call)
-    if own is None or reach is None or call.skip_below <= 0 or call.key.size(2) < FEWEST_KEYS:
+    if own is None or reach is None:
         return None
     block, heads = call.block(), call.query.size(1)
     groups = heads // call.key.size(1)
@@ -77,9 +80,10 @@ def counted_blocks(call: Call, size: int) -> Bool[Tensor, "batch heads query_blo
         if isinstance(piece, Fold) and piece.query is not None:
             u = block.of_heads(piece.query[0], piece.scheme)[None] if piece.query.size(0) == 1 else piece.query
             query = query + u.to(query.dtype)
-    key = block.key.repeat_interleave(groups, 1)
-    score = (query * key[:, :, own : own + query.size(2)]).sum(-1) * call.scale
-    most = _blocks(query.norm(dim=-1) * call.scale, size)[..., None] * _blocks(key.norm(dim=-1), size)[..., None, :]
+    mine = block.key[:, :, None, own : own + query.size(2)]
+    score = (query.unflatten(1, (-1, groups)) * mine).sum(-1).flatten(1, 2) * call.scale
+    longest = _blocks(block.key.norm(dim=-1), size).repeat_interleave(groups, 1)
+    most = _blocks(query.norm(dim=-1) * call.scale, size)[..., None] * longest[..., None, :]
     r = torch.arange(reach[0], reach[1] + 1, device=query.device)
     lines = [line_of(p.at, p.distance, block, r).expand(heads, -1) for p in call.pieces if isinstance(p, Bias)]
     if lines:
@@ -101,9 +105,9 @@ def counted_blocks(call: Call, size: int) -> Bool[Tensor, "batch heads query_blo
             else:
                 most, score = most + _blocks(at_most, size)[..., None], score - at_most
         elif isinstance(piece, Clock):
-            mine, others = (block.feature(piece.feature, side).expand(-1, heads, -1) for side in ("query", "key"))
-            most = most + (_blocks(mine, size)[..., None] + _blocks(-others, size)[..., None, :]).to(most.dtype)
-            score = score + (mine - others[..., own : own + query.size(2)]).to(score.dtype)
+            here, there = (block.feature(piece.feature, side).expand(-1, heads, -1) for side in ("query", "key"))
+            most = most + (_blocks(here, size)[..., None] + _blocks(-there, size)[..., None, :]).to(most.dtype)
+            score = score + (here - there[..., own : own + query.size(2)]).to(score.dtype)
     least = -_blocks(-score, size)[..., None]
     return ~(most < least + faint(call.skip_below, call.key.size(2)))  # NaN is computed
 
@@ -123,14 +127,16 @@ def _own_keys(call: Call) -> int | None:
     if not fades or not known or call.scale <= 0 or call.attn_mask is not None or (seen.furthest or 0) < 0:
         return None
     query, key = call.query_positions, call.key_positions
-    if query is key or (query.layout.rows is not None and query.layout == key.layout):
+    spans = [span for row in query.layout.rows or () for span in row]
+    is_known = len(spans) > 0 and all(span.coords is not None for span in spans)
+    if query is key or (is_known and query.layout == key.layout):
         return 0
     runs = query.layout.run, key.layout.run
     if runs[0] is None or runs[1] is None or runs[0].document != runs[1].document or runs[0].line is None:
         return None
     own = runs[0].order - runs[1].order
-    is_known = runs[1].line is not None and runs[1].line + own == runs[0].line
-    return own if is_known and 0 <= own <= call.key.size(2) - call.query.size(2) else None
+    is_same = runs[1].line is not None and runs[1].line + own == runs[0].line
+    return own if is_same and 0 <= own <= call.key.size(2) - call.query.size(2) else None
 
 
 def _reach(call: Call) -> tuple[int, int] | None:

@@ -70,6 +70,10 @@ class KVCache:
                 f"layer {layer} holds {held} of the cache's {start} tokens: every layer must be called in every pass"
             )
         tensors = {"key": key, "value": value, **{f"feature {name}": x for name, x in features.items()}}
+        if start and (f"feature {NORMS}" in kept) != (NORMS in features):  # of some tokens alone they are of no use
+            features = {name: x for name, x in features.items() if name != NORMS}
+            for known in (kept, tensors):
+                known.pop(f"feature {NORMS}", None)
         if start and tensors.keys() != kept.keys():
             raise ValueError(f"the cache holds {', '.join(kept)} of this layer, got {', '.join(tensors)}")
         for name, new in tensors.items():
@@ -230,7 +234,8 @@ class ForwardPass:
                     "a forward pass with a cache must be entered, with ForwardPass(...) as step, so that one that "
                     "fails leaves the cache as it was"
                 )
-            if is_kept_rotated and any(isinstance(piece, Bias | Clock) for piece in encoding.pieces):
+            on_cpu = key.device.type == "cpu"
+            if on_cpu and is_kept_rotated and any(isinstance(piece, Bias | Clock) for piece in encoding.pieces):
                 of_keys[NORMS] = torch.linalg.vector_norm(
                     key, dim=-1, dtype=torch.promote_types(key.dtype, torch.float32)
                 )

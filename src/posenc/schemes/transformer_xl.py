@@ -92,7 +92,9 @@ class TransformerXL(Scheme):
         """The last three terms; the first is the score itself."""
         u = Fold("TransformerXL", query=self.content_bias[None, :, None])
         distance = Distance("TransformerXL", num_heads=self.num_heads)
-        return u, Meeting(self._sinusoid, distance, shift=self.position_bias, through=self.projection)
+        theta = frequencies(self.dim, self.base, query_positions.device)
+        meeting = Meeting(self._sinusoid, distance, shift=self.position_bias, through=self.projection, theta=theta)
+        return u, meeting
 
     def terms(self, block: Block) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The four terms in the order of the formula, each (batch, heads, queries, keys) and scaled: their sum is the

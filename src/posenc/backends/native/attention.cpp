@@ -1,7 +1,7 @@
 // Attention with positions on the CPU, forward and backward: one parallel loop over tasks that share nothing.
 //
-// A task holds some queries of the heads of one key head, or some of its keys, and walks over blocks of the others. Rows are queries and columns are keys, or
-// distances: what queries q_i give by vectors of the distance, M[i][r] = q_i . a(r), belongs to the pair (i, j = i + r),
+// A task holds some queries of the heads of one key head, or some of its keys, and walks over blocks of the others. Rows
+// are queries and columns are keys, or distances: what queries q_i give by vectors of the distance, M[i][r] = q_i . a(r), belongs to the pair (i, j = i + r),
 // so that the matrix M *is* the matrix of scores with rows that begin one place further each. It is written to, and
 // read from, a block of scores with the row stride ld + 1, and nothing is gathered or copied.
 
@@ -11,10 +11,11 @@
 // For Python, to see that both sides say the same of a call; and the numbers that each thread needs to work in, of
 // no more threads than there are tasks.
 extern "C" int64_t posenc_size() { return sizeof(Call); }
+extern "C" int64_t posenc_span() { return SPAN; }
 
 extern "C" int64_t posenc_work(Call* call, int64_t is_backward) {
     const int64_t tasks = is_backward ? call->slots * call->kv_heads : tasks_forward(*call);
-    call->threads = std::min(call->threads, tasks);
+    call->threads = std::max<int64_t>(1, std::min(call->threads, tasks));
     return is_backward ? Backward::work(*call) : work_forward(*call);
 }
 

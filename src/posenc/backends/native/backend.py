@@ -10,6 +10,7 @@ from torch import Tensor
 from posenc.backends.call import Backend, Call
 from posenc.backends.given import Given, unknown_piece
 from posenc.backends.native import operator as operator  # which registers it
+from posenc.backends.native.bounds import bounds_of
 from posenc.backends.native.library import missing
 from posenc.backends.plane import is_planar, refused_plane
 from posenc.backends.tiled import TILED
@@ -25,15 +26,28 @@ def _refuses(call: Call) -> str | None:
     return refused_plane(call) or TILED.refuses(lines) or unknown_piece(lines, keys_meet=True) or missing(call.dtype)
 
 
+def _given(call: Call) -> Given:
+    given = Given(call)
+    if call.key_norms is not None and given.key is call.key:  # of a key that a vector is added to it is another
+        given.tensors["key_norms"] = call.key_norms.to(call.dtype)
+    return given
+
+
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     call.check()
-    given = Given(call)
-    if call.key_norms is not None:
-        given.tensors["key_norms"] = call.key_norms.to(call.dtype)
+    given = _given(call)
     rest = (*given.arguments(), call.scale, call.skip_below)
     query, key, value = (x.to(call.dtype) for x in (call.query, given.key, call.value))  # half precision is widened
     out, lse = torch.ops.posenc.native(query, key, value, *rest)
     return out.to(call.query.dtype), lse if call.return_lse else None
+
+
+@torch.no_grad()
+def leaves_out(call: Call) -> bool:
+    """Whether the kernel leaves out, unread, what is too faint in this call."""
+    given = _given(call)
+    query, key = call.query.to(call.dtype), given.key.to(call.dtype)
+    return len(bounds_of(query, key, given.tensors, given.function, call.scale, call.skip_below)) > 0
 
 
 NATIVE = Backend("native", refuses=_refuses, run=_run)

@@ -17,6 +17,12 @@ Real greatest(const Real* x, int64_t n) {
     return most;
 }
 
+Real least(const Real* x, int64_t n) {
+    Real found = -NONE;
+    for (int64_t j = 0; j < n; j++) found = x[j] < found || x[j] != x[j] ? x[j] : found;
+    return found;
+}
+
 // Some rows of a head: what bounds their scores from above, and the least that any of them is known to have.
 struct Bound {
     const Call& call;
@@ -32,7 +38,7 @@ struct Bound {
         query = greatest(call.query_most + at, rows);
         if (call.meeting_most) meeting = greatest(call.meeting_most + at, rows);
         if (call.query_clock) clock = *std::max_element(call.query_clock + at, call.query_clock + at + rows);
-        floor = *std::min_element(floors, floors + rows);
+        floor = least(floors, rows);
     }
 
     // Whether the span of keys may count, of which the columns left .. right are seen.

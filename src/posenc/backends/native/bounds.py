@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from posenc.horizon import faint
 
 SPAN = 64  # keys, or entries of a table, of which the greatest is told, as in bounds.h
+UNBOUNDED = ("key_vectors", "plane", "by_row", "by_column")  # of which no bound is made
 FEWEST_KEYS = 256  # that are worth the asking
 FEWEST_QUERIES = 16  # that are worth to measure all keys for, where nobody keeps their lengths
 
@@ -25,10 +26,10 @@ def bounds_of(
     (batch, kv_heads, keys) are the lengths of keys where the caller keeps them.
     """
     keys, bias = key.size(2), given.get("bias")
-    if function[0] or "key_vectors" in given or skip_below <= 0 or keys < FEWEST_KEYS:
+    if function[0] or any(name in given for name in UNBOUNDED) or skip_below <= 0 or keys < FEWEST_KEYS:
         return {}
     key_norms = given.get("key_norms")
-    if key_norms is None and query.size(2) < FEWEST_QUERIES:  # what is then left out is told from scores
+    if key_norms is None and query.size(2) < FEWEST_QUERIES:  # the kernel leaves out what its scores show to be faint
         return {}
     if "key_clock" not in given and (bias is None or not _falls(bias, faint(skip_below, keys))):
         return {}
@@ -50,7 +51,7 @@ def bounds_of(
 
 
 def _falls(bias: Tensor, by: float) -> bool:
-    """Whether a bias falls so far that a key may be too faint to be seen, by it alone. One with NaN or inf does not."""
+    """Whether a bias falls so far that a key may be too faint to be seen, by it alone. One with NaN does not."""
     least, most = torch.aminmax(bias)
     return bool(least - most < by)
 

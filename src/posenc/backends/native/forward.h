@@ -106,16 +106,16 @@ void forward(const Call& call, int64_t task, Real* x) {
                     scores(call, p, b, h, i, rows, left, right, q + at * D, few ? nullptr : keys, meeting,
                            call.meeting.x ? call.meeting.row : D, few ? nullptr : vectors, from, turned, s, ld, nullptr);
                     const int64_t seen = std::min(right, p.last - p.first);
-                    Real most[STRIP];
+                    Real tops[STRIP];
                     bool counts = false;
                     for (int64_t r = 0; r < rows; r++) {
-                        most[r] = most_of(s + r * ld, left, right);
-                        counts |= !(most[r] < floor[at + r] + call.faint);
+                        tops[r] = most_of(s + r * ld, left, right);
+                        counts |= !(tops[r] < floor[at + r] + call.faint);
                     }
                     if (!counts) continue;
                     for (int64_t r = 0; r < rows; r++) {
                         Real* row = s + r * ld;
-                        const Real highest = std::max(m[at + r], most[r]);  // not NaN, which weights will be
+                        const Real highest = std::max(m[at + r], tops[r]);  // not NaN, which weights will be
                         const Real offset = highest == NONE ? Real(0) : highest;
                         const Real fade = std::exp(m[at + r] - offset);
                         m[at + r] = highest;

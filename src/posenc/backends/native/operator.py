@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.backends.given import TABLES, differentiate
-from posenc.backends.native.bounds import bounds_of
+from posenc.backends.native.bounds import SPAN, bounds_of
 from posenc.backends.native.library import by_itself, library, pool
 from posenc.horizon import faint
 from posenc.layout import unflat
@@ -82,7 +82,7 @@ class _Call(ctypes.Structure):
 
 def _run(is_backward: bool, like: Tensor, call: _Call) -> None:
     kernel = library(like.dtype)
-    if kernel.posenc_size() != ctypes.sizeof(_Call):
+    if (kernel.posenc_size(), kernel.posenc_span()) != (ctypes.sizeof(_Call), SPAN):
         raise RuntimeError("call.h and operator.py do not say the same of a call")
     kernel.posenc_work.restype = _i64
     call.work_size = -(-kernel.posenc_work(ctypes.byref(call), _i64(is_backward)) // 16) * 16
@@ -253,7 +253,7 @@ def _native_backward(
         wanted = learned.split()
         of_tables = [name for name in wanted if name in TABLES]
         # Rows of the batch, and parts of the keys, whose gradients are summed apart: enough for all threads.
-        slots = min(batch, -(-2 * threads // kv_heads)) if of_tables else batch
+        slots = min(batch, -(-2 * threads // kv_heads)) if of_tables or "plane" in wanted else batch
         parts = max(1, threads // (slots * kv_heads))
         delta = (dout * out).sum(-1)
         dout = _aligned(dout)

@@ -9,6 +9,7 @@ from posenc.backends.call import Backend, Call
 from posenc.backends.given import Given, unknown_piece
 from posenc.backends.tiled import unfit
 from posenc.backends.triton.operator import is_interpreted, missing
+from posenc.pieces import Meeting
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WIDEST = 256  # channels that a block of a GPU's memory holds beside its scores
@@ -20,7 +21,9 @@ def _refuses(call: Call) -> str | None:
         return "it runs on CUDA devices alone"
     if call.query.dtype not in DTYPES:
         return "it computes in float32, bfloat16 and float16 alone"
-    widest = max(call.query.size(-1), call.value.size(-1))
+    features = [piece.feature for piece in call.pieces if isinstance(piece, Meeting) and piece.feature is not None]
+    joined = sum(call.query_features[name].size(-1) for name in features if name in call.query_features)
+    widest = max(call.query.size(-1) + joined, call.value.size(-1))
     if widest > WIDEST:
         return f"it takes {WIDEST} channels at most, got {widest}"
     return unfit(call) or unknown_piece(call) or missing()
@@ -29,7 +32,9 @@ def _refuses(call: Call) -> str | None:
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     call.check()
     given = Given(call)
-    out, lse = torch.ops.posenc.triton(call.query, given.key, call.value, *given.arguments(), call.scale)
+    out, lse = torch.ops.posenc.triton(
+        call.query, given.key.to(call.key.dtype), call.value, *given.arguments(), call.scale
+    )
     return out, lse if call.return_lse else None
 
 
