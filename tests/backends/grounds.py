@@ -136,6 +136,7 @@ NOT_NATIVE = frozenset({"softcap", "squeezing"})
 KEYS_MEET = frozenset({"disentangled", "disentangled, wide"})
 """Those whose keys meet vectors."""
 SEVERAL_AXES = frozenset({"relative_2d", "relative_2d per head", "swin"})
+HIDING = frozenset({"alibi directed"})
 NOT_BY_DISTANCE = ROWS | SEVERAL_AXES | {"alibi directed", "interpolated"}
 """Those of which a term goes by something else than one distance, or hides keys."""
 
@@ -459,6 +460,8 @@ def refuses(backend: str, name: str, place: str, way: str | bool = "causal") -> 
         if name in NOT_BY_DISTANCE or asked.has_mask or not PLACES[place].is_tiled:
             return True
         return name not in NO_DISTANCE and not PLACES[place].is_even
+    if backend == "native" and name in HIDING:
+        return asked.has_mask or not PLACES[place].is_tiled or not PLACES[place].is_even
     if backend == "native" and name in SEVERAL_AXES:
         return asked.has_mask or not PLACES[place].is_tiled
     if backend == "triton" and name in KEYS_MEET:

@@ -40,8 +40,6 @@ def refused_plane(call: Call) -> str | None:
         if not isinstance(piece, Bias | Meeting) or (isinstance(piece, Meeting) and piece.side == "key"):
             return "a score term that is no bias and no meeting of the query goes by several coordinates"
         pieces.append(piece)
-        if isinstance(piece, Bias) and piece.hides:
-            return "a score term hides keys by itself"
         if isinstance(piece, Meeting) and piece.distance.axis is None:
             return "a vector goes by several coordinates at once"
     if not pieces:

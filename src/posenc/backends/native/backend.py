@@ -14,14 +14,17 @@ from posenc.backends.native.bounds import bounds_of
 from posenc.backends.native.library import missing
 from posenc.backends.plane import is_planar, refused_plane
 from posenc.backends.tiled import TILED
-from posenc.pieces import Function
+from posenc.pieces import Bias, Function
 
 
 def _refuses(call: Call) -> str | None:
     if call.query.device.type != "cpu":
         return "it runs on the CPU alone"
-    lines = replace(call, pieces=tuple(piece for piece in call.pieces if not is_planar(piece)))
-    if lines.pieces != call.pieces and any(isinstance(piece, Function) for piece in lines.pieces):
+    of_line = [piece for piece in call.pieces if not is_planar(piece)]
+    # What a bias hides is a score of -inf here as any other.
+    shown = tuple(replace(piece, hides=False) if isinstance(piece, Bias) else piece for piece in of_line)
+    lines = replace(call, pieces=shown)
+    if len(shown) < len(call.pieces) and any(isinstance(piece, Function) for piece in shown):
         return "a function of the score stands beside terms of several coordinates"
     return refused_plane(call) or TILED.refuses(lines) or unknown_piece(lines, keys_meet=True) or missing(call.dtype)
 
