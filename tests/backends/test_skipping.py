@@ -33,11 +33,13 @@ CLOCK = Pieces(lambda: (Clock("forgotten"),))
 SCHEMES = {
     "alibi": lambda: ALiBi(HEADS),
     "alibi on both sides": lambda: ALiBi(HEADS, "bidirectional"),
+    "alibi each way": lambda: ALiBi(HEADS, "directed"),
     "a power": lambda: POWER,
     "alibi and shaw's keys": lambda: ALiBi(HEADS) + Shaw(16, 5, values=False),
     "alibi and shaw": lambda: ALiBi(HEADS) + Shaw(16, 5),
     "a clock": lambda: CLOCK,
 }
+ON_BOTH_SIDES = ("alibi on both sides", "alibi each way")
 
 
 def drawn(tokens: int, queries: int | None = None, dtype: torch.dtype = torch.float64) -> list[Tensor]:
@@ -69,7 +71,7 @@ def run(
     tokens = tensors[1].size(2)
     positions = positions or Positions.arange(tokens)
     bound = encoding(scheme, positions, tensors[0].size(2))
-    causal = name != "alibi on both sides"
+    causal = name not in ON_BOTH_SIDES
     out, lse = posenc.attention(*leaves, bound, is_causal=causal, backend=backend, return_lse=True, **how)
     wanted = (*leaves, *scheme.parameters())
     return [out.detach(), lse.detach(), *torch.autograd.grad(out.sin().sum() + lse.sum(), wanted)]
@@ -232,12 +234,12 @@ ALL_PLACES = {"text": lambda: Positions.arange(1100), "cache": lambda: Positions
 
 
 @pytest.mark.parametrize("place", ALL_PLACES)
-@pytest.mark.parametrize("name", [name for name in SCHEMES if name != "alibi and shaw"])
+@pytest.mark.parametrize("name", [name for name in SCHEMES if name not in ("alibi and shaw", "alibi each way")])
 def test_blocks_that_do_not_count_hold_no_weight(name: str, place: str) -> None:
     """Summed by the truth, block by block; a loud key in a far one."""
     q, k, v = drawn(1100, 130 if place == "cache" else None)
     k[:, 1, 330] *= 30.0
-    how = {"is_causal": name != "alibi on both sides", "window": (900, 500), "skip_below": 2**-32}
+    how = {"is_causal": name not in ON_BOTH_SIDES, "window": (900, 500), "skip_below": 2**-32}
     call = given(name, [q, k, v], ALL_PLACES[place](), **how)
     counted = counted_blocks(call, 64)
     assert counted is not None
@@ -399,7 +401,7 @@ def test_single_precision_is_as_exact_with_what_is_left_out_as_without(name: str
     for x in scheme.parameters():
         x.data = torch.linspace(-1, 1, x.numel()).view(x.shape)
     bound = encoding(scheme, positions, 1100)
-    causal = name != "alibi on both sides"
+    causal = name not in ON_BOTH_SIDES
     errors = []
     for share in (None, 0.0):
         found = posenc.attention(
