@@ -83,12 +83,10 @@ class T5(Scheme):
 
     def _bucket(self, r: Tensor) -> Tensor:
         away = r.abs() if self.bidirectional else (-r).clamp(min=0)
-        if r.device.type == "cpu":
-            bucket = torch.bucketize(away, torch.tensor(self.edges), right=True)
-        else:  # compared with numbers: a tensor of the edges would be copied to a GPU in every call
-            bucket = torch.zeros_like(away)
-            for edge in self.edges:
-                bucket += away >= edge
+        # Compared with numbers: a tensor of the edges would be copied to a GPU in every call.
+        bucket = torch.zeros_like(away)
+        for edge in self.edges:
+            bucket += away >= edge
         return bucket + self.num_buckets // 2 * (r > 0) if self.bidirectional else bucket
 
 
