@@ -293,7 +293,7 @@ FAR = (
         "the horizon is too near",
         far,
         "_horizons",
-        ("(2 * abs(scale) * longest_q * longest_k + faint) / -slopes", "1 / -slopes"),
+        ("(2 * abs(scale) * longest_q * longest_k + below) / -slopes", "1 / -slopes"),
         at("alibi", "text", "causal", small=True),
     ),
     Line(
