@@ -62,14 +62,14 @@ class Scheme(nn.Module):
     def horizon(
         self, length: int, *, query_norm: float, key_norm: float, scale: float, skip_below: float = SKIP_BELOW
     ) -> Int[Tensor, " heads"]:
-        """For every head how many keys, from its own back, a query may see of a text of ``length`` tokens. Those
-        further back weigh no more than ``skip_below`` of its row, all together and whatever they hold: a cache may
-        forget them.
+        """How many keys of a causal text of ``length`` tokens a query needs, its own and those before, in every head.
+        All keys further back together have no more than ``skip_below`` of its weight, so a cache may forget them.
 
-        ``query_norm`` and ``key_norm`` are the greatest lengths of queries and keys as attention multiplies them, that
-        is, rotated; ``scale`` is the factor of their product, often 1/sqrt(head_dim). Formula: the least W with
-        b(-d) + scale |q| |k| < b(0) - scale |q| |k| + ln(skip_below / length) for all d >= W. It is ``length`` for a
-        scheme that does not fade, or fades by contents; one number stands for heads that are alike.
+        ``query_norm`` and ``key_norm`` are the greatest norms of queries and keys as attention multiplies them, after
+        rotation, as numbers (``.item()``); ``scale`` is the factor of their product, often 1/sqrt(head_dim). Formula:
+        with the bias b(r) at distance r, the least W with b(-d) + scale |q| |k| < b(0) - scale |q| |k| +
+        ln(skip_below / length) for all d >= W. It is ``length`` for a scheme that does not fade, or fades by contents.
+        The result has one number for each head, or a single one where all heads are alike.
 
         >>> posenc.ALiBi(4).horizon(4096, query_norm=9.0, key_norm=11.0, scale=0.125).tolist()
         [221, 884, 3536, 4096]

@@ -61,12 +61,13 @@ def attention(
     - ``backend``: ``"auto"``, of which `explain` says what it takes; or the name of one, ``"sdpa"``, ``"native"``,
       ``"triton"``, ``"tiled"``, ``"flex"``, ``"chunked"`` or ``"reference"``, which then runs or raises ValueError, and
       never falls back.
-    - ``skip_below``: the share of a row's weight that may be left out. Where a term fades with the distance, keys that
-      together weigh less need not be computed, whatever they hold; one that is loud enough to count is, wherever it
-      stands. ``"native"``, ``"tiled"`` and ``"flex"`` do so, and `explain` says how much is computed. By default
-      2**-32, a 256th of the rounding of float32 (for float64 inputs 2**-61); ``0.0`` computes everything.
-    - ``key_norms``: the lengths of the keys, as rotated, where the caller keeps them, as `KVCache` does: then a few
-      queries need not read the keys that they leave out. Were they shorter than the keys are, keys that count would be.
+    - ``skip_below``: the share of a row's weight that may be left out. Where a term fades with the distance, far keys
+      that all together have less of the weight, whatever queries and keys hold, need not be computed, nor their values
+      read: NaN in those is not seen. A far key whose score is high enough to count is computed. ``"native"``,
+      ``"tiled"`` and ``"flex"`` do so, and `explain` says how much is computed. By default 2**-32, a 256th of the
+      rounding of float32 (for float64 inputs 2**-61); ``0.0`` computes everything.
+    - ``key_norms``: the norms of the keys, after rotation, where the caller keeps them, as `KVCache` does: then a few
+      queries need not read the keys that they leave out. Norms that are too small would leave out keys that count.
     - ``return_lse``: also return the log-sum-exp of each row of scores, (batch, heads, queries), by which partial
       results can be merged.
 
@@ -306,7 +307,7 @@ def _check_norms(key_norms: Tensor | None, key: Tensor) -> None:
     if not is_tensor or key_norms.shape != key.shape[:3] or key_norms.device != key.device:
         shape = tuple(key.shape[:3])
         raise ValueError(
-            f"key_norms must be a floating tensor {shape} on {key.device}, the length of each key, without a gradient, "
+            f"key_norms must be a floating tensor {shape} on {key.device}, the norm of each key, without a gradient, "
             f"got {shown(key_norms)}"
         )
 
