@@ -12,6 +12,7 @@ from posenc.backends.call import Backend, Call
 from posenc.backends.chunked import CHUNKED
 from posenc.backends.flex import FLEX
 from posenc.backends.native.backend import NATIVE, leaves_out
+from posenc.backends.native.operator import CHANNELS
 from posenc.backends.plane import is_planar
 from posenc.backends.reference import REFERENCE
 from posenc.backends.sdpa import SDPA, is_plain
@@ -74,7 +75,9 @@ def choose(call: Call) -> tuple[Backend, str]:
         return REFERENCE, "no fused kernel has a forward-mode derivative"
     dense = SDPA if SDPA.refuses(call) is None else REFERENCE
     has_kernel = NATIVE.refuses(call) is None
-    is_few = not torch.compiler.is_compiling() and queries * keys <= (FEW_FOR_KERNEL if has_kernel else FEW_PAIRS)
+    is_even = call.query.size(3) % CHANNELS == 0  # else channels are added, by copies
+    most = FEW_FOR_KERNEL if has_kernel and is_even else FEW_PAIRS
+    is_few = not torch.compiler.is_compiling() and queries * keys <= most
     # Into query and key a plane can be taken too, but they grow wide.
     is_plane = has_kernel and not call.has_few_queries and not is_few and any(map(is_planar, call.pieces))
     if dense is SDPA and not is_plane and is_plain(call):
