@@ -109,7 +109,8 @@ def test_what_computes_something_else_is_left_out(name: str, scheme: str, traini
 
 
 def test_a_forward_pass_alone_needs_no_gradient() -> None:
-    built("without_gradient").makes["mine"]()
+    (out,) = built("without_gradient").makes["mine"]()()
+    assert out.shape == (1, 2, 64, 8)
 
 
 def test_what_is_not_finite_can_be_recorded() -> None:
