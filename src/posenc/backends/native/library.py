@@ -28,7 +28,7 @@ SOURCES = Path(__file__).parent
 FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-std=c++17", "-fPIC", "-pthread")
 COMPILERS = ("c++", "g++", "clang++")  # where CXX names none
 SWITCH = "POSENC_NATIVE"
-FEW_THREADS = 8  # of so many, or fewer, one is as quick beside the kernel
+FEW_THREADS = 8  # a guess above two, where alone is as quick beside the kernel and safe on a busy machine (docs/log.md)
 
 
 class UnavailableError(Exception):
