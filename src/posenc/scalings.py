@@ -294,8 +294,8 @@ class LongRoPE(_Scaling):
     turn when the text grows past L, and a cache keeps them unrotated. cos and sin are multiplied by
     sqrt(1 + ln s/ln L) with ``factor`` = s, the wanted length by L, under either list; an ``attention_factor`` replaces
     that number. A model whose configuration has no factor means max_position_embeddings by
-    original_max_position_embeddings. The paper's first tokens, which are not scaled at all, are in none of the published
-    models and not here.
+    original_max_position_embeddings. The paper's first tokens, which are not scaled at all, are in none of the
+    published models and not here.
     Errors: ValueError for lists of another length than there are pairs, for numbers that are not above 0, and where
     neither factor nor attention_factor is given.
     Source: Ding et al. 2024, "LongRoPE", section 3 (lambda) and 4; the attention factor is Phi-3's code's.
