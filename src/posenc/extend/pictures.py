@@ -105,7 +105,7 @@ def _axis(axes: Axes, summary: Summary, xs: list[float]) -> None:
     below = min(ticks)
     ticks = [below / 2**k for k in range(12, 0, -1) if below / 2**k >= min(xs)] + list(ticks)
     axes.xaxis.set_major_locator(FixedLocator(ticks))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}" + "\ntrained" * (x == summary.trained)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}" + "\ntrained" * bool(x == summary.trained)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.tick_params(axis="x", labelsize=8)
     axes.axvline(summary.trained, color=axes.spines["bottom"].get_edgecolor(), linewidth=1, linestyle=":", zorder=1)
