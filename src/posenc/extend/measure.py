@@ -7,7 +7,8 @@ Every measurement is one pass over one piece of text or one puzzle, so a run tha
 - ``by_position``, at the longest length: bits per token at places spread over the whole piece, in buckets, from the
   same pass.
 - ``passkey``: a number is said once in a text, at a depth, and asked for at the end (Mohtashami & Jaggi 2023).
-- ``item``: a list of words is as long as the context, and a word at a depth in it is asked for by its number.
+- ``item``: a numbered list of words is as long as the context, and then a line at a depth in it is begun again by its
+  number: the word of that number comes next.
 
 An answer counts as found if every token of it is the likeliest one after those before it, which is what greedy decoding
 would say; ``bits`` is the loss of the whole answer, which tells more of a model that seldom finds it.
@@ -106,7 +107,7 @@ def item(tokenizer: Any, length: int, depth: int, begin: Tensor, rng: np.random.
     """A numbered list of words that is ``length`` tokens long with its question and answer, which is the word at
     ``depth`` percent of it."""
     head, lines, words = _ids(tokenizer, "A list of words:\n"), [], []
-    tail = len(_ids(tokenizer, "\nIn the list above, word number 99999 is " + max(WORDS, key=len)))
+    tail = len(_ids(tokenizer, _again(99999) + " " + max(WORDS, key=len)))
     room = length + 1 - len(begin) - len(head) - tail
     _require_room(room, length)
     used = 0
@@ -121,9 +122,13 @@ def item(tokenizer: Any, length: int, depth: int, begin: Tensor, rng: np.random.
     if not lines:
         _require_room(-1, length)
     at = min(len(lines) * depth // 100, len(lines) - 1)
-    asked = _ids(tokenizer, f"\nIn the list above, word number {at + 1} is")
+    asked = _ids(tokenizer, _again(at + 1))
     answer = _ids(tokenizer, f" {words[at]}")
     return Puzzle(torch.cat((begin, head, *lines, asked, answer)), len(answer))
+
+
+def _again(number: int) -> str:
+    return f"\nA word of the list again:\n{number}."
 
 
 def solved(model: Any, puzzle: Puzzle) -> dict[str, Any]:

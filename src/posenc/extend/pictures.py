@@ -108,7 +108,9 @@ def _axis(axes: Axes, summary: Summary, xs: list[float]) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}" + "\ntrained" * bool(x == summary.trained)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.tick_params(axis="x", labelsize=8)
-    axes.axvline(summary.trained, color=axes.spines["bottom"].get_edgecolor(), linewidth=1, linestyle=":", zorder=1)
+    axes.set_xlim(min(xs) / 1.2, max(xs) * 1.2)
+    if min(xs) / 1.2 <= summary.trained <= max(xs) * 1.2:
+        axes.axvline(summary.trained, color=axes.spines["bottom"].get_edgecolor(), linewidth=1, linestyle=":", zorder=1)
 
 
 def puzzle(kind: str) -> Draw:
@@ -121,7 +123,7 @@ def puzzle(kind: str) -> Draw:
             columns = min(len(scalings), 3) or 1
             rows = -(-len(scalings) // columns) or 1
             height = 0.95 + 0.34 * max(len(depths), 1)
-            figure = Figure(figsize=(columns * wide + 0.9, rows * height + 0.5), layout="constrained")
+            figure = Figure(figsize=(max(columns * wide + 0.9, 5.2), rows * height + 0.5), layout="constrained")
             figure.suptitle(f"{kind}: {PUZZLES[kind]}, found", x=0.01, ha="left", weight="bold", size=11)
             paper = style.theme(dark)
             for n, scaling in enumerate(scalings):
