@@ -111,10 +111,12 @@ class Loaded:
 
 def load(source: Source, dtype: str, attention: str, device: torch.device) -> Loaded:
     """Model and tokenizer, in evaluation mode."""
-    import posenc.huggingface  # noqa: F401  # registers the attention
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
+    from posenc.huggingface import register
+
+    register()
     options: dict[str, Any] = {} if source.gguf is None else {"gguf_file": source.gguf}
     logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(

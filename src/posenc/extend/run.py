@@ -67,7 +67,7 @@ def scaling_of(name: str, settings: Extension, factors: tuple[list[float], list[
     made: dict[str, Callable[[], Any]] = {
         "linear": lambda: PositionInterpolation(factor),
         "ntk": lambda: NTKAware(factor),
-        "dynamic": lambda: DynamicNTK(factor, trained),
+        "dynamic": lambda: DynamicNTK(1.0, trained),  # by n/L for a text of n tokens, and no more
         "yarn": lambda: YaRN(factor, trained),
         "llama3": lambda: Llama3(factor, trained),
     }
