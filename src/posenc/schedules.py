@@ -105,7 +105,7 @@ def gpt_oss(
     return _schedule(num_layers, whole_text, (rope, None), (rope, window))
 
 
-def _layers(name: str, given: Iterable[int] | None, num_layers: Any, every: int) -> set[int]:
+def _layers(name: str, given: Any, num_layers: Any, every: int) -> set[int]:
     """The numbers of the layers that the list names; by default every so manyth, the last of each group."""
     count = whole("num_layers", num_layers)
     if given is None:

@@ -355,7 +355,7 @@ class Schedule(nn.Module):
             said.setdefault(kind, []).append(layer)
         words = []
         for (scheme, window), layers in said.items():
-            parts = self.schemes[scheme].parts  # type: ignore[union-attr]
+            parts: Any = self.schemes[scheme].parts
             names = " + ".join(f"{type(part).__name__}({part.extra_repr()})" for part in parts)
             names += "" if any(part.doors for part in parts) else " (no position)"
             seen = (
