@@ -1,6 +1,7 @@
 """The figures of schemes show the schemes' own numbers, say their units, and leave nothing behind."""
 
 import argparse
+import json
 import math
 import re
 import subprocess
@@ -16,10 +17,11 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 import posenc
-from posenc.figures import command, grids, minilm, pairs, panels, rotations, sentences, vectors
+from posenc.figures import command, grids, minilm, pairs, panels, rotations, sentences, spectra, vectors
 from posenc.positions import PositionError, Positions
 from posenc.schemes.catalog import Shape, catalog
 from posenc.workbench import style
+from tests.oracles import yarn
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,6 +63,10 @@ EXPECTED = {
     "rope_rotation": (1, {"position (tokens)"}),
     "rope_phases": (2, {"position (tokens)", "pair of channels (index)", "angle (radians)"}),
     "rope_decay": (2, {"distance r = query − key (positions)", "B(r) (no unit)", "score (in logits)"}),
+    "spectrum": (
+        2,
+        {"pair of channels (index; 0 turns fastest)", "wavelength (tokens per turn)", "frequency divided by"},
+    ),
     "relative_index": (2, {"key j (position)", "query i (position)"}),
     "relative_to_absolute": (2, {"key j (position)", "index in the table; below it, the distance (tokens)"}),
     "offsets_2d": (3, {"row", "column"}),
@@ -465,6 +471,45 @@ def test_scores_need_not_fall_as_the_bound_does() -> None:
 def test_a_scheme_that_turns_nothing_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"open the rotate door \(rope\), got 'alibi', which opens score"):
         rotations.rope_phases("alibi")
+
+
+def test_the_spectrum_is_wavelengths_and_what_divides_them() -> None:
+    figure = spectra.spectrum(("linear", "yarn", "proportional"), head_dim=16, base=500.0, length=100, factor=8)
+    above, below = figure.axes
+    plain, lines = (
+        2 * math.pi * 500 ** (np.arange(8) / 8),
+        [drawn for drawn in above.lines if len(drawn.get_xdata()) == 8],
+    )
+    of_yarn = np.array([2 * math.pi / theta for theta in yarn.frequencies(16, 500.0, 8.0, 100)])
+    turning = np.where(np.arange(8) < 2, plain, np.nan)
+    for drawn, expected in zip(lines, (plain, 8 * plain, of_yarn, turning), strict=True):
+        np.testing.assert_allclose(np.asarray(drawn.get_ydata()), expected, rtol=1e-12)
+    divided = [drawn for drawn in below.lines if len(drawn.get_xdata()) == 8]
+    for drawn, expected in zip(divided, (np.full(8, 8.0), of_yarn / plain, turning / turning), strict=True):
+        np.testing.assert_allclose(np.asarray(drawn.get_ydata()), expected, rtol=1e-12)
+    assert [text.get_text() for text in above.texts] == ["trained: 100 tokens", "wanted: 800 tokens"]
+    assert {float(drawn.get_ydata()[0]) for drawn in above.lines if len(drawn.get_xdata()) == 2} >= {100.0, 800.0}
+    legend = below.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "linear",
+        "yarn, cos and sin × 1.21",
+        "proportional, 6 pairs do not turn",
+    ]
+    assert f"{int((plain > 100).sum())} of 8 pairs do not come round in 100 tokens" in titles(figure)[0]
+
+
+def test_the_spectrum_of_scalings_of_ones_own_and_of_a_file(tmp_path: Path) -> None:
+    """Those that depend on the length are drawn at the wanted one."""
+    lists = {"short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 3.0, 4.0]}
+    (tmp_path / "lists.json").write_text(json.dumps(lists))
+    of_file = spectra.spectrum(f"longrope:{tmp_path / 'lists.json'}", head_dim=8)
+    own = spectra.spectrum({"mine": posenc.LongRoPE(**lists, original_length=4096, factor=4)}, head_dim=8)
+    for figure in (of_file, own):
+        np.testing.assert_allclose(line(figure, 1, 1), lists["long_factor"], rtol=1e-12)
+    (tmp_path / "lists.json").write_text("{}")
+    with pytest.raises(ValueError, match="longrope: must name a JSON file with the lists short_factor and long_factor"):
+        spectra.spectrum((f"longrope:{tmp_path / 'lists.json'}",))
 
 
 # -- grids ------------------------------------------------------------------------------------------------------------

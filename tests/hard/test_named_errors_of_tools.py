@@ -15,7 +15,7 @@ from posenc import ALiBi, RoPE, TransformerXL
 from posenc.bench.run import bench
 from posenc.bench.settings import Settings
 from posenc.cli import main
-from posenc.figures import command, grids, pairs, rotations, sentences, vectors
+from posenc.figures import command, grids, pairs, rotations, sentences, spectra, vectors
 from posenc.laws.decay import angles, counterexample, rotary_bound
 from posenc.laws.probe import Probe
 from posenc.laws.table import audit, audit_all
@@ -245,6 +245,21 @@ FIGURES: dict[str, list[Row]] = {
             ((256, "256"), (-1, "-1"), (True, "True"), ("3", "'3'")),
             "a whole number within 0..255",
         ),
+    ],
+    "spectrum": [
+        *sizes(spectra.spectrum, {}, "length", "head_dim"),
+        *numbers(spectra.spectrum, {}, "base", 1),
+        *numbers(spectra.spectrum, {}, "factor", 1),
+        Row(lambda: spectra.spectrum(head_dim=5), "head_dim must be even, got 5"),
+        Row(lambda: spectra.spectrum("yarm"), "scalings must be one of linear, …, got 'yarm' (did you mean 'yarn'?)"),
+        Row(lambda: spectra.spectrum(()), "scalings must name at least one, got none"),
+        Row(lambda: spectra.spectrum((3,)), "scalings must be a str, got 3"),  # type: ignore[arg-type]
+        Row(lambda: spectra.spectrum(3), "scalings must be a Sequence or a Mapping, got 3"),  # type: ignore[arg-type]
+        Row(
+            lambda: spectra.spectrum({"mine": 3}),  # type: ignore[dict-item]
+            "scalings['mine'] must be a scaling such as YaRN(4.0, 4096), got 3",
+        ),
+        Row(lambda: spectra.spectrum("longrope:none.json"), "longrope: must name a JSON file with the lists …"),
     ],
     "relative_index": sizes(grids.relative_index, {}, "length"),
     "relative_to_absolute": sizes(grids.relative_to_absolute, {}, "length"),

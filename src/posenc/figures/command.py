@@ -51,6 +51,7 @@ FIGURES = (
     Entry("rope_rotation", "rotations", "RoPE: the turn of each pair of channels, position by position"),
     Entry("rope_phases", "rotations", "RoPE: the angle of every pair at every position"),
     Entry("rope_decay", "rotations", "RoPE: the bound that falls with distance, and scores that need not"),
+    Entry("spectrum", "spectra", "wavelengths of rotary pairs before and after scalings, against the trained length"),
     Entry("relative_index", "grids", "the 2N - 1 distances of N tokens and their indices in the table"),
     Entry("relative_to_absolute", "grids", "how products with 2N - 1 distances become scores of N keys"),
     Entry("offsets_2d", "grids", "row and column offsets of every pixel from one of them"),
@@ -63,7 +64,7 @@ _PLACE: dict[str, Any] = {"type": int, "nargs": 2, "metavar": ("ROW", "COLUMN")}
 OPTIONS: dict[str, dict[str, Any]] = {
     "schemes": SCHEMES,
     "sentence": {"metavar": "WORDS", "help": "the words to draw, in quotes"},
-    "length": {**_NUMBER, "help": "positions, or the largest distance"},
+    "length": {**_NUMBER, "help": "positions, the largest distance, or the trained length"},
     "dim": {**_NUMBER, "help": "width of the model"},
     "num_heads": {**_NUMBER, "help": "heads to build the schemes for"},
     "head_dim": {**_NUMBER, "help": "width of a head"},
@@ -77,6 +78,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "draws": {**_NUMBER, "help": "how many Gaussian queries and keys"},
     "v": {"type": float, "nargs": "+", "metavar": "V", "help": "values of DA-Transformer's v"},
     "w": {"type": float, "metavar": "W", "help": "DA-Transformer's weight of the distance"},
+    "scalings": {
+        "nargs": "+",
+        "metavar": "NAME",
+        "help": "linear, ntk, dynamic, yarn, llama3, proportional or longrope:FILE",
+    },
+    "base": {"type": float, "metavar": "B", "help": "base of the rotary frequencies"},
+    "factor": {"type": float, "metavar": "S", "help": "wanted length by trained length"},
     "causal": {"action": "store_true", "help": "no key after its query"},
     "common": {"action": "store_true", "help": "one axis of biases for all schemes"},
 }
