@@ -180,3 +180,14 @@ def test_longrope_takes_the_factors_of_a_file(settings: Extension, tmp_path: Pat
         run.extend(lists, tmp_path / "other")
 
 
+
+
+def test_longrope_is_searched_on_text_that_is_not_tested(settings: Extension, tmp_path: Path) -> None:
+    searched = replace(settings, scalings=("longrope",), search=5, lengths=(32, 128))
+    records = run.extend(searched, tmp_path)
+    tried = (tmp_path / "search.jsonl").read_text().splitlines()
+    assert len(tried) == 6
+    assert json.loads(tried[1])["origin"] == "PI"
+    assert sum(r["scheme"] == "longrope" for r in records) == 6
+    with pytest.raises(ValueError, match=r"lengths must go past the trained length \(32\) for a search, got 32"):
+        run.extend(replace(searched, lengths=(32,)), tmp_path / "short")

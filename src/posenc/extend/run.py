@@ -17,6 +17,7 @@ from posenc.extend import model as models
 from posenc.extend.settings import CROPPED, PLAIN, Extension
 from posenc.extend.text import Tokens
 from posenc.extend.tune import prepared, tune
+from posenc.lab.search import Trial, search
 from posenc.lab.train import DivergedError
 from posenc.scalings import DynamicNTK, Llama3, LongRoPE, NTKAware, PositionInterpolation, YaRN
 from posenc.workbench.configuration import differences, fingerprint
@@ -27,6 +28,7 @@ from posenc.workbench.records import Record, Records
 
 CONFIG = "extend.json"
 CHECKPOINTS = "checkpoints"
+SEARCH = "search.jsonl"
 TRAINING_WORK = 3.0  # passes forward that a step of fine-tuning is worth
 
 
@@ -256,7 +258,34 @@ class _Run:
         return int(head_dim * share) // 2
 
     def _searched(self, pairs: int) -> tuple[list[float], list[float]]:
-        raise NotImplementedError
+        """Factors that predict the end of a text best that the model is not tested on."""
+        s, length, trained = self.settings, self.settings.lengths[-1], self.settings.trained_length or 0
+        if length <= trained:
+            raise ValueError(f"lengths must go past the trained length ({trained:,}) for a search, got {length:,}")
+        model = self.loaded.model
+        text = self.text.draw(np.random.default_rng(s.seed), length + 1)
+
+        def loss(scaling: LongRoPE) -> float:
+            with _patched(model, scaling):
+                return float(measure.final(model, text, length, s.final, self.begin).mean()) / math.log(2)
+
+        def tick(done: int, trial: Trial, best: Trial) -> None:
+            words = f"{done}/{s.search}, {trial.loss:.3f} bits per token ({trial.origin}), best {best.loss:.3f}"
+            self.progress.advance(self.source.operations(length), "longrope: searching", words)
+
+        found = search(
+            loss,
+            pairs=pairs,
+            base=float(self.source.text.rope_parameters["rope_theta"]),
+            factor=s.factor,
+            original_length=trained,
+            evaluations=s.search,
+            seed=s.seed,
+            record=self.out / SEARCH,
+            progress=tick,
+        )
+        self.progress.say(f"longrope: of {len(found.trials)} lists the best is a {found.best.origin}")
+        return list(found.scaling.short_factor), list(found.scaling.long_factor)
 
     def _tuned(self, model: Any, scheme: str, scaling: Any) -> Any:
         """The model, fine-tuned where that is asked for; None where the training diverged."""
