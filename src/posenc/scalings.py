@@ -257,8 +257,9 @@ class Llama3(_Scaling):
     """The scaling of Llama 3.1: YaRN's ramp over the ratio, from 1 to 4 turns, and no factor of cos and sin.
 
     Formula, with r_k = L theta_k/(2 pi): theta'_k = gamma_k theta_k + (1 - gamma_k) theta_k / s, and
-    gamma_k = clip((r_k - low_freq_factor) / (high_freq_factor - low_freq_factor), 0, 1).
-    Errors: ValueError for low_freq_factor not below high_freq_factor.
+    gamma_k = clip((r_k - low_freq_factor) / (high_freq_factor - low_freq_factor), 0, 1), a step where both are equal,
+    as in Llama 4 Scout.
+    Errors: ValueError for low_freq_factor above high_freq_factor.
     Source: `apply_scaling` of meta-llama/llama-models, whose numbers are the defaults here.
     """
 
@@ -269,8 +270,8 @@ class Llama3(_Scaling):
 
     def __post_init__(self) -> None:
         low, high = (number(n, getattr(self, n), above=0) for n in ("low_freq_factor", "high_freq_factor"))
-        if low >= high:
-            raise ValueError(f"low_freq_factor must be below high_freq_factor, got {low:g} and {high:g}")
+        if low > high:
+            raise ValueError(f"low_freq_factor must not be above high_freq_factor, got {low:g} and {high:g}")
         self._set(
             factor=_at_least(1, "factor", self.factor),
             original_length=whole("original_length", self.original_length),
@@ -281,7 +282,8 @@ class Llama3(_Scaling):
     def __call__(self, theta: Float64[Tensor, " pairs"]) -> tuple[Float64[Tensor, " pairs"], float]:
         """theta' and 1."""
         low, high = self.low_freq_factor, self.high_freq_factor
-        kept = ((_turns(theta, self.original_length) - low) / (high - low)).clamp(0, 1)
+        over = _turns(theta, self.original_length) - low
+        kept = (over / (high - low)).clamp(0, 1) if low < high else (over >= 0).to(theta.dtype)
         return _blend(theta, self.factor, kept), 1.0
 
 

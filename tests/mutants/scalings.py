@@ -189,7 +189,7 @@ REFUSED: dict[str, list[Row]] = {
         *sizes(Llama3, STRETCH, "original_length"),
         *numbers(Llama3, STRETCH, "low_freq_factor", 0),
         *numbers(Llama3, STRETCH, "high_freq_factor", 0),
-        Row(lambda: Llama3(8, 64, 4.0, 4.0), "low_freq_factor must be below high_freq_factor, got 4 and 4"),
+        Row(lambda: Llama3(8, 64, 4.0, 1.0), "low_freq_factor must not be above high_freq_factor, got 4 and 1"),
     ],
     "LongRoPE": [
         *factors(LongRoPE, LISTS),

@@ -60,7 +60,8 @@ def test_frequencies_are_the_oracles(dim: int, base: float, trained: int) -> Non
         same(found(PositionInterpolation(s), dim, base), scalings.linear(dim, base, s))
         same(found(NTKAware(s), dim, base), scalings.ntk(dim, base, s))
         same(found(Llama3(s, trained), dim, base), scalings.llama3(dim, base, s, trained))
-        same(found(Llama3(s, trained, 0.5, 9.0), dim, base), scalings.llama3(dim, base, s, trained, 0.5, 9.0))
+        for low, high in ((0.5, 9.0), (1.0, 1.0)):
+            same(found(Llama3(s, trained, low, high), dim, base), scalings.llama3(dim, base, s, trained, low, high))
         for fast, slow in ((32.0, 1.0), (20.0, 0.5)):
             for truncate in (True, False):
                 of_index = yarn.frequencies(dim, base, s, trained, fast, slow, truncate)

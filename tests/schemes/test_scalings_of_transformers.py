@@ -84,7 +84,9 @@ def test_frequencies_are_those_of_transformers(base: float, head_dim: int, share
             of_length = {"factor": s, "original_max_position_embeddings": trained}
             for more in OF_YARN:
                 compare(YaRN(s, trained, **more), "yarn", **of_length, **more)
-            compare(Llama3(s, trained, 1.0, 4.0), "llama3", **of_length, low_freq_factor=1.0, high_freq_factor=4.0)
+            for high in (4.0, 1.0):
+                bounds = {"low_freq_factor": 1.0, "high_freq_factor": high}
+                compare(Llama3(s, trained, **bounds), "llama3", **of_length, **bounds)
         for length in (1, TRAINED - 1, TRAINED, TRAINED + 1, 5 * TRAINED):
             compare(DynamicNTK(s, TRAINED), "dynamic", length, factor=s)
             both = lists(len(theta))
