@@ -23,15 +23,18 @@ Errors: ValueError for a factor below 1 (a scale of 0.25 in other codes is the f
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
 from posenc.arguments import check_choice, check_flag, is_number, number, shown, whole
+
+Scaling: TypeAlias = Callable[..., tuple[Tensor, Any]]
+"""(theta[, lengths]) -> (theta', factor): one of these classes, or any function."""
 
 
 class _Scaling:

@@ -23,10 +23,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from posenc.arguments import shown, whole
-from posenc.scalings import PositionInterpolation, YaRN
+from posenc.scalings import PositionInterpolation, Scaling, YaRN
 from posenc.scheme import Schedule, Scheme, Window
 from posenc.schemes.nope import NoPE
-from posenc.schemes.rope import RoPE, Scaling
+from posenc.schemes.rope import RoPE
 
 GEMMA3_SCALING = PositionInterpolation(8.0)
 GPT_OSS_SCALING = YaRN(32.0, 4096, truncate=False)

@@ -12,15 +12,22 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 from numpy.typing import NDArray
-from torch import Tensor
 
 from posenc.arguments import check_name, check_type, number, shown, whole
 from posenc.figures import panels
 from posenc.phases import frequencies
-from posenc.scalings import DynamicNTK, Llama3, LongRoPE, NTKAware, PositionInterpolation, Proportional, YaRN
+from posenc.scalings import (
+    DynamicNTK,
+    Llama3,
+    LongRoPE,
+    NTKAware,
+    PositionInterpolation,
+    Proportional,
+    Scaling,
+    YaRN,
+)
 from posenc.workbench import style
 
-Scaling: TypeAlias = Callable[..., tuple[Tensor, Any]]
 Scalings: TypeAlias = str | Sequence[str] | Mapping[str, Scaling]
 """Names, built for the figure's lengths; or scalings, each with its label."""
 
