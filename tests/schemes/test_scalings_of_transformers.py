@@ -63,9 +63,17 @@ OF_YARN: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("share", [1.0, 0.75, 0.25])
-@pytest.mark.parametrize("head_dim", [64, 80, 128])
-@pytest.mark.parametrize("base", [1000.0, 10_000.0, 500_000.0])
+@pytest.mark.parametrize(
+    ("base", "head_dim", "share"),
+    [
+        (1000.0, 64, 1.0),
+        (1000.0, 80, 0.25),
+        (10_000.0, 128, 1.0),
+        (10_000.0, 80, 0.75),
+        (500_000.0, 64, 0.25),
+        (500_000.0, 128, 1.0),
+    ],
+)
 def test_frequencies_are_those_of_transformers(base: float, head_dim: int, share: float) -> None:
     rotary_dim = int(head_dim * share)
     theta = frequencies(rotary_dim, base)
@@ -187,3 +195,22 @@ def test_in_transformers_a_ramp_turned_about_divides_every_pair() -> None:
     theta = frequencies(HEAD_DIM, base)
     close(theta / 4, divided, base)
     close(YaRN(4, trained)(theta)[0], theta, base)
+
+
+def test_in_transformers_phi_moe_never_takes_its_long_list() -> None:
+    """Past the trained length its factor of cos and sin is the long one, its frequencies stay those of the short."""
+    module = pytest.importorskip("transformers.models.phimoe.modeling_phimoe")
+    rope = {"rope_type": "longrope", "rope_theta": 10_000.0, "factor": 4.0, "short_mscale": 1.25, "long_mscale": 1.5}
+    config = transformers.PhimoeConfig(
+        hidden_size=2 * HEAD_DIM,
+        num_attention_heads=2,
+        rope_parameters={**rope, "original_max_position_embeddings": TRAINED, **BOTH},
+    )
+    model, short = module.PhimoeRotaryEmbedding(config), BOTH["short_factor"]
+    right = LongRoPE(**BOTH, original_length=TRAINED, attention_factor=(1.25, 1.5))
+    stuck = LongRoPE(short, short, TRAINED, attention_factor=(1.25, 1.5))
+    for length in (TRAINED, TRAINED + 1):
+        cos = model(torch.zeros(1), torch.arange(length)[None])[0][..., : HEAD_DIM // 2]
+        found = [RoPE(HEAD_DIM, scaling=scaling)(Positions.arange(length)).cos_sin()[0] for scaling in (right, stuck)]
+        near(found[1], cos)
+        assert (float((found[0] - cos).abs().max()) > 0.1) == (length > TRAINED)
