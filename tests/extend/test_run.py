@@ -9,12 +9,12 @@ import torch
 
 pytest.importorskip("transformers", reason="transformers needs Python 3.11")
 
-from posenc.cli import main  # noqa: E402
-from posenc.extend import run  # noqa: E402
-from posenc.extend.settings import Extension  # noqa: E402
-from posenc.extend.summary import Summary  # noqa: E402
-from posenc.workbench.records import read  # noqa: E402
-from tests.extend.small import checkpoint, texts  # noqa: E402
+from posenc.cli import main
+from posenc.extend import run
+from posenc.extend.settings import Extension
+from posenc.extend.summary import Summary
+from posenc.workbench.records import read
+from tests.extend.small import checkpoint, texts
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,9 @@ def test_every_scaling_is_measured_once_and_what_is_there_is_kept(settings: Exte
     assert (tmp_path / "records.jsonl").read_bytes() == before
 
 
-def test_interrupted_and_run_again_is_the_same(settings: Extension, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_and_run_again_is_the_same(
+    settings: Extension, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = run.extend(replace(settings, scalings=("none", "linear")), tmp_path / "whole")
     right, calls = run.measure.nats, 0
 
@@ -88,11 +90,15 @@ def test_the_model_is_as_it_was_after_a_scaling(settings: Extension, tmp_path: P
     """Scalings are measured one after the other on one model: in another order the numbers are the same."""
     first = run.extend(replace(settings, scalings=("linear", "none"), lengths=(128,)), tmp_path / "a")
     second = run.extend(replace(settings, scalings=("none", "linear"), lengths=(128,)), tmp_path / "b")
-    kept = [{(r["scheme"], r["seed"]): r["bits"] for r in records if r["kind"] == "final"} for records in (first, second)]
+    kept = [
+        {(r["scheme"], r["seed"]): r["bits"] for r in records if r["kind"] == "final"} for records in (first, second)
+    ]
     assert kept[0] == kept[1]
 
 
-def test_puzzles_and_the_report(place: Path, settings: Extension, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_puzzles_and_the_report(
+    place: Path, settings: Extension, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = [
         "extend", settings.model, "--text", settings.text[0], "--scalings", "none,yarn", "--lengths", "128,192",
         "--factor", "6", "--windows", "2", "--final", "8", "--trials", "1", "--depths", "0,100", "--out", str(tmp_path),
@@ -128,8 +134,8 @@ def test_fine_tuning_is_resumed_and_named(settings: Extension, tmp_path: Path) -
 
 def test_lora_trains_few_weights_and_changes_the_model(settings: Extension, tmp_path: Path) -> None:
     pytest.importorskip("peft")
-    from posenc.extend.tune import Trained, prepared
     from posenc.extend.model import find, load
+    from posenc.extend.tune import Trained, prepared
 
     tuned = replace(settings, lora=2, train=1)
     model = load(find(settings.model), "float32", "sdpa", torch.device("cpu")).model
@@ -165,7 +171,7 @@ def test_what_is_not_there_is_named(settings: Extension, tmp_path: Path, monkeyp
 def test_another_extension_in_the_folder_is_refused(settings: Extension, tmp_path: Path) -> None:
     small = replace(settings, scalings=("none",), lengths=(32,))
     run.extend(small, tmp_path)
-    with pytest.raises(ValueError, match="holds another extension, with factor 4.0 there and 8.0 here"):
+    with pytest.raises(ValueError, match=r"holds another extension, with factor 4\.0 there and 8\.0 here"):
         run.extend(replace(small, factor=8.0), tmp_path)
 
 
@@ -176,10 +182,8 @@ def test_longrope_takes_the_factors_of_a_file(settings: Extension, tmp_path: Pat
     records = run.extend(lists, tmp_path / "out")
     assert sum(r["scheme"] == "longrope" for r in records) == 6
     path.write_text(json.dumps({"short_factor": [1.0] * 3, "long_factor": [1.0] * 4}))
-    with pytest.raises(ValueError, match="short_factor of .* must have 4 numbers, one for each pair, got 3"):
+    with pytest.raises(ValueError, match=r"short_factor of .* must have 4 numbers, one for each pair, got 3"):
         run.extend(lists, tmp_path / "other")
-
-
 
 
 def test_longrope_is_searched_on_text_that_is_not_tested(settings: Extension, tmp_path: Path) -> None:

@@ -13,14 +13,16 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="stretch a real model's context, and see what that did",
         description="Puts scalings on the rotary frequencies of a language model of transformers and measures it past "
         "its trained length: bits per byte of the same final tokens, loss by position, a passkey and an item of a list "
-        "by depth and length, beside the plain model on cropped text. Writes records and a report. Run again to resume. "
-        "Lists take commas or spaces.",
+        "by depth and length, beside the plain model on cropped text. Writes records and a report. Run again to resume "
+        "it. Lists take commas or spaces.",
     )
     parser.set_defaults(run=run)
     parser.add_argument(
         "model", metavar="MODEL", help="smollm2 (make smollm2), a folder of a checkpoint, a .gguf file, or a hub name"
     )
-    parser.add_argument("--out", type=Path, default=Path("runs/extend"), help="folder of results (default: %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/extend"), help="folder of results (default: %(default)s)"
+    )
     add_options(parser, Extension)
 
 

@@ -15,6 +15,7 @@ would say; ``bits`` is the loss of the whole answer, which tells more of a model
 """
 
 import math
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,12 +27,14 @@ PLACES = 16  # of each bucket of positions
 BUCKETS = 16  # of a piece
 
 # Nouns that most vocabularies have as one token each.
-WORDS = (
-    "apple river stone bread chair cloud horse window garden bridge candle forest guitar hammer island jacket kitchen "
-    "ladder mirror needle orange pencil rabbit saddle table umbrella valley wallet yellow zebra anchor basket camera "
-    "dragon engine flower glass house insect jungle kettle lemon market napkin ocean paper queen rocket school tiger "
-    "uncle violin winter bottle circle doctor eagle finger ghost honey"
-).split()
+WORDS = tuple(
+    str.split(
+        "apple river stone bread chair cloud horse window garden bridge candle forest guitar hammer island jacket kitchen "
+        "ladder mirror needle orange pencil rabbit saddle table umbrella valley wallet yellow zebra anchor basket camera "
+        "dragon engine flower glass house insect jungle kettle lemon market napkin ocean paper queen rocket school tiger "
+        "uncle violin winter bottle circle doctor eagle finger ghost honey"
+    )
+)
 
 
 class Puzzle(NamedTuple):
@@ -54,7 +57,7 @@ def nats(model: Any, tokens: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def with_begin(tokens: Tensor, length: int, begin: Tensor) -> Tensor:
-    """The last ``length`` tokens to be read and the one after them, the first of them replaced by what begins a text."""
+    """The last ``length`` tokens to be read and the one after them; what begins a text stands for the first of them."""
     part = tokens[-(length + 1) :]
     return torch.cat((begin, part[len(begin) :]))
 
@@ -74,10 +77,7 @@ def spread(length: int, scored: int) -> tuple[Tensor, list[int]]:
         edges.append(min(edges[-1] + width, length))
         width = min(max(edges[-1], 16), max(length // BUCKETS, 16))
     rng = np.random.default_rng(0)  # the same places for every scaling
-    some = [
-        np.sort(rng.choice(np.arange(a, b), min(PLACES, b - a), replace=False))
-        for a, b in zip(edges[:-1], edges[1:], strict=True)
-    ]
+    some = [np.sort(rng.choice(np.arange(a, b), min(PLACES, b - a), replace=False)) for a, b in pairwise(edges)]
     both = np.union1d(np.concatenate(some), np.arange(length - scored, length))
     return torch.from_numpy(both), edges
 
@@ -92,7 +92,7 @@ def by_position(model: Any, tokens: Tensor, length: int, scored: int, begin: Ten
 
 
 def passkey(tokenizer: Any, filler: Tensor, length: int, depth: int, begin: Tensor, rng: np.random.Generator) -> Puzzle:
-    """A text of ``length`` tokens that says a number at ``depth`` percent of it, asks for it at the end, and answers."""
+    """A text of ``length`` tokens that says a number at ``depth`` percent of it, asks for it at the end and answers."""
     key = str(rng.integers(10_000, 100_000))
     told = _ids(tokenizer, f"\nThe pass key is {key}. Remember it. {key} is the pass key.\n")
     asked = _ids(tokenizer, "\nWhat is the pass key? The pass key is")

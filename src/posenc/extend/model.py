@@ -125,10 +125,14 @@ def load(source: Source, dtype: str, attention: str, device: torch.device) -> Lo
     tokenizer = AutoTokenizer.from_pretrained(source.where, **options)
     logging.enable_progress_bar()
     if not getattr(tokenizer, "is_fast", False):
-        raise ValueError(f"the tokenizer of {source.name} must be a fast one, which says where a token lies in the text")
+        raise ValueError(
+            f"the tokenizer of {source.name} must be a fast one, which says where a token lies in the text"
+        )
     model = model.to(device).eval().requires_grad_(False)
     count = sum(p.numel() for p in model.parameters())
-    about = f"{source.name}: {type(model).__name__}, {count / 1e6:,.0f} million parameters, trained at {source.trained:,}"
+    about = (
+        f"{source.name}: {type(model).__name__}, {count / 1e6:,.0f} million parameters, trained at {source.trained:,}"
+    )
     return Loaded(model, tokenizer, about, _digest(model))
 
 

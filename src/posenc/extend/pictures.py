@@ -64,9 +64,7 @@ def _lines(
     return figure
 
 
-def _line(
-    axes: Axes, scaling: str, points: list[tuple[float, Interval]], top: float, dark: bool, aside: float
-) -> None:
+def _line(axes: Axes, scaling: str, points: list[tuple[float, Interval]], top: float, dark: bool, aside: float) -> None:
     from matplotlib.transforms import offset_copy
 
     look = style.look(scaling, dark)
@@ -137,9 +135,7 @@ def puzzle(kind: str) -> Draw:
     return draw
 
 
-def _grid(
-    axes: Axes, summary: Summary, kind: str, scaling: str, depths: tuple[int, ...], paper: style.Theme
-) -> None:
+def _grid(axes: Axes, summary: Summary, kind: str, scaling: str, depths: tuple[int, ...], paper: style.Theme) -> None:
     axes.grid(False)
     axes.set_xlim(-0.5, len(summary.lengths) - 0.5)
     axes.set_ylim(len(depths) - 0.5, -0.5)

@@ -58,7 +58,9 @@ def _facts(record: Record) -> dict[str, Any]:
 def _shown(value: Interval | None) -> tuple[str, str]:
     if value is None:
         return "missing", ""
-    return (f"{value.mean:.3f}", f"{value.low:.3f}–{value.high:.3f}") if math.isfinite(value.mean) else ("not finite", "")
+    return (
+        (f"{value.mean:.3f}", f"{value.low:.3f}–{value.high:.3f}") if math.isfinite(value.mean) else ("not finite", "")
+    )
 
 
 def _row(summary: Summary, scaling: str) -> dict[str, Any]:
@@ -93,8 +95,8 @@ def observed(summary: Summary) -> list[str]:
         said = "; ".join(f"{word}: {', '.join(names)}" for word, names in sorted(words.items()))
         if said and baseline:
             found.append(
-                f"At {length:,} tokens, {multiple(length, summary.trained)} the trained length, bits per byte against the "
-                f"plain model on text cropped to {summary.trained:,} tokens ({baseline.mean:.3f}): {said}."
+                f"At {length:,} tokens, {multiple(length, summary.trained)} the trained length, bits per byte against "
+                f"the plain model on text cropped to {summary.trained:,} tokens ({baseline.mean:.3f}): {said}."
             )
     short = [n for n in summary.lengths if n <= summary.trained]
     if short and "none" in summary.scalings:
@@ -104,7 +106,9 @@ def observed(summary: Summary) -> list[str]:
             if gain is not None and verdict(gain) == "worse":
                 hurt.append(f"{scaling} ({gain.mean:+.3f})")
         if hurt:
-            found.append(f"On {short[-1]:,} tokens, which the model was trained for, worse than no scaling: {', '.join(hurt)}.")
+            found.append(
+                f"On {short[-1]:,} tokens, which the model was trained for, worse than no scaling: {', '.join(hurt)}."
+            )
     return found
 
 
@@ -147,6 +151,10 @@ def terminal_table(records: Sequence[Record]) -> Table:
             counts = [f for n in summary.lengths if n > summary.trained and (f := summary.found(kind, scaling, n))]
             cells.append(f"{sum(a for a, _ in counts)}/{sum(b for _, b in counts)}" if counts else "–")
         table.add_row(scaling, *cells)
-    said = f"cropped to {summary.trained:,}: {baseline.mean:.3f}; <, =, >: better, tied, worse than that. " if baseline else ""
+    said = (
+        f"cropped to {summary.trained:,}: {baseline.mean:.3f}; <, =, >: better, tied, worse than that. "
+        if baseline
+        else ""
+    )
     table.caption = f"{said}Puzzles: found past the trained length."
     return table

@@ -16,7 +16,15 @@ from typing import Any
 from posenc.workbench.files import require
 from posenc.workbench.records import Record
 
-SHARED = {"seed": int, "length": int, "configuration": dict, "text": dict, "model": str, "versions": dict, "machine": dict}
+SHARED = {
+    "seed": int,
+    "length": int,
+    "configuration": dict,
+    "text": dict,
+    "model": str,
+    "versions": dict,
+    "machine": dict,
+}
 PUZZLE = {"found": int, "tokens": int, "depth": int}
 KINDS: dict[str, Mapping[str, Any]] = {
     "final": {"tokens": int},

@@ -39,9 +39,7 @@ def resolved(settings: Extension, source: models.Source) -> Extension:
     lengths = settings.lengths or tuple(
         sorted({trained // 2, *(trained * 2**n for n in range(int(math.log2(settings.factor)) + 1)), longest})
     )
-    return replace(
-        settings, trained_length=trained, lengths=lengths, train_length=settings.train_length or trained
-    )
+    return replace(settings, trained_length=trained, lengths=lengths, train_length=settings.train_length or trained)
 
 
 def check(settings: Extension) -> tuple[Extension, models.Source, str]:
@@ -90,11 +88,15 @@ def extend(settings: Extension, out: str | Path, progress: Progress | None = Non
         text = Tokens(settings.text, loaded.tokenizer, settings.lengths[-1], settings.final, settings.windows)
         told = {**versions(), "transformers": _transformers_version()}
         made_with = {name: told[name] for name in ("posenc", "torch", "transformers")}
-        identity = settings.identity() | made_with | {
-            "longest": settings.lengths[-1],
-            "weights": loaded.digest,
-            "text_digest": text.digest,
-        }
+        identity = (
+            settings.identity()
+            | made_with
+            | {
+                "longest": settings.lengths[-1],
+                "weights": loaded.digest,
+                "text_digest": text.digest,
+            }
+        )
         _check_folder(out, identity, records)
         about = {
             "fingerprint": fingerprint(identity),
@@ -167,7 +169,7 @@ class _Run:
         work = self.work()
         if not work:
             return ""
-        clock, tokens = clock_of(device_of(self.settings.device)), self.text.pieces[0].tokens[: 513]
+        clock, tokens = clock_of(device_of(self.settings.device)), self.text.pieces[0].tokens[:513]
         places = torch.arange(1)
 
         def once() -> None:
@@ -234,7 +236,11 @@ class _Run:
             if self.records.has("final", CROPPED, window, length):
                 continue
             plain = next(
-                (r for r in self.records if (r["kind"], r["scheme"], r["seed"], r["length"]) == ("final", PLAIN, window, length)),
+                (
+                    r
+                    for r in self.records
+                    if (r["kind"], r["scheme"], r["seed"], r["length"]) == ("final", PLAIN, window, length)
+                ),
                 None,
             )
             if plain is not None:  # it is the same pass

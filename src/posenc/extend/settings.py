@@ -29,11 +29,15 @@ class Extension(Configuration):
     lengths: tuple[int, ...] = option(
         (), "tokens the model is shown (default: a half, one, two .. of the trained length, up to factor)", least=16
     )
-    text: tuple[str, ...] = option((), "files, folders or globs to test on (default: Python's own sources)", commas=False)
+    text: tuple[str, ...] = option(
+        (), "files, folders or globs to test on (default: Python's own sources)", commas=False
+    )
     tasks: tuple[str, ...] = option(TASKS, "what is measured: " + ", ".join(TASKS), choices=TASKS)
     windows: int = option(8, "pieces of text, each of the longest length", least=2)
     final: int = option(256, "tokens at the end of each piece that are scored at every length", least=8)
-    depths: tuple[int, ...] = option((10, 50, 90), "where passkey and item are hidden, in percent of the length", least=0)
+    depths: tuple[int, ...] = option(
+        (10, 50, 90), "where passkey and item are hidden, in percent of the length", least=0
+    )
     trials: int = option(2, "passkeys and lists at each depth and length")
     trained_length: int | None = option(None, "what the model was trained at (default: what its configuration says)")
     search: int = option(0, "evaluations of a search for LongRoPE's factors; longrope needs it or --factors", least=0)
