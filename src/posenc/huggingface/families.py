@@ -13,7 +13,7 @@ from typing import Any
 
 from posenc.huggingface.described import Layer, ModelPositions
 from posenc.huggingface.keys import Keys
-from posenc.huggingface.rotary import rotary
+from posenc.huggingface.rope_parameters import rotary
 from posenc.huggingface.variants import DividedALiBi, OffsetLearned
 from posenc.scheme import Schedule, Scheme, Window
 from posenc.schemes.alibi import ALiBi
