@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from posenc.backends.merging import merge as merge
     from posenc.encoding import Context as Context
     from posenc.encoding import Encoding as Encoding
+    from posenc.features import Feature as Feature
     from posenc.positions import PositionError as PositionError
     from posenc.positions import Positions as Positions
     from posenc.scalings import DynamicNTK as DynamicNTK
@@ -32,17 +33,23 @@ if TYPE_CHECKING:
     from posenc.schemes.absolute_in_attention import AbsoluteInAttention as AbsoluteInAttention
     from posenc.schemes.alibi import ALiBi as ALiBi
     from posenc.schemes.catalog import catalog as catalog
+    from posenc.schemes.cope import CoPE as CoPE
     from posenc.schemes.distance_aware import DistanceAware as DistanceAware
     from posenc.schemes.exponential_decay import ExponentialDecay as ExponentialDecay
     from posenc.schemes.fourier_features import FourierFeatures as FourierFeatures
+    from posenc.schemes.fox import FoX as FoX
+    from posenc.schemes.inkling import Inkling as Inkling
     from posenc.schemes.learned import Learned as Learned
     from posenc.schemes.nope import NoPE as NoPE
+    from posenc.schemes.query_scale import QueryScale as QueryScale
     from posenc.schemes.relative_1d import Relative1D as Relative1D
     from posenc.schemes.relative_2d import Relative2D as Relative2D
     from posenc.schemes.rope import RoPE as RoPE
     from posenc.schemes.segment import Segment as Segment
     from posenc.schemes.shaw import Shaw as Shaw
     from posenc.schemes.sinusoidal import Sinusoidal as Sinusoidal
+    from posenc.schemes.softcap import Softcap as Softcap
+    from posenc.schemes.stick_breaking import StickBreaking as StickBreaking
     from posenc.schemes.t5 import T5 as T5
     from posenc.schemes.transformer_xl import TransformerXL as TransformerXL
 
@@ -58,6 +65,7 @@ _HOMES = {
     "Scheme": "scheme",
     "Schedule": "scheme",
     "Context": "encoding",
+    "Feature": "features",
     "PositionError": "positions",
     "Positions": "positions",
     "catalog": "schemes.catalog",
@@ -83,6 +91,12 @@ _HOMES = {
     "RoPE": "schemes.rope",
     "Segment": "schemes.segment",
     "Sinusoidal": "schemes.sinusoidal",
+    "CoPE": "schemes.cope",
+    "FoX": "schemes.fox",
+    "StickBreaking": "schemes.stick_breaking",
+    "Inkling": "schemes.inkling",
+    "QueryScale": "schemes.query_scale",
+    "Softcap": "schemes.softcap",
 }
 
 __all__ = [*_HOMES, "models"]

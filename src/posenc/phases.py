@@ -118,6 +118,31 @@ class PairRotation:
         return turned
 
 
+def unchanged(x: Tensor) -> Tensor:
+    """The map that leaves a token as it is."""
+    return x
+
+
+@dataclass(frozen=True, eq=False)
+class Scaled:
+    """Multiplies x (batch, heads, tokens, channels) by a number for each token, in float32 at least, rounded once."""
+
+    factor: Float[Tensor, "rows heads tokens 1"]
+
+    def __call__(self, x: Float[Tensor, "batch heads tokens channels"]) -> Float[Tensor, "batch heads tokens channels"]:
+        """The scaled x, in x's dtype. ValueError where the factor is of other rows, heads or tokens."""
+        made = self.factor.shape[:-1]
+        if x.dim() != 4 or any(m not in (1, n) for m, n in zip(made, x.shape[:-1], strict=True)):
+            raise ValueError(f"the scale was made for (batch, heads, tokens) {tuple(made)}, got {tuple(x.shape)}")
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        return (x.to(dtype) * self.factor.to(dtype)).to(x.dtype)
+
+
+def grown(n: Float64[Tensor, "..."], length: int, strength: float) -> Float64[Tensor, "..."]:
+    """1 + strength ln max(1, n / length): what grows slowly past a length, and is 1 up to it."""
+    return 1 + strength * (n / length).clamp(min=1.0).log()
+
+
 def _pairs(x: Tensor, pairs: int, layout: PairLayout) -> tuple[Tensor, Tensor]:
     """Views of the first and of the second channel of every pair."""
     if layout == "half":

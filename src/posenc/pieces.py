@@ -147,9 +147,12 @@ class Row:
     """Any function of a row of scores: apply(scores, visible, query, key, query_positions, key_positions) -> scores.
 
     Scores are (batch, heads, queries, keys) with all keys of the call; ``visible`` (None: all) broadcasts to them.
+    ``gives_weights``: they become the logarithms of the weights themselves, which `attention` then does not divide by
+    their sum, so that a row may have a weight of less than 1.
     """
 
     apply: Callable[..., Tensor]
+    gives_weights: bool = False
 
 
 @dataclass(frozen=True)
@@ -184,3 +187,8 @@ def adds(piece: Piece) -> bool:
 def is_content_free(piece: Piece) -> bool:
     """Whether what it adds depends on positions alone."""
     return isinstance(piece, Bias) or (isinstance(piece, Function) and piece.adds)
+
+
+def gives_weights(pieces: tuple[Piece, ...]) -> bool:
+    """Whether scores are the logarithms of weights in the end, which are not to be normalised."""
+    return any(isinstance(piece, Row) and piece.gives_weights for piece in pieces)

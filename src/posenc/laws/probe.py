@@ -13,9 +13,11 @@ from torch import Tensor
 from posenc.arguments import check_choice, check_type, shown, whole
 from posenc.backends.attention import attention, logits
 from posenc.block import Block
+from posenc.encoding import Encoding
+from posenc.features import projected_at_random
 from posenc.forms import bucket
 from posenc.positions import PositionError, Positions
-from posenc.scheme import Scheme
+from posenc.scheme import Scheme, awakened
 from posenc.schemes.catalog import entries_of, scheme_from_names
 from posenc.schemes.entry import Shape
 from posenc.schemes.nope import NoPE
@@ -88,10 +90,11 @@ class Probe:
 
     @cached_property
     def scheme(self) -> Scheme:
-        """The scheme itself. Drawing its parameters leaves PyTorch's global generator as it was."""
+        """The scheme itself. Drawing its parameters leaves PyTorch's global generator as it was. What begins as nothing
+        is drawn from N(0, 1), or there would be nothing to measure."""
         with torch.random.fork_rng(devices=()):
             torch.default_generator.manual_seed(self.seed)
-            return self.build(self.shape).to(self.dtype).requires_grad_(False)
+            return awakened(self.build(self.shape)).to(self.dtype).requires_grad_(False)
 
     # -- tokens -------------------------------------------------------------------------------------------------------
 
@@ -170,7 +173,7 @@ class Probe:
         Without ``content`` all tokens are the same; with it, queries and keys are the same tokens. ``tied`` projects
         keys as queries are.
         """
-        query_positions, key_positions = self.positions(queries, segment), self.positions(keys, segment)
+        query_positions, key_positions = _in_line(self.positions(queries, segment), self.positions(keys, segment))
         x = self.content(len(query_positions), equal=True) if content is None else content
         y = self.content(len(key_positions), equal=True) if content is None else content
         return self._internals(query_positions, key_positions, x, y, tied)
@@ -183,7 +186,7 @@ class Probe:
 
     def _internals(self, queries: Positions, keys: Positions, x: Tensor, y: Tensor, tied: bool = False) -> Tensor:
         dtype = torch.promote_types(self.dtype, torch.float32)
-        encoding = self.scheme(queries, keys, dtype=dtype)
+        encoding = self._with_features(self.scheme(queries, keys, dtype=dtype), x, y)
         query = self.project(encoding.add(x), 0)
         key = self.project(self.scheme.tokens(keys, dtype=dtype).add(y), 0 if tied else 1)
         scores = torch.nan_to_num(logits(query, key, encoding), neginf=HIDDEN)
@@ -193,6 +196,14 @@ class Probe:
             vectors, index = bucket(term, block)
             parts.append(vectors[:, index].movedim(0, 1).expand(*scores.shape, -1).to(scores.dtype))
         return torch.cat(parts, -1)
+
+    @staticmethod
+    def _with_features(encoding: Encoding, x: Tensor, y: Tensor) -> Encoding:
+        """What layers would make of the tokens' content, by fixed random projections."""
+        wanted = encoding.wanted
+        if not wanted:
+            return encoding
+        return encoding.with_projected(projected_at_random(wanted, x, seed=20), projected_at_random(wanted, y, seed=20))
 
     def vectors(self, places: Places) -> Float[Tensor, "tokens channels"] | None:
         """What the token doors give each position, in one row: the vector it adds, and a fixed query and a fixed key as
@@ -225,6 +236,7 @@ class Probe:
     ) -> Float[Tensor, "contents heads tokens head_dim"]:
         """Attention of these tokens to each other, without a mask."""
         encoding = self.scheme(self.positions(places, segment), dtype=torch.float64)
+        encoding = self._with_features(encoding, content, content)
         x = encoding.add(content)
         query, key, value = (self.project(x, number) for number in range(3))
         # A row for each query might be causality, so that none objects.
@@ -265,3 +277,16 @@ class Probe:
         """Whether it makes any difference where the tokens are."""
         near, far = torch.arange(8), torch.tensor([5, 0, 9, 2, 14, 7, 11, 3])
         return not torch.equal(self.internals(near, near), self.internals(far, far))
+
+
+def _in_line(queries: Positions, keys: Positions) -> tuple[Positions, Positions]:
+    """The same tokens in the order of their places, those of queries and keys together: for schemes that count what
+    stands between two tokens. On a grid they keep the order that they are given in."""
+    if queries.coords.dim() != 2:
+        return queries, keys
+    line = torch.unique(torch.cat((queries.coords, keys.coords), 1))
+    in_line = [
+        Positions(p.coords, order=torch.searchsorted(line, p.coords.to(line.dtype)), segment=p.segment)
+        for p in (queries, keys)
+    ]
+    return in_line[0], in_line[1]
