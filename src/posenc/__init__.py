@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from posenc.scheme import Scheme as Scheme
     from posenc.schemes.absolute_in_attention import AbsoluteInAttention as AbsoluteInAttention
     from posenc.schemes.alibi import ALiBi as ALiBi
+    from posenc.schemes.axial_rope import AxialRoPE as AxialRoPE
     from posenc.schemes.catalog import catalog as catalog
     from posenc.schemes.cope import CoPE as CoPE
     from posenc.schemes.distance_aware import DistanceAware as DistanceAware
@@ -40,16 +41,21 @@ if TYPE_CHECKING:
     from posenc.schemes.fox import FoX as FoX
     from posenc.schemes.inkling import Inkling as Inkling
     from posenc.schemes.learned import Learned as Learned
+    from posenc.schemes.lie_re import LieRE as LieRE
+    from posenc.schemes.mixed_rope import MixedRoPE as MixedRoPE
+    from posenc.schemes.mrope import MRoPE as MRoPE
     from posenc.schemes.nope import NoPE as NoPE
     from posenc.schemes.query_scale import QueryScale as QueryScale
     from posenc.schemes.relative_1d import Relative1D as Relative1D
     from posenc.schemes.relative_2d import Relative2D as Relative2D
     from posenc.schemes.rope import RoPE as RoPE
+    from posenc.schemes.rope_3d import RoPE3D as RoPE3D
     from posenc.schemes.segment import Segment as Segment
     from posenc.schemes.shaw import Shaw as Shaw
     from posenc.schemes.sinusoidal import Sinusoidal as Sinusoidal
     from posenc.schemes.softcap import Softcap as Softcap
     from posenc.schemes.stick_breaking import StickBreaking as StickBreaking
+    from posenc.schemes.string import STRING as STRING
     from posenc.schemes.t5 import T5 as T5
     from posenc.schemes.transformer_xl import TransformerXL as TransformerXL
 
@@ -97,6 +103,12 @@ _HOMES = {
     "Inkling": "schemes.inkling",
     "QueryScale": "schemes.query_scale",
     "Softcap": "schemes.softcap",
+    "AxialRoPE": "schemes.axial_rope",
+    "LieRE": "schemes.lie_re",
+    "MixedRoPE": "schemes.mixed_rope",
+    "MRoPE": "schemes.mrope",
+    "RoPE3D": "schemes.rope_3d",
+    "STRING": "schemes.string",
 }
 
 __all__ = [*_HOMES, "models"]

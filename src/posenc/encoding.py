@@ -75,6 +75,14 @@ class Context:
         if self.lengths is not None and (not isinstance(self.lengths, Tensor) or self.lengths.dim() != 1):
             raise ValueError(f"lengths must be a tensor (rows,) or None, got {shown(self.lengths)}")
 
+    def of_heads(self, parameter: Tensor, axis: int) -> Tensor:
+        """A parameter of all the scheme's heads along this axis, of those that are here. ValueError for others."""
+        if self.heads is None:
+            return parameter
+        if self.heads.stop > parameter.size(axis):
+            raise ValueError(f"heads must be within the {parameter.size(axis)} of the scheme, got {self.heads}")
+        return parameter.narrow(axis, self.heads.start, len(self.heads))
+
 
 @dataclass(frozen=True, eq=False)
 class Encoding:

@@ -66,7 +66,7 @@ def build_scheme(name: str, settings: Settings, length: int) -> Scheme:
         if name == SHAW_KEYS:
             scheme: Scheme = Shaw(settings.head_dim, WINDOW, values=False)
         else:
-            grid = _grid(length) if _needs_grid(name) else None
+            grid = _grid(length, axes) if (axes := _axes(name)) > 1 else None
             dim = settings.heads * settings.head_dim
             scheme = scheme_from_names(name, Shape(dim, settings.heads, settings.head_dim, length, grid=grid))
     return scheme.to(settings.device)
@@ -74,16 +74,17 @@ def build_scheme(name: str, settings: Settings, length: int) -> Scheme:
 
 def positions_of(name: str, length: int, device: torch.device | str) -> Positions:
     """Positions that the scheme can take: text, with segments or as a grid where it needs them."""
-    if _needs_grid(name):
-        return Positions.grid(*_grid(length), device=device)
+    if (axes := _axes(name)) > 1:
+        *frames, rows, columns = _grid(length, axes)
+        return Positions.grid(rows, columns, frames=frames[0] if frames else None, device=device)
     line = Positions.arange(length, device=device)
     if any(entry.needs_segments for entry in entries(name)):
         return line.with_segment((torch.arange(length, device=device) >= length // 2).long()[None])
     return line
 
 
-def _needs_grid(name: str) -> bool:
-    return any(entry.axes == "two" for entry in entries(name))
+def _axes(name: str) -> int:
+    return max((entry.least_axes for entry in entries(name)), default=1)
 
 
 def entries(name: str) -> tuple[Entry, ...]:
@@ -91,10 +92,10 @@ def entries(name: str) -> tuple[Entry, ...]:
     return () if name == SHAW_KEYS else entries_of(name)
 
 
-def _grid(length: int) -> tuple[int, int]:
-    """As square as a power of two can be."""
-    rows = 2 ** ((length.bit_length() - 1) // 2)
-    return rows, length // rows
+def _grid(length: int, axes: int = 2) -> tuple[int, ...]:
+    """As square as a power of two can be, of two or three sides."""
+    first = 2 ** ((length.bit_length() - 1) // axes)
+    return (first, length // first) if axes == 2 else (first, *_grid(length // first))
 
 
 # -- price and growth -------------------------------------------------------------------------------------------------

@@ -133,11 +133,12 @@ class Probe:
         return other if other.refusal(axes) is None else None
 
     def positions(self, places: Places, segment: Int[Tensor, " tokens"] | None = None) -> Positions:
-        """Tokens at these places. A place of one number, where tokens have several coordinates, lies on the diagonal:
-        every coordinate is that number. All tokens are of segment 0 unless told otherwise."""
+        """Tokens at these places. A place p of one number, where tokens have several coordinates, is (p, p + 3, p + 6):
+        on a line that misses the origin, since on one through it all turns commute. All tokens are of segment 0 unless
+        told otherwise."""
         places = torch.as_tensor(places)
         if places.dim() == 1 and self.axes > 1:
-            places = places[:, None].expand(-1, self.axes)
+            places = places[:, None] + 3 * torch.arange(self.axes)
         segment = torch.zeros(len(places), dtype=torch.int64) if segment is None else segment
         return Positions(places[None], segment=segment[None])
 
