@@ -25,19 +25,26 @@ if TYPE_CHECKING:
     from posenc.schemes.absolute_in_attention import AbsoluteInAttention as AbsoluteInAttention
     from posenc.schemes.alibi import ALiBi as ALiBi
     from posenc.schemes.catalog import catalog as catalog
+    from posenc.schemes.deberta import DeBERTa as DeBERTa
     from posenc.schemes.distance_aware import DistanceAware as DistanceAware
     from posenc.schemes.exponential_decay import ExponentialDecay as ExponentialDecay
+    from posenc.schemes.fire import FIRE as FIRE
     from posenc.schemes.fourier_features import FourierFeatures as FourierFeatures
+    from posenc.schemes.kerple import KERPLE as KERPLE
     from posenc.schemes.learned import Learned as Learned
     from posenc.schemes.nope import NoPE as NoPE
     from posenc.schemes.relative_1d import Relative1D as Relative1D
     from posenc.schemes.relative_2d import Relative2D as Relative2D
     from posenc.schemes.rope import RoPE as RoPE
+    from posenc.schemes.sandwich import Sandwich as Sandwich
     from posenc.schemes.segment import Segment as Segment
     from posenc.schemes.shaw import Shaw as Shaw
     from posenc.schemes.sinusoidal import Sinusoidal as Sinusoidal
+    from posenc.schemes.swin import Swin as Swin
+    from posenc.schemes.swin_v2 import SwinV2 as SwinV2
     from posenc.schemes.t5 import T5 as T5
     from posenc.schemes.transformer_xl import TransformerXL as TransformerXL
+    from posenc.schemes.tupe import TUPE as TUPE
 
 __version__ = "0.1.0"
 
@@ -69,6 +76,13 @@ _HOMES = {
     "RoPE": "schemes.rope",
     "Segment": "schemes.segment",
     "Sinusoidal": "schemes.sinusoidal",
+    "DeBERTa": "schemes.deberta",
+    "FIRE": "schemes.fire",
+    "KERPLE": "schemes.kerple",
+    "Sandwich": "schemes.sandwich",
+    "Swin": "schemes.swin",
+    "SwinV2": "schemes.swin_v2",
+    "TUPE": "schemes.tupe",
 }
 
 __all__ = [*_HOMES, "models"]
