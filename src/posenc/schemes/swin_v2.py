@@ -31,7 +31,8 @@ class SwinV2(Scheme):
     There is no 1/sqrt(d): the rotate door makes unit vectors of queries and keys, queries times the head's scale, and
     brings 1 as the factor of their product. Do not pass ``scale=``. The bias is the network's, so it is there for any
     window: ``resized(grid)`` has the same weights, and ``trained`` stays the window (h, w) that differences are counted
-    in. Differences are query less key.
+    in. Differences are query less key. As drawn, with b1 = 0, the network is a straight line along each ray of x, so to
+    each side the bias never turns; trained, it may.
 
     Windows, shifted or not, are documents: a patch sees those of its own window.
 
@@ -118,9 +119,9 @@ ENTRY = Entry(
     name="swin_v2",
     scheme=SwinV2,
     paper="Liu et al. 2022",
-    laws=frozenset({Law.RELATIVE, Law.UNIQUE, Law.BOUNDED, Law.DIRECTED}),
+    laws=frozenset({Law.RELATIVE, Law.UNIQUE, Law.BOUNDED, Law.DIRECTED, Law.MONOTONE}),  # as drawn
     cost="a pass over q and k and one bias on every score per layer",
-    build=lambda shape: SwinV2(shape.grid or (min(shape.max_positions, 64),) * 2, shape.num_heads),
+    build=lambda shape: SwinV2(shape.grid or (min(shape.max_positions, 32),) * 2, shape.num_heads),
     axes="two",
     learned="1536 + 513 per head",
     does="a network's bias of log-spaced differences, and cosine attention; `resized(grid)` for another window",
