@@ -35,11 +35,14 @@ if TYPE_CHECKING:
     from posenc.schemes.axial_rope import AxialRoPE as AxialRoPE
     from posenc.schemes.catalog import catalog as catalog
     from posenc.schemes.cope import CoPE as CoPE
+    from posenc.schemes.deberta import DeBERTa as DeBERTa
     from posenc.schemes.distance_aware import DistanceAware as DistanceAware
     from posenc.schemes.exponential_decay import ExponentialDecay as ExponentialDecay
+    from posenc.schemes.fire import FIRE as FIRE
     from posenc.schemes.fourier_features import FourierFeatures as FourierFeatures
     from posenc.schemes.fox import FoX as FoX
     from posenc.schemes.inkling import Inkling as Inkling
+    from posenc.schemes.kerple import KERPLE as KERPLE
     from posenc.schemes.learned import Learned as Learned
     from posenc.schemes.lie_re import LieRE as LieRE
     from posenc.schemes.mixed_rope import MixedRoPE as MixedRoPE
@@ -50,14 +53,18 @@ if TYPE_CHECKING:
     from posenc.schemes.relative_2d import Relative2D as Relative2D
     from posenc.schemes.rope import RoPE as RoPE
     from posenc.schemes.rope_3d import RoPE3D as RoPE3D
+    from posenc.schemes.sandwich import Sandwich as Sandwich
     from posenc.schemes.segment import Segment as Segment
     from posenc.schemes.shaw import Shaw as Shaw
     from posenc.schemes.sinusoidal import Sinusoidal as Sinusoidal
     from posenc.schemes.softcap import Softcap as Softcap
     from posenc.schemes.stick_breaking import StickBreaking as StickBreaking
     from posenc.schemes.string import STRING as STRING
+    from posenc.schemes.swin import Swin as Swin
+    from posenc.schemes.swin_v2 import SwinV2 as SwinV2
     from posenc.schemes.t5 import T5 as T5
     from posenc.schemes.transformer_xl import TransformerXL as TransformerXL
+    from posenc.schemes.tupe import TUPE as TUPE
 
 __version__ = "0.1.0"
 
@@ -109,6 +116,13 @@ _HOMES = {
     "MRoPE": "schemes.mrope",
     "RoPE3D": "schemes.rope_3d",
     "STRING": "schemes.string",
+    "DeBERTa": "schemes.deberta",
+    "FIRE": "schemes.fire",
+    "KERPLE": "schemes.kerple",
+    "Sandwich": "schemes.sandwich",
+    "Swin": "schemes.swin",
+    "SwinV2": "schemes.swin_v2",
+    "TUPE": "schemes.tupe",
 }
 
 __all__ = [*_HOMES, "models"]

@@ -126,7 +126,8 @@ class Function:
     they are functions of the coordinates of query and key, which broadcast. ``adds``: apply(s, *c) = s + apply(0, *c).
     ``derivative``, a function of a module too, takes the gradient of apply(s, *c) back to s and to each c, all in the
     shape of s: derivative(gradient, s, *c) -> (gradient, ...). Without it autograd does, more slowly. ``formula``
-    says which function it is, for kernels that cannot call Python: "relu times" is ReLU(s) c.
+    says which function it is, for kernels that cannot call Python: "relu times" is ReLU(s) c. ``scheme`` is whose it
+    is, for errors, where there is no distance that says so.
     """
 
     apply: Callable[..., Tensor]
@@ -135,6 +136,7 @@ class Function:
     adds: bool = False
     derivative: Callable[..., tuple[Tensor, ...]] | None = None
     formula: Literal["relu times"] | None = None
+    scheme: str = "the scheme"
 
     @property
     def reads_coordinates(self) -> bool:

@@ -208,7 +208,7 @@ class Probe:
 
     def vectors(self, places: Places) -> Float[Tensor, "tokens channels"] | None:
         """What the token doors give each position, in one row: the vector it adds, and a fixed query and a fixed key as
-        it turns them. None where both are closed."""
+        it turns them. None where both are closed, or do the same to every token, wherever it stands."""
         if not {"add", "rotate"} & set(self.scheme.doors):
             return None
         positions = self.positions(places)
@@ -217,12 +217,23 @@ class Probe:
         if encoding.rotations:
             sizes = (1, self.shape.num_heads, 1, self.shape.head_dim)
             fixed = (self.draw(*sizes, seed=seed).expand(-1, -1, len(positions), -1) for seed in (5, 6))
-            rows += [x[0].transpose(0, 1).flatten(1) for x in encoding.rotate(*fixed)]
-        return torch.cat(rows, -1)
+            turned = [x[0].transpose(0, 1).flatten(1) for x in encoding.rotate(*fixed)]
+            rows += turned if self._turns_by_position else []
+        return torch.cat(rows, -1) if rows else None
+
+    @cached_property
+    def _turns_by_position(self) -> bool:
+        """Whether what the rotate door does depends on where the tokens are."""
+        last = FARTHEST if self.limit is None else self.limit
+        encoding = self.scheme.tokens(self.positions([0, 1, last]), dtype=torch.float64)
+        sizes = (1, self.shape.num_heads, 1, self.shape.head_dim)
+        fixed = [self.draw(*sizes, seed=seed).double().expand(-1, -1, 3, -1) for seed in (5, 6)]
+        turned = (encoding.rotate_query(fixed[0]), encoding.rotate_key(fixed[1]))
+        return any(not torch.equal(x, x[:, :, :1].expand_as(x)) for x in turned)
 
     def maps(self, places: Places) -> tuple[Tensor, Tensor] | None:
         """What the rotate door does to queries and to keys of head 0, as matrices (tokens, head_dim, head_dim) of
-        float64; None where it is closed."""
+        float64; None where it is closed, or changes their width."""
         if "rotate" not in self.scheme.doors:
             return None
         positions = self.positions(places)
@@ -230,7 +241,7 @@ class Probe:
         basis = torch.eye(self.shape.head_dim, dtype=torch.float64)[:, None, None]
         turned = encoding.rotate(*[basis.expand(-1, self.shape.num_heads, len(positions), -1)] * 2)
         query, key = (x[:, 0].permute(1, 2, 0) for x in turned)
-        return query, key
+        return (query, key) if query.size(1) == self.shape.head_dim else None
 
     def output(
         self, places: Places, content: Float[Tensor, "contents tokens dim"], segment: Int[Tensor, " tokens"]
