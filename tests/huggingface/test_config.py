@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import transformers
 
-from posenc import RoPE
+from posenc import RoPE, schedules
 from posenc.huggingface import ModelPositions, scheme_from_config
 from posenc.scalings import LongRoPE, PositionInterpolation
 from posenc.scheme import Schedule
@@ -170,3 +171,27 @@ def test_the_list_of_longrope_goes_by_the_length_of_the_text() -> None:
     said = scheme_from_config(config)
     assert disagreements(config, said) == []
     assert any("scores" in each for each in disagreements(config, with_rope(said, by_capacity)))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "given", "ready"),
+    [
+        (
+            "gemma3_text",
+            {"num_hidden_layers": 34, "sliding_window": 1024, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+            schedules.gemma3(),
+        ),
+        ("gpt_oss", {}, schedules.gpt_oss()),
+        ("smollm3", {"rope_theta": 5e6}, schedules.smollm3()),
+        (
+            "cohere2",
+            {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32},
+            schedules.cohere2(base=1e4),
+        ),
+    ],
+)
+def test_ready_schedules_are_those_of_the_configurations(
+    model_type: str, given: dict[str, Any], ready: Schedule
+) -> None:
+    config = transformers.AutoConfig.for_model(model_type, **given)
+    assert repr(scheme_from_config(config).schedule) == repr(ready)
