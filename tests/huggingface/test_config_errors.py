@@ -273,3 +273,70 @@ def test_it_says_what_it_read() -> None:
         f"  layers 0, 2: RoPE, base 150, all 20 channels, half layout, {yarn}, window of 4 keys, a sink per head\n"
         f"  layers 1, 3: RoPE, base 150, all 20 channels, half layout, {yarn}, whole text, a sink per head"
     )
+
+
+PUBLISHED: list[tuple[dict[str, Any], str]] = [
+    ({"model_type": "t5", "n_positions": 512}, "n_positions = 512 is read by nothing of the model"),
+    (
+        {"model_type": "bloom", "offset_alibi": 100, "masked_softmax_fusion": True, "attention_softmax_in_fp32": True},
+        "offset_alibi = 100 is read by nothing of the model",
+    ),
+    ({"model_type": "gptj", "rotary": True, "rotary_dim": 64, "scale_attn_weights": True}, "channels 0..63 of 256"),
+    ({"model_type": "modernbert", "position_embedding_type": "absolute", "global_rope_theta": 1.5e5}, "base 150000"),
+    (
+        {"model_type": "smollm3", "max_window_layers": 28, "no_rope_layer_interval": 4, "rope_theta": 5e6},
+        "max_window_layers = 28 is read by nothing of the model",
+    ),
+    (
+        {"model_type": "cohere2", "position_embedding_type": "rope_gptj", "rotary_pct": 1.0, "rope_theta": 5e4},
+        "base 50000",
+    ),
+    ({"model_type": "gemma2", "sliding_window": 2048, "sliding_window_size": 2048}, "window of 2048 keys"),
+    (
+        {
+            "model_type": "deepseek_v3",
+            "rope_theta": 10_000,
+            "max_position_embeddings": 163_840,
+            "rope_scaling": {
+                "beta_fast": 32,
+                "beta_slow": 1,
+                "factor": 40,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "original_max_position_embeddings": 4096,
+                "type": "yarn",
+            },
+        },
+        "scale 0.135234",  # 192^-0.5 (0.1 ln 40 + 1)^2
+    ),
+    (
+        {"model_type": "qwen2_vl", "rope_theta": 1e6, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
+        "pairs by axis 16 x 0, 24 x 1, 24 x 2",
+    ),
+    (
+        {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "sliding_window": 1024}},
+        "gemma3_text: decoder",
+    ),
+]
+
+
+@pytest.mark.parametrize(("config", "words"), PUBLISHED)
+def test_keys_of_published_configurations_are_no_error(config: dict[str, Any], words: str) -> None:
+    assert words in repr(scheme_from_config(config))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "gptj", "rotary": False, "rotary_dim": 64}, None),
+        ({"model_type": "gptj", "scale_attn_weights": 2}, "gptj's scale_attn_weights must be true, since the model"),
+        ({"model_type": "cohere2", "rotary_pct": 0.5}, "cohere2's rotary_pct must be 1, since cohere2 turns all"),
+        (
+            {"model_type": "gemma2", "sliding_window_size": 9},
+            "gemma2's sliding_window_size contradicts sliding_window 4096",
+        ),
+    ],
+)
+def test_the_same_keys_with_other_values_are(config: dict[str, Any], message: str | None) -> None:
+    with pytest.raises(ValueError, match=message or "gptj's rotary must be true, since the model of transformers"):
+        scheme_from_config(config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from posenc.scheme import Schedule, Scheme, Window, check_window
 from posenc.schemes.nope import NoPE
@@ -83,10 +83,6 @@ class ModelPositions:
             said.setdefault(does, []).append(layer)
         lines += [f"  layer{'s' * (len(which) > 1)} {ranges(which)}: {does}" for does, which in said.items()]
         return "\n".join(lines + [f"  {remark}" for remark in self.remarks])
-
-    def changed(self, **changes: object) -> ModelPositions:
-        """The same with other fields."""
-        return replace(self, **changes)  # type: ignore[arg-type]
 
 
 def window_words(window: Window) -> str:

@@ -89,6 +89,12 @@ def scaled(factor: float, head_dim: int) -> float | None:
 # -- decoders that rotate ---------------------------------------------------------------------------------------------
 
 
+def silent(keys: Keys, name: str) -> tuple[str, ...]:
+    """A remark on a key that published configurations have, and nothing of the model reads."""
+    value = keys.get(name)
+    return () if value is None else (f"{name} = {value} is read by nothing of the model",)
+
+
 def llama(keys: Keys) -> ModelPositions:
     return alike(keys, rotary(keys, head_dim_of(keys)))
 
@@ -181,6 +187,8 @@ def gpt_neox(keys: Keys) -> ModelPositions:
 
 def gptj(keys: Keys) -> ModelPositions:
     # Base and layout are in the code, and no key says them.
+    for name in ("rotary", "scale_attn_weights"):
+        keys.refuse(name, True, why="must be true, since the model of transformers overlooks it")
     rope = RoPE(head_dim_of(keys), 10_000.0, "interleaved", rotary_dim=keys("rotary_dim"))
     return alike(keys, rope)
 
@@ -242,9 +250,10 @@ def llama4(keys: Keys) -> ModelPositions:
 
 def smollm3(keys: Keys) -> ModelPositions:
     kinds, rope, nope = kinds_of(keys, FULL, SLIDING), rotary(keys, head_dim_of(keys)), NoPE()
-    turns = _turns(keys)
+    schemes: list[Scheme] = [rope if turn else nope for turn in _turns(keys)]
     keys.flag("use_sliding_window")
-    return described(keys, [rope if turn else nope for turn in turns], windows_of(keys, kinds), [Layer()] * len(kinds))
+    remarks = silent(keys, "max_window_layers")
+    return described(keys, schemes, windows_of(keys, kinds), [Layer()] * len(kinds), remarks=remarks)
 
 
 def _turns(keys: Keys) -> list[bool]:
@@ -258,6 +267,8 @@ def _turns(keys: Keys) -> list[bool]:
 
 def cohere2(keys: Keys) -> ModelPositions:
     kinds, nope = kinds_of(keys, FULL, SLIDING), NoPE()
+    keys.refuse("position_embedding_type", "rope_gptj", why="must be 'rope_gptj', which is all that the model has")
+    keys.refuse("rotary_pct", 1.0, why="must be 1, since cohere2 turns all channels")
     rope = rotary(keys, head_dim_of(keys), layout="interleaved")
     check_pattern(keys, "sliding_window_pattern", kinds, lambda layer, n: SLIDING if (layer + 1) % n else FULL)
     schemes: list[Scheme] = [rope if kind == SLIDING else nope for kind in kinds]
@@ -267,6 +278,8 @@ def cohere2(keys: Keys) -> ModelPositions:
 def gemma2(keys: Keys) -> ModelPositions:
     keys.refuse("use_bidirectional_attention", False, why="must be false: only causal attention is read")
     kinds, head_dim = kinds_of(keys, FULL, SLIDING), head_dim_of(keys)
+    window = keys.get("sliding_window")
+    keys.refuse("sliding_window_size", window, why=f"contradicts sliding_window {window}")
     rope, layer = rotary(keys, head_dim), _gemma_layer(keys, head_dim)
     return described(keys, [rope] * len(kinds), windows_of(keys, kinds), [layer] * len(kinds))
 
@@ -322,9 +335,10 @@ def modernbert(keys: Keys) -> ModelPositions:
     kinds, head_dim = kinds_of(keys, FULL, SLIDING), head_dim_of(keys)
     check_pattern(keys, "global_attn_every_n_layers", kinds, lambda layer, n: SLIDING if layer % n else FULL)
     schemes = by_kind(keys, kinds, lambda kind: rotary(keys, head_dim, of_type=kind))
+    remarks = silent(keys, "position_embedding_type")
     side = keys("local_attention") // 2  # to either side, that token included
     windows: list[Window] = [(side, side) if kind == SLIDING else None for kind in kinds]
-    return described(keys, schemes, windows, [Layer()] * len(kinds), causal=False)
+    return described(keys, schemes, windows, [Layer()] * len(kinds), causal=False, remarks=remarks)
 
 
 def dinov3(keys: Keys) -> ModelPositions:
@@ -396,7 +410,8 @@ def t5(keys: Keys) -> ModelPositions:
     decodes = keys.inside == "decoder"
     bias = T5(heads, buckets, keys("relative_attention_max_distance"), bidirectional=not decodes)
     count = int(keys("num_decoder_layers" if decodes else "num_hidden_layers"))
-    said = ("attention of the decoder to the encoder has no positions",) if decodes else ()
+    said: tuple[str, ...] = ("attention of the decoder to the encoder has no positions",) if decodes else ()
+    said += silent(keys, "n_positions")
     return described(
         keys, [bias] * count, [None] * count, [Layer(scale=1.0)] * count, causal=decodes, length=None, remarks=said
     )
@@ -404,7 +419,7 @@ def t5(keys: Keys) -> ModelPositions:
 
 def bloom(keys: Keys) -> ModelPositions:
     remark = "transformers counts positions by attention_mask, and takes no position_ids"
-    return alike(keys, ALiBi(keys("num_attention_heads")), remarks=(remark,))
+    return alike(keys, ALiBi(keys("num_attention_heads")), remarks=(remark, *silent(keys, "offset_alibi")))
 
 
 def mpt(keys: Keys) -> ModelPositions:

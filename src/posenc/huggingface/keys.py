@@ -17,8 +17,10 @@ POSITIONAL = re.compile(
 NOT_POSITIONAL = frozenset(
     {
         "chunk_size_feed_forward",
+        "attention_softmax_in_fp32",
         "final_logit_softcapping",  # of the vocabulary
         "ignore_keys_at_rope_validation",  # for transformers' own validation
+        "masked_softmax_fusion",
         "mlp_layer_types",
         "mtp_layer_types",
         "use_sliding_window",  # read by those that have it, inert elsewhere
