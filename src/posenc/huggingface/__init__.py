@@ -1,0 +1,42 @@
+"""Models of the transformers library: configurations in, weights converted, models patched and put back.
+
+transformers itself is imported inside the functions that need it: it is the extra ``posenc[huggingface]``.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from posenc.huggingface.config import Layer as Layer
+    from posenc.huggingface.config import ModelPositions as ModelPositions
+    from posenc.huggingface.config import scheme_from_config as scheme_from_config
+    from posenc.huggingface.weights import convert_layout as convert_layout
+    from posenc.huggingface.weights import half_to_interleaved as half_to_interleaved
+    from posenc.huggingface.weights import interleaved_to_half as interleaved_to_half
+    from posenc.huggingface.weights import resize_grid as resize_grid
+    from posenc.huggingface.weights import resize_line as resize_line
+
+# Public names and where they live. They are imported at first use, so that nothing is paid for what is not used.
+HOMES = {
+    "Layer": "config",
+    "ModelPositions": "config",
+    "scheme_from_config": "config",
+    "convert_layout": "weights",
+    "half_to_interleaved": "weights",
+    "interleaved_to_half": "weights",
+    "resize_grid": "weights",
+    "resize_line": "weights",
+}
+
+__all__ = list(HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in HOMES:
+        raise AttributeError(f"module 'posenc.huggingface' has no attribute {name!r}")
+    globals()[name] = getattr(importlib.import_module(f"posenc.huggingface.{HOMES[name]}"), name)
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
