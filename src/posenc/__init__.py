@@ -26,14 +26,17 @@ if TYPE_CHECKING:
     from posenc.schemes.alibi import ALiBi as ALiBi
     from posenc.schemes.catalog import catalog as catalog
     from posenc.schemes.distance_aware import DistanceAware as DistanceAware
+    from posenc.schemes.dual_chunk import DualChunk as DualChunk
     from posenc.schemes.exponential_decay import ExponentialDecay as ExponentialDecay
     from posenc.schemes.fourier_features import FourierFeatures as FourierFeatures
     from posenc.schemes.learned import Learned as Learned
     from posenc.schemes.nope import NoPE as NoPE
+    from posenc.schemes.re_rope import ReRoPE as ReRoPE
     from posenc.schemes.relative_1d import Relative1D as Relative1D
     from posenc.schemes.relative_2d import Relative2D as Relative2D
     from posenc.schemes.rope import RoPE as RoPE
     from posenc.schemes.segment import Segment as Segment
+    from posenc.schemes.self_extend import SelfExtend as SelfExtend
     from posenc.schemes.shaw import Shaw as Shaw
     from posenc.schemes.sinusoidal import Sinusoidal as Sinusoidal
     from posenc.schemes.t5 import T5 as T5
@@ -57,8 +60,10 @@ _HOMES = {
     "ALiBi": "schemes.alibi",
     "AbsoluteInAttention": "schemes.absolute_in_attention",
     "DistanceAware": "schemes.distance_aware",
+    "DualChunk": "schemes.dual_chunk",
     "ExponentialDecay": "schemes.exponential_decay",
     "FourierFeatures": "schemes.fourier_features",
+    "ReRoPE": "schemes.re_rope",
     "Relative1D": "schemes.relative_1d",
     "Relative2D": "schemes.relative_2d",
     "Shaw": "schemes.shaw",
@@ -68,6 +73,7 @@ _HOMES = {
     "NoPE": "schemes.nope",
     "RoPE": "schemes.rope",
     "Segment": "schemes.segment",
+    "SelfExtend": "schemes.self_extend",
     "Sinusoidal": "schemes.sinusoidal",
 }
 

@@ -569,6 +569,9 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
         f"Encoding.rotate_{name}": [Row(partial(turn, Q[..., :2]), "the rotation was made for head_dim 4, got …")]
         for name, turn in (("query", BOUND.rotate_query), ("key", BOUND.rotate_key))
     },
+    "Encoding.rotate_bands": [
+        Row(lambda: BOUND.rotate_bands(Q[..., :2], Q), "the rotation was made for head_dim 4, got q or k of head_dim 2")
+    ],
     **{
         f"Encoding.rotate_{name}": [Row(partial(turn, Q[..., :2]), "the rotation was made for head_dim 4, got …")]
         for name, turn in (("value", TURNS_VALUES.rotate_value), ("output", TURNS_VALUES.rotate_output))
