@@ -18,8 +18,8 @@ from tests.backends.grounds import PLACES
 
 HEADS, KV_HEADS, HEAD_DIM, TOKENS = 4, 2, 6, 150
 NO_ROTATION_OF_ITS_OWN = (
-    "the encoding turns far pairs otherwise than near ones, so no query or key has one rotation of its own: leave it to "
-    "attention, and keep keys as they are (a scheme's needs_raw_keys says so)"
+    "the encoding turns far pairs otherwise than near ones, so no query or key has one rotation of its own: leave it "
+    "to attention, and keep keys as they are (a scheme's needs_raw_keys says so)"
 )
 WHOLE_ROWS = (
     "a score term needs whole rows of scores and meets one query, but far pairs are turned otherwise than near ones: "

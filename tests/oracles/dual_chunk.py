@@ -6,7 +6,8 @@
         min(p_i mod c + c, chunk)   if n = 1
         min(2c - 1, chunk)          if n >= 2
 
-An et al. 2024 (arXiv 2402.17463), section 3, and the authors' `chunkllama_attn_replace.py`. Conventions: R of `rope`.
+An et al. 2024 (arXiv 2402.17463), section 3, and the authors' `chunkllama_attn_replace.py`. Conventions: R(a) turns channel pair
+m by a base^(-2m/D).
 The code is for causal attention of a text from 0 on; here a chunk is floor(p/c) at any position, and a key ahead counts
 as one of the query's own chunk.
 """
@@ -15,9 +16,20 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from .attention import Score, dot, heads
+from .attention import Score, Vector, dot, heads
 from .case import HEAD_DIM, Case, rows
-from .rope import rotate
+
+
+def turn(x: Vector, angle: float, base: float, layout: str) -> Vector:
+    """R(angle) x: pair m, (m, m + D/2) or (2m, 2m + 1), counter-clockwise by angle base^(-2m/D)."""
+    dim = len(x)
+    out = list(x)
+    for m in range(dim // 2):
+        a, b = (m, m + dim // 2) if layout == "half" else (2 * m, 2 * m + 1)
+        by = angle * base ** (-2 * m / dim)
+        out[a] = x[a] * math.cos(by) - x[b] * math.sin(by)
+        out[b] = x[a] * math.sin(by) + x[b] * math.cos(by)
+    return out
 
 
 def query_place(p_i: float, p_j: float, chunk: int, local: int) -> float:
@@ -38,8 +50,8 @@ def score(q: Any, k: Any, x: Any, y: Any, *, base: float, layout: str, chunk: in
 
     def of_pair(s: float, b: int, h: int, i: int, j: int) -> float:
         p_i, p_j = places[b][i], others[b][j]
-        query = rotate(queries[b][h][i], query_place(p_i, p_j, chunk, local), base, layout)
-        key = rotate(keys[b][h // group][j], p_j - c * math.floor(p_j / c), base, layout)
+        query = turn(queries[b][h][i], query_place(p_i, p_j, chunk, local), base, layout)
+        key = turn(keys[b][h // group][j], p_j - c * math.floor(p_j / c), base, layout)
         return dot(query, key) / math.sqrt(len(key))
 
     return of_pair

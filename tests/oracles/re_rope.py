@@ -4,16 +4,28 @@
 
 Su Jianlin 2023 (kexue.fm/archives/9708), and the author's `rerope_patch.py` and `leaky_rerope_patch.py`. There, far
 scores turn the query to w and the key to 0, or the two to (p_i + w (k - 1))/k and p_j/k: leak = 0 and 1/k. Conventions:
-R as in `rope`; keys ahead of the query are near, however far ahead. Any real position will do.
+R(a) turns channel pair
+m by a base^(-2m/D); keys ahead of the query are near, however far ahead. Any real position will do.
 """
 
 import math
 from collections.abc import Callable
 from typing import Any
 
-from .attention import Score, dot, heads
+from .attention import Score, Vector, dot, heads
 from .case import HEAD_DIM, Case, rows
-from .rope import rotate
+
+
+def turn(x: Vector, angle: float, base: float, layout: str) -> Vector:
+    """R(angle) x: pair m, (m, m + D/2) or (2m, 2m + 1), counter-clockwise by angle base^(-2m/D)."""
+    dim = len(x)
+    out = list(x)
+    for m in range(dim // 2):
+        a, b = (m, m + dim // 2) if layout == "half" else (2 * m, 2 * m + 1)
+        by = angle * base ** (-2 * m / dim)
+        out[a] = x[a] * math.cos(by) - x[b] * math.sin(by)
+        out[b] = x[a] * math.sin(by) + x[b] * math.cos(by)
+    return out
 
 
 def distance(d: float, window: int, leak: float) -> float:
@@ -28,7 +40,7 @@ def score(q: Any, k: Any, x: Any, y: Any, *, base: float, layout: str, window: i
 
     def of_pair(s: float, b: int, h: int, i: int, j: int) -> float:
         f = distance(places[b][i] - others[b][j], window, leak)
-        turned = rotate(keys[b][h // group][j], -f, base, layout)
+        turned = turn(keys[b][h // group][j], -f, base, layout)
         return dot(queries[b][h][i], turned) / math.sqrt(len(turned))
 
     return of_pair
