@@ -281,6 +281,11 @@ class Positions:
             return self._like(coords=coords * factor + offset, _layout=self._layout.without_coords(), _is_read=False)
         return self._like(coords=self.coords * factor + offset, _layout=self._layout.shifted(offset, factor))
 
+    def with_coords(self, coords: Shaped[Tensor, "rows tokens *axes"]) -> Positions:
+        """The same tokens at other coordinates, one row of them for all or one each. Order and documents stay."""
+        made = Positions(coords, order=self.order, document=self.document, segment=self.segment)
+        return made._set(_layout=self._layout.without_coords(), _is_read=False)
+
     def with_segment(self, segment: Int[Tensor, "rows tokens"]) -> Positions:
         """The same positions, with the segment of each token."""
         made = Positions(self.coords, order=self.order, document=self.document, segment=segment)

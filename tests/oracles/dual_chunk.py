@@ -6,10 +6,9 @@
         min(p_i mod c + c, chunk)   if n = 1
         min(2c - 1, chunk)          if n >= 2
 
-An et al. 2024 (arXiv 2402.17463), section 3, and the authors' `chunkllama_attn_replace.py`. Conventions: R(a) turns channel pair
-m by a base^(-2m/D).
-The code is for causal attention of a text from 0 on; here a chunk is floor(p/c) at any position, and a key ahead counts
-as one of the query's own chunk.
+An et al. 2024 (arXiv 2402.17463), section 3, and the authors' `chunkllama_attn_replace.py`. Conventions: R(a) turns
+channel pair m by a base^(-2m/D). The code is for causal attention of a text from 0 on; here a chunk is floor(p/c) at
+any position, and a key ahead counts as one of the query's own chunk.
 """
 
 import math

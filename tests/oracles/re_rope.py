@@ -4,8 +4,8 @@
 
 Su Jianlin 2023 (kexue.fm/archives/9708), and the author's `rerope_patch.py` and `leaky_rerope_patch.py`. There, far
 scores turn the query to w and the key to 0, or the two to (p_i + w (k - 1))/k and p_j/k: leak = 0 and 1/k. Conventions:
-R(a) turns channel pair
-m by a base^(-2m/D); keys ahead of the query are near, however far ahead. Any real position will do.
+R(a) turns channel pair m by a base^(-2m/D); keys ahead of the query are near, however far ahead. Any real position will
+do.
 """
 
 import math

@@ -4,8 +4,8 @@
                                            floor(p_i/G) + w - floor(w/G) - floor(p_j/G)           otherwise
 
 Jin et al. 2024 (arXiv 2401.01325), section 3, and the authors' code (datamllab/LongLM), which shifts by w - w/G in one
-branch and by w - floor(w/G) in another. Conventions: R(a) turns channel pair
-m by a base^(-2m/D); keys ahead of the query are near, all of them.
+branch and by w - floor(w/G) in another. Conventions: R(a) turns channel pair m by
+a base^(-2m/D); keys ahead of the query are near, however far ahead.
 """
 
 import math
