@@ -1,9 +1,9 @@
 """Positions made of tokens, one token at a time.
 
-Abacus (McLeish et al. 2024, arXiv 2405.17399, section 3): the m-th digit of a number stands at m, what is no digit at 0.
-Bilevel (He et al. 2024, arXiv 2401.16421, section 3): a token stands at (n, s): s segments ended before it, and n tokens
-of its own segment stand before it, but at most longest - 1. A mark belongs to the segment that it ends. Conventions:
-texts are read by order, whatever the places of their tokens in a row; padding (document -1) stands at 0.
+Abacus (McLeish et al. 2024, arXiv 2405.17399, section 3): the m-th digit of a number stands at m, all else at 0.
+Bilevel (He et al. 2024, arXiv 2401.16421, section 3): a token stands at (n, s): s segments ended before it, and n
+tokens of its own segment stand before it, but at most longest - 1. A mark belongs to the segment that it ends.
+Conventions: texts are read by order, whatever the places of their tokens in a row; padding (document -1) stands at 0.
 """
 
 
