@@ -281,7 +281,6 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: abacus(LINE, None, 3 * DIGITS.long()), "digits must be of 0 and 1 where it is not bool, got 3"),
     (lambda: bilevel(LINE, None), "ends must be a tensor (rows, tokens) of True or 1 = token, got …"),
     (lambda: bilevel(LINE, DIGITS, longest=0), "longest must be a whole number of at least 1, got 0"),
-    (lambda: LINE.with_coords(torch.zeros(1, 4)), "order must be …"),
 ]
 
 

@@ -38,7 +38,7 @@ def as_they_lie(positions: Positions, marks: Tensor) -> tuple[Tensor, Tensor, Te
 CASES = test_training.CASES
 MOVED = partial(test_training.test_a_text_moves_as_one, "packed")
 COUNTED = partial(test_training.test_abacus_is_the_oracles, "permuted")
-SPLIT = partial(test_training.test_bilevel_is_the_oracles, None, "packed")
+SPLIT = partial(test_training.test_bilevel_is_the_oracles, "packed", None)
 MUTANTS = (
     Mutant("moves the documents of a row together", training, "_numbered", one_for_each_row, MOVED),
     Mutant(
