@@ -231,7 +231,7 @@ FIGURES: dict[str, list[Row]] = {
             lambda: rotations.rope_rotation("re_rope"),
             "schemes must turn near and far pairs alike, got one that has bands",
         ),
-        Row(lambda: rotations.rope_rotation("alibi"), "schemes must open the rotate door (rope), got 'alibi', …"),
+        Row(lambda: rotations.rope_rotation("alibi"), "schemes must open the rotate door (…rope…), got 'alibi', …"),
     ],
     "rope_phases": [
         *named(rotations.rope_phases),

@@ -129,7 +129,9 @@ def rises_with_order(call: Call) -> bool:
 def _by_order(call: Call, start: int | None, end: int | None) -> Call | None:
     """The call of pairs with start <= o_i - o_j < end; None where a window hides all of them."""
     seen = call.visibility
-    left = min((x for x in (seen.left, None if end is None else end - 1) if x is not None), default=None)
+    left = seen.left
+    if end is not None:
+        left = end - 1 if left is None else min(left, end - 1)
     if start is None:
         return replace(call, visibility=replace(seen, left=left))
     if left is not None and left < start:
