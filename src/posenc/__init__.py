@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from posenc.schemes.cope import CoPE as CoPE
     from posenc.schemes.deberta import DeBERTa as DeBERTa
     from posenc.schemes.distance_aware import DistanceAware as DistanceAware
+    from posenc.schemes.dual_chunk import DualChunk as DualChunk
     from posenc.schemes.exponential_decay import ExponentialDecay as ExponentialDecay
     from posenc.schemes.fire import FIRE as FIRE
     from posenc.schemes.fourier_features import FourierFeatures as FourierFeatures
@@ -49,12 +50,14 @@ if TYPE_CHECKING:
     from posenc.schemes.mrope import MRoPE as MRoPE
     from posenc.schemes.nope import NoPE as NoPE
     from posenc.schemes.query_scale import QueryScale as QueryScale
+    from posenc.schemes.re_rope import ReRoPE as ReRoPE
     from posenc.schemes.relative_1d import Relative1D as Relative1D
     from posenc.schemes.relative_2d import Relative2D as Relative2D
     from posenc.schemes.rope import RoPE as RoPE
     from posenc.schemes.rope_3d import RoPE3D as RoPE3D
     from posenc.schemes.sandwich import Sandwich as Sandwich
     from posenc.schemes.segment import Segment as Segment
+    from posenc.schemes.self_extend import SelfExtend as SelfExtend
     from posenc.schemes.shaw import Shaw as Shaw
     from posenc.schemes.sinusoidal import Sinusoidal as Sinusoidal
     from posenc.schemes.softcap import Softcap as Softcap
@@ -92,8 +95,10 @@ _HOMES = {
     "ALiBi": "schemes.alibi",
     "AbsoluteInAttention": "schemes.absolute_in_attention",
     "DistanceAware": "schemes.distance_aware",
+    "DualChunk": "schemes.dual_chunk",
     "ExponentialDecay": "schemes.exponential_decay",
     "FourierFeatures": "schemes.fourier_features",
+    "ReRoPE": "schemes.re_rope",
     "Relative1D": "schemes.relative_1d",
     "Relative2D": "schemes.relative_2d",
     "Shaw": "schemes.shaw",
@@ -103,6 +108,7 @@ _HOMES = {
     "NoPE": "schemes.nope",
     "RoPE": "schemes.rope",
     "Segment": "schemes.segment",
+    "SelfExtend": "schemes.self_extend",
     "Sinusoidal": "schemes.sinusoidal",
     "CoPE": "schemes.cope",
     "FoX": "schemes.fox",

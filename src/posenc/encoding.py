@@ -24,9 +24,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc import compat
-from posenc.arguments import check_type, shown
+from posenc.arguments import check_type, shown, whole
 from posenc.features import Feature, Projected, features_of
-from posenc.pieces import Piece, Value
+from posenc.pieces import Piece, Row, Value
 from posenc.positions import Positions
 
 TokenMap: TypeAlias = Callable[[Tensor], Tensor]
@@ -36,8 +36,21 @@ Features: TypeAlias = Mapping[str, Tensor]
 """Named per-token tensors (batch, heads, tokens[, width]) that a layer makes from its hidden state."""
 
 DOORS = ("add", "rotate", "score", "value")
+TURNED_IN_PAIRS = (
+    "the encoding turns far pairs otherwise than near ones, so no query or key has one rotation of its own: leave it "
+    "to attention, and keep keys as they are (a scheme's needs_raw_keys says so)"
+)
 NOTHING: Features = MappingProxyType({})
 NO_FEATURES: Mapping[str, Feature] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Band:
+    """Maps of queries and of keys for pairs that are far from one another: see `Rotation`."""
+
+    reach: int
+    query: TokenMap
+    key: TokenMap
 
 
 @dataclass(frozen=True)
@@ -47,6 +60,11 @@ class Rotation:
 
     A map may leave channels or heads alone, and may change the width of queries and keys: then ``scale`` is the factor
     of their inner product, where the call gives none.
+
+    ``bands`` turn far pairs by other maps: query i and key j by those of the last band with g(p_i) - g(p_j) >= reach,
+    where g(p) = p, or floor(p/chunk) with a ``chunk``; by the rotation's own where there is none. p is the one
+    coordinate of a token. Such keys cannot be kept rotated. ValueError unless reaches are whole numbers that rise from
+    1 or more, and the chunk is one above 0.
     """
 
     query: TokenMap
@@ -54,6 +72,17 @@ class Rotation:
     value: TokenMap | None = None
     output: TokenMap | None = None
     scale: float | None = None
+    bands: tuple[Band, ...] = ()
+    chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        check_type("bands", self.bands, tuple)
+        least = 1
+        for band in self.bands:
+            check_type("bands", band, Band)
+            least = whole("reach", band.reach, least) + 1
+        if self.chunk is not None:
+            whole("chunk", self.chunk)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +139,14 @@ class Encoding:
         check_type("key_positions", self.key_positions, Positions)
         for name in ("tables", "rotations", "pieces", "values"):
             check_type(name, getattr(self, name), tuple)
+        banded = [rotation for rotation in self.rotations if rotation.bands]
+        if len(banded) > 1:
+            raise ValueError("one scheme alone can turn far pairs otherwise than near ones, got two that do")
+        if banded and any(isinstance(piece, Row) for piece in self.pieces):
+            raise ValueError(
+                "a score term needs whole rows of scores and meets one query, but far pairs are turned otherwise than "
+                "near ones: the two cannot be composed"
+            )
 
     def __repr__(self) -> str:
         doors = ", ".join(self.doors) or "nothing"
@@ -187,6 +224,7 @@ class Encoding:
         where the tensors are not for these positions, and where values turn as well.
         """
         self.check(query, key)
+        self._check_of_tokens()
         if any(rotation.value is not None for rotation in self.rotations):
             raise ValueError(
                 "the encoding turns values too: call rotate_query, rotate_key and rotate_value, and rotate_output on "
@@ -196,8 +234,10 @@ class Encoding:
         return self.rotate_query(query), self.rotate_key(key)
 
     def rotate_query(self, query: Tensor) -> Tensor:
-        """The maps of queries alone. A slice of the channels will do, if the scheme was made for its width."""
+        """The maps of queries alone. A slice of the channels will do, if the scheme was made for its width. ValueError,
+        as in `rotate_key`, where far pairs are turned otherwise."""
         self.check_fresh()
+        self._check_of_tokens()
         for rotation in self.rotations:
             query = rotation.query(query)
         return query
@@ -205,9 +245,39 @@ class Encoding:
     def rotate_key(self, key: Tensor) -> Tensor:
         """The maps of keys alone, however many heads they have."""
         self.check_fresh()
+        self._check_of_tokens()
         for rotation in self.rotations:
             key = rotation.key(key)
         return key
+
+    @property
+    def banded(self) -> Rotation | None:
+        """The rotation that turns far pairs otherwise than near ones, or None."""
+        return next((rotation for rotation in self.rotations if rotation.bands), None)
+
+    def rotate_bands(self, query: Tensor, key: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Queries and keys as near pairs have them, and as those of each band do. What several share is turned once."""
+        self.check_fresh()
+        turned = [(query, key)]
+        for rotation in self.rotations:
+            maps = [(rotation.query, rotation.key), *((band.query, band.key) for band in rotation.bands)]
+            turned = turned if len(turned) > 1 else turned * len(maps)
+            maps = maps if len(maps) > 1 else maps * len(turned)
+            known: dict[tuple[int, int], Tensor] = {}
+
+            def once(turn: TokenMap, x: Tensor, known: dict[tuple[int, int], Tensor] = known) -> Tensor:
+                same = (id(turn), id(x))
+                if same not in known:
+                    known[same] = turn(x)
+                return known[same]
+
+            turned = [(once(of_q, q), once(of_k, k)) for (of_q, of_k), (q, k) in zip(maps, turned, strict=True)]
+        return turned
+
+    def _check_of_tokens(self) -> None:
+        """ValueError where a token has no rotation of its own."""
+        if self.banded is not None:
+            raise ValueError(TURNED_IN_PAIRS)
 
     def rotate_value(self, value: Tensor) -> Tensor:
         """The maps of values, where a scheme turns them; ``rotate_output`` then turns the output back."""
@@ -235,6 +305,7 @@ class Encoding:
         ValueError unless the encoding has one rotation of pairs of channels.
         """
         self.check_fresh()
+        self._check_of_tokens()
         maps = [rotation.query for rotation in self.rotations]
         if len(maps) != 1 or not hasattr(maps[0], "cos"):
             raise ValueError(f"cos_sin needs one rotation of channel pairs, got the doors {self.doors}")

@@ -181,6 +181,15 @@ def shared_by(of_heads: Tensor, heads: int) -> Tensor:
     return of_heads if over or group <= 1 else of_heads.repeat_interleave(group, 1)
 
 
+def turned_to(
+    coords: Shaped[Tensor, "rows tokens"], head_dim: int, base: float, layout: PairLayout, dtype: torch.dtype
+) -> PairRotation:
+    """The turn of all channel pairs of head_dim to these coordinates, by p base^(-2k/head_dim), held in ``dtype``."""
+    angle = phases(coords, frequencies(head_dim, base, coords.device))
+    cos, sin = torch.stack((angle.cos(), angle.sin()))[:, :, None].to(dtype=dtype, device=coords.device)
+    return PairRotation(cos, sin, layout, head_dim)
+
+
 def _pairs(x: Tensor, pairs: int, layout: PairLayout) -> tuple[Tensor, Tensor]:
     """Views of the first and of the second channel of every pair."""
     if layout == "half":

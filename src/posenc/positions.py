@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from posenc import compat, facts, givens
-from posenc.arguments import check_choice, check_type
+from posenc.arguments import check_choice, check_type, shown
 from posenc.layout import PADDING as PADDING
 from posenc.layout import Layout, Span, join, overlap, read
 
@@ -311,6 +311,16 @@ class Positions:
             # They may be rounded now, so they are read again.
             return self._like(coords=coords * factor + offset, _layout=self._layout.without_coords(), _is_read=False)
         return self._like(coords=self.coords * factor + offset, _layout=self._layout.shifted(offset, factor))
+
+    def with_coords(self, coords: Shaped[Tensor, "rows tokens *axes"]) -> Positions:
+        """The same tokens at other coordinates, one row of them for all or one each. Order and documents stay.
+
+        ValueError for coordinates of another number of tokens.
+        """
+        if not isinstance(coords, Tensor) or coords.dim() not in (2, 3) or coords.size(1) != len(self):
+            raise ValueError(f"coords must be a tensor (rows, {len(self)}[, axes]), got {shown(coords)}")
+        made = Positions(coords, order=self.order, document=self.document, segment=self.segment)
+        return made._set(_layout=self._layout.without_coords(), _is_read=False)
 
     def with_segment(self, segment: Int[Tensor, "rows tokens"]) -> Positions:
         """The same positions, with the segment of each token."""

@@ -100,6 +100,12 @@ class Scheme(nn.Module):
         """Whether a token's rotation depends on how long its text is by now. Then a cache cannot keep rotated keys."""
         return False
 
+    @property
+    def needs_raw_keys(self) -> bool:
+        """Whether a cache must keep keys as they are, and have them turned in every call: because a rotation depends on
+        how long the text is by now, or, with ``bands``, on the query that a key meets."""
+        return self.needs_lengths
+
     def reset_parameters(self) -> None:
         """Draws the parameters anew. Schemes without any have nothing to do."""
 
@@ -173,7 +179,8 @@ class Scheme(nn.Module):
         if rotation is not None and keys is not queries:
             of_keys = self.rotation(keys, dtype, context)
             assert of_keys is not None
-            rotation = replace(rotation, key=of_keys.key, value=of_keys.value)
+            bands = tuple(replace(a, key=b.key) for a, b in zip(rotation.bands, of_keys.bands, strict=True))
+            rotation = replace(rotation, key=of_keys.key, value=of_keys.value, bands=bands)
         made_with = () if torch.compiler.is_compiling() else tuple((p, version_of(p)) for p in self.parameters())
         return Encoding(
             queries,
@@ -309,6 +316,11 @@ class Composition(Scheme):
     def needs_lengths(self) -> bool:
         """Whether any part does."""
         return any(part.needs_lengths for part in self.parts)
+
+    @property
+    def needs_raw_keys(self) -> bool:
+        """Whether any part does."""
+        return any(part.needs_raw_keys for part in self.parts)
 
     def another(self) -> Composition:
         """A composition of copies of the parts."""

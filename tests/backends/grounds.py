@@ -115,8 +115,15 @@ KINDS: dict[str, Kind] = {entry.name: _of_entry(entry) for entry in CATALOG} | {
     "learned slope": Kind(lambda s: awkward.learned_slope(s.num_heads)),
     "bent line": Kind(lambda s: awkward.bent_line(s.num_heads), fractional=False),
     "of each key": Kind(lambda s: awkward.of_each_key(s.head_dim)),
+    "re_rope leaky+shaw": Kind(
+        lambda s: posenc.ReRoPE(s.head_dim, 7, leak=0.25) + Shaw(s.head_dim, 5), fractional=False
+    ),
+    "dual_chunk+alibi": Kind(lambda s: posenc.DualChunk(s.head_dim, 20, 7) + ALiBi(s.num_heads), looks_back=True),
     "of each key+shaw": Kind(lambda s: awkward.of_each_key(s.head_dim) + Shaw(s.head_dim, 5), fractional=False),
 }
+
+BANDED = frozenset({"re_rope", "self_extend", "dual_chunk", "re_rope leaky+shaw", "dual_chunk+alibi"})
+"""Those that turn far pairs otherwise than near ones."""
 
 
 def built(name: str, heads: int = HEADS, tokens: int = 9, dtype: torch.dtype = torch.float64) -> Scheme:
@@ -131,7 +138,7 @@ def built(name: str, heads: int = HEADS, tokens: int = 9, dtype: torch.dtype = t
 
 def shape_of(name: str, heads: int = HEADS, tokens: int = 9) -> Shape:
     """The sizes that `built` builds for."""
-    head_dim = 6 if "rope" in name else 7
+    head_dim = 6 if "rope" in name or name in BANDED else 7
     return Shape(heads * head_dim, heads, head_dim, max_positions=3 * tokens + 32)
 
 
@@ -141,6 +148,7 @@ ATTENDING = tuple(name for name in KINDS if name not in ADDING)
 VALUES = frozenset(name for name in KINDS if "value" in built(name).doors)
 NO_DISTANCE = frozenset(
     {"nope", "learned", "rope", "rope on a grid", "softcap", "of each key", "absolute_in_attention", "tupe"}
+    | {"re_rope", "self_extend", "dual_chunk"}
 )
 """Those of which no term goes by distance."""
 ROWS = frozenset({"cope"})
@@ -470,7 +478,9 @@ def refuses(backend: str, name: str, place: str, way: str | bool = "causal") -> 
     """Whether the backend is to refuse the scheme at that place; what is not said here it is to run."""
     asked = WAYS[way] if isinstance(way, str) else Way()
     if backend == "sdpa":
-        return name in VALUES | ROWS | FUNCTIONS or asked.has_sinks
+        return name in VALUES | ROWS | FUNCTIONS | BANDED or asked.has_sinks
+    if backend in LINEAR[:2] and name in BANDED and not _are_windows(name, place, asked):
+        return True
     if backend == "tiled":
         if name in NOT_BY_DISTANCE or asked.has_mask or not PLACES[place].is_tiled:
             return True
@@ -484,6 +494,14 @@ def refuses(backend: str, name: str, place: str, way: str | bool = "causal") -> 
     if backend in ("native", "triton"):
         return name in NOT_NATIVE or refuses("tiled", name, place, way)
     return False
+
+
+def _are_windows(name: str, place: str, asked: Way) -> bool:
+    """Whether a scheme's bands are windows of the order, or of chunks, so that no mask picks their pairs."""
+    where = PLACES[place]
+    is_one_line = place not in ("a prefix", "other keys", "packed, other keys")
+    is_cut = "dual_chunk" in name and "window" in asked.how
+    return where.is_even and where.is_tiled and is_one_line and not is_cut
 
 
 def small_blocks(patch: pytest.MonkeyPatch) -> None:

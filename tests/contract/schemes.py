@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc import Positions, RoPE, Scheme, attention
+from posenc import Positions, RoPE, Scheme
 from posenc.encoding import Context, Encoding, Rotation
 from posenc.phases import frequencies, phases
 from posenc.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Row, Value
@@ -242,26 +242,6 @@ class PoPE(Scheme):
 
         phase = self.delta.clamp(-2 * math.pi, 0)[:, None]
         return Rotation(lambda q: wide(q, angle), lambda k: wide(k, angle + phase), scale=dim**-0.5)
-
-
-def rerope(
-    rope: RoPE, window: int, query: Tensor, key: Tensor, value: Tensor, x: Positions, y: Positions, backend: str
-) -> tuple[Tensor, Tensor]:
-    """Pairs less than ``window`` apart are rotated by their positions, all others as if they were ``window`` apart.
-
-    Two calls: the far one has its queries at ``window`` and its keys at 0, and an order that is ``window`` behind, so
-    that causality leaves it the far keys. The two are merged by their log-sum-exp.
-    """
-    behind = Positions(torch.full_like(x.coords, window), order=x.order - window, document=x.document)
-    before = Positions(torch.zeros_like(y.coords), order=y.order, document=y.document)
-    options = {"is_causal": True, "backend": backend, "return_lse": True}
-    near, near_lse = attention(query, key, value, rope(x, y, dtype=DOUBLE), window=window, **options)
-    far, far_lse = attention(query, key, value, rope(behind, before, dtype=DOUBLE), **options)
-    blind = near_lse == -torch.inf  # padding, which does not see itself: inf - inf has no gradient
-    near_lse, far_lse = near_lse.masked_fill(blind, 0.0), far_lse.masked_fill(blind, 0.0)
-    lse = torch.logaddexp(near_lse, far_lse)
-    out = near * (near_lse - lse).exp()[..., None] + far * (far_lse - lse).exp()[..., None]
-    return out, lse.masked_fill(blind, -torch.inf)
 
 
 class RoPEWithSinks(RoPE):

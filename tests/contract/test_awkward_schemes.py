@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import posenc
-from posenc import DynamicNTK, Positions, RoPE, Scheme
+from posenc import DynamicNTK, Positions, ReRoPE, RoPE, Scheme
 from posenc.backends import tiled
 from posenc.block import Block
 from posenc.encoding import Context
@@ -134,16 +134,6 @@ def mla_step(trial: Trial, scheme: Any, step: ForwardPass, n: Tensors, last: Any
     return posenc.attention(query, key, latent, step.pairs(), **options) @ scheme.up_value.mT, None
 
 
-def rerope(trial: Trial, scheme: Any, n: Tensors, x: Positions, y: Positions, causal: bool, backend: str) -> Result:
-    return schemes.rerope(scheme, 3, n["query"], n["key"], n["value"], x, y, backend)
-
-
-def rerope_step(trial: Trial, scheme: Any, step: ForwardPass, n: Tensors, last: Any, backend: str) -> Any:
-    """Keys are kept as they are, since either band turns them otherwise."""
-    key, value, _ = step.cache.append(0, n["key"], n["value"])
-    return schemes.rerope(scheme, 3, n["query"], key, value, step.positions, step.key_positions, backend)
-
-
 def stick_breaking(*given: Any) -> Result:
     out, lse = plain(*given)
     return schemes.broken(out, lse), None
@@ -244,13 +234,10 @@ TRIALS = {
     ),
     "PoPE": Trial(lambda: schemes.PoPE(KV_HEADS, WIDTH, 313.0), partial(oracles.pope, base=313.0), LINES, sized()),
     "ReRoPE": Trial(
-        lambda: RoPE(WIDTH, base=7.0),
+        lambda: ReRoPE(WIDTH, 3, base=7.0),
         partial(oracles.rerope, base=7.0, window=3),
         LINES,
         sized(),
-        attend=rerope,
-        step=rerope_step,
-        causal=(True,),
     ),
     "rotated values": Trial(
         lambda: RoPE(7, base=313.0, first_channel=3, values=True),

@@ -539,6 +539,11 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
         [("x", "'x'"), (None, "None"), (True, "True"), (LINE.coords, "torch.int64 (1, 5)")],
         "a …number",
     ),
+    "Positions.with_coords": [
+        Row(lambda: LINE.with_coords([1]), "coords must be a tensor (rows, 5[, axes]), got [1]"),
+        Row(lambda: LINE.with_coords(LINE.coords[:, :4]), "coords must be a tensor (rows, 5[, axes]), got …(1, 4)"),
+        Row(lambda: LINE.with_coords(torch.ones(1, 5).half()), "coords must be int64, float32 or float64 …"),
+    ],
     "Positions.with_segment": [
         Row(lambda: LINE.with_segment([0]), "segment must be a tensor (rows, 5) like coords, got …[0]"),
         Row(lambda: LINE.with_segment(X[:1, :, 0]), "segment must be int64, got torch.float32"),
@@ -576,6 +581,9 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
         f"Encoding.rotate_{name}": [Row(partial(turn, Q[..., :2]), "the rotation was made for head_dim 4, got …")]
         for name, turn in (("query", BOUND.rotate_query), ("key", BOUND.rotate_key))
     },
+    "Encoding.rotate_bands": [
+        Row(lambda: BOUND.rotate_bands(Q[..., :2], Q), "the rotation was made for head_dim 4, got q or k of head_dim 2")
+    ],
     **{
         f"Encoding.rotate_{name}": [Row(partial(turn, Q[..., :2]), "the rotation was made for head_dim 4, got …")]
         for name, turn in (("value", TURNS_VALUES.rotate_value), ("output", TURNS_VALUES.rotate_output))

@@ -227,7 +227,11 @@ FIGURES: dict[str, list[Row]] = {
         *named(rotations.rope_rotation),
         *line(rotations.rope_rotation),
         *sizes(rotations.rope_rotation, {}, "pairs", "head_dim"),
-        Row(lambda: rotations.rope_rotation("alibi"), "schemes must open the rotate door (rope), got 'alibi', …"),
+        Row(
+            lambda: rotations.rope_rotation("re_rope"),
+            "schemes must turn near and far pairs alike, got one that has bands",
+        ),
+        Row(lambda: rotations.rope_rotation("alibi"), "schemes must open the rotate door (…rope…), got 'alibi', …"),
     ],
     "rope_phases": [
         *named(rotations.rope_phases),

@@ -56,7 +56,7 @@ def encode(scheme: Scheme) -> list[Tensor]:
     added = encoding.add(x)
     out = posenc.attention(query, key, key, encoding, is_causal=True)
     assert isinstance(out, Tensor)
-    turned = [encoding.rotate_query(query), encoding.rotate_key(key)]
+    turned = [x for pair in encoding.rotate_bands(query, key) for x in pair]
     return [added, *turned, posenc.logits(query, key, encoding), out]
 
 

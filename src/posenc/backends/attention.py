@@ -13,8 +13,8 @@ from torch import Tensor
 
 from posenc import compat
 from posenc.arguments import check_flag, check_type, is_number, shown
-from posenc.backends import choice
-from posenc.backends.call import Call, sliced
+from posenc.backends import bands
+from posenc.backends.call import Call, Far, sliced
 from posenc.backends.choice import BACKENDS as BACKENDS
 from posenc.backends.choice import Explanation
 from posenc.backends.reference import dense_logits
@@ -92,11 +92,10 @@ def attention(
     _check_norms(key_norms, call.key)
     call = replace(call, skip_below=_share(skip_below, call.dtype), key_norms=key_norms)
     _check_value_door(call)
-    is_auto = isinstance(backend, str) and backend == "auto"
-    chosen = choice.choose(call)[0] if is_auto else choice.named(call, backend)
+    run = bands.runner(call, backend)
     # Autocast would cast the bias together with the query: a bfloat16 ALiBi has 769 values over 4096 keys.
     with _without_autocast(query):
-        out, lse = chosen.run(call)
+        out, lse = run()
         if gives_weights(call.pieces):
             assert lse is not None
             out = (out.to(lse.dtype) * lse.exp()[..., None]).to(out.dtype)  # the sum that it was divided by
@@ -175,7 +174,7 @@ def explain(
     call = replace(call, skip_below=_share(skip_below, call.dtype), key_norms=key_norms)
     _check_value_door(call)
     _bind_pairs(call)
-    return choice.explain(call)
+    return bands.explain(call)
 
 
 def _bound(
@@ -240,7 +239,10 @@ def _call(
     left, right = check_window(window)
     if _is_autocast(query):  # as PyTorch's own attention does
         query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
-    query, key, value = bound.rotate_query(query), bound.rotate_key(key), bound.rotate_value(value)
+    value = bound.rotate_value(value)
+    (query, key), *far = bound.rotate_bands(query, key)
+    banded = bound.banded
+    reaches = () if banded is None else tuple(band.reach for band in banded.bands)
     call = Call(
         query,
         key,
@@ -257,6 +259,8 @@ def _call(
         bound.context.heads,
         bound.query_features,
         bound.key_features,
+        bands=tuple(Far(reach, *of_band) for reach, of_band in zip(reaches, far, strict=True)),
+        chunk=None if banded is None else banded.chunk,
     )
     if checks:
         _check_direction(call)

@@ -8,7 +8,7 @@ from functools import reduce
 from operator import and_
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from posenc import compat
@@ -17,6 +17,7 @@ from posenc.encoding import NOTHING, Features
 from posenc.forms import check
 from posenc.horizon import SKIP_BELOW
 from posenc.layout import Layout
+from posenc.phases import in_double
 from posenc.pieces import Fold, Piece, Value
 from posenc.positions import Positions
 from posenc.tiles import Visibility
@@ -27,10 +28,20 @@ FEW_QUERIES = 16
 
 
 @dataclass(frozen=True, eq=False)
+class Far:
+    """Queries and keys as pairs have them that are ``reach`` or further apart: of the shapes of the call's own."""
+
+    reach: int
+    query: Float[Tensor, "batch heads queries head_dim"]
+    key: Float[Tensor, "batch kv_heads keys head_dim"]
+
+
+@dataclass(frozen=True, eq=False)
 class Call:
     """Queries and keys already rotated, the terms of the pair doors, and what may be seen.
 
     query (B, H, M, d), key (B, H_kv, N, d), value (B, H_kv, N, d_v), H a multiple of H_kv; all of one dtype and device.
+    ``bands`` are the queries and keys of far pairs, as `apart` counts; the reference alone takes a call that has some.
     """
 
     query: Float[Tensor, "batch heads queries head_dim"]
@@ -50,6 +61,13 @@ class Call:
     key_features: Features = field(default_factory=lambda: NOTHING)
     skip_below: float = SKIP_BELOW
     key_norms: Tensor | None = None
+    bands: tuple[Far, ...] = ()
+    chunk: int | None = None
+
+    def apart(self) -> Shaped[Tensor, "rows queries keys"]:
+        """How far apart each pair is, as bands count: g(p_i) - g(p_j), in coordinates or in chunks of them."""
+        x, y = (counted(positions, self.chunk) for positions in (self.query_positions, self.key_positions))
+        return x[:, :, None] - y[:, None, :]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -131,7 +149,16 @@ class Call:
             query_features=block.query_features,
             key_features=block.key_features,
             key_norms=None if self.key_norms is None else self.key_norms[:, :, keys],
+            bands=tuple(Far(far.reach, far.query[:, :, queries], far.key[:, :, keys]) for far in self.bands),
         )
+
+
+def counted(positions: Positions, chunk: int | None) -> Shaped[Tensor, "rows tokens"]:
+    """g(p) of every token: its one coordinate, or the number of the chunk that it lies in."""
+    coords = positions.scalar("a rotation with bands")
+    if chunk is None:
+        return coords if coords.dtype == torch.int64 else in_double(coords)
+    return coords.div(chunk, rounding_mode="floor").long()
 
 
 def sliced(piece: Piece, queries: slice, keys: slice) -> Piece:

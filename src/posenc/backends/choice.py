@@ -40,15 +40,19 @@ class Explanation:
     """What ``backend="auto"`` takes for a call, why, and the reason of every backend that could not run it.
 
     ``computed`` is the share of what may be seen that is computed, at most, in blocks of 64 queries and keys: less than
-    1 where scores fade so far with the distance that the rest cannot count (``skip_below``).
+    1 where scores fade so far with the distance that the rest cannot count (``skip_below``). Where far pairs are turned
+    otherwise than near ones and each band is a call by itself, ``bands`` says of each what it takes.
     """
 
     backend: str
     why: str
     refusals: Mapping[str, str]
     computed: float = 1.0
+    bands: tuple[tuple[str, Explanation], ...] = ()
 
     def __str__(self) -> str:
+        if self.bands:
+            return "\n".join([self.why, *(f"{which}: {told}" for which, told in self.bands)])
         lines = [f"{self.backend}: {self.why}"]
         if self.computed < 1:
             lines.append(f"at most {self.computed:.0%} of what may be seen is computed: the rest is too faint to count")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -13,8 +15,16 @@ from posenc.forms import bucket, dense
 def dense_logits(call: Call) -> Float[Tensor, "batch heads queries keys"]:
     """scale * q_i . k_j, changed by every piece of the score door in turn; before mask and softmax.
 
-    Half-precision inputs are taken to float32.
+    Half-precision inputs are taken to float32. Where far pairs are turned otherwise, each pair has the score of its
+    band.
     """
+    if call.bands:
+        scores = dense_logits(replace(call, bands=()))
+        apart = call.apart()[:, None]
+        for far in call.bands:
+            of_band = dense_logits(replace(call, query=far.query, key=far.key, bands=()))
+            scores = torch.where(apart >= far.reach, of_band, scores)
+        return scores
     block = call.block()
     query, key = block.query, block.key
     grouped = query.unflatten(1, (key.size(1), query.size(1) // key.size(1)))

@@ -156,7 +156,7 @@ def rope_decay(
 def turns(scheme: Scheme, length: int) -> NDArray[np.complex128]:
     """e^(i angle) of every pair at positions 0 .. length - 1, (positions, pairs), as the scheme's rotation has it.
 
-    ValueError for a scheme that does not turn pairs, or turns queries and keys apart.
+    ValueError for a scheme that does not turn pairs, or turns queries and keys, or near and far pairs, apart.
     """
     check_type("scheme", scheme, Scheme)
     whole("length", length)
@@ -164,6 +164,8 @@ def turns(scheme: Scheme, length: int) -> NDArray[np.complex128]:
     turn = rotations[0].query if len(rotations) == 1 else None
     if not isinstance(turn, PairRotation) or rotations[0].key is not turn:
         raise ValueError("schemes must turn pairs of channels, queries and keys alike, got one that does not")
+    if rotations[0].bands:
+        raise ValueError("schemes must turn near and far pairs alike, got one that has bands")
     return np.asarray(torch.complex(turn.cos[0, 0].double(), turn.sin[0, 0].double()).numpy())
 
 

@@ -206,15 +206,29 @@ class Probe:
             return encoding
         return encoding.with_projected(projected_at_random(wanted, x, seed=20), projected_at_random(wanted, y, seed=20))
 
+    @cached_property
+    def turns_pairs(self) -> bool:
+        """Whether the rotate door turns far pairs otherwise than near ones, so that no token has a rotation."""
+        if "rotate" not in self.scheme.doors:
+            return False
+        return self.scheme.tokens(self.positions([0])).banded is not None
+
+    @property
+    def sees_pairs(self) -> bool:
+        """Whether it does anything to a pair that it does to neither token: by a pair door, or by turning pairs."""
+        return bool({"score", "value"} & set(self.scheme.doors)) or self.turns_pairs
+
     def vectors(self, places: Places) -> Float[Tensor, "tokens channels"] | None:
         """What the token doors give each position, in one row: the vector it adds, and a fixed query and a fixed key as
-        it turns them. None where both are closed, or do the same to every token, wherever it stands."""
-        if not {"add", "rotate"} & set(self.scheme.doors):
+        it turns them. None where both are closed, turn pairs, or do the
+        same to every token, wherever it stands."""
+        doors = {"add"} if self.turns_pairs else {"add", "rotate"}
+        if not doors & set(self.scheme.doors):
             return None
         positions = self.positions(places)
         encoding = self.scheme.tokens(positions, dtype=torch.promote_types(self.dtype, torch.float32))
         rows = [table[0].to(self.dtype) for table in encoding.tables]
-        if encoding.rotations:
+        if encoding.rotations and not self.turns_pairs:
             sizes = (1, self.shape.num_heads, 1, self.shape.head_dim)
             fixed = (self.draw(*sizes, seed=seed).expand(-1, -1, len(positions), -1) for seed in (5, 6))
             turned = [x[0].transpose(0, 1).flatten(1) for x in encoding.rotate(*fixed)]
@@ -233,8 +247,8 @@ class Probe:
 
     def maps(self, places: Places) -> tuple[Tensor, Tensor] | None:
         """What the rotate door does to queries and to keys of head 0, as matrices (tokens, head_dim, head_dim) of
-        float64; None where it is closed, or changes their width."""
-        if "rotate" not in self.scheme.doors:
+        float64; None where it is closed, turns pairs, or changes their width."""
+        if "rotate" not in self.scheme.doors or self.turns_pairs:
             return None
         positions = self.positions(places)
         encoding = self.scheme.tokens(positions, dtype=torch.float64)

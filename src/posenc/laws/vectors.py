@@ -46,7 +46,7 @@ def _codes(probe: Probe, dtype: torch.dtype, count: int) -> list[_Code]:
     vectors = other.vectors(torch.arange(count))
     if vectors is not None:
         codes.append(_Code("positions", vectors, dtype))
-    if {"score", "value"} & set(probe.scheme.doors):  # scores are float32 whatever the dtype of the model
+    if probe.sees_pairs:  # scores are float32 whatever the dtype of the model
         codes.append(_Code("distances", _patterns(other, count), torch.float32))
     return codes
 
@@ -158,7 +158,7 @@ def bounded(probe: Probe) -> Finding:
     if vectors[0] is not None and vectors[1] is not None:
         what = "vector it adds" if "rotate" not in probe.scheme.doors else "vector it has turned"
         sizes.append((f"norm of a {what}", *(x.norm(dim=-1).max().item() for x in vectors if x is not None)))
-    if {"score", "value"} & set(probe.scheme.doors):
+    if probe.sees_pairs:
         origin = FAR if probe.limit is None else probe.limit
         found = [probe.effect([origin], origin - places).abs().max().item() for places in (near, far)]
         sizes.append(("change of a score", found[0], found[1]))

@@ -186,12 +186,12 @@ class ForwardPass:
         return self._tokens[number]
 
     def pairs(self, layer: int = 0) -> Encoding:
-        """The pair doors between the new tokens and all keys. Where rotations depend on the length of the text, the
-        cache keeps keys as they are, and the rotate door opens here too."""
+        """The pair doors between the new tokens and all keys. Where rotations depend on the length of the text or
+        on the pair, the cache keeps keys as they are, and the rotate door opens here too."""
         number = self._number(layer)
         if number not in self._pairs:
             scheme, _ = self.of_layer(layer)
-            doors = ("rotate", "score", "value") if scheme.needs_lengths else ("score", "value")
+            doors = ("rotate", "score", "value") if scheme.needs_raw_keys else ("score", "value")
             self._pairs[number] = scheme(
                 self.positions, self.key_positions, dtype=self._dtype, context=self._context, doors=doors
             )
@@ -245,7 +245,7 @@ class ForwardPass:
         scheme, window = self.of_layer(layer)
         encoding, token_doors = self.pairs(layer), self.tokens(layer)
         token_doors.check_added()
-        is_kept_rotated = not scheme.needs_lengths
+        is_kept_rotated = not scheme.needs_raw_keys
         if is_kept_rotated:
             token_doors.check(query, key)
             query, key, value = (

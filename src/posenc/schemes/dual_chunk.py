@@ -1,0 +1,91 @@
+"""Dual chunk attention: rotation by the place within a chunk of text, so that no distance exceeds a chunk."""
+
+from __future__ import annotations
+
+import torch
+
+from posenc.arguments import check_choice, number, whole
+from posenc.encoding import Band, Context, Rotation
+from posenc.phases import PairLayout, turned_to
+from posenc.positions import Positions
+from posenc.scheme import Scheme
+from posenc.schemes.entry import FORMULA, Entry, Law
+
+
+class DualChunk(Scheme):
+    """Dual chunk attention (DCA, ChunkLlama): pairs of one chunk, of neighbouring chunks, and of chunks further apart.
+
+    Formula, for query i and key j, theta_m = base^(-2m/head_dim), a text in steps of c = chunk - local tokens, and
+    n_ij = floor(p_i/c) - floor(p_j/c), the number of steps between the two:
+
+        s_ij = q_i . R(a_ij) R(p_j mod c) k_j / sqrt(head_dim),  with -a_ij =
+            p_i mod c                      for n_ij <= 0         within a chunk
+            min(p_i mod c + c, chunk)      for n_ij = 1          in the chunk before
+            min(2c - 1, chunk)             for n_ij >= 2         further back
+
+    where R(a) turns channel pair m by a theta_m, as in `RoPE`. So the distance is true within a chunk and, in the
+    chunk before, to the ``local`` nearest keys at least; it never exceeds ``chunk``. A shift of all positions changes
+    nothing only if it is a multiple of c.
+
+    The bands are three calls of attention over the same keys, merged: no pair is computed twice where coordinates rise
+    by one with the order. A cache keeps keys as they are. Made for causal attention: a key ahead in a later chunk
+    would be met as if it were in the query's own.
+
+    Learned: nothing. Cost: four passes over q and k per layer, and a merge. Shapes: query and key (batch, heads,
+    tokens, head_dim), any floating dtype; positions of one coordinate, fractional or negative too.
+    Errors: ValueError for an odd head_dim, a local below 0 or not below chunk, a base not above 1, an unknown layout,
+    or positions of several axes.
+    Source: An et al. 2024, "Training-Free Long-Context Scaling of Large Language Models" (arXiv 2402.17463), section 3;
+    read: ``chunkllama_attn_replace.py`` of github.com/HKUNLP/ChunkLlama, whose ``chunk_size`` is chunk and
+    ``local_window`` is local; by default they are 3/4 and 1/16 of the trained length. The paper's inter-chunk query
+    stands at the last trained position, the code's at min(2c - 1, chunk), as here. Its linear factor is left out.
+    """
+
+    def __init__(
+        self, head_dim: int, chunk: int, local: int, base: float = 10_000.0, layout: PairLayout = "half"
+    ) -> None:
+        super().__init__()
+        self.head_dim, self.chunk = whole("head_dim", head_dim), whole("chunk", chunk)
+        self.local = whole("local", local, 0, chunk - 1)
+        if head_dim % 2:
+            raise ValueError(f"head_dim must be even, since channels turn in pairs, got {head_dim}")
+        self.base = number("base", base, above=1)
+        check_choice("layout", layout, ("half", "interleaved"))
+        self.layout: PairLayout = layout
+
+    @property
+    def channels(self) -> range:
+        """The channels that are turned."""
+        return range(self.head_dim)
+
+    @property
+    def needs_raw_keys(self) -> bool:
+        """True: a query is turned by the key that it meets, which the cache cannot know of."""
+        return True
+
+    def rotation(
+        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+    ) -> Rotation:
+        """The turn to the place within the chunk, and those of queries whose keys are in an earlier one."""
+        p = positions.scalar("DualChunk")
+        c = self.chunk - self.local
+        within = p.remainder(c)
+        last = p.new_full((1, 1), min(2 * c - 1, self.chunk))
+        own, before, further = (
+            turned_to(at, self.head_dim, self.base, self.layout, dtype)
+            for at in (within, (within + c).clamp(max=self.chunk), last)
+        )
+        return Rotation(own, own, bands=(Band(1, before, own), Band(2, further, own)), chunk=c)
+
+
+ENTRY = Entry(
+    name="dual_chunk",
+    scheme=DualChunk,
+    paper="An et al. 2024",
+    laws=FORMULA | {Law.BOUNDED, Law.DIRECTED},
+    cost="four passes over q and k per layer, three calls merged",
+    build=lambda shape: DualChunk(shape.head_dim, chunk=6, local=2),
+    does="turns by the place within a chunk of text; to keys of the chunk before a query stands a step ahead, and to "
+    "all earlier ones at `chunk`",
+    limits="made for causal attention; keys two chunks back and further have no distance of their own",
+)

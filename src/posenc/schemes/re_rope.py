@@ -1,0 +1,102 @@
+"""ReRoPE: rotation by the distance up to a window, and as if all that is further away stood at its edge."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from posenc.arguments import check_choice, number, shown, whole
+from posenc.encoding import Band, Context, Rotation
+from posenc.phases import PairLayout, PairRotation, in_double, turned_to
+from posenc.positions import Positions
+from posenc.scheme import Scheme
+from posenc.schemes.entry import FORMULA, Entry, Law
+
+
+class ReRoPE(Scheme):
+    """Rectified rotary position embedding: a model meets no distance that it has not seen.
+
+    Formula, for query i and key j with d = p_i - p_j, window w, leak 1/k and theta_m = base^(-2m/head_dim):
+
+        s_ij = q_i . R(-f(d)) k_j / sqrt(head_dim),   f(d) = d for d < w,   w + leak (d - w) for d >= w
+
+    where R(a) turns channel pair m by a theta_m, as in `RoPE`. leak = 0 is ReRoPE: far keys all stand at distance w.
+    leak = 1/k with k > 1 is the leaky form. Far queries are turned to leak p_i + (1 - leak) w, far keys to leak p_j.
+
+    The bands are two calls of attention over the same keys, merged: no pair is computed twice where coordinates rise
+    by one with the order. A cache keeps keys as they are. The formula looks back: keys ahead have f(d) = d.
+
+    Made for a trained model as it is: w is from an eighth to a half of the trained length. The authors' code also
+    multiplies queries by max(1, ln(p + 1) / ln(trained length)); that is a scheme of its own, which can be composed.
+
+    Learned: nothing. Cost: two passes over q and k per layer, and a merge. Shapes: query and key (batch, heads,
+    tokens, head_dim), any floating dtype; positions of one coordinate, fractional or negative too.
+    Errors: ValueError for an odd head_dim, a window below 1, a leak outside [0, 1), a base not above 1, an unknown
+    layout, or positions of several axes.
+    Source: Su Jianlin 2023, "Transformer upgrade road 12" (kexue.fm/archives/9708); read: ``rerope_patch.py`` and
+    ``leaky_rerope_patch.py`` of github.com/bojone/rerope. There |d| < w is near, which is the same in causal attention,
+    for which alone it is made.
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        window: int = 512,
+        base: float = 10_000.0,
+        layout: PairLayout = "half",
+        *,
+        leak: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.head_dim, self.window = whole("head_dim", head_dim), whole("window", window)
+        if head_dim % 2:
+            raise ValueError(f"head_dim must be even, since channels turn in pairs, got {head_dim}")
+        self.base, self.leak = number("base", base, above=1), number("leak", leak)
+        if not 0 <= self.leak < 1:
+            raise ValueError(f"leak must be within [0, 1), got {shown(leak)}")
+        check_choice("layout", layout, ("half", "interleaved"))
+        self.layout: PairLayout = layout
+
+    @property
+    def channels(self) -> range:
+        """The channels that are turned."""
+        return range(self.head_dim)
+
+    @property
+    def needs_raw_keys(self) -> bool:
+        """True: a key is turned by the query that it meets."""
+        return True
+
+    def rotation(
+        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+    ) -> Rotation:
+        """The turn to the position, and for pairs at least a window apart the turns of the far band."""
+        p = positions.scalar("ReRoPE")
+        w, leak = self.window, self.leak
+        near = self._turned_to(p, dtype)
+        if leak == 0:
+            far = Band(w, self._turned_to(p.new_full((1, 1), w), dtype), as_it_is)
+        else:
+            shrunk = leak * in_double(p)
+            far = Band(w, self._turned_to(shrunk + (1 - leak) * w, dtype), self._turned_to(shrunk, dtype))
+        return Rotation(near, near, bands=(far,))
+
+    def _turned_to(self, p: Tensor, dtype: torch.dtype) -> PairRotation:
+        return turned_to(p, self.head_dim, self.base, self.layout, dtype)
+
+
+def as_it_is(x: Tensor) -> Tensor:
+    """A key at position 0, which is not turned."""
+    return x
+
+
+ENTRY = Entry(
+    name="re_rope",
+    scheme=ReRoPE,
+    paper="Su 2023",
+    laws=FORMULA | {Law.RELATIVE, Law.BOUNDED, Law.DIRECTED},
+    cost="two passes over q and k per layer, two calls merged",
+    build=lambda shape: ReRoPE(shape.head_dim, window=8),
+    does="turns near pairs as RoPE does, and all pairs a `window` or more apart as if they were `window` apart; `leak`",
+    limits="made for causal attention; far keys cannot be told apart by their distance",
+)

@@ -1,0 +1,215 @@
+"""Far pairs that are turned otherwise than near ones: how a call falls into bands, and what is refused."""
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import posenc
+from posenc import ALiBi, DualChunk, Positions, ReRoPE, RoPE, Scheme
+from posenc.backends import bands
+from posenc.backends.call import Call
+from posenc.encoding import Band, Encoding, Rotation
+from posenc.models import ForwardPass, KVCache
+from tests import awkward
+from tests.backends.grounds import PLACES
+
+HEADS, KV_HEADS, HEAD_DIM, TOKENS = 4, 2, 6, 150
+NO_ROTATION_OF_ITS_OWN = (
+    "the encoding turns far pairs otherwise than near ones, so no query or key has one rotation of its own: leave it "
+    "to attention, and keep keys as they are (a scheme's needs_raw_keys says so)"
+)
+WHOLE_ROWS = (
+    "a score term needs whole rows of scores and meets one query, but far pairs are turned otherwise than near ones: "
+    "the two cannot be composed"
+)
+
+
+def drawn(queries: int = TOKENS, keys: int = TOKENS) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    sizes = ((HEADS, queries), (KV_HEADS, keys), (KV_HEADS, keys))
+    query, key, value = (torch.randn(2, h, n, HEAD_DIM, generator=generator, dtype=torch.float64) for h, n in sizes)
+    return query, key, value
+
+
+def called(scheme: Scheme, place: str, monkeypatch: pytest.MonkeyPatch, **how: object) -> Call:
+    """The call that attention makes of it."""
+    seen: list[Call] = []
+
+    def keep(call: Call, backend: str) -> Callable[[], tuple[Tensor, Tensor | None]]:
+        seen.append(call)
+        return lambda: (call.value[:, :, :1].expand(-1, HEADS // KV_HEADS, len(call.query_positions), -1), None)
+
+    x, y = PLACES[place].positions(TOKENS)
+    with monkeypatch.context() as patch:
+        patch.setattr(bands, "runner", keep)
+        encoding = scheme(x, y, dtype=torch.float64)
+        posenc.attention(*drawn(len(x), len(y)), encoding, **how)  # type: ignore[arg-type]
+    return seen[0]
+
+
+EVEN = ("text", "offset", "cache", "decoding", "padded left and right", "packed", "position ids", "a gap")
+UNEVEN = ("a prefix", "permuted", "fractional", "coordinates backwards", "other keys")
+SCHEMES = {"distances": ReRoPE(HEAD_DIM, 40), "chunks": DualChunk(HEAD_DIM, 40, 15)}
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("place", [*EVEN, *UNEVEN])
+@pytest.mark.parametrize("kind", SCHEMES)
+def test_each_pair_is_in_one_band_and_no_text_needs_a_mask(
+    kind: str, place: str, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = called(SCHEMES[kind], place, monkeypatch, is_causal=causal)
+    parts = [part for _, part in bands.parts(call)]
+    assert [part.attn_mask is None for part in parts] == [place in EVEN] * len(call.bands) + [place in EVEN]
+    every = torch.ones(2, 1, call.query.size(2), call.key.size(2), dtype=torch.long)
+    count = sum(every if (seen := part.visible()) is None else every * seen for part in parts)
+    seen = call.visible()
+    assert torch.equal(torch.as_tensor(count), every if seen is None else every * seen)
+    apart, ends = call.apart()[:, None], [*(far.reach for far in call.bands), torch.inf]
+    for part, start, end in zip(parts, [-torch.inf, *ends], ends, strict=False):
+        in_band = part.visible()
+        assert in_band is not None
+        assert not (in_band & ((apart < start) | (apart >= end))).any()
+
+
+def test_a_band_that_a_window_hides_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    for window, expected in ((40, 1), (41, 2)):
+        call = called(SCHEMES["distances"], "text", monkeypatch, is_causal=True, window=window)
+        assert len(bands.parts(call)) == expected
+
+
+def test_it_is_said_how_each_band_is_run() -> None:
+    query, key, value = drawn()
+    text = Positions.arange(TOKENS)
+    told = posenc.explain(query, key, value, SCHEMES["chunks"](text, dtype=torch.float64), is_causal=True)
+    assert [name for name, _ in told.bands] == [
+        "near pairs",
+        "pairs 1 chunks of 25 or more apart",
+        "pairs 2 chunks of 25 or more apart",
+    ]
+    assert "each band is a call of its own, its pairs picked by positions" in str(told)
+    assert all(f"{name}: {each}" in str(told) for name, each in told.bands)
+    prefix, _ = PLACES["a prefix"].positions(TOKENS)
+    told = posenc.explain(query, key, value, SCHEMES["distances"](prefix, dtype=torch.float64), is_causal=True)
+    assert "picked by a mask" in str(told)
+    few = posenc.explain(*(x[:, :, :9] for x in (query, key, value)), SCHEMES["distances"], is_causal=True)
+    assert few.backend == "reference"
+    assert few.refusals["sdpa"] == "near pairs: the fused kernel does not return the log-sum-exp"
+
+
+def test_a_float_mask_and_sinks_are_those_of_the_whole_row() -> None:
+    query, key, value = drawn()
+    how = {
+        "attn_mask": torch.randn(HEADS, TOKENS, TOKENS, dtype=torch.float64),
+        "sinks": torch.randn(HEADS, dtype=torch.float64),
+        "is_causal": True,
+    }
+    found, truth = (
+        posenc.attention(query, key, value, SCHEMES["distances"], backend=backend, **how)  # type: ignore[arg-type]
+        for backend in ("chunked", "reference")
+    )
+    torch.testing.assert_close(found, truth)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_rounded_once_in_each_band_and_once_in_the_merge(dtype: torch.dtype) -> None:
+    query, key, value = (x.to(dtype) for x in drawn())
+    found, wide = (
+        posenc.attention(*tensors, SCHEMES["distances"], is_causal=True, backend=backend)
+        for tensors, backend in (
+            ((query, key, value), "chunked"),
+            ([x.double() for x in (query, key, value)], "reference"),
+        )
+    )
+    # Queries and keys are rounded once they are turned: a score, here at most 8, is off by some 8 eps; three roundings.
+    torch.testing.assert_close(
+        found.double(), wide, rtol=0, atol=12 * torch.finfo(dtype).eps * value.double().abs().max().item()
+    )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", SCHEMES)
+def test_step_by_step_from_a_cache_it_is_the_whole_text(kind: str) -> None:
+    """Keys are kept as they are, beside those of a scheme by pairs."""
+    scheme, positions = SCHEMES[kind] + ALiBi(HEADS), Positions.arange(TOKENS, start=4)
+    query, key, value = drawn()
+    whole = posenc.attention(query, key, value, scheme, query_positions=positions, is_causal=True, backend="reference")
+    cache, outs = KVCache(), []
+    for start, stop in ((0, 70), (70, 71), (71, 148), (148, 149), (149, TOKENS)):
+        with ForwardPass(scheme, positions[start:stop], cache, dtype=torch.float64) as step:
+            outs.append(step.attention(*(x[:, :, start:stop] for x in (query, key, value))))
+    torch.testing.assert_close(torch.cat(outs, 2), whole, rtol=1e-11, atol=1e-11)
+
+
+def test_one_graph_serves_texts_of_every_length() -> None:
+    """Short ones too, which are dense outside of a graph."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        encoding = SCHEMES["distances"](Positions.arange(query.size(2)), dtype=torch.float64)
+        out = posenc.attention(query, key, value, encoding, is_causal=True, backend="tiled")
+        assert isinstance(out, Tensor)
+        return out
+
+    compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend="eager")
+    for tokens in (TOKENS, 77):
+        tensors = [x[:, :, :tokens] for x in drawn()]
+        torch.testing.assert_close(compiled(*tensors), attend(*tensors), rtol=1e-10, atol=1e-10)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
+REFUSED: dict[str, tuple[Callable[[], object], str]] = {
+    "a key by itself": (
+        lambda: ReRoPE(HEAD_DIM)(Positions.arange(3)).rotate_key(drawn(3, 3)[1]),
+        NO_ROTATION_OF_ITS_OWN,
+    ),
+    "queries and keys": (
+        lambda: ReRoPE(HEAD_DIM)(Positions.arange(3)).rotate(drawn(3, 3)[0], drawn(3, 3)[1]),
+        NO_ROTATION_OF_ITS_OWN,
+    ),
+    "cos and sin": (
+        lambda: ReRoPE(HEAD_DIM)(Positions.arange(3)).cos_sin(),
+        NO_ROTATION_OF_ITS_OWN,
+    ),
+    "whole rows": (lambda: (ReRoPE(HEAD_DIM) + awkward.TrialCoPE(6, HEAD_DIM))(Positions.arange(3)), WHOLE_ROWS),
+    "two rotations": (
+        lambda: ReRoPE(HEAD_DIM) + RoPE(HEAD_DIM),
+        "ReRoPE and RoPE rotate the same channels, so every token would be turned twice: use one, or give ",
+    ),
+    "two schemes with bands": (
+        lambda: Encoding(
+            *[Positions.arange(3)] * 2,
+            rotations=(Rotation(as_it_is, as_it_is, bands=(Band(2, as_it_is, as_it_is),)),) * 2,
+        ),
+        "one scheme alone can turn far pairs otherwise than near ones, got two that do",
+    ),
+    "bands that do not rise": (
+        lambda: Rotation(as_it_is, as_it_is, bands=(Band(2, as_it_is, as_it_is), Band(2, as_it_is, as_it_is))),
+        "reach must be a whole number of at least 3, got 2",
+    ),
+    "no band": (lambda: Rotation(as_it_is, as_it_is, bands=(3,)), "bands must be a Band, got 3"),  # type: ignore[arg-type]
+    "no chunk": (lambda: Rotation(as_it_is, as_it_is, chunk=0), "chunk must be a whole number of at least 1, got 0"),
+    "a backend without the log-sum-exp": (
+        lambda: posenc.attention(*drawn(), SCHEMES["distances"], is_causal=True, backend="sdpa"),
+        "backend 'sdpa' cannot run this: the fused kernel does not return the log-sum-exp; these can: ",
+    ),
+    "no backend": (
+        lambda: posenc.attention(*drawn(), SCHEMES["distances"], is_causal=True, backend="fast"),
+        "backend must be 'auto', ",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_is_refused_by_name(case: str) -> None:
+    call, said = REFUSED[case]
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
+        call()

@@ -1,0 +1,117 @@
+"""Dual chunk attention with other chunks, other places of queries, or chunks that are run wrongly."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc import DualChunk, Positions
+from posenc.backends import bands
+from posenc.backends.call import Call
+from posenc.encoding import Band, Context, Rotation
+from posenc.phases import turned_to
+from posenc.tiles import Visibility
+from tests.backends import test_parity
+from tests.cases import HEAD_DIM
+from tests.hard.wrong import NO_WORDS, Row, each, numbers, sizes
+from tests.mutants import Lawless, Mutant, Untrue, index, oracles
+
+
+def rotation(
+    step: Callable[[int, int], int] = lambda chunk, local: chunk - local,
+    before: Callable[[Tensor, int, int], Tensor] = lambda within, c, chunk: (within + c).clamp(max=chunk),
+    last: Callable[[int, int], int] = lambda c, chunk: min(2 * c - 1, chunk),
+    reaches: tuple[int, int] = (1, 2),
+    coords: Callable[[Tensor], Tensor] = lambda p: p,
+    base: Callable[[float], float] = lambda base: base,
+    layout: str | None = None,
+) -> Callable[..., Rotation]:
+    """The method as it is, but for one thing."""
+
+    def wrong(
+        self: DualChunk, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+    ) -> Rotation:
+        c = step(self.chunk, self.local)
+        within = coords(positions.coords).double().remainder(c)
+        own, succeeding, further = (
+            turned_to(at, self.head_dim, base(self.base), layout or self.layout, dtype)  # type: ignore[arg-type]
+            for at in (within, before(within, c, self.chunk), torch.full_like(within, last(c, self.chunk)))
+        )
+        far = (Band(reaches[0], succeeding, own), Band(reaches[1], further, own))
+        return Rotation(own, own, bands=far, chunk=c)
+
+    return wrong
+
+
+RIGHT_CHUNKS = bands._by_chunks
+
+
+def of_one_chunk_more(call: Call, start: int | None, end: int | None) -> Call | None:
+    """The pairs of the last chunk of a band are in the next one too."""
+    found = RIGHT_CHUNKS(call, start, end)
+    if found is None or start is None or end is None:
+        return found
+    return replace(found, visibility=Visibility(False, end, -start))
+
+
+def blind_to_causality(call: Call, start: int | None, end: int | None) -> Call | None:
+    found = RIGHT_CHUNKS(call, start, end)
+    return None if found is None else replace(found, visibility=replace(found.visibility, is_causal=False))
+
+
+def of(bug: str, **wrong: object) -> Mutant:
+    return Mutant(bug, DualChunk, "rotation", rotation(**wrong), oracles("dual_chunk"))  # type: ignore[arg-type]
+
+
+RUN: Callable[[], Any] = partial(
+    test_parity.check_run, ("dual_chunk", "text", "causal", 2, False), backends=("chunked",)
+)
+MUTANTS = (
+    of("steps by a whole chunk", step=lambda chunk, local: chunk),
+    of("lets queries of the next chunk stand past the chunk", before=lambda within, c, chunk: within + c),
+    of("lets queries of the next chunk stand at its end", before=lambda within, c, chunk: within * 0 + chunk),
+    of("does not move queries of the next chunk", before=lambda within, c, chunk: within),
+    of("lets far queries stand one place on", last=lambda c, chunk: min(2 * c, chunk + 1)),
+    of("lets far queries stand at the end of a chunk though it is out of reach", last=lambda c, chunk: chunk),
+    of("takes two chunks for neighbours", reaches=(1, 3)),
+    of("counts tokens and reads no coordinates", coords=index),
+    of("ignores the base", base=lambda base: 10_000.0),
+    of("is half where interleaved was asked for", layout="half"),
+    Mutant("computes a chunk in two bands", bands, "_by_chunks", of_one_chunk_more, RUN),
+    Mutant("sees ahead within a chunk", bands, "_by_chunks", blind_to_causality, RUN),
+)
+
+
+class UnchunkedDualChunk(DualChunk):
+    """One chunk holds every text, so scores are those of RoPE."""
+
+    rotation = rotation(step=lambda chunk, local: 2**40)
+
+
+class OneBaseDualChunk(DualChunk):
+    """Deaf to its base: every law holds."""
+
+    rotation = rotation(base=lambda base: 10_000.0)
+
+
+LAWLESS = (Lawless("dual_chunk", lambda shape: UnchunkedDualChunk(shape.head_dim, 6, 2), "relative"),)
+UNTRUE = (Untrue("dual_chunk", lambda: OneBaseDualChunk(HEAD_DIM, 4, 1, 313.0)),)
+
+OF_CHUNKS = {"head_dim": 8, "chunk": 6, "local": 2}
+REFUSED = {
+    "DualChunk": [
+        *sizes(DualChunk, OF_CHUNKS, "head_dim", "chunk"),
+        *numbers(DualChunk, OF_CHUNKS, "base", 1),
+        *each(DualChunk, OF_CHUNKS, "layout", NO_WORDS, "'half' or 'interleaved'"),
+        Row(lambda: DualChunk(8, 6, 6), "local must be a whole number within 0..5, got 6"),
+        Row(lambda: DualChunk(8, 6, -1), "local must be a whole number within 0..5, got -1"),
+        Row(lambda: DualChunk(7, 6, 2), "head_dim must be even, since channels turn in pairs, got 7"),
+        Row(
+            lambda: DualChunk(8, 6, 2)(Positions.grid(2, 2)),
+            "DualChunk takes one coordinate per token, got positions of 2 axes",
+        ),
+    ],
+}

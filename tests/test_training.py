@@ -1,0 +1,289 @@
+"""Positions in training: what is drawn is what the papers draw, for each document of each row, and all else stays."""
+
+import itertools
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from posenc import ALiBi, Learned, Positions, RoPE, attention
+from posenc.training import abacus, bilevel, cape, randomized, shape
+from tests.cases import TOKENS, positions_cases
+from tests.hard.wrong import Row
+from tests.oracles import training as oracle
+
+SEED = 7
+CASES = {name: positions for name, positions in positions_cases().items() if name != "fractional"}
+PLACES = pytest.mark.parametrize("name", CASES)
+Change = Callable[[Positions, torch.Generator | None], Positions]
+CHANGES: dict[str, Change] = {
+    "randomized": partial(randomized, length=200),
+    "shape": partial(shape, most=30),
+    "cape": partial(cape, shift=5.0, jitter=0.4, stretch=2.0),
+    "cape, centred": partial(cape, shift=5.0, center=True),
+    "abacus": lambda positions, generator: abacus(positions, generator, positions.order % 3 != 0, most=30),
+}
+
+
+def drawn(name: str, positions: Positions, seed: int = SEED) -> Positions:
+    return CHANGES[name](positions, torch.Generator().manual_seed(seed))
+
+
+def texts(positions: Positions) -> list[tuple[int, Tensor]]:
+    """The row of each document, and which of its tokens are the document's."""
+    return [
+        (row, document == which)
+        for row, document in enumerate(positions.document)
+        for which in document.unique().tolist()
+        if which != -1
+    ]
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------
+
+
+@PLACES
+@pytest.mark.parametrize("change", CHANGES)
+def test_order_documents_and_padding_stay_and_a_seed_gives_the_same_again(change: str, name: str) -> None:
+    before = CASES[name].expand(2)
+    after = drawn(change, before)
+    assert torch.equal(after.order, before.order)
+    assert torch.equal(after.document, before.document)
+    assert after.segment is not None
+    assert before.segment is not None
+    assert torch.equal(after.segment, before.segment)
+    if change not in ("abacus", "randomized"):
+        padding = before.document == -1
+        assert torch.equal(after.coords[padding], before.coords[padding].to(after.coords.dtype))
+    assert torch.equal(after.coords, drawn(change, before).coords)
+    assert not torch.equal(after.coords, drawn(change, before, SEED + 1).coords)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_layout_is_that_of_the_new_coordinates(change: str) -> None:
+    """What is known of a text is told anew: tiles are right, and bands are no windows of the order any more."""
+    positions = drawn(change, Positions.packed([[40, 30], [70]]))
+    stated = positions.layout
+    fresh = Positions(positions.coords, order=positions.order, document=positions.document)
+    assert stated == fresh.layout
+    query = torch.randn(2, 6, 70, 4, dtype=torch.float64)
+    for scheme in (ALiBi(6), RoPE(4)):
+        found, truth = (
+            attention(query, query, query, scheme, query_positions=positions, is_causal=True, backend=backend)
+            for backend in ("auto", "reference")
+        )
+        torch.testing.assert_close(found, truth, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("change", ["randomized", "shape", "cape"])
+def test_without_training_nothing_is_drawn(change: str) -> None:
+    positions, generator = CASES["packed"], torch.Generator().manual_seed(SEED)
+    state = generator.get_state()
+    made = CHANGES[change](positions, generator, training=False)  # type: ignore[call-arg]
+    assert made is positions
+    assert torch.equal(generator.get_state(), state)
+
+
+# --- randomised positions ---------------------------------------------------------------------------------------------
+
+
+@PLACES
+@pytest.mark.parametrize("length", [TOKENS, 23, 2048])
+def test_a_texts_places_become_as_many_distinct_ones_in_the_same_sequence(name: str, length: int) -> None:
+    before = CASES[name].expand(2)
+    after = randomized(before, torch.Generator().manual_seed(SEED), length)
+    assert after.coords.dtype == torch.int64
+    seen = []
+    for row, tokens in texts(before):
+        old, new = before.coords[row, tokens], after.coords[row, tokens]
+        assert new.min() >= 0
+        assert new.max() < length
+        assert torch.equal(old[:, None] < old, new[:, None] < new)
+        seen.append(tuple(new.tolist()))
+    assert length < 2048 or len(set(seen)) == len(seen)  # each document has draws of its own
+
+
+def test_every_set_of_places_is_as_likely_as_any_other() -> None:
+    """Two of four places, 6 sets, 3,000 draws: 500 each, with a standard deviation of 20.4. Five are allowed."""
+    rows = 3000
+    found = randomized(Positions.arange(2).expand(rows), torch.Generator().manual_seed(SEED), 4)
+    sets = [tuple(row) for row in found.coords.tolist()]
+    counts = {each: sets.count(each) for each in itertools.combinations(range(4), 2)}
+    assert sum(counts.values()) == rows
+    assert all(abs(count - 500) < 5 * math.sqrt(rows * 1 / 6 * 5 / 6) for count in counts.values())
+
+
+# --- SHAPE ------------------------------------------------------------------------------------------------------------
+
+
+@PLACES
+def test_a_text_moves_as_one(name: str) -> None:
+    before = CASES[name].expand(2)
+    after = shape(before, torch.Generator().manual_seed(SEED), 1000)
+    moves = []
+    for row, tokens in texts(before):
+        by = (after.coords - before.coords)[row, tokens]
+        assert by.unique().numel() == 1
+        assert 0 <= by[0] <= 1000
+        moves.append(int(by[0]))
+    assert len(set(moves)) == len(moves)
+
+
+def test_every_shift_up_to_the_most_is_drawn_and_none_beyond_it() -> None:
+    """4 shifts, 400 draws: a shift is left out with probability 0.75^400."""
+    texts = Positions.arange(3, start=5).expand(400)
+    found = shape(texts, torch.Generator().manual_seed(SEED), 3)
+    assert set((found.coords - texts.coords).flatten().tolist()) == {0, 1, 2, 3}
+    assert shape(texts, None, 0) is texts
+
+
+# --- CAPE -------------------------------------------------------------------------------------------------------------
+
+
+def cape_of(positions: Positions, **how: float | bool) -> Tensor:
+    return cape(positions, torch.Generator().manual_seed(SEED), **how).coords  # type: ignore[arg-type]
+
+
+@PLACES
+def test_each_part_of_cape_is_its_formula(name: str) -> None:
+    before = CASES[name].expand(2)
+    p, same = before.coords.double(), cape_of(before)
+    torch.testing.assert_close(same, p)
+    shifted, jittered = cape_of(before, shift=3.0) - p, cape_of(before, jitter=0.25) - p
+    stretched, centred = cape_of(before, stretch=4.0), cape_of(before, center=True)
+    shifts, factors = [], []
+    for row, tokens in texts(before):
+        shifts.append(shifted[row, tokens][0].item())
+        torch.testing.assert_close(
+            shifted[row, tokens], torch.full_like(p[row, tokens], shifts[-1]), rtol=0, atol=1e-12
+        )
+        assert abs(shifts[-1]) <= 3
+        assert jittered[row, tokens].abs().max() <= 0.25
+        assert jittered[row, tokens].unique().numel() == int(tokens.sum())
+        far = p[row, tokens].abs().argmax()
+        if p[row, tokens][far] != 0:
+            factors.append((stretched[row, tokens][far] / p[row, tokens][far]).item())
+            assert 1 / 4 <= factors[-1] <= 4
+            torch.testing.assert_close(stretched[row, tokens], p[row, tokens] * factors[-1])
+        torch.testing.assert_close(centred[row, tokens], p[row, tokens] - p[row, tokens].mean())
+    assert len(set(shifts)) == len(shifts)
+    assert len({round(factor, 9) for factor in factors}) == len(factors)
+
+
+def test_cape_draws_evenly_and_stretches_after_it_has_moved() -> None:
+    """Of 4,000 texts of one token at 2: Delta ~ U(-1, 1) and ln lambda ~ U(-ln 3, ln 3) have mean 0 and variances 1/3
+    and (ln 3)^2/3; means within five standard errors, variances within a tenth (seven standard errors)."""
+    texts = Positions(torch.full((4000, 1), 2))
+    shift, log = cape_of(texts, shift=1.0)[:, 0] - 2, (cape_of(texts, stretch=3.0)[:, 0] / 2).log() / math.log(3)
+    for x in (shift, log):
+        assert abs(x.mean()) < 5 / math.sqrt(3 * 4000)
+        assert abs(3 * x.var() - 1) < 0.1
+    both = cape_of(texts, shift=1.0, stretch=3.0)[:, 0]
+    assert both.max() > 2 * 3  # (2 + Delta) lambda; 2 lambda + Delta stays below 7, and this reaches up to 9
+    assert both.max() > 7
+
+
+def test_cape_moves_each_axis_by_itself_and_stretches_all_alike() -> None:
+    grid = Positions.grid(3, 4)
+    by = cape_of(grid, shift=2.0) - grid.coords
+    assert by.flatten(0, 1).unique(dim=0).shape == (1, 2)
+    assert by[0, 0, 0] != by[0, 0, 1]
+    factor = cape_of(grid, stretch=2.0)[0, 1:].sum(0) / grid.coords[0, 1:].sum(0)
+    torch.testing.assert_close(factor[0], factor[1])
+
+
+# --- made of tokens ---------------------------------------------------------------------------------------------------
+
+
+def marks(rows: int) -> Tensor:
+    return torch.rand(rows, TOKENS, generator=torch.Generator().manual_seed(3)) < 0.6
+
+
+@PLACES
+def test_abacus_is_the_oracles(name: str) -> None:
+    positions, digits = CASES[name].expand(2), marks(2)
+    found = abacus(positions, None, digits, most=9, training=False)
+    expected = [
+        oracle.abacus(*row)
+        for row in zip(digits.tolist(), positions.order.tolist(), positions.document.tolist(), strict=True)
+    ]
+    assert found.coords.tolist() == expected
+    moved = abacus(positions, torch.Generator().manual_seed(SEED), digits.long(), most=9).coords
+    by = moved - found.coords
+    assert not by[found.coords == 0].any()
+    for row, tokens in texts(positions):
+        k = by[row, tokens & (found.coords[row] > 0)].unique()
+        assert k.numel() <= 1
+        assert not k.numel() or 0 <= k[0] <= 9
+
+
+def test_digits_of_equal_worth_have_equal_vectors_in_any_sum() -> None:
+    """12+34=46, backwards: 21+43=64."""
+    digits = torch.tensor([[True, True, False, True, True, False, True, True]])
+    places = abacus(Positions.arange(8), None, digits).coords
+    assert places.tolist() == [[1, 2, 0, 1, 2, 0, 1, 2]]
+    torch.default_generator.manual_seed(0)
+    added = Learned(10, 6)(abacus(Positions.arange(8), None, digits)).add(torch.zeros(1, 8, 6))
+    assert torch.equal(added[0, 0], added[0, 6])
+
+
+@PLACES
+@pytest.mark.parametrize("longest", [None, 2])
+def test_bilevel_is_the_oracles(name: str, longest: int | None) -> None:
+    positions, ends = CASES[name].expand(2), marks(2)
+    expected = [
+        oracle.bilevel(*row, longest)
+        for row in zip(ends.tolist(), positions.order.tolist(), positions.document.tolist(), strict=True)
+    ]
+    found = bilevel(positions, ends, longest=longest)
+    assert found.coords.tolist() == expected
+    assert torch.equal(found.order, positions.order)
+    assert torch.equal(found.document, positions.document)
+
+
+def test_rope_goes_by_segments_and_a_table_by_the_place_within() -> None:
+    ends = torch.tensor([[False, True, False, False, True, False]])
+    positions = bilevel(Positions.arange(6), ends)
+    assert positions.coords.tolist() == [[[0, 0], [1, 0], [0, 1], [1, 1], [2, 1], [0, 2]]]
+    x = torch.randn(1, 1, 6, 4, dtype=torch.float64)
+    turned = RoPE(4, axes=2, allocation=[1, 1])(positions, dtype=torch.float64).rotate_query(x)
+    segment = positions.with_coords(positions.coords[..., 1])
+    assert torch.equal(turned, RoPE(4)(segment, dtype=torch.float64).rotate_query(x))
+    table = Learned(3, 4)(positions.with_coords(positions.coords[..., 0]))
+    assert table.add(torch.zeros(1, 6, 4)).shape == (1, 6, 4)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+LINE, GRID = Positions.arange(5), Positions.grid(2, 3)
+DIGITS = torch.ones(1, 5, dtype=torch.bool)
+WRONG: list[tuple[Callable[[], Any], str]] = [
+    (lambda: randomized([0, 1], None, 9), "positions must be a Positions, got [0, 1]"),
+    (lambda: randomized(LINE, 7, 9), "generator must be a Generator or None, got 7"),
+    (lambda: randomized(LINE, None, 0), "length must be a whole number of at least 1, got 0"),
+    (lambda: randomized(LINE, None, 4), "length must be at least 5, the places of a document, got 4"),
+    (lambda: randomized(LINE, None, 9, training=1), "training must be True or False, got 1"),
+    (lambda: randomized(GRID, None, 9), "randomized takes one coordinate per token, got positions of 2 axes"),
+    (lambda: shape(LINE, None, -1), "most must be a whole number of at least 0, got -1"),
+    (lambda: shape(GRID, None, 3), "shape takes one coordinate per token, got positions of 2 axes"),
+    (lambda: cape(LINE, None, shift=-1), "shift must not be negative, got -1"),
+    (lambda: cape(LINE, None, jitter=-0.5), "jitter must not be negative, got -0.5"),
+    (lambda: cape(LINE, None, stretch=0.5), "stretch must be at least 1, got 0.5"),
+    (lambda: cape(LINE, None, stretch="2"), "stretch must be a finite number, got '2'"),
+    (lambda: cape(LINE, None, center=None), "center must be True or False, got None"),
+    (lambda: abacus(LINE, None, DIGITS, most=-1), "most must be a whole number of at least 0, got -1"),
+    (lambda: abacus(LINE, None, DIGITS[:, :4]), "digits must be of 1 rows and 5 tokens, got (1, 4)"),
+    (lambda: abacus(LINE.expand(3), None, DIGITS.expand(2, 5)), "digits must be of 3 rows and 5 tokens, got (2, 5)"),
+    (lambda: abacus(LINE, None, 3 * DIGITS.long()), "digits must be of 0 and 1 where it is not bool, got 3"),
+    (lambda: bilevel(LINE, None), "ends must be a tensor (rows, tokens) of True or 1 = token, got …"),
+    (lambda: bilevel(LINE, DIGITS, longest=0), "longest must be a whole number of at least 1, got 0"),
+]
+
+
+@pytest.mark.parametrize(("call", "said"), WRONG, ids=[said for _, said in WRONG])
+def test_what_is_wrong_is_said(call: Callable[[], Any], said: str) -> None:
+    Row(call, said).check()
