@@ -153,7 +153,7 @@ def claims(entry: Entry) -> dict[str, Any]:
     ends = {"learned", "absolute_in_attention"}  # the end of relative_1d is a distance
     return {
         "relative": "relative" in entry.laws,
-        "axes": 2 if entry.axes == "two" else 1,
+        "axes": entry.least_axes,
         "max_positions": LONGEST if entry.name in ends else None,
     }
 
@@ -200,8 +200,8 @@ SUBJECTS: dict[str, Subject] = {
         for causal in (True, False)
         if entry.name not in CANNOT.get(backend, ())
     },
-    **{f"{entry.name}-one-line": one_line(entry) for entry in IN_PAIRS if entry.axes != "two"},
-    **{f"{entry.name}-decoder": decoder(entry) for entry in CATALOG if entry.axes != "two"},
-    **{f"{entry.name}-encoder": encoder(entry) for entry in CATALOG if entry.axes != "two"},
+    **{f"{entry.name}-one-line": one_line(entry) for entry in IN_PAIRS if entry.least_axes == 1},
+    **{f"{entry.name}-decoder": decoder(entry) for entry in CATALOG if entry.least_axes == 1},
+    **{f"{entry.name}-encoder": encoder(entry) for entry in CATALOG if entry.least_axes == 1},
     **{f"{entry.name}-classifier": classifier(entry) for entry in ON_GRIDS},
 }

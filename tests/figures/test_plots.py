@@ -122,7 +122,7 @@ def test_every_scheme_is_in_a_figure(entry) -> None:
             drawn.append(pairs.bias_by_distance((entry.name,), length=12))
     if "rotate" in entry.doors:
         drawn += [draw((entry.name,), length=12) for draw in (rotations.rope_rotation, rotations.rope_phases)]
-    if grid is None:
+    if entry.least_axes == 1:
         drawn.append(sentences.attention(schemes=(entry.name,)))
     assert drawn
     for figure in drawn:

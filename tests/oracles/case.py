@@ -28,6 +28,7 @@ class Case:
     rotate: Callable[[Tensor, Any], Tensor] = lambda x, p: x
     pairs: Callable[[Any, Tensor, Tensor, Any, Any], dict[str, Any]] = lambda scheme, q, k, x, y: {}
     integers_only: bool = False
+    real_only: bool = False
     from_zero: bool = False
     axes: int = 1
     refused_by: tuple[str, ...] = ()

@@ -73,7 +73,7 @@ class MixedRoPE(Scheme):
         """The same turn for a key and for the queries that meet it."""
         check_type("positions", positions, Positions)
         check_choice("dtype", dtype, (torch.float32, torch.float64))
-        coords = coords_of(positions, 2, "MixedRoPE")
+        coords = coords_of(positions, 2, "MixedRoPE", "Positions.grid(height, width)")
         y, x = in_double(coords)[:, None, :, :, None].unbind(-2)
         mine = self.frequencies if context is None else context.of_heads(self.frequencies, 1)
         f_x, f_y = in_double(mine)[:, :, None]

@@ -98,7 +98,7 @@ class MRoPE(Scheme):
         """The same turn for queries and keys."""
         check_type("positions", positions, Positions)
         check_choice("dtype", dtype, (torch.float32, torch.float64))
-        coords = coords_of(positions, 3, "MRoPE")
+        coords = coords_of(positions, 3, "MRoPE", "Positions.multimodal(parts)")
         angle = phases_by_axis(coords, self.allocation, frequencies(self.head_dim, self.base, coords.device))
         turn = PairRotation.by(angle, coords, dtype, self.layout, self.head_dim)
         return Rotation(turn, turn)

@@ -64,7 +64,7 @@ class RoPE3D(Scheme):
         """The same turn for queries and keys."""
         check_type("positions", positions, Positions)
         check_choice("dtype", dtype, (torch.float32, torch.float64))
-        coords = coords_of(positions, 3, "RoPE3D")
+        coords = coords_of(positions, 3, "RoPE3D", "Positions.grid(height, width, frames=frames)")
         theta = torch.cat([frequencies(share, self.base, coords.device) for share in self.shares if share])
         allocation = [axis for axis, share in enumerate(self.shares) for _ in range(share // 2)]
         angle = phases_by_axis(coords, allocation, theta)
