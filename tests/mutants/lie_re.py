@@ -64,6 +64,7 @@ class StillLieRE(LieRE):
 
 LAWLESS = (Lawless("lie_re", lambda shape: StillLieRE(shape.head_dim), "relative"),)
 UNTRUE = (Untrue("lie_re", lambda: drawn(TransposedLieRE(HEAD_DIM, 2, 3))),)
+FLAT, LINE, OF_FOUR = LieRE(8), LieRE(8, 1), LieRE(8, 1, num_heads=4)
 REFUSED = {
     "LieRE": [
         *sizes(LieRE, {"head_dim": 8}, "axes", "num_heads"),
@@ -73,15 +74,15 @@ REFUSED = {
         Row(lambda: LieRE(8, block=9), "block must be a whole number within 2..8, got 9"),
         Row(lambda: LieRE(8, block=2.0), "block must be a whole number within 2..8, got 2.0"),
         Row(
-            lambda: LieRE(8)(Positions.arange(3)),
+            lambda: FLAT(Positions.arange(3)),
             "LieRE takes 2 coordinates per token, got positions of 1 axes: build it with axes=1",
         ),
         Row(
-            lambda: LieRE(8, 1)(Positions.arange(3)).rotate(*torch.ones(2, 1, 2, 3, 6)),
+            lambda: LINE(Positions.arange(3)).rotate(*torch.ones(2, 1, 2, 3, 6)),
             "the rotation was made for head_dim 8, got q or k of head_dim 6",
         ),
         Row(
-            lambda: LieRE(8, 1, num_heads=4)(Positions.arange(3)).rotate(*torch.ones(2, 1, 2, 3, 8)),
+            lambda: OF_FOUR(Positions.arange(3)).rotate(*torch.ones(2, 1, 2, 3, 8)),
             "the rotation was made for (batch, heads, tokens) (1, 4, 3), got (1, 2, 3, 8): build it for as many heads "
             "as keys have",
         ),

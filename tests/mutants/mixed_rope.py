@@ -55,6 +55,7 @@ LAWLESS = (
 UNTRUE = (Untrue("mixed_rope", lambda: drawn(TransposedMixedRoPE(HEAD_DIM, KV_HEADS, rotary_dim=4))),)
 SIZES = {"head_dim": 8, "num_heads": 2}
 GRID = Positions.grid(1, 3)
+OF_FOUR = MixedRoPE(8, 4)
 REFUSED = {
     "MixedRoPE": [
         *sizes(MixedRoPE, SIZES, "head_dim", "num_heads"),
@@ -62,17 +63,17 @@ REFUSED = {
         *numbers(MixedRoPE, SIZES, "base", 1),
         Row(lambda: MixedRoPE(6, 2), "rotary_dim must be a multiple of 4 within 4..head_dim = 6, got 6"),
         Row(
-            lambda: MixedRoPE(8, 2)(Positions.arange(3)),
+            lambda: OF_FOUR(Positions.arange(3)),
             "MixedRoPE takes 2 coordinates per token, got positions of 1 axes: make them by Positions.grid(height, "
             "width)",
         ),
         Row(
-            lambda: MixedRoPE(8, 4)(GRID).rotate(torch.ones(1, 4, 3, 8), torch.ones(1, 2, 3, 8)),
+            lambda: OF_FOUR(GRID).rotate(torch.ones(1, 4, 3, 8), torch.ones(1, 2, 3, 8)),
             "the rotation was made for (batch, heads, tokens) (1, 4, 3), got (1, 2, 3, 8): build it for as many heads "
             "as keys have",
         ),
         Row(
-            lambda: MixedRoPE(8, 4)(GRID, context=Context(heads=range(2, 6))),
+            lambda: OF_FOUR(GRID, context=Context(heads=range(2, 6))),
             "heads must be within the 4 of the scheme, got range(2, 6)",
         ),
     ],

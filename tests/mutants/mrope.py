@@ -40,6 +40,12 @@ def in_sections(self: MRoPE) -> tuple[int, ...]:
     return (0,) * of_time + (1,) * of_rows + (2,) * of_columns
 
 
+def counting(self: Positions, n: int = 1) -> Positions:
+    """As if every token before had been of a text."""
+    line = len(self) + torch.arange(n)[None]
+    return Positions(line[..., None].expand(-1, -1, 3), order=line)
+
+
 MUTANTS = (
     Mutant("turns by time alone", MRoPE, "rotation", of_the_first_axis, COMPARED),
     Mutant("exchanges rows and columns", MRoPE, "allocation", dealt(lambda axis: -axis % 3), COMPARED),
@@ -50,7 +56,7 @@ MUTANTS = (
         "goes on counting tokens after an image",
         Positions,
         "following",
-        lambda self, n=1: Positions((len(self) + torch.arange(n))[None, :, None].expand(-1, -1, 3)),
+        counting,
         partial(test_mrope.test_what_is_generated_after_an_image_goes_on_as_the_whole_text, "sections"),
     ),
 )

@@ -54,6 +54,7 @@ class TransposedSTRING(STRING):
 
 LAWLESS = (Lawless("string", lambda shape: BackwardSTRING(shape.head_dim, 1), "relative"),)
 UNTRUE = (Untrue("string", lambda: drawn(TransposedSTRING(HEAD_DIM, 2))),)
+FLAT, LINE, OF_FOUR = STRING(8), STRING(8, 1), STRING(8, 1, num_heads=4)
 REFUSED = {
     "STRING": [
         *sizes(STRING, {"head_dim": 8}, "head_dim", "axes", "num_heads"),
@@ -62,15 +63,15 @@ REFUSED = {
         Row(lambda: STRING(7), "head_dim must be even and at least 2 axes = 4, got 7"),
         Row(lambda: STRING(4, 3), "head_dim must be even and at least 2 axes = 6, got 4"),
         Row(
-            lambda: STRING(8)(Positions.arange(3)),
+            lambda: FLAT(Positions.arange(3)),
             "STRING takes 2 coordinates per token, got positions of 1 axes: build it with axes=1",
         ),
         Row(
-            lambda: STRING(8, 1)(Positions.arange(3)).rotate(*torch.ones(2, 1, 2, 3, 6)),
+            lambda: LINE(Positions.arange(3)).rotate(*torch.ones(2, 1, 2, 3, 6)),
             "the rotation was made for head_dim 8, got q or k of head_dim 6",
         ),
         Row(
-            lambda: STRING(8, 1, num_heads=4)(Positions.arange(3)).rotate(*torch.ones(2, 1, 2, 3, 8)),
+            lambda: OF_FOUR(Positions.arange(3)).rotate(*torch.ones(2, 1, 2, 3, 8)),
             "the rotation was made for (batch, heads, tokens) (1, 4, 3), got (1, 2, 3, 8): build it for as many heads "
             "as keys have",
         ),

@@ -75,16 +75,14 @@ def test_interleaved_sections_that_are_too_long_end_with_the_pairs() -> None:
 
 def test_a_head_for_each_axis_is_rope_three_times() -> None:
     """MHRoPE: every axis has all frequencies, in heads of its own."""
-    pairs = HEAD_DIM // 2
-    scheme = sum(
-        (
-            RoPE(HEAD_DIM, axes=3, allocation=[axis] * pairs, heads=range(axis, axis + 1), num_heads=3)
-            for axis in (1, 2)
-        ),
-        start=RoPE(HEAD_DIM, axes=3, allocation=[0] * pairs, heads=range(1), num_heads=3),
-    )
+
+    def of_axis(axis: int) -> RoPE:
+        allocation = [axis] * (HEAD_DIM // 2)
+        return RoPE(HEAD_DIM, axes=3, allocation=allocation, heads=range(axis, axis + 1), num_heads=3)
+
+    scheme = of_axis(0) + of_axis(1) + of_axis(2)
     positions = Positions.multimodal(PARTS)
-    query, key = heads(len(positions))
+    query, _ = heads(len(positions))
     found = scheme(positions, dtype=torch.float64).rotate_query(query)
     for axis in range(3):
         line = Positions(positions.coords[..., axis])
