@@ -152,7 +152,7 @@ def one_line(entry: Entry) -> Subject:
 def claims(entry: Entry) -> dict[str, Any]:
     ends = {"learned", "absolute_in_attention"}  # the end of relative_1d is a distance
     return {
-        "relative": "relative" in entry.laws,
+        "relative": None if entry.name == "lie_re" else "relative" in entry.laws,  # on the diagonal it is relative
         "axes": entry.least_axes,
         "max_positions": LONGEST if entry.name in ends else None,
     }
@@ -182,7 +182,11 @@ def classifier(entry: Entry) -> Subject:
         options={"name": entry.name},
         dim=DIM,
         jitter=0.1,
-        **{**claims(entry), "axes": 2, "max_positions": 64 if entry.axes == "two" else None},
+        **{
+            **claims(entry),
+            "axes": 2,
+            "max_positions": 64 if entry.axes == "two" and "length_free" not in entry.laws else None,
+        },
     )
 
 

@@ -58,7 +58,7 @@ class MRoPE(Scheme):
         self.form: Literal["sections", "interleaved", "ernie"] = form
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even, got {head_dim}")
-        if not isinstance(sections, Sequence) or isinstance(sections, str) or len(sections) != 3:
+        if not isinstance(sections, Sequence) or len(sections) != 3:
             raise ValueError(f"sections must be the pairs of time, row and column, got {shown(sections)}")
         n_t, n_h, n_w = (whole("sections", n, least=0) for n in sections)
         if n_t + n_h + n_w != self.head_dim // 2:

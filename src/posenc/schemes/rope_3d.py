@@ -45,7 +45,7 @@ class RoPE3D(Scheme):
         if d % 2:
             raise ValueError(f"head_dim must be even, got {head_dim}")
         shares = (d - 4 * (d // 6), 2 * (d // 6), 2 * (d // 6)) if shares is None else shares
-        if not isinstance(shares, Sequence) or isinstance(shares, str) or len(shares) != 3:
+        if not isinstance(shares, Sequence) or len(shares) != 3:
             raise ValueError(f"shares must be the channels of time, row and column, got {shown(shares)}")
         d_t, d_h, d_w = (whole("shares", n, least=0) for n in shares)
         if d_t + d_h + d_w != d or d_t % 2 or d_h % 2 or d_w % 2:
