@@ -33,8 +33,9 @@ class MRoPE(Scheme):
 
     Positions of text and images come from `Positions.multimodal`; `Positions.following` continues them. In
     transformers' defaults Qwen2-VL has (16, 24, 24) and base 1 000 000, Qwen3-VL (24, 20, 20) and 500 000, ERNIE 4.5 VL
-    (20, 22, 22) and 500 000, whose configuration writes the same as h, w, t. Interleaved sections with 3 n_h or 3 n_w past d/2 end
-    with the pairs, as in the models' code. A head for each axis instead (MHRoPE) is `RoPE` with ``heads``, three times.
+    (20, 22, 22) and 500 000, whose configuration writes the same as h, w, t. Interleaved sections with 3 n_h or 3 n_w
+    past d/2 end with the pairs, as in the models' code. A head for each axis instead (MHRoPE) is `RoPE` with ``heads``,
+    three times.
 
     Shapes: coordinates (rows, tokens, 3) in the order time, row, column; query and key (batch, heads, tokens,
     head_dim), any floating dtype.
