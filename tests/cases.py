@@ -50,6 +50,13 @@ def grid_cases() -> dict[str, Positions]:
     return cases
 
 
+def share_cases() -> dict[str, Positions]:
+    """Nine tokens each, at shares of an image's height and width from -1 to 1; the first at its middle."""
+    y, x = torch.meshgrid(torch.tensor([-0.5, 0.5]), torch.tensor([-0.75, -0.25, 0.25, 0.75]), indexing="ij")
+    patches = torch.stack((y, x), -1).reshape(-1, 2).double()
+    return {"shares of an image": Positions(torch.cat((torch.zeros(1, 2, dtype=torch.float64), patches))[None])}
+
+
 def space_cases() -> dict[str, Positions]:
     """Nine tokens each, with three coordinates."""
     return {"space": Positions(torch.randint(-3, 9, (2, TOKENS, 3), generator=torch.Generator().manual_seed(0)))}
@@ -60,7 +67,7 @@ class Case(case.Case):
 
     def positions(self) -> dict[str, Positions]:
         """The positions it can be tried on."""
-        by_axes = {1: positions_cases, 2: grid_cases, 3: space_cases}
+        by_axes = {1: positions_cases, 2: share_cases if self.real_only else grid_cases, 3: space_cases}
         return {
             name: positions
             for name, positions in by_axes[self.axes]().items()

@@ -37,9 +37,10 @@ def qkv(tokens: int = TOKENS, heads: int = HEADS, width: int = HEAD_DIM) -> list
 
 def built(entry: Entry) -> tuple[Scheme, Positions]:
     """A scheme of the catalog and positions that it takes, both where tensors are made by default."""
-    grid = (2, TOKENS // 2) if entry.axes == "two" else None
+    grid = (None, (2, TOKENS // 2), (1, 2, TOKENS // 2))[entry.least_axes - 1]
     scheme = entry.build(Shape(HEADS * HEAD_DIM, HEADS, HEAD_DIM, TOKENS, grid=grid))
-    positions = Positions.arange(TOKENS) if grid is None else Positions.grid(*grid)
+    frames = None if grid is None or len(grid) == 2 else grid[0]
+    positions = Positions.arange(TOKENS) if grid is None else Positions.grid(*grid[-2:], frames=frames)
     if entry.needs_segments:
         positions = positions.with_segment(torch.zeros(1, TOKENS, dtype=torch.int64))
     return scheme, positions

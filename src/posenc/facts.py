@@ -51,7 +51,8 @@ def multimodal(parts: Any, start: int, device: Any) -> tuple[Tensor, Layout]:
     """(1, tokens, 3) of texts and images, and their layout, as `Positions.multimodal` has them."""
     if not isinstance(parts, Sequence) or isinstance(parts, str):
         raise ValueError(f"parts must be numbers of text tokens and (frames, height, width) of images, got {parts!r}")
-    coords, spans, tokens, at = [torch.empty(0, 3, dtype=torch.int64, device=device)], [], 0, start
+    coords, tokens, at = [torch.empty(0, 3, dtype=torch.int64, device=device)], 0, start
+    spans: list[Span] = []
     for part in parts:
         is_image = isinstance(part, Sequence) and not isinstance(part, str) and len(part) == 3
         sizes = [whole("parts", n, least=0) for n in (part if is_image else (part,))]

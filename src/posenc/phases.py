@@ -27,12 +27,16 @@ def in_double(x: Tensor) -> Float64[Tensor, "..."]:
     return x.to(device=exact(x.device), dtype=torch.float64)
 
 
-def coords_of(positions: Positions, axes: int, scheme: str) -> Shaped[Tensor, "rows tokens axes"]:
-    """The coordinates of each token; ValueError in the name of ``scheme`` where they are of other than ``axes``."""
+def coords_of(
+    positions: Positions, axes: int, scheme: str, made_by: str | None = None
+) -> Shaped[Tensor, "rows tokens axes"]:
+    """The coordinates of each token; ValueError in the name of ``scheme`` where they are of other than ``axes``, which
+    says how to build it for them or, where it has no other form, how positions for it are ``made_by``."""
     coords = positions.coords if positions.coords.dim() == 3 else positions.coords[..., None]
     if coords.size(-1) != axes:
         takes, given = "one coordinate" if axes == 1 else f"{axes} coordinates", coords.size(-1)
-        raise ValueError(f"{scheme} takes {takes} per token, got positions of {given} axes: build it with axes={given}")
+        how = f"build it with axes={given}" if made_by is None else f"make them by {made_by}"
+        raise ValueError(f"{scheme} takes {takes} per token, got positions of {given} axes: {how}")
     return coords
 
 
@@ -127,7 +131,7 @@ class PairRotation:
                 return replace(self, cos=cos, sin=sin)(x)
         made = self.cos.shape[:-1]
         if x.dim() != 4 or any(m not in (1, n) for m, n in zip(made, x.shape[:-1], strict=True)):
-            raise ValueError(f"the rotation was made for (batch, heads, tokens) {tuple(made)}, got {tuple(x.shape)}")
+            raise ValueError(misfit(made, x))
         if self.heads is not None:
             group, over = divmod(self.num_heads, max(x.size(1), 1))
             if over or group == 0 or self.heads.start % group or self.heads.stop % group:
@@ -172,6 +176,13 @@ class Scaled:
 def grown(n: Float64[Tensor, "..."], length: int, strength: float) -> Float64[Tensor, "..."]:
     """1 + strength ln max(1, n / length): what grows slowly past a length, and is 1 up to it."""
     return 1 + strength * (n / length).clamp(min=1.0).log()
+
+
+def misfit(made: Sequence[int], x: Tensor) -> str:
+    """What is said of an x that is not of the (batch, heads, tokens) that a rotation was made for."""
+    of_heads = made[1] != 1 and x.dim() == 4 and x.size(1) != made[1]
+    hint = ": build it for as many heads as keys have" if of_heads else ""
+    return f"the rotation was made for (batch, heads, tokens) {tuple(made)}, got {tuple(x.shape)}{hint}"
 
 
 def shared_by(of_heads: Tensor, heads: int) -> Tensor:

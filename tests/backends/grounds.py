@@ -60,6 +60,10 @@ class Kind:
             c = positions.coords
             coords = torch.stack((c.div(16, rounding_mode="floor"), c % 16), -1)
             positions = Positions(coords, order=positions.order, document=positions.document)
+        if self.axes == 3 and positions.coords.dim() == 2:
+            c = positions.coords
+            coords = torch.stack((c.div(8, rounding_mode="floor"), c % 8, c), -1)
+            positions = Positions(coords, order=positions.order, document=positions.document)
         if self.needs_segments:
             positions = positions.with_segment(positions.order % 2)
         return positions
@@ -74,7 +78,8 @@ def _of_entry(entry: Entry) -> Kind:
     if entry.axes == "two":
         return Kind(lambda shape: entry.build(replace(shape, grid=_grid(shape))), fractional, axes=2)
     looks_back = entry.name in ("alibi", "t5")
-    return Kind(entry.build, fractional, needs_segments=entry.needs_segments, looks_back=looks_back)
+    axes = entry.least_axes
+    return Kind(entry.build, fractional, axes, needs_segments=entry.needs_segments, looks_back=looks_back)
 
 
 KINDS: dict[str, Kind] = {entry.name: _of_entry(entry) for entry in CATALOG} | {
@@ -126,11 +131,22 @@ BANDED = frozenset({"re_rope", "self_extend", "dual_chunk", "re_rope leaky+shaw"
 """Those that turn far pairs otherwise than near ones."""
 
 
-def built(name: str, heads: int = HEADS, tokens: int = 9, dtype: torch.dtype = torch.float64) -> Scheme:
+TURNING = frozenset(entry.name for entry in CATALOG if "rotate" in entry.doors)
+"""Those that turn channels, which come in pairs."""
+
+
+def built(
+    name: str,
+    heads: int = HEADS,
+    tokens: int = 9,
+    dtype: torch.dtype = torch.float64,
+    kv_heads: int | None = None,
+) -> Scheme:
     """The scheme for that many heads of an odd width, or of an even one where channels turn in pairs, and for
     coordinates up to three times the number of tokens. Parameters are of order 1, so that none hides behind its small
     beginning."""
-    scheme = KINDS[name].build(shape_of(name, heads, tokens)).to(dtype)
+    shape = replace(shape_of(name, heads, tokens), num_kv_heads=kv_heads)
+    scheme = KINDS[name].build(shape).to(dtype)
     for parameter in scheme.parameters():
         torch.nn.init.normal_(parameter)
     return scheme
@@ -138,7 +154,7 @@ def built(name: str, heads: int = HEADS, tokens: int = 9, dtype: torch.dtype = t
 
 def shape_of(name: str, heads: int = HEADS, tokens: int = 9) -> Shape:
     """The sizes that `built` builds for."""
-    head_dim = 6 if "rope" in name or name in BANDED else 7
+    head_dim = 6 if any(turning in name for turning in TURNING) else 7
     return Shape(heads * head_dim, heads, head_dim, max_positions=3 * tokens + 32)
 
 
@@ -147,9 +163,8 @@ ADDING = frozenset(name for name in KINDS if built(name).doors == ("add",)) - {"
 ATTENDING = tuple(name for name in KINDS if name not in ADDING)
 VALUES = frozenset(name for name in KINDS if "value" in built(name).doors)
 NO_DISTANCE = frozenset(
-    {"nope", "learned", "rope", "rope on a grid", "softcap", "of each key", "absolute_in_attention", "tupe"}
-    | {"re_rope", "self_extend", "dual_chunk"}
-)
+    {"nope", "learned", "rope on a grid", "softcap", "of each key", "absolute_in_attention", "tupe"}
+) | {entry.name for entry in CATALOG if entry.doors == ("rotate",)}
 """Those of which no term goes by distance."""
 ROWS = frozenset({"cope"})
 FUNCTIONS = frozenset({"distance_aware", "distance_aware+alibi", "alibi+distance_aware", "softcap", "squeezing"})
@@ -439,7 +454,8 @@ def case(
     """The scheme of that name at that place, on random tensors; the same ones whenever it is asked for."""
     torch.default_generator.manual_seed(1000 * tokens)
     kind, where = KINDS[name], PLACES[place]
-    scheme = built(name, heads, tokens, torch.promote_types(dtype, torch.float32))
+    kv_heads = max(1, KV_HEADS * heads // HEADS) if kv_heads is None else kv_heads
+    scheme = built(name, heads, tokens, torch.promote_types(dtype, torch.float32), kv_heads)
     way = way if isinstance(way, str) else "causal" if way else "both"
     asked = WAYS[way].for_kind(kind)
     of_queries, of_keys = where.positions(tokens)
@@ -448,7 +464,6 @@ def case(
     queries, keys = len(query_positions), len(key_positions)
     batch = max(query_positions.rows, key_positions.rows)
     head_dim = shape_of(name, heads, tokens).head_dim
-    kv_heads = max(1, KV_HEADS * heads // HEADS) if kv_heads is None else kv_heads
 
     def drawn(*shape: int) -> Tensor:
         return torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_()

@@ -69,7 +69,8 @@ def test_where_there_is_no_gpu_they_are_interpreted() -> None:
 def wide(name: str, tokens: int, heads: int, kv_heads: int, head_dim: int, value_dim: int) -> Case:
     """A text of so many tokens, of another width; values may have one of their own."""
     torch.default_generator.manual_seed(tokens)
-    scheme = KINDS[name].build(Shape(heads * head_dim, heads, head_dim, max_positions=tokens)).double()
+    shape = Shape(heads * head_dim, heads, head_dim, max_positions=tokens, num_kv_heads=kv_heads)
+    scheme = KINDS[name].build(shape).double()
     for parameter in scheme.parameters():
         torch.nn.init.normal_(parameter)
     positions = Positions.arange(tokens)

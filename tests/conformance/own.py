@@ -152,8 +152,8 @@ def one_line(entry: Entry) -> Subject:
 def claims(entry: Entry) -> dict[str, Any]:
     ends = {"learned", "absolute_in_attention"}  # the end of relative_1d is a distance
     return {
-        "relative": "relative" in entry.laws,
-        "axes": 2 if entry.axes == "two" else 1,
+        "relative": None if entry.name == "lie_re" else "relative" in entry.laws,  # on the diagonal it is relative
+        "axes": entry.least_axes,
         "max_positions": LONGEST if entry.name in ends else None,
     }
 
@@ -182,7 +182,11 @@ def classifier(entry: Entry) -> Subject:
         options={"name": entry.name},
         dim=DIM,
         jitter=0.1,
-        **{**claims(entry), "axes": 2, "max_positions": 64 if entry.axes == "two" else None},
+        **{
+            **claims(entry),
+            "axes": 2,
+            "max_positions": 64 if entry.axes == "two" and "length_free" not in entry.laws else None,
+        },
     )
 
 
@@ -200,8 +204,8 @@ SUBJECTS: dict[str, Subject] = {
         for causal in (True, False)
         if entry.name not in CANNOT.get(backend, ())
     },
-    **{f"{entry.name}-one-line": one_line(entry) for entry in IN_PAIRS if entry.axes != "two"},
-    **{f"{entry.name}-decoder": decoder(entry) for entry in CATALOG if entry.axes != "two"},
-    **{f"{entry.name}-encoder": encoder(entry) for entry in CATALOG if entry.axes != "two"},
+    **{f"{entry.name}-one-line": one_line(entry) for entry in IN_PAIRS if entry.least_axes == 1},
+    **{f"{entry.name}-decoder": decoder(entry) for entry in CATALOG if entry.least_axes == 1},
+    **{f"{entry.name}-encoder": encoder(entry) for entry in CATALOG if entry.least_axes == 1},
     **{f"{entry.name}-classifier": classifier(entry) for entry in ON_GRIDS},
 }

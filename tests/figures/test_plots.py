@@ -127,8 +127,13 @@ def test_every_scheme_is_in_a_figure(entry) -> None:
         if grid is None:
             drawn.append(pairs.bias_by_distance((entry.name,), length=12))
     if "rotate" in entry.doors:
-        drawn += [draw((entry.name,), length=12) for draw in (rotations.rope_rotation, rotations.rope_phases)]
-    if grid is None:
+        for draw in (rotations.rope_rotation, rotations.rope_phases):
+            if entry.name == "lie_re":
+                with pytest.raises(ValueError, match="schemes must turn pairs of channels"):
+                    draw((entry.name,), length=12)
+                return
+            drawn.append(draw((entry.name,), length=12))
+    if entry.least_axes == 1:
         drawn.append(sentences.attention(schemes=(entry.name,)))
     assert drawn
     for figure in drawn:

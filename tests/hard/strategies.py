@@ -15,7 +15,7 @@ from torch import Tensor
 
 from posenc import Positions, Scheme
 from posenc.schemes.catalog import CATALOG, Shape
-from tests.backends.grounds import BANDED, KINDS, attend
+from tests.backends.grounds import KINDS, TURNING, attend
 
 PADDING = -1
 
@@ -558,7 +558,7 @@ def setting(
     """Tensors for these positions, and a way to ask; ``masked``: also what is asked more rarely."""
     heads, kv_heads = draw(st.sampled_from([h for h in HEADS if name != "alibi directed" or h[0] % 2 == 0]))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
-    scheme, head_dim = built(name, heads, generator)
+    scheme, head_dim = built(name, heads, kv_heads, generator)
     widths = [head_dim, 5, 1] if masked and "value" not in scheme.doors else [head_dim]
     size = draw(st.sampled_from(loud))
     query, key, value = (
@@ -590,10 +590,10 @@ def placed(name: str, positions: Positions) -> Positions:
     return KINDS[name].at(positions)
 
 
-def built(name: str, heads: int, generator: torch.Generator) -> tuple[Scheme, int]:
+def built(name: str, heads: int, kv_heads: int, generator: torch.Generator) -> tuple[Scheme, int]:
     """The scheme with parameters of order 1, and the width of a head: odd, unless channels come in pairs."""
-    head_dim = 6 if "rope" in name or name in BANDED or heads % 2 else 7
-    shape = Shape(heads * head_dim, heads, head_dim, LIMIT)
+    head_dim = 6 if any(turning in name for turning in TURNING) or heads % 2 else 7
+    shape = Shape(heads * head_dim, heads, head_dim, LIMIT, num_kv_heads=kv_heads)
     scheme = KINDS[name].build(shape).double()
     for parameter in scheme.parameters():
         parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)

@@ -26,7 +26,7 @@ T = TypeVar("T")
 Model = Decoder | Encoder
 
 NAMES = (
-    *(entry.name for entry in catalog() if entry.axes != "two"),
+    *(entry.name for entry in catalog() if entry.least_axes == 1),
     "rope+alibi",
     "sinusoidal+rope",
     "learned+segment",

@@ -32,6 +32,7 @@ class Case:
     projected: Callable[[Tensor, Tensor], dict[str, Tensor]] = lambda q, k: {}
     pairs: Callable[[Any, Tensor, Tensor, Any, Any], dict[str, Any]] = lambda scheme, q, k, x, y: {}
     integers_only: bool = False
+    real_only: bool = False
     from_zero: bool = False
     axes: int = 1
     refused_by: tuple[str, ...] = ()

@@ -14,7 +14,7 @@ from posenc.schemes.catalog import CATALOG, Entry, Shape
 HEADS, KV_HEADS, HEAD_DIM, TOKENS = 12, 4, 6, 9
 DIM = HEADS * HEAD_DIM
 SHIFTS = (1, 1000, 100_000)
-SHAPE = Shape(DIM, HEADS, HEAD_DIM, max_positions=max(SHIFTS) + TOKENS)
+SHAPE = Shape(DIM, HEADS, HEAD_DIM, max_positions=max(SHIFTS) + TOKENS, num_kv_heads=KV_HEADS)
 FARTHEST = 2**20 - 1
 
 # Double precision. An angle p theta at p = 10^5 is off by at most 10^5 * 2^-52 (theta and the product, rounded), and so
@@ -35,10 +35,11 @@ def split(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def segments(entry: Entry, positions: Positions) -> Positions:
-    """Alternating segments, where the scheme asks for them; a second coordinate, where it must have two."""
+    """Alternating segments, where the scheme asks for them; more coordinates, where it must have several."""
     kind = torch.arange(len(positions))[None] % 2
-    if entry.axes == "two":
-        positions = Positions(torch.stack((positions.coords, positions.coords.flip(1)), -1))
+    if entry.least_axes > 1:
+        several = (positions.coords, positions.coords.flip(1), positions.coords + 3)
+        positions = Positions(torch.stack(several[: entry.least_axes], -1))
     return positions.with_segment(kind) if entry.needs_segments else positions
 
 

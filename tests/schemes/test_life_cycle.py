@@ -28,6 +28,7 @@ POSITIONS = (
     .with_segment(torch.arange(TOKENS)[None] % 2)
 )
 GRID = Positions(torch.stack((POSITIONS.coords, 49 - POSITIONS.coords), -1), document=POSITIONS.document)
+VIDEO = Positions(torch.cat((GRID.coords, GRID.coords[..., :1] // 2), -1), document=POSITIONS.document)
 of_every_scheme = pytest.mark.parametrize("names", NAMES)
 
 
@@ -38,7 +39,7 @@ def build(names: str, seed: int = 5) -> Scheme:
 
 def places(names: str) -> Positions:
     """Where the tokens are: in a line, or on a grid for a scheme that knows nothing else."""
-    return GRID if any(entry.axes == "two" for entry in entries_of(names)) else POSITIONS
+    return (POSITIONS, GRID, VIDEO)[max(entry.least_axes for entry in entries_of(names)) - 1]
 
 
 def leaves() -> tuple[Tensor, Tensor, Tensor]:
@@ -51,8 +52,8 @@ def leaves() -> tuple[Tensor, Tensor, Tensor]:
 def encode(scheme: Scheme) -> list[Tensor]:
     """What the scheme does to an input, to queries and keys, and to scores."""
     x, query, key = leaves()
-    on_grid = any(isinstance(part, posenc.Relative2D) for part in scheme.parts)
-    encoding = scheme(GRID if on_grid else POSITIONS)
+    axes = [entry.least_axes for entry in posenc.catalog() for part in scheme.parts if isinstance(part, entry.scheme)]
+    encoding = scheme((POSITIONS, GRID, VIDEO)[max(axes, default=1) - 1])
     added = encoding.add(x)
     out = posenc.attention(query, key, key, encoding, is_causal=True)
     assert isinstance(out, Tensor)
@@ -199,8 +200,10 @@ def check_purity(names: str) -> None:
     scheme = build(names)
     before = attributes(scheme)
     first = encode(scheme)
+    axes = max(entry.least_axes for entry in entries_of(names))
     for longer in (Positions.arange(40), Positions.arange(3)):
-        scheme(longer.with_segment(torch.zeros_like(longer.coords)))
+        coords = longer.coords if axes == 1 else longer.coords[..., None].expand(-1, -1, axes)
+        scheme(Positions(coords, segment=torch.zeros_like(longer.coords)))
     assert attributes(scheme) == before
     for a, b in zip(encode(scheme), first, strict=True):
         assert torch.equal(a, b)

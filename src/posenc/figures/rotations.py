@@ -24,6 +24,7 @@ from posenc.laws.probe import Probe
 from posenc.phases import PairRotation
 from posenc.positions import Positions
 from posenc.scheme import Scheme
+from posenc.schemes.catalog import catalog
 from posenc.schemes.entry import Shape
 from posenc.workbench import style
 
@@ -156,13 +157,22 @@ def rope_decay(
 def turns(scheme: Scheme, length: int) -> NDArray[np.complex128]:
     """e^(i angle) of every pair at positions 0 .. length - 1, (positions, pairs), as the scheme's rotation has it.
 
-    ValueError for a scheme that does not turn pairs, or turns queries and keys, or near and far pairs, apart.
+    Several coordinates lie on the diagonal; of heads that turn each otherwise it is the first; pairs are those of the
+    basis in which it turns.
+
+    ValueError for a scheme that does not turn pairs, or turns queries and keys, or near and far pairs,
+    apart.
     """
     check_type("scheme", scheme, Scheme)
     whole("length", length)
-    rotations = scheme.tokens(Positions.arange(length), dtype=torch.float64).rotations
-    turn = rotations[0].query if len(rotations) == 1 else None
-    if not isinstance(turn, PairRotation) or rotations[0].key is not turn:
+    needed = [entry.least_axes for entry in catalog() for part in scheme.parts if isinstance(part, entry.scheme)]
+    positions, axes = Positions.arange(length), max(needed, default=1)
+    if axes > 1:
+        positions = Positions(positions.coords[..., None].expand(-1, -1, axes))
+    rotations = scheme.tokens(positions, dtype=torch.float64).rotations
+    of_queries = rotations[0].query if len(rotations) == 1 else None
+    turn = getattr(of_queries, "turn", of_queries)
+    if not isinstance(turn, PairRotation) or rotations[0].key is not of_queries:
         raise ValueError("schemes must turn pairs of channels, queries and keys alike, got one that does not")
     if rotations[0].bands:
         raise ValueError("schemes must turn near and far pairs alike, got one that has bands")

@@ -157,7 +157,7 @@ class AxialRoPE(Scheme):
         """The same turn for queries and keys."""
         check_type("positions", positions, Positions)
         check_choice("dtype", dtype, (torch.float32, torch.float64))
-        coords = coords_of(positions, 2, "AxialRoPE")
+        coords = coords_of(positions, 2, "AxialRoPE", "its grid(height, width)")
         means = CONVENTIONS[self.convention]
         if self.convention == "dinov3" and not coords.is_floating_point():
             raise ValueError(

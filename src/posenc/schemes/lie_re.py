@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import check_choice, check_type, number, whole
 from posenc.encoding import Context, Rotation
-from posenc.phases import coords_of, in_double, shared_by
+from posenc.phases import coords_of, in_double, misfit, shared_by
 from posenc.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
@@ -77,7 +77,7 @@ class LieRE(Scheme):
             mine = context.of_heads(mine, 1)
         upper = in_double(mine).triu(1)
         summed = torch.einsum("rta,ahnij->rhtnij", in_double(coords), upper - upper.mT)
-        matrices = torch.linalg.matrix_exp(summed)
+        matrices = torch.linalg.matrix_exp(summed.contiguous())  # it views its argument
         turn = BlockRotation(matrices.to(dtype=dtype, device=coords.device), self.head_dim)
         return Rotation(turn, turn)
 
@@ -97,7 +97,7 @@ class BlockRotation:
         matrices = shared_by(self.matrices, x.size(1)) if x.dim() == 4 else self.matrices
         made = matrices.shape[:3]
         if x.dim() != 4 or any(m not in (1, n) for m, n in zip(made, x.shape[:-1], strict=True)):
-            raise ValueError(f"the rotation was made for (batch, heads, tokens) {tuple(made)}, got {tuple(x.shape)}")
+            raise ValueError(misfit(made, x))
         dtype = torch.promote_types(x.dtype, torch.float32)
         blocks, size = matrices.shape[-3:-1]
         parts = x[..., : blocks * size].to(dtype).unflatten(-1, (blocks, size, 1))

@@ -54,10 +54,9 @@ class MixedRoPE(Scheme):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Magnitudes as in RoPE, along a random direction of each head and across it."""
-        like = {"dtype": self.frequencies.dtype, "device": self.frequencies.device}
-        k = torch.arange(self.rotary_dim // 4, **like)
+        k = torch.arange(self.rotary_dim // 4, device=self.frequencies.device)
         magnitude = torch.pow(self.base, -4 * k / self.rotary_dim)
-        along = 2 * math.pi * torch.rand(self.num_heads, 1, **like)
+        along = torch.empty(self.num_heads, 1, device=self.frequencies.device).uniform_(0, 2 * math.pi)
         across = along + math.pi / 2
         for axis, part in enumerate((torch.cos, torch.sin)):
             self.frequencies[axis] = torch.cat((magnitude * part(along), magnitude * part(across)), -1)
@@ -73,7 +72,7 @@ class MixedRoPE(Scheme):
         """The same turn for a key and for the queries that meet it."""
         check_type("positions", positions, Positions)
         check_choice("dtype", dtype, (torch.float32, torch.float64))
-        coords = coords_of(positions, 2, "MixedRoPE")
+        coords = coords_of(positions, 2, "MixedRoPE", "Positions.grid(height, width)")
         y, x = in_double(coords)[:, None, :, :, None].unbind(-2)
         mine = self.frequencies if context is None else context.of_heads(self.frequencies, 1)
         f_x, f_y = in_double(mine)[:, :, None]

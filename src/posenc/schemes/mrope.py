@@ -31,10 +31,11 @@ class MRoPE(Scheme):
     where "half" pairs the channels (k, k + d/2) and "interleaved" (2k, 2k + 1). Where a token's coordinates are equal,
     as those of text are, it is RoPE of that layout. Nothing is learned.
 
-    Positions of text and images come from `Positions.multimodal`; `Positions.following` continues them. Published:
-    (16, 24, 24) and base 1 000 000 of Qwen2-VL, (24, 20, 20) and 5 000 000 of Qwen3-VL, (20, 22, 22) and 500 000 of
-    ERNIE 4.5 VL, whose configuration writes the same as h, w, t. Interleaved sections with 3 n_h or 3 n_w past d/2 end
-    with the pairs, as in the models' code. A head for each axis instead (MHRoPE) is `RoPE` with ``heads``, three times.
+    Positions of text and images come from `Positions.multimodal`; `Positions.following` continues them. In
+    transformers' defaults Qwen2-VL has (16, 24, 24) and base 1 000 000, Qwen3-VL (24, 20, 20) and 500 000, ERNIE 4.5 VL
+    (20, 22, 22) and 500 000, whose configuration writes the same as h, w, t. Interleaved sections with 3 n_h or 3 n_w
+    past d/2 end with the pairs, as in the models' code. A head for each axis instead (MHRoPE) is `RoPE` with ``heads``,
+    three times.
 
     Shapes: coordinates (rows, tokens, 3) in the order time, row, column; query and key (batch, heads, tokens,
     head_dim), any floating dtype.
@@ -58,7 +59,7 @@ class MRoPE(Scheme):
         self.form: Literal["sections", "interleaved", "ernie"] = form
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even, got {head_dim}")
-        if not isinstance(sections, Sequence) or isinstance(sections, str) or len(sections) != 3:
+        if not isinstance(sections, Sequence) or len(sections) != 3:
             raise ValueError(f"sections must be the pairs of time, row and column, got {shown(sections)}")
         n_t, n_h, n_w = (whole("sections", n, least=0) for n in sections)
         if n_t + n_h + n_w != self.head_dim // 2:
@@ -98,7 +99,7 @@ class MRoPE(Scheme):
         """The same turn for queries and keys."""
         check_type("positions", positions, Positions)
         check_choice("dtype", dtype, (torch.float32, torch.float64))
-        coords = coords_of(positions, 3, "MRoPE")
+        coords = coords_of(positions, 3, "MRoPE", "Positions.multimodal(parts)")
         angle = phases_by_axis(coords, self.allocation, frequencies(self.head_dim, self.base, coords.device))
         turn = PairRotation.by(angle, coords, dtype, self.layout, self.head_dim)
         return Rotation(turn, turn)

@@ -45,7 +45,7 @@ class RoPE3D(Scheme):
         if d % 2:
             raise ValueError(f"head_dim must be even, got {head_dim}")
         shares = (d - 4 * (d // 6), 2 * (d // 6), 2 * (d // 6)) if shares is None else shares
-        if not isinstance(shares, Sequence) or isinstance(shares, str) or len(shares) != 3:
+        if not isinstance(shares, Sequence) or len(shares) != 3:
             raise ValueError(f"shares must be the channels of time, row and column, got {shown(shares)}")
         d_t, d_h, d_w = (whole("shares", n, least=0) for n in shares)
         if d_t + d_h + d_w != d or d_t % 2 or d_h % 2 or d_w % 2:
@@ -64,7 +64,7 @@ class RoPE3D(Scheme):
         """The same turn for queries and keys."""
         check_type("positions", positions, Positions)
         check_choice("dtype", dtype, (torch.float32, torch.float64))
-        coords = coords_of(positions, 3, "RoPE3D")
+        coords = coords_of(positions, 3, "RoPE3D", "Positions.grid(height, width, frames=frames)")
         theta = torch.cat([frequencies(share, self.base, coords.device) for share in self.shares if share])
         allocation = [axis for axis, share in enumerate(self.shares) for _ in range(share // 2)]
         angle = phases_by_axis(coords, allocation, theta)

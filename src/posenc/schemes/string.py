@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -133,12 +134,12 @@ class STRING(Scheme):
         is_single = torch.arange(self.head_dim, device=rows.device) % half == 0  # the mean and the alternating channel
         return torch.where(is_single[:, None], rows / math.sqrt(2), rows)[None]
 
-    def _fourier(self, wave: object) -> Float64[Tensor, "waves d"]:
+    def _fourier(self, wave: Callable[[Tensor], Tensor]) -> Float64[Tensor, "waves d"]:
         """cos or sin of 2 pi m t/d, m = 0 .. d/2."""
         device = in_double(self.circulant).device
         m, t = (torch.arange(n, device=device) for n in (self.head_dim // 2 + 1, self.head_dim))
         angle = (m[:, None] * t % self.head_dim).double() * (2 * math.pi / self.head_dim)
-        return wave(angle)  # type: ignore[operator, no-any-return]
+        return wave(angle)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,117 @@
+"""AxialRoPE under other conventions than the one asked for."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from posenc import AxialRoPE, Positions
+from posenc.encoding import Context, Rotation
+from posenc.schemes import axial_rope
+from posenc.schemes.axial_rope import CONVENTIONS
+from tests.cases import HEAD_DIM
+from tests.hard.wrong import NO_NUMBERS, NO_WORDS, Row, each, sizes
+from tests.mutants import Lawless, Mutant, Untrue, moved, oracles
+from tests.schemes import test_axial_rope
+
+RIGHT, GRID = AxialRoPE.rotation, AxialRoPE.grid
+COMPARED = oracles("axial_rope")
+
+
+def conventions(**changes: Any) -> dict[str, Any]:
+    return {name: replace(means, **changes) for name, means in CONVENTIONS.items()}
+
+
+def turned(
+    self: AxialRoPE, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+) -> Rotation:
+    """With rows and columns exchanged."""
+    return RIGHT(self, moved(positions, lambda coords: coords.flip(-1)), dtype, context)
+
+
+def backwards(
+    self: AxialRoPE, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+) -> Rotation:
+    """Keys the other way."""
+    rotation = RIGHT(self, positions, dtype, context)
+    return Rotation(rotation.query, rotation.key.inverse())  # type: ignore[attr-defined]
+
+
+def with_its_prefix_moved(self: AxialRoPE, height: int, width: int, **how: Any) -> Positions:
+    positions = GRID(self, height, width, **how)
+    return Positions(positions.coords + 1) if self.convention in ("llama4", "pe") else positions
+
+
+MUTANTS = (
+    Mutant("exchanges rows and columns", AxialRoPE, "rotation", turned, COMPARED),
+    Mutant("has the rows first", axial_rope, "CONVENTIONS", conventions(columns_first=False), COMPARED),
+    Mutant("pairs halves", axial_rope, "CONVENTIONS", conventions(layout="half"), COMPARED),
+    Mutant("forgets 2 pi", axial_rope, "CONVENTIONS", conventions(unit=1.0), COMPARED),
+    Mutant("turns keys the other way", AxialRoPE, "rotation", backwards, COMPARED),
+    Mutant(
+        "turns the class token",
+        AxialRoPE,
+        "grid",
+        with_its_prefix_moved,
+        partial(test_axial_rope.test_the_prefix_is_not_turned, "llama4"),
+    ),
+)
+
+
+class BackwardAxialRoPE(AxialRoPE):
+    rotation = backwards
+
+
+class TransposedAxialRoPE(AxialRoPE):
+    """Every law holds."""
+
+    rotation = turned
+
+
+LAWLESS = (Lawless("axial_rope", lambda shape: BackwardAxialRoPE(shape.head_dim, rotary_dim=4), "relative"),)
+UNTRUE = (Untrue("axial_rope", lambda: TransposedAxialRoPE(HEAD_DIM, rotary_dim=4)),)
+EIGHT = {"head_dim": 8}
+DINO = {"head_dim": 8, "convention": "dinov3"}
+REFUSED = {
+    "AxialRoPE": [
+        *sizes(AxialRoPE, EIGHT, "head_dim", "rotary_dim"),
+        *each(AxialRoPE, EIGHT, "convention", NO_WORDS, "'index', 'llama4', 'pe', 'eva' or 'dinov3'"),
+        *[
+            row
+            for name, bound in (("shift", 0), ("jitter", 1), ("rescale", 1))
+            for row in each(
+                AxialRoPE,
+                DINO,
+                name,
+                [*(w for w in NO_NUMBERS if w[0] is not None), (-2, "-2")],
+                f"a finite number above {bound}",
+            )
+        ],
+        Row(lambda: AxialRoPE(8, base=1.0), "base must be a finite number above 1, got 1.0"),
+        Row(lambda: AxialRoPE(6), "rotary_dim must be a multiple of 4 within 4..head_dim = 6, got 6"),
+        Row(lambda: AxialRoPE(8, rotary_dim=12), "rotary_dim must be a multiple of 4 within 4..head_dim = 8, got 12"),
+        Row(
+            lambda: AxialRoPE(8, "eva"),
+            "extent must be (height, width), the grid it was trained on, for convention='eva', got None",
+        ),
+        Row(lambda: AxialRoPE(8, extent=(2, 3)), "extent must be None for convention='index', got (2, 3)"),
+        Row(lambda: AxialRoPE(8, "eva", extent=3), "extent must be (height, width) or None, got 3"),
+        Row(lambda: AxialRoPE(8, "pe", shift=0.1), "shift must be None for convention='pe', got 0.1"),
+        Row(
+            lambda: AxialRoPE(8)(Positions.arange(3)),
+            "AxialRoPE takes 2 coordinates per token, got positions of 1 axes: make them by its grid(height, width)",
+        ),
+        Row(
+            lambda: AxialRoPE(8, "dinov3")(Positions.grid(2, 3)),
+            "AxialRoPE with convention='dinov3' takes coordinates from -1 to 1, as its grid(height, width) makes them, "
+            "got torch.int64 ones",
+        ),
+    ],
+    "AxialRoPE.grid": [
+        Row(lambda: AxialRoPE(8).grid(-1, 2), "height must not be negative, got -1"),
+        Row(lambda: AxialRoPE(8, "pe").grid(1, 2.0), "width must be a whole number, got 2.0"),
+        Row(lambda: AxialRoPE(8, "dinov3").grid(1, 2, prefix=True), "prefix must be a whole number, got True"),
+        Row(lambda: AxialRoPE(8).grid(1, 2, device="there"), "device must be one that torch knows, got 'there'"),
+    ],
+}

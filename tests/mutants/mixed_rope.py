@@ -1,0 +1,86 @@
+"""MixedRoPE with its frequencies elsewhere."""
+
+import torch
+from torch import Tensor
+
+from posenc import MixedRoPE, Positions
+from posenc.encoding import Context, Rotation
+from posenc.schemes import mixed_rope
+from tests.cases import HEAD_DIM, KV_HEADS
+from tests.hard.wrong import Row, numbers, sizes
+from tests.mutants import Lawless, Mutant, Untrue, drawn, moved, oracles
+
+RIGHT = MixedRoPE.rotation
+COMPARED = oracles("mixed_rope")
+
+
+def rows_first(
+    self: MixedRoPE, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+) -> Rotation:
+    return RIGHT(self, moved(positions, lambda coords: coords.flip(-1)), dtype, context)
+
+
+def backwards(
+    self: MixedRoPE, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+) -> Rotation:
+    rotation = RIGHT(self, positions, dtype, context)
+    return Rotation(rotation.query, rotation.key.inverse())  # type: ignore[attr-defined]
+
+
+def of_the_first_head(x: Tensor) -> Tensor:
+    x = x.double()
+    return x[:, :1].expand_as(x) if x.size(0) == 2 and x.dim() == 3 and x.is_leaf else x
+
+
+MUTANTS = (
+    Mutant("has the rows first", MixedRoPE, "rotation", rows_first, COMPARED),
+    Mutant("turns keys the other way", MixedRoPE, "rotation", backwards, COMPARED),
+    Mutant("has one set of frequencies for all heads", mixed_rope, "in_double", of_the_first_head, COMPARED),
+)
+
+
+class BackwardMixedRoPE(MixedRoPE):
+    rotation = backwards
+
+
+class TransposedMixedRoPE(MixedRoPE):
+    """Every law holds."""
+
+    rotation = rows_first
+
+
+LAWLESS = (
+    Lawless("mixed_rope", lambda shape: BackwardMixedRoPE(shape.head_dim, shape.key_heads, rotary_dim=4), "relative"),
+)
+UNTRUE = (Untrue("mixed_rope", lambda: drawn(TransposedMixedRoPE(HEAD_DIM, KV_HEADS, rotary_dim=4))),)
+SIZES = {"head_dim": 8, "num_heads": 2}
+GRID = Positions.grid(1, 3)
+OF_FOUR = MixedRoPE(8, 4)
+REFUSED = {
+    "MixedRoPE": [
+        *sizes(MixedRoPE, SIZES, "head_dim", "num_heads"),
+        *sizes(MixedRoPE, SIZES, "rotary_dim"),
+        *numbers(MixedRoPE, SIZES, "base", 1),
+        Row(lambda: MixedRoPE(6, 2), "rotary_dim must be a multiple of 4 within 4..head_dim = 6, got 6"),
+        Row(
+            lambda: OF_FOUR(Positions.arange(3)),
+            "MixedRoPE takes 2 coordinates per token, got positions of 1 axes: make them by Positions.grid(height, "
+            "width)",
+        ),
+        Row(
+            lambda: OF_FOUR(GRID).rotate(torch.ones(1, 4, 3, 8), torch.ones(1, 2, 3, 8)),
+            "the rotation was made for (batch, heads, tokens) (1, 4, 3), got (1, 2, 3, 8): build it for as many heads "
+            "as keys have",
+        ),
+        Row(
+            lambda: OF_FOUR(GRID, context=Context(heads=range(2, 6))),
+            "heads must be within the 4 of the scheme, got range(2, 6)",
+        ),
+    ],
+    "Context.of_heads": [
+        Row(
+            lambda: Context(heads=range(3)).of_heads(torch.ones(2, 5), 0),
+            "heads must be within the 2 of the scheme, got range(0, 3)",
+        )
+    ],
+}

@@ -1,0 +1,106 @@
+"""MRoPE with its pairs dealt out otherwise."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from posenc import MRoPE, Positions
+from posenc.encoding import Context, Rotation
+from tests.cases import HEAD_DIM
+from tests.hard.wrong import NO_WORDS, Row, each, numbers, sizes
+from tests.mutants import Lawless, Mutant, Untrue, moved, oracles
+from tests.schemes import test_mrope
+
+RIGHT, DEALT = MRoPE.rotation, MRoPE.allocation.fget
+COMPARED = oracles("mrope")
+assert DEALT is not None
+
+
+def of_the_first_axis(
+    self: MRoPE, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+) -> Rotation:
+    """Time alone, which text cannot tell from the whole."""
+    return RIGHT(self, moved(positions, lambda coords: coords[..., :1].expand_as(coords)), dtype, context)
+
+
+def backwards(
+    self: MRoPE, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+) -> Rotation:
+    rotation = RIGHT(self, positions, dtype, context)
+    return Rotation(rotation.query, rotation.key.inverse())  # type: ignore[attr-defined]
+
+
+def dealt(change: Callable[[int], int]) -> property:
+    return property(lambda self: tuple(change(axis) for axis in DEALT(self)))
+
+
+def in_sections(self: MRoPE) -> tuple[int, ...]:
+    of_time, of_rows, of_columns = self.sections
+    return (0,) * of_time + (1,) * of_rows + (2,) * of_columns
+
+
+def counting(self: Positions, n: int = 1) -> Positions:
+    """As if every token before had been of a text."""
+    line = len(self) + torch.arange(n)[None]
+    return Positions(line[..., None].expand(-1, -1, 3), order=line)
+
+
+MUTANTS = (
+    Mutant("turns by time alone", MRoPE, "rotation", of_the_first_axis, COMPARED),
+    Mutant("exchanges rows and columns", MRoPE, "allocation", dealt(lambda axis: -axis % 3), COMPARED),
+    Mutant("has one form", MRoPE, "allocation", property(in_sections), COMPARED),
+    Mutant("pairs halves in every form", MRoPE, "layout", property(lambda self: "half"), COMPARED),
+    Mutant("turns keys the other way", MRoPE, "rotation", backwards, COMPARED),
+    Mutant(
+        "goes on counting tokens after an image",
+        Positions,
+        "following",
+        counting,
+        partial(test_mrope.test_what_is_generated_after_an_image_goes_on_as_the_whole_text, "sections"),
+    ),
+)
+
+
+class BackwardMRoPE(MRoPE):
+    rotation = backwards
+
+
+class TransposedMRoPE(MRoPE):
+    """Every law holds."""
+
+    allocation = dealt(lambda axis: -axis % 3)
+
+
+LAWLESS = (Lawless("mrope", lambda shape: BackwardMRoPE(shape.head_dim, (shape.head_dim // 2, 0, 0)), "relative"),)
+UNTRUE = (Untrue("mrope", lambda: TransposedMRoPE(HEAD_DIM, (1, 1, 1), base=77.0)),)
+SIZES = {"head_dim": 8, "sections": (2, 1, 1)}
+REFUSED = {
+    "MRoPE": [
+        *sizes(MRoPE, SIZES, "head_dim"),
+        *each(MRoPE, SIZES, "form", NO_WORDS, "'sections', 'interleaved' or 'ernie'"),
+        *numbers(MRoPE, SIZES, "base", 1),
+        Row(lambda: MRoPE(7, (1, 1, 1)), "head_dim must be even, got 7"),
+        Row(lambda: MRoPE(8, 4), "sections must be the pairs of time, row and column, got 4"),
+        Row(lambda: MRoPE(8, (2, 2)), "sections must be the pairs of time, row and column, got (2, 2)"),
+        Row(lambda: MRoPE(8, (5, -1, 0)), "sections must be a whole number of at least 0, got -1"),
+        Row(lambda: MRoPE(8, (2, 1, 2)), "sections must sum to head_dim/2 = 4, got (2, 1, 2)"),
+        Row(
+            lambda: MRoPE(8, (1, 1, 2), "ernie"),
+            "sections must be as many pairs of the row as of the column for form='ernie', in the order time, row, "
+            "column, got (1, 1, 2)",
+        ),
+        Row(
+            lambda: MRoPE(8, (2, 1, 1))(Positions.arange(3)),
+            "MRoPE takes 3 coordinates per token, got positions of 1 axes: make them by Positions.multimodal(parts)",
+        ),
+    ],
+    "Positions.multimodal": [
+        Row(lambda: Positions.multimodal(3), "parts must be numbers of text tokens and (frames, … of images, got 3"),
+        Row(lambda: Positions.multimodal([-1]), "parts must be a whole number of at least 0, got -1"),
+        Row(lambda: Positions.multimodal([(1, 2)]), "parts must be a whole number of at least 0, got (1, 2)"),
+        Row(lambda: Positions.multimodal([(1, 2, 2.5)]), "parts must be a whole number of at least 0, got 2.5"),
+        Row(lambda: Positions.multimodal([1], start=0.5), "start must be a whole number, got 0.5"),
+        Row(lambda: Positions.multimodal([1], device="there"), "device must be one that torch knows, got 'there'"),
+    ],
+}

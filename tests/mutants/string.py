@@ -1,0 +1,79 @@
+"""STRING whose basis is not orthogonal, or whose generators are others."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc import STRING, Positions
+from posenc.encoding import Context, Rotation
+from tests.cases import HEAD_DIM
+from tests.hard.wrong import NO_WORDS, Row, each, numbers, sizes
+from tests.mutants import Lawless, Mutant, Untrue, drawn, oracles
+
+RIGHT, BASIS, THETA = STRING.rotation, STRING._basis, STRING._theta
+COMPARED = oracles("string")
+
+
+def basis(change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    return lambda self, context: change(BASIS(self, context))
+
+
+def theta(change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    return lambda self, context: change(THETA(self, context))
+
+
+def backwards(
+    self: STRING, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+) -> Rotation:
+    rotation = RIGHT(self, positions, dtype, context)
+    key: Any = rotation.key
+    return Rotation(rotation.query, type(key)(key.basis, key.turn.inverse()))
+
+
+MUTANTS = (
+    Mutant("turns by the negative angle", STRING, "_theta", theta(torch.neg), COMPARED),
+    Mutant("exchanges the axes", STRING, "_theta", theta(lambda f: f.flip(0)), COMPARED),
+    Mutant("has the basis transposed", STRING, "_basis", basis(lambda p: p.mT), COMPARED),
+    Mutant("has no basis", STRING, "_basis", basis(lambda p: torch.eye(p.size(-1)).double().expand_as(p)), COMPARED),
+    Mutant("has a basis that lengthens", STRING, "_basis", basis(lambda p: 1.1 * p), COMPARED),
+    Mutant("turns keys the other way", STRING, "rotation", backwards, COMPARED),
+)
+
+
+class BackwardSTRING(STRING):
+    rotation = backwards
+
+
+class TransposedSTRING(STRING):
+    """Every law holds."""
+
+    _basis = basis(lambda p: p.mT)
+
+
+LAWLESS = (Lawless("string", lambda shape: BackwardSTRING(shape.head_dim, 1), "relative"),)
+UNTRUE = (Untrue("string", lambda: drawn(TransposedSTRING(HEAD_DIM, 2))),)
+FLAT, LINE, OF_FOUR = STRING(8), STRING(8, 1), STRING(8, 1, num_heads=4)
+REFUSED = {
+    "STRING": [
+        *sizes(STRING, {"head_dim": 8}, "head_dim", "axes", "num_heads"),
+        *each(STRING, {"head_dim": 8}, "form", NO_WORDS, "'cayley' or 'circulant'"),
+        *numbers(STRING, {"head_dim": 8}, "base", 1),
+        Row(lambda: STRING(7), "head_dim must be even and at least 2 axes = 4, got 7"),
+        Row(lambda: STRING(4, 3), "head_dim must be even and at least 2 axes = 6, got 4"),
+        Row(
+            lambda: FLAT(Positions.arange(3)),
+            "STRING takes 2 coordinates per token, got positions of 1 axes: build it with axes=1",
+        ),
+        Row(
+            lambda: LINE(Positions.arange(3)).rotate(*torch.ones(2, 1, 2, 3, 6)),
+            "the rotation was made for head_dim 8, got q or k of head_dim 6",
+        ),
+        Row(
+            lambda: OF_FOUR(Positions.arange(3)).rotate(*torch.ones(2, 1, 2, 3, 8)),
+            "the rotation was made for (batch, heads, tokens) (1, 4, 3), got (1, 2, 3, 8): build it for as many heads "
+            "as keys have",
+        ),
+    ],
+}

@@ -1,0 +1,82 @@
+"""Axial rotary position embedding for images, under the conventions of released models.
+
+    pairs of an axis at coordinate p:  (a, b) <- (a cos φ - b sin φ,  a sin φ + b cos φ),  φ = unit p θ_k
+    θ_k = base^(-4k/D),  k = 0 .. D/4 - 1,  D = rotary_dim
+
+Heo et al. 2024 (arXiv 2403.13298), section 3.2, and the released code of each model. Conventions, for a position
+(y, x): "index", "llama4" and "pe" give x the first D/4 pairs and y the others, pair k being the channels (2k, 2k+1);
+"eva" the same with y first; "dinov3" has y first, pair k being (k, k + D/2), and unit = 2π. Coordinates are given;
+`coordinates` says which a convention gives to patch (i, j) of h x w.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .attention import Vector, heads
+from .case import HEAD_DIM, Case, rows
+
+
+def coordinates(convention: str, i: int, j: int, h: int, w: int, extent: tuple[int, int] = (0, 0)) -> Vector:
+    """(y, x) of the patch in row i of h and column j of w."""
+    if convention == "index":
+        return [float(i), float(j)]
+    if convention in ("llama4", "pe"):
+        return [i + 1.0, j + 1.0]
+    if convention == "eva":
+        return [i / h * extent[0], j / w * extent[1]]
+    assert convention == "dinov3", convention
+    return [2.0 * (i + 0.5) / h - 1.0, 2.0 * (j + 0.5) / w - 1.0]
+
+
+def rotate(x_row: Vector, y: float, x: float, convention: str, base: float, rotary_dim: int) -> Vector:
+    """One token's query or key."""
+    out = list(x_row)
+    each = rotary_dim // 4
+    for k in range(2 * each):
+        first, place = (k < each), k % each
+        rows_first = convention in ("eva", "dinov3")
+        coordinate = y if first == rows_first else x
+        angle = coordinate * base ** (-4.0 * place / rotary_dim)
+        if convention == "dinov3":
+            a, b, angle = k, k + rotary_dim // 2, 2 * math.pi * angle
+        else:
+            a, b = 2 * k, 2 * k + 1
+        out[a] = x_row[a] * math.cos(angle) - x_row[b] * math.sin(angle)
+        out[b] = x_row[a] * math.sin(angle) + x_row[b] * math.cos(angle)
+    return out
+
+
+def turned(convention: str, base: float, rotary_dim: int) -> Callable[[Tensor, Any], Tensor]:
+    def all_of(x: Tensor, p: Any) -> Tensor:
+        places = rows(p)
+        out = [
+            [
+                [rotate(row, *places[b][n], convention, base, rotary_dim) for n, row in enumerate(tokens)]
+                for tokens in sample
+            ]
+            for b, sample in enumerate(heads(x))
+        ]
+        return torch.tensor(out, dtype=torch.float64)
+
+    return all_of
+
+
+def _case(convention: str, base: float, **more: Any) -> Case:
+    return Case(
+        lambda AxialRoPE: AxialRoPE(HEAD_DIM, convention, base, rotary_dim=4, **more),
+        rotate=turned(convention, base, 4),
+        axes=2,
+        real_only=convention == "dinov3",
+    )
+
+
+CASES = {
+    "axial_rope": Case(lambda AxialRoPE: AxialRoPE(HEAD_DIM, rotary_dim=4), rotate=turned("index", 100.0, 4), axes=2),
+    "axial_rope llama4": _case("llama4", 77.0),
+    "axial_rope eva": _case("eva", 313.0, extent=(16, 16)),
+    "axial_rope dinov3": _case("dinov3", 77.0),
+}

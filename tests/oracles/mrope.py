@@ -1,0 +1,84 @@
+"""M-RoPE: RoPE whose pairs are dealt out to time, row and column.
+
+    (x_a, x_b) <- (x_a cos p θ_k - x_b sin p θ_k,  x_a sin p θ_k + x_b cos p θ_k)
+    θ_k = base^(-2k/d),  k = 0 .. d/2 - 1
+
+where p is the coordinate along the axis of pair k. Wang et al. 2024, Qwen2-VL (arXiv 2409.12191), section 2.1, and the
+code of Qwen3-VL and ERNIE 4.5 VL. A position is (t, h, w); ``sections`` are the pairs of t, h and w:
+
+    sections     t ... t h ... h w ... w                                                pair k: (k, k + d/2)
+    interleaved  t h w t h w ...; h for k = 1, 4, .. < 3 n_h, w for k = 2, 5, .. < 3 n_w, else t   (k, k + d/2)
+    ernie        h w h w ... t ... t                                                    pair k: (2k, 2k + 1)
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .attention import Vector, heads
+from .case import HEAD_DIM, Case, rows
+
+
+def axis_of(k: int, sections: Sequence[int], form: str) -> int:
+    """0 for t, 1 for h, 2 for w."""
+    of_time, of_rows, of_columns = sections
+    if form == "sections":
+        return 0 if k < of_time else 1 if k < of_time + of_rows else 2
+    if form == "ernie":
+        return 0 if k >= of_rows + of_columns else 1 if k % 2 == 0 else 2
+    assert form == "interleaved", form
+    if k % 3 == 1 and k < 3 * of_rows:
+        return 1
+    return 2 if k % 3 == 2 and k < 3 * of_columns else 0
+
+
+def rotate(x_row: Vector, position: Sequence[float], sections: Sequence[int], form: str, base: float) -> Vector:
+    """One token's query or key."""
+    dim, out = len(x_row), list(x_row)
+    for k in range(dim // 2):
+        a, b = (2 * k, 2 * k + 1) if form == "ernie" else (k, k + dim // 2)
+        angle = position[axis_of(k, sections, form)] * base ** (-2.0 * k / dim)
+        out[a] = x_row[a] * math.cos(angle) - x_row[b] * math.sin(angle)
+        out[b] = x_row[a] * math.sin(angle) + x_row[b] * math.cos(angle)
+    return out
+
+
+def rule(parts: Sequence[Any], start: int = 0) -> list[list[int]]:
+    """Coordinates of text tokens (a number) and images (t, h, w): each part begins one past the highest so far."""
+    out: list[list[int]] = []
+    for part in parts:
+        begin = max((max(place) for place in out), default=start - 1) + 1
+        if isinstance(part, int):
+            out += [[begin + n] * 3 for n in range(part)]
+            continue
+        frames, height, width = part
+        for t in range(frames):
+            for h in range(height):
+                out += [[begin + t, begin + h, begin + w] for w in range(width)]
+    return out
+
+
+def turned(sections: Sequence[int], form: str, base: float) -> Callable[[Tensor, Any], Tensor]:
+    def all_of(x: Tensor, p: Any) -> Tensor:
+        places = rows(p)
+        out = [
+            [[rotate(row, places[b][n], sections, form, base) for n, row in enumerate(tokens)] for tokens in sample]
+            for b, sample in enumerate(heads(x))
+        ]
+        return torch.tensor(out, dtype=torch.float64)
+
+    return all_of
+
+
+def _case(form: str, base: float, sections: tuple[int, int, int] = (1, 1, 1)) -> Case:
+    return Case(lambda MRoPE: MRoPE(HEAD_DIM, sections, form, base), rotate=turned(sections, form, base), axes=3)
+
+
+CASES = {
+    "mrope": _case("sections", 77.0),
+    "mrope interleaved": _case("interleaved", 313.0, (2, 1, 0)),
+    "mrope ernie": _case("ernie", 5.0),
+}

@@ -1,0 +1,49 @@
+"""Rotary position embedding for video: a RoPE of its own for time, row and column, each on its share of the channels.
+
+    channels (2k, 2k+1) of the share d_a:  (x_a, x_b) <- (x_a cos p θ - x_b sin p θ,  x_a sin p θ + x_b cos p θ)
+    θ = base^(-2k/d_a),  k = 0 .. d_a/2 - 1
+
+The code of Wan 2.1 (rope_params, rope_apply). A position is (t, h, w); the shares follow in this order and are
+d - 4 (d // 6), 2 (d // 6), 2 (d // 6) unless given.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .attention import Vector, heads
+from .case import HEAD_DIM, Case, rows
+
+
+def rotate(x_row: Vector, position: Sequence[float], shares: Sequence[int], base: float) -> Vector:
+    """One token's query or key."""
+    out, start = list(x_row), 0
+    for p, share in zip(position, shares, strict=True):
+        for k in range(share // 2):
+            a, b = start + 2 * k, start + 2 * k + 1
+            angle = p * base ** (-2.0 * k / share)
+            out[a] = x_row[a] * math.cos(angle) - x_row[b] * math.sin(angle)
+            out[b] = x_row[a] * math.sin(angle) + x_row[b] * math.cos(angle)
+        start += share
+    return out
+
+
+def turned(shares: Sequence[int], base: float) -> Callable[[Tensor, Any], Tensor]:
+    def all_of(x: Tensor, p: Any) -> Tensor:
+        places = rows(p)
+        out = [
+            [[rotate(row, places[b][n], shares, base) for n, row in enumerate(tokens)] for tokens in sample]
+            for b, sample in enumerate(heads(x))
+        ]
+        return torch.tensor(out, dtype=torch.float64)
+
+    return all_of
+
+
+CASES = {
+    "rope_3d": Case(lambda RoPE3D: RoPE3D(HEAD_DIM, base=77.0), rotate=turned((2, 2, 2), 77.0), axes=3),
+    "rope_3d shares": Case(lambda RoPE3D: RoPE3D(HEAD_DIM, (0, 4, 2), 313.0), rotate=turned((0, 4, 2), 313.0), axes=3),
+}

@@ -1,0 +1,125 @@
+"""The conventions of images are those of the released models, and a class token is not turned under any of them."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from posenc import AxialRoPE, Positions, RoPE
+from tests.oracles import axial_rope as oracle
+
+HEIGHT, WIDTH, HEAD_DIM, PREFIX = 3, 5, 24, 2
+CONVENTIONS = ("index", "llama4", "pe", "eva", "dinov3")
+named = pytest.mark.parametrize("convention", CONVENTIONS)
+
+
+def built(convention: str, **how: object) -> AxialRoPE:
+    extent = (7, 11) if convention == "eva" else None
+    return AxialRoPE(HEAD_DIM, convention, extent=extent, **how)  # type: ignore[arg-type]
+
+
+def heads(tokens: int) -> tuple[Tensor, Tensor]:
+    return tuple(torch.randn(2, 2, 3, tokens, HEAD_DIM, dtype=torch.float64))  # type: ignore[return-value]
+
+
+@named
+def test_its_grid_is_the_oracles(convention: str) -> None:
+    scheme = built(convention)
+    found = scheme.grid(HEIGHT, WIDTH, prefix=PREFIX)
+    patches = [
+        oracle.coordinates(convention, i, j, HEIGHT, WIDTH, (7, 11)) for i in range(HEIGHT) for j in range(WIDTH)
+    ]
+    expected = torch.tensor([[[0.0, 0.0]] * PREFIX + patches], dtype=torch.float64)
+    torch.testing.assert_close(found.coords.double(), expected, rtol=0, atol=1e-15)
+    assert found.layout.rows is not None
+    assert found.order.tolist() == [list(range(PREFIX + HEIGHT * WIDTH))]
+
+
+@named
+def test_the_prefix_is_not_turned(convention: str) -> None:
+    """Not by training either; the patches are."""
+    how = {"shift": 0.5, "jitter": 1.5, "rescale": 2.0} if convention == "dinov3" else {}
+    scheme = built(convention, **how)
+    query, key = heads(PREFIX + HEIGHT * WIDTH)
+    for turned, x in zip(
+        scheme(scheme.grid(HEIGHT, WIDTH, prefix=PREFIX)).rotate(query, key), (query, key), strict=True
+    ):
+        assert torch.equal(turned[:, :, :PREFIX], x[:, :, :PREFIX])
+        assert ((turned - x)[:, :, PREFIX + 1 :].abs().amax(-1) > 1e-3).all()
+
+
+def test_dinov3_is_transformers() -> None:
+    pytest.importorskip("transformers")
+    from transformers import DINOv3ViTConfig
+    from transformers.models.dinov3_vit import modeling_dinov3_vit as dinov3
+
+    config = DINOv3ViTConfig(hidden_size=2 * HEAD_DIM, num_attention_heads=2, patch_size=4, image_size=64)
+    theirs = dinov3.DINOv3ViTRopePositionEmbedding(config).eval()
+    cos, sin = theirs(torch.zeros(1, 3, 4 * HEIGHT, 4 * WIDTH))
+    query, key = (x.float() for x in heads(PREFIX + HEIGHT * WIDTH))
+    expected = dinov3.apply_rotary_pos_emb(query, key, cos, sin)
+    scheme = built("dinov3")
+    found = scheme(scheme.grid(HEIGHT, WIDTH, prefix=PREFIX)).rotate(query, key)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)  # theirs has angles in float32
+
+
+def test_llama4_is_transformers() -> None:
+    """Of a square, since theirs knows no other; its class token comes last."""
+    pytest.importorskip("transformers")
+    from transformers import Llama4VisionConfig
+    from transformers.models.llama4 import modeling_llama4 as llama4
+
+    config = Llama4VisionConfig(hidden_size=2 * HEAD_DIM, num_attention_heads=2, patch_size=4, image_size=20)
+    theirs = llama4.Llama4VisionRotaryEmbedding(config).freqs_ci
+    query, key = (x.float() for x in heads(26))
+    expected = llama4.vision_apply_rotary_emb(query.transpose(1, 2), key.transpose(1, 2), theirs)
+    scheme = built("llama4")
+    positions = scheme.grid(5, 5, prefix=1)
+    last = positions[torch.tensor([*range(1, 26), 0])]
+    found = scheme(last).rotate(query, key)
+    torch.testing.assert_close(found, tuple(x.transpose(1, 2) for x in expected), rtol=1e-5, atol=1e-5)
+
+
+def test_training_moves_the_patches_by_as_much_as_is_said_and_all_alike() -> None:
+    scheme = built("dinov3", shift=0.25, jitter=1.5, rescale=2.0)
+    still = scheme.eval().grid(HEIGHT, WIDTH).coords
+    assert torch.equal(still, built("dinov3").grid(HEIGHT, WIDTH).coords)
+    factors = []
+    for _ in range(50):
+        moved = scheme.train().grid(HEIGHT, WIDTH).coords
+        by = (moved[0, -1] - moved[0, 0]) / (still[0, -1] - still[0, 0])
+        factors.append(by)
+        torch.testing.assert_close(moved - moved[:, :1], (still - still[:, :1]) * by)
+        assert ((moved[0, 0] / by - still[0, 0]).abs() <= 0.25 + 1e-12).all()
+    drawn = torch.stack(factors)
+    assert (drawn >= 1 / 3 - 1e-12).all()
+    assert (drawn <= 3 + 1e-12).all()
+    ratio = drawn[:, 0] / drawn[:, 1]  # of the jitters alone
+    assert (ratio >= 1 / 1.5**2 - 1e-12).all()
+    assert (ratio <= 1.5**2 + 1e-12).all()
+    assert drawn.std() > 0.1
+    assert ratio.std() > 0.05
+
+
+def test_images_of_two_sizes_in_one_row_are_each_by_itself() -> None:
+    scheme = built("dinov3").double()
+    sizes = ((3, 5), (2, 4))
+    images = [scheme.grid(*size, prefix=1) for size in sizes]
+    query, _ = heads(sum(map(len, images)))
+    together = scheme(Positions.cat(images, documents="new"), dtype=torch.float64).rotate_query(query)
+    alone = [
+        scheme(image, dtype=torch.float64).rotate_query(part)
+        for image, part in zip(images, query.split([len(image) for image in images], 2), strict=True)
+    ]
+    assert torch.equal(together, torch.cat(alone, 2))
+
+
+def test_eva_is_rope_on_a_grid_of_shares() -> None:
+    """An axial RoPE of base 10 000 at i H/h and j W/w."""
+    scheme = built("eva")
+    positions = scheme.grid(HEIGHT, WIDTH)
+    query, key = heads(HEIGHT * WIDTH)
+    rope = RoPE(HEAD_DIM, 10_000.0, "interleaved", axes=2)
+    torch.testing.assert_close(
+        scheme(positions, dtype=torch.float64).rotate(query, key),
+        rope(positions, dtype=torch.float64).rotate(query, key),
+    )
