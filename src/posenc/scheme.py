@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from jaxtyping import Int
@@ -217,6 +217,16 @@ def is_scheme(x: object) -> bool:
 def _parts(x: Any) -> tuple[Any, ...]:
     """The parts of a scheme; a wrapper is one part, since it must be called itself."""
     return x.parts if isinstance(x, Scheme) else (x,)
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def undrawn(kind: type[M], *sizes: int, **how: Any) -> M:
+    """A layer of PyTorch's for a scheme to hold, whose parameters are left for `reset_parameters` to draw."""
+    device = torch.empty(0).device  # that of a surrounding ``with torch.device(...)``
+    made: M = nn.utils.skip_init(kind, *sizes, **how, device=device)
+    return made
 
 
 class Composition(Scheme):

@@ -10,8 +10,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
 from .attention import Score
 from .case import HEADS, Case, rows
 

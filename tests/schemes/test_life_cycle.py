@@ -51,7 +51,8 @@ def leaves() -> tuple[Tensor, Tensor, Tensor]:
 def encode(scheme: Scheme) -> list[Tensor]:
     """What the scheme does to an input, to queries and keys, and to scores."""
     x, query, key = leaves()
-    on_grid = any(isinstance(part, posenc.Relative2D) for part in scheme.parts)
+    flat = tuple(entry.scheme for entry in CATALOG if entry.axes == "two")
+    on_grid = any(isinstance(part, flat) for part in scheme.parts)
     encoding = scheme(GRID if on_grid else POSITIONS)
     added = encoding.add(x)
     out = posenc.attention(query, key, key, encoding, is_causal=True)

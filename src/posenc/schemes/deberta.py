@@ -15,7 +15,7 @@ from posenc.encoding import Context, Rotation
 from posenc.phases import in_double
 from posenc.pieces import Distance, Meeting
 from posenc.positions import Positions
-from posenc.scheme import Scheme
+from posenc.scheme import Scheme, undrawn
 from posenc.schemes.entry import Entry, Law
 
 
@@ -74,10 +74,10 @@ class DeBERTa(Scheme):
         check_flag("normalized", normalized)
         self.normalized = normalized
         # A module, so that it is shared whole: tensors that two modules share part when they leave ``meta``.
-        self.relative = nn.ModuleDict({"table": nn.Embedding(2 * self.span, self.width)})
+        self.relative = nn.ModuleDict({"table": undrawn(nn.Embedding, 2 * self.span, self.width)})
         if normalized:
             self.relative["norm"] = nn.LayerNorm(self.width, eps=1e-7)
-        self.query, self.key = (nn.Linear(self.width, self.num_heads * self.head_dim) for _ in range(2))
+        self.query, self.key = (undrawn(nn.Linear, self.width, self.num_heads * self.head_dim) for _ in range(2))
         self.reset_parameters()
 
     @property
