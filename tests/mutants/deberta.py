@@ -124,7 +124,9 @@ LAWLESS = (
 )
 UNTRUE = (Untrue("deberta", lambda: drawn(PaperDeBERTa(HEADS, HEAD_DIM, 5, 4))),)
 MODEL = {"num_heads": 6, "head_dim": 4}
-LAYER = nn.Linear(24, 24)
+with torch.random.fork_rng(devices=()):
+    LAYER, HALF, NARROW, OVER = (nn.Linear(n, m) for n, m in ((24, 24), (24, 12), (8, 24), (24, 16)))
+    OF_MODEL = DeBERTa(6, 4)
 REFUSED: dict[str, list[Row]] = {
     "DeBERTa": [
         *sizes(DeBERTa, MODEL, "num_heads", "head_dim", "dim", "max_distance", "num_buckets"),
@@ -133,15 +135,13 @@ REFUSED: dict[str, list[Row]] = {
         Row(lambda: DeBERTa(6, 4, max_distance=5, num_buckets=8), "max_distance must be above 5, …, got 5"),
     ],
     "DeBERTa.of_layer": [
-        Row(lambda: DeBERTa(6, 4).of_layer("query", LAYER), "query must be a Linear, got 'query'"),
-        Row(lambda: DeBERTa(6, 4).of_layer(LAYER, None), "key must be a Linear, got None"),
+        Row(lambda: OF_MODEL.of_layer("query", LAYER), "query must be a Linear, got 'query'"),
+        Row(lambda: OF_MODEL.of_layer(LAYER, None), "key must be a Linear, got None"),
         Row(
-            lambda: DeBERTa(6, 4).of_layer(nn.Linear(24, 12), LAYER),
+            lambda: OF_MODEL.of_layer(HALF, LAYER),
             "query must project 24 channels to 24, got 24 to 12",
         ),
-        Row(lambda: DeBERTa(6, 4).of_layer(LAYER, nn.Linear(8, 24)), "key must project 24 channels to 24, got 8 to 24"),
-        Row(
-            lambda: DeBERTa(6, 4).of_layer(LAYER, nn.Linear(24, 16)), "key must project 24 channels to 24, got 24 to 16"
-        ),
+        Row(lambda: OF_MODEL.of_layer(LAYER, NARROW), "key must project 24 channels to 24, got 8 to 24"),
+        Row(lambda: OF_MODEL.of_layer(LAYER, OVER), "key must project 24 channels to 24, got 24 to 16"),
     ],
 }

@@ -101,6 +101,8 @@ LAWLESS = (
     Lawless("swin", lambda shape: BlindSwin((16, 16), shape.num_heads), "directed"),
 )
 UNTRUE = (Untrue("swin", lambda: drawn(MirroredSwin((3, 5), HEADS))),)
+with torch.random.fork_rng(devices=()):
+    GRIDDED = Swin((2, 3), 6)
 WINDOW = {"grid": (2, 3), "num_heads": 6}
 REFUSED: dict[str, list[Row]] = {
     "Swin": [
@@ -109,7 +111,7 @@ REFUSED: dict[str, list[Row]] = {
         Row(lambda: Swin((0, 5), 6), "grid[0] must be a whole number of at least 1, got 0"),
     ],
     "Swin.resized": [
-        Row(lambda: Swin((2, 3), 6).resized(5), "grid must be (height, width), got 5"),
-        Row(lambda: Swin((2, 3), 6).resized((5, "x")), "grid[1] must be a whole number of at least 1, got 'x'"),
+        Row(lambda: GRIDDED.resized(5), "grid must be (height, width), got 5"),
+        Row(lambda: GRIDDED.resized((5, "x")), "grid[1] must be a whole number of at least 1, got 'x'"),
     ],
 }

@@ -16,7 +16,7 @@ from posenc.schemes import swin_v2
 from tests.cases import HEAD_DIM, HEADS
 from tests.hard.wrong import Row, sizes
 from tests.mutants import Lawless, Mutant, Untrue, drawn, oracles
-from tests.schemes import test_life_cycle
+from tests.schemes import test_life_cycle, test_published_scores
 
 ROTATION, SCORE = SwinV2.rotation, SwinV2.score
 
@@ -85,7 +85,7 @@ MUTANTS = (
     mutant("has a tangent in its network", table(bend=torch.tanh)),
     mutant("takes keys as they are", rotation(key=lambda k: k), "rotation"),
     mutant("takes queries as they are", rotation(query=lambda q: q), "rotation"),
-    mutant("does not bound its scale", rotation(steepest=math.inf), "rotation", oracles("swin_v2")),
+    mutant("does not bound its scale", rotation(steepest=math.inf), "rotation", test_published_scores.check_steepest),
     mutant("divides the cosine by the root of head_dim", rotation(scale=HEAD_DIM**-0.5), "rotation"),
     mutant(
         "does not draw its parameters",
@@ -125,6 +125,8 @@ LAWLESS = (
     Lawless("swin_v2", lambda shape: EndlessSwinV2((16, 16), shape.num_heads, hidden=8), "length_free"),
 )
 UNTRUE = (Untrue("swin_v2", lambda: drawn(DottedSwinV2((3, 5), HEADS, hidden=7))),)
+with torch.random.fork_rng(devices=()):
+    GRIDDED = SwinV2((2, 3), 6)
 WINDOW = {"grid": (2, 3), "num_heads": 6}
 REFUSED: dict[str, list[Row]] = {
     "SwinV2": [
@@ -133,5 +135,5 @@ REFUSED: dict[str, list[Row]] = {
         Row(lambda: SwinV2((2, 3), 6, trained=(4,)), "trained must be (height, width), got (4,)"),
         Row(lambda: SwinV2((2, 3), 6, trained=(4, 0)), "trained[1] must be a whole number of at least 1, got 0"),
     ],
-    "SwinV2.resized": [Row(lambda: SwinV2((2, 3), 6).resized(5), "grid must be (height, width), got 5")],
+    "SwinV2.resized": [Row(lambda: GRIDDED.resized(5), "grid must be (height, width), got 5")],
 }

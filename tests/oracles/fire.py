@@ -49,5 +49,7 @@ def _pairs(s: Any, q: Tensor, k: Tensor, x: Any, y: Any) -> dict[str, Any]:
     return {"score": score(s.c.item(), threshold, *layers, rows(x), rows(y))}
 
 
-# Of these lengths some queries lie before the threshold, and some past it.
-CASES = {"fire": Case(lambda FIRE: FIRE(HEADS, 5, length=17.0), pairs=_pairs)}
+CASES = {  # so that queries lie on both sides of the threshold
+    "fire": Case(lambda FIRE: FIRE(HEADS, 5, length=17.0), pairs=_pairs),
+    "fire of short texts": Case(lambda FIRE: FIRE(HEADS, 5, length=4.3), pairs=_pairs),
+}
