@@ -145,12 +145,12 @@ def one_line(entry: Entry) -> Subject:
         linear_memory=True,
         compiles=True,
         exports=True,
-        max_positions=4096 if entry.name == "absolute_in_attention" else None,
+        max_positions=4096 if entry.name in ("absolute_in_attention", "tupe") else None,
     )
 
 
 def claims(entry: Entry) -> dict[str, Any]:
-    ends = {"learned", "absolute_in_attention"}  # the end of relative_1d is a distance
+    ends = {"learned", "absolute_in_attention", "tupe"}  # the end of relative_1d is a distance
     return {
         "relative": "relative" in entry.laws,
         "axes": 2 if entry.axes == "two" else 1,
@@ -188,7 +188,7 @@ def classifier(entry: Entry) -> Subject:
 
 BACKENDS = ("auto", "sdpa", "tiled", "chunked", "reference")  # flex compiles for every length: see test_flex.py
 # PyTorch's kernel can neither add to values nor multiply scores; a tile goes by one distance.
-CANNOT = {"sdpa": {"shaw", "distance_aware"}, "tiled": {"relative_2d"}}
+CANNOT = {"sdpa": {"shaw", "distance_aware"}, "tiled": {"relative_2d", "swin", "swin_v2", "fire"}}
 IN_PAIRS = [entry for entry in CATALOG if "add" not in entry.doors]
 ON_GRIDS = [entry for entry in CATALOG if entry.axes in ("two", "any")]
 

@@ -121,7 +121,7 @@ def test_does_it_hinder_a_phrase_at_new_positions(name: str) -> None:
     assert finding.value is not None
     relative = "relative" in next(entry.laws for entry in CATALOG if entry.name == name)
     assert finding.holds != relative
-    assert finding.value < 1e-13 if relative else finding.value > (0.01 if name in FAINT else 0.2)
+    assert finding.value < 1e-13 if relative else finding.value > (1e-4 if name in FAINT else 0.2)
 
 
 def test_as_equal_partners_positions_move_a_phrase_by_as_much_as_it_varies() -> None:
