@@ -17,6 +17,7 @@ from posenc.schemes.catalog import CATALOG, Entry, Shape, scheme_from_names
 
 HEADS, HEAD_DIM, DIM = 6, 16, 96
 LONGEST = 160  # tokens that any of them is built for
+WINDOWS = {"swin": 64, "swin_v2": 32}  # to a side, of those whose table goes by two differences at once
 
 
 class Pairs(nn.Module):
@@ -154,7 +155,7 @@ def claims(entry: Entry) -> dict[str, Any]:
     return {
         "relative": "relative" in entry.laws,
         "axes": 2 if entry.axes == "two" else 1,
-        "max_positions": LONGEST if entry.name in ends else None,
+        "max_positions": LONGEST if entry.name in ends else WINDOWS.get(entry.name),
     }
 
 

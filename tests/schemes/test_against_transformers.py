@@ -155,7 +155,7 @@ def test_deberta_is_that_of_transformers(buckets: int, shared: bool) -> None:
     else:
         scheme.query.load_state_dict(layer.pos_query_proj.state_dict())
         scheme.key.load_state_dict(layer.pos_key_proj.state_dict())
-    table = scheme.relative["table"].weight
+    table = scheme.relative.rows.weight
     seen = torch.ones(2, 1, tokens, tokens)
     theirs, _ = layer(x, seen, rel_embeddings=table)
     out = posenc.attention(q, k, v, scheme(Positions.arange(tokens)))
