@@ -17,7 +17,7 @@ from posenc.schemes.catalog import CATALOG, Entry, Shape, scheme_from_names
 
 HEADS, HEAD_DIM, DIM = 6, 16, 96
 LONGEST = 160  # tokens that any of them is built for
-WINDOWS = {"swin": 64, "swin_v2": 32}  # to a side, of those whose table goes by two differences at once
+WINDOWS = {"swin": 64, "swin_v2": 16}  # to a side, of those whose table goes by two differences at once
 
 
 class Pairs(nn.Module):
@@ -153,7 +153,7 @@ def one_line(entry: Entry) -> Subject:
 def claims(entry: Entry) -> dict[str, Any]:
     ends = {"learned", "absolute_in_attention", "tupe"}  # the end of relative_1d is a distance
     return {
-        "relative": "relative" in entry.laws,
+        "relative": True if "relative" in entry.laws else None if entry.name == "fire" else False,  # it is neither
         "axes": 2 if entry.axes == "two" else 1,
         "max_positions": LONGEST if entry.name in ends else WINDOWS.get(entry.name),
     }

@@ -93,7 +93,7 @@ ENDS = {
     "relative_1d": "distances end at 1023",
     "relative_2d": "distances end at 1023",
     "swin": "distances end at 63",
-    "swin_v2": "distances end at 31",
+    "swin_v2": "distances end at 15",
     "tupe": "positions end at 1023",
 }
 FAINT = {"fire", "tupe"}  # as drawn they change scores by little
