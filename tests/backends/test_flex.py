@@ -26,7 +26,7 @@ HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM = 4, 2, 16, 24
 KEYS, QUERIES = 200, 150  # between the same two powers of two, so that one compilation serves both
 
 SHAPE = Shape(HEADS * HEAD_DIM, HEADS, HEAD_DIM, max_positions=KEYS)
-SCHEMES = [n for n in ATTENDING if n not in VALUES | ROWS | {"learned", "interpolated", "clocked", "featured"}]
+SCHEMES = [n for n in ATTENDING if n not in VALUES | ROWS | {"learned", "interpolated", "fire", "clocked", "featured"}]
 """Those that it can run, that need no features of the tokens and add nothing to the input."""
 QUICK = ("nope", "rope", "absolute_in_attention", "alibi")  # the others are a compilation each
 
