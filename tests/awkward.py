@@ -142,18 +142,6 @@ def interpolated(heads: int) -> Scheme:
     return Pieces(make, scale=weight(heads))
 
 
-def windowed_table(heads: int, reach: tuple[int, int]) -> Scheme:
-    """A bias of both axes of a grid at once (Swin)."""
-
-    def make(table: Tensor) -> tuple[Piece, ...]:
-        def at(r: Tensor) -> Tensor:
-            return table[:, r[..., 0] + reach[0] - 1, r[..., 1] + reach[1] - 1]
-
-        return (Bias(at, Distance("Windowed", axis=None, integral=True, reach=reach)),)
-
-    return Pieces(make, table=weight(heads, 2 * reach[0] - 1, 2 * reach[1] - 1))
-
-
 def learned_slope(heads: int) -> Scheme:
     """A straight line of the distance with a learned slope, which its pieces do not hide."""
 

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import torch
 from jaxtyping import Int
@@ -247,6 +247,16 @@ def awakened(scheme: Scheme) -> Scheme:
 def _parts(x: Any) -> tuple[Any, ...]:
     """The parts of a scheme; a wrapper is one part, since it must be called itself."""
     return x.parts if isinstance(x, Scheme) else (x,)
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def undrawn(kind: type[M], *sizes: int, **how: Any) -> M:
+    """A layer of PyTorch's for a scheme to hold, whose parameters are left for `reset_parameters` to draw."""
+    device = torch.empty(0).device  # that of a surrounding ``with torch.device(...)``
+    made: M = nn.utils.skip_init(kind, *sizes, **how, device=device)
+    return made
 
 
 class Composition(Scheme):

@@ -26,8 +26,9 @@ HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM = 4, 2, 16, 24
 KEYS, QUERIES = 200, 150  # between the same two powers of two, so that one compilation serves both
 
 SHAPE = Shape(HEADS * HEAD_DIM, HEADS, HEAD_DIM, max_positions=KEYS)
-SCHEMES = [n for n in ATTENDING if n not in VALUES | ROWS | {"learned", "interpolated", "clocked", "featured"}]
+SCHEMES = [n for n in ATTENDING if n not in VALUES | ROWS | {"learned", "interpolated", "fire", "clocked", "featured"}]
 """Those that it can run, that need no features of the tokens and add nothing to the input."""
+LEARNED_MAPS = {"swin_v2", "tupe"}  # what they learn goes into the query
 QUICK = ("nope", "rope", "absolute_in_attention", "alibi")  # the others are a compilation each
 
 
@@ -290,7 +291,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Call], str]] = {
         lambda q, k, v, name=name: called(
             q, k, v, made(name).requires_grad_(), same(KINDS[name].at(Positions.arange(8))), is_causal=True
         ),
-        NO_BACKWARD + "a score term requires grad",
+        NO_BACKWARD + f"{'query' if name in LEARNED_MAPS else 'a score term'} requires grad",
     )
     for name in SCHEMES
     if [*made(name).parameters()]

@@ -17,6 +17,7 @@ from posenc.schemes.catalog import CATALOG, Entry, Shape, scheme_from_names
 
 HEADS, HEAD_DIM, DIM = 6, 16, 96
 LONGEST = 160  # tokens that any of them is built for
+WINDOWS = {"swin": 64, "swin_v2": 16}  # to a side, of those whose table goes by two differences at once
 
 
 class Pairs(nn.Module):
@@ -145,16 +146,17 @@ def one_line(entry: Entry) -> Subject:
         linear_memory=True,
         compiles=True,
         exports=True,
-        max_positions=4096 if entry.name == "absolute_in_attention" else None,
+        max_positions=4096 if entry.name in ("absolute_in_attention", "tupe") else None,
     )
 
 
 def claims(entry: Entry) -> dict[str, Any]:
-    ends = {"learned", "absolute_in_attention"}  # the end of relative_1d is a distance
+    ends = {"learned", "absolute_in_attention", "tupe"}  # the end of relative_1d is a distance
     return {
-        "relative": None if entry.name == "lie_re" else "relative" in entry.laws,  # on the diagonal it is relative
+        # On the diagonal LieRE is relative; FIRE is neither.
+        "relative": True if "relative" in entry.laws else None if entry.name in ("fire", "lie_re") else False,
         "axes": entry.least_axes,
-        "max_positions": LONGEST if entry.name in ends else None,
+        "max_positions": LONGEST if entry.name in ends else WINDOWS.get(entry.name),
     }
 
 
@@ -192,7 +194,7 @@ def classifier(entry: Entry) -> Subject:
 
 BACKENDS = ("auto", "sdpa", "tiled", "chunked", "reference")  # flex compiles for every length: see test_flex.py
 # PyTorch's kernel can neither add to values nor multiply scores; a tile goes by one distance.
-CANNOT = {"sdpa": {"shaw", "distance_aware"}, "tiled": {"relative_2d"}}
+CANNOT = {"sdpa": {"shaw", "distance_aware"}, "tiled": {"relative_2d", "swin", "swin_v2", "fire"}}
 IN_PAIRS = [entry for entry in CATALOG if "add" not in entry.doors]
 ON_GRIDS = [entry for entry in CATALOG if entry.axes in ("two", "any")]
 

@@ -92,7 +92,11 @@ ENDS = {
     "absolute_in_attention": "positions end at 1023",
     "relative_1d": "distances end at 1023",
     "relative_2d": "distances end at 1023",
+    "swin": "distances end at 63",
+    "swin_v2": "distances end at 15",
+    "tupe": "positions end at 1023",
 }
+FAINT = {"fire", "tupe"}  # as drawn they change scores by little
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -118,7 +122,7 @@ def test_does_it_hinder_a_phrase_at_new_positions(name: str) -> None:
     laws = next(entry.laws for entry in CATALOG if entry.name == name)
     relative = "relative" in laws or name == "self_extend"  # whose window the phrase does not reach past
     assert finding.holds != relative
-    assert finding.value < 1e-13 if relative else finding.value > 0.1
+    assert finding.value < 1e-13 if relative else finding.value > (1e-4 if name in FAINT else 0.1)
 
 
 def test_as_equal_partners_positions_move_a_phrase_by_as_much_as_it_varies() -> None:

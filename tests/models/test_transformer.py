@@ -249,12 +249,12 @@ def test_layers_share_parameters_or_have_their_own(name: str) -> None:
 
     each = Decoder(VOCAB, DIM, LAYERS, HEADS, KV_HEADS, position=position, inject="every_layer", per_layer=True)
     assert len(each.trunk.schemes) == LAYERS
-    # Transformer-XL's two biases are shared by the layers that project for themselves.
-    common = 2 * HEADS * HEAD_DIM if name == "transformer_xl" else 0
+    # Transformer-XL's two biases and DeBERTa's table are shared by the layers that project for themselves.
+    common = {"transformer_xl": 2 * HEADS * HEAD_DIM, "deberta": 2 * zoo.LONGEST * DIM}.get(name, 0)
     assert sum(p.numel() for p in each.parameters()) == bare + LAYERS * (alone - common) + common
     if name in NAMES:  # the trial schemes do not say how they are drawn
         first, second = (list(held.parameters()) for held in each.trunk.schemes)
-        drawn = [(a, b) for a, b in zip(first, second, strict=True) if a is not b and a.any()]
+        drawn = [(a, b) for a, b in zip(first, second, strict=True) if a is not b and a.unique().numel() > 1]
         assert drawn
         assert not any((a == b).any() for a, b in drawn)
 
@@ -396,7 +396,9 @@ def test_bfloat16_loses_no_more_than_the_trunk_does(name: str, far: bool, how: s
     add in squares, grow by at most a factor of sqrt(2); 2 allows for chance. Far out too, at 2^20 where nothing ends
     before, since a phase taken in bfloat16 would be off there by thousands of radians."""
     start = (
-        (zoo.LONGEST if {"learned", "absolute_in_attention"} & set(name.split("+")) else 2**20) - TOKENS if far else 0
+        (zoo.LONGEST if {"learned", "absolute_in_attention", "tupe"} & set(name.split("+")) else 2**20) - TOKENS
+        if far
+        else 0
     )
     positions = zoo.segmented(Positions.arange(TOKENS, start=start))
     ids = zoo.tokens()

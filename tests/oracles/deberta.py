@@ -71,9 +71,9 @@ def score(
 
 
 def _pairs(s: Any, q: Tensor, k: Tensor, x: Any, y: Any) -> dict[str, Any]:
-    table = matrix(s.relative["table"].weight)
+    table = matrix(s.relative.rows.weight)
     if s.normalized:
-        weight, bias = vector(s.relative["norm"].weight), vector(s.relative["norm"].bias)
+        weight, bias = vector(s.relative.norm.weight), vector(s.relative.norm.bias)
         table = [normalized(row, weight, bias) for row in table]
     layers = ((s.query.weight, s.query.bias), (s.key.weight, s.key.bias))
     found = score(q, k, table, *layers, rows(x), rows(y), s.num_buckets, s.max_distance)

@@ -3,9 +3,9 @@
     s_ij <- s_ij + f(psi(max(p_i - p_j, 0)) / (psi(max(|m L|, p_i)) + 1e-6))_h,    psi(x) = ln(|c| x + 1)
     f(x)  = W2 relu(w1 x + b1) + b2
 
-Li et al. 2024 (arXiv 2310.04418), equations 4, 7 and 8, with the details of the class FIRE in the code of DAPE (Zheng et
-al. 2024). Conventions: p_i is the query's own position, counted from 0; a key after the query is at no distance; the
-bias is not divided by sqrt(d). Any real position will do.
+Li et al. 2024 (arXiv 2310.04418), equations 4, 7 and 8, with the details of the class FIRE in the code of DAPE (Zheng
+et al. 2024). Conventions: p_i is the query's own position, counted from 0; a key after the query is at no distance;
+the bias is not divided by sqrt(d). Any real position will do.
 """
 
 import math
@@ -49,5 +49,7 @@ def _pairs(s: Any, q: Tensor, k: Tensor, x: Any, y: Any) -> dict[str, Any]:
     return {"score": score(s.c.item(), threshold, *layers, rows(x), rows(y))}
 
 
-# Of these lengths some queries lie before the threshold, and some past it.
-CASES = {"fire": Case(lambda FIRE: FIRE(HEADS, 5, length=4.3), pairs=_pairs)}
+CASES = {  # so that queries lie on both sides of the threshold
+    "fire": Case(lambda FIRE: FIRE(HEADS, 5, length=17.0), pairs=_pairs),
+    "fire of short texts": Case(lambda FIRE: FIRE(HEADS, 5, length=4.3), pairs=_pairs),
+}

@@ -5,9 +5,9 @@
 and, where [CLS] is untied, theta_1 in the place of the second term over sqrt(2 d) where p_i = 0, theta_2 where p_j = 0
 and p_i is not.
 
-Ke et al. 2021 (arXiv 2006.15595), equations 7 to 10, and the authors' code. Conventions: norm is a layer norm with 1e-5 in
-the variance; theta_1 is of [CLS]'s row, its own column included. Grouped queries: the second key is the mean of those of
-the heads of the group, which the paper does not have. Positions are integers within the table.
+Ke et al. 2021 (arXiv 2006.15595), equations 7 to 10, and the authors' code. Conventions: norm is a layer norm with 1e-5
+in the variance; theta_1 is of [CLS]'s row, its own column included. Grouped queries: the second key is the mean of
+those of the heads of the group, which the paper does not have. Positions are integers within the table.
 """
 
 from collections.abc import Sequence
@@ -69,8 +69,8 @@ def _pairs(s: Any, q: Tensor, k: Tensor, x: Any, y: Any) -> dict[str, Any]:
 
 
 CASES = {
-    "tupe": Case(lambda TUPE: TUPE(HEADS, HEAD_DIM, 20, 5), pairs=_pairs, integers_only=True, from_zero=True),
+    "tupe": Case(lambda TUPE: TUPE(HEADS, HEAD_DIM, 21, 5), pairs=_pairs, integers_only=True, from_zero=True),
     "tupe, class token untied": Case(
-        lambda TUPE: TUPE(HEADS, HEAD_DIM, 20, 5, untie_cls=True), pairs=_pairs, integers_only=True, from_zero=True
+        lambda TUPE: TUPE(HEADS, HEAD_DIM, 21, 5, untie_cls=True), pairs=_pairs, integers_only=True, from_zero=True
     ),
 }

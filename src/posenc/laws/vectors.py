@@ -159,8 +159,10 @@ def bounded(probe: Probe) -> Finding:
         what = "vector it adds" if "rotate" not in probe.scheme.doors else "vector it has turned"
         sizes.append((f"norm of a {what}", *(x.norm(dim=-1).max().item() for x in vectors if x is not None)))
     if probe.sees_pairs:
-        origin = FAR if probe.limit is None else probe.limit
-        found = [probe.effect([origin], origin - places).abs().max().item() for places in (near, far)]
+        # The query stands at the end of a text, and is told of every key before it.
+        ends = (NEAR, FAR) if probe.limit is None else (probe.limit, probe.limit)
+        both = zip(ends, (near, far), strict=True)
+        found = [probe.effect([end], end - places).abs().max().item() for end, places in both]
         sizes.append(("change of a score", found[0], found[1]))
     if not sizes:
         return Finding(True, 0.0, 0.0, "it opens no door and changes nothing")

@@ -15,7 +15,7 @@ from posenc.encoding import Context, Rotation
 from posenc.phases import in_double
 from posenc.pieces import Distance, Meeting
 from posenc.positions import Positions
-from posenc.scheme import Scheme
+from posenc.scheme import Scheme, undrawn
 from posenc.schemes.entry import Entry, Law
 
 
@@ -73,11 +73,8 @@ class DeBERTa(Scheme):
                 )
         check_flag("normalized", normalized)
         self.normalized = normalized
-        # A module, so that it is shared whole: tensors that two modules share part when they leave ``meta``.
-        self.relative = nn.ModuleDict({"table": nn.Embedding(2 * self.span, self.width)})
-        if normalized:
-            self.relative["norm"] = nn.LayerNorm(self.width, eps=1e-7)
-        self.query, self.key = (nn.Linear(self.width, self.num_heads * self.head_dim) for _ in range(2))
+        self.relative = Relative(2 * self.span, self.width, normalized)
+        self.query, self.key = (undrawn(nn.Linear, self.width, self.num_heads * self.head_dim) for _ in range(2))
         self.reset_parameters()
 
     @property
@@ -87,9 +84,9 @@ class DeBERTa(Scheme):
 
     def reset_parameters(self) -> None:
         """R, W_Q and W_K from N(0, 0.02^2); biases 0, the norm 1 and 0."""
-        nn.init.normal_(self.relative["table"].weight, std=0.02)
-        if self.normalized:
-            self.relative["norm"].reset_parameters()
+        nn.init.normal_(self.relative.rows.weight, std=0.02)
+        if self.relative.norm is not None:
+            self.relative.norm.reset_parameters()
         self._reset_projections()
 
     def _reset_projections(self) -> None:
@@ -135,10 +132,9 @@ class DeBERTa(Scheme):
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
     ) -> tuple[Meeting, ...]:
         """Content to position and position to content."""
-        table = self.relative["table"].weight
+        table, norm = self.relative.rows.weight, self.relative.norm
         table = table.to(torch.promote_types(table.dtype, torch.float32))
-        if self.normalized:
-            norm = self.relative["norm"]
+        if norm is not None:
             table = F.layer_norm(table, (self.width,), norm.weight.to(table), norm.bias.to(table), norm.eps)
         distance = Distance("DeBERTa", integral=True, tail="constant", past=self.max_distance, num_heads=self.num_heads)
         of_keys, of_queries = self._projected(table, self.key), self._projected(table, self.query)
@@ -161,6 +157,16 @@ class DeBERTa(Scheme):
             far = half + (share * (half - 1)).ceil().long().to(n.device)
             n = torch.where(n.abs() <= half, n, n.sign() * far)
         return (n + k).clamp(0, 2 * k - 1)
+
+
+class Relative(nn.Module):
+    """R, and its norm if it has one. A module, so that it is shared whole: tensors that two modules share part when
+    they leave ``meta``."""
+
+    def __init__(self, rows: int, width: int, normalized: bool) -> None:
+        super().__init__()
+        self.rows = undrawn(nn.Embedding, rows, width)
+        self.norm = nn.LayerNorm(width, eps=1e-7) if normalized else None
 
 
 def _same(x: Tensor) -> Tensor:

@@ -29,7 +29,8 @@ class KERPLE(Scheme):
     where s_ij = q_i . k_j / sqrt(d); the bias itself is *not* divided. Both are read as max(p, 0.01) and max(a, 0.01);
     in the power form p is at most 2 too, since a kernel of a higher power is none. The authors write the clamped number
     into the parameter in every call; here the parameter stays as it is, and gets no gradient while it is out of
-    bounds. The power form with p = 1 is `ALiBi` with learned slopes. Blind to direction: order needs a causal mask.
+    bounds. The power form with p = 1 is `ALiBi` with learned slopes of 0.01 at least. Blind to direction: order needs
+    a causal mask.
 
     Parameters: p and a, one each per head; p from U(0, 2), a from U(0, 1). The authors share them between layers.
     Shapes: score (batch, num_heads, queries, keys). Any real positions, of one axis.

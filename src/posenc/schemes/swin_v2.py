@@ -14,7 +14,7 @@ from posenc.arguments import sides, whole
 from posenc.encoding import Context, Rotation
 from posenc.pieces import Bias, Distance
 from posenc.positions import Positions
-from posenc.scheme import Scheme
+from posenc.scheme import Scheme, undrawn
 from posenc.schemes.entry import Entry, Law
 
 STEEPEST = math.log(100)
@@ -53,7 +53,10 @@ class SwinV2(Scheme):
         self.grid, self.num_heads, self.hidden = sides(grid), whole("num_heads", num_heads), whole("hidden", hidden)
         self.trained = self.grid if trained is None else sides(trained, "trained")
         self.tau = nn.Parameter(torch.empty(self.num_heads))
-        self.inner, self.outer = nn.Linear(2, self.hidden), nn.Linear(self.hidden, self.num_heads, bias=False)
+        self.inner, self.outer = (
+            undrawn(nn.Linear, 2, self.hidden),
+            undrawn(nn.Linear, self.hidden, self.num_heads, bias=False),
+        )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -121,7 +124,7 @@ ENTRY = Entry(
     paper="Liu et al. 2022",
     laws=frozenset({Law.RELATIVE, Law.UNIQUE, Law.BOUNDED, Law.DIRECTED, Law.MONOTONE}),  # as drawn
     cost="a pass over q and k and one bias on every score per layer",
-    build=lambda shape: SwinV2(shape.grid or (min(shape.max_positions, 32),) * 2, shape.num_heads),
+    build=lambda shape: SwinV2(shape.grid or (min(shape.max_positions, 16),) * 2, shape.num_heads),
     axes="two",
     learned="1536 + 513 per head",
     does="a network's bias of log-spaced differences, and cosine attention; `resized(grid)` for another window",
