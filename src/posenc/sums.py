@@ -56,7 +56,7 @@ def following(
     """For each key the sum of what stands at keys of a higher order; with ``itself`` of its own order too."""
     if keys.layout.run is not None:
         sums = x.flip(-1).cumsum(-1).flip(-1)
-        return sums if itself else sums - x
+        return sums if itself else torch.nn.functional.pad(sums[..., 1:], (0, 1))
     order = keys.order.expand(x.size(0), -1)
     place, index = order.sort(dim=-1, stable=True)
     sorted_x = x.gather(-1, index[:, None, None].expand_as(x))

@@ -274,8 +274,16 @@ class Probe:
 
     @cached_property
     def sees_coordinates(self) -> bool:
-        """Whether it makes any difference where the tokens are."""
-        near, far = torch.arange(8), torch.tensor([5, 0, 9, 2, 14, 7, 11, 3])
+        """Whether it makes any difference where the tokens are, their order being the same."""
+        return self._tells(torch.tensor([0, 2, 3, 5, 7, 9, 11, 14]))
+
+    @cached_property
+    def sees_places(self) -> bool:
+        """Whether their coordinates or their order make any difference."""
+        return self.sees_coordinates or self._tells(torch.tensor([5, 0, 9, 2, 14, 7, 11, 3]))
+
+    def _tells(self, far: Tensor) -> bool:
+        near = torch.arange(8)
         return not torch.equal(self.internals(near, near), self.internals(far, far))
 
 

@@ -64,6 +64,11 @@ class Inkling(Scheme):
             return {"profile": Feature(self.num_heads, self.width)}
         return {"profile": Feature(self.num_heads, self.width, map=partial(_grown, self.length, self.strength))}
 
+    @property
+    def doors(self) -> tuple[str, ...]:
+        """Queries grow in a global layer alone."""
+        return ("score",) if self.length is None else ("rotate", "score")
+
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation | None:
@@ -100,9 +105,9 @@ ENTRY = Entry(
     name="inkling",
     scheme=Inkling,
     paper="Inkling 2026",
-    laws=frozenset({Law.RELATIVE, Law.DIRECTED, Law.LENGTH_FREE}),
+    laws=frozenset({Law.RELATIVE, Law.BOUNDED, Law.DIRECTED, Law.LENGTH_FREE}),
     cost="width × extent products per query and layer",
-    build=lambda shape: Inkling(shape.num_heads, 16, shape.max_positions),
+    build=lambda shape: Inkling(shape.num_heads, 16, 256),
     learned="extent × width, and width per head in each layer",
     does="has each query mix, by what a layer makes of it, a bias of the distance back out of learned profiles",
     limits="nothing past the extent",

@@ -9,13 +9,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import check_choice, check_type, number, whole
+from posenc.arguments import check_choice, number, whole
 from posenc.encoding import Context, Rotation
 from posenc.givens import is_readable
 from posenc.phases import Scaled, grown, in_double, unchanged
 from posenc.positions import PADDING, PositionError, Positions
 from posenc.scheme import Scheme
-from posenc.schemes.entry import FORMULA, Entry, Law
+from posenc.schemes.entry import Entry, Law
 
 Form: TypeAlias = Literal["llama4", "ministral3", "inkling", "beam", "rerope", "mistral_large4", "ssmax"]
 
@@ -96,9 +96,10 @@ class QueryScale(Scheme):
         elif self.form == "ssmax":
             nn.init.constant_(self.s, 0.43)
 
-    def factor(self, n: Float[Tensor, "rows tokens"], heads: range | None = None) -> Float[Tensor, "rows heads tokens"]:
+    def _factor(
+        self, n: Float[Tensor, "rows tokens"], heads: range | None = None
+    ) -> Float[Tensor, "rows heads tokens"]:
         """c(n) of every head, or of one for all, for numbers of tokens in double precision."""
-        check_type("n", n, Tensor)
         if self.form in LEARNED:
             s, b = (
                 None if p is None else p[slice(None) if heads is None else slice(heads.start, heads.stop)]
@@ -128,7 +129,7 @@ class QueryScale(Scheme):
             lowest = coords.masked_fill(~real.expand(coords.shape), 0).min().item()
             raise PositionError(f"QueryScale counts the tokens up to a query, and positions begin at 0, got {lowest}")
         n = in_double(coords).clamp(min=0) + 1  # padding, and what could not be read
-        factor = self.factor(n, None if context is None else context.heads)
+        factor = self._factor(n, None if context is None else context.heads)
         return Rotation(Scaled(factor[..., None].to(dtype=dtype, device=coords.device)), unchanged)
 
 
@@ -136,10 +137,10 @@ ENTRY = Entry(
     name="query_scale",
     scheme=QueryScale,
     paper="Nakanishi 2025, and models of 2025–26",
-    laws=FORMULA | {Law.ABSOLUTE},
+    laws=frozenset({Law.ABSOLUTE, Law.UNIQUE, Law.DIRECTED, Law.LENGTH_FREE, Law.FRACTIONAL, Law.DETERMINISTIC}),
     cost="one product per query and layer",
-    build=lambda shape: QueryScale("beam"),
-    learned="nothing; 1 or 2 per head in two of its forms",
+    build=lambda shape: QueryScale("ssmax", num_heads=shape.num_heads),
+    learned="1 or 2 per head in two of its forms",
     does="lets queries grow with the number of tokens up to them, by the formula of one of seven models",
     limits="tells a query where it stands, and not where its keys are",
 )
