@@ -17,6 +17,8 @@ from matplotlib.figure import Figure
 
 import posenc
 from posenc.figures import command, grids, minilm, pairs, panels, rotations, sentences, vectors
+from posenc.phases import PairRotation
+from posenc.pieces import Row
 from posenc.positions import PositionError, Positions
 from posenc.schemes.catalog import Shape, catalog
 from posenc.workbench import style
@@ -116,11 +118,13 @@ def test_every_scheme_is_in_a_figure(entry) -> None:
     drawn = []
     if "add" in entry.doors:
         drawn += [draw((entry.name,), dim=16, length=12) for draw in (vectors.lines, vectors.table, vectors.similarity)]
-    if "score" in entry.doors:
+    scheme = entry.build(Shape(64, 4, 16, 12, grid=grid))
+    encoding = scheme(panels.places(12, grid))
+    if "score" in entry.doors and not any(isinstance(piece, Row) for piece in encoding.pieces):
         drawn.append(pairs.bias((entry.name,), length=12, grid=grid))
         if grid is None:
             drawn.append(pairs.bias_by_distance((entry.name,), length=12))
-    if "rotate" in entry.doors:
+    if any(isinstance(rotation.query, PairRotation) for rotation in encoding.rotations):
         drawn += [draw((entry.name,), length=12) for draw in (rotations.rope_rotation, rotations.rope_phases)]
     if grid is None:
         drawn.append(sentences.attention(schemes=(entry.name,)))

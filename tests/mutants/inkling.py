@@ -33,7 +33,7 @@ def profiles(
 def growth(n: Callable[[Tensor], Tensor], floor: float | None = 1.0) -> Callable[..., Tensor]:
     """tau as it is, but for one thing."""
 
-    def wrong(length: int, strength: float, positions: object) -> Tensor:
+    def wrong(length: int, strength: float, positions: object, dtype: object) -> Tensor:
         tokens = n(positions.coords.double())[:, None, :, None] / length  # type: ignore[attr-defined]
         return 1 + strength * tokens.clamp(min=floor or 1e-3).log()
 

@@ -13,12 +13,12 @@ from tests.hard.wrong import NO_NUMBERS, NO_SIZES, NO_WORDS, Row, each
 from tests.mutants import Lawless, Mutant, Untrue, drawn, oracles
 
 COMPARED = oracles("query_scale")
-RIGHT, TURN = QueryScale._factor, QueryScale.rotation
+RIGHT, LEARNED, TURN = QueryScale._factor, QueryScale._learned, QueryScale.rotation
 
 
 def counted(n: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     """Of another number of tokens."""
-    return lambda self, tokens, heads=None: RIGHT(self, n(tokens), heads)
+    return lambda self, tokens: RIGHT(self, n(tokens))
 
 
 def turned(where: Callable[[Positions], Positions], both: bool = False) -> Callable[..., Rotation]:
@@ -35,7 +35,7 @@ def turned(where: Callable[[Positions], Positions], both: bool = False) -> Calla
 
 MUTANTS = (
     Mutant("counts from 0", QueryScale, "_factor", counted(lambda n: (n - 1).clamp(min=0.5)), COMPARED),
-    Mutant("divides", QueryScale, "_factor", lambda *a: 1 / RIGHT(*a).clamp(min=0.1), COMPARED),
+    Mutant("divides", QueryScale, "_factor", lambda self, n: 1 / RIGHT(self, n), COMPARED),
     Mutant("scales keys too", QueryScale, "rotation", turned(lambda p: p, both=True), COMPARED),
     Mutant(
         "counts the slots of a cache",
@@ -50,19 +50,20 @@ MUTANTS = (
 class StillQueryScale(QueryScale):
     """Never grows."""
 
-    def _factor(self, n: Tensor, heads: range | None = None) -> Tensor:
-        return torch.ones_like(n)[:, None]
+    def _learned(self, log_n: Tensor, context: Context | None) -> Tensor:
+        return torch.ones_like(log_n)[:, None]
 
 
 class RoundedQueryScale(QueryScale):
-    _factor = counted(torch.floor)
+    def _learned(self, log_n: Tensor, context: Context | None) -> Tensor:
+        return LEARNED(self, log_n.exp().round().log(), context)
 
 
 class OtherQueryScale(QueryScale):
     """By the logarithm of base 2: every law holds."""
 
-    def _factor(self, n: Tensor, heads: range | None = None) -> Tensor:
-        return RIGHT(self, n, heads) * 1.4427
+    def _learned(self, log_n: Tensor, context: Context | None) -> Tensor:
+        return LEARNED(self, log_n, context) * 1.4427
 
 
 LAWLESS = (

@@ -75,7 +75,7 @@ class Inkling(Scheme):
         """What the query grows by, in a global layer."""
         if self.length is None:
             return None
-        return Rotation(Scaled(_factor(self.length, self.strength, positions).to(dtype)), unchanged)
+        return Rotation(Scaled(_factor(self.length, self.strength, positions, dtype)), unchanged)
 
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
@@ -90,15 +90,16 @@ class Inkling(Scheme):
         return (self.B[back.clamp(0, self.extent - 1)] * inside[..., None])[None]
 
 
-def _factor(length: int, strength: float, positions: Positions) -> Tensor:
+def _factor(length: int, strength: float, positions: Positions, dtype: torch.dtype) -> Tensor:
     """(rows, 1, tokens, 1)."""
     n = in_double(positions.scalar("Inkling")) + 1
-    return grown(n, length, strength)[:, None, :, None].to(positions.device)
+    return grown(n, length, strength)[:, None, :, None].to(dtype=dtype, device=positions.device)
 
 
 def _grown(length: int, strength: float, projected: Tensor, positions: Positions) -> Tensor:
     """r as it is met by the vectors."""
-    return Scaled(_factor(length, strength, positions))(projected)
+    dtype = torch.promote_types(projected.dtype, torch.float32)
+    return Scaled(_factor(length, strength, positions, dtype))(projected)
 
 
 ENTRY = Entry(
