@@ -217,8 +217,9 @@ class ForwardPass:
             if not feature.is_clock:
                 of_queries[name] = made(feature, name, projected, self.positions)
                 continue
-            kept = None if self.cache is None or self.cache.positions is None else self.cache._feature(layer, name)
-            held = None if kept is None or self.cache is None or not kept.size(2) else (kept, self.cache.positions)
+            before = None if self.cache is None else self.cache.positions
+            kept = None if self.cache is None or before is None else self.cache._feature(layer, name)
+            held = None if kept is None or before is None or not kept.size(2) else (kept, before)
             of_queries[name] = of_keys[name] = continued(feature, name, projected, self.positions, held)
         return of_queries, of_keys
 
