@@ -69,6 +69,23 @@ def attend_with_posenc(
         raise NotApplicableError(str(error)) from None  # a backend that is named never falls back
 
 
+def attend_to_all_keys(
+    made: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_positions: Tensor,
+    key_positions: Tensor,
+    query_order: Tensor | None = None,
+    key_order: Tensor | None = None,
+    query_document: Tensor | None = None,
+    key_document: Tensor | None = None,
+) -> Any:
+    """Without a log-sum-exp: a scheme that looks at all keys of a row cannot be merged of calls with a part of them."""
+    given = (query_positions, key_positions, query_order, key_order, query_document, key_document)
+    return attend_with_posenc(made, query, key, value, *given)
+
+
 def with_features(encoding: Any, query: Tensor, key: Tensor) -> Any:
     """With what a layer would project for the scheme, of queries and keys in place of its hidden state."""
     of_each = [projected_at_random(encoding.wanted, x.transpose(1, 2).flatten(2)) for x in (query, key)]
@@ -130,7 +147,7 @@ def attention(entry: Entry, backend: str, causal: bool) -> Subject:
     """A scheme with pair doors or a rotation, as a function between queries and keys."""
     return Attention(
         build=Pairs,
-        call=attend_with_posenc,
+        call=attend_to_all_keys if entry.name in OF_ALL_KEYS else attend_with_posenc,
         options={"name": entry.name, "backend": backend, "causal": causal},
         heads=HEADS,
         head_dim=HEAD_DIM,
@@ -150,7 +167,7 @@ def one_line(entry: Entry) -> Subject:
         head_dim=HEAD_DIM,
         causal=True,
         jitter=0.3,
-        linear_memory=True,
+        linear_memory=entry.name not in {"cope", "stick_breaking"},  # linear too, but slow at the lengths that show it
         compiles=True,
         exports=True,
         max_positions=4096 if entry.name == "absolute_in_attention" else None,
@@ -200,6 +217,7 @@ CANNOT = {
     "sdpa": {"shaw", "distance_aware", "softcap", "cope", "stick_breaking"},
     "tiled": {"relative_2d", "cope", "stick_breaking"},
 }
+OF_ALL_KEYS = {"cope", "fox", "stick_breaking"}
 NEEDS_A_LAYER = {"fox", "inkling"}  # for a feature
 IN_PAIRS = [entry for entry in CATALOG if "add" not in entry.doors]
 ON_GRIDS = [entry for entry in CATALOG if entry.axes in ("two", "any")]
