@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import posenc
-from posenc import T5, ALiBi, Learned, Positions, RoPE, Scheme, Shaw, TransformerXL, attention
+from posenc import T5, ALiBi, Encoding, Learned, Positions, RoPE, Scheme, Shaw, TransformerXL, attention
 from posenc.models import Decoder, Encoder, ForwardPass, KVCache
 from posenc.scheme import Schedule
 from posenc.schemes.catalog import CATALOG
@@ -199,7 +199,17 @@ def test_no_scheme_makes_double_precision_on_a_device_that_has_none(
     with NoDouble():
         encoding = scheme(positions)
         encoding.add(torch.empty(1, TOKENS, HEADS * HEAD_DIM, device="meta"))
+        if encoding.wanted:
+            encoding = encoding.with_projected(projected(encoding, torch.device("meta")))
         assert attention(query, query, query, encoding, is_causal=True, backend="reference").is_meta
+
+
+def projected(encoding: Encoding, device: torch.device) -> dict[str, Tensor]:
+    """What a layer projects, as shapes."""
+    return {
+        name: feature.of_heads(torch.empty(1, TOKENS, feature.size, device=device))
+        for name, feature in encoding.wanted.items()
+    }
 
 
 def test_the_device_without_double_precision_is_seen() -> None:
@@ -223,6 +233,8 @@ def test_no_scheme_copies_its_constants_to_the_device_in_every_call(entry: Entry
     with NothingCopied():
         encoding = scheme(positions)
         encoding.add(torch.empty(1, TOKENS, HEADS * HEAD_DIM))
+        if encoding.wanted:
+            encoding = encoding.with_projected(projected(encoding, torch.device("cpu")))
         attention(query, key, value, encoding, is_causal=True, backend="reference")
 
 

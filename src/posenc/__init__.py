@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from posenc.backends.merging import merge as merge
     from posenc.encoding import Context as Context
     from posenc.encoding import Encoding as Encoding
-    from posenc.features import Feature as Feature
     from posenc.positions import PositionError as PositionError
     from posenc.positions import Positions as Positions
     from posenc.scalings import DynamicNTK as DynamicNTK
@@ -81,7 +80,6 @@ _HOMES = {
     "Scheme": "scheme",
     "Schedule": "scheme",
     "Context": "encoding",
-    "Feature": "features",
     "PositionError": "positions",
     "Positions": "positions",
     "catalog": "schemes.catalog",

@@ -18,17 +18,18 @@ def readings(
 
     Summed in double precision, where the device has it, and given so: readings are subtracted before they are rounded.
     """
-    x = in_double(steps)
+    device, x = steps.device, in_double(steps)
+    dtype = x.dtype if x.device == device else torch.float32
     if at is None and positions.layout.run is not None:  # an unbroken text
-        return x.cumsum(-1).to(steps.device)
+        return x.cumsum(-1).to(dtype=dtype, device=device)
     at = (positions if at is None else at).expand(x.size(0))
-    total, place = _sorted(x, positions)
-    # A document's part of the sums ends with the order asked for, and begins where its own keys do.
+    total, place = _along_documents(x, positions)
     key, first = (k.to(place.device) for k in _places(at, positions))
-    end = _taken(total, torch.searchsorted(place, key, right=True))
-    start = _taken(total, torch.searchsorted(place, first, right=False))
-    hidden = (at.document == PADDING)[:, None].to(end.device)
-    return (end - start).masked_fill(hidden, 0.0).to(steps.device)
+    last = torch.searchsorted(place, key, right=True) - 1
+    of = last.clamp(min=0)
+    shows = (last >= 0) & (place.gather(-1, of) >= first) & (at.document != PADDING).to(place.device)
+    found = total.gather(-1, of[:, None].expand(-1, x.size(1), -1))
+    return torch.where(shows[:, None], found, torch.zeros_like(found)).to(dtype=dtype, device=device)
 
 
 def last_readings(
@@ -56,7 +57,7 @@ def following(
     """For each key the sum of what stands at keys of a higher order; with ``itself`` of its own order too."""
     if keys.layout.run is not None:
         sums = x.flip(-1).cumsum(-1).flip(-1)
-        return sums if itself else sums - x
+        return sums if itself else torch.nn.functional.pad(sums[..., 1:], (0, 1))
     order = keys.order.expand(x.size(0), -1)
     place, index = order.sort(dim=-1, stable=True)
     sorted_x = x.gather(-1, index[:, None, None].expand_as(x))
@@ -75,14 +76,17 @@ def _places(positions: Positions, among: Positions) -> tuple[Int[Tensor, "rows t
     return (first + order).contiguous(), first.contiguous()
 
 
-def _sorted(x: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
-    """The running sums of x by document and order, with a 0 before them, and the places that they are of."""
+def _along_documents(x: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
+    """The running sums of x by document and order, which begin anew in each document, and the places that they are of.
+    Nothing of one document, not even rounding, reaches another."""
     keys = positions.expand(x.size(0))
     place, index = _places(keys, keys)[0].to(x.device).sort(dim=-1, stable=True)
-    real = (keys.document != PADDING).to(x.device)
-    x = x.masked_fill(~real[:, None], 0.0).gather(-1, index[:, None].expand_as(x))
-    return torch.nn.functional.pad(x.cumsum(-1), (1, 0)), place
-
-
-def _taken(total: Tensor, index: Tensor) -> Tensor:
-    return total.gather(-1, index[:, None].expand(-1, total.size(1), -1))
+    document = keys.document.to(x.device).gather(-1, index)[:, None]
+    total = x.gather(-1, index[:, None].expand_as(x))
+    step = 1
+    while step < x.size(-1):  # sums of 1, 2, 4, ... tokens
+        same = document[..., step:] == document[..., :-step]
+        before = torch.where(same, total[..., :-step], torch.zeros_like(total[..., :-step]))
+        total = torch.cat((total[..., :step], total[..., step:] + before), -1)
+        step *= 2
+    return total, place

@@ -52,6 +52,7 @@ class Kind:
     needs_segments: bool = False
     looks_back: bool = False  # it encodes keys behind the query alone
     reach: int | None = None  # tokens further apart have no encoding
+    normalises: bool = True  # its weights sum to 1, so that sinks can take a share
 
     def at(self, positions: Positions) -> Positions:
         """The same tokens, with the coordinates and segments that the scheme asks for: 16 places make a row of the
@@ -78,8 +79,15 @@ def _of_entry(entry: Entry) -> Kind:
     if entry.axes == "two":
         return Kind(lambda shape: entry.build(replace(shape, grid=_grid(shape))), fractional, axes=2)
     looks_back = entry.name in ("alibi", "t5")
-    axes = entry.least_axes
-    return Kind(entry.build, fractional, axes, needs_segments=entry.needs_segments, looks_back=looks_back)
+    normalises = entry.name != "stick_breaking"
+    return Kind(
+        entry.build,
+        fractional,
+        entry.least_axes,
+        needs_segments=entry.needs_segments,
+        looks_back=looks_back,
+        normalises=normalises,
+    )
 
 
 KINDS: dict[str, Kind] = {entry.name: _of_entry(entry) for entry in CATALOG} | {
@@ -107,14 +115,13 @@ KINDS: dict[str, Kind] = {entry.name: _of_entry(entry) for entry in CATALOG} | {
         lambda s: DistanceAware(s.num_heads) + ALiBi(s.num_heads, "bidirectional"),
     ),
     "alibi+distance_aware": Kind(lambda s: ALiBi(s.num_heads, "bidirectional") + DistanceAware(s.num_heads)),
-    "cope": Kind(lambda s: awkward.TrialCoPE(6, s.head_dim)),
     "disentangled": Kind(lambda s: awkward.disentangled(s.head_dim, s.num_heads), fractional=False),
     "disentangled, wide": Kind(
         lambda s: awkward.disentangled(s.head_dim, s.num_heads, s.max_positions, tail=None), fractional=False
     ),
     "clocked": Kind(lambda s: awkward.clocked(s.num_heads), fractional=False),
     "featured": Kind(lambda s: awkward.featured(s.head_dim, s.num_heads), fractional=False),
-    "softcap": Kind(lambda s: awkward.softcap()),
+    "capped": Kind(lambda s: awkward.softcap()),
     "squeezing": Kind(lambda s: awkward.squeezing(s.num_heads), fractional=False),
     "interpolated": Kind(lambda s: awkward.interpolated(s.num_heads)),
     "learned slope": Kind(lambda s: awkward.learned_slope(s.num_heads)),
@@ -163,13 +170,15 @@ ADDING = frozenset(name for name in KINDS if built(name).doors == ("add",)) - {"
 ATTENDING = tuple(name for name in KINDS if name not in ADDING)
 VALUES = frozenset(name for name in KINDS if "value" in built(name).doors)
 NO_DISTANCE = frozenset(
-    {"nope", "learned", "rope on a grid", "softcap", "of each key", "absolute_in_attention", "tupe"}
+    {"nope", "learned", "rope on a grid", "fox", "capped", "of each key", "absolute_in_attention", "tupe"}
 ) | {entry.name for entry in CATALOG if entry.doors == ("rotate",)}
 """Those of which no term goes by distance."""
-ROWS = frozenset({"cope"})
-FUNCTIONS = frozenset({"distance_aware", "distance_aware+alibi", "alibi+distance_aware", "softcap", "squeezing"})
+ROWS = frozenset({"cope", "stick_breaking"})
+FUNCTIONS = frozenset(
+    {"distance_aware", "distance_aware+alibi", "alibi+distance_aware", "softcap", "capped", "squeezing"}
+)
 """Those with a term that does not just add."""
-NOT_NATIVE = frozenset({"softcap", "squeezing"})
+NOT_NATIVE = frozenset({"softcap", "capped", "squeezing"})
 """Those with a function that the kernel does not know."""
 KEYS_MEET = frozenset({"disentangled", "disentangled, wide", "deberta", "deberta in buckets"})
 """Those whose keys meet vectors."""
@@ -290,8 +299,9 @@ class Way:
     has_mask: bool = False
 
     def for_kind(self, kind: Kind) -> "Way":
-        """The same, of a scheme that encodes one direction alone."""
-        return replace(self, how=self.how | {"is_causal": True}) if kind.looks_back else self
+        """The same, of a scheme that encodes one direction alone, or whose weights have no share for a sink."""
+        mine = replace(self, has_sinks=self.has_sinks and kind.normalises)
+        return replace(mine, how=mine.how | {"is_causal": True}) if kind.looks_back else mine
 
 
 WAYS: dict[str, Way] = {

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import posenc
 from posenc.conformance import Attention, Layer, Model, NotApplicableError, Subject
+from posenc.features import projected_at_random
 from posenc.models import Decoder, Encoder, ImageClassifier, KVCache
 from posenc.positions import Positions
 from posenc.schemes.catalog import CATALOG, Entry, Shape, scheme_from_names
@@ -55,17 +56,41 @@ def attend_with_posenc(
     key_document: Tensor | None = None,
     return_lse: bool = False,
 ) -> Any:
-    call = {
-        "query_positions": positions_of(query_positions, query_order, query_document),
-        "key_positions": positions_of(key_positions, key_order, key_document),
-        "is_causal": made.causal,
-    }
+    queries = positions_of(query_positions, query_order, query_document)
+    keys = positions_of(key_positions, key_order, key_document)
+    how = {"is_causal": made.causal, "backend": made.backend, "return_lse": return_lse}
     try:
-        return posenc.attention(query, key, value, made.scheme, backend=made.backend, return_lse=return_lse, **call)
+        if not made.scheme.features:
+            return posenc.attention(query, key, value, made.scheme, query_positions=queries, key_positions=keys, **how)
+        encoding = made.scheme(queries, keys, dtype=torch.promote_types(query.dtype, torch.float32))
+        return posenc.attention(query, key, value, with_features(encoding, query, key), **how)
     except ValueError as error:
         if "cannot run this" not in str(error):
             raise
         raise NotApplicableError(str(error)) from None  # a backend that is named never falls back
+
+
+def attend_to_all_keys(
+    made: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_positions: Tensor,
+    key_positions: Tensor,
+    query_order: Tensor | None = None,
+    key_order: Tensor | None = None,
+    query_document: Tensor | None = None,
+    key_document: Tensor | None = None,
+) -> Any:
+    """Without a log-sum-exp: a scheme that looks at all keys of a row cannot be merged of calls with a part of them."""
+    given = (query_positions, key_positions, query_order, key_order, query_document, key_document)
+    return attend_with_posenc(made, query, key, value, *given)
+
+
+def with_features(encoding: Any, query: Tensor, key: Tensor) -> Any:
+    """With what a layer would project for the scheme, of queries and keys in place of its hidden state."""
+    of_each = [projected_at_random(encoding.wanted, x.transpose(1, 2).flatten(2)) for x in (query, key)]
+    return encoding.with_projected(*of_each)
 
 
 def attend_in_one_line(made: Any, query: Tensor, key: Tensor, value: Tensor) -> Any:
@@ -123,7 +148,7 @@ def attention(entry: Entry, backend: str, causal: bool) -> Subject:
     """A scheme with pair doors or a rotation, as a function between queries and keys."""
     return Attention(
         build=Pairs,
-        call=attend_with_posenc,
+        call=attend_to_all_keys if entry.name in OF_ALL_KEYS else attend_with_posenc,
         options={"name": entry.name, "backend": backend, "causal": causal},
         heads=HEADS,
         head_dim=HEAD_DIM,
@@ -143,7 +168,7 @@ def one_line(entry: Entry) -> Subject:
         head_dim=HEAD_DIM,
         causal=True,
         jitter=0.3,
-        linear_memory=True,
+        linear_memory=entry.name not in {"cope", "stick_breaking"},  # linear too, but slow at the lengths that show it
         compiles=True,
         exports=True,
         max_positions=4096 if entry.name in ("absolute_in_attention", "tupe") else None,
@@ -194,7 +219,12 @@ def classifier(entry: Entry) -> Subject:
 
 BACKENDS = ("auto", "sdpa", "tiled", "chunked", "reference")  # flex compiles for every length: see test_flex.py
 # PyTorch's kernel can neither add to values nor multiply scores; a tile goes by one distance.
-CANNOT = {"sdpa": {"shaw", "distance_aware"}, "tiled": {"relative_2d", "swin", "swin_v2", "fire"}}
+CANNOT = {
+    "sdpa": {"shaw", "distance_aware", "softcap", "cope", "stick_breaking"},
+    "tiled": {"relative_2d", "swin", "swin_v2", "fire", "cope", "stick_breaking"},
+}
+OF_ALL_KEYS = {"cope", "fox", "stick_breaking"}
+NEEDS_A_LAYER = {"fox", "inkling"}  # for a feature
 IN_PAIRS = [entry for entry in CATALOG if "add" not in entry.doors]
 ON_GRIDS = [entry for entry in CATALOG if entry.axes in ("two", "any")]
 
@@ -206,7 +236,11 @@ SUBJECTS: dict[str, Subject] = {
         for causal in (True, False)
         if entry.name not in CANNOT.get(backend, ())
     },
-    **{f"{entry.name}-one-line": one_line(entry) for entry in IN_PAIRS if entry.least_axes == 1},
+    **{
+        f"{entry.name}-one-line": one_line(entry)
+        for entry in IN_PAIRS
+        if entry.least_axes == 1 and entry.name not in NEEDS_A_LAYER
+    },
     **{f"{entry.name}-decoder": decoder(entry) for entry in CATALOG if entry.least_axes == 1},
     **{f"{entry.name}-encoder": encoder(entry) for entry in CATALOG if entry.least_axes == 1},
     **{f"{entry.name}-classifier": classifier(entry) for entry in ON_GRIDS},

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 import posenc
 from posenc.figures import command, grids, minilm, pairs, panels, rotations, sentences, spectra, vectors
 from posenc.phases import PairRotation
+from posenc.pieces import Row
 from posenc.positions import PositionError, Positions
 from posenc.schemes.catalog import Shape, catalog
 from posenc.workbench import style
@@ -120,7 +121,7 @@ def test_the_same_call_draws_the_same_figure() -> None:
 def turns_pairs(entry) -> bool:
     """Whether it turns pairs of channels, which can be drawn: other maps of the rotate door cannot."""
     coords = torch.arange(2)[:, None].expand(2, entry.least_axes) if entry.least_axes > 1 else torch.arange(2)
-    rotation = entry.build(Shape(8, 2, 4, 12)).rotation(posenc.Positions(coords[None]))
+    rotation = entry.build(Shape(64, 4, 16, 12)).rotation(posenc.Positions(coords[None]))
     return rotation is not None and isinstance(rotation.query, PairRotation)
 
 
@@ -130,7 +131,8 @@ def test_every_scheme_is_in_a_figure(entry) -> None:
     drawn = []
     if "add" in entry.doors:
         drawn += [draw((entry.name,), dim=16, length=12) for draw in (vectors.lines, vectors.table, vectors.similarity)]
-    if "score" in entry.doors:
+    scheme = entry.build(Shape(64, 4, 16, 12, grid=grid))
+    if "score" in entry.doors and not any(isinstance(p, Row) for p in scheme(panels.places(12, grid)).pieces):
         drawn.append(pairs.bias((entry.name,), length=12, grid=grid))
         if grid is None:
             drawn.append(pairs.bias_by_distance((entry.name,), length=12))

@@ -24,6 +24,7 @@ from posenc import (
     Encoding,
     ExponentialDecay,
     FourierFeatures,
+    FoX,
     Learned,
     NoPE,
     PositionError,
@@ -592,6 +593,18 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
         Row(lambda: BOUND.with_features({"clock": [1.0]}), "feature 'clock' of the query must be …, got [1.0]"),
         Row(lambda: BOUND.with_features({}, {"clock": K[..., 0]}), "feature 'clock' of the key must be …, got …"),
     ],
+    "Encoding.with_projected": [
+        Row(lambda: FoX(6)(LINE).with_projected({}), "the scheme needs the feature 'forgotten': project …, got []"),
+        Row(lambda: FoX(6)(LINE).with_projected(3), "projected must be a Mapping, got 3"),
+        Row(
+            lambda: FoX(6)(LINE).with_projected({"forgotten": Q}),
+            "the projection for feature 'forgotten' must be (batch, 6, 5), got torch.float32 (2, 6, 5, 4)",
+        ),
+        Row(
+            lambda: FoX(6)(LINE, Positions.arange(7)).with_projected({"forgotten": Q[..., 0]}),
+            "key must be given where the keys are not the queries' tokens, got None",
+        ),
+    ],
     "Context": [
         *each(Context, {}, "heads", ((3, "3"), ([0], "[0]")), "a range or None"),
         Row(lambda: Context(range(0, 6, 2)), "heads must be a range of step 1 with a head at least, got …"),
@@ -746,6 +759,12 @@ MODELS: dict[str, list[Row]] = {
     "models.ForwardPass.add": [
         Row(lambda: PASS.add(X[:, :4]), "x must be (batch, 5, dim) …, got …(2, 4, 8)"),
         Row(lambda: PASS.add(X, 2), "layer must be a whole number within 0..1, got 2"),
+    ],
+    "models.ForwardPass.features": [
+        Row(
+            lambda: ForwardPass(FoX(6), LINE).features({}),
+            "the scheme needs the feature 'forgotten': project …, got []",
+        ),
     ],
     "models.ForwardPass.attention": [
         Row(lambda: PASS.attention(Q, Q[:, :3], Q[:, :3], 2), "layer must be a whole number within 0..1, got 2"),

@@ -12,6 +12,7 @@ import torch
 import posenc
 from docs import tables
 from posenc import Positions
+from posenc.features import projected_at_random
 from posenc.schemes.catalog import CATALOG, entries_in
 from posenc.schemes.entry import FORMULA, Entry, Law, Shape
 from tests.cases import CASES
@@ -124,7 +125,10 @@ def test_a_scheme_is_built_for_as_many_axes_as_it_says(entry: Entry) -> None:
         places = torch.zeros(1, 2, shape.axes, dtype=torch.int64)
         positions = Positions(places if shape.axes > 1 else places[..., 0]).with_segment(torch.zeros(1, 2).long())
         try:
-            posenc.logits(*torch.ones(2, 1, 2, 2, 12), entry.build(shape)(positions).pairs)
+            encoding = entry.build(shape)(positions)
+            if encoding.wanted:
+                encoding = encoding.with_projected(projected_at_random(encoding.wanted, torch.ones(1, 2, 24)))
+            posenc.logits(*torch.ones(2, 1, 2, 2, 12), encoding.pairs)
         except ValueError:
             continue
         taken.append(shape.axes)

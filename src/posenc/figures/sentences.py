@@ -144,8 +144,8 @@ def attention(
                 encoding = encoding.with_projected(projected_at_random(encoding.wanted, x, seed=panels.SEED))
             query, key = _projected(x, num_heads, head_dim)
             scores = posenc.logits(query, key, encoding, is_causal=causal)[0, 0].masked_fill(hidden, -torch.inf)
-            shares = scores.exp() if gives_weights(encoding.pieces) else scores.softmax(-1)
-            weights.append(panels.numbers(shares))
+            given = scores.exp() if gives_weights(encoding.pieces) else scores.softmax(-1)
+            weights.append(panels.numbers(given))
     twice = [j for j, word in enumerate(words) if words.count(word) > 1]
     rows, columns = panels.layout(len(drawn), most=2)
     colors = panels.SEQUENTIAL, Normalize(0.0, max(float(w.max()) for w in weights))

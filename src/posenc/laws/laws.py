@@ -131,7 +131,7 @@ def monotone(probe: Probe) -> Finding:
 def decaying(probe: Probe) -> Finding:
     """Looking back, every score falls with distance and never rises, whatever the content. The value is the share of
     heads and contents for which that is so."""
-    if not probe.sees_coordinates:
+    if not probe.sees_places:
         return not_applicable("scores do not depend on where the tokens are")
     back, _ = curves(probe)
     falls = [not _flat(curve) and _turn(curve) is None and bool(curve[-1] < curve[0]) for curve in back]

@@ -147,6 +147,8 @@ def bounded(probe: Probe) -> Finding:
     """What it adds to a vector, makes of one or changes in a score stays within a bound: the largest up to position
     2^20 is at most a quarter above the largest up to 2^15. (A logarithm grows by a third.) A table with an end has one
     by being finite."""
+    if probe.sees_places and not probe.sees_coordinates:
+        return not_applicable("it goes by which tokens stand between two, and not by how far apart they are")
     generator = torch.Generator().manual_seed(11)
     if probe.limit is None:
         near = torch.cat((torch.arange(SMALL), torch.randint(NEAR, (448,), generator=generator)))

@@ -39,7 +39,7 @@ class KVCache:
         """Forgets what a pass that failed has left behind: the tokens past `positions`."""
         self._held = [min(held, len(self)) for held in self._held]
 
-    def feature(self, layer: int, name: str) -> Tensor | None:
+    def _feature(self, layer: int, name: str) -> Tensor | None:
         """What is kept of a layer's feature of its keys, (batch, heads, tokens, ...); None where nothing is."""
         kept = self._kept[layer].get(f"feature {name}") if layer < len(self._kept) else None
         return None if kept is None else kept[:, :, : len(self)]
@@ -217,8 +217,9 @@ class ForwardPass:
             if not feature.is_clock:
                 of_queries[name] = made(feature, name, projected, self.positions)
                 continue
-            kept = None if self.cache is None or self.cache.positions is None else self.cache.feature(layer, name)
-            held = None if kept is None or self.cache is None or not kept.size(2) else (kept, self.cache.positions)
+            before = None if self.cache is None else self.cache.positions
+            kept = None if self.cache is None or before is None else self.cache._feature(layer, name)
+            held = None if kept is None or before is None or not kept.size(2) else (kept, before)
             of_queries[name] = of_keys[name] = continued(feature, name, projected, self.positions, held)
         return of_queries, of_keys
 

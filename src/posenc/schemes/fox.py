@@ -67,6 +67,7 @@ ENTRY = Entry(
     laws=FORMULA | {Law.RELATIVE, Law.UNIQUE, Law.DIRECTED, Law.MONOTONE, Law.DECAYING},
     cost="a gate per token and head, and one difference on every score",
     build=lambda shape: FoX(shape.num_heads),
+    axes="any",
     learned="a gate per head, in each layer",
     does="lets scores fall by what the gates of the tokens between forget",
     limits="for decoders: without a causal mask later keys are rewarded",

@@ -64,13 +64,18 @@ class Inkling(Scheme):
             return {"profile": Feature(self.num_heads, self.width)}
         return {"profile": Feature(self.num_heads, self.width, map=partial(_grown, self.length, self.strength))}
 
+    @property
+    def doors(self) -> tuple[str, ...]:
+        """Queries grow in a global layer alone."""
+        return ("score",) if self.length is None else ("rotate", "score")
+
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation | None:
         """What the query grows by, in a global layer."""
         if self.length is None:
             return None
-        return Rotation(Scaled(_factor(self.length, self.strength, positions).to(dtype)), unchanged)
+        return Rotation(Scaled(_factor(self.length, self.strength, positions, dtype)), unchanged)
 
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
@@ -85,24 +90,25 @@ class Inkling(Scheme):
         return (self.B[back.clamp(0, self.extent - 1)] * inside[..., None])[None]
 
 
-def _factor(length: int, strength: float, positions: Positions) -> Tensor:
+def _factor(length: int, strength: float, positions: Positions, dtype: torch.dtype) -> Tensor:
     """(rows, 1, tokens, 1)."""
     n = in_double(positions.scalar("Inkling")) + 1
-    return grown(n, length, strength)[:, None, :, None].to(positions.device)
+    return grown(n, length, strength)[:, None, :, None].to(dtype=dtype, device=positions.device)
 
 
 def _grown(length: int, strength: float, projected: Tensor, positions: Positions) -> Tensor:
     """r as it is met by the vectors."""
-    return Scaled(_factor(length, strength, positions))(projected)
+    dtype = torch.promote_types(projected.dtype, torch.float32)
+    return Scaled(_factor(length, strength, positions, dtype))(projected)
 
 
 ENTRY = Entry(
     name="inkling",
     scheme=Inkling,
     paper="Inkling 2026",
-    laws=frozenset({Law.RELATIVE, Law.DIRECTED, Law.LENGTH_FREE}),
+    laws=frozenset({Law.RELATIVE, Law.BOUNDED, Law.DIRECTED, Law.LENGTH_FREE}),
     cost="width × extent products per query and layer",
-    build=lambda shape: Inkling(shape.num_heads, 16, shape.max_positions),
+    build=lambda shape: Inkling(shape.num_heads, 16, 256),
     learned="extent × width, and width per head in each layer",
     does="has each query mix, by what a layer makes of it, a bias of the distance back out of learned profiles",
     limits="nothing past the extent",

@@ -6,16 +6,16 @@ import math
 from typing import Literal, TypeAlias
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from posenc.arguments import check_choice, check_type, number, whole
+from posenc.arguments import check_choice, number, whole
 from posenc.encoding import Context, Rotation
 from posenc.givens import is_readable
 from posenc.phases import Scaled, grown, in_double, unchanged
 from posenc.positions import PADDING, PositionError, Positions
 from posenc.scheme import Scheme
-from posenc.schemes.entry import FORMULA, Entry, Law
+from posenc.schemes.entry import Entry, Law
 
 Form: TypeAlias = Literal["llama4", "ministral3", "inkling", "beam", "rerope", "mistral_large4", "ssmax"]
 
@@ -85,7 +85,9 @@ class QueryScale(Scheme):
         self.num_heads = None if num_heads is None else whole("num_heads", num_heads)
         if self.num_heads is not None:
             self.s = nn.Parameter(torch.empty(self.num_heads))
-            self.b = nn.Parameter(torch.empty(self.num_heads)) if form == "mistral_large4" else None
+            self.b: nn.Parameter | None = (
+                nn.Parameter(torch.empty(self.num_heads)) if form == "mistral_large4" else None
+            )
             self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -96,27 +98,27 @@ class QueryScale(Scheme):
         elif self.form == "ssmax":
             nn.init.constant_(self.s, 0.43)
 
-    def factor(self, n: Float[Tensor, "rows tokens"], heads: range | None = None) -> Float[Tensor, "rows heads tokens"]:
-        """c(n) of every head, or of one for all, for numbers of tokens in double precision."""
-        check_type("n", n, Tensor)
-        if self.form in LEARNED:
-            s, b = (
-                None if p is None else p[slice(None) if heads is None else slice(heads.start, heads.stop)]
-                for p in (self.s, self.b if self.form == "mistral_large4" else None)
-            )
-            assert s is not None
-            c = s.to(n.dtype)[:, None] * n.log()[:, None]
-            return c if b is None else c + b.to(n.dtype)[:, None]
+    def _factor(self, n: Float64[Tensor, "rows tokens"]) -> Float64[Tensor, "rows tokens"]:
+        """c(n), the same for all heads."""
         L, a = self.length, self.strength
         assert L is not None
         if self.form == "rerope":
-            return (n.log() / math.log(L)).clamp(min=1.0)[:, None]
+            return (n.log() / math.log(L)).clamp(min=1.0)
         assert a is not None
         if self.form == "beam":
-            return ((1 + n / L) ** a)[:, None]
+            return (1 + n / L) ** a
         if self.form == "inkling":
-            return grown(n, L, a)[:, None]
-        return (1 + a * torch.log1p(torch.floor((n if self.form == "llama4" else n - 1) / L)))[:, None]
+            return grown(n, L, a)
+        return 1 + a * torch.log1p(torch.floor((n if self.form == "llama4" else n - 1) / L))
+
+    def _learned(
+        self, log_n: Float[Tensor, "rows tokens"], context: Context | None
+    ) -> Float[Tensor, "rows heads tokens"]:
+        """c(n) of every head, or of those of a shard."""
+        heads = None if context is None else context.heads
+        mine = slice(None) if heads is None else slice(heads.start, heads.stop)
+        c = self.s[mine].to(log_n.dtype)[:, None] * log_n[:, None]
+        return c if self.b is None else c + self.b[mine].to(log_n.dtype)[:, None]
 
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
@@ -128,18 +130,21 @@ class QueryScale(Scheme):
             lowest = coords.masked_fill(~real.expand(coords.shape), 0).min().item()
             raise PositionError(f"QueryScale counts the tokens up to a query, and positions begin at 0, got {lowest}")
         n = in_double(coords).clamp(min=0) + 1  # padding, and what could not be read
-        factor = self.factor(n, None if context is None else context.heads)
-        return Rotation(Scaled(factor[..., None].to(dtype=dtype, device=coords.device)), unchanged)
+        if self.form in LEARNED:
+            factor = self._learned(n.log().to(dtype=dtype, device=coords.device), context)
+        else:
+            factor = self._factor(n).to(dtype=dtype, device=coords.device)[:, None]
+        return Rotation(Scaled(factor[..., None]), unchanged)
 
 
 ENTRY = Entry(
     name="query_scale",
     scheme=QueryScale,
     paper="Nakanishi 2025, and models of 2025–26",
-    laws=FORMULA | {Law.ABSOLUTE},
+    laws=frozenset({Law.ABSOLUTE, Law.UNIQUE, Law.DIRECTED, Law.LENGTH_FREE, Law.FRACTIONAL, Law.DETERMINISTIC}),
     cost="one product per query and layer",
-    build=lambda shape: QueryScale("beam"),
-    learned="nothing; 1 or 2 per head in two of its forms",
+    build=lambda shape: QueryScale("ssmax", num_heads=shape.num_heads),
+    learned="1 or 2 per head in two of its forms",
     does="lets queries grow with the number of tokens up to them, by the formula of one of seven models",
     limits="tells a query where it stands, and not where its keys are",
 )

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from posenc.arguments import number
 from posenc.encoding import Context
+from posenc.phases import exact
 from posenc.pieces import Distance, Function
 from posenc.positions import Positions
 from posenc.scheme import Scheme
@@ -43,14 +44,8 @@ class Softcap(Scheme):
         )
 
     def _caps(self, r: Tensor) -> tuple[Tensor]:
-        return (
-            torch.full(
-                (1, *r.shape),
-                self.cap,
-                dtype=torch.float64 if r.device.type != "mps" else torch.float32,
-                device=r.device,
-            ),
-        )
+        dtype = torch.float64 if exact(r.device) == r.device else torch.float32
+        return (torch.full((1, *r.shape), self.cap, dtype=dtype, device=r.device),)
 
     def _caps_of_each(self, r: Tensor) -> tuple[Tensor]:
         return self._caps(r[..., 0])

@@ -68,9 +68,10 @@ ENTRY = Entry(
     name="stick_breaking",
     scheme=StickBreaking,
     paper="Tan et al. 2025",
-    laws=FORMULA | {Law.RELATIVE},
+    laws=FORMULA | {Law.RELATIVE, Law.UNIQUE, Law.DIRECTED},
     cost="a running sum of every row of scores",
     build=lambda shape: StickBreaking(),
+    axes="any",
     does="gives each key a share of what nearer keys have left, in place of a softmax",
     limits="needs whole rows of scores; looks back alone",
 )

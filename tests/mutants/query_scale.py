@@ -1,0 +1,93 @@
+"""QueryScale that counts otherwise, or scales something else."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from posenc import Positions, QueryScale
+from posenc.encoding import Context, Rotation
+from posenc.positions import PositionError
+from tests.cases import HEADS
+from tests.hard.wrong import NO_NUMBERS, NO_SIZES, NO_WORDS, Row, each
+from tests.mutants import Lawless, Mutant, Untrue, drawn, oracles
+
+COMPARED = oracles("query_scale")
+RIGHT, LEARNED, TURN = QueryScale._factor, QueryScale._learned, QueryScale.rotation
+
+
+def counted(n: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    """Of another number of tokens."""
+    return lambda self, tokens: RIGHT(self, n(tokens))
+
+
+def turned(where: Callable[[Positions], Positions], both: bool = False) -> Callable[..., Rotation]:
+    """At other places, or of keys as well."""
+
+    def rotation(
+        self: QueryScale, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+    ) -> Rotation:
+        right = TURN(self, where(positions), dtype, context)
+        return Rotation(right.query, right.query) if both else right
+
+    return rotation
+
+
+MUTANTS = (
+    Mutant("counts from 0", QueryScale, "_factor", counted(lambda n: (n - 1).clamp(min=0.5)), COMPARED),
+    Mutant("divides", QueryScale, "_factor", lambda self, n: 1 / RIGHT(self, n), COMPARED),
+    Mutant("scales keys too", QueryScale, "rotation", turned(lambda p: p, both=True), COMPARED),
+    Mutant(
+        "counts the slots of a cache",
+        QueryScale,
+        "rotation",
+        turned(lambda p: Positions.arange(len(p)).expand(p.rows)),
+        COMPARED,
+    ),
+)
+
+
+class StillQueryScale(QueryScale):
+    """Never grows."""
+
+    def _learned(self, log_n: Tensor, context: Context | None) -> Tensor:
+        return torch.ones_like(log_n)[:, None]
+
+
+class RoundedQueryScale(QueryScale):
+    def _learned(self, log_n: Tensor, context: Context | None) -> Tensor:
+        return LEARNED(self, log_n.exp().round().log(), context)
+
+
+class OtherQueryScale(QueryScale):
+    """By the logarithm of base 2: every law holds."""
+
+    def _learned(self, log_n: Tensor, context: Context | None) -> Tensor:
+        return LEARNED(self, log_n, context) * 1.4427
+
+
+LAWLESS = (
+    Lawless("query_scale", lambda shape: StillQueryScale("ssmax", num_heads=shape.num_heads), "absolute"),
+    Lawless("query_scale", lambda shape: RoundedQueryScale("ssmax", num_heads=shape.num_heads), "fractional"),
+)
+UNTRUE = (Untrue("query_scale ssmax", lambda: drawn(OtherQueryScale("ssmax", num_heads=HEADS))),)
+
+FORMS = "'llama4', 'ministral3', 'inkling', 'beam', 'rerope', 'mistral_large4' or 'ssmax'"
+REFUSED = {
+    "QueryScale": [
+        *each(QueryScale, {}, "form", NO_WORDS, FORMS),
+        *each(QueryScale, {"form": "ssmax"}, "num_heads", NO_SIZES, "a whole number of at least 1"),
+        *each(QueryScale, {"form": "llama4"}, "length", NO_SIZES, "a whole number of at least 2"),
+        *each(QueryScale, {"form": "beam"}, "strength", [n for n in NO_NUMBERS if n[0] is not None], "a finite number"),
+        Row(lambda: QueryScale("ssmax"), "num_heads is needed by form 'ssmax', got None"),
+        Row(lambda: QueryScale("beam", num_heads=3), "num_heads is not for form 'beam', got 3"),
+        Row(lambda: QueryScale("ssmax", num_heads=3, length=9), "length is not for form 'ssmax', got 9"),
+        Row(lambda: QueryScale("rerope", length=9, strength=1.0), "strength is not for form 'rerope', got 1.0"),
+        Row(lambda: QueryScale("rerope"), "length must be given for form 'rerope', got None"),
+        Row(
+            lambda: QueryScale("beam")(Positions.arange(3).shift(-2)),
+            "QueryScale counts the tokens up to a query, and positions begin at 0, got -2",
+            PositionError,
+        ),
+    ]
+}

@@ -1,0 +1,313 @@
+"""Schemes that need whole rows of scores, features of a layer or maps of queries alone: against the packages that have
+them, and what each must be in special cases."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from posenc import (
+    ALiBi,
+    CoPE,
+    FoX,
+    Inkling,
+    NoPE,
+    Positions,
+    QueryScale,
+    RoPE,
+    Softcap,
+    StickBreaking,
+    attention,
+    logits,
+)
+from posenc.features import Feature
+from posenc.models import Decoder, ForwardPass, KVCache
+from posenc.sums import following, last_readings, readings
+
+HEADS, HEAD_DIM, TOKENS = 5, 6, 11
+CLOSE = {"rtol": 1e-12, "atol": 1e-12}
+# Of numbers of order 1 in single precision, as the packages compute them.
+SINGLE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+def drawn(*size: int) -> Tensor:
+    return torch.randn(*size, dtype=torch.float64)
+
+
+# --- against packages ------------------------------------------------------------------------------------------------
+
+
+def test_cope_is_that_of_x_transformers() -> None:
+    x_transformers = pytest.importorskip("x_transformers.x_transformers")
+    theirs, ours = x_transformers.CoPE(HEAD_DIM, HEADS, 4).double(), CoPE(HEAD_DIM, 4, scaled=False).double()
+    torch.nn.init.normal_(theirs.pos_emb)
+    with torch.no_grad():
+        ours.e.copy_(theirs.pos_emb)
+    query, key = drawn(2, 2, HEADS, TOKENS, HEAD_DIM)
+    plain = (query @ key.mT * HEAD_DIM**-0.5).masked_fill(~torch.ones(TOKENS, TOKENS).tril().bool(), -1e300)
+    expected = plain + theirs(query, plain)
+    found = logits(query, key, ours, is_causal=True)
+    seen = plain > -1e299
+    torch.testing.assert_close(found[seen], expected[seen], **CLOSE)
+
+
+def test_query_scales_are_those_of_transformers() -> None:
+    pytest.importorskip("transformers")
+    from transformers.models.beam.modeling_beam import compute_attention_scaling
+    from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
+    from transformers.models.mistral_large4.modeling_mistral_large4 import MistralLarge4TextSoftmaxScaling
+
+    positions = Positions(torch.tensor([[0, 1, 2, 8191, 8192, 16383, 16384, 70_000]]))
+    ids, query = positions.coords, torch.randn(1, HEADS, 8, HEAD_DIM)
+    learned = MistralLarge4TextSoftmaxScaling(HEADS)
+    mine = QueryScale("mistral_large4", num_heads=HEADS)
+    for theirs, parameter in ((learned.scale, mine.s), (learned.bias, mine.b)):
+        torch.nn.init.normal_(theirs)
+        assert parameter is not None
+        with torch.no_grad():
+            parameter.copy_(theirs)
+    for scheme, expected in (
+        (QueryScale("beam"), query * compute_attention_scaling(ids)),
+        (QueryScale("ministral3"), query * get_llama_4_attn_scale(ids, 0.1, 16384)),
+        (mine, learned(query, ids, head_dim_first=True)),
+    ):
+        turned, same = scheme.tokens(positions).rotate(query, query)
+        torch.testing.assert_close(turned, expected, **SINGLE)
+        assert torch.equal(same, query)
+
+
+def test_llama4s_attention_without_rotation_is_a_query_scale() -> None:
+    pytest.importorskip("transformers")
+    from transformers.models.llama4.configuration_llama4 import Llama4TextConfig
+    from transformers.models.llama4.modeling_llama4 import Llama4TextAttention
+
+    sizes = {"hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
+    config = Llama4TextConfig(
+        **sizes,
+        num_hidden_layers=4,
+        no_rope_layers=[0] * 4,
+        floor_scale=4,
+        attn_scale=0.7,
+        attn_temperature_tuning=True,
+    )
+    config._attn_implementation = "eager"
+    theirs, x = Llama4TextAttention(config, 0).eval(), torch.randn(2, TOKENS, 24)
+    hidden = torch.full((TOKENS, TOKENS), -torch.inf).triu(1)[None, None]
+    with torch.no_grad():
+        expected, _ = theirs(x, position_embeddings=None, attention_mask=hidden)
+        q, k, v = (
+            project(x).unflatten(-1, (-1, 6)).transpose(1, 2)
+            for project in (theirs.q_proj, theirs.k_proj, theirs.v_proj)
+        )
+        out = attention(q, k, v, QueryScale("llama4", length=4, strength=0.7), is_causal=True)
+        assert isinstance(out, Tensor)
+        torch.testing.assert_close(theirs.o_proj(out.transpose(1, 2).flatten(2)), expected, **SINGLE)
+
+
+def test_inklings_bias_is_that_of_transformers() -> None:
+    pytest.importorskip("transformers")
+    from transformers.models.inkling.modeling_inkling import InklingRelativeLogits
+
+    theirs, ours = InklingRelativeLogits(3, 4).double(), Inkling(HEADS, 3, 4).double()
+    torch.nn.init.normal_(theirs.proj)
+    with torch.no_grad():
+        ours.B.copy_(theirs.proj.T)
+    positions, profile = Positions.arange(TOKENS, start=7), drawn(2, HEADS, TOKENS, 3)
+    query, key = drawn(2, 2, HEADS, TOKENS, HEAD_DIM)
+    bias = theirs(profile.transpose(1, 2), positions.coords[0], positions.coords[0])
+    found = logits(query, key, ours(positions).with_projected({"profile": profile}))
+    torch.testing.assert_close(found, logits(query, key) + bias, **CLOSE)
+
+
+def test_softcap_is_that_of_gemma2() -> None:
+    pytest.importorskip("transformers")
+    from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
+
+    query, key, value = drawn(3, 2, HEADS, TOKENS, HEAD_DIM)
+    module = torch.nn.Module().eval()
+    module.num_key_value_groups = 1  # type: ignore[assignment]
+    expected, _ = eager_attention_forward(module, query, key, value, None, scaling=HEAD_DIM**-0.5, softcap=0.8)
+    found = attention(query, key, value, Softcap(0.8))
+    assert isinstance(found, Tensor)
+    # Their softmax is of single precision.
+    torch.testing.assert_close(found.transpose(1, 2), expected, **SINGLE)
+
+
+# --- what they must be -----------------------------------------------------------------------------------------------
+
+
+def test_fox_with_even_gates_is_alibi() -> None:
+    alibi, positions = ALiBi(HEADS), Positions.packed([4, 7])
+    slopes = torch.tensor(alibi.slopes, dtype=torch.float64)
+    gates = -torch.log(torch.expm1(slopes))[None, :, None].expand(2, -1, TOKENS)  # ln sigmoid of it is -slope
+    query, key, value = drawn(3, 2, HEADS, TOKENS, HEAD_DIM)
+    fox = FoX(HEADS)(positions).with_projected({"forgotten": gates})
+    found = attention(query, key, value, fox, is_causal=True)
+    torch.testing.assert_close(found, attention(query, key, value, alibi(positions), is_causal=True), **CLOSE)
+
+
+@pytest.mark.parametrize("sees_itself", [False, True])
+def test_a_stick_is_broken_by_what_is_seen_alone(sees_itself: bool) -> None:
+    """A key that a mask hides takes nothing: it might as well not be there."""
+    check_hidden_keys_take_nothing(sees_itself)
+
+
+def check_hidden_keys_take_nothing(sees_itself: bool = False) -> None:
+    query, key, value = drawn(3, 2, HEADS, TOKENS, HEAD_DIM)
+    kept = torch.tensor([0, 1, 3, 4, 5, 7, 8, 9, 10])
+    mask = torch.zeros(TOKENS, dtype=torch.bool).index_fill(0, kept, True)[None].expand(TOKENS, -1)
+    scheme, line = StickBreaking(sees_itself=sees_itself), Positions.arange(TOKENS)
+    found = attention(query, key, value, scheme, attn_mask=mask, is_causal=True)
+    few = attention(query, key[:, :, kept], value[:, :, kept], scheme(line, line[kept]), is_causal=True)
+    torch.testing.assert_close(found, few, **CLOSE)
+
+
+def test_what_is_left_of_a_stick_is_left() -> None:
+    """Weights sum to 1 less what is left at the end, which the log-sum-exp says; the first token sees nothing."""
+    query, key = drawn(2, 2, HEADS, TOKENS, HEAD_DIM)
+    value = torch.ones_like(key)
+    out, lse = attention(query, key, value, StickBreaking(), is_causal=True, return_lse=True)
+    scores = query @ key.mT * HEAD_DIM**-0.5
+    left = (-scores).sigmoid().log().tril(-1).sum(-1).exp()
+    torch.testing.assert_close(out[..., 0], 1 - left, **CLOSE)
+    torch.testing.assert_close(lse.exp(), 1 - left, **CLOSE)
+    assert torch.equal(out[:, :, 0], torch.zeros_like(out[:, :, 0]))
+
+
+def test_sinks_have_no_share_of_a_stick() -> None:
+    query = drawn(1, HEADS, 3, HEAD_DIM)
+    with pytest.raises(
+        ValueError, match=r"^sinks take a share of weights that sum to 1, and the scheme's weights do not"
+    ):
+        attention(query, query, query, StickBreaking(), sinks=drawn(HEADS))
+
+
+def test_a_softcap_caps_what_stands_before_it() -> None:
+    query, key = drawn(2, 2, HEADS, TOKENS, HEAD_DIM)
+    alibi, cap = ALiBi(HEADS), Softcap(0.5)
+    capped = 0.5 * torch.tanh(logits(query, key, alibi, is_causal=True) / 0.5)
+    torch.testing.assert_close(logits(query, key, alibi + cap, is_causal=True), capped, **CLOSE)
+    assert logits(query, key, cap + alibi, is_causal=True).abs().max() > 0.5
+
+
+def test_a_cope_that_begins_is_nothing() -> None:
+    query, key = drawn(2, 2, HEADS, TOKENS, HEAD_DIM)
+    assert torch.equal(logits(query, key, CoPE(HEAD_DIM, 4).double()), logits(query, key))
+
+
+# --- features --------------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_feature_is_named() -> None:
+    query = drawn(1, HEADS, 3, HEAD_DIM)
+    for scheme, name in ((FoX(HEADS), "forgotten"), (Inkling(HEADS, 3, 4).double(), "profile")):
+        with pytest.raises(ValueError, match=f"^the scheme needs the feature '{name}' of every query: give it by"):
+            attention(query, query, query, scheme)
+
+
+def test_two_parts_cannot_want_different_things_by_one_name() -> None:
+    assert (FoX(HEADS) + FoX(HEADS)).features.keys() == {"forgotten"}
+    with pytest.raises(ValueError, match=r"^two parts want different features by the name 'profile'"):
+        (Inkling(HEADS, 3, 4) + Inkling(HEADS, 2, 4))(Positions.arange(3))
+
+
+def test_a_clock_has_no_width() -> None:
+    with pytest.raises(ValueError, match=r"^a clock shows a number and takes no width, got width=2$"):
+        Feature(HEADS, 2, is_clock=True)
+
+
+def places() -> dict[str, Positions]:
+    order = torch.tensor([[5, 0, 3, 9, 1, 1, 7, 2, 8, 3, 30], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]])
+    document = torch.tensor([[2, 0, 2, -1, 0, 2, 0, 2, 2, 0, 2], [0] * 11])
+    return {
+        "text": Positions.arange(TOKENS, start=3),
+        "packed": Positions.packed([[4, 7], [5, 3, 3]]),
+        "documents in one another": Positions(torch.arange(TOKENS)[None], order=order, document=document),
+    }
+
+
+@pytest.mark.parametrize("name", places())
+def test_a_clock_is_a_sum_over_its_document(name: str) -> None:
+    """At its own tokens, and at others of the same documents; and a cache goes on from it."""
+    positions, steps = places()[name], drawn(2, 3, TOKENS)
+    wide = positions.expand(2)
+
+    def read(b: int, document: int, order: int, among: range) -> Tensor:
+        of = [t for t in among if wide.document[b, t] == document != -1 and wide.order[b, t] <= order]
+        return steps[b, :, of].sum(-1)
+
+    expected = torch.stack(
+        [
+            torch.stack(
+                [read(b, int(wide.document[b, i]), int(wide.order[b, i]), range(TOKENS)) for i in range(TOKENS)], -1
+            )
+            for b in range(2)
+        ]
+    )
+    torch.testing.assert_close(readings(steps, positions), expected, **CLOSE)
+    torch.testing.assert_close(readings(steps, positions, positions[4:]), expected[..., 4:], **CLOSE)
+    if name != "documents in one another":  # which come in another order
+        first, rest = positions[:6], positions[6:]
+        shown = readings(steps[..., :6], first)
+        went_on = readings(steps[..., 6:], rest) + last_readings(shown, first, rest)
+        torch.testing.assert_close(went_on, expected[..., 6:], **CLOSE)
+
+
+@pytest.mark.parametrize("itself", [False, True])
+@pytest.mark.parametrize("name", places())
+def test_what_follows_a_key_goes_by_order(name: str, itself: bool) -> None:
+    positions, x = places()[name], drawn(2, 1, 2, TOKENS)
+    order = positions.expand(2).order
+    later = order[:, None, :] >= order[:, :, None] if itself else order[:, None, :] > order[:, :, None]
+    expected = torch.einsum("bhit,bjt->bhij", x, later.double())
+    torch.testing.assert_close(following(x, positions, itself=itself), expected, **CLOSE)
+
+
+def test_another_text_in_a_cache_has_a_clock_of_its_own() -> None:
+    """A document that begins after a first one starts at 0, however far that one had come."""
+    first, second = Positions.arange(4), Positions(torch.arange(3)[None], document=torch.ones(1, 3, dtype=torch.int64))
+    shown = drawn(2, 3, 4)
+    assert torch.equal(last_readings(shown, first, second), torch.zeros(2, 3, 3, dtype=torch.float64))
+    assert torch.equal(last_readings(shown, first, Positions.arange(2, start=4)), shown[..., -1:].expand(-1, -1, 2))
+
+
+def test_at_a_seed_a_model_is_the_same_with_features_and_without() -> None:
+    def made(scheme: object) -> dict[str, Tensor]:
+        torch.default_generator.manual_seed(5)
+        return Decoder(20, 24, 2, 4, position=scheme).state_dict()  # type: ignore[arg-type]
+
+    plain, gated = made(NoPE()), made(FoX(4) + Inkling(4, 3, 5))
+    assert all(torch.equal(x, gated[name]) for name, x in plain.items())
+    more = gated.keys() - plain.keys()
+    assert {name.split("attention.")[-1] for name in more if "attention." in name} == {
+        "features.forgotten.weight",
+        "features.forgotten.bias",
+        "features.profile.weight",
+    }
+
+
+@torch.no_grad()
+def test_a_layer_of_ones_own_gives_features_and_the_cache_goes_on() -> None:
+    """By `ForwardPass.features`, in a schedule whose first layer wants nothing."""
+    from posenc import Schedule
+
+    schedule = Schedule([(RoPE(HEAD_DIM), None), (FoX(HEADS), None)])
+    q, k, v = drawn(3, 2, HEADS, TOKENS, HEAD_DIM)
+    gates = drawn(2, HEADS, TOKENS)
+
+    def step(cut: slice, cache: KVCache | None) -> Tensor:
+        with ForwardPass(schedule, Positions.arange(TOKENS)[cut], cache, dtype=torch.float64) as one:
+            one.attention(q[:, :, cut], k[:, :, cut], v[:, :, cut], 0)
+            features, key_features = one.features({"forgotten": gates[..., cut]}, 1)
+            out = one.attention(
+                q[:, :, cut], k[:, :, cut], v[:, :, cut], 1, features=features, key_features=key_features
+            )
+        assert isinstance(out, Tensor)
+        return out
+
+    cache = KVCache()
+    chunks = [step(slice(a, b), cache) for a, b in pairwise((0, 3, 4, 5, TOKENS))]
+    torch.testing.assert_close(torch.cat(chunks, 2), step(slice(None), None), **CLOSE)
+    assert math.isclose(float(gates[0, 0].sigmoid().log().sum()), float(cache._kept[1]["feature forgotten"][0, 0, 10]))
