@@ -7,12 +7,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from posenc.huggingface.attention import register as register
     from posenc.huggingface.config import Layer as Layer
     from posenc.huggingface.config import ModelPositions as ModelPositions
     from posenc.huggingface.config import scheme_from_config as scheme_from_config
 
 # Public names and where they live. They are imported at first use, so that nothing is paid for what is not used.
 HOMES = {
+    "register": "attention",
     "Layer": "config",
     "ModelPositions": "config",
     "scheme_from_config": "config",
