@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from posenc.encoding import Encoding as Encoding
     from posenc.positions import PositionError as PositionError
     from posenc.positions import Positions as Positions
+    from posenc.scalings import DynamicNTK as DynamicNTK
+    from posenc.scalings import Llama3 as Llama3
+    from posenc.scalings import LongRoPE as LongRoPE
+    from posenc.scalings import NTKAware as NTKAware
+    from posenc.scalings import PositionInterpolation as PositionInterpolation
+    from posenc.scalings import Proportional as Proportional
+    from posenc.scalings import YaRN as YaRN
     from posenc.scheme import Schedule as Schedule
     from posenc.scheme import Scheme as Scheme
     from posenc.schemes.absolute_in_attention import AbsoluteInAttention as AbsoluteInAttention
@@ -54,6 +61,13 @@ _HOMES = {
     "PositionError": "positions",
     "Positions": "positions",
     "catalog": "schemes.catalog",
+    "DynamicNTK": "scalings",
+    "Llama3": "scalings",
+    "LongRoPE": "scalings",
+    "NTKAware": "scalings",
+    "PositionInterpolation": "scalings",
+    "Proportional": "scalings",
+    "YaRN": "scalings",
     "ALiBi": "schemes.alibi",
     "AbsoluteInAttention": "schemes.absolute_in_attention",
     "DistanceAware": "schemes.distance_aware",

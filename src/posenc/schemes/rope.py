@@ -44,15 +44,17 @@ class RoPE(Scheme):
     interleaved.
 
     A ``scaling`` takes the frequencies theta (pairs,) and, where its ``needs_lengths`` is true, the length of each row
-    of the batch (rows, 1), and gives frequencies (pairs,) or (rows, pairs) and a factor of cos and sin. With lengths no
-    key may be kept rotated. ``first_channel`` is the first channel that is turned, ``heads`` are the heads that are, of
-    ``num_heads`` query heads; keys of fewer heads turn those that these queries share. With ``values`` the values are
-    turned too, and the output is turned back at the query's position; a factor is of queries and keys alone.
+    of the batch (rows, 1), and gives frequencies (pairs,) or (rows, pairs) and a factor of cos and sin: one of
+    `posenc.scalings`, or any function. With lengths no key may be kept rotated. ``first_channel`` is the first channel
+    that is turned, ``heads`` are the heads that are, of ``num_heads`` query heads; keys of fewer heads turn those that
+    these queries share. With ``values`` the values are turned too, and the output is turned back at the query's
+    position; a factor is of queries and keys alone.
 
     Shapes: query and key (batch, heads, tokens, head_dim), any floating dtype; angles are exact to float32 up to
     position 2^20 whatever the dtype. Positions may be fractional or negative.
     Errors: ValueError for a rotary_dim that is above head_dim or not a multiple of 2 axes, a base not above 1, an
-    unknown layout, an allocation that is not one axis for each pair, or positions of another number of axes.
+    unknown layout, an allocation that is not one axis for each pair, a scaling that is no function, or positions of
+    another number of axes.
     Source: Su et al. 2021, "RoFormer", equations 14, 15 and 34; Heo et al. 2024, "Rotary Position Embedding for Vision
     Transformer", whose axial form has two axes; Wang et al. 2024, "Qwen2-VL", section 2.1, for the allocation.
     """
@@ -93,6 +95,10 @@ class RoPE(Scheme):
             if heads.step != 1 or not 0 <= heads.start < heads.stop <= num_heads:
                 raise ValueError(f"heads must be a range within 0..{num_heads} with a head at least, got {heads}")
         check_flag("values", values)
+        if scaling is not None and (isinstance(scaling, type) or not callable(scaling)):
+            raise ValueError(
+                f"scaling must be a scaling such as YaRN(4.0, 4096), a function of theta or None, got {shown(scaling)}"
+            )
         self.head_dim, self.base, self.rotary_dim, self.axes = head_dim, number("base", base, above=1), rotary_dim, axes
         self.layout: PairLayout = layout
         self.allocation = None if allocation is None else _allocation(allocation, rotary_dim // 2, axes)
