@@ -1,7 +1,7 @@
 """posenc as an attention implementation of transformers: ``attn_implementation="posenc"``.
 
-A model of transformers asks for a mask once per forward pass, and hands it to the attention of every layer. `mask` gives
-it what posenc needs: who sees whom as *positions*, in a tensor that is a boolean mask to anyone who looks inside.
+A model of transformers asks for a mask once per forward pass, and hands it to the attention of every layer. `mask`
+gives it what posenc needs: who sees whom as *positions*, in a tensor that is a boolean mask to anyone who looks inside.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from torch.utils import _pytree as pytree
 
 from posenc.arguments import shown
 from posenc.backends.attention import attention as posenc_attention
-from posenc.encoding import Encoding
+from posenc.encoding import Context, Encoding
+from posenc.givens import is_readable
 from posenc.pieces import Distance, Function
 from posenc.positions import PADDING, Positions
+from posenc.scheme import Scheme
 from posenc.tiles import Visibility
 from posenc.visibility import visible
 
@@ -26,8 +28,18 @@ NAME = "posenc"
 
 # What a model may hand to attention that says nothing of scores: transformers passes its own keyword arguments on.
 SILENT = frozenset(
-    "position_ids num_items_in_batch output_hidden_states output_router_logits use_cache return_dict cache_position "
-    "logits_to_keep deterministic".split()
+    (
+        "cache_position",
+        "deterministic",
+        "logits_to_keep",
+        "num_items_in_batch",
+        "output_hidden_states",
+        "output_router_logits",
+        "return_dict",
+        "use_cache",
+        "max_length_q",  # beside cu_seq_lens_q, which is refused
+        "max_length_k",
+    )
 )
 # What changes the scores, and posenc cannot take from here; why, or what to do instead.
 REFUSED = {
@@ -36,11 +48,10 @@ REFUSED = {
     "cu_seq_lens_q": "documents are told apart by position_ids that start again, without attention_mask; leave it out",
     "cu_seq_lens_k": "documents are told apart by position_ids that start again, without attention_mask; leave it out",
     "seq_idx": "documents are told apart by position_ids that start again, without attention_mask; leave it out",
-    "indices": "posenc has no attention to keys that are picked for each query; set attn_implementation='eager'",
-    "block_indices": "posenc has no attention to blocks that are picked for each query; set attn_implementation='eager'",
+    "indices": "posenc has no attention to picked keys; set attn_implementation='eager'",
+    "block_indices": "posenc has no attention to picked blocks of keys; set attn_implementation='eager'",
     "head_mask": "posenc does not weigh heads; set attn_implementation='eager'",
 }
-BESIDE = frozenset(("max_length_q", "max_length_k"))  # of the documents, where those are given
 
 
 def register() -> None:
@@ -60,24 +71,22 @@ def register() -> None:
 
 class Visible(Tensor):
     """A boolean mask (rows, 1, queries, keys), True = may be seen, that is not laid out: it holds the positions and the
-    visibility that it follows from. Whoever reads or cuts it gets the plain tensor.
-
-    ``counts``: positions are places in the text, padding included or not, and not what a user gave as position_ids.
+    visibility that it follows from. Whoever reads or cuts it gets the plain tensor. ``kept`` holds what layers share in
+    this pass.
     """
 
     queries: Positions
     keys: Positions
     visibility: Visibility
+    kept: dict[Any, Any]
 
     @staticmethod
     def __new__(cls, queries: Positions, keys: Positions, visibility: Visibility, rows: int) -> Visible:
         shape = (rows, 1, len(queries), len(keys))
         made: Visible = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=queries.device)  # type: ignore[attr-defined]
         made.queries, made.keys, made.visibility = queries, keys, visibility
-        made.encodings = {}
+        made.kept = {}
         return made
-
-    encodings: dict[object, Any]  # of schemes that layers share, for this pass
 
     def dense(self) -> Tensor:
         """The mask, laid out."""
@@ -97,11 +106,14 @@ class Visible(Tensor):
         return func(*args, **kwargs)
 
 
+EVERYTHING = Visibility()
+
+
 @dataclass(frozen=True)
 class Rule:
     """What a mask function of transformers says, as far as it is one of those whose meaning is known."""
 
-    visibility: Visibility = Visibility()
+    visibility: Visibility = EVERYTHING
     chunk: int | None = None
     left_padding: Tensor | None = None
     document: Tensor | None = None
@@ -222,6 +234,19 @@ def _positions(rule: Rule, offset: int, tokens: int, is_token: Tensor | None, de
 # -- attention --------------------------------------------------------------------------------------------------------
 
 
+class Plan(nn.Module):
+    """What stands in place of a layer's own positions: a scheme, bound where its queries and keys are, and a window
+    (left, right) in place of the model's, None: the model's own. `patch` gives it to a layer's attention by the name
+    PLAN, so a scheme's parameters are the model's."""
+
+    def __init__(self, scheme: Scheme, window: tuple[int | None, int | None] | None = None) -> None:
+        super().__init__()
+        self.scheme, self.window = scheme, window
+
+
+PLAN = "posenc_plan"
+
+
 def attention(
     module: nn.Module,
     query: Tensor,
@@ -236,23 +261,30 @@ def attention(
     s_aux: Tensor | None = None,
     sinks: Tensor | None = None,
     position_bias: Tensor | None = None,
+    position_ids: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of a layer of transformers, (batch, heads, tokens, head_dim) in, (batch, tokens, heads, head_dim) out.
+    """Attention of a layer of transformers: (batch, heads, tokens, head_dim) in, (batch, tokens, heads, head_dim) out.
 
-    Who sees whom is in ``attention_mask``: what `mask` made, or a mask of four dimensions, bool or added. Where there is
-    none, queries and keys are those of one text from its start, causal where ``is_causal``, or else the module, says so,
-    within ``sliding_window``; a single query sees all keys. ``softcap`` c: scores are c tanh(s / c). ``s_aux``: a sink,
-    a logit for each head; ``sinks``: one for each head and query. ``position_bias`` is added to the scores.
+    Who sees whom is in ``attention_mask``: what `mask` made, or a mask of four dimensions, bool or added. Where there
+    is none, queries and keys are those of one text from its start, causal where ``is_causal``, or else the module, says
+    so, within ``sliding_window``; a single query sees all keys. ``softcap`` c: scores are c tanh(s / c). ``s_aux``: a
+    sink, a logit for each head; ``sinks``: one for each head and query. ``position_bias`` is added to the scores.
 
     ValueError for anything else that would change the scores, by its name.
     """
     _check_others(others)
     queries, keys, bias, seen = _visibility(module, query, key, attention_mask, is_causal, sliding_window)
+    plan: Plan | None = getattr(module, PLAN, None)
+    if plan is None:
+        encoding = Encoding(queries, keys, context=Context())
+    else:
+        encoding, seen = _planned(plan, query, queries, keys, bias, seen, attention_mask, position_ids)
+    if softcap is not None:
+        capped = Function(squash, _Constant(float(softcap)), Distance("softcap"))
+        encoding = replace(encoding, pieces=(*encoding.pieces, capped))
     if position_bias is not None:
         bias = _added(position_bias, bias)
-    pieces = () if softcap is None else (Function(squash, _Constant(float(softcap)), Distance("softcap")),)
-    encoding = Encoding(queries, keys, pieces=pieces)
     result = posenc_attention(
         query,
         key,
@@ -275,10 +307,115 @@ def attention(
     return result.transpose(1, 2).contiguous(), None
 
 
+def _planned(
+    plan: Plan,
+    query: Tensor,
+    queries: Positions,
+    keys: Positions,
+    bias: Tensor | None,
+    seen: Visibility,
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None,
+) -> tuple[Encoding, Visibility]:
+    """The encoding of a layer whose positions posenc has taken over, bound to where the tokens are."""
+    if plan.window is not None:
+        if bias is not None and queries.order.size(1) != keys.order.size(1):
+            raise ValueError(
+                "a window of a schedule needs to know where queries and keys stand, and a mask was given instead: let "
+                "the model make its mask, with a dynamic cache and uncompiled"
+            )
+        if keys.layout.start is not None and keys.layout.start[1] > max(0, _reach(queries, plan.window)):
+            raise ValueError(
+                f"the cache of this layer has let go of keys that a window of {plan.window} sees: generate with "
+                "use_cache=False, or a cache that keeps all"
+            )
+        seen = replace(seen, left=plan.window[0], right=plan.window[1])
+    kept = attention_mask.kept if isinstance(attention_mask, Visible) else {}
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    if "placed" not in kept:
+        kept["placed"] = place(queries, keys, bias, position_ids)
+    name = (id(plan.scheme), dtype)
+    if name not in kept:
+        at, there, lengths = kept["placed"]
+        context = Context(lengths=lengths if plan.scheme.needs_lengths else None)
+        kept[name] = plan.scheme(at, there, dtype=dtype, context=context, doors=("rotate", "score", "value"))
+    return kept[name], seen
+
+
+def _reach(queries: Positions, window: tuple[int | None, int | None]) -> int:
+    """The first place that the first query sees, where that is known."""
+    return 0 if window[0] is None or queries.layout.start is None else queries.layout.start[1] - window[0]
+
+
+def place(
+    queries: Positions, keys: Positions, bias: Tensor | None, position_ids: Tensor | None
+) -> tuple[Positions, Positions, Tensor]:
+    """Queries and keys with the coordinates that the model gives them, and how long the text of each row is by now.
+
+    ``position_ids`` (rows, queries) are those of the queries. Keys of a cache are counted back from the last query,
+    token by token, padding left out: there they were, unless somebody left places out, which is a ValueError where it
+    can be told. ``bias`` is a mask that says who sees whom in place of the positions.
+    """
+    is_key = keys.document != PADDING if bias is None else _is_seen(bias)
+    ids = _ids(queries, keys, bias, position_ids)
+    m, n = queries.order.size(1), keys.order.size(1)
+    there, is_here = ids, is_key
+    if m != n:
+        slot = torch.arange(n, device=ids.device)[None]
+        if bias is None:
+            slots = queries.order - keys.order[:, :1]
+        else:  # the last key that anyone sees is the last query's own
+            slots = slot.masked_fill(~is_key, 0).amax(1, keepdim=True) + torch.arange(1 - m, 1, device=ids.device)
+        rows = max(is_key.size(0), ids.size(0))
+        slots, ids, is_key = slots.expand(rows, -1), ids.expand(rows, -1), is_key.expand(rows, -1)
+        count = is_key.long().cumsum(1)
+        there = count - count.gather(1, slots[:, -1:]) + ids[:, -1:]
+        is_here = is_key & (slot <= slots[:, -1:])
+        if is_readable(ids):
+            skips = (there.gather(1, slots) != ids) & is_key.gather(1, slots)
+            if bool(skips.any()):
+                raise ValueError(
+                    "position_ids must count the tokens of a cache one by one where posenc places its keys, got some "
+                    "that skip or repeat places"
+                )
+    there, is_here = torch.broadcast_tensors(there, is_here)
+    lengths = there.masked_fill(~is_here, -1).amax(1) + 1
+    return _at(queries, ids), _at(keys, there), lengths
+
+
+def _ids(queries: Positions, keys: Positions, bias: Tensor | None, position_ids: Tensor | None) -> Tensor:
+    """The coordinates of the queries, (rows, queries)."""
+    if position_ids is not None:
+        if position_ids.dim() != 2:
+            raise ValueError(
+                f"position_ids must be (rows, queries) where posenc places tokens, got {shown(position_ids)}"
+            )
+        return position_ids.long()
+    if bias is not None or keys.layout.start is None:
+        raise ValueError(
+            "position_ids do not reach the attention of this layer, and padding, packing or a mask leaves open where "
+            "its tokens are: pass unpadded rows of one text"
+        )
+    return queries.order
+
+
+def _at(positions: Positions, ids: Tensor) -> Positions:
+    """The same tokens at other coordinates; with their layout where these are the same."""
+    if is_readable(ids) and bool((positions.coords == ids).all()):
+        return positions
+    return Positions(ids, order=positions.order, document=positions.document)
+
+
+def _is_seen(mask: Tensor) -> Tensor:
+    """Which keys any query sees, (rows, keys)."""
+    seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    return seen.any(2).any(1)
+
+
 def _check_others(others: Mapping[str, Any]) -> None:
     """ValueError for what would be lost."""
     for name, value in others.items():
-        if value is None or value is False or name in SILENT or name in BESIDE:
+        if value is None or value is False or name in SILENT:
             continue
         why = REFUSED.get(name, "posenc does not know whether it changes the scores, and drops nothing silently")
         raise ValueError(f"{name} cannot be honoured by attn_implementation='posenc', got {shown(value)}: {why}")
