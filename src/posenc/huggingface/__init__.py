@@ -1,20 +1,25 @@
 """Models of the transformers library: configurations in, weights converted, models patched and put back.
 
-transformers itself is imported inside the functions that need it: it is the extra ``posenc[huggingface]``.
+Importing this room makes "posenc" an attention implementation of transformers, which is the extra
+``posenc[huggingface]``; without it, what only reads a configuration works.
 """
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from posenc.huggingface.attention import register as register
     from posenc.huggingface.config import Layer as Layer
     from posenc.huggingface.config import ModelPositions as ModelPositions
     from posenc.huggingface.config import scheme_from_config as scheme_from_config
+    from posenc.huggingface.patching import Patched as Patched
+    from posenc.huggingface.patching import patch as patch
 
 # Public names and where they live. They are imported at first use, so that nothing is paid for what is not used.
 HOMES = {
     "register": "attention",
+    "Patched": "patching",
+    "patch": "patching",
     "Layer": "config",
     "ModelPositions": "config",
     "scheme_from_config": "config",
@@ -32,3 +37,9 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+if importlib.util.find_spec("transformers") is not None:
+    from posenc.huggingface.attention import register
+
+    register()
