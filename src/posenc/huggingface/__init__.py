@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from posenc.huggingface.config import scheme_from_config as scheme_from_config
     from posenc.huggingface.patching import Patched as Patched
     from posenc.huggingface.patching import patch as patch
+    from posenc.huggingface.weights import convert_layout as convert_layout
+    from posenc.huggingface.weights import half_to_interleaved as half_to_interleaved
+    from posenc.huggingface.weights import interleaved_to_half as interleaved_to_half
+    from posenc.huggingface.weights import resize_grid as resize_grid
+    from posenc.huggingface.weights import resize_line as resize_line
 
 # Public names and where they live. They are imported at first use, so that nothing is paid for what is not used.
 HOMES = {
@@ -23,6 +28,11 @@ HOMES = {
     "Layer": "config",
     "ModelPositions": "config",
     "scheme_from_config": "config",
+    "convert_layout": "weights",
+    "half_to_interleaved": "weights",
+    "interleaved_to_half": "weights",
+    "resize_grid": "weights",
+    "resize_line": "weights",
 }
 
 __all__ = list(HOMES)

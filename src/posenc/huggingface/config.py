@@ -2,43 +2,134 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
-from posenc.scheme import Schedule, Scheme
+from posenc.arguments import check_choice, check_name, shown
+from posenc.huggingface.described import Layer as Layer
+from posenc.huggingface.described import ModelPositions as ModelPositions
+from posenc.huggingface.families import READERS
+from posenc.huggingface.keys import Keys
+
+PARTS = {"text": "text_config", "vision": "vision_config"}
+"""What a configuration of several models calls the parts of it that can be read."""
+
+STACKS = ("encoder", "decoder")
+TWO_STACKS = frozenset({"t5"})
+
+THETAS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "gemma3_text": {"rope_theta": ("full_attention",), "rope_local_base_freq": ("sliding_attention",)},
+    "modernbert": {"global_rope_theta": ("full_attention",), "local_rope_theta": ("sliding_attention",)},
+    "gpt_neox": {"rotary_emb_base": ()},
+}
+"""Older names of rope_theta, and of which layer types; () is all of them. Else it is ``rope_theta`` of all."""
 
 
-@dataclass(frozen=True)
-class Layer:
-    """What a layer's attention does beside its scheme and window.
+def scheme_from_config(config: Any, part: str | None = None) -> ModelPositions:
+    """What the model of a configuration of transformers does with positions; printed, it says so in words.
 
-    - ``scale``: the factor of q . k, where it is not 1/sqrt(head_dim);
-    - ``softcap``: scores are squashed as c tanh(s / c), after position;
-    - ``sinks``: a learned logit per head stands in the denominator of the softmax, in the model's weights;
-    - ``chunk``: tokens see only those of their own block of so many, [n chunk, (n + 1) chunk).
+    ``config`` is a configuration object, the dictionary of a config.json, or a path to the file or to the folder that
+    holds it. ``part`` is what to read of a configuration of several models: "text" (the default) or "vision", or of an
+    encoder with a decoder "encoder" or "decoder" (the default).
+
+    Every key about positions is read and changes what is said, or is a ValueError that names it: an unknown one, one
+    that contradicts another, one that transformers' own model overlooks. A family that is not known is refused by name.
+
+    >>> print(scheme_from_config({"model_type": "llama", "num_hidden_layers": 2, "rope_theta": 5e5}))
+    llama: decoder, 2 layers, 2048 positions
+      layers 0, 1: RoPE, base 500000, all 128 channels, half layout, whole text
+
+    Errors: ValueError as said, or for a path without a configuration; ModuleNotFoundError without transformers.
     """
+    raw = _raw(config)
+    found = config if raw is None else _built(raw)
+    inside = None
+    model_type = found.model_type
+    if part in PARTS or (part is None and model_type not in READERS):
+        name = PARTS[part or "text"]
+        if getattr(found, name, None) is not None:
+            inside, found = model_type, getattr(found, name)
+            raw = None if raw is None else raw.get(name, raw)
+        elif part is not None:
+            raise ValueError(f"part must be one that {model_type} has, and it has no {name}, got {part!r}")
+    elif model_type in TWO_STACKS:
+        inside = "decoder" if part is None else part
+        check_choice("part", inside, STACKS)
+    elif part is not None:
+        raise ValueError(f"part must be None for {model_type}, which is one model, got {part!r}")
+    check_name("model_type", found.model_type, tuple(READERS))
+    keys = Keys(found, inside)
+    said = READERS[found.model_type](keys)
+    keys.end()
+    if raw is not None:
+        _check_thetas(raw, found)
+    return said
 
-    scale: float | None = None
-    softcap: float | None = None
-    sinks: bool = False
-    chunk: int | None = None
+
+def _raw(config: Any) -> dict[str, Any] | None:
+    """The dictionary as it was written, or None for a configuration object."""
+    if isinstance(config, str | Path):
+        path = Path(config)
+        path = path / "config.json" if path.is_dir() else path
+        if not path.is_file():
+            raise ValueError(f"config must be a file or a folder with a config.json, and there is no {str(path)!r}")
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"config must be JSON, and {str(path)!r} is not: {error}") from None
+        if not isinstance(config, dict):
+            raise ValueError(f"config must be a JSON object, and {str(path)!r} holds {shown(config)}")
+    if isinstance(config, Mapping):
+        return dict(config)
+    if not hasattr(config, "model_type") or not hasattr(config, "to_dict"):
+        raise ValueError(
+            f"config must be a configuration of transformers, its dictionary, or a path to a config.json, "
+            f"got {shown(config)}"
+        )
+    return None
 
 
-@dataclass(frozen=True, eq=False)
-class ModelPositions:
-    """What a model does with positions: a scheme and a window per layer, and what else its attention needs.
+def _built(raw: Mapping[str, Any]) -> Any:
+    """The configuration object, with all that transformers fills in."""
+    from transformers import CONFIG_MAPPING
 
-    ``schedule`` has what every layer rotates or adds to its scores; ``layers`` what is not of the scheme. ``input`` is
-    what is added to the embeddings once, before the first layer, at the positions plus ``offset``.
-    """
+    model_type = raw.get("model_type")
+    if not isinstance(model_type, str):
+        raise ValueError(f"config must have a model_type, got {shown(model_type)}")
+    parts = [each for name in PARTS.values() if isinstance(each := raw.get(name), Mapping)]
+    for each in (raw, *parts):
+        _check_one(each, "rope_scaling", "rope_parameters")
+    if model_type not in CONFIG_MAPPING:
+        check_name("model_type", model_type, tuple(READERS))
+    return CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(dict(raw)))
 
-    model_type: str
-    schedule: Schedule
-    layers: tuple[Layer, ...]
-    input: Scheme | None = None
-    offset: int = 0
-    causal: bool = True
+
+def _check_one(raw: Mapping[str, Any], old: str, new: str) -> None:
+    """ValueError where the old name of a key and the new one say different things."""
+    if raw.get(old) and raw.get(new) and raw[old] != raw[new]:
+        raise ValueError(f"{old} and {new} must say the same where both are given, got {raw[old]} and {raw[new]}")
 
 
-def scheme_from_config(config: object, part: str | None = None) -> ModelPositions:
-    """What the model of a configuration does with positions."""
-    raise NotImplementedError
+def _check_thetas(raw: Mapping[str, Any], config: Any) -> None:
+    """ValueError where a base that was written down is not that of the layers it is for: lost, or contradicted."""
+    params = getattr(config, "rope_parameters", None)
+    if not isinstance(params, Mapping):
+        return
+    names = THETAS.get(config.model_type, {"rope_theta": ()})
+    nested = {kind: of_kind for kind, of_kind in params.items() if isinstance(of_kind, Mapping)}
+    for name, kinds in names.items():
+        if raw.get(name) is None:
+            continue
+        for kind in kinds or tuple(nested) or ("",):
+            came = (nested[kind] if kind else params).get("rope_theta")
+            if came != raw[name]:
+                of = f" of {kind}" if kind else ""
+                raise ValueError(f"{config.model_type}'s {name} is {raw[name]}, but transformers' model{of} has {came}")
+    for given in ("rope_scaling", "rope_parameters"):
+        inner = raw.get(given)
+        theta = inner.get("rope_theta") if isinstance(inner, Mapping) else None
+        if theta is not None and raw.get("rope_theta") not in (None, theta):
+            raise ValueError(f"rope_theta is {raw['rope_theta']}, but {given} says {theta}")

@@ -1,0 +1,142 @@
+"""What a model does with positions, as a value: a scheme and a window per layer, and what else its attention needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from posenc.scheme import Schedule, Scheme
+from posenc.schemes.nope import NoPE
+from posenc.schemes.rope import RoPE
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What a layer's attention does beside its scheme and window.
+
+    - ``scale``: the factor of q . k, where it is not 1/sqrt(head_dim);
+    - ``softcap``: scores are squashed as c tanh(s / c), after position;
+    - ``sinks``: a learned logit per head, of the model's own weights, stands in the denominator of the softmax;
+    - ``chunk``: a token sees those of its own block of so many tokens alone, and no window;
+    - ``images``: tokens of one image see one another, whatever their order, if the caller marks them.
+    """
+
+    scale: float | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    chunk: int | None = None
+    images: bool = False
+
+    def __str__(self) -> str:
+        said = [
+            f"blocks of {self.chunk} tokens" if self.chunk is not None else "",
+            f"scale {self.scale:.6g}" if self.scale is not None else "",
+            f"softcap {self.softcap:g}" if self.softcap is not None else "",
+            "a sink per head" if self.sinks else "",
+            "tokens of an image see one another" if self.images else "",
+        ]
+        return ", ".join(filter(None, said))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ModelPositions:
+    """What a model does with positions: printed, it says so in words.
+
+    - ``model_type``: of transformers, of the part that was read;
+    - ``schedule``: what every layer rotates or adds to its scores, and its window;
+    - ``layers``: what is not of the scheme, one `Layer` for each layer;
+    - ``input``: what is added to the embeddings once, before the first layer; None: nothing;
+    - ``causal``: whether no token sees one after it;
+    - ``length``: how many positions the configuration says there are; None: it does not say;
+    - ``remarks``: what transformers' own code does otherwise, in words.
+
+    Schemes with parameters have freshly drawn ones: a configuration holds no weights.
+    """
+
+    model_type: str
+    schedule: Schedule
+    layers: tuple[Layer, ...]
+    input: Scheme | None = None
+    causal: bool = True
+    length: int | None = None
+    remarks: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.layers) != len(self.schedule):
+            raise ValueError(f"layers must be {len(self.schedule)} like those of the schedule, got {len(self.layers)}")
+
+    def __repr__(self) -> str:
+        kind = "decoder" if self.causal else "encoder"
+        length = "" if self.length is None else f", {self.length} positions"
+        lines = [f"{self.model_type}: {kind}, {len(self.layers)} layers{length}"]
+        if self.input is not None:
+            lines.append(f"  input: {words(self.input)}")
+        said: dict[str, list[int]] = {}
+        for layer, ((scheme, window), other) in enumerate(zip(self.schedule, self.layers, strict=True)):
+            seen = "" if other.chunk is not None and window is None else window_words(window)
+            does = ", ".join(filter(None, (words(scheme), seen, str(other))))
+            said.setdefault(does, []).append(layer)
+        lines += [f"  layer{'s' * (len(which) > 1)} {ranges(which)}: {does}" for does, which in said.items()]
+        return "\n".join(lines + [f"  {remark}" for remark in self.remarks])
+
+    def changed(self, **changes: object) -> ModelPositions:
+        """The same with other fields."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def window_words(window: object) -> str:
+    """A window of a schedule in words."""
+    if window is None:
+        return "whole text"
+    if isinstance(window, int):
+        return f"window of {window} keys"
+    left, right = window  # type: ignore[misc]
+    back, ahead = ("all" if end is None else str(end) for end in (left, right))
+    return f"window of {back} keys back and {ahead} ahead"
+
+
+def words(scheme: Scheme) -> str:
+    """A scheme in words, with everything it was made with."""
+    if len(scheme.parts) > 1:
+        return " + ".join(words(part) for part in scheme.parts)
+    if isinstance(scheme, NoPE):
+        return "NoPE"
+    if type(scheme) is not RoPE:
+        return repr(scheme)
+    said = [f"RoPE, base {scheme.base:.12g}"]
+    if scheme.rotary_dim == scheme.head_dim:
+        said.append(f"all {scheme.head_dim} channels")
+    else:
+        channels = scheme.channels
+        said.append(f"channels {channels.start}..{channels.stop - 1} of {scheme.head_dim}")
+    said.append(f"{scheme.layout} layout")
+    if scheme.allocation is not None:
+        said.append(f"pairs by axis {runs(scheme.allocation)}")
+    elif scheme.axes > 1:
+        said.append(f"{scheme.axes} axes")
+    if scheme.scaling is not None:
+        said.append(repr(scheme.scaling))
+    return ", ".join(said)
+
+
+def ranges(numbers: list[int]) -> str:
+    """Layer numbers, runs of three or more as first-last: 0-4, 6, 7."""
+    found: list[list[int]] = []
+    for n in numbers:
+        if found and n == found[-1][-1] + 1:
+            found[-1].append(n)
+        else:
+            found.append([n])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in found)
+
+
+def runs(allocation: tuple[int, ...]) -> str:
+    """The axes of pairs: 16 x 0, 24 x 1, 24 x 2; a list with many runs as it is."""
+    found: list[list[int]] = []
+    for axis in allocation:
+        if found and found[-1][1] == axis:
+            found[-1][0] += 1
+        else:
+            found.append([1, axis])
+    if len(found) > 6:
+        return "".join(map(str, allocation))
+    return ", ".join(f"{count} x {axis}" for count, axis in found)

@@ -1,0 +1,132 @@
+"""The keys of a configuration: each that is about positions is read, or is an error that names it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from posenc.arguments import is_number, shown
+
+POSITIONAL = re.compile(
+    "rope|rota|posit|pos_?emb|theta|window|slid|alibi|yarn|mscale|chunk|soft_?cap|softmax|logit_cap|temperature|sink"
+    "|relative|bucket|layer_types|attn_scale|floor_scale|scale_attn|pre_attn|bidirect|prefix_lm|sequence_id|max_seq"
+)
+"""Names of keys that are about positions, or about what a position multiplies."""
+
+NOT_POSITIONAL = frozenset(
+    {
+        "chunk_size_feed_forward",
+        "final_logit_softcapping",  # of the vocabulary
+        "ignore_keys_at_rope_validation",  # for transformers' own validation
+        "mlp_layer_types",
+        "mtp_layer_types",
+        "use_sliding_window",  # read by those that have it, inert elsewhere
+    }
+)
+
+
+class Keys:
+    """A configuration of transformers that keeps track of what was read.
+
+    ``keys(name)`` is a key that must be there, ``keys.get(name, default)`` one that may be missing or None. ``end()``
+    is a ValueError for a key about positions that nobody asked for.
+    """
+
+    def __init__(self, config: Any, inside: str | None = None) -> None:
+        self.config, self.inside = config, inside
+        self.model_type: str = config.model_type
+        self.was_read: set[str] = set()
+
+    def __call__(self, name: str) -> Any:
+        value = self.get(name)
+        if value is None:
+            raise ValueError(f"{self.model_type} needs the key {name!r}, got none")
+        return value
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value, or ``default`` where there is none, or None."""
+        self.was_read.add(self._own(name))
+        value = getattr(self.config, name, None)
+        return default if value is None else value
+
+    def flag(self, name: str) -> bool:
+        """A key that is True or False, or missing."""
+        value = self.get(name, False)
+        if value not in (True, False):
+            raise self.wrong(name, "must be true or false")
+        return bool(value)
+
+    def wrong(self, name: str, why: str) -> ValueError:
+        """The error for a key with a value that cannot be."""
+        return ValueError(f"{self.model_type}'s {name} {why}, got {shown(getattr(self.config, name, None))}")
+
+    def refuse(self, name: str, *but: Any, why: str) -> None:
+        """ValueError for a key that is there with any value other than None and ``but``."""
+        value = self.get(name)
+        if value is not None and value not in but:
+            raise self.wrong(name, why)
+
+    def default(self, name: str) -> Any:
+        """What transformers takes for a key that is not given."""
+        return getattr(type(self.config), name, None)
+
+    def end(self) -> None:
+        """ValueError for the first key about positions that was not read, and is not None or False."""
+        own = {name: value for name, value in vars(self.config).items() if not name.startswith("_")}
+        for name, value in own.items():
+            if name in self.was_read or name in NOT_POSITIONAL or value is None or value is False:
+                continue
+            if POSITIONAL.search(name.lower()):
+                raise ValueError(
+                    f"{self.model_type} has the key {name!r} = {shown(value)}, which is about positions, and nothing "
+                    f"of {self.model_type} reads it"
+                )
+
+    def _own(self, name: str) -> str:
+        return str(getattr(self.config, "attribute_map", {}).get(name, name))
+
+
+class Params:
+    """One dictionary of rope_parameters, with the same rule: what is not None is read, or an error that names it."""
+
+    def __init__(self, model_type: str, where: str, params: Any) -> None:
+        if not isinstance(params, Mapping):
+            raise ValueError(f"{model_type}'s {where} must be a dictionary, got {shown(params)}")
+        self.model_type, self.where, self.params = model_type, where, params
+        self.was_read: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value, or ``default`` where there is none, or None."""
+        self.was_read.add(name)
+        value = self.params.get(name)
+        return default if value is None else value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A value that must be a number."""
+        value = self.get(name, default)
+        if value is None or not is_number(value):
+            raise self.wrong(name, "must be a number")
+        return float(value)
+
+    def wrong(self, name: str, why: str) -> ValueError:
+        """The error for a key with a value that cannot be."""
+        return ValueError(f"{self.model_type}'s {self.where}[{name!r}] {why}, got {shown(self.params.get(name))}")
+
+    def kind(self, aliases: Mapping[str, str]) -> str:
+        """rope_type, which an older ``type`` must not contradict."""
+        new, old = self.get("rope_type"), self.get("type")
+        found = str(new or old or "default")
+        found = aliases.get(found, found)
+        if old is not None and old != found and aliases.get(old) != found:
+            raise self.wrong("type", f"contradicts rope_type {found!r}")
+        return found
+
+    def end(self, kind: str) -> None:
+        """ValueError for the first key that was not read."""
+        for name, value in self.params.items():
+            if name not in self.was_read and value is not None:
+                raise ValueError(
+                    f"{self.model_type}'s {self.where} has the key {name!r} = {shown(value)}, which rope_type {kind!r} "
+                    "does not read"
+                )

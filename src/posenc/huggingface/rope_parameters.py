@@ -1,0 +1,87 @@
+"""rope_parameters of a configuration, read into a `RoPE`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from posenc.huggingface.keys import Keys, Params
+from posenc.phases import PairLayout
+from posenc.scalings import DynamicNTK, Llama3, LongRoPE, PositionInterpolation, Proportional, YaRN
+from posenc.schemes.rope import RoPE, Scaling
+
+KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
+NO_ALIASES: Mapping[str, str] = {}
+
+
+def rotary(
+    keys: Keys,
+    head_dim: int,
+    *,
+    of_type: str | None = None,
+    partial: bool = False,
+    layout: PairLayout = "half",
+    aliases: Mapping[str, str] = NO_ALIASES,
+    also: tuple[str, ...] = (),
+    **options: Any,
+) -> RoPE:
+    """The rotation that rope_parameters say, or those of a layer type in them.
+
+    ``partial``: the model's code reads partial_rotary_factor, the share of the channels that turn. ``also`` are keys
+    that the caller reads by itself; ``options`` are further arguments of `RoPE`. Raises ValueError for a key that is
+    unknown, missing, or contradicts another.
+    """
+    params, where = keys("rope_parameters"), "rope_parameters"
+    if of_type is not None:
+        where = f"rope_parameters[{of_type!r}]"
+        params = params.get(of_type) if isinstance(params, Mapping) else params
+    read = Params(keys.model_type, where, params)
+    read.was_read.update(also)
+    kind = read.kind(aliases)
+    base = read.number("rope_theta")
+    share = read.number("partial_rotary_factor", 1.0)
+    for name, said in (("rope_theta", base), ("partial_rotary_factor", share)):
+        if of_type is None and keys.get(name) not in (None, said):
+            raise keys.wrong(name, f"contradicts {said:g} of {where}")
+    scaling = _scaling(keys, read, kind, share)
+    read.end(kind)
+    turned: int = options.pop("rotary_dim", head_dim)
+    if kind != "proportional" and share != 1.0:
+        if not partial:
+            raise read.wrong("partial_rotary_factor", f"must be 1, since {keys.model_type} turns all channels")
+        turned = int(head_dim * share)
+    return RoPE(head_dim, base, layout, rotary_dim=turned, scaling=scaling, **options)
+
+
+def _scaling(keys: Keys, read: Params, kind: str, share: float) -> Scaling | None:
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return PositionInterpolation(read.number("factor"))
+    if kind == "dynamic":
+        return DynamicNTK(read.number("factor"), int(keys("max_position_embeddings")))
+    if kind == "proportional":
+        return Proportional(share, read.number("factor", 1.0))
+    if kind not in KINDS:
+        raise read.wrong("rope_type", f"must be one of {', '.join(KINDS)}")
+    original = read.get("original_max_position_embeddings", keys("max_position_embeddings"))
+    if kind == "llama3":
+        low, high = read.number("low_freq_factor"), read.number("high_freq_factor")
+        return Llama3(read.number("factor"), original, low, high)
+    factor = read.get("factor", keys("max_position_embeddings") / original)
+    attention_factor = read.get("attention_factor")
+    if kind == "longrope":
+        short, long = read.get("short_factor"), read.get("long_factor")
+        if factor < 1 and attention_factor is None:
+            attention_factor = 1.0  # a model that reads less than it was trained on: cos and sin stay as they are
+        return LongRoPE(short, long, original, factor if factor >= 1 else None, attention_factor)
+    truncate = read.get("truncate", True)
+    if truncate is not True and "[" in read.where:
+        raise read.wrong("truncate", "must be true here, since transformers reads it beside the layer types alone")
+    mscales = {}
+    if attention_factor is None:  # else nothing reads them
+        mscales = {name: value for name in ("mscale", "mscale_all_dim") if (value := read.get(name)) is not None}
+        if mscales and (len(mscales) == 1 or 0 in mscales.values()):
+            raise read.wrong(next(iter(mscales)), "is read where both mscale and mscale_all_dim are above 0 alone")
+    fast, slow = read.number("beta_fast", 32.0), read.number("beta_slow", 1.0)
+    return YaRN(factor, original, fast, slow, truncate=truncate, attention_factor=attention_factor, **mscales)

@@ -1,0 +1,156 @@
+"""What is read of a configuration is what the model's own code does, layer by layer; misreadings are seen."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from posenc import RoPE
+from posenc.huggingface import ModelPositions, scheme_from_config
+from posenc.scalings import LongRoPE, PositionInterpolation
+from posenc.scheme import Schedule
+from tests.huggingface.tiny import FAMILIES, LONG, YARN, config_of, disagreements
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_model_does_what_was_read(name: str) -> None:
+    config = config_of(name)
+    assert disagreements(config, scheme_from_config(config)) == []
+
+
+# -- planted misreadings ----------------------------------------------------------------------------------------------
+
+
+def nested(kind: str, **changes: Any) -> dict[str, Any]:
+    """OLMo 3's rope_parameters, those of one kind of layers changed."""
+    params = copy.deepcopy(FAMILIES["olmo3"]["rope_parameters"])
+    params[kind] |= changes
+    return params
+
+
+GPT_OSS = FAMILIES["gpt_oss"]["rope_parameters"]
+DEEPSEEK = FAMILIES["deepseek_v3"]["rope_parameters"]
+OTHER_LAYERS = dict(zip(FAMILIES["olmo3"]["rope_parameters"], reversed(FAMILIES["olmo3"]["rope_parameters"].values())))
+
+MISREAD: dict[str, tuple[str, dict[str, Any], set[int], str]] = {
+    "truncate": ("gpt_oss", {"rope_parameters": GPT_OSS | {"truncate": True}}, {0, 1, 2, 3}, "scores"),
+    "attention_factor": ("olmo3", {"rope_parameters": nested("full_attention", attention_factor=None)}, {1, 3}, "scores"),
+    "mscale in cos and sin": (
+        "deepseek_v3",
+        {"rope_parameters": {k: v for k, v in DEEPSEEK.items() if k != "mscale"} | {"mscale": 0.7}},
+        {0, 1, 2, 3},
+        "scores",
+    ),
+    "mscale in the scale": (
+        "deepseek_v3",
+        {"rope_parameters": YARN | {"attention_factor": (0.1 * 1.3862943611198906 + 1) / (0.07 * 1.3862943611198906 + 1)}},
+        {0, 1, 2, 3},
+        "scale",
+    ),
+    "interleaved": ("deepseek_v3", {"rope_interleave": False}, {0, 1, 2, 3}, "scores"),
+    "NoPE flag inverted": ("smollm3", {"no_rope_layers": [0, 1, 0, 0]}, {0, 1, 2, 3}, "scores"),
+    "theta lost": ("qwen2", {"rope_theta": 10_000.0}, {0, 1, 2, 3}, "scores"),
+    "theta of the other layers": ("olmo3", {"rope_parameters": OTHER_LAYERS}, {0, 1, 2, 3}, "scores"),
+    "rotary share": ("phi", {"partial_rotary_factor": 1.0}, {0, 1, 2, 3}, "scores"),
+    "sections of M-RoPE": (
+        "qwen2_vl_text",
+        {"rope_parameters": FAMILIES["qwen2_vl_text"]["rope_parameters"] | {"mrope_section": [3, 2, 1]}},
+        {0, 1, 2, 3},
+        "scores",
+    ),
+    "window of the other layers": (
+        "gemma2",
+        {"layer_types": ["full_attention", "sliding_attention"] * 2},
+        {0, 1, 2, 3},
+        "visibility",
+    ),
+    "width of the window": ("mistral", {"sliding_window": 6}, {0, 1, 2, 3}, "visibility"),
+    "softcap": ("gemma2", {"attn_logit_softcapping": None}, {0, 1, 2, 3}, "softcap"),
+    "scale": ("gemma3_text", {"query_pre_attn_scalar": 20}, {0, 1, 2, 3}, "scale"),
+    "linear scaling": ("gemma3_text", {"rope_scaling": None}, {2}, "scores"),
+    "dims of full layers": ("gemma4_text", {"global_head_dim": 20}, {1, 3}, "scores"),
+}
+"""The row, the keys as they are misread, the layers that are then wrong, and in what."""
+
+
+@pytest.mark.parametrize("name", MISREAD)
+def test_a_misreading_is_seen(name: str) -> None:
+    row, changes, layers, what = MISREAD[name]
+    said = scheme_from_config(config_of(row, **changes))
+    if name == "dims of full layers":
+        with pytest.raises(ValueError, match="made for head_dim 20, got q or k of head_dim 28"):
+            disagreements(config_of(row), said)
+        return
+    found = disagreements(config_of(row), said)
+    assert {int(each.split(":")[0].split()[1]) for each in found if what in each} == layers
+
+
+def with_rope(said: ModelPositions, change: Callable[[RoPE], RoPE]) -> ModelPositions:
+    """The same with other rotations."""
+    layers = [(change(scheme) if isinstance(scheme, RoPE) else scheme, window) for scheme, window in said.schedule]
+    return replace(said, schedule=Schedule(layers))
+
+
+def by_capacity(rope: RoPE) -> RoPE:
+    """The long list whatever the length, since the model could take long texts: llama.cpp's and vLLM's bug."""
+    assert isinstance(rope.scaling, LongRoPE)
+    always = replace(rope.scaling, short_factor=rope.scaling.long_factor)
+    return RoPE(rope.head_dim, rope.base, scaling=always)
+
+
+def partial(rope: RoPE) -> RoPE:
+    """A share of the channels in the place of p-RoPE."""
+    return rope if rope.head_dim == 20 else RoPE(28, rope.base, rotary_dim=6)
+
+
+def transposed(rope: RoPE) -> RoPE:
+    """Height and width swapped."""
+    assert rope.allocation is not None
+    return RoPE(rope.head_dim, rope.base, axes=3, allocation=[(0, 2, 1)[axis] for axis in rope.allocation])
+
+
+def in_sections(rope: RoPE) -> RoPE:
+    """Sections where the model interleaves."""
+    assert rope.allocation is not None
+    return RoPE(rope.head_dim, rope.base, axes=3, allocation=sorted(rope.allocation))
+
+
+def interpolated(rope: RoPE) -> RoPE:
+    """The other of two scalings with one factor."""
+    return RoPE(rope.head_dim, rope.base, scaling=PositionInterpolation(2.0))
+
+
+def other_layout(rope: RoPE) -> RoPE:
+    return RoPE(rope.head_dim, rope.base, {"half": "interleaved", "interleaved": "half"}[rope.layout], rope.rotary_dim)
+
+
+@pytest.mark.parametrize(
+    ("row", "change"),
+    [
+        ("gemma4_text", partial),
+        ("qwen2_vl_text", transposed),
+        ("qwen3_vl_text", in_sections),
+        ("llama dynamic", interpolated),
+        ("glm", other_layout),
+        ("phi", other_layout),
+        ("cohere2", other_layout),
+    ],
+)
+def test_a_wrong_rotation_is_seen(row: str, change: Callable[[RoPE], RoPE]) -> None:
+    config = config_of(row)
+    said = with_rope(scheme_from_config(config), change)
+    assert any("scores" in each for each in disagreements(config, said))
+
+
+def test_the_list_of_longrope_goes_by_the_length_of_the_text() -> None:
+    """Up to L0 tokens the short list: positions of the proof end far behind it, so here they end before."""
+    config = config_of("phi3", original_max_position_embeddings=2048)
+    said = scheme_from_config(config)
+    assert disagreements(config, said) == []
+    assert any("scores" in each for each in disagreements(config, with_rope(said, by_capacity)))

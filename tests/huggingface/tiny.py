@@ -1,0 +1,290 @@
+"""Tiny random models of transformers, and what their own code does with positions, layer by layer."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from posenc import Positions, RoPE, Scheme
+from posenc.huggingface import ModelPositions
+from posenc.tiles import Visibility
+from posenc.visibility import visible
+
+transformers.logging.set_verbosity_error()
+
+SIZES = {"vocab_size": 64, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1}
+SIZES |= {"num_hidden_layers": 4, "intermediate_size": 24, "max_position_embeddings": 4096, "pad_token_id": 0}
+EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 20_000.0}
+LONG = [1.0 + k / 4 for k in range(6)]
+"""For head_dim 12: 36 channels on three heads, no power of two."""
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {
+        "head_dim": 20,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 5e5,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 256,
+        },
+    },
+    "llama linear": {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 7_000.0}},
+    "llama dynamic": {
+        "max_position_embeddings": 1000,
+        "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 7_000.0},
+    },
+    "mistral": {"sliding_window": 5, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    "qwen2": {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2, "rope_theta": 1e6},
+    "qwen3": {"head_dim": 20, "rope_parameters": YARN | {"rope_theta": 1e6}},
+    "gemma": {"head_dim": 20},
+    "gemma2": {"head_dim": 20, "sliding_window": 4, "query_pre_attn_scalar": 7, "attn_logit_softcapping": 30.0},
+    "gemma3_text": {
+        "head_dim": 20,
+        "sliding_window": 4,
+        "query_pre_attn_scalar": 7,
+        "sliding_window_pattern": 3,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    },
+    "smollm3": {"no_rope_layers": [1, 0, 1, 1], "use_sliding_window": True, "sliding_window": 4},
+    "gpt_oss": EXPERTS
+    | {"head_dim": 20, "sliding_window": 4, "rope_parameters": YARN | {"truncate": False, "rope_theta": 150.0}},
+    "deepseek_v3": {
+        "q_lora_rank": None,
+        "kv_lora_rank": 8,
+        "qk_rope_head_dim": 12,
+        "qk_nope_head_dim": 5,
+        "v_head_dim": 7,
+        "num_key_value_heads": 3,
+        "first_k_dense_replace": 9,
+        "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.7},
+    },
+    "cohere": {"rope_theta": 3e4},
+    "cohere2": {"sliding_window": 4, "sliding_window_pattern": 2, "rope_theta": 3e4},
+    "olmo3": {
+        "sliding_window": 4,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 3e3},
+            "full_attention": YARN | {"attention_factor": 1.25},
+        },
+    },
+    "gpt_neox": {"rotary_pct": 0.5, "rotary_emb_base": 3e4},
+    "phi": {"partial_rotary_factor": 0.5, "rope_theta": 3e4},
+    "glm": {"head_dim": 20, "partial_rotary_factor": 0.4},
+    "phi3": {
+        "original_max_position_embeddings": 64,
+        "sliding_window": 5,
+        "rope_parameters": {"rope_type": "longrope", "short_factor": LONG, "long_factor": LONG[::-1], "rope_theta": 3e4},
+    },
+    "modernbert": {
+        "local_attention": 6,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 160_000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 9_000.0},
+        },
+    },
+    "qwen2_vl_text": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [1, 2, 3]},
+        "use_sliding_window": True,
+        "sliding_window": 4,
+        "max_window_layers": 3,
+    },
+    "qwen3_vl_text": {
+        "head_dim": 20,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [4, 3, 3]},
+    },
+    "gemma4_text": {
+        "head_dim": 20,
+        "global_head_dim": 28,
+        "sliding_window": 4,
+        "num_key_value_heads": 1,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        "vocab_size_per_layer_input": 64,
+        "hidden_size_per_layer_input": 8,
+    },
+}
+"""Families whose attention goes through transformers' table of attention functions, and takes cos and sin."""
+
+
+def config_of(name: str, **changes: Any) -> Any:
+    """The configuration of a row of the table, with other keys."""
+    model_type = name.split()[0]
+    given = SIZES | copy.deepcopy(FAMILIES.get(name, {})) | copy.deepcopy(changes)
+    return AutoConfig.for_model(model_type, **given)
+
+
+def model_of(config: Any) -> nn.Module:
+    """The model without a head, in float64, with weights that make scores of size 1."""
+    torch.manual_seed(3)
+    config = copy.deepcopy(config)
+    config._experts_implementation = "eager"  # the others take no float64
+    return AutoModel.from_config(config, attn_implementation="posenc_watched").double().eval()
+
+
+@dataclass
+class Call:
+    """What a layer gave to its attention function."""
+
+    query: Tensor
+    key: Tensor
+    mask: Tensor | None
+    scaling: float
+    softcap: float | None
+    has_sinks: bool
+
+
+@dataclass
+class Watch:
+    calls: list[Call] = field(default_factory=list)
+
+
+WATCH = Watch()
+
+
+def _watched(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kw: Any) -> Any:
+    WATCH.calls.append(Call(query, key, mask, kw["scaling"], kw.get("softcap"), kw.get("s_aux") is not None))
+    return query.new_zeros(query.size(0), query.size(2), query.size(1), value.size(3)), None
+
+
+ALL_ATTENTION_FUNCTIONS.register("posenc_watched", _watched)
+ALL_MASK_ATTENTION_FUNCTIONS.register("posenc_watched", eager_mask)
+
+
+@contextmanager
+def _inputs(model: nn.Module) -> Iterator[list[tuple[nn.Module, tuple[Any, ...], dict[str, Any]]]]:
+    """What each attention module is called with."""
+    seen: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = []
+    hooks = [
+        module.register_forward_pre_hook(lambda m, args, kwargs: seen.append((m, args, dict(kwargs))), with_kwargs=True)
+        for module in model.modules()
+        if type(module).__name__.endswith("Attention")
+    ]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def run(model: nn.Module, ids: Tensor, position_ids: Tensor) -> tuple[list[Call], list[Any]]:
+    """What every layer gave to its attention function, and was called with."""
+    WATCH.calls = []
+    with torch.no_grad(), _inputs(model) as seen:
+        model(input_ids=ids, position_ids=position_ids, **({"use_cache": False} if _has_cache(model) else {}))
+    return WATCH.calls, seen
+
+
+def _has_cache(model: nn.Module) -> bool:
+    return "use_cache" in inspect.signature(model.forward).parameters
+
+
+def again(model: nn.Module, seen: Any, at_zero: Any) -> Call:
+    """The same layer on the same vectors, with the cos and sin of other positions."""
+    module, args, kwargs = seen
+    WATCH.calls = []
+    with torch.no_grad():
+        module(*args, **(kwargs | {"position_embeddings": at_zero[2]["position_embeddings"]}))
+    return WATCH.calls[0]
+
+
+TOKENS = 14
+
+
+def positions_of(axes: int) -> tuple[Tensor, Positions]:
+    """Positions far apart, up to 2,000, as a model takes them and as we do; on three axes t != h != w."""
+    line = torch.arange(TOKENS) ** 2 * 11 + 3
+    if axes == 1:
+        return line[None], Positions(line[None])
+    coords = torch.stack([line, line.flip(0) + 1, (line * 5) % 1999], -1)
+    return coords.permute(1, 0)[:, None], Positions(coords[None], order=torch.arange(TOKENS)[None])
+
+
+def disagreements(config: Any, said: ModelPositions) -> list[str]:
+    """Where the model's own code and what was read of its configuration are not the same, layer by layer.
+
+    Rotations are compared by the scores they give, since a model may permute the channels of both sides. The model
+    takes phases in float32, p theta (1 + 2^-23) at most, and cos and sin after that: so scores differ by
+    (p 2^-22 + 2^-20) |q| |k| at most.
+    """
+    model = model_of(config)
+    axes = getattr(said.schedule[0][0], "axes", 1)
+    ids = (torch.arange(TOKENS) % 60 + 2)[None]
+    position_ids, positions = positions_of(axes)
+    line = torch.arange(TOKENS)[None]
+    calls, seen = run(model, ids, position_ids)
+    _, at_zero = run(model, ids, position_ids * 0)
+    masks, _ = run(model, ids, line if axes == 1 else line[None].expand(3, -1, -1))
+    found = [] if len(calls) == len(said.layers) else [f"{len(calls)} layers"]
+    for n, (call, (scheme, window), layer) in enumerate(zip(calls, said.schedule, said.layers, strict=False)):
+        plain = again(model, seen[n], at_zero[n])
+        factor = float(_first(at_zero[n][2]["position_embeddings"]).flatten()[0])
+        scale = plain.query.size(-1) ** -0.5 if layer.scale is None else layer.scale
+        query, key = plain.query.clone(), plain.key.clone()
+        _undo(query, key, scheme, factor)
+        encoding = scheme.tokens(positions, dtype=torch.float64)
+        query, key = _in_ours(config, query), _in_ours(config, key)
+        expected = _scores(*encoding.rotate(query, key))
+        came = _scores(call.query, call.key)
+        bound = (float(position_ids.max()) * 2**-22 + 2**-20) * factor**2
+        bound = bound * query.norm(dim=-1)[..., None] * key.norm(dim=-1).max()
+        if ((expected - came).abs() > bound).any():
+            found.append(f"layer {n}: scores")
+        if abs(call.scaling / scale - 1) > 1e-12:
+            found.append(f"layer {n}: scale {call.scaling} for {scale}")
+        if call.softcap != layer.softcap or call.has_sinks != layer.sinks:
+            found.append(f"layer {n}: softcap or sinks")
+        if not torch.equal(_seen(masks[n].mask), _visible(said.causal, window, layer.chunk)):
+            found.append(f"layer {n}: visibility")
+    return found
+
+
+def _first(x: Any) -> Tensor:
+    return (x[0] if isinstance(x, tuple) else x).real
+
+
+def _undo(query: Tensor, key: Tensor, scheme: Scheme, factor: float) -> None:
+    """Takes the factor of cos and sin off the channels that turn, which position 0 has too."""
+    for part in scheme.parts:
+        for x in (query, key) if isinstance(part, RoPE) else ():
+            x[..., part.channels.start : part.channels.stop] /= factor
+
+
+def _in_ours(config: Any, x: Tensor) -> Tensor:
+    """DeepSeek's code moves the turned channels from (2k, 2k + 1) to (k, k + d/2) as it turns them."""
+    if config.model_type != "deepseek_v3" or not config.rope_interleave:
+        return x
+    first = config.qk_nope_head_dim
+    turned = x[..., first:].unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+    return torch.cat((x[..., :first], turned), -1)
+
+
+def _scores(query: Tensor, key: Tensor) -> Tensor:
+    return query @ key.repeat_interleave(query.size(1) // key.size(1), 1).mT
+
+
+def _seen(mask: Tensor | None) -> Tensor:
+    """Which keys a mask leaves; none is made where every token sees every other."""
+    return torch.ones(TOKENS, TOKENS, dtype=torch.bool) if mask is None else mask[0, 0] == 0
+
+
+def _visible(causal: bool, window: Any, chunk: int | None) -> Tensor:
+    line = Positions.arange(TOKENS)
+    left, right = (None, None) if window is None else (window - 1, 0) if isinstance(window, int) else window
+    seen = visible(line, line, Visibility(causal, left, right))
+    seen = torch.ones(TOKENS, TOKENS, dtype=torch.bool) if seen is None else seen[0]
+    block = torch.arange(TOKENS) // (chunk or TOKENS)
+    return seen & (block[:, None] == block)
