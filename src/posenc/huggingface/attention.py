@@ -222,9 +222,12 @@ def _positions(rule: Rule, offset: int, tokens: int, is_token: Tensor | None, de
     document = torch.zeros_like(order) if rule.document is None else rule.document.long()
     if rule.chunk is not None:
         # A chunk is a document of its own, since nothing in it sees what is outside.
-        before = 0 if rule.left_padding is None else rule.left_padding[:, None]
-        chunk = torch.div(order - before, rule.chunk, rounding_mode="floor").clamp(min=PADDING)
-        document = torch.where(chunk < 0, PADDING, document * (offset + tokens) + chunk)
+        before = order.new_zeros(1, 1) if rule.left_padding is None else rule.left_padding[:, None]
+        before = (
+            before % rule.chunk - rule.chunk
+        )  # chunks are counted from one before the text, so that none is below 0
+        chunk = torch.div(order - before, rule.chunk, rounding_mode="floor")
+        document = document * (offset + tokens + 2) + chunk
     if is_token is not None:
         document = torch.where(is_token, document, PADDING)
     rows = max(order.size(0), document.size(0))
