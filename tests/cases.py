@@ -120,6 +120,7 @@ def oracle(
         asking.order.tolist(), wide.order.tolist(), asking.document.tolist(), wide.document.tolist(), causal
     )
     q, k = case.rotate(query[:, :, TOKENS - last :], asking), case.rotate(key, wide)
+    q = case.turn_query(q, asking, scheme)
     extra = case.pairs(scheme, q, k, asking, wide)
     out, lse, _ = attention.attend(q, k, value, visible=visible, **extra)
     return out, lse

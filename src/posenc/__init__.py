@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from posenc.backends.merging import merge as merge
     from posenc.encoding import Context as Context
     from posenc.encoding import Encoding as Encoding
+    from posenc.features import Feature as Feature
     from posenc.positions import PositionError as PositionError
     from posenc.positions import Positions as Positions
     from posenc.scalings import DynamicNTK as DynamicNTK
@@ -31,20 +32,39 @@ if TYPE_CHECKING:
     from posenc.scheme import Scheme as Scheme
     from posenc.schemes.absolute_in_attention import AbsoluteInAttention as AbsoluteInAttention
     from posenc.schemes.alibi import ALiBi as ALiBi
+    from posenc.schemes.axial_rope import AxialRoPE as AxialRoPE
     from posenc.schemes.catalog import catalog as catalog
+    from posenc.schemes.cope import CoPE as CoPE
+    from posenc.schemes.deberta import DeBERTa as DeBERTa
     from posenc.schemes.distance_aware import DistanceAware as DistanceAware
     from posenc.schemes.exponential_decay import ExponentialDecay as ExponentialDecay
+    from posenc.schemes.fire import FIRE as FIRE
     from posenc.schemes.fourier_features import FourierFeatures as FourierFeatures
+    from posenc.schemes.fox import FoX as FoX
+    from posenc.schemes.inkling import Inkling as Inkling
+    from posenc.schemes.kerple import KERPLE as KERPLE
     from posenc.schemes.learned import Learned as Learned
+    from posenc.schemes.lie_re import LieRE as LieRE
+    from posenc.schemes.mixed_rope import MixedRoPE as MixedRoPE
+    from posenc.schemes.mrope import MRoPE as MRoPE
     from posenc.schemes.nope import NoPE as NoPE
+    from posenc.schemes.query_scale import QueryScale as QueryScale
     from posenc.schemes.relative_1d import Relative1D as Relative1D
     from posenc.schemes.relative_2d import Relative2D as Relative2D
     from posenc.schemes.rope import RoPE as RoPE
+    from posenc.schemes.rope_3d import RoPE3D as RoPE3D
+    from posenc.schemes.sandwich import Sandwich as Sandwich
     from posenc.schemes.segment import Segment as Segment
     from posenc.schemes.shaw import Shaw as Shaw
     from posenc.schemes.sinusoidal import Sinusoidal as Sinusoidal
+    from posenc.schemes.softcap import Softcap as Softcap
+    from posenc.schemes.stick_breaking import StickBreaking as StickBreaking
+    from posenc.schemes.string import STRING as STRING
+    from posenc.schemes.swin import Swin as Swin
+    from posenc.schemes.swin_v2 import SwinV2 as SwinV2
     from posenc.schemes.t5 import T5 as T5
     from posenc.schemes.transformer_xl import TransformerXL as TransformerXL
+    from posenc.schemes.tupe import TUPE as TUPE
 
 __version__ = "0.1.0"
 
@@ -58,6 +78,7 @@ _HOMES = {
     "Scheme": "scheme",
     "Schedule": "scheme",
     "Context": "encoding",
+    "Feature": "features",
     "PositionError": "positions",
     "Positions": "positions",
     "catalog": "schemes.catalog",
@@ -83,6 +104,25 @@ _HOMES = {
     "RoPE": "schemes.rope",
     "Segment": "schemes.segment",
     "Sinusoidal": "schemes.sinusoidal",
+    "CoPE": "schemes.cope",
+    "FoX": "schemes.fox",
+    "StickBreaking": "schemes.stick_breaking",
+    "Inkling": "schemes.inkling",
+    "QueryScale": "schemes.query_scale",
+    "Softcap": "schemes.softcap",
+    "AxialRoPE": "schemes.axial_rope",
+    "LieRE": "schemes.lie_re",
+    "MixedRoPE": "schemes.mixed_rope",
+    "MRoPE": "schemes.mrope",
+    "RoPE3D": "schemes.rope_3d",
+    "STRING": "schemes.string",
+    "DeBERTa": "schemes.deberta",
+    "FIRE": "schemes.fire",
+    "KERPLE": "schemes.kerple",
+    "Sandwich": "schemes.sandwich",
+    "Swin": "schemes.swin",
+    "SwinV2": "schemes.swin_v2",
+    "TUPE": "schemes.tupe",
 }
 
 __all__ = [*_HOMES, "models"]

@@ -44,6 +44,13 @@ def whole(name: str, value: Any, least: int = 1, most: int | None = None) -> int
     raise ValueError(f"{name} must be a whole number {within}, got {shown(value)}")
 
 
+def sides(grid: Any, name: str = "grid") -> tuple[int, int]:
+    """Height and width, each at least 1; ValueError for anything else."""
+    if not isinstance(grid, Sequence) or len(grid) != 2:
+        raise ValueError(f"{name} must be (height, width), got {shown(grid)}")
+    return whole(f"{name}[0]", grid[0]), whole(f"{name}[1]", grid[1])
+
+
 def is_number(value: object) -> bool:
     """Whether it is a real number: an int, a float, or NumPy's. True and False are none."""
     return not isinstance(value, bool) and isinstance(value, Real)

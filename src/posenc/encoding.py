@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from posenc import compat
 from posenc.arguments import check_type, shown
+from posenc.features import Feature, Projected, features_of
 from posenc.pieces import Piece, Value
 from posenc.positions import Positions
 
@@ -36,6 +37,7 @@ Features: TypeAlias = Mapping[str, Tensor]
 
 DOORS = ("add", "rotate", "score", "value")
 NOTHING: Features = MappingProxyType({})
+NO_FEATURES: Mapping[str, Feature] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,14 @@ class Context:
         if self.lengths is not None and (not isinstance(self.lengths, Tensor) or self.lengths.dim() != 1):
             raise ValueError(f"lengths must be a tensor (rows,) or None, got {shown(self.lengths)}")
 
+    def of_heads(self, parameter: Tensor, axis: int) -> Tensor:
+        """A parameter of all the scheme's heads along this axis, of those that are here. ValueError for others."""
+        if self.heads is None:
+            return parameter
+        if self.heads.stop > parameter.size(axis):
+            raise ValueError(f"heads must be within the {parameter.size(axis)} of the scheme, got {self.heads}")
+        return parameter.narrow(axis, self.heads.start, len(self.heads))
+
 
 @dataclass(frozen=True, eq=False)
 class Encoding:
@@ -90,6 +100,7 @@ class Encoding:
     context: Context = Context()  # it is frozen
     query_features: Features = field(default_factory=lambda: NOTHING)
     key_features: Features = field(default_factory=lambda: NOTHING)
+    wanted: Mapping[str, Feature] = field(default_factory=lambda: NO_FEATURES)  # what layers are to make
     _scale: float | None = field(default=None, repr=False)  # of rotations that are done already
     _made_with: tuple[tuple[Tensor, int], ...] = field(default=(), repr=False)  # parameters and their versions
     _opened: set[str] = field(default_factory=set, repr=False)  # token doors that the model has opened by itself
@@ -126,6 +137,20 @@ class Encoding:
                         f"feature {feature!r} of the {name} must be (batch, heads, {tokens}, ...), got {shown(x)}"
                     )
         return replace(self, query_features=query, key_features=query if key is None else key, _opened=self._opened)
+
+    def with_projected(self, query: Projected, key: Projected | None = None) -> Encoding:
+        """The same encoding with the features that its scheme wants, made of what a layer projects of its hidden state.
+
+        ``query`` and ``key`` have a tensor for each name of ``wanted``, (batch, heads, tokens[, width]), of the queries
+        and of all keys; left out, the keys are the queries' tokens. Gates become the readings of a clock that goes
+        through every document in its order. Raises ValueError for one that is missing or of another shape.
+
+        >>> encoding = posenc.FoX(12)(positions).with_projected({"forgotten": gates})
+        """
+        if key is None and self.key_positions is not self.query_positions:
+            raise ValueError("key must be given where the keys are not the queries' tokens, got None")
+        made = features_of(self.wanted, query, self.query_positions, key, self.key_positions)
+        return self.with_features(*made)
 
     def add(self, x: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch tokens dim"]:
         """The add door: x_i + P[p_i] at the query positions, in x's dtype. Returns x itself where the door is closed.
@@ -284,6 +309,7 @@ class Encoding:
             rotations=self.rotations + other.rotations,
             pieces=self.pieces + other.pieces,
             values=self.values + other.values,
+            wanted={**self.wanted, **other.wanted},
             _scale=self._scale if other._scale is None else other._scale,
             _made_with=self._made_with + other._made_with,
             _opened=self._opened | other._opened,

@@ -2,36 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, product
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from posenc.arguments import check_flag
+from posenc.arguments import check_flag, whole
 from posenc.givens import described, extent_of, is_readable, token_mask
 from posenc.layout import PADDING, Layout, Span
 
 
-def grid_coords(height: int, width: int, extent: Any, prefix: int, device: Any) -> Tensor:
-    """(1, tokens, 2), as `Positions.grid` has them."""
+def grid_coords(height: int, width: int, frames: int | None, extent: Any, prefix: int, device: Any) -> Tensor:
+    """(1, tokens, axes), as `Positions.grid` has them."""
     sides = [torch.arange(height, device=device), torch.arange(width, device=device)]
     if extent is not None:
         sizes = extent_of(extent)
         sides = [(s.double() + 0.5) * (e / n) - 0.5 for s, e, n in zip(sides, sizes, (height, width), strict=True)]
-    row, column = torch.meshgrid(*sides, indexing="ij")
-    coords = torch.stack((row.reshape(-1), column.reshape(-1)), dim=-1)
-    return torch.cat((coords.new_zeros(prefix, 2), coords))[None]
+    if frames is not None:
+        sides.insert(0, torch.arange(frames, device=device, dtype=sides[0].dtype))
+    coords = torch.stack([axis.reshape(-1) for axis in torch.meshgrid(*sides, indexing="ij")], dim=-1)
+    return torch.cat((coords.new_zeros(prefix, len(sides)), coords))[None]
 
 
-def grid_layout(height: int, width: int, prefix: int) -> Layout:
+def grid_layout(height: int, width: int, frames: int | None, prefix: int) -> Layout:
     """A span for each token of the prefix, and for each line of the raster."""
-    heads = tuple(Span(n, n + 1, 0, n, coords=(0, 0), steps=(0, 1)) for n in range(prefix))
-    starts = [prefix + n * width for n in range(height)]
-    lines = tuple(Span(t, t + width, 0, t, coords=(n, 0), steps=(0, 1)) for n, t in enumerate(starts) if width)
-    bounds = (0, max(height, width) - 1) if height * width else (0, 0) if prefix else None
-    return Layout(prefix + height * width, (heads + lines,), bounds)
+    first, steps = ((), (0, 1)) if frames is None else ((0,), (0, 0, 1))
+    heads = tuple(Span(n, n + 1, 0, n, coords=(*first, 0, 0), steps=steps) for n in range(prefix))
+    lines = tuple(_lines((frames or 0,) * len(first) + (height, width), prefix, (0,) * len(steps)))
+    tokens = prefix + height * width * (1 if frames is None else frames)
+    highest = max(height, width, 0 if frames is None else frames) - 1
+    bounds = (0, highest) if tokens > prefix else (0, 0) if prefix else None
+    return Layout(tokens, (heads + lines,), bounds)
+
+
+def _lines(sizes: tuple[int, ...], start: int, origin: tuple[int, ...]) -> Iterator[Span]:
+    """The lines of a raster of these sizes whose first token is ``start``, in a row whose order counts tokens."""
+    *outer, width = sizes
+    steps = (0,) * len(outer) + (1,)
+    for n, index in enumerate(product(*map(range, outer)) if width else ()):
+        t = start + n * width
+        corner = (*(o + i for o, i in zip(origin, index, strict=False)), origin[-1])
+        yield Span(t, t + width, 0, t, coords=corner, steps=steps)
+
+
+def multimodal(parts: Any, start: int, device: Any) -> tuple[Tensor, Layout]:
+    """(1, tokens, 3) of texts and images, and their layout, as `Positions.multimodal` has them."""
+    if not isinstance(parts, Sequence) or isinstance(parts, str):
+        raise ValueError(f"parts must be numbers of text tokens and (frames, height, width) of images, got {parts!r}")
+    coords, spans, tokens, at = [torch.empty(0, 3, dtype=torch.int64, device=device)], [], 0, start
+    for part in parts:
+        is_image = isinstance(part, Sequence) and not isinstance(part, str) and len(part) == 3
+        sizes = [whole("parts", n, least=0) for n in (part if is_image else (part,))]
+        if is_image:
+            height, width = sizes[1:]
+            made = grid_coords(height, width, sizes[0], None, 0, device)[0]
+            spans += _lines(tuple(sizes), tokens, (at, at, at))
+        else:
+            made = torch.arange(sizes[0], device=device)[:, None].expand(-1, 3)
+            spans += [Span(tokens, tokens + sizes[0], 0, tokens, coords=(at,) * 3, steps=(1,) * 3)] * (sizes[0] > 0)
+        coords.append(made + at)
+        tokens, at = tokens + len(made), at + (max(sizes) if len(made) else 0)
+    return torch.cat(coords)[None], Layout(tokens, (tuple(spans),), (start, at - 1) if tokens else None)
 
 
 def packed(lengths: Any, device: Any) -> tuple[Tensor, Tensor, Tensor, Layout]:

@@ -180,7 +180,7 @@ def _coefficients(piece: Function, block: Block) -> tuple[Tensor, ...]:
         coefficients, scheme = piece.coefficients(r), piece.distance.scheme
     else:
         x, y = block.query_positions.coords, block.key_positions.coords
-        scheme = getattr(piece.apply, "__name__", "the scheme")
+        scheme = piece.scheme
         coefficients = piece.coefficients(x[:, :, None], y[:, None])
     return tuple(block.of_heads(c, scheme).movedim(0, 1) for c in coefficients)
 

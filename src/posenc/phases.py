@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -49,6 +50,13 @@ def phases(coords: Shaped[Tensor, "..."], theta: Float64[Tensor, "..."]) -> Floa
     return in_double(coords)[..., None] * theta
 
 
+def phases_by_axis(
+    coords: Shaped[Tensor, "rows tokens axes"], allocation: Sequence[int], theta: Float64[Tensor, "*rows pairs"]
+) -> Float64[Tensor, "rows tokens pairs"]:
+    """p_a * theta_k in radians, a = allocation[k]: pair k turns by the coordinate along the axis allotted to it."""
+    return in_double(torch.stack([coords[..., axis] for axis in allocation], -1)) * theta
+
+
 def drawn(count: int, seed: int, device: torch.device | None = None) -> Float64[Tensor, " count"]:
     """Draws from N(0, 1) that follow from the seed alone: the same on every device, and computed there.
 
@@ -85,6 +93,25 @@ class PairRotation:
     heads: range | None = None  # those that are turned, of ``num_heads``; None: all
     num_heads: int = 0
 
+    @classmethod
+    def by(
+        cls,
+        angle: Float64[Tensor, "rows *heads tokens pairs"],
+        like: Tensor,
+        dtype: torch.dtype,
+        layout: PairLayout,
+        head_dim: int,
+        first: int = 0,
+        factor: float | Tensor = 1.0,
+    ) -> PairRotation:
+        """The turn by these angles in radians, and longer by a factor, in ``dtype``, on the device of ``like``. Angles
+        (rows, tokens, pairs) are those of every head."""
+        # Stacked, so that a compiler writes them down: it would make them anew for every head and layer.
+        both = torch.stack((angle.cos() * factor, angle.sin() * factor))
+        both = both[:, :, None] if angle.dim() == 3 else both
+        cos, sin = both.to(dtype=dtype, device=like.device)
+        return cls(cos, sin, layout, head_dim, first)
+
     def inverse(self) -> PairRotation:
         """The turn back, of a turn that does not lengthen."""
         return replace(self, sin=-self.sin)
@@ -94,6 +121,10 @@ class PairRotation:
         batch rows, heads or tokens. Where some heads are turned, x may have fewer heads, each shared by a group."""
         if x.size(-1) != self.head_dim:
             raise ValueError(f"the rotation was made for head_dim {self.head_dim}, got q or k of head_dim {x.size(-1)}")
+        if x.dim() == 4 and self.cos.size(1) != 1:
+            cos, sin = (shared_by(angle, x.size(1)) for angle in (self.cos, self.sin))
+            if cos is not self.cos:
+                return replace(self, cos=cos, sin=sin)(x)
         made = self.cos.shape[:-1]
         if x.dim() != 4 or any(m not in (1, n) for m, n in zip(made, x.shape[:-1], strict=True)):
             raise ValueError(f"the rotation was made for (batch, heads, tokens) {tuple(made)}, got {tuple(x.shape)}")
@@ -116,6 +147,38 @@ class PairRotation:
             return _as_one_expression(x, cos, sin, self.layout)
         turned: Tensor = _Turn.apply(x, cos, sin, self.layout)  # type: ignore[no-untyped-call]
         return turned
+
+
+def unchanged(x: Tensor) -> Tensor:
+    """The map that leaves a token as it is."""
+    return x
+
+
+@dataclass(frozen=True, eq=False)
+class Scaled:
+    """Multiplies x (batch, heads, tokens, channels) by a number for each token, in float32 at least, rounded once."""
+
+    factor: Float[Tensor, "rows heads tokens 1"]
+
+    def __call__(self, x: Float[Tensor, "batch heads tokens channels"]) -> Float[Tensor, "batch heads tokens channels"]:
+        """The scaled x, in x's dtype. ValueError where the factor is of other rows, heads or tokens."""
+        made = self.factor.shape[:-1]
+        if x.dim() != 4 or any(m not in (1, n) for m, n in zip(made, x.shape[:-1], strict=True)):
+            raise ValueError(f"the scale was made for (batch, heads, tokens) {tuple(made)}, got {tuple(x.shape)}")
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        return (x.to(dtype) * self.factor.to(dtype)).to(x.dtype)
+
+
+def grown(n: Float64[Tensor, "..."], length: int, strength: float) -> Float64[Tensor, "..."]:
+    """1 + strength ln max(1, n / length): what grows slowly past a length, and is 1 up to it."""
+    return 1 + strength * (n / length).clamp(min=1.0).log()
+
+
+def shared_by(of_heads: Tensor, heads: int) -> Tensor:
+    """What stands (rows, made for heads, ...), for ``heads`` heads: where there are several times as many, which are
+    queries, each group that shares a key shares what is the key's. As it is where the numbers do not fit."""
+    group, over = divmod(heads, of_heads.size(1))
+    return of_heads if over or group <= 1 else of_heads.repeat_interleave(group, 1)
 
 
 def _pairs(x: Tensor, pairs: int, layout: PairLayout) -> tuple[Tensor, Tensor]:

@@ -126,7 +126,8 @@ class Function:
     they are functions of the coordinates of query and key, which broadcast. ``adds``: apply(s, *c) = s + apply(0, *c).
     ``derivative``, a function of a module too, takes the gradient of apply(s, *c) back to s and to each c, all in the
     shape of s: derivative(gradient, s, *c) -> (gradient, ...). Without it autograd does, more slowly. ``formula``
-    says which function it is, for kernels that cannot call Python: "relu times" is ReLU(s) c.
+    says which function it is, for kernels that cannot call Python: "relu times" is ReLU(s) c. ``scheme`` is whose it
+    is, for errors, where there is no distance that says so.
     """
 
     apply: Callable[..., Tensor]
@@ -135,6 +136,7 @@ class Function:
     adds: bool = False
     derivative: Callable[..., tuple[Tensor, ...]] | None = None
     formula: Literal["relu times"] | None = None
+    scheme: str = "the scheme"
 
     @property
     def reads_coordinates(self) -> bool:
@@ -147,9 +149,12 @@ class Row:
     """Any function of a row of scores: apply(scores, visible, query, key, query_positions, key_positions) -> scores.
 
     Scores are (batch, heads, queries, keys) with all keys of the call; ``visible`` (None: all) broadcasts to them.
+    ``gives_weights``: they become the logarithms of the weights themselves, which `attention` then does not divide by
+    their sum, so that a row may have a weight of less than 1.
     """
 
     apply: Callable[..., Tensor]
+    gives_weights: bool = False
 
 
 @dataclass(frozen=True)
@@ -184,3 +189,8 @@ def adds(piece: Piece) -> bool:
 def is_content_free(piece: Piece) -> bool:
     """Whether what it adds depends on positions alone."""
     return isinstance(piece, Bias) or (isinstance(piece, Function) and piece.adds)
+
+
+def gives_weights(pieces: tuple[Piece, ...]) -> bool:
+    """Whether scores are the logarithms of weights in the end, which are not to be normalised."""
+    return any(isinstance(piece, Row) and piece.gives_weights for piece in pieces)

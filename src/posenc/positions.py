@@ -136,24 +136,55 @@ class Positions:
         height: int,
         width: int,
         *,
+        frames: int | None = None,
         extent: tuple[int, int] | None = None,
         prefix: int = 0,
         device: torch.device | str | None = None,
     ) -> Positions:
-        """One row of image patches in raster order, coordinates (row, column).
+        """One row of image patches in raster order, coordinates (row, column); with ``frames``, of a video's patches,
+        frame by frame, coordinates (frame, row, column).
 
         With an ``extent`` (height, width), that of the grid a model was trained on, the patches of this grid are laid
         over that one: their middles are coordinates (i + 1/2) extent/size - 1/2, which are fractional. ``prefix``
-        tokens, such as a class token and registers, come first; they stand at (0, 0), where a rotation turns nothing.
+        tokens, such as a class token and registers, come first; they stand at the origin, where a rotation turns
+        nothing.
 
         >>> Positions.grid(2, 3).coords[0].tolist()
         [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
         """
         givens.check_not_negative(height=height, width=width, prefix=prefix)
-        positions = cls(facts.grid_coords(height, width, extent, prefix, givens.device_of(device)))
+        if frames is not None:
+            givens.check_not_negative(frames=frames)
+        positions = cls(facts.grid_coords(height, width, frames, extent, prefix, givens.device_of(device)))
         if extent is not None or torch.compiler.is_compiling():  # a compiler may not know how many rows there are
             return positions
-        return positions._of(facts.grid_layout(height, width, prefix))
+        return positions._of(facts.grid_layout(height, width, frames, prefix))
+
+    @classmethod
+    def multimodal(
+        cls,
+        parts: Sequence[int | tuple[int, int, int]],
+        start: int = 0,
+        *,
+        device: torch.device | str | None = None,
+    ) -> Positions:
+        """One row of text with images or videos in it, coordinates (time, row, column), by the rule of M-RoPE.
+
+        A number is so many tokens of text, whose three coordinates are equal and count on. (frames, height, width) is
+        an image, of one frame, or a video: patches frame by frame, counted along each axis from where it begins. What
+        comes next begins at the highest coordinate so far plus one, along every axis; `following` goes on by that rule.
+
+        >>> Positions.multimodal([2, (1, 2, 2), 1]).coords[0].tolist()
+        [[0, 0, 0], [1, 1, 1], [2, 2, 2], [2, 2, 3], [2, 3, 2], [2, 3, 3], [4, 4, 4]]
+
+        `cat` with ``documents="new"`` packs several into one row; `from_ids` takes ids (rows, tokens, 3) and a mask.
+        Source: Wang et al. 2024, "Qwen2-VL", section 2.1. In transformers 5.23.0 text after a video begins at the
+        larger of height and width, so a longer video is overtaken.
+        """
+        givens.check_whole(start=start)
+        coords, layout = facts.multimodal(parts, start, givens.device_of(device))
+        positions = cls(coords)
+        return positions if torch.compiler.is_compiling() else positions._of(layout)
 
     @classmethod
     def packed(
@@ -289,26 +320,33 @@ class Positions:
     def following(self, n: int = 1) -> Positions:
         """The ``n`` positions that come after these in each row: what a model generates next.
 
-        They continue the document of the row's last token, its coordinate and its order. Text only (one axis).
+        They continue the document of the row's last token, its coordinate and its order. With three axes, (time, row,
+        column) as in `multimodal`, they are text: along every axis the highest coordinate of the last token, which for
+        an image is that of its last corner, plus 1 .. n. Two axes are those of an image, which nothing continues.
         """
-        coords = self.scalar("following")
+        coords = self.coords if givens.axes_of(self.coords) == 3 else self.scalar("following")
         givens.check_not_negative(n=n)
         if len(self) == 0:
             text = Positions.arange(n, device=self.device).expand(self.rows)
-            return text if coords.dtype == torch.int64 else Positions(text.coords.to(coords.dtype))
+            line = text.coords if coords.dim() == 2 else text.coords[..., None].expand(-1, -1, 3)
+            is_text = coords.dim() == 2 and coords.dtype == torch.int64
+            return text if is_text else Positions(line.to(coords.dtype), order=text.order)
         text = self._like(coords=coords)
         if self._layout.run is not None:  # the last token is the last in the tensor
             end = text._each(lambda x: x[:, -1:])
         else:
             last = self.last[:, None]
-            end = text._each(lambda x: x.gather(1, last))
+            row = torch.arange(self.rows, device=self.device)[:, None]
+            end = text._each(lambda x: x[row, last])
             # A row of padding alone has no document to continue: its first token opens document 0 at position 0.
             empty = (self.document == PADDING).all(1, keepdim=True)
             for name, before in (("coords", -1), ("order", -1), ("document", 0)):
-                end[name] = torch.where(empty, before, end[name])
+                end[name] = torch.where(empty if end[name].dim() == 2 else empty[..., None], before, end[name])
         ahead = torch.arange(1, n + 1, device=self.device)
+        if coords.dim() == 3:
+            along = (end["coords"].amax(-1) + ahead)[..., None].expand(-1, -1, 3)
         positions = Positions(
-            end["coords"] + ahead,
+            end["coords"] + ahead if coords.dim() == 2 else along,
             order=end["order"] + ahead,
             document=end["document"].expand(-1, n),
             segment=None if end["segment"] is None else end["segment"].expand(-1, n),

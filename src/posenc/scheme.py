@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from jaxtyping import Int
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import check_type, number, shown, whole
 from posenc.encoding import DOORS, Context, Encoding, Rotation, version_of
+from posenc.features import Feature
 from posenc.horizon import SKIP_BELOW, horizon
 from posenc.pieces import Piece, Value
 from posenc.positions import Positions
@@ -35,7 +36,19 @@ class Scheme(nn.Module):
 
     >>> scheme = RoPE(64) + ALiBi(8)            # schemes compose
     >>> encoding = scheme(Positions.arange(5))
+
+    One that needs something of every token beside query and key, a gate or a vector that layers make of their hidden
+    state, says so in ``features``.
     """
+
+    begins_as_nothing: ClassVar[bool] = False
+    """Whether what it learns begins as zeros and changes nothing until it is trained: pictures and measurements of the
+    scheme by itself then draw it from N(0, 1)."""
+
+    @property
+    def features(self) -> Mapping[str, Feature]:
+        """What every layer is to make of its hidden state for it, by name."""
+        return {}
 
     def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Tensor | None:
         """The vectors to add, (rows, tokens, dim), in ``dtype``."""
@@ -170,6 +183,7 @@ class Scheme(nn.Module):
             pieces=self.score(queries, keys, context) if "score" in doors else (),
             values=self.value(queries, keys, context) if "value" in doors else (),
             context=context,
+            wanted=self.features,
             _made_with=made_with,
         )
 
@@ -212,6 +226,15 @@ class Scheme(nn.Module):
 def is_scheme(x: object) -> bool:
     """Whether x is a scheme, or a wrapper of one: `torch.compile`, FSDP, a checkpoint."""
     return isinstance(x, Scheme) or (isinstance(x, nn.Module) and hasattr(x, "doors") and hasattr(x, "parts"))
+
+
+@torch.no_grad()
+def awakened(scheme: Scheme) -> Scheme:
+    """The same scheme, of which what `begins_as_nothing` is drawn from N(0, 1), so that there is something to see."""
+    for part in scheme.parts:
+        for parameter in part.parameters() if part.begins_as_nothing else ():
+            nn.init.normal_(parameter)
+    return scheme
 
 
 def _parts(x: Any) -> tuple[Any, ...]:
@@ -265,9 +288,22 @@ class Composition(Scheme):
     ) -> Encoding:
         """The encodings of all parts, added."""
         encoding = Encoding(queries, keys, context=context)
+        _ = self.features  # two parts that want different things by one name
         for part in self.parts:
             encoding = encoding + part(queries, keys, dtype=dtype, context=context, doors=doors)
         return encoding
+
+    @property
+    def features(self) -> Mapping[str, Feature]:
+        """What any of the parts needs. ValueError where two ask for different things by one name."""
+        wanted: dict[str, Feature] = {}
+        for part in self.parts:
+            for name, feature in part.features.items():
+                if wanted.setdefault(name, feature) != feature:
+                    raise ValueError(
+                        f"two parts want different features by the name {name!r}: {wanted[name]}, {feature}"
+                    )
+        return wanted
 
     @property
     def needs_lengths(self) -> bool:

@@ -11,7 +11,19 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc import ALiBi, DistanceAware, Encoding, Positions, Relative1D, Relative2D, RoPE, Scheme, Shaw
+from posenc import (
+    KERPLE,
+    ALiBi,
+    DeBERTa,
+    DistanceAware,
+    Encoding,
+    Positions,
+    Relative1D,
+    Relative2D,
+    RoPE,
+    Scheme,
+    Shaw,
+)
 from posenc.backends import band, chunked, far, fused, pairwise, tiled
 from posenc.backends.attention import BACKENDS
 from posenc.pieces import Meeting
@@ -75,6 +87,10 @@ KINDS: dict[str, Kind] = {entry.name: _of_entry(entry) for entry in CATALOG} | {
     "relative_1d per head": Kind(lambda s: Relative1D(s.max_positions, s.head_dim, s.num_heads), fractional=False),
     "relative_2d per head": Kind(lambda s: Relative2D(_grid(s), s.head_dim, s.num_heads), fractional=False, axes=2),
     "rope on a grid": Kind(lambda s: RoPE(s.head_dim, axes=2, rotary_dim=4), axes=2),
+    "kerple power": Kind(lambda s: KERPLE(s.num_heads, "power")),
+    "deberta in buckets": Kind(
+        lambda s: DeBERTa(s.num_heads, s.head_dim, 5, 20, num_buckets=8, normalized=True), fractional=False
+    ),
     "rope+alibi": Kind(lambda s: RoPE(s.head_dim) + ALiBi(s.num_heads), looks_back=True),
     "shaw+alibi": Kind(
         lambda s: Shaw(s.head_dim, 5, num_heads=s.num_heads) + ALiBi(s.num_heads, "bidirectional"), fractional=False
@@ -96,7 +112,6 @@ KINDS: dict[str, Kind] = {entry.name: _of_entry(entry) for entry in CATALOG} | {
     "softcap": Kind(lambda s: awkward.softcap()),
     "squeezing": Kind(lambda s: awkward.squeezing(s.num_heads), fractional=False),
     "interpolated": Kind(lambda s: awkward.interpolated(s.num_heads)),
-    "swin": Kind(lambda s: awkward.windowed_table(s.num_heads, _grid(s)), fractional=False, axes=2),
     "learned slope": Kind(lambda s: awkward.learned_slope(s.num_heads)),
     "bent line": Kind(lambda s: awkward.bent_line(s.num_heads), fractional=False),
     "of each key": Kind(lambda s: awkward.of_each_key(s.head_dim)),
@@ -125,7 +140,7 @@ ADDING = frozenset(name for name in KINDS if built(name).doors == ("add",)) - {"
 ATTENDING = tuple(name for name in KINDS if name not in ADDING)
 VALUES = frozenset(name for name in KINDS if "value" in built(name).doors)
 NO_DISTANCE = frozenset(
-    {"nope", "learned", "rope", "rope on a grid", "softcap", "of each key", "absolute_in_attention"}
+    {"nope", "learned", "rope", "rope on a grid", "softcap", "of each key", "absolute_in_attention", "tupe"}
 )
 """Those of which no term goes by distance."""
 ROWS = frozenset({"cope"})
@@ -133,11 +148,11 @@ FUNCTIONS = frozenset({"distance_aware", "distance_aware+alibi", "alibi+distance
 """Those with a term that does not just add."""
 NOT_NATIVE = frozenset({"softcap", "squeezing"})
 """Those with a function that the kernel does not know."""
-KEYS_MEET = frozenset({"disentangled", "disentangled, wide"})
+KEYS_MEET = frozenset({"disentangled", "disentangled, wide", "deberta", "deberta in buckets"})
 """Those whose keys meet vectors."""
-SEVERAL_AXES = frozenset({"relative_2d", "relative_2d per head", "swin"})
+SEVERAL_AXES = frozenset({"relative_2d", "relative_2d per head", "swin", "swin_v2"})
 HIDING = frozenset({"alibi directed"})
-NOT_BY_DISTANCE = ROWS | SEVERAL_AXES | {"alibi directed", "interpolated"}
+NOT_BY_DISTANCE = ROWS | SEVERAL_AXES | {"alibi directed", "interpolated", "fire"}
 """Those of which a term goes by something else than one distance, or hides keys."""
 
 

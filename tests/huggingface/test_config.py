@@ -73,6 +73,15 @@ MISREAD: dict[str, tuple[str, dict[str, Any], set[int], str]] = {
     "width of the window": ("mistral", {"sliding_window": 6}, {0, 1, 2, 3}, "visibility"),
     "softcap": ("gemma2", {"attn_logit_softcapping": None}, {0, 1, 2, 3}, "softcap"),
     "scale": ("gemma3_text", {"query_pre_attn_scalar": 20}, {0, 1, 2, 3}, "scale"),
+    "NoPE flag of Llama 4": ("llama4_text", {"no_rope_layers": [0, 1, 0, 1]}, {0, 1, 2, 3}, "scores"),
+    "query scale": ("llama4_text", {"floor_scale": 5}, {1, 3}, "scores"),
+    "query scale of all layers": (
+        "ministral3",
+        {"rope_parameters": FAMILIES["ministral3"]["rope_parameters"] | {"llama_4_scaling_beta": 0.1}},
+        {0, 1, 2, 3},
+        "scores",
+    ),
+    "blocks": ("llama4_text", {"attention_chunk_size": 6}, {0, 2}, "visibility"),
     "linear scaling": ("gemma3_text", {"rope_scaling": None}, {2}, "scores"),
     "dims of full layers": ("gemma4_text", {"global_head_dim": 20}, {1, 3}, "scores"),
 }

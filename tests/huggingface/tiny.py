@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from posenc import Positions, RoPE, Scheme
+from posenc import Positions, QueryScale, RoPE, Scheme
 from posenc.huggingface import ModelPositions
 from posenc.tiles import Visibility
 from posenc.visibility import visible
@@ -27,6 +27,7 @@ SIZES = {"vocab_size": 64, "hidden_size": 36, "num_attention_heads": 3, "num_key
 SIZES |= {"num_hidden_layers": 4, "intermediate_size": 24, "max_position_embeddings": 4096, "pad_token_id": 0}
 EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 20_000.0}
+FAST = {"rope_type": "default", "rope_theta": 3e3}
 LONG = [1.0 + k / 4 for k in range(6)]
 """For head_dim 12: 36 channels on three heads, no power of two."""
 
@@ -60,6 +61,21 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
     },
     "smollm3": {"no_rope_layers": [1, 0, 1, 1], "use_sliding_window": True, "sliding_window": 4},
+    "llama4_text": EXPERTS
+    | {
+        "head_dim": 20,
+        "intermediate_size_mlp": 24,
+        "attention_chunk_size": 5,
+        "floor_scale": 4,
+        "attn_scale": 0.3,
+        "no_rope_layers": [1, 0, 1, 0],
+        "rope_parameters": FAST,
+    },
+    "ministral3": {
+        "head_dim": 20,
+        "sliding_window": 5,
+        "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3},
+    },
     "gpt_oss": EXPERTS
     | {"head_dim": 20, "sliding_window": 4, "rope_parameters": YARN | {"truncate": False, "rope_theta": 150.0}},
     "deepseek_v3": {
@@ -195,9 +211,15 @@ def _has_cache(model: nn.Module) -> bool:
 def again(model: nn.Module, seen: Any, at_zero: Any) -> Call:
     """The same layer on the same vectors, with the cos and sin of other positions."""
     module, args, kwargs = seen
+    zero = {name: at_zero[2][name] for name in ("position_embeddings", "position_ids") if name in kwargs}
+    tuned = getattr(module, "attn_temperature_tuning", False)  # Llama 4's goes by the slot, which is never 0
     WATCH.calls = []
-    with torch.no_grad():
-        module(*args, **(kwargs | {"position_embeddings": at_zero[2]["position_embeddings"]}))
+    try:
+        module.attn_temperature_tuning = False
+        with torch.no_grad():
+            module(*args, **(kwargs | zero))
+    finally:
+        module.attn_temperature_tuning = tuned
     return WATCH.calls[0]
 
 
@@ -235,7 +257,8 @@ def disagreements(config: Any, said: ModelPositions) -> list[str]:
         scale = plain.query.size(-1) ** -0.5 if layer.scale is None else layer.scale
         query, key = plain.query.clone(), plain.key.clone()
         _undo(query, key, scheme, factor)
-        encoding = scheme.tokens(positions, dtype=torch.float64)
+        by_slot = config.model_type == "llama4_text" and isinstance(scheme, QueryScale)
+        encoding = scheme.tokens(Positions(line) if by_slot else positions, dtype=torch.float64)
         query, key = _in_ours(config, query), _in_ours(config, key)
         expected = _scores(*encoding.rotate(query, key))
         came = _scores(call.query, call.key)

@@ -65,8 +65,10 @@ def attend(
     value_term: ValueTerm | None = None,
     visible: Visible | None = None,
     scale: float | None = None,
+    normalised: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output (B, H, M, dv), log-sum-exp (B, H, M) and logits (B, H, M, N), in float64.
+    """Output (B, H, M, dv), log-sum-exp (B, H, M) and logits (B, H, M, N), in float64. Not ``normalised``: logits are
+    the logarithms of the weights, which are not divided by their sum.
 
     The logits are those after `score` and `row` and before the mask: what the mask alone hides keeps a finite number.
     """
@@ -105,7 +107,7 @@ def attend(
                     log_total = largest + math.log(total)
                     for j in range(len(keys)):
                         if seen[j]:
-                            alpha = math.exp(s[j] - largest) / total
+                            alpha = math.exp(s[j] - largest) / total if normalised else math.exp(s[j])
                             added = [0.0] * len(out) if value_term is None else value_term(b, h, i, j)
                             for c in range(len(out)):
                                 out[c] += alpha * (values[j][c] + added[c])

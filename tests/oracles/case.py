@@ -19,13 +19,17 @@ TOKENS = 9
 class Case:
     """A scheme and what its oracle does to the input, to queries and keys, and to the scores.
 
-    ``scheme`` makes it of its class; ``add`` takes (x, positions, scheme), ``rotate`` (x, positions), and ``pairs``
-    (scheme, query, key, query_positions, key_positions), of which it makes arguments of `attention.attend`.
+    ``scheme`` makes it of its class; ``add`` takes (x, positions, scheme), ``rotate`` (x, positions), ``turn_query``
+    (query, positions, scheme) after it, and ``pairs`` (scheme, query, key, query_positions, key_positions), of which it
+    makes arguments of `attention.attend`. ``projected`` is what a layer projects for the scheme's features, cut from
+    (query, key) so that the oracle finds it there.
     """
 
     scheme: Callable[..., Any]
     add: Callable[[Tensor, Any, Any], Tensor] = lambda x, p, scheme: x
     rotate: Callable[[Tensor, Any], Tensor] = lambda x, p: x
+    turn_query: Callable[[Tensor, Any, Any], Tensor] = lambda x, p, scheme: x
+    projected: Callable[[Tensor, Tensor], dict[str, Tensor]] = lambda q, k: {}
     pairs: Callable[[Any, Tensor, Tensor, Any, Any], dict[str, Any]] = lambda scheme, q, k, x, y: {}
     integers_only: bool = False
     from_zero: bool = False

@@ -12,11 +12,13 @@ put there. position_scale must be said: 1.0 adds the term after the division by 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor
 
 from .attention import Heads, Matrix, Row, Vector, dot, heads, matrix
+from .case import HEAD_DIM, Case
 
 
 def sigmoid(x: float) -> float:
@@ -60,3 +62,19 @@ def row(
         return out
 
     return with_positions
+
+
+def _counted(scaled: bool, causal: bool) -> Callable[..., dict[str, Any]]:
+    factor = HEAD_DIM**-0.5 if scaled else 1.0
+    return lambda s, q, k, x, y: {
+        "row": row(q, s.e, x.expand(2).order.tolist(), y.expand(2).order.tolist(), position_scale=factor, causal=causal)
+    }
+
+
+# What is not visible does not count, so that the loops need not be told whether there is a causal mask.
+CASES = {
+    "cope": Case(lambda CoPE: CoPE(HEAD_DIM, 4), pairs=_counted(scaled=True, causal=False), refused_by=("sdpa",)),
+    "cope unscaled": Case(
+        lambda CoPE: CoPE(HEAD_DIM, 7, scaled=False), pairs=_counted(scaled=False, causal=False), refused_by=("sdpa",)
+    ),
+}

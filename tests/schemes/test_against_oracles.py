@@ -24,12 +24,23 @@ RUNS = [
 
 
 def run(
-    scheme: Scheme, x: Tensor, positions: Positions, last: int, causal: bool, backend: str, return_lse: bool = False
+    case: Case,
+    scheme: Scheme,
+    x: Tensor,
+    positions: Positions,
+    last: int,
+    causal: bool,
+    backend: str,
+    return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     asking = positions[TOKENS - last :]
     added = scheme(positions, dtype=torch.float64).add(x)
     query, key, value = split(added)
     encoding = scheme(asking, positions, dtype=torch.float64, doors=("rotate", "score", "value"))
+    projected = case.projected(query, key)
+    if projected:
+        of_last = {name: x[:, :, TOKENS - last :] for name, x in projected.items()}
+        encoding = encoding.with_projected(of_last, projected)
     return posenc.attention(
         query[:, :, TOKENS - last :],
         key,
@@ -50,7 +61,7 @@ def test_output_is_the_oracles(case: Case, positions: Positions, backend: str) -
     for causal, few in ((True, 4), (False, 1)):
         out, lse = oracle(case, scheme, x, positions, TOKENS, causal)
         for last in (TOKENS, few):
-            found = run(scheme, x, positions, last, causal, backend, return_lse=True)
+            found = run(case, scheme, x, positions, last, causal, backend, return_lse=True)
             expected = out[:, :, -last:], lse[:, :, -last:]
             torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
 
@@ -64,7 +75,7 @@ def test_gradients_are_the_oracles(case: Case, positions: Positions, backend: st
     x = torch.randn(2, TOKENS, DIM, dtype=torch.float64, requires_grad=True)
     leaves = [x, *scheme.parameters()]
     directions = [torch.randn_like(leaf) for leaf in leaves]
-    out = run(scheme, x, positions, TOKENS, True, backend)
+    out = run(case, scheme, x, positions, TOKENS, True, backend)
     assert isinstance(out, Tensor)
     weight = torch.randn_like(out)
     gradients = torch.autograd.grad((out * weight).sum(), leaves)
@@ -96,6 +107,6 @@ def test_a_backend_refuses_what_is_said_and_nothing_else(name: str, case: Case) 
     for backend in ("reference", "sdpa", "chunked"):
         if backend in case.refused_by:
             with pytest.raises(ValueError, match=rf"backend '{backend}' cannot run this: .*; these can: "):
-                run(case.scheme(), x, positions, TOKENS, True, backend)
+                run(case, case.scheme(), x, positions, TOKENS, True, backend)
         else:
-            run(case.scheme(), x, positions, TOKENS, True, backend)
+            run(case, case.scheme(), x, positions, TOKENS, True, backend)

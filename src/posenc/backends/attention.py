@@ -21,7 +21,7 @@ from posenc.backends.reference import dense_logits
 from posenc.encoding import Context, Encoding
 from posenc.forms import added
 from posenc.horizon import skipped_by_default
-from posenc.pieces import Bias, Fold, adds
+from posenc.pieces import Bias, Fold, adds, gives_weights
 from posenc.positions import Positions
 from posenc.scheme import Scheme, Window, check_window, is_scheme
 from posenc.tiles import Visibility, distances, tiles
@@ -69,7 +69,8 @@ def attention(
     - ``key_norms``: the norms of the keys, after rotation, where the caller keeps them, as `KVCache` does: then a few
       queries need not read the keys that they leave out. Norms that are too small would leave out keys that count.
     - ``return_lse``: also return the log-sum-exp of each row of scores, (batch, heads, queries), by which partial
-      results can be merged.
+      results can be merged. Where scores are the logarithms of weights that are not normalised, as stick-breaking's
+      are, it is that of their sum.
 
     The model opens the add door, ``x = encoding.add(x)``, since it acts before x becomes query, key and value. An
     encoding that adds and was not added is a ValueError, and so is an unbound scheme that adds.
@@ -96,6 +97,9 @@ def attention(
     # Autocast would cast the bias together with the query: a bfloat16 ALiBi has 769 values over 4096 keys.
     with _without_autocast(query):
         out, lse = chosen.run(call)
+        if gives_weights(call.pieces):
+            assert lse is not None
+            out = (out.to(lse.dtype) * lse.exp()[..., None]).to(out.dtype)  # the sum that it was divided by
         if sinks is not None:
             assert lse is not None
             out, lse = _with_sinks(out, lse, sinks)
@@ -227,6 +231,8 @@ def _call(
         scale = bound.scale if bound.scale is not None else 1 / math.sqrt(query.size(-1))
     elif not _is_number(scale) or not -math.inf < scale < math.inf:
         raise ValueError(f"scale must be a finite number or None, got {shown(scale)}")
+    if sinks is not None and gives_weights(bound.pieces):
+        raise ValueError("sinks take a share of weights that sum to 1, and the scheme's weights do not: leave them out")
     flag: object = is_causal
     if not isinstance(flag, torch.SymBool):  # a compiler's
         check_flag("is_causal", flag)
@@ -247,7 +253,7 @@ def _call(
         Visibility(is_causal, left, right),
         dropout_p,
         scale,
-        return_lse or sinks is not None,
+        return_lse or sinks is not None or gives_weights(bound.pieces),
         bound.context.heads,
         bound.query_features,
         bound.key_features,

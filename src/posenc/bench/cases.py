@@ -16,6 +16,7 @@ from posenc.bench import peers
 from posenc.bench.measure import Inputs, LeftOutError, Make, Work
 from posenc.bench.settings import AUTO, Settings
 from posenc.encoding import Encoding
+from posenc.features import Projected, projected_at_random
 from posenc.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.catalog import catalog, entries_of, scheme_from_names
@@ -65,7 +66,7 @@ def build_scheme(name: str, settings: Settings, length: int) -> Scheme:
         if name == SHAW_KEYS:
             scheme: Scheme = Shaw(settings.head_dim, WINDOW, values=False)
         else:
-            grid = _grid(length) if _needs_grid(name) else None
+            grid = _grid(length, axes) if (axes := _axes(name)) > 1 else None
             dim = settings.heads * settings.head_dim
             scheme = scheme_from_names(name, Shape(dim, settings.heads, settings.head_dim, length, grid=grid))
     return scheme.to(settings.device)
@@ -73,16 +74,17 @@ def build_scheme(name: str, settings: Settings, length: int) -> Scheme:
 
 def positions_of(name: str, length: int, device: torch.device | str) -> Positions:
     """Positions that the scheme can take: text, with segments or as a grid where it needs them."""
-    if _needs_grid(name):
-        return Positions.grid(*_grid(length), device=device)
+    if (axes := _axes(name)) > 1:
+        *frames, rows, columns = _grid(length, axes)
+        return Positions.grid(rows, columns, frames=frames[0] if frames else None, device=device)
     line = Positions.arange(length, device=device)
     if any(entry.needs_segments for entry in entries(name)):
         return line.with_segment((torch.arange(length, device=device) >= length // 2).long()[None])
     return line
 
 
-def _needs_grid(name: str) -> bool:
-    return any(entry.axes == "two" for entry in entries(name))
+def _axes(name: str) -> int:
+    return max((entry.least_axes for entry in entries(name)), default=1)
 
 
 def entries(name: str) -> tuple[Entry, ...]:
@@ -90,10 +92,10 @@ def entries(name: str) -> tuple[Entry, ...]:
     return () if name == SHAW_KEYS else entries_of(name)
 
 
-def _grid(length: int) -> tuple[int, int]:
-    """As square as a power of two can be."""
-    rows = 2 ** ((length.bit_length() - 1) // 2)
-    return rows, length // rows
+def _grid(length: int, axes: int = 2) -> tuple[int, ...]:
+    """As square as a power of two can be, of two or three sides."""
+    first = 2 ** ((length.bit_length() - 1) // axes)
+    return (first, length // first) if axes == 2 else (first, *_grid(length // first))
 
 
 # -- price and growth -------------------------------------------------------------------------------------------------
@@ -137,8 +139,10 @@ def attention_work(settings: Settings, name: str, length: int, inputs: Inputs, b
     if backend in refusals:
         raise LeftOutError(refusals[backend])
 
+    projected = projected_by_a_layer(scheme, inputs.query)
+
     def attend() -> Tensor:
-        query, encoding = _bound(scheme, name, inputs.query)
+        query, encoding = _bound(scheme, name, inputs.query, projected)
         out = posenc.attention(query, inputs.key, inputs.value, encoding, is_causal=True, backend=backend)
         assert isinstance(out, Tensor)
         return out
@@ -149,14 +153,21 @@ def attention_work(settings: Settings, name: str, length: int, inputs: Inputs, b
 def explained(scheme: Scheme, name: str, inputs: Inputs) -> Explanation:
     """What auto takes for this call, and why the others cannot."""
     with torch.set_grad_enabled(inputs.training):
-        query, encoding = _bound(scheme, name, inputs.query)
+        query, encoding = _bound(scheme, name, inputs.query, projected_by_a_layer(scheme, inputs.query))
         return posenc.explain(query, inputs.key, inputs.value, encoding, is_causal=True)
 
 
-def _bound(scheme: Scheme, name: str, query: Tensor) -> tuple[Tensor, Encoding]:
+def projected_by_a_layer(scheme: Scheme, query: Tensor) -> dict[str, Tensor]:
+    """What a layer would project for the scheme's features, of the queries in place of its hidden state. The product is
+    the layer's own, and is not timed; what the scheme makes of it is."""
+    return projected_at_random(scheme.features, query.detach().transpose(1, 2).flatten(2))
+
+
+def _bound(scheme: Scheme, name: str, query: Tensor, projected: Projected) -> tuple[Tensor, Encoding]:
     """The encoding, and the queries with what it adds."""
     length = query.size(2)
     encoding = scheme(positions_of(name, length, query.device), dtype=torch.promote_types(query.dtype, torch.float32))
+    encoding = encoding.with_projected(projected) if encoding.wanted else encoding
     if not encoding.tables:
         return query, encoding
     # As if queries were the input: they are as many numbers, and what they mean changes no time.
@@ -239,12 +250,19 @@ def decoded(settings: Settings, name: str) -> Built:
     scheme = build_scheme(name, settings, settings.cache)
     known = positions_of(name, settings.cache, query.device)
     last = known[-1:]
+    projected = projected_by_a_layer(scheme, key)
+    features = scheme.pairs(known).with_projected(projected)  # those of keys are kept in a cache
+    of_query = {name: x[:, :, -1:] for name, x in features.query_features.items()}
+
+    def pairs() -> Encoding:
+        bound = scheme.pairs(last, known)
+        return bound.with_features(of_query, features.key_features) if bound.wanted else bound
 
     def attend() -> Tensor:
         token = scheme.tokens(last, dtype=dtype)
         mine = token.add(query.view(1, 1, -1)).view(query.shape) if token.tables else query
         mine, _ = token.rotate(mine, query)  # the second stands for the new token's key
-        out = posenc.attention(mine, key, value, scheme.pairs(last, known), is_causal=True)
+        out = posenc.attention(mine, key, value, pairs(), is_causal=True)
         assert isinstance(out, Tensor)
         return out
 
@@ -253,5 +271,5 @@ def decoded(settings: Settings, name: str) -> Built:
         "posenc": lambda: inputs.work(attend),
     }
     with torch.no_grad():
-        auto = posenc.explain(query, key, value, scheme.pairs(last, known), is_causal=True).backend
+        auto = posenc.explain(query, key, value, pairs(), is_causal=True).backend
     return Built(makes, {"auto": auto})

@@ -26,6 +26,7 @@ from posenc.bench.cases import (
     entries,
     explained,
     positions_of,
+    projected_by_a_layer,
 )
 from posenc.bench.measure import Inputs, LeftOutError, Make, Work
 from posenc.bench.settings import AUTO, Settings
@@ -131,6 +132,8 @@ def _work(settings: Settings, name: str, inputs: Inputs) -> Work:
     attention, _ = named(settings.mine or "", "--mine")
     query, key, value = inputs.query, inputs.key, inputs.value
     scheme = build_scheme(name, settings, query.size(2))
+    if scheme.features:
+        raise LeftOutError(f"{name} needs {', '.join(scheme.features)} of each layer, and only q, k and v are given")
     takes = _takes_scheme(attention)
     call = partial(attention, scheme=scheme) if takes else attention
 
@@ -156,6 +159,8 @@ def _truth(settings: Settings, name: str, inputs: Inputs) -> dict[str, Tensor]:
 
     def attend() -> Tensor:
         encoding = scheme(positions_of(name, length, query.device), dtype=torch.float64)
+        if encoding.wanted:
+            encoding = encoding.with_projected(projected_by_a_layer(scheme, query))
         backend = "reference" if length <= EXACT else AUTO
         out = posenc.attention(query, key, value, encoding, is_causal=True, backend=backend)
         assert isinstance(out, Tensor)

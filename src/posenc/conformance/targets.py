@@ -57,8 +57,12 @@ def _of_schemes(names: str, dim: int | None, claims: Mapping[str, Any]) -> Subje
     except ValueError as error:
         raise ValueError(f"TARGET must be {FORM}, or a scheme: {error}") from None
     _refuse_claims(f"{names} is a scheme, which claims for itself", dim, claims)
-    if any(entry.axes == "two" for entry in entries):
-        raise ValueError(f"{names} takes two coordinates per token, and a decoder has one: describe it as a Layer")
+    axes = max(entry.least_axes for entry in entries)
+    if axes > 1:
+        several = "two" if axes == 2 else "three"
+        raise ValueError(
+            f"{names} takes {several} coordinates per token, and a decoder has one: describe it as a Layer"
+        )
     laws = entries[0].laws if len(entries) == 1 else frozenset()
     relative = True if Law.RELATIVE in laws else False if Law.ABSOLUTE in laws else None
     ends = not relative and any("max_positions" in inspect.signature(entry.scheme).parameters for entry in entries)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from posenc.arguments import check_flag, number, shown, whole
 from posenc.block import Block
+from posenc.features import projected_at_random
 from posenc.figures import panels
 from posenc.figures.panels import Named, Schemes
 from posenc.forms import dense
@@ -43,10 +44,12 @@ MOST_HEADS = 4  # in one figure
 def effect(scheme: Scheme, query_positions: Positions, key_positions: Positions, head_dim: int) -> tuple[Tensor, str]:
     """What the score door does, (heads, queries, keys) in float64, and in words: a bias or a factor.
 
-    The keys are zero vectors, so that of a term with the query only the part of the position is left. ValueError for a
-    scheme that looks along the row, or both adds and multiplies: its doing is neither a bias nor a factor.
+    The keys are zero vectors, so that of a term with the query only the part of the position is left. What a layer
+    would make for the scheme is made of a fixed content, the same at every position. ValueError for a scheme that looks
+    along the row, or both adds and multiplies: its doing is neither a bias nor a factor.
     """
-    pieces = scheme.pairs(query_positions, key_positions).pieces
+    encoding = scheme.pairs(query_positions, key_positions)
+    pieces = encoding.pieces
     kinds = {None if isinstance(piece, Row) else adds(piece) for piece in pieces}
     if kinds not in ({True}, {False}):
         raise ValueError(
@@ -56,7 +59,22 @@ def effect(scheme: Scheme, query_positions: Positions, key_positions: Positions,
     generator = torch.Generator().manual_seed(panels.SEED)
     fixed = torch.randn(1, heads, 1, width, generator=generator, dtype=torch.float64)
     key = torch.zeros(1, heads, len(key_positions), width, dtype=torch.float64)
-    block = Block(fixed.expand(-1, -1, len(query_positions), -1), key, query_positions, key_positions, width**-0.5)
+    if encoding.wanted:
+        content = torch.randn(1, 1, head_dim, generator=generator, dtype=torch.float64)
+        made = (
+            projected_at_random(encoding.wanted, content.expand(-1, len(positions), -1), seed=panels.SEED)
+            for positions in (query_positions, key_positions)
+        )
+        encoding = encoding.with_projected(*made)
+    block = Block(
+        fixed.expand(-1, -1, len(query_positions), -1),
+        key,
+        query_positions,
+        key_positions,
+        width**-0.5,
+        query_features=encoding.query_features,
+        key_features=encoding.key_features,
+    )
     start = 0.0 if kinds == {True} else 1.0
     score = torch.full((1, heads, len(query_positions), len(key_positions)), start, dtype=torch.float64)
     for piece in pieces:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from posenc.arguments import check_type, shown, whole
 from posenc.positions import Positions
-from posenc.scheme import Scheme
+from posenc.scheme import Scheme, awakened
 from posenc.schemes.catalog import catalog, entries_of, scheme_from_names
 from posenc.schemes.entry import Shape
 from posenc.workbench import style
@@ -65,7 +65,7 @@ def named(schemes: Schemes, shape: Shape, doors: Sequence[str] = ()) -> list[Nam
         for name in schemes:
             entries_of(name)  # a wrong name is said before anything is built
             with fixed_draws():
-                scheme = scheme_from_names(name, shape)
+                scheme = awakened(scheme_from_names(name, shape))
             found.append(Named(name, scheme, fresh=any(True for _ in scheme.parameters())))
     if not found:
         raise ValueError("schemes must name at least one, got none")

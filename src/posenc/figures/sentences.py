@@ -12,9 +12,11 @@ from torch import Tensor
 import posenc
 from posenc.arguments import check_type, shown, whole
 from posenc.block import Block
+from posenc.features import projected_at_random
 from posenc.figures import panels
 from posenc.figures.panels import Schemes
 from posenc.forms import bucket
+from posenc.pieces import gives_weights
 from posenc.positions import Positions
 from posenc.schemes.entry import Shape
 from posenc.schemes.shaw import Shaw
@@ -137,9 +139,13 @@ def attention(
     with torch.no_grad():
         for each in drawn:
             encoding = each.scheme(positions, dtype=torch.float64)
-            query, key = _projected(encoding.add(panels.embeddings(words, dim)), num_heads, head_dim)
+            x = encoding.add(panels.embeddings(words, dim))
+            if encoding.wanted:
+                encoding = encoding.with_projected(projected_at_random(encoding.wanted, x, seed=panels.SEED))
+            query, key = _projected(x, num_heads, head_dim)
             scores = posenc.logits(query, key, encoding, is_causal=causal)[0, 0].masked_fill(hidden, -torch.inf)
-            weights.append(panels.numbers(scores.softmax(-1)))
+            shares = scores.exp() if gives_weights(encoding.pieces) else scores.softmax(-1)
+            weights.append(panels.numbers(shares))
     twice = [j for j, word in enumerate(words) if words.count(word) > 1]
     rows, columns = panels.layout(len(drawn), most=2)
     colors = panels.SEQUENTIAL, Normalize(0.0, max(float(w.max()) for w in weights))

@@ -17,7 +17,8 @@ class Layer:
     - ``softcap``: scores are squashed as c tanh(s / c), after position;
     - ``sinks``: a learned logit per head, of the model's own weights, stands in the denominator of the softmax;
     - ``chunk``: a token sees those of its own block of so many tokens alone, and no window;
-    - ``images``: tokens of one image see one another, whatever their order, if the caller marks them.
+    - ``images``: tokens of one image see one another, whatever their order, if the caller marks them;
+    - ``patches``: patches see those of their own window of so many by so many, which ``shift`` moves the borders of.
     """
 
     scale: float | None = None
@@ -25,10 +26,14 @@ class Layer:
     sinks: bool = False
     chunk: int | None = None
     images: bool = False
+    patches: int | None = None
+    shift: int = 0
 
     def __str__(self) -> str:
         said = [
             f"blocks of {self.chunk} tokens" if self.chunk is not None else "",
+            f"windows of {self.patches} x {self.patches} patches" if self.patches is not None else "",
+            f"shifted by {self.shift}" if self.shift else "",
             f"scale {self.scale:.6g}" if self.scale is not None else "",
             f"softcap {self.softcap:g}" if self.softcap is not None else "",
             "a sink per head" if self.sinks else "",
@@ -72,7 +77,8 @@ class ModelPositions:
             lines.append(f"  input: {words(self.input)}")
         said: dict[str, list[int]] = {}
         for layer, ((scheme, window), other) in enumerate(zip(self.schedule, self.layers, strict=True)):
-            seen = "" if other.chunk is not None and window is None else window_words(window)
+            blocks = other.chunk is not None or other.patches is not None
+            seen = "" if blocks and window is None else window_words(window)
             does = ", ".join(filter(None, (words(scheme), seen, str(other))))
             said.setdefault(does, []).append(layer)
         lines += [f"  layer{'s' * (len(which) > 1)} {ranges(which)}: {does}" for does, which in said.items()]

@@ -17,9 +17,12 @@ from posenc.huggingface.rope_parameters import rotary
 from posenc.huggingface.variants import DividedALiBi, OffsetLearned
 from posenc.scheme import Schedule, Scheme, Window
 from posenc.schemes.alibi import ALiBi
+from posenc.schemes.axial_rope import AxialRoPE
 from posenc.schemes.learned import Learned
 from posenc.schemes.nope import NoPE
+from posenc.schemes.query_scale import QueryScale
 from posenc.schemes.rope import RoPE
+from posenc.schemes.swin_v2 import SwinV2
 from posenc.schemes.t5 import T5
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
@@ -206,6 +209,37 @@ def deepseek_v3(keys: Keys) -> ModelPositions:
     return alike(keys, rope, layer=Layer(scale=scaled(scale, content + turned)))
 
 
+def ministral3(keys: Keys) -> ModelPositions:
+    params, name = keys("rope_parameters"), f"{keys.model_type}'s rope_parameters"
+    beta, length = params.get("llama_4_scaling_beta"), params.get("original_max_position_embeddings")
+    if beta is None or length is None:
+        which = "llama_4_scaling_beta" if beta is None else "original_max_position_embeddings"
+        raise ValueError(f"{name} must have {which!r}, which its queries are scaled by, got {sorted(params)}")
+    inner, outer = params.get("max_position_embeddings"), keys("max_position_embeddings")
+    if inner not in (None, outer):
+        raise ValueError(f"{name}['max_position_embeddings'] is {inner}, but max_position_embeddings says {outer}")
+    rope = rotary(keys, head_dim_of(keys), also=("llama_4_scaling_beta", "max_position_embeddings"))
+    scheme = rope + QueryScale("ministral3", length=length, strength=beta)
+    return alike(keys, scheme, keys.get("sliding_window"))
+
+
+def llama4(keys: Keys) -> ModelPositions:
+    kinds, turns = kinds_of(keys, FULL, CHUNKED), _turns(keys)
+    rope = rotary(keys, head_dim_of(keys), layout="interleaved")
+    still: Scheme = NoPE()
+    strength, length = keys("attn_scale"), keys("floor_scale")
+    remarks: tuple[str, ...] = ()
+    if keys.flag("attn_temperature_tuning"):
+        still = QueryScale("llama4", length=length, strength=strength)
+        remarks = ("transformers scales queries by the slot in the cache, and not by position_ids",)
+    chunk = keys.get("attention_chunk_size")
+    if CHUNKED in kinds and chunk is None:
+        raise keys.wrong("attention_chunk_size", f"must be a number of tokens, since layer_types has {CHUNKED!r}")
+    layers = [Layer(chunk=chunk if kind == CHUNKED else None) for kind in kinds]
+    schemes: list[Scheme] = [rope if turn else still for turn in turns]
+    return described(keys, schemes, [None] * len(kinds), layers, remarks=remarks)
+
+
 def smollm3(keys: Keys) -> ModelPositions:
     kinds, rope, nope = kinds_of(keys, FULL, SLIDING), rotary(keys, head_dim_of(keys)), NoPE()
     turns = _turns(keys)
@@ -293,6 +327,34 @@ def modernbert(keys: Keys) -> ModelPositions:
     side = keys("local_attention") // 2  # to either side, that token included
     windows: list[Window] = [(side, side) if kind == SLIDING else None for kind in kinds]
     return described(keys, schemes, windows, [Layer()] * len(kinds), causal=False)
+
+
+def dinov3(keys: Keys) -> ModelPositions:
+    augmented = {name: keys.get(f"pos_embed_{name}") for name in ("shift", "jitter", "rescale")}
+    rope = AxialRoPE(head_dim_of(keys), "dinov3", float(keys("rope_theta")), **augmented)
+    prefix = 1 + int(keys.get("num_register_tokens", 0))
+    remark = f"the first {prefix} tokens do not turn: positions are scheme.grid(height, width, prefix={prefix})"
+    return alike(keys, rope, causal=False, remarks=(remark,))
+
+
+def swinv2(keys: Keys) -> ModelPositions:
+    keys.refuse("use_absolute_embeddings", False, why="must be false: tables for the whole image are not read")
+    image, patch, widest = keys("image_size"), keys("patch_size"), keys("window_size")
+    if not isinstance(image, int) or not isinstance(patch, int):
+        raise keys.wrong("image_size", "must be one number, and patch_size too, for square images")
+    depths, heads, trained = (list(keys(name)) for name in ("depths", "num_heads", "pretrained_window_sizes"))
+    schemes: list[Scheme] = []
+    layers = []
+    for stage, depth in enumerate(depths):
+        side = image // patch // 2**stage
+        window = min(side, widest)
+        before = trained[stage]
+        bias = [SwinV2((window, window), heads[stage], (before, before) if before > 0 else None) for _ in range(depth)]
+        shifts = [widest // 2 if side > window and layer % 2 else 0 for layer in range(depth)]
+        schemes += bias
+        layers += [Layer(patches=window, shift=shift) for shift in shifts]
+    remark = f"of {image // patch} x {image // patch} patches, halved by every stage; each layer has weights of its own"
+    return described(keys, schemes, [None] * len(layers), layers, causal=False, length=None, remarks=(remark,))
 
 
 # -- learned tables ---------------------------------------------------------------------------------------------------
@@ -390,6 +452,7 @@ READERS: dict[str, Reader] = {
     "cohere": cohere,
     "cohere2": cohere2,
     "deepseek_v3": deepseek_v3,
+    "dinov3_vit": dinov3,
     "falcon": falcon,
     "gemma": gemma,
     "gemma2": gemma2,
@@ -401,6 +464,8 @@ READERS: dict[str, Reader] = {
     "gpt_oss": gpt_oss,
     "gptj": gptj,
     "llama": llama,
+    "llama4_text": llama4,
+    "ministral3": ministral3,
     "mistral": mistral,
     "modernbert": modernbert,
     "mpt": mpt,
@@ -414,6 +479,7 @@ READERS: dict[str, Reader] = {
     "qwen3_vl_text": qwen3_vl,
     "roberta": roberta,
     "smollm3": smollm3,
+    "swinv2": swinv2,
     "t5": t5,
 }
 """What reads which model_type."""

@@ -99,8 +99,10 @@ class Task(ABC):
         """What a scheme would have to do without here; empty where it can be used."""
         if entry.needs_segments and not self.segments:
             return f"do without segments, of which {self.called} has none"
-        if entry.axes == "two" and not self.grid:
+        if entry.least_axes > 1 and not self.grid:
             return f"do with one coordinate per token, since {self.called} has no second one"
+        if entry.least_axes > 2:
+            return f"do with two coordinates per token, since {self.called} has no third one"
         return ""
 
     def require(self, scheme: str) -> None:
@@ -138,7 +140,8 @@ class Task(ABC):
 
     def shape(self, config: CompareConfig, scheme: str) -> Shape:
         """What the scheme is built for."""
-        return Shape(config.dim, config.heads, config.dim // config.heads, self.tokens(config), causal=self.causal)
+        line = config.dim, config.heads, config.dim // config.heads, self.tokens(config)
+        return Shape(*line, causal=self.causal, num_kv_heads=config.kv_heads)
 
     @abstractmethod
     def model(self, config: CompareConfig, scheme: str, position: Scheme) -> nn.Module:

@@ -43,6 +43,16 @@ def angles(probe: Probe) -> Float64[Tensor, " pairs"] | None:
     return torch.linalg.eigvals(step).angle().abs().sort(descending=True).values[::2]
 
 
+def turns_evenly(probe: Probe) -> bool:
+    """Whether a step turns by the same map everywhere, without which no bound is of the distance alone."""
+    maps = probe.maps([0, 1, 50, 51])
+    if maps is None:
+        return True
+    start, end = maps[0][0::2], maps[0][1::2]
+    first, later = torch.linalg.solve(start, end, left=False)
+    return bool((first - later).abs().max() < 1e-9 * first.abs().max())
+
+
 @dataclass(frozen=True, eq=False)
 class Counterexample:
     """Scores that a rotation does not let fall.

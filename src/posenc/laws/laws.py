@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.laws.decay import angles, counterexample, rotary_bound
+from posenc.laws.decay import angles, counterexample, rotary_bound, turns_evenly
 from posenc.laws.probe import EPS, Finding, Probe, not_applicable
 from posenc.laws.vectors import LARGE, bounded, linear, orthogonal, unique
 from posenc.positions import PositionError
@@ -144,10 +144,15 @@ def decaying(probe: Probe) -> Finding:
 def decaying_bound(probe: Probe) -> Finding:
     """Bound, not behaviour: the bound B(r) of a rotation, averaged over distances from 512 to 1023, is below half of
     what it is at 0. With it, what it does not imply: a key whose score is highest far away, and random ones, whose
-    scores have mean 0 and the same spread at every distance."""
+    scores have mean 0 and the same spread at every distance. Where several axes share the channels, a head has as many
+    for each."""
+    axes, shape = probe.axes, probe.shape
+    probe = replace(probe, shape=replace(shape, dim=shape.dim * axes, head_dim=shape.head_dim * axes))
     theta = angles(probe)
     if theta is None:
         return not_applicable("it rotates nothing")
+    if not turns_evenly(probe):
+        return not_applicable("it turns by other angles elsewhere, so there is no bound of the distance alone")
     bound = rotary_bound(theta, torch.arange(LARGE))
     far = counterexample(probe, peak=200, every=5)
     assert far is not None

@@ -13,9 +13,11 @@ from torch import Tensor
 from posenc.arguments import check_choice, check_type, shown, whole
 from posenc.backends.attention import attention, logits
 from posenc.block import Block
+from posenc.encoding import Encoding
+from posenc.features import projected_at_random
 from posenc.forms import bucket
 from posenc.positions import PositionError, Positions
-from posenc.scheme import Scheme
+from posenc.scheme import Scheme, awakened
 from posenc.schemes.catalog import entries_of, scheme_from_names
 from posenc.schemes.entry import Shape
 from posenc.schemes.nope import NoPE
@@ -88,10 +90,11 @@ class Probe:
 
     @cached_property
     def scheme(self) -> Scheme:
-        """The scheme itself. Drawing its parameters leaves PyTorch's global generator as it was."""
+        """The scheme itself. Drawing its parameters leaves PyTorch's global generator as it was. What begins as nothing
+        is drawn from N(0, 1), or there would be nothing to measure."""
         with torch.random.fork_rng(devices=()):
             torch.default_generator.manual_seed(self.seed)
-            return self.build(self.shape).to(self.dtype).requires_grad_(False)
+            return awakened(self.build(self.shape)).to(self.dtype).requires_grad_(False)
 
     # -- tokens -------------------------------------------------------------------------------------------------------
 
@@ -130,11 +133,12 @@ class Probe:
         return other if other.refusal(axes) is None else None
 
     def positions(self, places: Places, segment: Int[Tensor, " tokens"] | None = None) -> Positions:
-        """Tokens at these places. A place of one number, where tokens have several coordinates, lies on the diagonal:
-        every coordinate is that number. All tokens are of segment 0 unless told otherwise."""
+        """Tokens at these places. A place p of one number, where tokens have several coordinates, is (p, p + 3, p + 6):
+        on a line that misses the origin, since on one through it all turns commute. All tokens are of segment 0 unless
+        told otherwise."""
         places = torch.as_tensor(places)
         if places.dim() == 1 and self.axes > 1:
-            places = places[:, None].expand(-1, self.axes)
+            places = places[:, None] + 3 * torch.arange(self.axes)
         segment = torch.zeros(len(places), dtype=torch.int64) if segment is None else segment
         return Positions(places[None], segment=segment[None])
 
@@ -170,7 +174,7 @@ class Probe:
         Without ``content`` all tokens are the same; with it, queries and keys are the same tokens. ``tied`` projects
         keys as queries are.
         """
-        query_positions, key_positions = self.positions(queries, segment), self.positions(keys, segment)
+        query_positions, key_positions = _in_line(self.positions(queries, segment), self.positions(keys, segment))
         x = self.content(len(query_positions), equal=True) if content is None else content
         y = self.content(len(key_positions), equal=True) if content is None else content
         return self._internals(query_positions, key_positions, x, y, tied)
@@ -183,7 +187,7 @@ class Probe:
 
     def _internals(self, queries: Positions, keys: Positions, x: Tensor, y: Tensor, tied: bool = False) -> Tensor:
         dtype = torch.promote_types(self.dtype, torch.float32)
-        encoding = self.scheme(queries, keys, dtype=dtype)
+        encoding = self._with_features(self.scheme(queries, keys, dtype=dtype), x, y)
         query = self.project(encoding.add(x), 0)
         key = self.project(self.scheme.tokens(keys, dtype=dtype).add(y), 0 if tied else 1)
         scores = torch.nan_to_num(logits(query, key, encoding), neginf=HIDDEN)
@@ -194,9 +198,17 @@ class Probe:
             parts.append(vectors[:, index].movedim(0, 1).expand(*scores.shape, -1).to(scores.dtype))
         return torch.cat(parts, -1)
 
+    @staticmethod
+    def _with_features(encoding: Encoding, x: Tensor, y: Tensor) -> Encoding:
+        """What layers would make of the tokens' content, by fixed random projections."""
+        wanted = encoding.wanted
+        if not wanted:
+            return encoding
+        return encoding.with_projected(projected_at_random(wanted, x, seed=20), projected_at_random(wanted, y, seed=20))
+
     def vectors(self, places: Places) -> Float[Tensor, "tokens channels"] | None:
         """What the token doors give each position, in one row: the vector it adds, and a fixed query and a fixed key as
-        it turns them. None where both are closed."""
+        it turns them. None where both are closed, or do the same to every token, wherever it stands."""
         if not {"add", "rotate"} & set(self.scheme.doors):
             return None
         positions = self.positions(places)
@@ -205,12 +217,23 @@ class Probe:
         if encoding.rotations:
             sizes = (1, self.shape.num_heads, 1, self.shape.head_dim)
             fixed = (self.draw(*sizes, seed=seed).expand(-1, -1, len(positions), -1) for seed in (5, 6))
-            rows += [x[0].transpose(0, 1).flatten(1) for x in encoding.rotate(*fixed)]
-        return torch.cat(rows, -1)
+            turned = [x[0].transpose(0, 1).flatten(1) for x in encoding.rotate(*fixed)]
+            rows += turned if self._turns_by_position else []
+        return torch.cat(rows, -1) if rows else None
+
+    @cached_property
+    def _turns_by_position(self) -> bool:
+        """Whether what the rotate door does depends on where the tokens are."""
+        last = FARTHEST if self.limit is None else self.limit
+        encoding = self.scheme.tokens(self.positions([0, 1, last]), dtype=torch.float64)
+        sizes = (1, self.shape.num_heads, 1, self.shape.head_dim)
+        fixed = [self.draw(*sizes, seed=seed).double().expand(-1, -1, 3, -1) for seed in (5, 6)]
+        turned = (encoding.rotate_query(fixed[0]), encoding.rotate_key(fixed[1]))
+        return any(not torch.equal(x, x[:, :, :1].expand_as(x)) for x in turned)
 
     def maps(self, places: Places) -> tuple[Tensor, Tensor] | None:
         """What the rotate door does to queries and to keys of head 0, as matrices (tokens, head_dim, head_dim) of
-        float64; None where it is closed."""
+        float64; None where it is closed, or changes their width."""
         if "rotate" not in self.scheme.doors:
             return None
         positions = self.positions(places)
@@ -218,13 +241,14 @@ class Probe:
         basis = torch.eye(self.shape.head_dim, dtype=torch.float64)[:, None, None]
         turned = encoding.rotate(*[basis.expand(-1, self.shape.num_heads, len(positions), -1)] * 2)
         query, key = (x[:, 0].permute(1, 2, 0) for x in turned)
-        return query, key
+        return (query, key) if query.size(1) == self.shape.head_dim else None
 
     def output(
         self, places: Places, content: Float[Tensor, "contents tokens dim"], segment: Int[Tensor, " tokens"]
     ) -> Float[Tensor, "contents heads tokens head_dim"]:
         """Attention of these tokens to each other, without a mask."""
         encoding = self.scheme(self.positions(places, segment), dtype=torch.float64)
+        encoding = self._with_features(encoding, content, content)
         x = encoding.add(content)
         query, key, value = (self.project(x, number) for number in range(3))
         # A row for each query might be causality, so that none objects.
@@ -265,3 +289,16 @@ class Probe:
         """Whether it makes any difference where the tokens are."""
         near, far = torch.arange(8), torch.tensor([5, 0, 9, 2, 14, 7, 11, 3])
         return not torch.equal(self.internals(near, near), self.internals(far, far))
+
+
+def _in_line(queries: Positions, keys: Positions) -> tuple[Positions, Positions]:
+    """The same tokens in the order of their places, those of queries and keys together: for schemes that count what
+    stands between two tokens. On a grid they keep the order that they are given in."""
+    if queries.coords.dim() != 2:
+        return queries, keys
+    line = torch.unique(torch.cat((queries.coords, keys.coords), 1))
+    in_line = [
+        Positions(p.coords, order=torch.searchsorted(line, p.coords.to(line.dtype)), segment=p.segment)
+        for p in (queries, keys)
+    ]
+    return in_line[0], in_line[1]

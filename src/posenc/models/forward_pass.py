@@ -9,6 +9,7 @@ from torch import Tensor
 from posenc.arguments import check_flag, check_type, shown, whole
 from posenc.backends.attention import attention
 from posenc.encoding import NOTHING, Context, Encoding, Features
+from posenc.features import Projected, continued, made
 from posenc.layout import join, overlap
 from posenc.pieces import Bias, Clock
 from posenc.positions import Positions
@@ -37,6 +38,11 @@ class KVCache:
     def _rewind(self) -> None:
         """Forgets what a pass that failed has left behind: the tokens past `positions`."""
         self._held = [min(held, len(self)) for held in self._held]
+
+    def feature(self, layer: int, name: str) -> Tensor | None:
+        """What is kept of a layer's feature of its keys, (batch, heads, tokens, ...); None where nothing is."""
+        kept = self._kept[layer].get(f"feature {name}") if layer < len(self._kept) else None
+        return None if kept is None else kept[:, :, : len(self)]
 
     def append(
         self, layer: int, key: Tensor, value: Tensor, features: Features = NOTHING
@@ -194,6 +200,27 @@ class ForwardPass:
     def add(self, x: Float[Tensor, "batch tokens dim"], layer: int = 0) -> Float[Tensor, "batch tokens dim"]:
         """The add door: x_i + P[p_i]; x itself where it is closed."""
         return self.tokens(layer).add(x)
+
+    def features(self, projected: Projected, layer: int = 0) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The features of the new tokens that the layer's scheme wants, as queries and as keys, for `attention`.
+
+        ``projected`` is what the layer projects of its hidden state, (batch, heads, tokens[, width]) for each name of
+        ``scheme.features``. A clock goes on from what it showed at the last token that the cache holds of the same
+        document. Raises ValueError for a projection that is missing or of another shape.
+
+        >>> features, key_features = step.features({"forgotten": block.gate(x).transpose(1, 2)}, layer)
+        >>> out = step.attention(query, key, value, layer, features=features, key_features=key_features)
+        """
+        scheme, _ = self.of_layer(layer)
+        of_queries, of_keys = {}, {}
+        for name, feature in scheme.features.items():
+            if not feature.is_clock:
+                of_queries[name] = made(feature, name, projected, self.positions)
+                continue
+            kept = None if self.cache is None or self.cache.positions is None else self.cache.feature(layer, name)
+            held = None if kept is None or self.cache is None or not kept.size(2) else (kept, self.cache.positions)
+            of_queries[name] = of_keys[name] = continued(feature, name, projected, self.positions, held)
+        return of_queries, of_keys
 
     def attention(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.arguments import check_choice, check_flag, check_type, number, shown, whole
+from posenc.features import Feature
 from posenc.models.forward_pass import ForwardPass, KVCache
 from posenc.positions import Positions
 from posenc.scheme import Schedule, Scheme, is_scheme
@@ -17,7 +19,7 @@ from posenc.schemes.nope import NoPE
 
 
 class SelfAttention(nn.Module):
-    """Multi-head attention over the positions of a forward pass."""
+    """Multi-head attention over the positions of a forward pass, with a projection for each feature of its scheme."""
 
     def __init__(self, dim: int, num_heads: int, num_kv_heads: int) -> None:
         super().__init__()
@@ -26,13 +28,23 @@ class SelfAttention(nn.Module):
         self.key = nn.Linear(dim, num_kv_heads * self.head_dim, bias=False)
         self.value = nn.Linear(dim, num_kv_heads * self.head_dim, bias=False)
         self.out = nn.Linear(num_heads * self.head_dim, dim, bias=False)
+        self.features = nn.ModuleDict()
+        self._wanted: Mapping[str, Feature] = {}
+
+    def want(self, features: Mapping[str, Feature]) -> None:
+        """Makes the projections for a scheme's features."""
+        self._wanted = features
+        for name, feature in features.items():
+            self.features[name] = nn.Linear(self.query.in_features, feature.size, bias=feature.bias)
 
     def forward(self, x: Tensor, step: ForwardPass, layer: int) -> Tensor:
         query, key, value = (
             project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for project in (self.query, self.key, self.value)
         )
-        out = step.attention(query, key, value, layer)
+        projected = {name: self._wanted[name].of_heads(project(x)) for name, project in self.features.items()}
+        features, key_features = step.features(projected, layer)
+        out = step.attention(query, key, value, layer, features=features, key_features=key_features)
         assert isinstance(out, Tensor)
         return self.out(out.transpose(1, 2).flatten(2))
 
@@ -57,8 +69,8 @@ class Trunk(nn.Module):
 
     ``inject`` says where the add door opens: once, on the ``"input"``, or before ``"every_layer"``. With ``per_layer``
     every block has a copy of the scheme with parameters of its own; otherwise all layers share one scheme. A `Schedule`
-    says it layer by layer. The weights of the blocks are drawn before those of the copies, so at a seed they are the
-    same for every scheme.
+    says it layer by layer. The weights of the blocks are drawn before those of the copies and before the projections
+    for a scheme's features, so at a seed they are the same for every scheme.
     """
 
     def __init__(
@@ -84,6 +96,9 @@ class Trunk(nn.Module):
                 block.scheme = position if layer == 0 else position.another()
         else:
             self.position = position
+        for layer, block in enumerate(self.blocks):
+            scheme = position[layer][0] if isinstance(position, Schedule) else position
+            block.attention.want(scheme.features)  # type: ignore[union-attr,operator]
 
     @property
     def schemes(self) -> tuple[nn.Module, ...]:

@@ -74,11 +74,14 @@ class Shape:
     max_positions: int
     causal: bool = True
     grid: tuple[int, ...] | None = None  # the size of each of two or three axes; None: tokens stand in one line
+    num_kv_heads: int | None = None  # heads of keys and values, where query heads share them; None: as many
 
     def __post_init__(self) -> None:
         for name in ("dim", "num_heads", "head_dim", "max_positions"):
             whole(name, getattr(self, name))
         check_flag("causal", self.causal)
+        if self.num_heads % self.key_heads:
+            raise ValueError(f"num_kv_heads must divide num_heads = {self.num_heads}, got {self.num_kv_heads}")
         if self.grid is None:
             return
         if not isinstance(self.grid, Sequence) or len(self.grid) not in (2, 3):
@@ -90,6 +93,11 @@ class Shape:
     def axes(self) -> int:
         """Coordinates per token."""
         return 1 if self.grid is None else len(self.grid)
+
+    @property
+    def key_heads(self) -> int:
+        """Heads that keys have."""
+        return self.num_heads if self.num_kv_heads is None else whole("num_kv_heads", self.num_kv_heads)
 
 
 @dataclass(frozen=True)
@@ -107,7 +115,7 @@ class Entry:
     cost: str
     build: Callable[[Shape], Scheme]
     needs_segments: bool = False
-    axes: Literal["one", "two", "any"] = "one"  # coordinates per token that it can take
+    axes: Literal["one", "two", "three", "any"] = "one"  # coordinates per token that it can take
     learned: str = "nothing"
     does: str = ""
     limits: str = ""
@@ -116,6 +124,11 @@ class Entry:
         for law in self.laws:
             if law not in tuple(Law):
                 raise ValueError(f"laws must be some of {', '.join(Law)}, got {shown(law)}")
+
+    @property
+    def least_axes(self) -> int:
+        """The fewest coordinates per token that it takes."""
+        return {"one": 1, "two": 2, "three": 3, "any": 1}[self.axes]
 
     @property
     def title(self) -> str:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from posenc.arguments import shown, whole
+from posenc.arguments import sides, whole
 from posenc.encoding import Context
 from posenc.pieces import Distance, Meeting
 from posenc.positions import Positions
@@ -34,7 +34,7 @@ class Relative2D(Scheme):
 
     def __init__(self, grid: Sequence[int], head_dim: int, num_heads: int | None = None) -> None:
         super().__init__()
-        self.grid = _sides(grid)
+        self.grid = sides(grid)
         self.head_dim = whole("head_dim", head_dim)
         self.num_heads = None if num_heads is None else whole("num_heads", num_heads)
         heads = () if self.num_heads is None else (self.num_heads,)
@@ -77,13 +77,6 @@ class Relative2D(Scheme):
                 stretched = lines.mT.reshape(*mine.shape[:-2], size, self.head_dim).to(mine.dtype)
             setattr(other, name, nn.Parameter(stretched, requires_grad=mine.requires_grad))
         return other
-
-
-def _sides(grid: Sequence[int]) -> tuple[int, int]:
-    """Height and width; ValueError for anything else."""
-    if not isinstance(grid, Sequence) or len(grid) != 2:
-        raise ValueError(f"grid must be (height, width), got {shown(grid)}")
-    return whole("grid[0]", grid[0]), whole("grid[1]", grid[1])
 
 
 ENTRY = Entry(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from posenc.arguments import check_choice, check_flag, check_type, number, shown, whole
 from posenc.encoding import Context, Rotation
-from posenc.phases import PairLayout, PairRotation, coords_of, frequencies, in_double, phases
+from posenc.phases import PairLayout, PairRotation, coords_of, frequencies, in_double, phases, phases_by_axis
 from posenc.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import FORMULA, Entry, Law
@@ -140,16 +141,15 @@ class RoPE(Scheme):
             lengths = positions.lengths if context is None or context.lengths is None else context.lengths
         theta, factor = self.frequencies(coords.device, lengths)
         if self.allocation is not None:
-            angle = in_double(torch.stack([coords[..., axis] for axis in self.allocation], -1)) * theta[:, None]
+            angle = phases_by_axis(coords, self.allocation, theta[:, None])
         else:
             angle = torch.cat([phases(axis, theta[:, None]) for axis in coords.unbind(-1)], -1)
         shard = None if context is None else context.heads
 
         def turn(factor: float | Tensor) -> PairRotation:
-            # Stacked, so that a compiler writes them down: it would make them anew for every head and layer.
-            both = torch.stack((angle.cos() * factor, angle.sin() * factor))[:, :, None]
-            cos, sin = both.to(dtype=dtype, device=coords.device)
-            return PairRotation(cos, sin, self.layout, self.head_dim, self.first_channel, *self._heads_of(shard))
+            made = PairRotation.by(angle, coords, dtype, self.layout, self.head_dim, self.first_channel, factor)
+            heads, num_heads = self._heads_of(shard)
+            return replace(made, heads=heads, num_heads=num_heads)
 
         of_both = turn(factor)
         if not self.values:

@@ -1,0 +1,198 @@
+"""Axial RoPE: half of the channels turn by the row of a patch and half by its column, under a named convention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from posenc import givens
+from posenc.arguments import check_choice, check_type, number, shown, whole
+from posenc.encoding import Context, Rotation
+from posenc.phases import PairLayout, PairRotation, coords_of, frequencies, phases_by_axis
+from posenc.positions import Positions
+from posenc.scheme import Scheme
+from posenc.schemes.entry import FORMULA, Entry, Law
+
+Name = Literal["index", "llama4", "pe", "eva", "dinov3"]
+
+
+@dataclass(frozen=True)
+class Convention:
+    """What image models disagree about: the base, which channels pair, whether the pairs of the columns come first, and
+    what a unit of a coordinate is in radians."""
+
+    base: float
+    layout: PairLayout
+    columns_first: bool
+    unit: float = 1.0
+
+
+CONVENTIONS: dict[str, Convention] = {
+    "index": Convention(100.0, "interleaved", columns_first=True),
+    "llama4": Convention(10_000.0, "interleaved", columns_first=True),
+    "pe": Convention(10_000.0, "interleaved", columns_first=True),
+    "eva": Convention(10_000.0, "interleaved", columns_first=False),
+    "dinov3": Convention(100.0, "half", columns_first=False, unit=2 * math.pi),
+}
+
+
+class AxialRoPE(Scheme):
+    """Rotary positions for images: every axis turns half of the channels, by coordinates that a convention names.
+
+    Formula, for a patch at coordinates (y, x), theta_k = base^(-2k/(D/2)), k = 0 .. D/4 - 1, and D = rotary_dim: one
+    D/4 of the pairs turns by unit y theta_k and one by unit x theta_k, each (a, b) -> (a cos - b sin, a sin + b cos).
+    The conventions, for the patch in row i of h and column j of w:
+
+        convention  coordinates (y, x)                        base    pairs first   channels of pair k   unit
+        "index"     (i, j)                                    100     the columns'  2k, 2k + 1           1
+        "llama4"    (i + 1, j + 1)                            10 000  the columns'  2k, 2k + 1           1
+        "pe"        (i + 1, j + 1)                            10 000  the columns'  2k, 2k + 1           1
+        "eva"       (i H/h, j W/w), (H, W) = ``extent``       10 000  the rows'     2k, 2k + 1           1
+        "dinov3"    (2 (i + 1/2)/h - 1, 2 (j + 1/2)/w - 1)    100     the rows'     k, k + D/2           2 pi
+
+    Coordinates are data: `grid` makes the positions that a convention means, and the scheme turns by what it is given.
+    A token that is not turned, such as a class token or a register, stands at the origin (0, 0), where every angle is
+    0; `grid` puts its ``prefix`` there. In "llama4" and "pe" no patch does, which is what their 1 is for. For "index"
+    the positions are those of `Positions.grid`, too.
+
+    While it is training, ``grid`` of "dinov3" moves its patches as that model's training does, the prefix never: by
+    ``shift``, U(-shift, shift) for each axis; ``jitter``, a factor for each axis, log-uniform in 1/jitter .. jitter;
+    ``rescale``, a factor of both, log-uniform likewise; in this order. They are drawn in `grid`, once for all layers,
+    for queries and keys alike.
+
+    Shapes: coordinates (rows, tokens, 2), row before column in every convention; query and key (batch, heads, tokens,
+    head_dim), any floating dtype. Nothing is learned.
+    Errors: ValueError for an unknown convention, a base not above 1, a rotary_dim that is no multiple of 4 within
+    head_dim, an extent where the convention has none or none where it has one, shift, jitter and rescale for any but
+    "dinov3", positions of other than two axes, and whole numbers for coordinates of "dinov3", which are within -1..1.
+    Source: "index": Heo et al. 2024, "Rotary Position Embedding for Vision Transformer", section 3.2, and
+    compute_axial_cis of their code; "llama4" and "dinov3": transformers 5.23.0, Llama4VisionRotaryEmbedding and
+    DINOv3ViTRopePositionEmbedding; "pe": Rope2D of the code of Bolya et al. 2025, "Perception Encoder", read in copies
+    of it; "eva": build_fourier_pos_embed of timm with ref_feat_shape. All were read in the code.
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        convention: Name = "index",
+        base: float | None = None,
+        *,
+        rotary_dim: int | None = None,
+        extent: tuple[int, int] | None = None,
+        shift: float | None = None,
+        jitter: float | None = None,
+        rescale: float | None = None,
+    ) -> None:
+        super().__init__()
+        check_choice("convention", convention, tuple(CONVENTIONS))
+        means = CONVENTIONS[convention]
+        self.head_dim, self.convention = whole("head_dim", head_dim), convention
+        self.base = number("base", means.base if base is None else base, above=1)
+        rotary_dim = self.head_dim if rotary_dim is None else whole("rotary_dim", rotary_dim)
+        if rotary_dim % 4 or rotary_dim > self.head_dim:
+            raise ValueError(f"rotary_dim must be a multiple of 4 within 4..head_dim = {head_dim}, got {rotary_dim}")
+        if (extent is None) != (convention != "eva"):
+            needs = "(height, width), the grid it was trained on," if convention == "eva" else "None"
+            raise ValueError(f"extent must be {needs} for convention={convention!r}, got {shown(extent)}")
+        for name, value in (("shift", shift), ("jitter", jitter), ("rescale", rescale)):
+            if value is not None and convention != "dinov3":
+                raise ValueError(f"{name} must be None for convention={convention!r}, got {shown(value)}")
+        self.rotary_dim, self.extent = rotary_dim, None if extent is None else givens.extent_of(extent)
+        self.shift = None if shift is None else number("shift", shift, above=0)
+        self.jitter = None if jitter is None else number("jitter", jitter, above=1)
+        self.rescale = None if rescale is None else number("rescale", rescale, above=1)
+
+    @property
+    def channels(self) -> range:
+        """The channels that are turned."""
+        return range(self.rotary_dim)
+
+    def grid(self, height: int, width: int, *, prefix: int = 0, device: torch.device | str | None = None) -> Positions:
+        """The positions of an image's patches in raster order, after a prefix of tokens that are not turned.
+
+        Images of several sizes are laid end to end by `Positions.cat` with ``documents="new"``.
+
+        >>> posenc.AxialRoPE(64, "llama4").grid(1, 2, prefix=1).coords
+        tensor([[[0, 0], [1, 1], [1, 2]]])
+        """
+        raster = Positions.grid(height, width, prefix=prefix, device=device)
+        if self.convention == "index":
+            return raster
+        index = raster.coords[:, prefix:]
+        if self.convention in ("llama4", "pe"):
+            patches = index + 1
+        else:
+            y, x = index.double().unbind(-1)
+            if self.extent is not None:
+                patches = torch.stack((y * (self.extent[0] / height), x * (self.extent[1] / width)), -1)
+            else:
+                patches = self._moved(torch.stack(((2 * y + 1) / height - 1, (2 * x + 1) / width - 1), -1))
+        origin = raster.coords[:, :prefix].to(patches.dtype)
+        return Positions(torch.cat((origin, patches), 1))
+
+    def _moved(self, patches: Tensor) -> Tensor:
+        """Where training moves the patches."""
+        if not self.training:
+            return patches
+
+        def drawn(count: int) -> Tensor:
+            return 2 * torch.rand(count, dtype=patches.dtype, device=patches.device) - 1
+
+        if self.shift is not None:
+            patches = patches + self.shift * drawn(2)
+        if self.jitter is not None:
+            patches = patches * (math.log(self.jitter) * drawn(2)).exp()
+        if self.rescale is not None:
+            patches = patches * (math.log(self.rescale) * drawn(1)).exp()
+        return patches
+
+    def rotation(
+        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+    ) -> Rotation:
+        """The same turn for queries and keys."""
+        check_type("positions", positions, Positions)
+        check_choice("dtype", dtype, (torch.float32, torch.float64))
+        coords = coords_of(positions, 2, "AxialRoPE")
+        means = CONVENTIONS[self.convention]
+        if self.convention == "dinov3" and not coords.is_floating_point():
+            raise ValueError(
+                "AxialRoPE with convention='dinov3' takes coordinates from -1 to 1, as its grid(height, width) makes "
+                f"them, got {coords.dtype} ones"
+            )
+        pairs = self.rotary_dim // 4
+        theta = means.unit * frequencies(self.rotary_dim // 2, self.base, coords.device).repeat(2)
+        axes: Sequence[int] = (1, 0) if means.columns_first else (0, 1)
+        angle = phases_by_axis(coords, [axis for axis in axes for _ in range(pairs)], theta)
+        turn = PairRotation.by(angle, coords, dtype, means.layout, self.head_dim)
+        return Rotation(turn, turn)
+
+
+ENTRY = Entry(
+    name="axial_rope",
+    scheme=AxialRoPE,
+    paper="Heo et al. 2024",
+    laws=FORMULA
+    | {
+        Law.RELATIVE,
+        Law.UNIQUE,
+        Law.LINEAR,
+        Law.ORTHOGONAL,
+        Law.BOUNDED,
+        Law.DIRECTED,
+        Law.DECAYING_BOUND,
+        Law.SEPARABLE,
+    },
+    cost="one pass over q and k per layer",
+    build=lambda shape: AxialRoPE(shape.head_dim, rotary_dim=shape.head_dim // 4 * 4),
+    axes="two",
+    does=(
+        "half of the channels turn by the row of a patch and half by its column; coordinates by convention: "
+        '`"index"`, `"llama4"`, `"pe"`, `"eva"`, `"dinov3"`, made by `grid(height, width)`'
+    ),
+    limits="knows no diagonals: rows and columns turn channels of their own",
+)

@@ -1,0 +1,91 @@
+"""CoPE: a position is a count of the tokens that matter to the query."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from posenc.arguments import check_flag, whole
+from posenc.encoding import Context
+from posenc.pieces import Row
+from posenc.positions import Positions
+from posenc.scheme import Scheme
+from posenc.schemes.entry import Entry, Law
+from posenc.sums import following
+
+
+class CoPE(Scheme):
+    """Contextual position encoding: the query meets a vector of how many tokens, from the key on, count for it.
+
+    Formula, with sums over the tokens t that query i sees and whose order is not below the key's:
+
+        g_it = sigmoid(s_it),   p_ij = min(sum_t g_it, max_positions - 1)
+        s_ij + c q_i . ((1 - f) e[floor p_ij] + f e[ceil p_ij]),   f = p_ij - floor p_ij
+
+    s_it = q_i . k_t / sqrt(d) is the score as it comes, and e is max_positions x d, shared by the heads. With a causal
+    mask the sum runs from the key to the query, both counted; without one, on to the end of the text.
+
+    Two conventions are in use. ``scaled``: c = 1/sqrt(d), so that the term is divided as the score is (the authors'
+    code, which adds before it divides). Not ``scaled``: c = 1 (the listing in the paper, its ``--cope-nodiv``, and
+    x-transformers). The root is that of ``head_dim``, whatever scale a call is given.
+
+    It sees the order of tokens and no coordinates, and needs whole rows of scores, so attention runs in blocks of
+    queries. Parameters: e, zeros at first as in the authors' code, so an untrained CoPE changes nothing.
+    Shapes: query (batch, heads, queries, head_dim). Cost: a row of scores once more, and its running sum.
+    Errors: ValueError for sizes below 1 or queries of another head_dim.
+    Source: Golovneva et al. 2024, "Contextual Position Encoding" (arXiv 2405.18719), section 4 and appendix B; the
+    authors' code (facebookresearch/RAM, projects/cope) was read.
+    """
+
+    begins_as_nothing = True
+
+    def __init__(self, head_dim: int, max_positions: int, *, scaled: bool = True) -> None:
+        super().__init__()
+        self.head_dim, self.max_positions = whole("head_dim", head_dim), whole("max_positions", max_positions)
+        check_flag("scaled", scaled)
+        self.scaled = scaled
+        self.e = nn.Parameter(torch.empty(self.max_positions, self.head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """e = 0."""
+        nn.init.zeros_(self.e)
+
+    def score(
+        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
+    ) -> tuple[Row, ...]:
+        """The score and what the query meets at its count."""
+        return (Row(self._counted),)
+
+    def _counted(
+        self,
+        scores: Tensor,
+        visible: Tensor | None,
+        query: Tensor,
+        key: Tensor,
+        query_positions: Positions,
+        key_positions: Positions,
+    ) -> Tensor:
+        if query.size(-1) != self.head_dim:
+            raise ValueError(f"CoPE was made for head_dim {self.head_dim}, got queries of head_dim {query.size(-1)}")
+        g = scores.sigmoid()
+        g = g if visible is None else g.masked_fill(~visible, 0.0)
+        p = following(g, key_positions, itself=True).clamp(max=self.max_positions - 1)
+        met = query.to(scores.dtype) @ self.e.to(scores.dtype).mT
+        met = met * self.head_dim**-0.5 if self.scaled else met
+        low, high = p.detach().floor(), p.detach().ceil()
+        f = p - low
+        return scores + (1 - f) * met.gather(-1, low.long()) + f * met.gather(-1, high.long())
+
+
+ENTRY = Entry(
+    name="cope",
+    scheme=CoPE,
+    paper="Golovneva et al. 2024",
+    laws=frozenset({Law.RELATIVE}),
+    cost="a running sum of every row of scores",
+    build=lambda shape: CoPE(shape.head_dim, shape.max_positions),
+    learned="max_positions × head_dim, zeros at first",
+    does="counts the tokens that matter to a query, and has it meet a vector of the count",
+    limits="needs whole rows of scores; blind to coordinates",
+)

@@ -1,0 +1,183 @@
+"""DeBERTa: contents meet relative positions, and relative positions meet contents."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posenc.arguments import check_flag, check_type, whole
+from posenc.encoding import Context, Rotation
+from posenc.phases import in_double
+from posenc.pieces import Distance, Meeting
+from posenc.positions import Positions
+from posenc.scheme import Scheme
+from posenc.schemes.entry import Entry, Law
+
+
+class DeBERTa(Scheme):
+    """Disentangled attention: one table of relative positions, projected as queries are and as keys are.
+
+    Formula, with n = p_i - p_j, the table R (2k x dim), Kr = R W_K and Qr = R W_Q of every head:
+
+        s_ij = (q_i . k_j + q_i . Kr[c] + k_j . Qr[c]) / sqrt(3 d),    c = clamp(b(n) + k, 0, 2k - 1)
+                content     content to     position to
+                            position       content
+
+    b(n) = n and k = D = ``max_distance``; or, with B = ``num_buckets`` and h = B / 2, k = B and
+
+        b(n) = n for |n| <= h,  else sign(n) (h + ceil((h - 1) ln(|n| / h) / ln((D - 1) / h)))
+
+    The paper has the position-to-content term at n = p_j - p_i; here both are at p_i - p_j, as in the authors' code.
+    All three terms are divided by sqrt(3 d): the rotate door changes nothing and brings that factor along, so do not
+    pass ``scale=``. With ``normalized`` a layer norm goes over R, as in version 3. Logarithms are in double precision,
+    as in the authors' NumPy; the single precision of transformers gives the same buckets for B = 256, D = 512.
+
+    The projections are the scheme's own, or, by ``of_layer(query, key)``, a layer's projections of its contents, as in
+    versions 2 and 3 (``share_att_key``). The layers of a model share the table: `another` keeps it.
+
+    Parameters: R 2k x dim; W_Q and W_K dim x (H d), with biases; from N(0, 0.02^2), biases 0. ``dim`` is H d if None.
+    Shapes: query (batch, num_heads, queries, head_dim). Coordinates must be int64.
+    Cost: two products with 2k vectors per query and key and layer; W_Q R and W_K R once per layer.
+    Errors: ValueError for sizes below 1, num_buckets that is odd or below 4, a max_distance not above B / 2 + 1,
+    projections of other sizes, another head_dim or number of heads, or fractional coordinates.
+    Source: He et al. 2021, "DeBERTa: Decoding-enhanced BERT with Disentangled Attention", equation 4; the index and the
+    buckets as in the authors' code, and all of it as in the code of transformers (deberta_v2), which were read.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        dim: int | None = None,
+        max_distance: int = 512,
+        num_buckets: int | None = None,
+        normalized: bool = False,
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim = whole("num_heads", num_heads), whole("head_dim", head_dim)
+        self.width = self.num_heads * self.head_dim if dim is None else whole("dim", dim)
+        self.max_distance, self.num_buckets = whole("max_distance", max_distance), num_buckets
+        if num_buckets is not None:
+            half = whole("num_buckets", num_buckets, least=4) // 2
+            if num_buckets % 2:
+                raise ValueError(f"num_buckets must be even, half of them to each side, got {num_buckets}")
+            if max_distance <= half + 1:
+                raise ValueError(
+                    f"max_distance must be above {half + 1}, up to which distances have a bucket to themselves, "
+                    f"got {max_distance}"
+                )
+        check_flag("normalized", normalized)
+        self.normalized = normalized
+        # A module, so that it is shared whole: tensors that two modules share part when they leave ``meta``.
+        self.relative = nn.ModuleDict({"table": nn.Embedding(2 * self.span, self.width)})
+        if normalized:
+            self.relative["norm"] = nn.LayerNorm(self.width, eps=1e-7)
+        self.query, self.key = (nn.Linear(self.width, self.num_heads * self.head_dim) for _ in range(2))
+        self.reset_parameters()
+
+    @property
+    def span(self) -> int:
+        """k, half the rows of the table."""
+        return self.max_distance if self.num_buckets is None else self.num_buckets
+
+    def reset_parameters(self) -> None:
+        """R, W_Q and W_K from N(0, 0.02^2); biases 0, the norm 1 and 0."""
+        nn.init.normal_(self.relative["table"].weight, std=0.02)
+        if self.normalized:
+            self.relative["norm"].reset_parameters()
+        self._reset_projections()
+
+    def _reset_projections(self) -> None:
+        for layer in (self.query, self.key):
+            nn.init.normal_(layer.weight, std=0.02)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+
+    def another(self) -> DeBERTa:
+        """One for another layer, with the same table and projections of its own."""
+        other = copy.deepcopy(self, {id(self.relative): self.relative})
+        other._reset_projections()
+        return other
+
+    def of_layer(self, query: nn.Linear, key: nn.Linear) -> DeBERTa:
+        """The scheme of a layer, with the same table and that layer's projections of queries and of keys, not copied.
+
+        Keys may have fewer heads. ValueError for projections that are not ``torch.nn.Linear`` of the table's width.
+        """
+        outs = []
+        for name, layer in (("query", query), ("key", key)):
+            check_type(name, layer, nn.Linear)
+            heads, over = divmod(layer.out_features, self.head_dim)
+            fits = heads == self.num_heads if name == "query" else heads and self.num_heads % heads == 0
+            if layer.in_features != self.width or over or not fits:
+                raise ValueError(
+                    f"{name} must project {self.width} channels to {self.num_heads * self.head_dim}, got "
+                    f"{layer.in_features} to {layer.out_features}"
+                )
+            outs.append(layer)
+        other = copy.copy(self)
+        other._modules = dict(self._modules)
+        other.query, other.key = outs
+        return other
+
+    def rotation(
+        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+    ) -> Rotation:
+        """Queries and keys as they are, and 1 / sqrt(3 d)."""
+        return Rotation(_same, _same, scale=1 / math.sqrt(3 * self.head_dim))
+
+    def score(
+        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
+    ) -> tuple[Meeting, ...]:
+        """Content to position and position to content."""
+        table = self.relative["table"].weight
+        table = table.to(torch.promote_types(table.dtype, torch.float32))
+        if self.normalized:
+            norm = self.relative["norm"]
+            table = F.layer_norm(table, (self.width,), norm.weight.to(table), norm.bias.to(table), norm.eps)
+        distance = Distance("DeBERTa", integral=True, tail="constant", past=self.max_distance, num_heads=self.num_heads)
+        of_keys, of_queries = self._projected(table, self.key), self._projected(table, self.query)
+        return (
+            Meeting(lambda r: of_keys[:, self._index(r)], distance),
+            Meeting(lambda r: of_queries[:, self._index(r)], distance, side="key"),
+        )
+
+    def _projected(self, table: Tensor, layer: nn.Linear) -> Float[Tensor, "heads entries head_dim"]:
+        bias = None if layer.bias is None else layer.bias.to(table)
+        rows = F.linear(table, layer.weight.to(table), bias).unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
+        return rows if rows.size(0) == self.num_heads else rows.repeat_interleave(self.num_heads // rows.size(0), 0)
+
+    def _index(self, r: Tensor) -> Int[Tensor, "..."]:
+        """c of distances r = p_j - p_i."""
+        k, n = self.span, -r
+        if self.num_buckets is not None:
+            half = k // 2
+            share = (in_double(n.abs().clamp(min=half)) / half).log() / math.log((self.max_distance - 1) / half)
+            far = half + (share * (half - 1)).ceil().long().to(n.device)
+            n = torch.where(n.abs() <= half, n, n.sign() * far)
+        return (n + k).clamp(0, 2 * k - 1)
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+ENTRY = Entry(
+    name="deberta",
+    scheme=DeBERTa,
+    paper="He et al. 2021",
+    laws=frozenset({Law.RELATIVE, Law.BOUNDED, Law.DIRECTED, Law.LENGTH_FREE}),
+    cost="two products with a vector per distance per query and key per layer",
+    build=lambda shape: DeBERTa(shape.num_heads, shape.head_dim, shape.dim, min(512, shape.max_positions)),
+    learned="(2 max_distance + 2 dim) × dim",
+    does=(
+        "queries meet projected relative positions, and so do keys; `num_buckets` for logarithmic ones, "
+        "`of_layer(query, key)` for a layer's own projections"
+    ),
+    limits="distances past the last are one",
+)

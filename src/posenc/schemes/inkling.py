@@ -1,0 +1,109 @@
+"""Inkling: what a layer makes of the query meets a vector per distance back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from posenc.arguments import number, whole
+from posenc.encoding import Context, Rotation
+from posenc.features import Feature
+from posenc.phases import Scaled, grown, in_double, unchanged
+from posenc.pieces import Distance, Meeting
+from posenc.positions import Positions
+from posenc.scheme import Scheme
+from posenc.schemes.entry import Entry, Law
+
+
+class Inkling(Scheme):
+    """A bias by the distance back that each query mixes for itself out of learned profiles.
+
+    Formula, with r_ih = W_h x_i, which each layer makes of its hidden state, ``width`` numbers for each query head:
+
+        s_ij + r_ih . B[p_i - p_j]   where 0 <= p_i - p_j < extent, else s_ij
+
+    B is extent x width, shared by the heads, and the product is not scaled. With ``length`` = n, as in the model's
+    global layers, query and bias grow past n tokens: both times 1 + strength ln max(1, (p_i + 1) / n).
+
+    The layer's part is the feature ``profile``: a projection without a bias. posenc's models make it; in a model of
+    one's own see `posenc.models.ForwardPass.features`. Parameters: B, from N(0, 0.02^2).
+    Shapes: profile (batch, num_heads, queries, width). Coordinates must be int64, of one axis. Past the extent nothing
+    is added, so far keys cost what they cost without positions. Cost: one product of width x extent per query.
+    Errors: ValueError for sizes below 1, and where the feature is missing or of another width.
+    Source: the model Inkling as it stands in transformers (modeling_inkling.py, `InklingRelativeLogits` and
+    `InklingAttention`), whose d_rel is 16, whose rel_extent is 1024 in global layers and the window in local ones, and
+    whose scale of q . k is 1/head_dim, which is the call's; read. It counts p by the slots of its cache; here p is the
+    token's position.
+    """
+
+    def __init__(
+        self, num_heads: int, width: int = 16, extent: int = 1024, *, length: int | None = None, strength: float = 0.1
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.width, self.extent = (
+            whole("num_heads", num_heads),
+            whole("width", width),
+            whole("extent", extent),
+        )
+        self.length = None if length is None else whole("length", length)
+        self.strength = number("strength", strength)
+        self.B = nn.Parameter(torch.empty(self.extent, self.width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """B from N(0, 0.02^2)."""
+        nn.init.normal_(self.B, std=0.02)
+
+    @property
+    def features(self) -> Mapping[str, Feature]:
+        """``profile``: r, grown as the query is."""
+        if self.length is None:
+            return {"profile": Feature(self.num_heads, self.width)}
+        return {"profile": Feature(self.num_heads, self.width, map=partial(_grown, self.length, self.strength))}
+
+    def rotation(
+        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+    ) -> Rotation | None:
+        """What the query grows by, in a global layer."""
+        if self.length is None:
+            return None
+        return Rotation(Scaled(_factor(self.length, self.strength, positions).to(dtype)), unchanged)
+
+    def score(
+        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
+    ) -> tuple[Meeting, ...]:
+        """r_i . B[p_i - p_j]."""
+        distance = Distance("Inkling", integral=True, tail="constant", past=self.extent)
+        return (Meeting(self._at, distance, feature="profile"),)
+
+    def _at(self, r: Tensor) -> Tensor:
+        back = -r
+        inside = (back >= 0) & (back < self.extent)
+        return (self.B[back.clamp(0, self.extent - 1)] * inside[..., None])[None]
+
+
+def _factor(length: int, strength: float, positions: Positions) -> Tensor:
+    """(rows, 1, tokens, 1)."""
+    n = in_double(positions.scalar("Inkling")) + 1
+    return grown(n, length, strength)[:, None, :, None].to(positions.device)
+
+
+def _grown(length: int, strength: float, projected: Tensor, positions: Positions) -> Tensor:
+    """r as it is met by the vectors."""
+    return Scaled(_factor(length, strength, positions))(projected)
+
+
+ENTRY = Entry(
+    name="inkling",
+    scheme=Inkling,
+    paper="Inkling 2026",
+    laws=frozenset({Law.RELATIVE, Law.DIRECTED, Law.LENGTH_FREE}),
+    cost="width × extent products per query and layer",
+    build=lambda shape: Inkling(shape.num_heads, 16, shape.max_positions),
+    learned="extent × width, and width per head in each layer",
+    does="has each query mix, by what a layer makes of it, a bias of the distance back out of learned profiles",
+    limits="nothing past the extent",
+)

@@ -1,0 +1,83 @@
+"""KERPLE: a penalty on the score that grows with the distance as a learned logarithm or power."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posenc.arguments import check_choice, whole
+from posenc.encoding import Context
+from posenc.pieces import Bias, Distance
+from posenc.positions import Positions
+from posenc.scheme import Scheme
+from posenc.schemes.entry import Entry, Law
+
+LEAST, STEEPEST = 0.01, 2.0
+
+
+class KERPLE(Scheme):
+    """Kernelised relative positions: each head subtracts a conditionally positive definite kernel of the distance.
+
+    Formula, with the head's parameters p and a:
+
+        log    s_ij - p ln(1 + a |p_i - p_j|)
+        power  s_ij - a |p_i - p_j|^p
+
+    where s_ij = q_i . k_j / sqrt(d); the bias itself is *not* divided. Both are read as max(p, 0.01) and max(a, 0.01);
+    in the power form p is at most 2 too, since a kernel of a higher power is none. The authors write the clamped number
+    into the parameter in every call; here the parameter stays as it is, and gets no gradient while it is out of
+    bounds. The power form with p = 1 is `ALiBi` with learned slopes. Blind to direction: order needs a causal mask.
+
+    Parameters: p and a, one each per head; p from U(0, 2), a from U(0, 1). The authors share them between layers.
+    Shapes: score (batch, num_heads, queries, keys). Any real positions, of one axis.
+    Cost: one number per head and pair, made for each distance.
+    Errors: ValueError for num_heads below 1, an unknown form, or queries of other heads.
+    Source: Chi, Fan, Ramadge & Rudnicky 2022, "KERPLE: Kernelized Relative Positional Embedding for Length
+    Extrapolation", equations 6 and 7, and the authors' code (megatron/mpu/layers.py), which was read. Its variants that
+    also multiply the score by a kernel are not here.
+    """
+
+    def __init__(self, num_heads: int, form: Literal["log", "power"] = "log") -> None:
+        super().__init__()
+        self.num_heads = whole("num_heads", num_heads)
+        check_choice("form", form, ("log", "power"))
+        self.form: Literal["log", "power"] = form
+        self.p, self.a = (nn.Parameter(torch.empty(self.num_heads)) for _ in range(2))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """p from U(0, 2) and a from U(0, 1)."""
+        nn.init.uniform_(self.p, 0, 2)
+        nn.init.uniform_(self.a, 0, 1)
+
+    def score(
+        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
+    ) -> tuple[Bias, ...]:
+        """The penalty, a function of the distance alone."""
+        return (Bias(self._bias, Distance("KERPLE", num_heads=self.num_heads)),)
+
+    def _bias(self, r: Tensor) -> Float[Tensor, "heads ..."]:
+        dtype = torch.promote_types(self.p.dtype, torch.float32)
+        away = r.abs().to(dtype)
+        p, a = (x.to(dtype).clamp(min=LEAST).view(-1, *[1] * r.dim()) for x in (self.p, self.a))
+        if self.form == "log":
+            return -p * torch.log1p(a * away)
+        # 0^p is 0, and its derivative by p is 0 ln 0: the limit is 0, and not NaN.
+        power = torch.where(away > 0, away, 1.0) ** p.clamp(max=STEEPEST)
+        return -a * torch.where(away > 0, power, 0.0)
+
+
+ENTRY = Entry(
+    name="kerple",
+    scheme=KERPLE,
+    paper="Chi et al. 2022",
+    laws=frozenset({Law.RELATIVE, Law.UNIQUE, Law.MONOTONE, Law.DECAYING, Law.LENGTH_FREE, Law.FRACTIONAL}),
+    cost="one bias on every score per layer",
+    build=lambda shape: KERPLE(shape.num_heads),
+    learned="2 per head",
+    does='a penalty that grows with the distance, as fast as each head learns: `"log"` or `"power"`',
+    limits="blind to direction",
+)

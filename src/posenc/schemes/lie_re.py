@@ -1,0 +1,119 @@
+"""LieRE: q and k turned by the exponential of a learned skew-symmetric matrix, linear in the coordinates."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posenc.arguments import check_choice, check_type, number, whole
+from posenc.encoding import Context, Rotation
+from posenc.phases import coords_of, in_double, shared_by
+from posenc.positions import Positions
+from posenc.scheme import Scheme
+from posenc.schemes.entry import Entry, Law
+
+
+class LieRE(Scheme):
+    """Lie group relative position encodings: a token x at coordinates p becomes R(p) x, R(p) = exp(sum_a p_a A_a).
+
+    Formula: A_a is skew-symmetric, learned, and made of blocks of b x b on the diagonal, so R(p) is a rotation, block
+    by block. The score is q_i^T R(p_i)^T R(p_j) k_j. On one axis R(p_i)^T R(p_j) = R(p_j - p_i), exactly relative; on
+    several it is so only for generators that commute, which nothing makes them do, and a shift of all tokens changes
+    scores. For b = 2 they always commute.
+
+    Channels past the last whole block are not turned. A token at the origin, such as a class token, is not turned.
+
+    Parameters: ``generators`` (axes, d // b, b, b), whose upper triangles count, A = upper - upper^T; with
+    ``num_heads`` those of each head of *keys*, and queries of several times as many heads turn with the key that they
+    meet. They begin as U(0, 2 pi)/extent: the authors' coordinates run from 0 to 1 over the training grid and these are
+    counted, so ``extent`` is the side of that grid.
+    Cost: an exponential of b x b in double precision per token and block, once for all layers that share the scheme,
+    and a product of as much per layer.
+
+    Shapes: coordinates (rows, tokens, axes), real; query and key (batch, heads, tokens, head_dim).
+    Errors: ValueError for a block below 2 or above head_dim, an extent not above 0, positions of another number of
+    axes, and keys of another number of heads.
+    Source: Ostmeier et al. 2024, "LieRE: Generalizing Rotary Position Encodings" (arXiv 2406.10322), by the authors'
+    README and code (models/rope_vit.py), which were read; the paper's text was not. The README has U(0, 2 pi), as here;
+    a version of the code takes 1/2 away from the upper triangle.
+    """
+
+    def __init__(
+        self, head_dim: int, axes: int = 2, block: int = 8, num_heads: int | None = None, extent: float = 16.0
+    ) -> None:
+        super().__init__()
+        self.head_dim, self.axes = whole("head_dim", head_dim, least=2), whole("axes", axes)
+        self.block = whole("block", block, least=2, most=self.head_dim)
+        self.num_heads = None if num_heads is None else whole("num_heads", num_heads)
+        self.extent = number("extent", extent, above=0)
+        heads = () if self.num_heads is None else (self.num_heads,)
+        self.generators = nn.Parameter(
+            torch.empty(self.axes, *heads, self.head_dim // self.block, self.block, self.block)
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Upper triangles from U(0, 2 pi)/extent."""
+        nn.init.uniform_(self.generators, 0.0, 2 * math.pi / self.extent)
+
+    @property
+    def channels(self) -> range:
+        """The channels that are turned."""
+        return range(self.head_dim // self.block * self.block)
+
+    def rotation(
+        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+    ) -> Rotation:
+        """The same turn for a key and for the queries that meet it."""
+        check_type("positions", positions, Positions)
+        check_choice("dtype", dtype, (torch.float32, torch.float64))
+        coords = coords_of(positions, self.axes, "LieRE")
+        mine = self.generators[:, None] if self.num_heads is None else self.generators
+        if context is not None and self.num_heads is not None:
+            mine = context.of_heads(mine, 1)
+        upper = in_double(mine).triu(1)
+        summed = torch.einsum("rta,ahnij->rhtnij", in_double(coords), upper - upper.mT)
+        matrices = torch.linalg.matrix_exp(summed)
+        turn = BlockRotation(matrices.to(dtype=dtype, device=coords.device), self.head_dim)
+        return Rotation(turn, turn)
+
+
+@dataclass(frozen=True, eq=False)
+class BlockRotation:
+    """Multiplies blocks of channels of x (batch, heads, tokens, head_dim) with matrices; the others pass untouched.
+    Half-precision x is multiplied in float32 and rounded once, at the end."""
+
+    matrices: Float[Tensor, "rows heads tokens blocks b b"]
+    head_dim: int
+
+    def __call__(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> Float[Tensor, "batch heads tokens head_dim"]:
+        """The turned x, in x's dtype. ValueError for another head_dim, or other rows, heads or tokens."""
+        if x.size(-1) != self.head_dim:
+            raise ValueError(f"the rotation was made for head_dim {self.head_dim}, got q or k of head_dim {x.size(-1)}")
+        matrices = shared_by(self.matrices, x.size(1)) if x.dim() == 4 else self.matrices
+        made = matrices.shape[:3]
+        if x.dim() != 4 or any(m not in (1, n) for m, n in zip(made, x.shape[:-1], strict=True)):
+            raise ValueError(f"the rotation was made for (batch, heads, tokens) {tuple(made)}, got {tuple(x.shape)}")
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        blocks, size = matrices.shape[-3:-1]
+        parts = x[..., : blocks * size].to(dtype).unflatten(-1, (blocks, size, 1))
+        turned = (matrices.to(dtype) @ parts).flatten(-3).to(x.dtype)
+        return torch.cat((turned, x[..., blocks * size :]), -1)
+
+
+ENTRY = Entry(
+    name="lie_re",
+    scheme=LieRE,
+    paper="Ostmeier et al. 2024",
+    laws=frozenset({Law.ABSOLUTE, Law.UNIQUE, Law.BOUNDED, Law.DIRECTED, Law.LENGTH_FREE, Law.FRACTIONAL}),
+    cost="a product of b per channel of q and k per layer",
+    build=lambda shape: LieRE(shape.head_dim, 2, min(8, shape.head_dim)),
+    axes="two",
+    learned="b (b − 1)/2 numbers per block and axis",
+    does="turns blocks of channels by the exponential of a learned matrix, linear in the coordinates",
+    limits="relative on one axis; on several only where generators commute",
+)

@@ -1,0 +1,107 @@
+"""Mixed RoPE: every pair turns by both coordinates of a patch, at frequencies that are learned for each head."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from posenc.arguments import check_choice, check_type, number, whole
+from posenc.encoding import Context, Rotation
+from posenc.phases import PairRotation, coords_of, in_double
+from posenc.positions import Positions
+from posenc.scheme import Scheme
+from posenc.schemes.entry import Entry, Law
+
+
+class MixedRoPE(Scheme):
+    """RoPE-Mixed: pair k of head h turns by x f_x[h, k] + y f_y[h, k], for the patch in column x and row y.
+
+    Formula, for each pair of channels (2k, 2k + 1), k = 0 .. D/2 - 1, D = rotary_dim:
+
+        (a, b) -> (a cos phi - b sin phi,  a sin phi + b cos phi),   phi = x f_x[h, k] + y f_y[h, k]
+
+    so that a pair may turn along any direction of the image, diagonals too. It is relative for any frequencies.
+
+    Parameters: ``frequencies`` (2, num_heads, D/2), those of the columns first as in the authors' code, whose tensor
+    for a layer it is. They begin as m_k = base^(-4k/D), k = 0 .. D/4 - 1, along a random direction a_h of the head,
+    m_k (cos a_h, sin a_h) for (f_x, f_y), and then the same m_k across it. Every layer has its own: use `another`.
+
+    A key that several query heads share can turn by one angle alone, so ``num_heads`` is how many heads *keys* have;
+    queries of several times as many turn with the key that they meet.
+
+    Shapes: coordinates (rows, tokens, 2), row before column as in `Positions.grid`; query (batch, heads, tokens,
+    head_dim), key (batch, num_heads, tokens, head_dim). A token at (0, 0), such as a class token, is not turned.
+    Errors: ValueError for a rotary_dim that is no multiple of 4 within head_dim, a base not above 1, positions of other
+    than two axes, and keys of another number of heads.
+    Source: Heo et al. 2024, "Rotary Position Embedding for Vision Transformer", section 3.2; conventions and first
+    values as in init_2d_freqs and compute_mixed_cis of the authors' code, which was read.
+    """
+
+    def __init__(self, head_dim: int, num_heads: int, base: float = 10.0, *, rotary_dim: int | None = None) -> None:
+        super().__init__()
+        self.head_dim, self.num_heads = whole("head_dim", head_dim), whole("num_heads", num_heads)
+        self.rotary_dim = self.head_dim if rotary_dim is None else whole("rotary_dim", rotary_dim)
+        if self.rotary_dim % 4 or self.rotary_dim > self.head_dim:
+            raise ValueError(
+                f"rotary_dim must be a multiple of 4 within 4..head_dim = {head_dim}, got {self.rotary_dim}"
+            )
+        self.base = number("base", base, above=1)
+        self.frequencies = nn.Parameter(torch.empty(2, self.num_heads, self.rotary_dim // 2))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Magnitudes as in RoPE, along a random direction of each head and across it."""
+        like = {"dtype": self.frequencies.dtype, "device": self.frequencies.device}
+        k = torch.arange(self.rotary_dim // 4, **like)
+        magnitude = torch.pow(self.base, -4 * k / self.rotary_dim)
+        along = 2 * math.pi * torch.rand(self.num_heads, 1, **like)
+        across = along + math.pi / 2
+        for axis, part in enumerate((torch.cos, torch.sin)):
+            self.frequencies[axis] = torch.cat((magnitude * part(along), magnitude * part(across)), -1)
+
+    @property
+    def channels(self) -> range:
+        """The channels that are turned."""
+        return range(self.rotary_dim)
+
+    def rotation(
+        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+    ) -> Rotation:
+        """The same turn for a key and for the queries that meet it."""
+        check_type("positions", positions, Positions)
+        check_choice("dtype", dtype, (torch.float32, torch.float64))
+        coords = coords_of(positions, 2, "MixedRoPE")
+        y, x = in_double(coords)[:, None, :, :, None].unbind(-2)
+        mine = self.frequencies if context is None else context.of_heads(self.frequencies, 1)
+        f_x, f_y = in_double(mine)[:, :, None]
+        turn = PairRotation.by(x * f_x + y * f_y, coords, dtype, "interleaved", self.head_dim)
+        return Rotation(turn, turn)
+
+
+ENTRY = Entry(
+    name="mixed_rope",
+    scheme=MixedRoPE,
+    paper="Heo et al. 2024",
+    laws=frozenset(
+        {
+            Law.RELATIVE,
+            Law.UNIQUE,
+            Law.LINEAR,
+            Law.ORTHOGONAL,
+            Law.BOUNDED,
+            Law.DIRECTED,
+            Law.DECAYING_BOUND,
+            Law.LENGTH_FREE,
+            Law.FRACTIONAL,
+        }
+    ),
+    cost="one pass over q and k per layer",
+    build=lambda shape: MixedRoPE(shape.head_dim, shape.key_heads, rotary_dim=shape.head_dim // 4 * 4),
+    axes="two",
+    learned="d frequencies per head",
+    does="every pair turns by both coordinates of a patch, at learned frequencies of each head",
+    limits="heads that share keys share their frequencies",
+)

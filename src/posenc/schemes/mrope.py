@@ -1,0 +1,126 @@
+"""M-RoPE: the channel pairs of RoPE, dealt out to time, row and column."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+from posenc.arguments import check_choice, check_type, number, shown, whole
+from posenc.encoding import Context, Rotation
+from posenc.phases import PairLayout, PairRotation, coords_of, frequencies, phases_by_axis
+from posenc.positions import Positions
+from posenc.scheme import Scheme
+from posenc.schemes.entry import FORMULA, Entry, Law
+
+
+class MRoPE(Scheme):
+    """Multimodal RoPE: pair k turns by p_a theta_k, where the axis a of time, row or column is dealt to the pair.
+
+    Formula: theta_k = base^(-2k/d), k = 0 .. d/2 - 1, as in RoPE, and (a, b) -> (a cos - b sin, a sin + b cos) by
+
+        p_t theta_k,  p_h theta_k  or  p_w theta_k,     for a token at (p_t, p_h, p_w)
+
+    With ``sections`` = (n_t, n_h, n_w) pairs, in this order in every form, the forms deal them out as
+
+        "sections"     t for the first n_t pairs, h for the next n_h, w for the last n_w       Qwen2-VL, half layout
+        "interleaved"  h for 1, 4, 7 .. below 3 n_h, w for 2, 5, 8 .. below 3 n_w, t the rest  Qwen3-VL, half layout
+        "ernie"        h and w in turns for the first n_h + n_w pairs, t for the last n_t      ERNIE, interleaved layout
+
+    where "half" pairs the channels (k, k + d/2) and "interleaved" (2k, 2k + 1). Where a token's coordinates are equal,
+    as those of text are, it is RoPE of that layout. Nothing is learned.
+
+    Positions of text and images come from `Positions.multimodal`; `Positions.following` continues them. Published:
+    (16, 24, 24) and base 1 000 000 of Qwen2-VL, (24, 20, 20) and 5 000 000 of Qwen3-VL, (20, 22, 22) and 500 000 of
+    ERNIE 4.5 VL, whose configuration writes the same as h, w, t. Interleaved sections with 3 n_h or 3 n_w past d/2 end
+    with the pairs, as in the models' code. A head for each axis instead (MHRoPE) is `RoPE` with ``heads``, three times.
+
+    Shapes: coordinates (rows, tokens, 3) in the order time, row, column; query and key (batch, heads, tokens,
+    head_dim), any floating dtype.
+    Errors: ValueError for an odd head_dim, an unknown form, sections that are not three numbers with the sum
+    head_dim/2, unequal n_h and n_w for "ernie", a base not above 1, and positions of other than three axes: one
+    coordinate would hide that a token after an image stands elsewhere.
+    Source: Wang et al. 2024, "Qwen2-VL", section 2.1; the forms as in transformers 5.23.0 (Qwen2VLRotaryEmbedding,
+    Qwen3VLTextRotaryEmbedding, Ernie4_5_VLMoeTextRotaryEmbedding), which were read.
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        sections: Sequence[int],
+        form: Literal["sections", "interleaved", "ernie"] = "sections",
+        base: float = 10_000.0,
+    ) -> None:
+        super().__init__()
+        self.head_dim = whole("head_dim", head_dim, least=2)
+        check_choice("form", form, ("sections", "interleaved", "ernie"))
+        self.form: Literal["sections", "interleaved", "ernie"] = form
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim must be even, got {head_dim}")
+        if not isinstance(sections, Sequence) or isinstance(sections, str) or len(sections) != 3:
+            raise ValueError(f"sections must be the pairs of time, row and column, got {shown(sections)}")
+        n_t, n_h, n_w = (whole("sections", n, least=0) for n in sections)
+        if n_t + n_h + n_w != self.head_dim // 2:
+            raise ValueError(f"sections must sum to head_dim/2 = {self.head_dim // 2}, got {shown(tuple(sections))}")
+        if form == "ernie" and n_h != n_w:
+            raise ValueError(
+                f"sections must be as many pairs of the row as of the column for form='ernie', in the order time, row, "
+                f"column, got {shown(tuple(sections))}"
+            )
+        self.sections = (n_t, n_h, n_w)
+        self.base = number("base", base, above=1)
+
+    @property
+    def layout(self) -> PairLayout:
+        """Which channels are a pair."""
+        return "interleaved" if self.form == "ernie" else "half"
+
+    @property
+    def allocation(self) -> tuple[int, ...]:
+        """The axis of every pair: 0 time, 1 row, 2 column."""
+        n_t, n_h, n_w = self.sections
+        if self.form == "sections":
+            return (0,) * n_t + (1,) * n_h + (2,) * n_w
+        if self.form == "ernie":
+            return (1, 2) * n_h + (0,) * n_t
+        ends = (0, 3 * n_h, 3 * n_w)
+        return tuple(k % 3 if k < ends[k % 3] else 0 for k in range(self.head_dim // 2))
+
+    @property
+    def channels(self) -> range:
+        """The channels that are turned: all."""
+        return range(self.head_dim)
+
+    def rotation(
+        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+    ) -> Rotation:
+        """The same turn for queries and keys."""
+        check_type("positions", positions, Positions)
+        check_choice("dtype", dtype, (torch.float32, torch.float64))
+        coords = coords_of(positions, 3, "MRoPE")
+        angle = phases_by_axis(coords, self.allocation, frequencies(self.head_dim, self.base, coords.device))
+        turn = PairRotation.by(angle, coords, dtype, self.layout, self.head_dim)
+        return Rotation(turn, turn)
+
+
+def _shares(pairs: int) -> tuple[int, int, int]:
+    """Those of Qwen2-VL, 2 : 3 : 3."""
+    return pairs - 2 * (3 * pairs // 8), 3 * pairs // 8, 3 * pairs // 8
+
+
+ENTRY = Entry(
+    name="mrope",
+    scheme=MRoPE,
+    paper="Wang et al. 2024",
+    laws=FORMULA
+    | {Law.RELATIVE, Law.UNIQUE, Law.LINEAR, Law.ORTHOGONAL, Law.BOUNDED, Law.DIRECTED, Law.DECAYING_BOUND},
+    cost="one pass over q and k per layer",
+    build=lambda shape: MRoPE(shape.head_dim, _shares(shape.head_dim // 2)),
+    axes="three",
+    does=(
+        'RoPE whose pairs are dealt out to time, row and column: `"sections"`, `"interleaved"`, `"ernie"`; on text it '
+        "is RoPE"
+    ),
+    limits="an axis has some of the frequencies alone",
+)

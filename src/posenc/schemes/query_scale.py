@@ -1,0 +1,145 @@
+"""Query scale: queries grow with the number of tokens that they see."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posenc.arguments import check_choice, check_type, number, whole
+from posenc.encoding import Context, Rotation
+from posenc.givens import is_readable
+from posenc.phases import Scaled, grown, in_double, unchanged
+from posenc.positions import PADDING, PositionError, Positions
+from posenc.scheme import Scheme
+from posenc.schemes.entry import FORMULA, Entry, Law
+
+Form: TypeAlias = Literal["llama4", "ministral3", "inkling", "beam", "rerope", "mistral_large4", "ssmax"]
+
+DEFAULTS: dict[str, tuple[int | None, float | None]] = {
+    "llama4": (8192, 0.1),
+    "ministral3": (16384, 0.1),
+    "inkling": (None, 0.1),
+    "beam": (2048, 0.1),
+    "rerope": (None, None),
+}
+LEARNED = ("mistral_large4", "ssmax")
+
+
+class QueryScale(Scheme):
+    """Queries times a number that grows with their position, so that attention over more keys stays as sharp.
+
+    Formula, q_i c(n) with n = p_i + 1, the number of tokens up to the query:
+
+        llama4          1 + a ln(1 + floor(n / L))          L = 8192, a = 0.1; in its layers without RoPE
+        ministral3      1 + a ln(1 + floor((n - 1) / L))    L = 16384, a = 0.1; Mistral 4's L is 8192; in all layers
+        inkling         1 + a ln max(1, n / L)              a = 0.1, L to be given; `Inkling` scales its bias as well
+        beam            (1 + n / L)^a                       L = 2048, a = 0.1; in its layers without RoPE
+        rerope          max(1, ln n / ln L)                 L, the length of training, to be given
+        mistral_large4  s_h ln n + b_h                      learned, per head; s = 0 and b = 1 at first
+        ssmax           s_h ln n                            learned, per head; s = 0.43 at first
+
+    ``length`` is L and ``strength`` is a; with ``num_heads`` the last two learn. Keys, and the scale of the product,
+    are left alone. p is the query's coordinate: true positions, while code that counts the slots of a cache gives other
+    numbers where there is padding or where texts are packed.
+
+    Shapes: query (batch, heads, queries, head_dim), any floating dtype; computed in float64 and rounded once.
+    Positions, whole or fractional, of one axis, are not below 0.
+    Errors: ValueError for an unknown form, one without the length that it needs or with what it does not take;
+    PositionError for a position below 0, where it can be read without waiting for a GPU.
+    Sources: the models of those names in transformers (modeling_llama4, _ministral3, _mistral4, _inkling, _beam,
+    _mistral_large4) were read; Nakanishi 2025, "Scalable-Softmax Is Superior for Attention" (arXiv 2501.19399), for
+    ssmax, where n is the size of the row (its abstract and implementations of others were read, the paper was not);
+    rerope as it stands in ports of its author's code.
+    """
+
+    def __init__(
+        self,
+        form: Form,
+        *,
+        length: int | None = None,
+        strength: float | None = None,
+        num_heads: int | None = None,
+    ) -> None:
+        super().__init__()
+        check_choice("form", form, (*DEFAULTS, *LEARNED))
+        self.form: Form = form
+        if (num_heads is not None) != (form in LEARNED):
+            which = "is needed by" if form in LEARNED else "is not for"
+            raise ValueError(f"num_heads {which} form {form!r}, got {num_heads}")
+        default_length, default_strength = DEFAULTS.get(form, (None, None))
+        for name, given, takes in (
+            ("length", length, form not in LEARNED),
+            ("strength", strength, form not in (*LEARNED, "rerope")),
+        ):
+            if given is not None and not takes:
+                raise ValueError(f"{name} is not for form {form!r}, got {given}")
+        length = default_length if length is None else whole("length", length, least=2)
+        if length is None and form not in LEARNED:
+            raise ValueError(f"length must be given for form {form!r}, got None")
+        strength = default_strength if strength is None else number("strength", strength)
+        self.length, self.strength = length, strength
+        self.num_heads = None if num_heads is None else whole("num_heads", num_heads)
+        if self.num_heads is not None:
+            self.s = nn.Parameter(torch.empty(self.num_heads))
+            self.b = nn.Parameter(torch.empty(self.num_heads)) if form == "mistral_large4" else None
+            self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """s = 0 and b = 1, as Mistral Large 4, or s = 0.43."""
+        if self.form == "mistral_large4" and self.b is not None:
+            nn.init.zeros_(self.s)
+            nn.init.ones_(self.b)
+        elif self.form == "ssmax":
+            nn.init.constant_(self.s, 0.43)
+
+    def factor(self, n: Float[Tensor, "rows tokens"], heads: range | None = None) -> Float[Tensor, "rows heads tokens"]:
+        """c(n) of every head, or of one for all, for numbers of tokens in double precision."""
+        check_type("n", n, Tensor)
+        if self.form in LEARNED:
+            s, b = (
+                None if p is None else p[slice(None) if heads is None else slice(heads.start, heads.stop)]
+                for p in (self.s, self.b if self.form == "mistral_large4" else None)
+            )
+            assert s is not None
+            c = s.to(n.dtype)[:, None] * n.log()[:, None]
+            return c if b is None else c + b.to(n.dtype)[:, None]
+        L, a = self.length, self.strength
+        assert L is not None
+        if self.form == "rerope":
+            return (n.log() / math.log(L)).clamp(min=1.0)[:, None]
+        assert a is not None
+        if self.form == "beam":
+            return ((1 + n / L) ** a)[:, None]
+        if self.form == "inkling":
+            return grown(n, L, a)[:, None]
+        return (1 + a * torch.log1p(torch.floor((n if self.form == "llama4" else n - 1) / L)))[:, None]
+
+    def rotation(
+        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+    ) -> Rotation:
+        """c(n) of the queries; keys as they are."""
+        coords = positions.scalar("QueryScale")
+        real = positions.document != PADDING
+        if is_readable(coords) and bool((coords < 0).logical_and(real).any()):
+            lowest = coords.masked_fill(~real.expand(coords.shape), 0).min().item()
+            raise PositionError(f"QueryScale counts the tokens up to a query, and positions begin at 0, got {lowest}")
+        n = in_double(coords).clamp(min=0) + 1  # padding, and what could not be read
+        factor = self.factor(n, None if context is None else context.heads)
+        return Rotation(Scaled(factor[..., None].to(dtype=dtype, device=coords.device)), unchanged)
+
+
+ENTRY = Entry(
+    name="query_scale",
+    scheme=QueryScale,
+    paper="Nakanishi 2025, and models of 2025–26",
+    laws=FORMULA | {Law.ABSOLUTE},
+    cost="one product per query and layer",
+    build=lambda shape: QueryScale("beam"),
+    learned="nothing; 1 or 2 per head in two of its forms",
+    does="lets queries grow with the number of tokens up to them, by the formula of one of seven models",
+    limits="tells a query where it stands, and not where its keys are",
+)

@@ -1,0 +1,86 @@
+"""3-D RoPE: shares of the channels turn by the frame, the row and the column of a patch of a video."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from posenc.arguments import check_choice, check_type, number, shown, whole
+from posenc.encoding import Context, Rotation
+from posenc.phases import PairRotation, coords_of, frequencies, phases_by_axis
+from posenc.positions import Positions
+from posenc.scheme import Scheme
+from posenc.schemes.entry import FORMULA, Entry, Law
+
+
+class RoPE3D(Scheme):
+    """Rotary positions for video: time, row and column each turn a share of the channels, as a RoPE of their own.
+
+    Formula, for ``shares`` (d_t, d_h, d_w) of the channels, in this order: the d_a channels of axis a turn by
+    p_a theta_k, theta_k = base^(-2k/d_a), k = 0 .. d_a/2 - 1, in pairs (2k, 2k + 1) of the share:
+
+        (a, b) -> (a cos p_a theta_k - b sin p_a theta_k,  a sin p_a theta_k + b cos p_a theta_k)
+
+    Unlike M-RoPE's, every axis has frequencies from 1 down to nearly 1/base. Published shares, all interleaved:
+
+        (d - 4 (d // 6), 2 (d // 6), 2 (d // 6))   Wan 2.1, base 10 000: (44, 42, 42) for d = 128; the default here
+        (d/4, 3 d/8, 3 d/8)                        CogVideoX, base 10 000: (16, 24, 24) for d = 64
+        (16, 56, 56)                               HunyuanVideo, base 256, d = 128
+
+    Positions of a video are `Positions.grid(height, width, frames=frames)`. CogVideoX lays its rows and columns over
+    those of its training size: scale the coordinates. Nothing is learned.
+
+    Shapes: coordinates (rows, tokens, 3) in the order time, row, column; query and key (batch, heads, tokens,
+    head_dim), any floating dtype. A token at (0, 0, 0) is not turned.
+    Errors: ValueError for shares that are not three even numbers with the sum head_dim, a base not above 1, and
+    positions of other than three axes.
+    Source: the code of Wan 2.1 (rope_params and rope_apply of wan/modules/model.py), which was read; CogVideoX as in
+    diffusers (get_3d_rotary_pos_embed) and HunyuanVideo's rope_dim_list, read in copies.
+    """
+
+    def __init__(self, head_dim: int, shares: Sequence[int] | None = None, base: float = 10_000.0) -> None:
+        super().__init__()
+        self.head_dim = d = whole("head_dim", head_dim, least=2)
+        if d % 2:
+            raise ValueError(f"head_dim must be even, got {head_dim}")
+        shares = (d - 4 * (d // 6), 2 * (d // 6), 2 * (d // 6)) if shares is None else shares
+        if not isinstance(shares, Sequence) or isinstance(shares, str) or len(shares) != 3:
+            raise ValueError(f"shares must be the channels of time, row and column, got {shown(shares)}")
+        d_t, d_h, d_w = (whole("shares", n, least=0) for n in shares)
+        if d_t + d_h + d_w != d or d_t % 2 or d_h % 2 or d_w % 2:
+            raise ValueError(f"shares must be even and sum to head_dim = {d}, got {shown(tuple(shares))}")
+        self.shares = (d_t, d_h, d_w)
+        self.base = number("base", base, above=1)
+
+    @property
+    def channels(self) -> range:
+        """The channels that are turned: all."""
+        return range(self.head_dim)
+
+    def rotation(
+        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+    ) -> Rotation:
+        """The same turn for queries and keys."""
+        check_type("positions", positions, Positions)
+        check_choice("dtype", dtype, (torch.float32, torch.float64))
+        coords = coords_of(positions, 3, "RoPE3D")
+        theta = torch.cat([frequencies(share, self.base, coords.device) for share in self.shares if share])
+        allocation = [axis for axis, share in enumerate(self.shares) for _ in range(share // 2)]
+        angle = phases_by_axis(coords, allocation, theta)
+        turn = PairRotation.by(angle, coords, dtype, "interleaved", self.head_dim)
+        return Rotation(turn, turn)
+
+
+ENTRY = Entry(
+    name="rope_3d",
+    scheme=RoPE3D,
+    paper="Wan team 2025",
+    laws=FORMULA
+    | {Law.RELATIVE, Law.UNIQUE, Law.LINEAR, Law.ORTHOGONAL, Law.BOUNDED, Law.DIRECTED, Law.DECAYING_BOUND},
+    cost="one pass over q and k per layer",
+    build=lambda shape: RoPE3D(shape.head_dim),
+    axes="three",
+    does="a share of the channels turns by the frame, one by the row and one by the column of a patch of a video",
+    limits="angles past the training size are new to the model",
+)

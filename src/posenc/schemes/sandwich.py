@@ -1,0 +1,71 @@
+"""Sandwich: the inner product of two sinusoids as a bias, which falls about as the logarithm of the distance."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.arguments import number, whole
+from posenc.encoding import Context
+from posenc.phases import exact, frequencies, phases
+from posenc.pieces import Bias, Distance
+from posenc.positions import Positions
+from posenc.scheme import Scheme
+from posenc.schemes.entry import FORMULA, Entry, Law
+
+
+class Sandwich(Scheme):
+    """The inner product of the sinusoids of query and key, less its greatest value, flatter from head to head.
+
+    Formula, for heads h = 1 .. H and an even width D of the sinusoids, which is not that of the heads:
+
+        s_ij + (sum_{k = 1 .. D/2} cos((p_i - p_j) base^(-2k/D)) - D/2) / (8h/H)
+
+    where s_ij = q_i . k_j / sqrt(d); the bias itself is *not* divided by it. It is 0 for a token itself and at least
+    -D / (8h/H). It falls about as a logarithm does, with ripples, and once every cosine has come round it falls no
+    further. Nothing is learned. Blind to direction: order needs a causal mask.
+
+    The sum begins at k = 1, so its fastest term turns by less than one radian per position; that of `Sinusoidal` begins
+    at k = 0.
+
+    Shapes: score (batch, num_heads, queries, keys). Any real positions, of one axis; phases are exact to float32 up to
+    position 2^20.
+    Cost: one number per head and pair, made of D/2 cosines for each distance.
+    Errors: ValueError for num_heads below 1, an odd dim, a base not above 1, or queries of other heads.
+    Source: Chi, Fan, Rudnicky & Ramadge 2023, "Dissecting Transformer Length Extrapolation via the Lens of Receptive
+    Field Analysis", section 5. No code of the authors was found. What was read is NVIDIA's port in NeMo, which has the
+    formula above; another public port leaves the cosine out, and is a straight line.
+    """
+
+    def __init__(self, num_heads: int, dim: int = 128, base: float = 10_000.0) -> None:
+        super().__init__()
+        self.num_heads, self.dim = whole("num_heads", num_heads), whole("dim", dim)
+        if self.dim % 2:
+            raise ValueError(f"dim must be positive and even (a cosine is of a pair), got {dim}")
+        self.base = number("base", base, above=1)
+
+    def score(
+        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
+    ) -> tuple[Bias, ...]:
+        """The bias, a function of the distance alone."""
+        return (Bias(self._bias, Distance("Sandwich", num_heads=self.num_heads)),)
+
+    def _bias(self, r: Tensor) -> Float[Tensor, "heads ..."]:
+        theta = frequencies(self.dim, self.base, r.device) * self.base ** (-2 / self.dim)  # k begins at 1
+        below = phases(r, theta).cos().sum(-1) - self.dim / 2
+        ratio = 8 * torch.arange(1, self.num_heads + 1, device=below.device).to(below.dtype) / self.num_heads
+        bias = torch.tensordot(1 / ratio, below, 0)
+        return bias if exact(r.device) == r.device else bias.float().to(r.device)
+
+
+ENTRY = Entry(
+    name="sandwich",
+    scheme=Sandwich,
+    paper="Chi et al. 2023",
+    laws=FORMULA | {Law.RELATIVE, Law.UNIQUE, Law.BOUNDED},
+    cost="one bias on every score per layer",
+    build=lambda shape: Sandwich(shape.num_heads),
+    does="the inner product of two sinusoids as a bias, flatter from head to head",
+    limits="blind to direction",
+)

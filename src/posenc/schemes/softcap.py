@@ -1,0 +1,82 @@
+"""Softcap: a smooth bound on every score."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from posenc.arguments import number
+from posenc.encoding import Context
+from posenc.pieces import Distance, Function
+from posenc.positions import Positions
+from posenc.scheme import Scheme
+from posenc.schemes.entry import FORMULA, Entry, Law
+
+
+class Softcap(Scheme):
+    """A soft cap of the score: it stays between -cap and cap, and small scores stay as they are.
+
+    Formula: cap tanh(s_ij / cap), of the score with all terms that stand before it in a composition:
+    ``ALiBi(12) + Softcap(50.0)`` caps the biased score, ``Softcap(50.0) + ALiBi(12)`` is biased afterwards.
+
+    It says nothing of positions by itself, and stands here because it must have its place among the terms of a score.
+    Nothing is learned. Cost: a tanh of every score. Any number of coordinates per token.
+    Errors: ValueError for a cap that is not above 0.
+    Source: Gemma 2 (2024), section 2, whose caps are 50 in attention; the form is Bello et al. 2016 (arXiv 1611.09940),
+    section 4. The code in transformers (models/gemma2) was read: after the scale, before the mask.
+    """
+
+    def __init__(self, cap: float) -> None:
+        super().__init__()
+        self.cap = number("cap", cap, above=0)
+
+    def score(
+        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
+    ) -> tuple[Function, ...]:
+        """cap tanh(s_ij / cap). The cap is a coefficient of no distance in particular."""
+        axes = None if query_positions.coords.dim() == 3 else 0
+        distance = Distance("Softcap", axis=axes, tail="constant")
+        return (
+            Function(
+                capped, self._caps_of_each if axes is None else self._caps, distance, derivative=capped_derivative
+            ),
+        )
+
+    def _caps(self, r: Tensor) -> tuple[Tensor]:
+        return (
+            torch.full(
+                (1, *r.shape),
+                self.cap,
+                dtype=torch.float64 if r.device.type != "mps" else torch.float32,
+                device=r.device,
+            ),
+        )
+
+    def _caps_of_each(self, r: Tensor) -> tuple[Tensor]:
+        return self._caps(r[..., 0])
+
+
+def capped(score: Tensor, cap: Tensor) -> Tensor:
+    """cap tanh(s / cap)."""
+    return cap * torch.tanh(score / cap)
+
+
+def capped_derivative(gradient: Tensor, score: Tensor, cap: Tensor) -> tuple[Tensor, Tensor]:
+    """Of s, 1 - tanh^2; and of the cap."""
+    ratio = score / cap
+    t = torch.tanh(ratio)
+    of_score = gradient * (1 - t * t)
+    return of_score, gradient * t - of_score * ratio
+
+
+ENTRY = Entry(
+    name="softcap",
+    scheme=Softcap,
+    paper="Gemma Team 2024",
+    laws=FORMULA | {Law.RELATIVE, Law.BOUNDED, Law.ORDER_FREE},
+    cost="a tanh of every score per layer",
+    build=lambda shape: Softcap(50.0),
+    axes="any",
+    does="bounds every score smoothly, after the terms that stand before it",
+    limits="does not tell positions apart; a function, so few fused kernels take it",
+)

@@ -1,0 +1,76 @@
+"""Stick-breaking attention: keys, from the nearest on, each take their share of what is left."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from posenc.arguments import check_flag
+from posenc.encoding import Context
+from posenc.pieces import Row
+from posenc.positions import Positions
+from posenc.scheme import Scheme
+from posenc.schemes.entry import FORMULA, Entry, Law
+from posenc.sums import following
+
+
+class StickBreaking(Scheme):
+    """Weights without a softmax: each key takes a share of what nearer keys have left of a stick of length 1.
+
+    Formula, with shares b_ij = sigmoid(s_ij), s_ij = q_i . k_j / sqrt(d), for keys j before the query i:
+
+        A_ij = b_ij times 1 - b_it for every token t between j and i,   o_i = sum_j A_ij v_j
+
+    The weights of a row sum to less than 1: what nobody takes is lost, so the output may be near 0. The scores of the
+    row become ln A_ij, and `attention` leaves them as they are (``Row(gives_weights=True)``); the log-sum-exp that it
+    returns is the logarithm of their sum. A query does not see its own key, as in the paper, unless ``sees_itself``:
+    then its own key takes the first share. The first token of a text without it sees nothing, and gives zeros.
+
+    Before and between go by the order of tokens, and by the mask: a key that is not seen takes nothing. Keys after the
+    query have no share, whether there is a causal mask or not. Coordinates are not looked at, so this is a position
+    encoding by what keys do to one another.
+
+    Nothing is learned. Cost: a running sum of every row of scores; it needs whole rows, so attention runs in blocks of
+    queries. Shapes: scores (batch, heads, queries, keys). Sinks, which share a softmax, are a ValueError.
+    Source: Tan et al. 2025, "Stick-breaking Attention" (arXiv 2410.17980), section 2; ``sees_itself`` is
+    ``attend_current`` of the authors' kernels, which were read in a copy.
+    """
+
+    def __init__(self, *, sees_itself: bool = False) -> None:
+        super().__init__()
+        check_flag("sees_itself", sees_itself)
+        self.sees_itself = sees_itself
+
+    def score(
+        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
+    ) -> tuple[Row, ...]:
+        """ln A_ij."""
+        return (Row(self._shared, gives_weights=True),)
+
+    def _shared(
+        self,
+        scores: Tensor,
+        visible: Tensor | None,
+        query: Tensor,
+        key: Tensor,
+        query_positions: Positions,
+        key_positions: Positions,
+    ) -> Tensor:
+        here, there = query_positions.order[:, None, :, None], key_positions.order[:, None, None, :]
+        takes = there <= here if self.sees_itself else there < here
+        takes = takes if visible is None else takes & visible
+        left = F.logsigmoid(-scores).masked_fill(~takes, 0.0)  # ln(1 - b)
+        return (F.logsigmoid(scores) + following(left, key_positions, itself=False)).masked_fill(~takes, -torch.inf)
+
+
+ENTRY = Entry(
+    name="stick_breaking",
+    scheme=StickBreaking,
+    paper="Tan et al. 2025",
+    laws=FORMULA | {Law.RELATIVE},
+    cost="a running sum of every row of scores",
+    build=lambda shape: StickBreaking(),
+    does="gives each key a share of what nearer keys have left, in place of a softmax",
+    limits="needs whole rows of scores; looks back alone",
+)

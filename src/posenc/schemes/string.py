@@ -1,0 +1,189 @@
+"""STRING: the most general turn that is exactly relative, by generators that are learned and commute."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor, nn
+
+from posenc.arguments import check_choice, check_type, number, whole
+from posenc.encoding import Context, Rotation
+from posenc.phases import PairRotation, coords_of, in_double, shared_by
+from posenc.positions import Positions
+from posenc.scheme import Scheme
+from posenc.schemes.entry import Entry, Law
+
+
+class STRING(Scheme):
+    """Separable translationally invariant position encodings: q and k turned by exp(sum_a p_a L_a), all L_a commuting.
+
+    Formula: L_a skew-symmetric, d x d, with [L_a, L_b] = 0, so the turns of query and key leave exp(sum_a (p_j - p_i)_a
+    L_a) between them, for any learned values and any number of axes. Then there is one orthogonal P with
+
+        exp(sum_a p_a L_a) = P^T RoPE(p) P,   RoPE(p): pair k turned by sum_a p_a f[a, k]
+
+    and P^T, which meets itself in the inner product, is left out: a token x becomes RoPE(p) P x. The forms:
+
+        "cayley"     P = (I - S)(I + S)^-1, S skew-symmetric and learned, and so is f
+        "circulant"  L_a = C_a - C_a^T, C_a circulant with the first column c_a, learned. P is the real Fourier basis,
+                     and f[a, m] = 2 sum_t c_a[t] sin(2 pi m t/d), m = 0 .. d/2 - 1; the mean and the alternating
+                     channel are the pair 0, which never turns
+
+    in the half layout. So scores are those of the exponential, and rotated q and k are those in the basis P.
+
+    Parameters: "cayley": ``frequencies`` (axes, d/2) and ``skew`` (d, d), whose upper triangle counts; "circulant":
+    ``circulant`` (axes, d); with ``num_heads`` these for each head of *keys*, and queries of several times as many
+    heads turn with the key that they meet. All begin as N(0, 0.02^2), with the frequencies of an
+    axial RoPE of this base added to f, where each axis has its share of the pairs: the paper does not say.
+    Cost: P is a d x d product for every token, which a trained model can put into its projections; a solve of d x d per
+    call for "cayley".
+
+    Shapes: coordinates (rows, tokens, axes), real; query and key (batch, heads, tokens, head_dim).
+    Errors: ValueError for an odd head_dim or one below 2 axes, an unknown form, a base not above 1, positions of
+    another number of axes, and keys of another number of heads.
+    Source: Schenck et al. 2025, "Learning the RoPEs: Better 2D and 3D Position Encodings with STRING", definition 3.1,
+    theorem 3.4 and equations 9 to 11, read in the text; no code of the authors was found.
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        axes: int = 2,
+        form: Literal["cayley", "circulant"] = "cayley",
+        num_heads: int | None = None,
+        base: float = 100.0,
+    ) -> None:
+        super().__init__()
+        self.head_dim, self.axes = whole("head_dim", head_dim, least=2), whole("axes", axes)
+        if self.head_dim % 2 or self.head_dim < 2 * self.axes:
+            raise ValueError(f"head_dim must be even and at least 2 axes = {2 * self.axes}, got {head_dim}")
+        check_choice("form", form, ("cayley", "circulant"))
+        self.form: Literal["cayley", "circulant"] = form
+        self.num_heads = None if num_heads is None else whole("num_heads", num_heads)
+        self.base = number("base", base, above=1)
+        heads = () if self.num_heads is None else (self.num_heads,)
+        if form == "cayley":
+            self.frequencies = nn.Parameter(torch.empty(self.axes, *heads, self.head_dim // 2))
+            self.skew = nn.Parameter(torch.empty(*heads, self.head_dim, self.head_dim))
+        else:
+            self.circulant = nn.Parameter(torch.empty(self.axes, *heads, self.head_dim))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Frequencies as in an axial RoPE, generators small."""
+        if self.form == "circulant":
+            nn.init.normal_(self.circulant, std=0.02)
+            return
+        nn.init.normal_(self.skew, std=0.02)
+        pairs = self.head_dim // 2
+        k = torch.arange(pairs, device=self.frequencies.device)
+        axis = k * self.axes // pairs
+        first = (axis * pairs + self.axes - 1) // self.axes  # the first pair of the axis
+        magnitude = torch.pow(self.base, -(k - first) * self.axes / pairs)
+        nn.init.normal_(self.frequencies, std=0.02)
+        for a in range(self.axes):
+            self.frequencies[a] += torch.where(axis == a, magnitude, 0.0)
+
+    @property
+    def channels(self) -> range:
+        """The channels that are turned: all."""
+        return range(self.head_dim)
+
+    def rotation(
+        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+    ) -> Rotation:
+        """The same turn for a key and for the queries that meet it."""
+        check_type("positions", positions, Positions)
+        check_choice("dtype", dtype, (torch.float32, torch.float64))
+        coords = coords_of(positions, self.axes, "STRING")
+        basis, theta = self._basis(context), self._theta(context)
+        angle = (in_double(coords)[:, None, :, :, None] * theta.movedim(0, 1)[None, :, None]).sum(-2)
+        turn = PairRotation.by(angle, coords, dtype, "half", self.head_dim)
+        of_both = InBasis(basis.to(dtype=dtype, device=coords.device), turn)
+        return Rotation(of_both, of_both)
+
+    def _mine(self, parameter: Tensor, axis: int, context: Context | None) -> Float64[Tensor, "..."]:
+        """The parameter in double precision with an axis of heads, those of a shard alone."""
+        parameter = parameter.unsqueeze(axis) if self.num_heads is None else parameter
+        if context is not None and self.num_heads is not None:
+            parameter = context.of_heads(parameter, axis)
+        return in_double(parameter)
+
+    def _theta(self, context: Context | None) -> Float64[Tensor, "axes heads pairs"]:
+        """f."""
+        if self.form == "cayley":
+            return self._mine(self.frequencies, 1, context)
+        return 2 * self._mine(self.circulant, 1, context) @ self._fourier(torch.sin)[: self.head_dim // 2].mT
+
+    def _basis(self, context: Context | None) -> Float64[Tensor, "heads d d"]:
+        """P."""
+        if self.form == "cayley":
+            upper = self._mine(self.skew, 0, context).triu(1)
+            skew = upper - upper.mT
+            one = torch.eye(self.head_dim, dtype=skew.dtype, device=skew.device)
+            return torch.linalg.solve(one + skew, one - skew)  # the two commute
+        half = self.head_dim // 2
+        cos, sin = self._fourier(torch.cos), self._fourier(torch.sin)
+        rows = torch.cat((cos[:half], cos[half:], sin[1:half])) * math.sqrt(2 / self.head_dim)
+        is_single = torch.arange(self.head_dim, device=rows.device) % half == 0  # the mean and the alternating channel
+        return torch.where(is_single[:, None], rows / math.sqrt(2), rows)[None]
+
+    def _fourier(self, wave: object) -> Float64[Tensor, "waves d"]:
+        """cos or sin of 2 pi m t/d, m = 0 .. d/2."""
+        device = in_double(self.circulant).device
+        m, t = (torch.arange(n, device=device) for n in (self.head_dim // 2 + 1, self.head_dim))
+        angle = (m[:, None] * t % self.head_dim).double() * (2 * math.pi / self.head_dim)
+        return wave(angle)  # type: ignore[operator, no-any-return]
+
+
+@dataclass(frozen=True, eq=False)
+class InBasis:
+    """x to P x, then turned. Half-precision x is multiplied and turned in float32 and rounded once, at the end."""
+
+    basis: Float[Tensor, "heads d d"]
+    turn: PairRotation
+
+    def __call__(self, x: Float[Tensor, "batch heads tokens d"]) -> Float[Tensor, "batch heads tokens d"]:
+        """The turned x, in x's dtype. ValueError as `PairRotation`."""
+        if x.size(-1) != self.turn.head_dim:
+            return self.turn(x)  # which refuses it
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        basis = shared_by(self.basis[None], x.size(1))[0].to(dtype)
+        if basis.size(0) not in (1, x.size(1)):
+            return self.turn(x)  # which refuses it
+        return self.turn(x.to(dtype) @ basis.mT).to(x.dtype)
+
+
+ENTRY = Entry(
+    name="string",
+    scheme=STRING,
+    paper="Schenck et al. 2025",
+    laws=frozenset(
+        {
+            Law.RELATIVE,
+            Law.UNIQUE,
+            Law.LINEAR,
+            Law.ORTHOGONAL,
+            Law.BOUNDED,
+            Law.DIRECTED,
+            Law.DECAYING_BOUND,
+            Law.EXTENSIBLE,
+            Law.LENGTH_FREE,
+            Law.FRACTIONAL,
+        }
+    ),
+    cost="a d × d product and one pass over q and k per layer",
+    build=lambda shape: STRING(shape.head_dim, shape.axes),
+    axes="any",
+    learned="d/2 frequencies per axis and d (d − 1)/2 numbers of a basis",
+    does=(
+        'turns by learned generators that commute, so exactly relative on any number of axes: `"cayley"` or '
+        '`"circulant"`'
+    ),
+    limits="rotated q and k are in another basis; tables beside it meet them there",
+)

@@ -1,0 +1,129 @@
+"""Swin v2: a small network makes the bias of log-spaced differences, and queries meet keys by their cosine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posenc.arguments import sides, whole
+from posenc.encoding import Context, Rotation
+from posenc.pieces import Bias, Distance
+from posenc.positions import Positions
+from posenc.scheme import Scheme
+from posenc.schemes.entry import Entry, Law
+
+STEEPEST = math.log(100)
+
+
+class SwinV2(Scheme):
+    """The attention of Swin Transformers, version 2: cosines with a learned scale, and a continuous bias.
+
+    Formula, for patches (a, b) of query and (a', b') of key, trained in a window of h rows and w columns:
+
+        s_ij = cos(q_i, k_j) exp(min(tau, ln 100)) + 16 sigmoid(W2 relu(W1 x + b1))_h
+        x    = (space((a - a') / (h - 1)), space((b - b') / (w - 1))),    space(u) = sign(u) log2(|8 u| + 1) / log2 8
+
+    There is no 1/sqrt(d): the rotate door makes unit vectors of queries and keys, queries times the head's scale, and
+    brings 1 as the factor of their product. Do not pass ``scale=``. The bias is the network's, so it is there for any
+    window: ``resized(grid)`` has the same weights, and ``trained`` stays the window (h, w) that differences are counted
+    in. Differences are query less key. As drawn, with b1 = 0, the network is a straight line along each ray of x, so to
+    each side the bias never turns; trained, it may.
+
+    Windows, shifted or not, are documents: a patch sees those of its own window.
+
+    Parameters: tau = ln 10 per head; W1 hidden x 2, b1 and W2 H x hidden, from N(0, 0.02^2), cut off, and b1 = 0.
+    Shapes: query (batch, num_heads, queries, head_dim); coordinates (rows, tokens, 2), int64, as `Positions.grid`
+    gives. Half-precision q and k become unit vectors in float32 and are rounded once.
+    Cost: the network for each of (2h - 1)(2w - 1) differences, once for all layers that share it; a pass over q and k.
+    Errors: PositionError for a difference outside the window; ValueError for sizes below 1, other heads, and positions
+    that have not two axes.
+    Source: Liu et al. 2022, "Swin Transformer V2: Scaling Up Capacity and Resolution", section 3.3 and 3.4; the factors
+    16 and 8 and the initial values were read in the code of transformers.
+    """
+
+    def __init__(
+        self, grid: Sequence[int], num_heads: int, trained: Sequence[int] | None = None, hidden: int = 512
+    ) -> None:
+        super().__init__()
+        self.grid, self.num_heads, self.hidden = sides(grid), whole("num_heads", num_heads), whole("hidden", hidden)
+        self.trained = self.grid if trained is None else sides(trained, "trained")
+        self.tau = nn.Parameter(torch.empty(self.num_heads))
+        self.inner, self.outer = nn.Linear(2, self.hidden), nn.Linear(self.hidden, self.num_heads, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """tau = ln 10, W1 and W2 from N(0, 0.02^2), b1 = 0."""
+        nn.init.constant_(self.tau, math.log(10))
+        nn.init.zeros_(self.inner.bias)
+        for layer in (self.inner, self.outer):
+            nn.init.trunc_normal_(layer.weight, std=0.02)
+
+    def rotation(
+        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+    ) -> Rotation:
+        """Unit vectors, whatever the positions; those of queries are as long as the head's scale."""
+        tau = self.tau if context is None or context.heads is None else self.tau[slice(*_ends(context.heads))]
+        scale = tau.to(dtype).clamp(max=STEEPEST).exp()[:, None, None]
+
+        def scaled(query: Tensor) -> Tensor:
+            if query.size(1) != scale.size(0):
+                raise ValueError(f"SwinV2 was made for {scale.size(0)} heads, got queries of {query.size(1)}")
+            return (_unit(query) * scale).to(query.dtype)
+
+        return Rotation(scaled, lambda key: _unit(key).to(key.dtype), scale=1.0)
+
+    def score(
+        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
+    ) -> tuple[Bias, ...]:
+        """The bias, of a table of all differences that is made once."""
+        height, width = self.grid
+        table = self._table(query_positions.device)
+        distance = Distance("SwinV2", axis=None, integral=True, reach=self.grid, num_heads=self.num_heads)
+        return (Bias(lambda r: table[:, height - 1 - r[..., 0], width - 1 - r[..., 1]], distance),)
+
+    def _table(self, device: torch.device) -> Float[Tensor, "heads rows columns"]:
+        dtype = torch.promote_types(self.tau.dtype, torch.float32)
+        lines = []
+        for side, whole_side in zip(self.grid, self.trained, strict=True):
+            # A window of one row has no differences to count.
+            u = torch.arange(1 - side, side, device=device).to(dtype) * (8 / max(whole_side - 1, 1))
+            lines.append(u.sign() * (u.abs() + 1).log2() / 3)
+        x = torch.stack(torch.meshgrid(*lines, indexing="ij"), -1)
+        hidden = F.linear(x, self.inner.weight.to(dtype), self.inner.bias.to(dtype)).relu()
+        return 16 * F.linear(hidden, self.outer.weight.to(dtype)).sigmoid().movedim(-1, 0)
+
+    def resized(self, grid: Sequence[int]) -> SwinV2:
+        """A copy for another window, with the same weights: differences are counted in the window of training."""
+        with torch.device("meta"):  # checks and shapes alone: nothing is drawn
+            other = SwinV2(grid, self.num_heads, self.trained, self.hidden).train(self.training)
+        other.load_state_dict({name: p.detach().clone() for name, p in self.named_parameters()}, assign=True)
+        for mine, copied in zip(self.parameters(), other.parameters(), strict=True):
+            copied.requires_grad_(mine.requires_grad)
+        return other
+
+
+def _unit(x: Tensor) -> Tensor:
+    return F.normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1)
+
+
+def _ends(heads: range) -> tuple[int, int]:
+    return heads.start, heads.stop
+
+
+ENTRY = Entry(
+    name="swin_v2",
+    scheme=SwinV2,
+    paper="Liu et al. 2022",
+    laws=frozenset({Law.RELATIVE, Law.UNIQUE, Law.BOUNDED, Law.DIRECTED, Law.MONOTONE}),  # as drawn
+    cost="a pass over q and k and one bias on every score per layer",
+    build=lambda shape: SwinV2(shape.grid or (min(shape.max_positions, 32),) * 2, shape.num_heads),
+    axes="two",
+    learned="1536 + 513 per head",
+    does="a network's bias of log-spaced differences, and cosine attention; `resized(grid)` for another window",
+    limits="undefined past the window it is built for",
+)

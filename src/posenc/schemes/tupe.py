@@ -1,0 +1,119 @@
+"""TUPE: contents and positions are compared apart, each by projections of their own."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posenc.arguments import check_flag, whole
+from posenc.encoding import Context, Rotation
+from posenc.positions import Positions
+from posenc.scheme import Scheme
+from posenc.schemes.entry import Entry, Law
+from posenc.visibility import table_index
+
+
+class TUPE(Scheme):
+    """Untied positional encoding: learned positions meet each other in the score, and never the contents.
+
+    Formula, with the rows P of a learned table, after a layer norm, and U_Q, U_K of every head:
+
+        s_ij = (q_i . k_j + (P[p_i] U_Q) . (P[p_j] U_K)) / sqrt(2 d)
+
+    With ``untie_cls`` the token at position 0 is [CLS], and the second term is theta_1 in its row and theta_2 in the
+    rest of its column, two numbers of each head.
+
+    The rotate door lays P U_Q beside the query and P U_K beside the key: both are twice as wide, and 1/sqrt(2 d) is the
+    factor of their product. Do not pass ``scale=``. What is laid beside them is made once for all layers of a model;
+    the product is taken by attention itself, in any backend, and a cache keeps the wide keys. Keys of fewer heads have
+    the mean of P U_K over the heads that share them, as such keys are made from others (Ainslie et al. 2023): the paper
+    has no such keys.
+
+    TUPE-R, with a bias of buckets, is ``TUPE(...) + T5(num_heads, bidirectional=True)``. Together with ``untie_cls``
+    that is not what the paper has: there the bias too is replaced in [CLS]'s row and column, and here it stays.
+
+    Parameters: P max_positions x dim, U_Q and U_K dim x (H d), with biases as in the authors' code; all from
+    N(0, 0.02^2), biases 0, the norm 1 and 0; theta_1 and theta_2 per head from N(0, 0.02^2), where the authors' code
+    has products of two further rows of P. ``dim`` is H d if None.
+    Shapes: query (batch, num_heads, queries, head_dim). Coordinates must be int64 and within 0 .. max_positions - 1.
+    Cost: attention with heads twice as wide; two products of dim x (H d) per token, once for all layers.
+    Errors: PositionError for a position outside the table; ValueError for sizes below 1, other heads, or fractional
+    coordinates.
+    Source: Ke, He & Liu 2021, "Rethinking Positional Encoding in Language Pre-training", equations 7 to 10, and the
+    authors' code (transformer_sentence_encoder.py), which was read.
+    """
+
+    def __init__(
+        self, num_heads: int, head_dim: int, max_positions: int, dim: int | None = None, untie_cls: bool = False
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim = whole("num_heads", num_heads), whole("head_dim", head_dim)
+        self.max_positions = whole("max_positions", max_positions)
+        self.width = self.num_heads * self.head_dim if dim is None else whole("dim", dim)
+        check_flag("untie_cls", untie_cls)
+        self.untie_cls = untie_cls
+        self.embedding, self.norm = nn.Embedding(self.max_positions, self.width), nn.LayerNorm(self.width)
+        self.query, self.key = (nn.Linear(self.width, self.num_heads * self.head_dim) for _ in range(2))
+        if untie_cls:
+            self.theta = nn.Parameter(torch.empty(2, self.num_heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """P, U_Q, U_K and theta from N(0, 0.02^2); biases 0, the norm 1 and 0."""
+        self.norm.reset_parameters()
+        for layer in (self.embedding, self.query, self.key):
+            nn.init.normal_(layer.weight, std=0.02)
+        for layer in (self.query, self.key):
+            nn.init.zeros_(layer.bias)
+        if self.untie_cls:
+            nn.init.normal_(self.theta, std=0.02)
+
+    def rotation(
+        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+    ) -> Rotation:
+        """Queries and keys with their positions beside them, and 1 / sqrt(2 d)."""
+        index = table_index(positions, "TUPE", self.max_positions)
+        rows = self.embedding.weight[index].to(dtype)
+        rows = F.layer_norm(rows, (self.width,), self.norm.weight.to(dtype), self.norm.bias.to(dtype), self.norm.eps)
+        of_queries, of_keys = (self._projected(rows, layer) for layer in (self.query, self.key))
+        scale = 1 / math.sqrt(2 * self.head_dim)
+        if self.untie_cls:  # two more channels: the key's say where it is, the query's what that is worth to it
+            first = (index == 0)[:, None, :, None].to(dtype)
+            row, column = (self.theta.to(dtype) / scale)[:, None, :, None, None].unbind(0)
+            of_queries = torch.cat((of_queries * (1 - first), first * row, (1 - first) * column), -1)
+            ones = torch.ones_like(first).expand(-1, self.num_heads, -1, -1)
+            of_keys = torch.cat((of_keys * (1 - first), ones, first * ones), -1)
+        if context is not None and context.heads is not None:
+            of_queries, of_keys = (x[:, context.heads.start : context.heads.stop] for x in (of_queries, of_keys))
+        return Rotation(lambda query: _beside(query, of_queries), lambda key: _beside(key, of_keys, True), scale=scale)
+
+    def _projected(self, rows: Tensor, layer: nn.Linear) -> Float[Tensor, "rows heads tokens head_dim"]:
+        both = F.linear(rows, layer.weight.to(rows), layer.bias.to(rows))
+        return both.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+
+
+def _beside(x: Tensor, part: Tensor, shared: bool = False) -> Tensor:
+    """x (batch, heads, tokens, head_dim) and the part of its positions; ``shared``: of its group's heads on average."""
+    heads, made_for = x.size(1), part.size(1)
+    if (made_for % heads if shared else made_for - heads) != 0:
+        raise ValueError(f"TUPE was made for {made_for} heads, got {'keys' if shared else 'queries'} of {heads}")
+    if heads != made_for:
+        part = part.unflatten(1, (heads, -1)).mean(2)
+    return torch.cat((x, part.to(x.dtype).expand(x.size(0), -1, -1, -1)), -1)
+
+
+ENTRY = Entry(
+    name="tupe",
+    scheme=TUPE,
+    paper="Ke et al. 2021",
+    laws=frozenset({Law.ABSOLUTE, Law.UNIQUE, Law.BOUNDED, Law.DIRECTED}),
+    cost="heads twice as wide in every layer",
+    build=lambda shape: TUPE(shape.num_heads, shape.head_dim, shape.max_positions, shape.dim),
+    learned="(max_positions + 2 dim) × dim",
+    does="learned positions meet each other, and never the contents; `untie_cls` for a class token",
+    limits="undefined past the table",
+)
