@@ -240,11 +240,20 @@ def _positions(rule: Rule, offset: int, tokens: int, is_token: Tensor | None, de
 class Plan(nn.Module):
     """What stands in place of a layer's own positions: a scheme, bound where its queries and keys are, and a window
     (left, right) in place of the model's, None: the model's own. `patch` gives it to a layer's attention by the name
-    PLAN, so a scheme's parameters are the model's."""
+    PLAN, so a scheme's parameters are the model's. ``source`` is the module that sees the model's position_ids, for
+    layers that are not given them."""
 
-    def __init__(self, scheme: Scheme, window: tuple[int | None, int | None] | None = None) -> None:
+    def __init__(
+        self, scheme: Scheme, window: tuple[int | None, int | None] | None = None, source: nn.Module | None = None
+    ) -> None:
         super().__init__()
         self.scheme, self.window = scheme, window
+        self._source = (source,)  # in a tuple, so that it is not a part of this module as well
+
+    def position_ids(self) -> Tensor | None:
+        """What the model has given the source in this pass."""
+        seen: Tensor | None = getattr(self._source[0], "seen", None)
+        return seen
 
 
 PLAN = "posenc_plan"
@@ -336,7 +345,8 @@ def _planned(
     kept = attention_mask.kept if isinstance(attention_mask, Visible) else {}
     dtype = torch.promote_types(query.dtype, torch.float32)
     if "placed" not in kept:
-        kept["placed"] = place(queries, keys, bias, position_ids)
+        ids = plan.position_ids() if position_ids is None else position_ids
+        kept["placed"] = place(queries, keys, bias, ids)
     name = (id(plan.scheme), dtype)
     if name not in kept:
         at, there, lengths = kept["placed"]

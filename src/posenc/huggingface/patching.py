@@ -211,7 +211,8 @@ def _defer(patched: Patched, base: Any, rotary: PosencRotary, ropes: Mapping[str
                 rotary_dim=rope.rotary_dim,
                 scaling=rope.scaling,
                 first_channel=first,
-            )
+            ),
+            source=rotary,
         )
         patched._replace(module, PLAN, plan)
     if any(turn.allocation is not None for kind, turn in rotary.turns.items() if kind in ropes):
@@ -325,6 +326,7 @@ class PosencTable(nn.Module):
     def __init__(self, original: nn.Embedding, scheme: Scheme | None) -> None:
         super().__init__()
         self.original, self.scheme = original, scheme
+        self.seen: Tensor | None = None  # the position_ids of the last pass, for layers that are not given them
 
     @property
     def weight(self) -> Tensor:
@@ -333,6 +335,7 @@ class PosencTable(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """What is added to the input at these positions."""
+        self.seen = ids
         weight = self.original.weight
         table = None if self.scheme is None else self.scheme.table(Positions(ids.long()))
         if table is None:
@@ -356,9 +359,11 @@ def _put_scheme(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
     for scheme, _ in schemes:
         _check_scheme(base, scheme, table is not None)
     patched._through_posenc()
+    source: nn.Module | None = None
     for parent, name, module in rotaries:
         turns = read_turns(module)
-        patched._replace(parent, name, PosencRotary(module, turns, dict.fromkeys(turns)))
+        source = PosencRotary(module, turns, dict.fromkeys(turns))
+        patched._replace(parent, name, source)
         patched.changes.append("the model's own rotation: off")
     if table is not None:
         for parent in list(base.modules()):
@@ -366,7 +371,8 @@ def _put_scheme(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
             if isinstance(original, nn.Embedding):
                 adds = {id(scheme): scheme for scheme, _ in schemes if "add" in scheme.doors}
                 adder = next(iter(adds.values()), None)
-                patched._replace(parent, table, PosencTable(original, adder))
+                source = PosencTable(original, adder)
+                patched._replace(parent, table, source)
                 instead = "nothing" if adder is None else repr(adder)
                 patched.changes.append(f"the model's learned table {table}: not added, {instead} is")
     for module in modules:
@@ -375,7 +381,7 @@ def _put_scheme(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
         if isinstance(what, Schedule):
             left, right = check_window(window)
             own = (left, right)
-        patched._replace(module, PLAN, Plan(scheme, own))
+        patched._replace(module, PLAN, Plan(scheme, own, source))
     if isinstance(what, Schedule):
         patched.changes.append(repr(what))
     else:

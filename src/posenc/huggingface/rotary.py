@@ -82,9 +82,7 @@ def _read(probe: Any, kind: str | None, config: Any, parameters: dict[str, Any])
     expected = frequencies(rotary_dim, float(base))
     if not torch.allclose(default.double().cpu(), expected, rtol=1e-5, atol=0):
         raise ValueError(f"{name} does not turn by base^(-2k/{rotary_dim}) with base {base:g} from its configuration")
-    prefix = "" if kind is None else f"{kind}_"
-    theta = getattr(probe, f"{prefix}inv_freq")
-    form, allocation = _form(probe, name, kind, theta, float(getattr(probe, f"{prefix}attention_scaling", 1.0)))
+    form, allocation = _form(probe, name, kind)
     own = "none" if rope_type == "default" else _in_words(rope_type, parameters)
     return Turns(float(base), rotary_dim, form, own, allocation)
 
@@ -94,10 +92,12 @@ def _in_words(rope_type: str, parameters: dict[str, Any]) -> str:
     return rope_type if factor is None else f"{rope_type} by {factor:g}"
 
 
-def _form(probe: Any, name: str, kind: str | None, theta: Tensor, scale: float) -> tuple[Form, tuple[int, ...] | None]:
+def _form(probe: Any, name: str, kind: str | None) -> tuple[Form, tuple[int, ...] | None]:
     """In which form cos and sin come, and which axis of the positions each pair goes by."""
-    line = torch.tensor(PROBE, device=theta.device)
-    x = torch.zeros((1, 1), dtype=torch.float32, device=theta.device)
+    prefix = "" if kind is None else f"{kind}_"
+    device = getattr(probe, f"{prefix}inv_freq").device
+    line = torch.tensor(PROBE, device=device)
+    x = torch.zeros((1, 1), dtype=torch.float32, device=device)
     kinds = () if kind is None else (kind,)
     has_axes = "mrope_section" in getattr(probe.config, "rope_parameters", {}) or hasattr(probe, "mrope_section")
     ids = torch.stack([line * (n + 1) for n in range(3)])[:, None] if has_axes else line[None]
@@ -109,6 +109,8 @@ def _form(probe: Any, name: str, kind: str | None, theta: Tensor, scale: float) 
         else:
             cos, sin = given
             is_complex = False
+    # Read after the call, which may have changed them: that of a scaling by length does.
+    theta, scale = getattr(probe, f"{prefix}inv_freq"), float(getattr(probe, f"{prefix}attention_scaling", 1.0))
     pairs = theta.numel()
     axes = [c * theta.float() for c in (ids.float()[..., None] if has_axes else ids.float()[None, ..., None])]
     for form in _forms(cos.size(-1), pairs, is_complex):
@@ -144,7 +146,7 @@ def _laid(x: Tensor, form: Form) -> Tensor:
 class PosencRotary(nn.Module):
     """Stands in for a rotary module: cos and sin of posenc's rotation, exact to float32 at any position, in the form
     that the model expects. ``ropes`` are the rotations by type of layer; None for one that does not turn here, because
-    posenc turns its queries and keys in attention: it is given cos 1 and sin 0.
+    posenc turns its queries and keys in attention: it is given cos 1 and sin 0. Other types turn as they did.
 
     The module in whose place it stands is kept, and moves with the model.
     """
@@ -155,6 +157,7 @@ class PosencRotary(nn.Module):
         super().__init__()
         self.original = original
         self.turns, self.ropes = turns, ropes
+        self.seen: Tensor | None = None  # the position_ids of the last pass, for layers that are not given them
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -165,8 +168,10 @@ class PosencRotary(nn.Module):
     @torch.no_grad()
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
         """cos and sin at the positions."""
-        turns = self.turns[layer_type]
-        rope = self.ropes[layer_type]
+        self.seen = position_ids
+        if layer_type not in self.ropes:
+            return self.original(x, position_ids, layer_type)
+        turns, rope = self.turns[layer_type], self.ropes[layer_type]
         ids = position_ids
         if turns.allocation is not None:  # (axes, rows, tokens), or one line for all axes
             axes = max(turns.allocation) + 1
