@@ -31,7 +31,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "target",
         metavar="TARGET",
         help="module:name or path/to/file.py:name of a subject of posenc.conformance, of several, of a function that "
-        "gives them, of a function or class that gives an nn.Module, or a scheme: rope, rope+alibi, my.py:MyScheme",
+        "gives them, of a function or class that gives an nn.Module, or a scheme: rope, rope+alibi, my.py:MyScheme; or "
+        "hf:PATH_OR_NAME of a model of transformers, in a folder or on the hub",
     )
     parser.add_argument("--checks", type=_numbers, metavar="N,N-N", help="numbers of checks (default: all)")
     parser.add_argument("--lengths", type=_numbers, metavar="N,N", help="tokens of a row (default: 1,3,8,23)")

@@ -23,9 +23,12 @@ def subjects_of(target: str, dim: int | None = None, **claims: Any) -> dict[str,
     name in it is a subject, a sequence or a mapping of subjects, a function that gives one of these, or a function
     or class that gives an ``nn.Module`` without arguments. A model of transformers goes to `hugging_face`; any other
     module is a `Layer` from (rows, tokens, dim) to the same, called with vectors alone. ``claims`` are for modules.
+    ``hf:PATH_OR_NAME`` is a model of transformers in a folder or on the hub, whose configuration claims for it.
 
     Raises ValueError for a target that is none of these, and `TargetError` where its own code fails.
     """
+    if target.startswith(PRETRAINED):
+        return _of_pretrained(target, dim, claims)
     if ":" not in target or "+" in target:
         return {target: _of_schemes(target, dim, claims)}
     value, _ = named(target, "TARGET")
@@ -42,6 +45,22 @@ def subjects_of(target: str, dim: int | None = None, **claims: Any) -> dict[str,
     found = _flat(target, value)
     _refuse_claims(f"{target} is a subject, which claims for itself", dim, claims)
     return found
+
+
+PRETRAINED = "hf:"
+
+
+def _of_pretrained(target: str, dim: int | None, claims: dict[str, Any]) -> dict[str, Subject]:
+    """A model that transformers saved, with random weights where there are none: then its name says so."""
+    from posenc.conformance import hugging_face
+    from posenc.huggingface.pretrained import build_eager, build_pretrained, pretrained
+
+    if dim is not None:
+        raise ValueError(f"--dim is for a module that takes vectors; {target} is a model of transformers")
+    found = pretrained(target.removeprefix(PRETRAINED))
+    build = build_pretrained if found.takes_implementation else build_eager
+    subject = hugging_face(build, options=found.options, **(found.claims | claims))
+    return {target if found.has_weights else f"{target} (random weights: it has none)": subject}
 
 
 def _refuse_claims(why: str, dim: int | None, claims: Mapping[str, Any]) -> None:

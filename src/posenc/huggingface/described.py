@@ -107,7 +107,7 @@ def words(scheme: Scheme) -> str:
     if isinstance(scheme, NoPE):
         return "NoPE"
     if type(scheme) is not RoPE:
-        return repr(scheme)
+        return f"{type(scheme).__name__}({scheme.extra_repr()})"
     said = [f"RoPE, base {scheme.base:.12g}"]
     if scheme.rotary_dim == scheme.head_dim:
         said.append(f"all {scheme.head_dim} channels")

@@ -8,10 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.arguments import whole
+from posenc.arguments import check_choice, check_type, whole
 from posenc.positions import Positions
 from posenc.schemes.alibi import ALiBi
 from posenc.schemes.learned import Learned
+from posenc.visibility import table_index
 
 
 class OffsetLearned(Learned):
@@ -34,7 +35,10 @@ class OffsetLearned(Learned):
 
     def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "rows tokens dim"]:
         """The rows W[p + offset]."""
-        return super().table(positions.shift(self.offset), dtype)
+        check_type("positions", positions, Positions)
+        check_choice("dtype", dtype, (torch.float32, torch.float64))
+        row = table_index(positions, "OffsetLearned", self.max_positions - self.offset)
+        return self.weight[self.offset :][row].to(dtype)
 
 
 class DividedALiBi(ALiBi):

@@ -1,0 +1,168 @@
+"""A model of a folder or of the hub, built for `posenc check`; the script of a finding imports this."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from posenc.arguments import shown
+from posenc.huggingface.config import scheme_from_config
+from posenc.schemes.alibi import ALiBi
+from posenc.schemes.learned import Learned
+from posenc.schemes.nope import NoPE
+from posenc.schemes.rope import RoPE
+from posenc.schemes.t5 import T5
+
+MOST = 500_000_000  # parameters of a model that is checked: some checks hold several copies of it in float32
+TEXT = 48  # ids below are what checks write their text in, so padding must be another
+RELATIVE = (ALiBi, NoPE, RoPE, T5)
+BY_PADDING = frozenset({"camembert", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"})
+"""Models whose positions begin behind the row of the padding token, which can therefore not be another."""
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """What is known of a model before it is built: the options of `build` and what its configuration claims."""
+
+    options: dict[str, Any]
+    claims: dict[str, Any]
+    takes_implementation: bool
+    has_weights: bool
+
+
+def pretrained(place: str) -> Pretrained:
+    """What is to be built of a folder that `save_pretrained` wrote, or of a name on the hub. Code of a checkpoint's own
+    is never run.
+
+    A folder without weights is built with random ones, drawn by a seed. What a configuration says that
+    `scheme_from_config` reads is claimed: causal or not, relative or not, how many positions a table has.
+
+    Raises ValueError where transformers is not installed, where there is no such model, for an encoder with a decoder,
+    for quantised weights, and for more than ``MOST`` parameters.
+    """
+    if importlib.util.find_spec("transformers") is None:
+        raise ValueError("hf: needs transformers, which is not installed: pip install 'posenc[huggingface]'")
+    config = _config_of(place)
+    for name, why in (("is_encoder_decoder", "an encoder with a decoder"), ("quantization_config", "quantised")):
+        if getattr(config, name, None):
+            raise ValueError(f"hf:{place} must be a decoder or an encoder in floating numbers, got one that is {why}")
+    kind = _class_of(place, config)
+    count = _parameters(kind, config)
+    if count > MOST:
+        raise ValueError(
+            f"hf:{place} has {count:,} parameters, {count * 4 / 2**30:.1f} GiB in float32, which is too large to check: "
+            f"at most {MOST:,} are. Copy its config.json into a folder of its own, with fewer layers and channels"
+        )
+    options: dict[str, Any] = {"place": str(Path(place).absolute()) if Path(place).is_dir() else place}
+    options["kind"] = kind.__name__
+    has_weights = not Path(place).is_dir() or any(
+        path.suffix in (".safetensors", ".bin") and path.stat().st_size for path in Path(place).iterdir()
+    )
+    if not has_weights:
+        options["seed"] = 0
+    pad = getattr(config, "pad_token_id", None)
+    if pad is not None and 0 <= pad < TEXT and config.model_type not in BY_PADDING:
+        options["pad_token_id"] = config.vocab_size - 1
+    claims = _claims(config)
+    return Pretrained(options, claims, bool(getattr(kind, "_supports_sdpa", False)), has_weights)
+
+
+def build_pretrained(
+    place: str,
+    kind: str,
+    seed: int | None = None,
+    pad_token_id: int | None = None,
+    attn_implementation: str = "sdpa",
+) -> nn.Module:
+    """The model in float32, with the weights of the place, or with random ones where there is a ``seed``."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(place)
+    if pad_token_id is not None:
+        config.pad_token_id = pad_token_id
+    made = getattr(transformers, kind)
+    how = {"dtype": torch.float32, "attn_implementation": attn_implementation}
+    if seed is None:
+        with _without_progress():
+            return made.from_pretrained(place, config=config, **how)
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        return made._from_config(config, **how)
+
+
+@contextmanager
+def _without_progress() -> Iterator[None]:
+    """Checks build a model many times, and say themselves how far they are."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def build_eager(place: str, kind: str, seed: int | None = None, pad_token_id: int | None = None) -> nn.Module:
+    """The same for a model that has no other attention than its own."""
+    return build_pretrained(place, kind, seed, pad_token_id, "eager")
+
+
+def _config_of(place: str) -> Any:
+    import transformers
+
+    path = Path(place)
+    if place and path.is_dir() and not (path / "config.json").is_file():
+        raise ValueError(f"hf:{place} must be a folder with a config.json, as save_pretrained writes it, and has none")
+    is_path = not place or path.exists() or place.startswith((".", "/", "~")) or place.count("/") > 1
+    if is_path and not (place and path.is_dir()):
+        raise ValueError(f"hf:PATH_OR_NAME must be a folder or a name on the hub, and there is no folder {place!r}")
+    try:
+        return transformers.AutoConfig.from_pretrained(place)
+    except (OSError, ValueError, KeyError) as error:
+        first = str(error).strip().split("\n")[0]
+        where = "" if path.is_dir() else f", and there is no folder {place!r}"
+        raise ValueError(f"hf:{place} could not be loaded{where}: {first}") from None
+
+
+def _class_of(place: str, config: Any) -> Any:
+    """The class that the checkpoint names, or that of a decoder, or that of the model without a head."""
+    import transformers
+
+    for name in config.architectures or ():
+        if hasattr(transformers, name):
+            return getattr(transformers, name)
+    for mapping in (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_MAPPING):
+        if type(config) in mapping:
+            found = mapping[type(config)]
+            return found[0] if isinstance(found, tuple) else found
+    raise ValueError(f"hf:{place} must be a model of transformers, got architectures {shown(config.architectures)}")
+
+
+def _parameters(kind: Any, config: Any) -> int:
+    """How many parameters it has, without making them."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in kind._from_config(config, attn_implementation="eager").parameters())
+
+
+def _claims(config: Any) -> dict[str, Any]:
+    """What is known of the positions of a family that is read; nothing of others."""
+    try:
+        said = scheme_from_config(config)
+    except ValueError:
+        return {}
+    claims: dict[str, Any] = {"causal": said.causal}
+    parts = [part for scheme, _ in said.schedule for part in scheme.parts]
+    if said.input is None and all(isinstance(part, RELATIVE) and not part.needs_lengths for part in parts):
+        claims["relative"] = True
+    if isinstance(said.input, Learned):
+        claims |= {"relative": False, "max_positions": said.input.max_positions - getattr(said.input, "offset", 0)}
+    return claims

@@ -1,0 +1,264 @@
+"""Every key about positions is read and changes what is said, or is an error that names it."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+transformers = pytest.importorskip("transformers")
+
+from posenc.huggingface import scheme_from_config
+from posenc.huggingface.families import READERS
+from posenc.huggingface.keys import Keys
+from tests.huggingface.tiny import FAMILIES, SIZES, YARN, config_of
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "bert": {},
+    "bloom": {"n_layer": 2},
+    "falcon": {"alibi": True},
+    "gpt2": {},
+    "gptj": {"rotary_dim": 8},
+    "opt": {},
+    "roberta": {},
+    "t5": {"num_heads": 3, "num_layers": 2},
+    "dinov3_vit": {"hidden_size": 60},
+    "mpt": {"n_layers": 2, "attn_config": {"softmax_scale": 0.5}},
+    "swinv2": {"num_heads": [1, 2, 4, 8]},
+}
+
+INERT: dict[str, set[str]] = {
+    "falcon": {"rope_parameters"},  # beside alibi
+    "gpt2": {"n_head"},  # its scale is 1/sqrt(head_dim), whatever that is
+    "mpt": {
+        "attn_config",  # entry by entry below
+        "d_model",  # a softmax_scale is given
+        "learned_pos_emb",  # transformers has no table, and says by default that there is one
+    },
+    "qwen2": {"use_sliding_window"},  # layer_types was made of it
+    "qwen2_vl_text": {"use_sliding_window"},
+    "qwen3": {"max_window_layers", "use_sliding_window"},  # nothing slides
+    "smollm3": {"use_sliding_window"},
+}
+"""Keys that are read and say nothing, with the reason."""
+
+
+def changed(value: Any) -> Any:
+    """Another value of the same kind."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return 2 * value or 5
+    if isinstance(value, float):
+        return value * 1.25
+    if isinstance(value, str):
+        return {"default": "linear", "full_attention": "sliding_attention"}.get(value, "default")
+    if isinstance(value, (list, tuple)) and value:
+        other = changed(value[0])
+        return type(value)([other, *value[1:]])
+    return 7
+
+
+def test_every_family_is_tried() -> None:
+    assert {name.split()[0] for name in FAMILIES} | set(OTHERS) == set(READERS)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *OTHERS])
+def test_every_key_that_is_read_changes_what_is_said_or_raises(name: str) -> None:
+    config = config_of(name, **OTHERS.get(name, {})) if name in FAMILIES else _other(name)
+    keys = Keys(config)
+    before = repr(READERS[config.model_type](keys))
+    for key in sorted(keys.was_read - INERT.get(name, set())):
+        value = getattr(config, key, None)
+        if value is None:
+            continue
+        if isinstance(value, dict):
+            _every_entry(config, key, before)
+            continue
+        assert _says(config, key, changed(value)) != before, key
+
+
+def _other(name: str) -> Any:
+    sizes = {} if name in {"swinv2", "t5", "mpt", "bloom"} else {k: v for k, v in SIZES.items() if k != "num_key_value_heads"}
+    return transformers.AutoConfig.for_model(name, **(sizes | copy.deepcopy(OTHERS[name])))
+
+
+def _says(config: Any, key: str, value: Any) -> str:
+    other = copy.deepcopy(config)
+    setattr(other, key, value)
+    try:
+        return repr(scheme_from_config(other))
+    except ValueError as error:
+        return str(error)
+
+
+def _every_entry(config: Any, key: str, before: str) -> None:
+    """The entries of rope_parameters, one by one, and of the dictionaries in it."""
+    params = getattr(config, key)
+    for name, value in params.items():
+        inner = value if isinstance(value, dict) else {None: value}
+        for entry, one in inner.items():
+            if one is None or entry == "type":
+                continue
+            other = copy.deepcopy(params)
+            if entry is None:
+                other[name] = changed(one)
+            else:
+                other[name][entry] = changed(one)
+            assert _says(config, key, other) != before, (name, entry)
+
+
+LLAMA = {"model_type": "llama", "num_hidden_layers": 2}
+OLMO3 = {"model_type": "olmo3", "num_hidden_layers": 4}
+QWEN3_VL = {"model_type": "qwen3_vl_text"}
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    (LLAMA | {"rope_scalling": {"factor": 2.0}}, "llama has the key 'rope_scalling' = .*, and nothing of llama reads it"),
+    (LLAMA | {"sliding_window": 64}, "llama has the key 'sliding_window' = 64, which is about positions"),
+    (LLAMA | {"alibi": True}, "llama has the key 'alibi' = True"),
+    (
+        LLAMA | {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+        "llama's rope_theta is 500000.0, but transformers' model has 10000.0",
+    ),
+    (
+        LLAMA | {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_type": "default"}},
+        "rope_scaling and rope_parameters must say the same where both are given, got",
+    ),
+    (
+        LLAMA | {"rope_scaling": {"type": "dynamic", "rope_type": "linear", "factor": 2.0}},
+        r"llama's rope_parameters\['type'\] contradicts rope_type 'linear', got 'dynamic'",
+    ),
+    (
+        LLAMA | {"rope_scaling": {"rope_type": "default", "factor": 2.0}},
+        "llama's rope_parameters has the key 'factor' = 2.0, which rope_type 'default' does not read",
+    ),
+    (
+        LLAMA | {"rope_scaling": YARN | {"beta_fsat": 16}},
+        "llama's rope_parameters has the key 'beta_fsat' = 16, which rope_type 'yarn' does not read",
+    ),
+    (
+        LLAMA | {"rope_scaling": YARN | {"mscale": 1.0}},
+        r"llama's rope_parameters\['mscale'\] is read where both mscale and mscale_all_dim are above 0 alone, got 1.0",
+    ),
+    (
+        LLAMA | {"rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "attention_factor": 1.0}},
+        "has the key 'mscale' = 1.0, which rope_type 'yarn' does not read",
+    ),
+    (
+        LLAMA | {"partial_rotary_factor": 0.5},
+        r"llama's rope_parameters\['partial_rotary_factor'\] must be 1, since llama turns all channels, got 0.5",
+    ),
+    (
+        OLMO3 | {"rope_theta": 1e4},
+        "olmo3's rope_theta is 10000.0, but transformers' model of sliding_attention has 500000.0",
+    ),
+    (
+        OLMO3 | {"rope_parameters": {"full_attention": YARN | {"truncate": False}}},
+        r"olmo3's rope_parameters\['full_attention'\]\['truncate'\] must be true here, since transformers reads it",
+    ),
+    (
+        OLMO3 | {"rope_parameters": {"full_attention": YARN, "rope_theta": 2e4}},
+        "olmo3's rope_parameters must be keyed by full_attention and sliding_attention, got the key 'rope_theta'",
+    ),
+    (
+        {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 3, "layer_types": ["full_attention"] * 32},
+        "qwen2's max_window_layers contradicts the list of layers that stands beside it, got 3",
+    ),
+    (
+        {"model_type": "qwen2", "layer_types": ["sliding_attention"] * 32},
+        "qwen2's sliding_window must be a number of keys, since layer_types has 'sliding_attention', got None",
+    ),
+    (
+        {"model_type": "smollm3", "no_rope_layers": [1] * 36, "no_rope_layer_interval": 3},
+        "smollm3's no_rope_layer_interval contradicts the list of layers that stands beside it, got 3",
+    ),
+    (
+        {"model_type": "mpt", "attn_config": {"alibi": False}},
+        "mpt's attn_config's alibi must be true, since the model of transformers has ALiBi whatever it says, got False",
+    ),
+    ({"model_type": "mpt", "attn_config": {"alibi_bias_max": 16}}, "alibi_bias_max must be 8, since the model of"),
+    (
+        {"model_type": "bert", "position_embedding_type": "relative_key"},
+        "bert's position_embedding_type must be 'absolute', which is all that transformers 5 has, got 'relative_key'",
+    ),
+    (
+        QWEN3_VL | {"rope_parameters": {"mrope_section": [24, 20, 20], "mrope_interleaved": False}},
+        r"rope_parameters\['mrope_interleaved'\] must be true, since the model interleaves whatever it says, got False",
+    ),
+    (
+        QWEN3_VL | {"rope_parameters": {"mrope_section": [16, 24, 24]}},
+        r"must be the pairs of time, height and width as they interleave in 64 pairs, \[22, 21, 21\], got \[16, 24, 24\]",
+    ),
+    (
+        {"model_type": "qwen2_vl_text", "rope_parameters": {"mrope_section": [16, 24, 23]}},
+        r"must be three numbers that add up to head_dim / 2 = 64, got \[16, 24, 23\]",
+    ),
+    (
+        {"model_type": "gemma2", "use_bidirectional_attention": True},
+        "gemma2's use_bidirectional_attention must be false: only causal attention is read, got True",
+    ),
+    ({"model_type": "rwkv"}, "model_type must be one of bert, .*, got 'rwkv'"),
+    ({"model_type": "lama"}, r"got 'lama' \(did you mean 'llama'\?\)"),
+    ({}, "config must have a model_type, got None"),
+    ({"model_type": "gemma3", "part": "vision"}, "model_type must be one of .*, got 'siglip_vision_model'"),
+    ({"model_type": "llama", "part": "text"}, "part must be one that llama has, and it has no text_config, got 'text'"),
+    ({"model_type": "llama", "part": "decoder"}, "part must be None for llama, which is one model, got 'decoder'"),
+    ({"model_type": "t5", "part": "both"}, "part must be 'encoder' or 'decoder', got 'both'"),
+]
+
+
+@pytest.mark.parametrize(("config", "message"), REFUSED)
+def test_what_is_unknown_or_contradicts_is_named(config: dict[str, Any], message: str) -> None:
+    given = {key: value for key, value in config.items() if key != "part"}
+    before = copy.deepcopy(given)
+    with pytest.raises(ValueError, match=message):
+        scheme_from_config(given, config.get("part"))
+    assert given == before
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (7, "config must be a configuration of transformers, its dictionary, or a path to a config.json, got 7"),
+        ("nowhere", "config must be a file or a folder with a config.json, and there is no 'nowhere'"),
+    ],
+)
+def test_what_is_no_configuration_is_named(wrong: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        scheme_from_config(wrong)
+
+
+def test_a_path_a_folder_and_an_object_say_the_same(tmp_path: Path) -> None:
+    config = config_of("olmo3")
+    config.save_pretrained(tmp_path)
+    said = repr(scheme_from_config(config))
+    for place in (tmp_path, str(tmp_path), tmp_path / "config.json"):
+        assert repr(scheme_from_config(place)) == said
+    assert repr(scheme_from_config(json.loads((tmp_path / "config.json").read_text()))) == said
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(ValueError, match=r"config must be a JSON object, and '.*config.json' holds \[1\]"):
+        scheme_from_config(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config must be JSON, and '.*config.json' is not: Expecting"):
+        scheme_from_config(tmp_path)
+
+
+def test_parts_of_models_of_images_and_text() -> None:
+    config = transformers.AutoConfig.for_model("gemma3")
+    said = scheme_from_config(config)
+    assert said.model_type == "gemma3_text"
+    assert {layer.images for layer in said.layers} == {True}
+    assert {layer.images for layer in scheme_from_config(config.text_config).layers} == {False}
+
+
+def test_it_says_what_it_read() -> None:
+    said = scheme_from_config(config_of("gpt_oss"))
+    yarn = "YaRN(factor=4.0, original_length=64, truncate=False)"
+    assert repr(said) == (
+        "gpt_oss: decoder, 4 layers, 4096 positions\n"
+        f"  layers 0, 2: RoPE, base 150, all 20 channels, half layout, {yarn}, window of 4 keys, a sink per head\n"
+        f"  layers 1, 3: RoPE, base 150, all 20 channels, half layout, {yarn}, whole text, a sink per head"
+    )
