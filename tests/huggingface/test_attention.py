@@ -44,6 +44,8 @@ ENCODER = {k: v for k, v in SIZES.items() if k != "num_key_value_heads"}
 ALTERNATING = ["sliding_attention", "full_attention"]
 ALL_EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 2}  # none is chosen, so rounding changes no choice
 
+GPT = {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": VOCABULARY}
+
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", SIZES),
     "qwen2": ("Qwen2", SIZES | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
@@ -67,9 +69,18 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 10},
     ),
     "cohere2": ("Cohere2", SIZES | {"sliding_window": 5, "layer_types": ALTERNATING}),
-    "gpt2": ("GPT2", {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": VOCABULARY}),
+    "gpt2": ("GPT2", dict(GPT)),
     "gpt_neox": ("GPTNeoX", ENCODER | {"rotary_pct": 0.5}),
     "phi": ("Phi", SIZES),
+}
+ADAPTED: dict[str, tuple[str, dict[str, Any]]] = {  # five heads: the slopes of a power of two are another formula
+    "bloom": ("Bloom", {"hidden_size": 60, "n_layer": 2, "n_head": 5, "vocab_size": VOCABULARY, "pad_token_id": 0}),
+    "mpt": ("Mpt", {"d_model": 60, "n_layers": 2, "n_heads": 5, "max_seq_len": 64, "vocab_size": VOCABULARY}),
+    "gptj": ("GPTJ", GPT | {"rotary_dim": 8}),
+    "falcon": (
+        "Falcon",
+        {k: SIZES[k] for k in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")},
+    ),
 }
 ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", ENCODER),
@@ -84,7 +95,7 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
 def built(name: str, **changes: Any) -> Any:
     """A small model, with weights large enough for attention to be far from uniform."""
     torch.manual_seed(0)
-    family, options = (DECODERS | ENCODERS)[name]
+    family, options = (DECODERS | ADAPTED | ENCODERS)[name]
     config = getattr(transformers, f"{family}Config")(**options | changes)
     kind = {"GPT2": "GPT2LMHeadModel", "Llama4Text": "Llama4ForCausalLM", "Gemma3Text": "Gemma3ForCausalLM"}
     ending = "Model" if name in ENCODERS else "ForCausalLM"
@@ -189,6 +200,10 @@ KINDS: dict[str, tuple[Run, Run]] = {
 
 def with_attention(model: Any, name: str, dtype: torch.dtype) -> Any:
     other = copy.deepcopy(model).to(dtype)
+    if other.config.model_type in ADAPTED:
+        if name == "posenc":
+            hf.adapt(other)
+        return other
     other.set_attn_implementation(name)
     assert other.config.get_text_config()._attn_implementation == name
     return other
@@ -211,6 +226,14 @@ def check(model: Any, run: Run, truth: Run) -> None:
 def test_a_decoder_is_as_exact_as_its_eager_attention(name: str, kind: str) -> None:
     if name == "llama4" and kind in ("left", "cached"):
         pytest.skip("transformers scales queries by their place in the cache, so its padded rows are other rows")
+    check(built(name), *KINDS[kind])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ADAPTED)
+def test_a_model_with_an_attention_of_its_own_is_as_exact_adapted(name: str, kind: str) -> None:
+    if kind == "packed" and name != "gptj":
+        pytest.skip("the model tells no documents apart")
     check(built(name), *KINDS[kind])
 
 

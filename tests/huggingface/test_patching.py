@@ -14,10 +14,10 @@ pytest.importorskip("transformers")
 import transformers
 
 import posenc
-from posenc.huggingface import Patched, patch, scheme_from_config
+from posenc.huggingface import Patched, adapt, patch, scheme_from_config
 from posenc.huggingface.rotary import is_rotary, read_turns
 from posenc.scalings import DynamicNTK, Llama3, LongRoPE, NTKAware, PositionInterpolation, YaRN
-from tests.huggingface.test_attention import DECODERS, GENERATE, IDS, IMAGE, MROPE, SIZES, built, moved, output
+from tests.huggingface.test_attention import ADAPTED, DECODERS, GENERATE, IDS, IMAGE, MROPE, SIZES, built, moved, output
 
 ROTATING = [name for name in DECODERS if name != "gpt2"]
 TRAINED = 16
@@ -28,7 +28,7 @@ IS_TOKEN = torch.arange(40) >= torch.tensor([[13], [0]])
 def state(model: Any) -> dict[str, Any]:
     """All that a patch could change: parameters and buffers, modules, and which attention runs."""
     tensors = {name: (x.data_ptr(), x.clone()) for name, x in [*model.named_parameters(), *model.named_buffers()]}
-    modules = {name: id(module) for name, module in model.named_modules()}
+    modules = {name: (id(module), type(module)) for name, module in model.named_modules()}
     return {
         "tensors": tensors,
         "modules": modules,
@@ -230,6 +230,27 @@ def test_a_scheme_on_gpt2_in_place_of_its_table() -> None:
     torch.testing.assert_close(output(model, input_ids=IDS), first, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("what", [posenc.NoPE(), YaRN(4.0, TRAINED), DynamicNTK(2.0, TRAINED), None], ids=repr)
+@pytest.mark.parametrize("name", ADAPTED)
+def test_a_model_with_an_attention_of_its_own_is_patched_and_put_back(name: str, what: Any) -> None:
+    model = built(name)
+    before, plain = state(model), output(model, input_ids=LONG)
+    if not isinstance(what, posenc.Scheme | None) and name in ("bloom", "mpt"):
+        refused(what, model, "has no rotary frequencies to put a scaling on: Schedule.*ALiBi")
+        return
+    with adapt(model) if what is None else patch(model, what):
+        inputs = {"attention_mask": IS_TOKEN.long()} | GENERATE
+        ids = LONG.masked_fill(~IS_TOKEN, 0)
+        out = model.generate(ids, **inputs)
+        assert torch.equal(model.generate(LONG[:1, 13:], **GENERATE)[0, 27:], out[0, 40:])
+        other = copy.deepcopy(model)
+        changed = output(model, input_ids=LONG)
+        assert torch.equal(output(other, input_ids=LONG), changed)
+    assert same(state(model), before)
+    assert torch.equal(output(model, input_ids=LONG), plain)
+    assert ((changed - plain).abs().max() > 1e-3) == (what is not None)
+
+
 @pytest.mark.parametrize("scheme", [posenc.ALiBi(4), posenc.NoPE(), posenc.ALiBi(4) + posenc.RoPE(12)], ids=repr)
 def test_a_scheme_generates_the_same_alone_padded_and_without_a_cache(scheme: Any) -> None:
     model = built("llama")
@@ -334,6 +355,13 @@ def test_what_is_not_understood_is_refused_by_name() -> None:
     refused(posenc.ALiBi(8), llama, r"ALiBi is made for 8 heads, and LlamaForCausalLM \(llama\) has 4")
     refused(posenc.Schedule([(posenc.NoPE(), None)]), llama, "a Schedule of 2 layers .* got one of 1")
     refused(YaRN(4.0, 16), built("gpt2"), r"GPT2LMHeadModel \(gpt2\) has no rotary module")
+    refused(YaRN(4.0, 16), built("falcon", alibi=True), "falcon with alibi=True does not rotate")
+    deberta = transformers.DebertaV2Model(
+        transformers.DebertaV2Config(hidden_size=48, num_hidden_layers=1, num_attention_heads=4)
+    )
+    refused(posenc.NoPE(), deberta, r"DebertaV2Model \(deberta-v2\) cannot be patched: its positions meet")
+    with pytest.raises(ValueError, match=r"LlamaForCausalLM \(llama\) is not among bloom, falcon, gptj, mpt"):
+        adapt(llama)
     with pytest.raises(ValueError, match="model must be a model of transformers, got Linear"):
         patch(torch.nn.Linear(2, 2), YaRN(4.0, 16))
     with patch(llama, YaRN(4.0, 16)), pytest.raises(ValueError, match=r"model is patched already: undo\(\)"):

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from posenc.huggingface.config import ModelPositions as ModelPositions
     from posenc.huggingface.config import scheme_from_config as scheme_from_config
     from posenc.huggingface.patching import Patched as Patched
+    from posenc.huggingface.patching import adapt as adapt
     from posenc.huggingface.patching import patch as patch
     from posenc.huggingface.weights import convert_layout as convert_layout
     from posenc.huggingface.weights import half_to_interleaved as half_to_interleaved
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 HOMES = {
     "register": "attention",
     "Patched": "patching",
+    "adapt": "patching",
     "patch": "patching",
     "Layer": "config",
     "ModelPositions": "config",

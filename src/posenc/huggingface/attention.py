@@ -241,13 +241,17 @@ class Plan(nn.Module):
     """What stands in place of a layer's own positions: a scheme, bound where its queries and keys are, and a window
     (left, right) in place of the model's, None: the model's own. `patch` gives it to a layer's attention by the name
     PLAN, so a scheme's parameters are the model's. ``source`` is the module that sees the model's position_ids, for
-    layers that are not given them."""
+    layers that are not given them; with ``counts`` a model has none, and tokens are counted."""
 
     def __init__(
-        self, scheme: Scheme, window: tuple[int | None, int | None] | None = None, source: nn.Module | None = None
+        self,
+        scheme: Scheme,
+        window: tuple[int | None, int | None] | None = None,
+        source: nn.Module | None = None,
+        counts: bool = False,
     ) -> None:
         super().__init__()
-        self.scheme, self.window = scheme, window
+        self.scheme, self.window, self.counts = scheme, window, counts
         self._source = (source,)  # in a tuple, so that it is not a part of this module as well
 
     def position_ids(self) -> Tensor | None:
@@ -346,7 +350,7 @@ def _planned(
     dtype = torch.promote_types(query.dtype, torch.float32)
     if "placed" not in kept:
         ids = plan.position_ids() if position_ids is None else position_ids
-        kept["placed"] = place(queries, keys, bias, ids)
+        kept["placed"] = place(queries, keys, bias, ids, plan.counts)
     name = (id(plan.scheme), dtype)
     if name not in kept:
         at, there, lengths = kept["placed"]
@@ -361,24 +365,30 @@ def _reach(queries: Positions, window: tuple[int | None, int | None]) -> int:
 
 
 def place(
-    queries: Positions, keys: Positions, bias: Tensor | None, position_ids: Tensor | None
+    queries: Positions, keys: Positions, bias: Tensor | None, position_ids: Tensor | None, counts: bool = False
 ) -> tuple[Positions, Positions, Tensor]:
     """Queries and keys with the coordinates that the model gives them, and how long the text of each row is by now.
 
     ``position_ids`` (rows, queries) are those of the queries. Keys of a cache are counted back from the last query,
     token by token, padding left out: there they were, unless somebody left places out, which is a ValueError where it
-    can be told. ``bias`` is a mask that says who sees whom in place of the positions.
+    can be told. ``bias`` is a mask that says who sees whom in place of the positions. ``counts``: where there are no
+    position_ids, the tokens of the row are counted.
     """
-    is_key = keys.document != PADDING if bias is None else _is_seen(bias)
-    ids = _ids(queries, keys, bias, position_ids)
     m, n = queries.order.size(1), keys.order.size(1)
+    is_key = keys.document != PADDING if bias is None else _is_seen(bias)
+    slot = torch.arange(n, device=is_key.device)[None]
+    if m == n:
+        slots = slot
+    elif bias is None:
+        slots = queries.order - keys.order[:, :1]
+    else:  # the last key that anyone sees is the last query's own
+        slots = slot.masked_fill(~is_key, 0).amax(1, keepdim=True) + torch.arange(1 - m, 1, device=slot.device)
+    if counts and position_ids is None:
+        count = is_key.long().cumsum(1)
+        position_ids = (count.gather(1, slots.expand(count.size(0), -1)) - 1).clamp(min=0)
+    ids = _ids(queries, keys, bias, position_ids)
     there, is_here = ids, is_key
     if m != n:
-        slot = torch.arange(n, device=ids.device)[None]
-        if bias is None:
-            slots = queries.order - keys.order[:, :1]
-        else:  # the last key that anyone sees is the last query's own
-            slots = slot.masked_fill(~is_key, 0).amax(1, keepdim=True) + torch.arange(1 - m, 1, device=ids.device)
         rows = max(is_key.size(0), ids.size(0))
         slots, ids, is_key = slots.expand(rows, -1), ids.expand(rows, -1), is_key.expand(rows, -1)
         count = is_key.long().cumsum(1)

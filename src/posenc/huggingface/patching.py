@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from posenc.arguments import shown
+from posenc.huggingface.adapters import ADAPTERS, OTHERS, adapted, check_adapted
 from posenc.huggingface.attention import NAME, PLAN, Plan, Visible
+from posenc.huggingface.config import scheme_from_config
 from posenc.huggingface.rotary import PosencRotary, Turns, is_rotary, read_turns
 from posenc.positions import Positions
 from posenc.scheme import Schedule, Scheme, check_window, is_scheme
@@ -65,6 +67,16 @@ class Patched:
             parent._modules[name] = new
         self._restore.append(back)
 
+    def _exchange(self, module: nn.Module, kind: type) -> None:
+        """Makes the module one of another class."""
+        was = type(module)
+
+        def back() -> None:
+            module.__class__ = was
+
+        module.__class__ = kind
+        self._restore.append(back)
+
     def _through_posenc(self) -> None:
         """Sets posenc as the attention implementation, of every configuration that has another."""
         model: Any = _transformer(self.model)
@@ -103,10 +115,7 @@ def patch(model: nn.Module, what: Any) -> Patched:
 
     ValueError for a model that is patched already, and for one whose positions are not understood, by its name.
     """
-    base = _transformer(model)
-    if any(isinstance(m, PosencRotary | Plan | PosencTable) for m in base.modules()):
-        raise ValueError("model is patched already: undo() that first, one patch replaces what another one reads")
-    patched = Patched(model)
+    patched, base = _begin(model)
     try:
         if isinstance(what, Schedule) or is_scheme(what):
             _put_scheme(patched, base, what)
@@ -120,6 +129,35 @@ def patch(model: nn.Module, what: Any) -> Patched:
         patched.undo()
         raise
     return patched
+
+
+def adapt(model: nn.Module) -> Patched:
+    """Runs a model whose attention takes no other (BLOOM, MPT, GPT-J, Falcon) through posenc, with the positions that
+    its configuration says, until ``undo()`` or the end of the ``with`` block. Models that take
+    ``set_attn_implementation("posenc")`` need it not; for others a ValueError says why it cannot be done.
+    """
+    patched, base = _begin(model)
+    config = _text(base)
+    if config.model_type not in ADAPTERS:
+        raise ValueError(
+            f"{_named(base)} is not among {', '.join(sorted(ADAPTERS))}, whose attention posenc exchanges: use "
+            "model.set_attn_implementation('posenc')"
+        )
+    try:
+        _put_adapted(patched, base, scheme_from_config(config).schedule)
+    except BaseException:
+        patched.undo()
+        raise
+    return patched
+
+
+def _begin(model: nn.Module) -> tuple[Patched, Any]:
+    base = _transformer(model)
+    if (kind := _text(base).model_type) in OTHERS:
+        raise ValueError(f"{_named(base)} cannot be patched: {OTHERS[kind]}")
+    if any(isinstance(m, PosencRotary | Plan | PosencTable) for m in base.modules()):
+        raise ValueError("model is patched already: undo() that first, one patch replaces what another one reads")
+    return Patched(model), base
 
 
 def _transformer(model: nn.Module) -> Any:
@@ -148,6 +186,10 @@ def _rotaries(base: Any) -> Iterator[tuple[nn.Module, str, nn.Module]]:
 
 def _put_scaling(patched: Patched, base: Any, what: Any) -> None:
     found = list(_rotaries(base))
+    check_adapted(_text(base))
+    if _text(base).model_type in ADAPTERS and (not found or getattr(what, "needs_lengths", False)):
+        _scale_adapted(patched, base, what)
+        return
     if not found:
         raise ValueError(
             f"{_named(base)} has no rotary module that posenc knows, so there are no frequencies to put a scaling on"
@@ -343,8 +385,59 @@ class PosencTable(nn.Module):
         return table.to(weight.dtype)
 
 
+def _put_adapted(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
+    """Exchanges the attention of every layer of a family that has one of its own."""
+    config = _text(base)
+    check_adapted(config)
+    name, forward = ADAPTERS[config.model_type]
+    modules = [m for m in base.modules() if type(m).__name__ == name]
+    schemes = _by_layer(base, what, len(modules))
+    was = config._attn_implementation_internal
+
+    def back() -> None:
+        config._attn_implementation_internal = was
+
+    patched._restore.append(back)
+    config._attn_implementation_internal = NAME  # so that the model asks for posenc's mask
+    for n, module in enumerate(modules):
+        scheme, window = schemes[n]
+        patched._exchange(module, adapted(module, forward))
+        counts = config.model_type in ("bloom", "mpt")
+        patched._replace(module, PLAN, Plan(scheme, window, counts=counts))
+    patched.changes.append("attention: posenc's, in place of the model's own")
+    patched.changes.append(repr(what) if isinstance(what, Schedule) else f"every layer: {what!r}")
+
+
+def _scale_adapted(patched: Patched, base: Any, what: Any) -> None:
+    own = scheme_from_config(_text(base)).schedule
+    if isinstance(what, Mapping) or not any(isinstance(scheme, RoPE) for scheme in own.schemes):
+        raise ValueError(f"{_named(base)} has no rotary frequencies to put a scaling on: {own}")
+    for scheme in own.schemes:
+        if isinstance(scheme, RoPE):
+            scheme.scaling = what
+    _put_adapted(patched, base, own)
+    patched.changes.append(f"every rotating layer: scaled by {what!r}")
+
+
+def _by_layer(
+    base: Any, what: Schedule | Scheme, layers: int
+) -> list[tuple[Any, tuple[int | None, int | None] | None]]:
+    """Scheme and window of every layer; None: the model's own window."""
+    if not isinstance(what, Schedule):
+        _check_scheme(base, what, False)
+        return [(what, None)] * layers
+    if len(what) != layers:
+        raise ValueError(f"what must be a Schedule of {layers} layers like {_named(base)}, got one of {len(what)}")
+    for scheme, _ in what:
+        _check_scheme(base, scheme, _text(base).model_type in TABLES)
+    return [(scheme, check_window(window)) for scheme, window in what]
+
+
 def _put_scheme(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
     modules, config = _attentions(base), _text(base)
+    if config.model_type in ADAPTERS:
+        _put_adapted(patched, base, what)
+        return
     table = TABLES.get(config.model_type)
     rotaries = list(_rotaries(base))
     if not modules or not (table or rotaries):
@@ -352,12 +445,10 @@ def _put_scheme(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
             f"{_named(base)} has neither rotary modules nor a learned table that posenc knows, so posenc cannot tell "
             "what a scheme would replace"
         )
+    if not isinstance(what, Schedule):
+        _check_scheme(base, what, table is not None)
     layers = sorted({module.layer_idx for module in modules})
-    if isinstance(what, Schedule) and len(what) != len(layers):
-        raise ValueError(f"what must be a Schedule of {len(layers)} layers like {_named(base)}, got one of {len(what)}")
-    schemes = [what[n] if isinstance(what, Schedule) else (what, None) for n in range(len(layers))]
-    for scheme, _ in schemes:
-        _check_scheme(base, scheme, table is not None)
+    schemes = [(what, None)] * len(layers) if not isinstance(what, Schedule) else _by_layer(base, what, len(layers))
     patched._through_posenc()
     source: nn.Module | None = None
     for parent, name, module in rotaries:
@@ -377,11 +468,7 @@ def _put_scheme(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
                 patched.changes.append(f"the model's learned table {table}: not added, {instead} is")
     for module in modules:
         scheme, window = schemes[layers.index(module.layer_idx)]
-        own = None
-        if isinstance(what, Schedule):
-            left, right = check_window(window)
-            own = (left, right)
-        patched._replace(module, PLAN, Plan(scheme, own, source))
+        patched._replace(module, PLAN, Plan(scheme, window, source))
     if isinstance(what, Schedule):
         patched.changes.append(repr(what))
     else:
