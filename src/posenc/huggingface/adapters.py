@@ -130,8 +130,8 @@ def falcon(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Falcon with rotation: cos and sin are not read. There is no dropout in its rotating attention."""
-    heads = (part.transpose(1, 2) for part in self._split_heads(self.query_key_value(hidden_states)))
-    out = _attend(self, *heads, attention_mask, layer_past, output_attentions, position_ids=position_ids)
+    query, key, value = (part.transpose(1, 2) for part in self._split_heads(self.query_key_value(hidden_states)))
+    out = _attend(self, query, key, value, attention_mask, layer_past, output_attentions, position_ids=position_ids)
     return self.dense(out), None
 
 

@@ -83,7 +83,7 @@ class Visible(Tensor):
     @staticmethod
     def __new__(cls, queries: Positions, keys: Positions, visibility: Visibility, rows: int) -> Visible:
         shape = (rows, 1, len(queries), len(keys))
-        made: Visible = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=queries.device)  # type: ignore[attr-defined]
+        made: Visible = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=queries.device)
         made.queries, made.keys, made.visibility = queries, keys, visibility
         made.kept = {}
         return made
@@ -101,7 +101,9 @@ class Visible(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]  # torch declares it without cls and func
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         args, kwargs = pytree.tree_map_only(Visible, Visible.dense, (args, kwargs or {}))
         return func(*args, **kwargs)
 
@@ -184,7 +186,7 @@ def mask(
     from transformers.masking_utils import causal_mask_function, sdpa_mask
 
     function = causal_mask_function if mask_function is None else mask_function
-    is_compiled = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    is_compiled = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
     rule = None if is_compiled or isinstance(q_offset, Tensor) else read_rule(function)
     if rule is None or batch_size == 0:
         dense: Tensor | None = sdpa_mask(

@@ -108,10 +108,13 @@ def patch(model: nn.Module, what: Any) -> Patched:
       `LongRoPE`) is right from a cache and for each row by itself: keys are then kept unrotated.
     - A *scheme*, such as ``ALiBi(num_heads)`` or ``NoPE()``, replaces what the model does: its rotation is switched
       off, its learned table is not added. Layers share it, and its parameters are the model's.
-    - A `Schedule` does so for each layer, with its window in place of the model's.
+    - A `Schedule` does so for each layer, with its window in place of the model's. Schemes see queries and keys as they
+      reach the model's attention: DeepSeek-V3's rotated slice is in the half layout there.
 
     What was changed is in ``changes``, and printed. Configurations are not changed: what save_pretrained writes loads
-    as the model was, plus the parameters of a scheme that has some. Wrappers such as PEFT's are looked through.
+    as the model was, without posenc. Parameters of a scheme are written too, and left out with a warning when loaded so;
+    transformers writes no tensors that layers share, so give each layer one of its own, in a `Schedule` of
+    ``scheme.another()``. Wrappers such as PEFT's are looked through.
 
     ValueError for a model that is patched already, and for one whose positions are not understood, by its name.
     """
@@ -469,10 +472,9 @@ def _put_scheme(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
     for module in modules:
         scheme, window = schemes[layers.index(module.layer_idx)]
         patched._replace(module, PLAN, Plan(scheme, window, source))
-    if isinstance(what, Schedule):
-        patched.changes.append(repr(what))
-    else:
-        patched.changes.append(f"every layer: {what!r}")
+    patched.changes.append(repr(what) if isinstance(what, Schedule) else f"every layer: {what!r}")
+    if getattr(config, "attn_temperature_tuning", False):
+        patched.changes.append("the model's factor of queries by their place in the cache stays")
 
 
 def _check_scheme(base: Any, scheme: Any, has_table: bool) -> None:
