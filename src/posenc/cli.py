@@ -1,4 +1,4 @@
-"""The command line: ``posenc compare``, ``laws``, ``plot``, ``bench``, ``check``, ``schemes``.
+"""The command line: ``posenc compare``, ``extend``, ``laws``, ``plot``, ``bench``, ``check``, ``schemes``.
 
 torch is imported by the commands that need it, so that ``posenc --help`` answers at once. Exit codes: 0 done, 1 failed
 or interrupted, with one line on stderr, 2 wrong use.
@@ -13,6 +13,7 @@ import posenc
 from posenc.arguments import check_name
 from posenc.bench import command as bench
 from posenc.conformance import command as conformance
+from posenc.extend import command as extend
 from posenc.figures import command as plot
 from posenc.lab import command as lab
 from posenc.laws import command as laws
@@ -52,7 +53,7 @@ def _parsers() -> tuple[Parser, "argparse._SubParsersAction[Parser]"]:
     parser = Parser(prog="posenc", description="Positional encodings for PyTorch attention.")
     parser.add_argument("--version", action="version", version=f"posenc {posenc.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for room in (lab, laws, plot, bench, conformance):
+    for room in (lab, extend, laws, plot, bench, conformance):
         room.add_parser(commands)
     schemes = commands.add_parser(
         "schemes",

@@ -229,7 +229,7 @@ class YaRN(_Scaling):
         grown = 0.1 * math.log(self.factor)
         return (of_each * grown + 1) / (of_all * grown + 1)
 
-    def kept(self, theta: Float64[Tensor, " pairs"]) -> Float64[Tensor, " pairs"]:
+    def _kept(self, theta: Float64[Tensor, " pairs"]) -> Float64[Tensor, " pairs"]:
         """gamma of every pair."""
         if self.ramp == "ratio":
             turns = _turns(theta, self.original_length)
@@ -249,7 +249,7 @@ class YaRN(_Scaling):
 
     def __call__(self, theta: Float64[Tensor, " pairs"]) -> tuple[Float64[Tensor, " pairs"], float]:
         """theta' and the factor of cos and sin."""
-        return _blend(theta, self.factor, self.kept(theta)), self.magnitude
+        return _blend(theta, self.factor, self._kept(theta)), self.magnitude
 
 
 @dataclass(frozen=True, repr=False)
@@ -293,9 +293,9 @@ class LongRoPE(_Scaling):
     tokens takes the long list, whatever the other rows are and however many tokens the cache could hold. So all keys
     turn when the text grows past L, and a cache keeps them unrotated. cos and sin are multiplied by
     sqrt(1 + ln s/ln L) with ``factor`` = s, the wanted length by L, under either list; an ``attention_factor`` replaces
-    that number. A model whose configuration has no factor means max_position_embeddings by
-    original_max_position_embeddings. The paper's first tokens, which are not scaled at all, are in none of the
-    published models and not here.
+    that number; a pair of them is for the short list and for the long one (Phi-3.5-MoE). A model whose configuration
+    has no factor means max_position_embeddings by original_max_position_embeddings. The paper's first tokens, which
+    are not scaled at all, are in none of the published models and not here.
     Errors: ValueError for lists of another length than there are pairs, for numbers that are not above 0, and where
     neither factor nor attention_factor is given.
     Source: Ding et al. 2024, "LongRoPE", section 3 (lambda) and 4; the attention factor is Phi-3's code's.
@@ -306,7 +306,7 @@ class LongRoPE(_Scaling):
     long_factor: Sequence[float]
     original_length: int
     factor: float | None = None
-    attention_factor: float | None = None
+    attention_factor: float | Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         lists = {name: _numbers(name, getattr(self, name)) for name in ("short_factor", "long_factor")}
@@ -315,25 +315,34 @@ class LongRoPE(_Scaling):
             raise ValueError(f"long_factor must have {short} numbers like short_factor, got {long}")
         if self.factor is None and self.attention_factor is None:
             raise ValueError("factor or attention_factor must be given, got None for both")
-        given: dict[str, float] = {}
+        given: dict[str, Any] = {}
         if self.factor is not None:
             given["factor"] = _at_least(1, "factor", self.factor)
         if self.attention_factor is not None:
-            given["attention_factor"] = number("attention_factor", self.attention_factor, above=0)
+            each = self.attention_factor
+            if isinstance(each, tuple | list):
+                if len(each) != 2:
+                    raise ValueError(f"attention_factor must be a number, or one for each list, got {shown(each)}")
+                given["attention_factor"] = tuple(number("attention_factor", one, above=0) for one in each)
+            else:
+                given["attention_factor"] = number("attention_factor", each, above=0)
         self._set(original_length=whole("original_length", self.original_length, least=2), **lists, **given)
 
     @property
-    def magnitude(self) -> float:
-        """The factor of cos and sin."""
+    def magnitudes(self) -> tuple[float, float]:
+        """The factor of cos and sin under the short list, and that under the long one."""
+        if isinstance(self.attention_factor, Sequence):
+            return self.attention_factor[0], self.attention_factor[1]
         if self.attention_factor is not None:
-            return self.attention_factor
+            return self.attention_factor, self.attention_factor
         assert self.factor is not None
-        return math.sqrt(1 + math.log(self.factor) / math.log(self.original_length))
+        of_both = math.sqrt(1 + math.log(self.factor) / math.log(self.original_length))
+        return of_both, of_both
 
     def __call__(
         self, theta: Float64[Tensor, " pairs"], lengths: Float64[Tensor, "rows 1"] | None = None
-    ) -> tuple[Float64[Tensor, "rows pairs"], float]:
-        """theta' of every row, and the factor of cos and sin."""
+    ) -> tuple[Float64[Tensor, "rows pairs"], float | Float64[Tensor, "rows 1 1"]]:
+        """theta' of every row, and the factor of cos and sin: a number, or one for each row."""
         lengths = self._lengths(lengths)
         if theta.numel() != len(self.short_factor):
             raise ValueError(
@@ -345,7 +354,12 @@ class LongRoPE(_Scaling):
             torch.cat([theta.new_full((1,), each) for each in factors])
             for factors in (self.short_factor, self.long_factor)
         )
-        return theta / torch.where(lengths > self.original_length, long, short), self.magnitude
+        is_long = lengths > self.original_length
+        of_short, of_long = self.magnitudes
+        factor = (
+            of_short if of_short == of_long else torch.where(is_long, theta.new_full((), of_long), of_short)[..., None]
+        )
+        return theta / torch.where(is_long, long, short), factor
 
 
 def _numbers(name: str, values: Any) -> tuple[float, ...]:

@@ -346,7 +346,10 @@ class Schedule(nn.Module):
 
     >>> local, whole = RoPE(64, base=10_000.0), RoPE(64, base=1_000_000.0)
     >>> Schedule([(local, 1024), (local, 1024), (whole, None)])
-    Schedule(layers 0, 1: RoPE, window of 1024 keys; layer 2: RoPE, whole text)
+    Schedule(
+      layers 0, 1: RoPE(64, base=10000.0, layout='half', rotary_dim=64, axes=1), window of 1024 keys
+      layer 2: RoPE(64, base=1000000.0, layout='half', rotary_dim=64, axes=1), whole text
+    )
     """
 
     def __init__(self, layers: Sequence[tuple[Scheme, Window]]) -> None:
@@ -388,7 +391,9 @@ class Schedule(nn.Module):
             said.setdefault(kind, []).append(layer)
         words = []
         for (scheme, window), layers in said.items():
-            names = " + ".join(type(part).__name__ for part in self.schemes[scheme].parts)  # type: ignore[union-attr]
+            parts: Any = self.schemes[scheme].parts
+            names = " + ".join(f"{type(part).__name__}({part.extra_repr()})" for part in parts)
+            names += "" if any(part.doors for part in parts) else " (no position)"
             seen = (
                 "whole text"
                 if window is None
@@ -396,5 +401,20 @@ class Schedule(nn.Module):
                 if isinstance(window, int)
                 else f"window {window}"
             )
-            words.append(f"layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}: {names}, {seen}")
-        return f"Schedule({'; '.join(words)})"
+            words.append(f"  layer{'s' * (len(layers) > 1)} {_runs(layers)}: {names}, {seen}\n")
+        return f"Schedule(\n{''.join(words)})"
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """Ascending numbers, three and more in a row as the first and the last.
+
+    >>> _runs([0, 1, 2, 4, 6, 7])
+    '0-2, 4, 6, 7'
+    """
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return ", ".join(f"{r[0]}-{r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in runs)

@@ -272,20 +272,6 @@ class RoPEWithSinks(RoPE):
         self.sinks = weight(num_heads)
 
 
-class DynamicNTK:
-    """Frequencies by the length of each row: b (f n/L - (f - 1))^(d/(d-2)) past the trained length L."""
-
-    needs_lengths = True
-
-    def __init__(self, trained: int, factor: float) -> None:
-        self.trained, self.factor = trained, factor
-
-    def __call__(self, theta: Tensor, lengths: Tensor) -> tuple[Tensor, float]:
-        pairs = theta.numel()
-        grown = (self.factor * lengths / self.trained - (self.factor - 1)).clamp(min=1)
-        return theta * grown ** (-torch.arange(pairs, dtype=DOUBLE) / (pairs - 1)), 1.0
-
-
 class CoPE(Scheme):
     """A position is how many tokens of the row count."""
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import posenc
-from posenc import Positions, RoPE, Scheme
+from posenc import DynamicNTK, Positions, RoPE, Scheme
 from posenc.backends import tiled
 from posenc.block import Block
 from posenc.encoding import Context
@@ -259,7 +259,7 @@ TRIALS = {
         sized(7, 7),
     ),
     "dynamic NTK": Trial(
-        lambda: RoPE(6, base=313.0, scaling=schemes.DynamicNTK(3, 2.0)),
+        lambda: RoPE(6, base=313.0, scaling=DynamicNTK(2.0, 3)),
         partial(oracles.dynamic_ntk, base=313.0, trained=3, factor=2.0),
         ROWS,
         sized(6),

@@ -132,6 +132,13 @@ SCHEMES: dict[str, list[Row]] = {
         Row(lambda: RoPE(7), "rotary_dim must be even and within 2..head_dim = 7, got 7"),
         Row(lambda: RoPE(8, axes=3), "rotary_dim must be even on each of 3 axes …, got 8"),
         Row(lambda: RoPE(8, rotary_dim=10), "rotary_dim must be …, got 10"),
+        *each(
+            RoPE,
+            {"head_dim": 8},
+            "scaling",
+            [(2.0, "2.0"), ("yarn", "'yarn'"), (posenc.YaRN, "the class YaRN")],
+            "a scaling such as YaRN(4.0, 4096), a function of theta or None",
+        ),
     ],
     "Shaw": [
         *sizes(Shaw, {"head_dim": 4, "max_distance": 3}, "head_dim", "max_distance", "num_heads"),

@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("transformers")
-
 from posenc import RoPE
 from posenc.huggingface import ModelPositions, scheme_from_config
 from posenc.scalings import LongRoPE, PositionInterpolation
 from posenc.scheme import Schedule
-from tests.huggingface.tiny import FAMILIES, LONG, YARN, config_of, disagreements
+from tests.huggingface.tiny import FAMILIES, YARN, config_of, disagreements
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -36,11 +34,17 @@ def nested(kind: str, **changes: Any) -> dict[str, Any]:
 
 GPT_OSS = FAMILIES["gpt_oss"]["rope_parameters"]
 DEEPSEEK = FAMILIES["deepseek_v3"]["rope_parameters"]
-OTHER_LAYERS = dict(zip(FAMILIES["olmo3"]["rope_parameters"], reversed(FAMILIES["olmo3"]["rope_parameters"].values())))
+OLMO3 = FAMILIES["olmo3"]["rope_parameters"]
+OTHER_LAYERS = dict(zip(OLMO3, reversed(OLMO3.values()), strict=True))
 
 MISREAD: dict[str, tuple[str, dict[str, Any], set[int], str]] = {
     "truncate": ("gpt_oss", {"rope_parameters": GPT_OSS | {"truncate": True}}, {0, 1, 2, 3}, "scores"),
-    "attention_factor": ("olmo3", {"rope_parameters": nested("full_attention", attention_factor=None)}, {1, 3}, "scores"),
+    "attention_factor": (
+        "olmo3",
+        {"rope_parameters": nested("full_attention", attention_factor=None)},
+        {1, 3},
+        "scores",
+    ),
     "mscale in cos and sin": (
         "deepseek_v3",
         {"rope_parameters": {k: v for k, v in DEEPSEEK.items() if k != "mscale"} | {"mscale": 0.7}},
@@ -49,7 +53,10 @@ MISREAD: dict[str, tuple[str, dict[str, Any], set[int], str]] = {
     ),
     "mscale in the scale": (
         "deepseek_v3",
-        {"rope_parameters": YARN | {"attention_factor": (0.1 * 1.3862943611198906 + 1) / (0.07 * 1.3862943611198906 + 1)}},
+        {
+            "rope_parameters": YARN
+            | {"attention_factor": (0.1 * 1.3862943611198906 + 1) / (0.07 * 1.3862943611198906 + 1)}
+        },
         {0, 1, 2, 3},
         "scale",
     ),

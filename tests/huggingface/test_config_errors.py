@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-transformers = pytest.importorskip("transformers")
+import transformers
 
 from posenc.huggingface import scheme_from_config
 from posenc.huggingface.families import READERS
@@ -82,7 +81,11 @@ def test_every_key_that_is_read_changes_what_is_said_or_raises(name: str) -> Non
 
 
 def _other(name: str) -> Any:
-    sizes = {} if name in {"swinv2", "t5", "mpt", "bloom"} else {k: v for k, v in SIZES.items() if k != "num_key_value_heads"}
+    sizes = (
+        {}
+        if name in {"swinv2", "t5", "mpt", "bloom"}
+        else {k: v for k, v in SIZES.items() if k != "num_key_value_heads"}
+    )
     return transformers.AutoConfig.for_model(name, **(sizes | copy.deepcopy(OTHERS[name])))
 
 
@@ -116,7 +119,10 @@ OLMO3 = {"model_type": "olmo3", "num_hidden_layers": 4}
 QWEN3_VL = {"model_type": "qwen3_vl_text"}
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    (LLAMA | {"rope_scalling": {"factor": 2.0}}, "llama has the key 'rope_scalling' = .*, and nothing of llama reads it"),
+    (
+        LLAMA | {"rope_scalling": {"factor": 2.0}},
+        "llama has the key 'rope_scalling' = .*, and nothing of llama reads it",
+    ),
     (LLAMA | {"sliding_window": 64}, "llama has the key 'sliding_window' = 64, which is about positions"),
     (LLAMA | {"alibi": True}, "llama has the key 'alibi' = True"),
     (
@@ -164,7 +170,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "olmo3's rope_parameters must be keyed by full_attention and sliding_attention, got the key 'rope_theta'",
     ),
     (
-        {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 3, "layer_types": ["full_attention"] * 32},
+        {
+            "model_type": "qwen2",
+            "use_sliding_window": True,
+            "max_window_layers": 3,
+            "layer_types": ["full_attention"] * 32,
+        },
         "qwen2's max_window_layers contradicts the list of layers that stands beside it, got 3",
     ),
     (
@@ -190,7 +201,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         QWEN3_VL | {"rope_parameters": {"mrope_section": [16, 24, 24]}},
-        r"must be the pairs of time, height and width as they interleave in 64 pairs, \[22, 21, 21\], got \[16, 24, 24\]",
+        r"must be the pairs of time, height and width as they interleave in 64 .*, \[22, 21, 21\], got \[16, 24, 24\]",
     ),
     (
         {"model_type": "qwen2_vl_text", "rope_parameters": {"mrope_section": [16, 24, 23]}},

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
-
-transformers = pytest.importorskip("transformers")
 
 import posenc
 from posenc import Positions, logits
@@ -182,9 +181,7 @@ def test_swin_v2_has_its_windows_heads_and_network_per_stage() -> None:
         scheme.load_state_dict(names | {"outer.weight": net[2].weight})
         x = torch.randn(1, window * window, heads * theirs.attention_head_size)
         _, weights = theirs(x, output_attentions=True)
-        q, k = (
-            each(x).unflatten(-1, (heads, -1)).transpose(1, 2) for each in (theirs.query, theirs.key)
-        )
+        q, k = (each(x).unflatten(-1, (heads, -1)).transpose(1, 2) for each in (theirs.query, theirs.key))
         ours = logits(q, k, scheme(Positions.grid(window, window))).softmax(-1)
         torch.testing.assert_close(ours, weights)
     assert [layer.shift for layer in said.layers] == [0, 4, 0, 0]

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-
-transformers = pytest.importorskip("transformers")
+import transformers
 
 from posenc.cli import main
 from posenc.conformance import Model, check
@@ -41,7 +40,7 @@ def test_a_saved_llama_is_checked_with_its_weights(saved: Path) -> None:
     assert subject.options["pad_token_id"] == 63  # it has 0, which the checks write text in
     made, kept = subject.build(**subject.options), transformers.LlamaForCausalLM.from_pretrained(saved)
     assert all(torch.equal(x, kept.state_dict()[n]) for n, x in made.state_dict().items())
-    report = check(subject, checks=[6, 8], lengths=[1, 3, 8])
+    report = check(subject, checks=[6], lengths=[1, 3])
     assert {result.status for result in report.results} == {"passed"}
     assert only(f"hf:{saved}", relative=False)[1].relative is False
 
@@ -77,9 +76,12 @@ def config_in(folder: Path, **given: Any) -> str:
     [
         (
             {"model_type": "llama", "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64},
-            r"has \d\d,\d{3},\d{3},\d{3} parameters, \d+\.\d GiB in float32, which is too large to check: at most 500,000",
+            r"has \d\d,\d{3},\d{3},\d{3} parameters, \d+\.\d GiB in float32, which is too large to check",
         ),
-        ({"model_type": "t5"}, "must be a decoder or an encoder in floating numbers, got one that is an encoder with a"),
+        (
+            {"model_type": "t5"},
+            "must be a decoder or an encoder in floating numbers, got one that is an encoder with a",
+        ),
         ({"model_type": "llama", "quantization_config": {"quant_method": "gptq"}}, "got one that is quantised"),
         ({"model_type": "lama"}, "could not be loaded: "),
         ({}, "could not be loaded: "),
@@ -94,20 +96,26 @@ def test_what_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for place in (str(tmp_path / "none"), "./none", ""):
         with pytest.raises(ValueError, match=r"hf:PATH_OR_NAME must be a folder or a name on the hub, and there is no"):
             subjects_of(f"hf:{place}")
-    with pytest.raises(ValueError, match="must be a folder with a config.json, as save_pretrained writes it, and has none"):
+    with pytest.raises(
+        ValueError, match=r"must be a folder with a config.json, as save_pretrained writes it, and has none"
+    ):
         subjects_of(f"hf:{tmp_path}")
 
     def unreachable(name: str) -> None:
         raise OSError(f"We couldn't connect to load {name}\nand more")
 
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", unreachable)
-    with pytest.raises(ValueError, match=r"hf:a/b could not be loaded, and there is no folder 'a/b': We couldn't connect"):
+    with pytest.raises(
+        ValueError, match=r"hf:a/b could not be loaded, and there is no folder 'a/b': We couldn't connect"
+    ):
         subjects_of("hf:a/b")
 
 
 def test_without_transformers_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, saved: Path) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"hf: needs transformers, which is not installed: pip install 'posenc\[huggin"):
+    with pytest.raises(
+        ValueError, match=r"hf: needs transformers, which is not installed: pip install 'posenc\[huggin"
+    ):
         rooms.pretrained(str(saved))
 
 

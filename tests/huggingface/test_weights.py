@@ -34,7 +34,11 @@ def by_hand(x: Tensor, head_dim: int, rotary_dim: int, first: int) -> Tensor:
 def test_it_is_the_permutation_and_its_inverse_bit_by_bit(case: str) -> None:
     head_dim, rotary_dim, first = CASES[case]
     how = {"rotary_dim": rotary_dim, "first_channel": first}
-    for x in (torch.randn(3 * head_dim, 7), torch.randn(head_dim), torch.randint(-8, 8, (5 * head_dim, 2)).to(torch.int8)):
+    for x in (
+        torch.randn(3 * head_dim, 7),
+        torch.randn(head_dim),
+        torch.randint(-8, 8, (5 * head_dim, 2)).to(torch.int8),
+    ):
         there = half_to_interleaved(x, head_dim, **how)
         assert torch.equal(there, by_hand(x, head_dim, rotary_dim, first))
         assert torch.equal(interleaved_to_half(there, head_dim, **how), x)
@@ -116,12 +120,18 @@ def test_mla_has_one_head_of_keys_behind_its_latents() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"q_proj.qweight": torch.zeros(4, 36)}, r"state has 'q_proj.qweight', torch.float32 \(4, 36\): what its channels"),
+        (
+            {"q_proj.qweight": torch.zeros(4, 36)},
+            r"state has 'q_proj.qweight', torch.float32 \(4, 36\): what its channels",
+        ),
         (
             {"q_proj.weight": torch.zeros(36, 4), "q_proj.weight_scale": torch.zeros(3, 1)},
             r"'q_proj.weight_scale', torch.float32 \(3, 1\), which has not one entry for each of 36 channels",
         ),
-        ({"q_proj.weight": torch.zeros(35, 4)}, r"q_proj.weight must have a multiple of head_dim = 12 entries along axis"),
+        (
+            {"q_proj.weight": torch.zeros(35, 4)},
+            r"q_proj.weight must have a multiple of head_dim = 12 entries along axis",
+        ),
         ({"fc.weight": torch.zeros(4, 4)}, r"state must have a module named q_proj, .* got fc.weight"),
     ],
 )
@@ -214,7 +224,10 @@ def test_a_resized_table_is_rounded_once() -> None:
         (lambda t: resize_grid(t, (4, 4), (5, 5)), r"kept \+ height width = 0 \+ 4 x 4 = 16 rows, got \(17, 3\)"),
         (lambda t: resize_grid(t, 4, (5, 5), kept=1), r"grid must be \(height, width\), got 4"),
         (lambda t: resize_grid(t, (4, 4), (5, 0), kept=1), r"to\[1\] must be a whole number of at least 1, got 0"),
-        (lambda t: resize_grid(t, (4, 4), (5, 5), kept=1, mode="area"), "mode must be 'bicubic' or 'bilinear', got 'area'"),
+        (
+            lambda t: resize_grid(t, (4, 4), (5, 5), kept=1, mode="area"),
+            "mode must be 'bicubic' or 'bilinear', got 'area'",
+        ),
         (lambda t: resize_line(t, 0), "length must be a whole number of at least 1, got 0"),
         (lambda t: resize_line(t, 4, kept=17), "kept must be a whole number within 0..16, got 17"),
         (lambda t: resize_line(t.long(), 4), r"table must be a floating tensor \(..., rows, dim\), got torch.int64"),

@@ -104,7 +104,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": {
         "original_max_position_embeddings": 64,
         "sliding_window": 5,
-        "rope_parameters": {"rope_type": "longrope", "short_factor": LONG, "long_factor": LONG[::-1], "rope_theta": 3e4},
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "short_factor": LONG,
+            "long_factor": LONG[::-1],
+            "rope_theta": 3e4,
+        },
     },
     "modernbert": {
         "local_attention": 6,

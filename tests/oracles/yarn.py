@@ -7,9 +7,10 @@
     q, k   <- rotated with θ', both times 0.1 ln(factor) + 1          so logits times its square
 
 Peng et al. 2023 (arXiv 2309.00071), section 3, as the authors' LlamaYaRNScaledRotaryEmbedding.py has it. Conventions:
-the ramp is linear in the index k, between whole indices, low and high held within 0 .. D-1 and pushed 0.001 apart
-where they coincide (the paper's own ramp is linear in L / wavelength). The magnitude multiplies cos and sin, so a
-partial rotary's untouched channels keep their length; it is 1 for factor <= 1. Pairs, sign and layouts are RoPE's.
+the ramp is linear in the index k, between whole indices (any ones where they are not truncated), low held at 0 from
+below and high at D-1 from above, and pushed 0.001 apart where low is not below high (the paper's own ramp is linear in
+L / wavelength). The magnitude multiplies cos and sin, so a partial rotary's untouched channels keep their length; it is
+1 for factor <= 1. Pairs, sign and layouts are RoPE's.
 """
 
 import math
@@ -23,22 +24,31 @@ from .attention import Heads, Vector, heads
 
 
 def correction_range(
-    dim: int, base: float, original_length: int, fast: float = 32.0, slow: float = 1.0
-) -> tuple[int, int]:
+    dim: int, base: float, original_length: int, fast: float = 32.0, slow: float = 1.0, truncate: bool = True
+) -> tuple[float, float]:
     """(low, high): indices up to low keep their frequency, from high on they are divided by the factor."""
 
     def index_turning(times: float) -> float:
         return dim * math.log(original_length / (times * 2.0 * math.pi)) / (2.0 * math.log(base))
 
-    return max(math.floor(index_turning(fast)), 0), min(math.ceil(index_turning(slow)), dim - 1)
+    low, high = index_turning(fast), index_turning(slow)
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    return max(low, 0), min(high, dim - 1)
 
 
 def frequencies(
-    dim: int, base: float, factor: float, original_length: int, fast: float = 32.0, slow: float = 1.0
+    dim: int,
+    base: float,
+    factor: float,
+    original_length: int,
+    fast: float = 32.0,
+    slow: float = 1.0,
+    truncate: bool = True,
 ) -> Vector:
     """θ'_0 .. θ'_{D/2-1}."""
-    low, high = correction_range(dim, base, original_length, fast, slow)
-    width = 0.001 if low == high else high - low
+    low, high = correction_range(dim, base, original_length, fast, slow, truncate)
+    width = high - low if low < high else 0.001
     out: Vector = []
     for k in range(dim // 2):
         theta = base ** (-2.0 * k / dim)

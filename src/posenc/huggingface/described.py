@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from posenc.scheme import Schedule, Scheme
+from posenc.scheme import Schedule, Scheme, Window, check_window
 from posenc.schemes.nope import NoPE
 from posenc.schemes.rope import RoPE
 
@@ -89,14 +89,13 @@ class ModelPositions:
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
-def window_words(window: object) -> str:
+def window_words(window: Window) -> str:
     """A window of a schedule in words."""
     if window is None:
         return "whole text"
     if isinstance(window, int):
         return f"window of {window} keys"
-    left, right = window  # type: ignore[misc]
-    back, ahead = ("all" if end is None else str(end) for end in (left, right))
+    back, ahead = ("all" if end is None else str(end) for end in check_window(window))
     return f"window of {back} keys back and {ahead} ahead"
 
 

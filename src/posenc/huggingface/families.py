@@ -1,7 +1,7 @@
 """How the configuration of each family is read: a function per model_type, which reads every key about positions.
 
-Each was written from the family's code in transformers 5.23, `configuration_X.py` for what keys mean and `modeling_X.py`
-for what the model does with them; where these differ the code of the model counts, and a key that it overlooks is an
+Each was written from the family's code in transformers 5.23: `configuration_X.py` for what keys mean, `modeling_X.py`
+for what the model does with them. Where these differ the code of the model counts, and a key that it overlooks is an
 error.
 """
 
@@ -244,9 +244,7 @@ def smollm3(keys: Keys) -> ModelPositions:
     kinds, rope, nope = kinds_of(keys, FULL, SLIDING), rotary(keys, head_dim_of(keys)), NoPE()
     turns = _turns(keys)
     keys.flag("use_sliding_window")
-    return described(
-        keys, [rope if turn else nope for turn in turns], windows_of(keys, kinds), [Layer()] * len(kinds)
-    )
+    return described(keys, [rope if turn else nope for turn in turns], windows_of(keys, kinds), [Layer()] * len(kinds))
 
 
 def _turns(keys: Keys) -> list[bool]:

@@ -57,8 +57,8 @@ def pretrained(place: str) -> Pretrained:
     count = _parameters(kind, config)
     if count > MOST:
         raise ValueError(
-            f"hf:{place} has {count:,} parameters, {count * 4 / 2**30:.1f} GiB in float32, which is too large to check: "
-            f"at most {MOST:,} are. Copy its config.json into a folder of its own, with fewer layers and channels"
+            f"hf:{place} has {count:,} parameters, {count * 4 / 2**30:.1f} GiB in float32, which is too large to "
+            f"check: at most {MOST:,} are. Copy its config.json to a folder of its own, with fewer layers"
         )
     options: dict[str, Any] = {"place": str(Path(place).absolute()) if Path(place).is_dir() else place}
     options["kind"] = kind.__name__
@@ -103,12 +103,12 @@ def _without_progress() -> Iterator[None]:
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
         if shown:
-            logging.enable_progress_bar()
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def build_eager(place: str, kind: str, seed: int | None = None, pad_token_id: int | None = None) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Shaped
@@ -144,14 +145,12 @@ def _first(state: Mapping[str, Tensor]) -> str:
 # -- learned tables ---------------------------------------------------------------------------------------------------
 
 
-def resize_line(
-    table: Float[Tensor, "... rows dim"], length: int, *, kept: int = 0
-) -> Float[Tensor, "... length dim"]:
+def resize_line(table: Float[Tensor, "... rows dim"], length: int, *, kept: int = 0) -> Float[Tensor, "... length dim"]:
     """A learned table for more or fewer positions, by linear interpolation between its rows.
 
     Position i of m new ones stands at (i + 1/2) n/m - 1/2 of the n old ones, and no row is past the ends: middles of
-    positions are laid over one another, as `Positions.grid` lays patches with ``extent``. The first ``kept`` rows (OPT's
-    two, RoBERTa's pad_token_id + 1) are not positions: they stay as they are, and are not counted in ``length``.
+    positions are laid over one another, as `Positions.grid` lays patches with ``extent``. The first ``kept`` rows (two
+    of OPT's, pad_token_id + 1 of RoBERTa's) are no positions: they stay as they are, and do not count in ``length``.
 
     Computed in float32 at least and rounded once. The same length is the table itself, bit by bit.
     Errors: ValueError for a table that is not floating, or has no rows beside those kept.
@@ -178,8 +177,9 @@ def resize_grid(
 
     Rows are patches in raster order, after ``kept`` rows for class tokens and registers, which stay as they are. Both
     sizes are said and none is guessed from a square root. Middles of patches are laid over one another, (i + 1/2) n/m
-    - 1/2, by the two sizes and not by a rounded factor. ``mode`` is "bicubic" (PyTorch's kernel, a = -3/4, and -1/2 with
-    antialias) or "bilinear"; ``antialias`` blurs where the grid shrinks, as timm and DINOv2's registers do. A bias of Swin is a grid (2h - 1, 2w - 1) with heads for dim.
+    - 1/2, by the two sizes and not by a rounded factor. ``mode`` is "bicubic" (PyTorch's kernel, a = -3/4, or -1/2 with
+    antialias) or "bilinear"; ``antialias`` blurs where the grid shrinks, as timm and DINOv2's registers do. A bias of
+    Swin is a grid (2h - 1, 2w - 1) with heads for dim.
 
     Computed in float32 at least and rounded once. The same size is the table itself, bit by bit.
     Errors: ValueError for a table of other than kept + height width rows, and for sizes below 1.
@@ -210,7 +210,7 @@ def _table(table: Tensor, kept: int) -> int:
     return table.size(-2)
 
 
-def _size(name: str, size: Sequence[int]) -> tuple[int, int]:
+def _size(name: str, size: Any) -> tuple[int, int]:
     if not isinstance(size, Sequence) or isinstance(size, str) or len(size) != 2:
         raise ValueError(f"{name} must be (height, width), got {shown(size)}")
     return whole(f"{name}[0]", size[0]), whole(f"{name}[1]", size[1])

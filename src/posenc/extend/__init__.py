@@ -1,0 +1,1 @@
+"""What ``posenc extend`` does: a real model with scaled frequencies, measured past the length it was trained at."""

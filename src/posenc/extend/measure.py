@@ -1,0 +1,159 @@
+"""What is measured of one model under one scaling: how well it predicts text, and whether it finds what was hidden.
+
+Every measurement is one pass over one piece of text or one puzzle, so a run that is stopped loses one pass at most.
+
+- ``final``, at a length L: bits per byte of the same last tokens of a piece, from the L tokens that end there. Only how
+  much context there is differs from length to length.
+- ``by_position``, at the longest length: bits per token at places spread over the whole piece, in buckets, from the
+  same pass.
+- ``passkey``: a number is said once in a text, at a depth, and asked for at the end (Mohtashami & Jaggi 2023).
+- ``item``: a numbered list of words is as long as the context, and then a line at a depth in it is begun again by its
+  number: the word of that number comes next.
+
+An answer counts as found if every token of it is the likeliest one after those before it, which is what greedy decoding
+would say; ``bits`` is the loss of the whole answer, which tells more of a model that seldom finds it.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+PLACES = 16  # of each bucket of positions
+BUCKETS = 16  # of a piece
+
+# Nouns that most vocabularies have as one token each.
+WORDS = (
+    "apple river stone bread chair cloud horse window garden bridge candle forest guitar hammer island jacket kitchen "
+    "ladder mirror needle orange pencil rabbit saddle table umbrella valley wallet yellow zebra anchor basket camera "
+    "dragon engine flower glass house insect jungle kettle lemon market napkin ocean paper queen rocket school tiger "
+    "uncle violin winter bottle circle doctor eagle finger ghost honey"
+).split()
+
+
+class Puzzle(NamedTuple):
+    """Tokens of a text that ends with an answer, and how many of the last ones are the answer."""
+
+    tokens: Tensor
+    answer: int
+
+
+@torch.no_grad()
+def nats(model: Any, tokens: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss of the tokens after ``places`` of a text (tokens,), each from all before it, and whether each is the
+    likeliest. Logits are made at those places alone, or a long text would need gigabytes for them."""
+    device = next(model.parameters()).device
+    ids = tokens[:-1].to(device)[None]
+    # Without a cache: keys that nothing will ask for again need not be kept.
+    logits = model(input_ids=ids, use_cache=False, logits_to_keep=places.to(device)).logits[0].float()
+    target = tokens.to(device)[places.to(device) + 1]
+    return F.cross_entropy(logits, target, reduction="none").double().cpu(), (logits.argmax(-1) == target).cpu()
+
+
+def with_begin(tokens: Tensor, length: int, begin: Tensor) -> Tensor:
+    """The last ``length`` tokens to be read and the one after them, the first of them replaced by what begins a text."""
+    part = tokens[-(length + 1) :]
+    return torch.cat((begin, part[len(begin) :]))
+
+
+def final(model: Any, tokens: Tensor, length: int, scored: int, begin: Tensor) -> Tensor:
+    """Nats of the last ``scored`` tokens, from the ``length`` tokens that end there."""
+    part = with_begin(tokens, length, begin)
+    return nats(model, part, torch.arange(length - scored, length))[0]
+
+
+def spread(length: int, scored: int) -> tuple[Tensor, list[int]]:
+    """Places to score over a whole piece, and the edges of the buckets they lie in. The last ``scored`` are all there.
+
+    Buckets double in width from 16 tokens on, and are of an equal width past a sixteenth of the length."""
+    edges, width = [0], 16
+    while edges[-1] < length:
+        edges.append(min(edges[-1] + width, length))
+        width = min(max(edges[-1], 16), max(length // BUCKETS, 16))
+    rng = np.random.default_rng(0)  # the same places for every scaling
+    some = [
+        np.sort(rng.choice(np.arange(a, b), min(PLACES, b - a), replace=False))
+        for a, b in zip(edges[:-1], edges[1:], strict=True)
+    ]
+    both = np.union1d(np.concatenate(some), np.arange(length - scored, length))
+    return torch.from_numpy(both), edges
+
+
+def by_position(model: Any, tokens: Tensor, length: int, scored: int, begin: Tensor) -> tuple[Tensor, dict[str, Any]]:
+    """Nats of the last ``scored`` tokens, and bits per token of each bucket of positions, from one pass."""
+    places, edges = spread(length, scored)
+    each, _ = nats(model, with_begin(tokens, length, begin), places)
+    bucket = torch.bucketize(places, torch.tensor(edges[1:]), right=True)
+    bits = [float(each[bucket == n].mean()) / math.log(2) for n in range(len(edges) - 1)]
+    return each[-scored:], {"edges": edges, "bits": [rounded(x) for x in bits]}
+
+
+def passkey(tokenizer: Any, filler: Tensor, length: int, depth: int, begin: Tensor, rng: np.random.Generator) -> Puzzle:
+    """A text of ``length`` tokens that says a number at ``depth`` percent of it, asks for it at the end, and answers."""
+    key = str(rng.integers(10_000, 100_000))
+    told = _ids(tokenizer, f"\nThe pass key is {key}. Remember it. {key} is the pass key.\n")
+    asked = _ids(tokenizer, "\nWhat is the pass key? The pass key is")
+    answer = _ids(tokenizer, f" {key}")
+    room = length + 1 - len(begin) - len(told) - len(asked) - len(answer)
+    _require_room(room, length)
+    at = room * depth // 100
+    return Puzzle(torch.cat((begin, filler[:at], told, filler[at:room], asked, answer)), len(answer))
+
+
+def item(tokenizer: Any, length: int, depth: int, begin: Tensor, rng: np.random.Generator) -> Puzzle:
+    """A numbered list of words that is ``length`` tokens long with its question and answer, which is the word at
+    ``depth`` percent of it."""
+    head, lines, words = _ids(tokenizer, "A list of words:\n"), [], []
+    tail = len(_ids(tokenizer, _again(99999) + " " + max(WORDS, key=len)))
+    room = length + 1 - len(begin) - len(head) - tail
+    _require_room(room, length)
+    used = 0
+    while True:
+        word = str(rng.choice(WORDS))
+        line = _ids(tokenizer, f"{len(lines) + 1}. {word}\n")
+        if used + len(line) > room:
+            break
+        lines.append(line)
+        words.append(word)
+        used += len(line)
+    if not lines:
+        _require_room(-1, length)
+    at = min(len(lines) * depth // 100, len(lines) - 1)
+    asked = _ids(tokenizer, _again(at + 1))
+    answer = _ids(tokenizer, f" {words[at]}")
+    return Puzzle(torch.cat((begin, head, *lines, asked, answer)), len(answer))
+
+
+def _again(number: int) -> str:
+    return f"\nA word of the list again:\n{number}."
+
+
+def solved(model: Any, puzzle: Puzzle) -> dict[str, Any]:
+    """Whether the model finds the answer, and the loss of it in bits."""
+    length = len(puzzle.tokens) - 1
+    each, right = nats(model, puzzle.tokens, torch.arange(length - puzzle.answer, length))
+    return {"found": int(bool(right.all())), "bits": rounded(float(each.sum()) / math.log(2)), "tokens": length}
+
+
+def beginning(tokenizer: Any) -> Tensor:
+    """What the tokenizer puts before a text: its token of beginning, or nothing."""
+    ids = tokenizer("a")["input_ids"]
+    bos = tokenizer.bos_token_id
+    return torch.tensor([bos] if bos is not None and ids[:1] == [bos] else [], dtype=torch.int64)
+
+
+def rounded(value: float) -> float | None:
+    """As JSON has it, which knows no infinity."""
+    return round(value, 6) if math.isfinite(value) else None
+
+
+def _ids(tokenizer: Any, text: str) -> Tensor:
+    return torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _require_room(room: int, length: int) -> None:
+    if room < 0:
+        raise ValueError(f"lengths must leave room for a question and its answer, got {length}")

@@ -1,0 +1,165 @@
+"""Pictures of an extension: the loss against length and position, and what was found where."""
+
+import math
+from collections.abc import Callable
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from posenc.extend.summary import PUZZLES, Summary
+from posenc.lab.summary import Interval
+from posenc.workbench import style
+
+MOST = 1.5  # bits above the cropped text's, from where on a value is an arrow at the edge
+
+Draw = Callable[[Summary, bool], Figure]
+
+
+def final(summary: Summary, dark: bool) -> Figure:
+    """Bits per byte of the same final tokens against the length of what stands before them."""
+    lines = {
+        s: [(float(n), v) for n in summary.lengths if (v := summary.bits(s, n)) is not None] for s in summary.scalings
+    }
+    return _lines(summary, lines, dark, "The same final tokens, more context", "tokens shown", "bits per byte")
+
+
+def by_position(summary: Summary, dark: bool) -> Figure:
+    """Bits per token against position in the longest pieces."""
+    lines = {s: summary.by_position(s) for s in summary.scalings}
+    return _lines(summary, lines, dark, "Where the loss is", "position", "bits per token", cropped=False)
+
+
+def _lines(
+    summary: Summary,
+    lines: dict[str, list[tuple[float, Interval]]],
+    dark: bool,
+    title: str,
+    xlabel: str,
+    ylabel: str,
+    cropped: bool = True,
+) -> Figure:
+    with style.context(dark):
+        figure = Figure(figsize=(6.2, 3.9), layout="constrained")
+        axes = figure.add_subplot()
+        axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
+        values = [v.mean for points in lines.values() for _, v in points if math.isfinite(v.mean)]
+        if not values:
+            axes.text(0.5, 0.5, "not measured yet", transform=axes.transAxes, ha="center")
+            return figure
+        baseline = summary.cropped() if cropped else None
+        low = min([*values, *([baseline.mean] if baseline else [])])
+        trained = [v.mean for points in lines.values() for x, v in points if x <= summary.trained]
+        cap = max([baseline.mean if baseline else low, *(v for v in trained if v <= low + MOST)]) + MOST
+        high = min(max(values), cap)
+        margin = 0.06 * (high - low) or 0.1
+        axes.set_ylim(low - margin, high + margin)
+        if baseline:
+            faint = style.theme(dark).faint
+            axes.axhline(baseline.mean, color=faint, linewidth=1.1, linestyle=style.BASELINE, label="cropped")
+        for n, (scaling, points) in enumerate(lines.items()):
+            _line(axes, scaling, points, high + margin, dark, 2.5 * (n - (len(lines) - 1) / 2))
+        _axis(axes, summary, [x for points in lines.values() for x, _ in points])
+        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=9)
+    return figure
+
+
+def _line(
+    axes: Axes, scaling: str, points: list[tuple[float, Interval]], top: float, dark: bool, aside: float
+) -> None:
+    from matplotlib.transforms import offset_copy
+
+    look = style.look(scaling, dark)
+    moved = offset_copy(axes.transData, axes.get_figure(root=True), x=aside, units="points")
+    inside = [(x, v) for x, v in points if math.isfinite(v.mean) and v.mean <= top]
+    axes.vlines(
+        [x for x, _ in inside],
+        [v.low for _, v in inside],
+        [min(v.high, top) for _, v in inside],
+        color=look.color,
+        linewidth=2.4,
+        alpha=0.4,
+        transform=moved,
+    )
+    axes.plot(
+        [x for x, _ in points],
+        [v.mean for _, v in points],
+        color=look.color,
+        linestyle=look.dashes,
+        marker=look.marker,
+        markersize=5,
+        label=scaling,
+        transform=moved,
+    )
+    for x, v in points:
+        if not math.isfinite(v.mean) or v.mean > top:
+            words = f"{v.mean:.1f}" if math.isfinite(v.mean) else "NaN"
+            axes.annotate(
+                f"↑{words}", (x, top), (aside, -8), textcoords="offset points", color=look.color, size=7.5, ha="center"
+            )
+
+
+def _axis(axes: Axes, summary: Summary, xs: list[float]) -> None:
+    axes.set_xscale("log", base=2)
+    ticks = [n for n in summary.lengths if n >= min(xs)] or sorted(set(xs))
+    below = min(ticks)
+    ticks = [below / 2**k for k in range(12, 0, -1) if below / 2**k >= min(xs)] + list(ticks)
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}" + "\ntrained" * bool(x == summary.trained)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.tick_params(axis="x", labelsize=8)
+    axes.set_xlim(min(xs) / 1.2, max(xs) * 1.2)
+    if min(xs) / 1.2 <= summary.trained <= max(xs) * 1.2:
+        axes.axvline(summary.trained, color=axes.spines["bottom"].get_edgecolor(), linewidth=1, linestyle=":", zorder=1)
+
+
+def puzzle(kind: str) -> Draw:
+    """How many puzzles of a kind were solved, by depth and length: a panel for each scaling."""
+
+    def draw(summary: Summary, dark: bool) -> Figure:
+        scalings, depths = summary.scalings, summary.depths(kind)
+        with style.context(dark):
+            wide = max(1.6, 0.62 * len(summary.lengths) + 0.5)
+            columns = min(len(scalings), 3) or 1
+            rows = -(-len(scalings) // columns) or 1
+            height = 0.95 + 0.34 * max(len(depths), 1)
+            figure = Figure(figsize=(max(columns * wide + 0.9, 5.2), rows * height + 0.5), layout="constrained")
+            figure.suptitle(f"{kind}: {PUZZLES[kind]}, found", x=0.01, ha="left", weight="bold", size=11)
+            paper = style.theme(dark)
+            for n, scaling in enumerate(scalings):
+                axes = figure.add_subplot(rows, columns, n + 1)
+                _grid(axes, summary, kind, scaling, depths, paper)
+                axes.set_title(scaling, size=9.5)
+                if n % columns == 0:
+                    axes.set_ylabel("depth, %", size=9)
+        return figure
+
+    return draw
+
+
+def _grid(
+    axes: Axes, summary: Summary, kind: str, scaling: str, depths: tuple[int, ...], paper: style.Theme
+) -> None:
+    axes.grid(False)
+    axes.set_xlim(-0.5, len(summary.lengths) - 0.5)
+    axes.set_ylim(len(depths) - 0.5, -0.5)
+    color = paper.palette[3]
+    for i, depth in enumerate(depths):
+        for j, length in enumerate(summary.lengths):
+            found = summary.found(kind, scaling, length, depth)
+            share = found[0] / found[1] if found else 0.0
+            axes.fill_between([j - 0.5, j + 0.5], i - 0.5, i + 0.5, color=color, alpha=0.75 * share, linewidth=0)
+            words = f"{found[0]}/{found[1]}" if found else "–"
+            axes.text(j, i, words, ha="center", va="center", size=8.5)
+    axes.set_xticks(range(len(summary.lengths)), [f"{n:,}" for n in summary.lengths], size=7.5, rotation=30)
+    axes.set_yticks(range(len(depths)), [str(d) for d in depths], size=8.5)
+    past = sum(n <= summary.trained for n in summary.lengths)
+    axes.axvline(past - 0.5, color=paper.faint, linewidth=1, linestyle=":")
+
+
+def figures(summary: Summary) -> dict[str, Draw]:
+    """Those that there are numbers for."""
+    some: dict[str, Draw] = {}
+    if any(r["kind"] == "final" for r in summary.records):
+        some |= {"final": final, "by_position": by_position}
+    return some | {kind: puzzle(kind) for kind in summary.kinds()}

@@ -1,0 +1,113 @@
+"""From records to numbers: what was measured of each scaling, and what is not there."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from posenc.extend.settings import CROPPED
+from posenc.lab.summary import Interval, mean_interval
+
+Record = Mapping[str, Any]
+PUZZLES = {"passkey": "a number said once in a text", "item": "the word of a number in a list"}
+
+
+class Summary:
+    """The records of one extension, asked by kind, scaling and length."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self.records = list(records)
+        self.configuration: Mapping[str, Any] = self.records[-1]["configuration"] if self.records else {}
+        self.trained = int(self.configuration.get("trained_length", 0))
+        self.scalings = tuple(dict.fromkeys(r["scheme"] for r in self.records if r["scheme"] != CROPPED))
+        self.lengths = tuple(sorted({r["length"] for r in self.records if r["kind"] in ("final", *PUZZLES)}))
+        self._rows: dict[tuple[str, str, int], dict[int, Record]] = {}
+        for r in self.records:
+            self._rows.setdefault((r["kind"], r["scheme"], r["length"]), {})[r["seed"]] = r
+
+    def rows(self, kind: str, scaling: str, length: int) -> dict[int, Record]:
+        """Records by the number of the piece or puzzle."""
+        return self._rows.get((kind, scaling, length), {})
+
+    def bits(self, scaling: str, length: int) -> Interval | None:
+        """Mean bits per byte of the final tokens over the pieces, with a 95 % interval."""
+        return _interval([r["bits"] for r in self.rows("final", scaling, length).values()])
+
+    def cropped(self) -> Interval | None:
+        return self.bits(CROPPED, self.trained)
+
+    def gain(self, scaling: str, length: int, other: str = CROPPED) -> Interval | None:
+        """Bits per byte less those of the plain model on cropped text (or of another scaling at this length), paired
+        over the same pieces; below 0, the scaling does better."""
+        mine = self.rows("final", scaling, length)
+        theirs = self.rows("final", other, self.trained if other == CROPPED else length)
+        both = [(mine[n]["bits"], theirs[n]["bits"]) for n in mine if n in theirs]
+        return _interval([None if a is None or b is None else a - b for a, b in both])
+
+    def found(self, kind: str, scaling: str, length: int, depth: int | None = None) -> tuple[int, int] | None:
+        """How many puzzles were solved, of how many; None where there were none."""
+        rows = [r for r in self.rows(kind, scaling, length).values() if depth is None or r["depth"] == depth]
+        return (sum(r["found"] for r in rows), len(rows)) if rows else None
+
+    def answer_bits(self, kind: str, scaling: str, length: int) -> Interval | None:
+        """The loss of the whole answer."""
+        return _interval([r["bits"] for r in self.rows(kind, scaling, length).values()])
+
+    def depths(self, kind: str) -> tuple[int, ...]:
+        return tuple(sorted({r["depth"] for r in self.records if r["kind"] == kind}))
+
+    def by_position(self, scaling: str) -> list[tuple[float, Interval]]:
+        """Bits per token in each bucket of positions of the longest pieces, at its geometric middle."""
+        rows = list(self.rows("by_position", scaling, self.lengths[-1]).values()) if self.lengths else []
+        if not rows:
+            return []
+        edges = rows[0]["edges"]
+        found = []
+        for n, (a, b) in enumerate(pairwise(edges)):
+            value = _interval([r["bits"][n] for r in rows])
+            if value is not None:
+                found.append((math.sqrt((a + 1) * b), value))
+        return found
+
+    def kinds(self) -> tuple[str, ...]:
+        """The puzzles that there are."""
+        return tuple(kind for kind in PUZZLES if any(r["kind"] == kind for r in self.records))
+
+    def missing(self) -> list[str]:
+        """What each scaling lacks of what was asked for, in words."""
+        c, lines = self.configuration, []
+        tasks, depths = c.get("tasks", ()), c.get("depths", ())
+        train = f", {c['train']} steps" if c.get("train") else ""
+        for scaling in c.get("scalings", ()):
+            name = scaling + train
+            wanted = {
+                "final": c["windows"] if "text" in tasks else 0,
+                "passkey": len(depths) * c["trials"] if "passkey" in tasks else 0,
+                "item": len(depths) * c["trials"] if "item" in tasks else 0,
+            }
+            gone = [
+                f"{kind} at {length:,} ({len(self.rows(kind, name, length))} of {count})"
+                for kind, count in wanted.items()
+                for length in c["lengths"]
+                if len(self.rows(kind, name, length)) < count
+            ]
+            if gone:
+                lines.append(f"{name}: {', '.join(gone)}")
+        return lines
+
+
+def _interval(values: Sequence[float | None]) -> Interval | None:
+    """Mean and interval; not a number where some value was none."""
+    if not values:
+        return None
+    array = np.array([math.nan if v is None else v for v in values], dtype=np.float64)
+    return mean_interval(array) if np.isfinite(array).all() else Interval(math.nan, math.nan, math.nan)
+
+
+def verdict(gain: Interval) -> str:
+    """A paired difference in a word: an interval that holds zero is a tie."""
+    if not math.isfinite(gain.mean):
+        return "not finite"
+    return "tie" if gain.low <= 0 <= gain.high else "better" if gain.mean < 0 else "worse"

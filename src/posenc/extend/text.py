@@ -1,0 +1,73 @@
+"""The text: tokens of whole files, and the pieces of it that a model is tested and fine-tuned on."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc.lab.data import Corpus, Text, load
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tokens that stand together in one file, and how many bytes the last of them are."""
+
+    tokens: Tensor  # (longest + 1,)
+    final_bytes: int  # of the last ``final`` tokens
+
+
+class Tokens:
+    """Both sides of a text in the tokens of a model. Pieces lie inside one file; those to test on are held out from
+    fine-tuning and from the search."""
+
+    def __init__(self, text: tuple[str, ...], tokenizer: Any, longest: int, final: int, windows: int) -> None:
+        self._tokenizer, self.longest, self.final = tokenizer, longest, final
+        # Enough bytes held out for the pieces, at what a token of a large vocabulary is in most texts.
+        self.corpus: Corpus = load(text, held_out=windows * (longest + 1) * 5)
+        self.about, self.digest = self.corpus.about, self.corpus.digest
+        pieces = [piece for file in _files(self.corpus.validation) for piece in self._pieces(file)]
+        if len(pieces) < windows:
+            raise ValueError(
+                f"too little text: {windows} pieces of {longest + 1:,} tokens are needed, each inside one file, and "
+                f"{self.about} has {len(pieces)}: give more --text, shorter --lengths or fewer --windows"
+            )
+        self.pieces = [pieces[n * len(pieces) // windows] for n in range(windows)]
+
+    def _pieces(self, file: str) -> Iterator[Piece]:
+        """Side by side from the end of a file, which has the most context."""
+        made = self._tokenizer(file, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        ids, places = made["input_ids"], made["offset_mapping"]
+        for stop in range(len(ids), self.longest, -(self.longest + 1)):
+            scored = places[stop - self.final : stop]
+            data = file[scored[0][0] : scored[-1][1]].encode()
+            yield Piece(torch.tensor(ids[stop - self.longest - 1 : stop]), max(len(data), 1))
+
+    @cached_property
+    def _train(self) -> list[Tensor]:
+        """The tokens of each file to train on."""
+        return [
+            torch.tensor(self._tokenizer(file, add_special_tokens=False, verbose=False)["input_ids"])
+            for file in _files(self.corpus.train)
+        ]
+
+    def draw(self, rng: np.random.Generator, size: int) -> Tensor:
+        """``size`` random tokens of one file of the training side. ValueError where no file has so many."""
+        rooms = np.array([max(len(ids) - size + 1, 0) for ids in self._train])
+        if not rooms.sum():
+            raise ValueError(f"too little text: no file for training has {size:,} tokens in {self.about}")
+        at = int(rng.integers(rooms.sum()))
+        file = int(np.searchsorted(np.cumsum(rooms), at, side="right"))
+        start = at - int(np.cumsum(rooms)[file] - rooms[file])
+        return self._train[file][start : start + size]
+
+
+def _files(side: Text) -> Iterator[str]:
+    for begin, end in zip(side.bounds[:-1], side.bounds[1:], strict=True):
+        try:
+            yield side.data[begin:end].tobytes().decode()
+        except UnicodeDecodeError:  # not text: a tokenizer would be shown signs that stand for nothing
+            continue

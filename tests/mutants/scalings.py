@@ -1,0 +1,220 @@
+"""Scalings of rotary frequencies, misread in the ways that codes and configurations misread them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc import DynamicNTK, Llama3, LongRoPE, NTKAware, PositionInterpolation, Proportional, YaRN
+from posenc import scalings as module
+from posenc.models import ForwardPass
+from tests.hard.wrong import INF, NAN, NO_WORDS, Row, each, flags, numbers, sizes
+from tests.mutants import Mutant
+from tests.schemes import test_scalings
+
+RIGHT_KEPT, RIGHT_YARN, RIGHT_LONG, RIGHT_DYNAMIC = YaRN._kept, YaRN.__call__, LongRoPE.__call__, DynamicNTK.__call__
+RIGHT_LLAMA, RIGHT_SHARE, RIGHT_LAYER = Llama3.__call__, Proportional.__call__, ForwardPass.of_layer
+
+
+def frequencies() -> None:
+    for case in test_scalings.CASES:
+        test_scalings.test_frequencies_are_the_oracles(*case)
+
+
+def by_length() -> None:
+    for case in test_scalings.CASES:
+        test_scalings.test_frequencies_by_length_are_the_oracles_below_at_and_above_the_threshold(*case)
+
+
+def magnitudes() -> None:
+    (mark,) = test_scalings.test_the_factor_of_cos_and_sin.pytestmark  # type: ignore[attr-defined]
+    for scaling, factor in mark.args[1]:
+        test_scalings.test_the_factor_of_cos_and_sin(scaling, factor)
+    test_scalings.test_the_factor_of_longrope()
+
+
+def rows() -> None:
+    for scaling in test_scalings.BY_LENGTH.values():
+        test_scalings.test_a_row_is_turned_by_its_own_length(scaling)
+
+
+def decoding() -> None:
+    for scaling in test_scalings.BY_LENGTH.values():
+        test_scalings.test_decoding_from_a_cache_is_the_full_pass_at_every_length(scaling)
+
+
+def of(right: Callable[..., Any], **changed: Any) -> Callable[..., Any]:
+    """The method of the scaling with other arguments."""
+    return lambda self, *args: right(replace(self, **changed), *args)
+
+
+def swapped(self: YaRN, theta: Tensor) -> Tensor:
+    """beta_fast bounds what is stretched and beta_slow what stays."""
+    return 1 - RIGHT_KEPT(self, theta)
+
+
+def other_ramp(self: YaRN, theta: Tensor) -> Tensor:
+    return RIGHT_KEPT(replace(self, ramp="ratio" if self.ramp == "index" else "index"), theta)
+
+
+def with_lengths(change: Callable[[Tensor], Tensor], right: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, theta, lengths=None: right(self, theta, change(lengths))
+
+
+def longest(lengths: Tensor) -> Tensor:
+    return lengths.amax().expand_as(lengths)
+
+
+def capacity(lengths: Tensor) -> Tensor:
+    """What the model could take, however long the text is."""
+    return torch.full_like(lengths, 10**6)
+
+
+def plain_ntk(self: DynamicNTK, theta: Tensor, lengths: Tensor) -> tuple[Tensor, float]:
+    """The factor once more for every trained length, from the trained length on: no - (f - 1)."""
+    stretch = torch.where(lengths > self.original_length, self.factor * lengths / self.original_length, 1.0)
+    return module._ntk(theta, stretch), 1.0
+
+
+def of_base(self: NTKAware, theta: Tensor) -> tuple[Tensor, float]:
+    """The base times s, and not s^(d/(d-2))."""
+    k = torch.arange(theta.numel(), dtype=theta.dtype)
+    return theta * self.factor ** (-k / theta.numel()), 1.0
+
+
+def partial_rotation(self: Proportional, theta: Tensor) -> tuple[Tensor, float]:
+    """The share of the channels in the exponent too."""
+    turning = int(self.share * theta.numel())
+    k = torch.arange(theta.numel(), dtype=theta.dtype)
+    base = theta[0] / theta[1]
+    return torch.where(k < turning, base ** (-k * theta.numel() / max(turning, 1)), 0.0), 1.0
+
+
+def slowest(self: Proportional, theta: Tensor) -> tuple[Tensor, float]:
+    """The last share of the pairs turns."""
+    return RIGHT_SHARE(self, theta.flip(0))[0].flip(0), 1.0
+
+
+class Keeping:
+    """A scheme that says its keys may be kept as they were turned."""
+
+    needs_lengths = False
+
+    def __init__(self, scheme: Any) -> None:
+        self.scheme = scheme
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self.scheme(*arguments, **named)
+
+
+def keeping(self: ForwardPass, layer: int) -> Any:
+    scheme, window = RIGHT_LAYER(self, layer)
+    return Keeping(scheme), window
+
+
+SWITCHED = property(lambda self: 1.0)
+MUTANTS = (
+    Mutant("ignores truncate", YaRN, "_kept", of(RIGHT_KEPT, truncate=True), frequencies),
+    Mutant("never truncates", YaRN, "_kept", of(RIGHT_KEPT, truncate=False), frequencies),
+    Mutant("has the ramp of the other kind", YaRN, "_kept", other_ramp, frequencies),
+    Mutant("has beta_fast and beta_slow swapped", YaRN, "_kept", swapped, frequencies),
+    Mutant("has the default betas", YaRN, "_kept", of(RIGHT_KEPT, beta_fast=32.0, beta_slow=1.0), frequencies),
+    Mutant("drops attention_factor", YaRN, "__call__", of(RIGHT_YARN, attention_factor=None), magnitudes),
+    Mutant("drops mscale", YaRN, "__call__", of(RIGHT_YARN, mscale=None), magnitudes),
+    Mutant("drops mscale_all_dim", YaRN, "__call__", of(RIGHT_YARN, mscale_all_dim=None), magnitudes),
+    Mutant("does not lengthen", YaRN, "magnitude", SWITCHED, magnitudes),
+    Mutant("stretches by a base of s alone", NTKAware, "__call__", of_base, frequencies),
+    Mutant("has Llama's bounds swapped", Llama3, "__call__", of(RIGHT_LLAMA, high_freq_factor=8.0), frequencies),
+    Mutant("takes its list by the batch's longest row", LongRoPE, "__call__", with_lengths(longest, RIGHT_LONG), rows),
+    Mutant("takes its list by capacity", LongRoPE, "__call__", with_lengths(capacity, RIGHT_LONG), by_length),
+    Mutant("is long from L on", LongRoPE, "__call__", with_lengths(lambda n: n + 1, RIGHT_LONG), by_length),
+    Mutant("is long a token late", LongRoPE, "__call__", with_lengths(lambda n: n - 1, RIGHT_LONG), by_length),
+    Mutant("has one factor for both lists", LongRoPE, "magnitudes", property(lambda self: (1.25, 1.25)), magnitudes),
+    Mutant("stretches by the batch's longest row", DynamicNTK, "__call__", with_lengths(longest, RIGHT_DYNAMIC), rows),
+    Mutant("counts from 0", DynamicNTK, "__call__", with_lengths(lambda n: n - 1, RIGHT_DYNAMIC), by_length),
+    Mutant("jumps at the trained length", DynamicNTK, "__call__", plain_ntk, by_length),
+    Mutant("lets a cache keep turned keys", ForwardPass, "of_layer", keeping, decoding),
+    Mutant("rotates a part, not a proportion", Proportional, "__call__", partial_rotation, frequencies),
+    Mutant("keeps the slowest pairs", Proportional, "__call__", slowest, frequencies),
+)
+
+# -- what they refuse --------------------------------------------------------------------------------------------------
+
+FROM_1 = (
+    ("4", "'4'"), (True, "True"), (NAN, "nan"), (INF, "inf"), (torch.tensor(2.0), "torch.float32 ()"),
+    (0, "0"), (0.25, "0.25"), (-4, "-4"),
+)  # fmt: skip
+
+
+def factors(call: Callable[..., Any], good: dict[str, Any]) -> list[Row]:
+    return each(call, good, "factor", FROM_1, "a finite number of at least 1")
+
+
+STRETCH = {"factor": 4, "original_length": 64}
+LISTS = {"short_factor": [1.0, 2.0], "long_factor": [2.0, 3.0], "original_length": 64, "factor": 4.0}
+THETA = torch.tensor([1.0, 0.1], dtype=torch.float64)
+NEEDED = "lengths must be given: the frequencies of {} depend on the length of each row"
+ONE_PAIR = "{} needs two pairs of channels at least, got 1"
+
+REFUSED: dict[str, list[Row]] = {
+    "PositionInterpolation": factors(PositionInterpolation, {}),
+    "NTKAware": [*factors(NTKAware, {}), Row(lambda: NTKAware(2)(THETA[:1]), ONE_PAIR.format("NTKAware"))],
+    "DynamicNTK": [
+        *factors(DynamicNTK, STRETCH),
+        *sizes(DynamicNTK, STRETCH, "original_length"),
+        Row(lambda: DynamicNTK(2, 64)(THETA), NEEDED.format("DynamicNTK")),
+        Row(lambda: DynamicNTK(2, 64)(THETA[:1], THETA[:1, None]), ONE_PAIR.format("DynamicNTK")),
+    ],
+    "YaRN": [
+        *factors(YaRN, STRETCH),
+        *sizes(YaRN, STRETCH, "original_length"),
+        *numbers(YaRN, STRETCH, "beta_fast", 0),
+        *numbers(YaRN, STRETCH, "beta_slow", 0),
+        *flags(YaRN, STRETCH, "truncate"),
+        *each(YaRN, STRETCH, "ramp", NO_WORDS, "'index' or 'ratio'"),
+        *each(YaRN, STRETCH, "attention_factor", [("1", "'1'"), (0, "0"), (INF, "inf")], "a finite number above 0"),
+        *(
+            row
+            for name in ("mscale", "mscale_all_dim")
+            for row in each(YaRN, STRETCH, name, [("1", "'1'"), (-1, "-1")], "a finite number of at least 0")
+        ),
+        Row(lambda: YaRN(4, 64, 1.0, 32.0), "beta_slow must be below beta_fast, got 32 and 1"),
+        Row(lambda: YaRN(4, 64)(THETA[:1]), ONE_PAIR.format("YaRN")),
+    ],
+    "Llama3": [
+        *factors(Llama3, STRETCH),
+        *sizes(Llama3, STRETCH, "original_length"),
+        *numbers(Llama3, STRETCH, "low_freq_factor", 0),
+        *numbers(Llama3, STRETCH, "high_freq_factor", 0),
+        Row(lambda: Llama3(8, 64, 4.0, 4.0), "low_freq_factor must be below high_freq_factor, got 4 and 4"),
+    ],
+    "LongRoPE": [
+        *factors(LongRoPE, LISTS),
+        *sizes(LongRoPE, LISTS, "original_length"),
+        Row(lambda: LongRoPE(**{**LISTS, "original_length": 1}), "original_length must be …at least 2, got 1"),
+        *each(LongRoPE, LISTS, "short_factor", [("12", "'12'"), ([], "[]"), (2.0, "2.0")], "a number for each pair"),
+        Row(lambda: LongRoPE([1.0, 0.0], [1.0, 1.0], 64, 4), "short_factor[1] must be …number above 0, got 0.0"),
+        Row(lambda: LongRoPE([1.0], [1.0, 1.0], 64, 4), "long_factor must have 1 numbers like short_factor, got 2"),
+        Row(lambda: LongRoPE([1.0], [1.0], 64), "factor or attention_factor must be given, got None for both"),
+        Row(lambda: LongRoPE(**LISTS, attention_factor="1"), "attention_factor must be a finite …above 0, got '1'"),
+        Row(
+            lambda: LongRoPE(**LISTS, attention_factor=(1.0, 2.0, 3.0)),
+            "attention_factor must be a number, or one for each list, got (1.0, 2.0, 3.0)",
+        ),
+        Row(lambda: LongRoPE(**LISTS)(THETA), NEEDED.format("LongRoPE")),
+        Row(
+            partial(LongRoPE(**LISTS), THETA[:1], THETA[:1, None]),
+            "short_factor and long_factor must have 1 numbers, one for each pair, got 2",
+        ),
+    ],
+    "Proportional": [
+        *each(
+            Proportional, {}, "share", [("1", "'1'"), (1.5, "1.5"), (-0.1, "-0.1"), (NAN, "nan"), (True, "True")],
+            "a number within [0, 1]",
+        ),
+        *factors(Proportional, {"share": 0.5}),
+    ],
+}  # fmt: skip

@@ -1,0 +1,310 @@
+"""Scalings are their scalar loops', hold their laws, depend on a row's own length alone, and decode from a cache."""
+
+import copy
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import posenc
+from posenc import (
+    DynamicNTK,
+    Llama3,
+    LongRoPE,
+    NoPE,
+    NTKAware,
+    PositionInterpolation,
+    Positions,
+    Proportional,
+    RoPE,
+    Schedule,
+    YaRN,
+)
+from posenc.models import Decoder, KVCache
+from posenc.phases import frequencies
+from tests.oracles import rope, scalings, yarn
+
+Scaling = Callable[..., tuple[Tensor, Any]]
+CASES = [(8, 10_000.0, 64), (12, 313.0, 100), (64, 150_000.0, 4096), (128, 500_000.0, 8192), (96, 10_000.0, 2048)]
+DIMS = pytest.mark.parametrize(("dim", "base", "trained"), CASES)
+
+
+def lists(dim: int) -> tuple[list[float], list[float]]:
+    """Two lists for the pairs of ``dim`` channels, neither of which is the other's multiple."""
+    return [1 + 0.01 * k for k in range(dim // 2)], [1 + 0.5 * k**1.5 for k in range(dim // 2)]
+
+
+def found(scaling: Scaling, dim: int, base: float, length: int | None = None) -> Tensor:
+    """theta of one row."""
+    theta = frequencies(dim, base)
+    if length is None:
+        return scaling(theta)[0]
+    (row,) = scaling(theta, torch.tensor([[length]], dtype=torch.float64))[0]
+    return row
+
+
+def same(one: Tensor, expected: list[float]) -> None:
+    torch.testing.assert_close(one, torch.tensor(expected, dtype=torch.float64), rtol=1e-13, atol=0)
+
+
+# -- the formulas ------------------------------------------------------------------------------------------------------
+
+
+@DIMS
+def test_frequencies_are_the_oracles(dim: int, base: float, trained: int) -> None:
+    for s in (1.0, 1.7, 8.0, 40.0):
+        same(found(PositionInterpolation(s), dim, base), scalings.linear(dim, base, s))
+        same(found(NTKAware(s), dim, base), scalings.ntk(dim, base, s))
+        same(found(Llama3(s, trained), dim, base), scalings.llama3(dim, base, s, trained))
+        same(found(Llama3(s, trained, 0.5, 9.0), dim, base), scalings.llama3(dim, base, s, trained, 0.5, 9.0))
+        for fast, slow in ((32.0, 1.0), (20.0, 0.5)):
+            for truncate in (True, False):
+                of_index = yarn.frequencies(dim, base, s, trained, fast, slow, truncate)
+                same(found(YaRN(s, trained, fast, slow, truncate=truncate), dim, base), of_index)
+            of_ratio = scalings.ratio(dim, base, s, trained, fast, slow)
+            same(found(YaRN(s, trained, fast, slow, ramp="ratio"), dim, base), of_ratio)
+    for share in (0.0, 0.25, 0.3, 0.5, 0.7, 1.0):
+        same(found(Proportional(share), dim, base), scalings.proportional(dim, base, share))
+
+
+@DIMS
+def test_frequencies_by_length_are_the_oracles_below_at_and_above_the_threshold(
+    dim: int, base: float, trained: int
+) -> None:
+    short, long = lists(dim)
+    of_lists = LongRoPE(short, long, trained, factor=4)
+    for length in (1, trained - 1, trained, trained + 1, 4 * trained):
+        for s in (1.0, 2.0, 6.5):
+            of_length = scalings.dynamic(dim, base, s, trained, length)
+            same(found(DynamicNTK(s, trained), dim, base, length), of_length)
+        of_list = scalings.longrope(dim, base, short, long, trained, length)
+        same(found(of_lists, dim, base, length), of_list)
+
+
+def test_where_the_ramp_has_no_width() -> None:
+    """Pairs up to low stay: all where the slowest turns often enough, the first where the fastest never turns once."""
+    torch.testing.assert_close(found(YaRN(4, 10**9), 8, 10.0), frequencies(8, 10.0), rtol=1e-15, atol=0)
+    theta = frequencies(8, 10_000.0)
+    torch.testing.assert_close(found(YaRN(4, 6), 8, 10_000.0), torch.cat((theta[:1], theta[1:] / 4)))
+
+
+@pytest.mark.parametrize(
+    ("scaling", "factor"),
+    [
+        (YaRN(8, 64), 0.1 * math.log(8) + 1),
+        (YaRN(1, 64), 1.0),
+        (YaRN(40, 64, attention_factor=1.0), 1.0),
+        (YaRN(40, 64, mscale=1.0, mscale_all_dim=1.0), 1.0),
+        (YaRN(40, 64, attention_factor=1.5, mscale=0.707), 1.5),
+        (YaRN(40, 64, mscale=0.707, mscale_all_dim=0.5), (0.0707 * math.log(40) + 1) / (0.05 * math.log(40) + 1)),
+        # As in DeepSeek's own code one alone counts: transformers passes over it.
+        (YaRN(40, 64, mscale=0.707), 0.0707 * math.log(40) + 1),
+        (YaRN(40, 64, mscale_all_dim=0.5), (0.1 * math.log(40) + 1) / (0.05 * math.log(40) + 1)),
+        (YaRN(40, 64, mscale=0.0), 1.0),
+        (Llama3(), 1.0),
+        (PositionInterpolation(4), 1.0),
+        (NTKAware(4), 1.0),
+        (Proportional(0.5), 1.0),
+    ],
+    ids=repr,
+)
+def test_the_factor_of_cos_and_sin(scaling: Scaling, factor: float) -> None:
+    assert scaling(frequencies(8, 10_000.0))[1] == pytest.approx(factor, rel=1e-15)
+
+
+def test_the_factor_of_longrope() -> None:
+    short, long = lists(8)
+    lengths = torch.tensor([[64.0], [65.0]], dtype=torch.float64)
+    for arguments, expected in (
+        ({"factor": 32}, scalings.longrope_magnitude(32, 64)),
+        ({"factor": 1}, 1.0),
+        ({"factor": 32, "attention_factor": 1.25}, 1.25),
+    ):
+        assert LongRoPE(short, long, 64, **arguments)(frequencies(8, 10_000.0), lengths)[1] == pytest.approx(expected)
+    each = LongRoPE(short, long, 64, attention_factor=(1.25, 1.5))(frequencies(8, 10_000.0), lengths)[1]
+    assert each.flatten().tolist() == [1.25, 1.5]
+
+
+# -- the laws ----------------------------------------------------------------------------------------------------------
+
+
+@DIMS
+def test_identities(dim: int, base: float, trained: int) -> None:
+    theta = frequencies(dim, base)
+    ones = [1.0] * (dim // 2)
+    of_rope: list[tuple[Scaling, int | None]] = [
+        (PositionInterpolation(1), None),
+        (NTKAware(1), None),
+        (YaRN(1, trained), None),
+        (YaRN(1, trained, ramp="ratio"), None),
+        (Llama3(1, trained), None),
+        (Proportional(1), None),
+        (DynamicNTK(1, trained), trained),
+        (DynamicNTK(9, trained), trained),
+        (LongRoPE(ones, ones, trained, factor=1), trained),
+        (LongRoPE(ones, ones, trained, factor=1), trained + 1),
+    ]
+    for scaling, length in of_rope:
+        torch.testing.assert_close(found(scaling, dim, base, length), theta, rtol=1e-15, atol=0)
+    equal: list[tuple[tuple[Scaling, int | None], tuple[Scaling, int | None]]] = [
+        ((DynamicNTK(1, trained), 3 * trained), (NTKAware(3), None)),  # a factor of 1 is the identity up to L alone
+        ((DynamicNTK(4, trained), 3 * trained), (NTKAware(9), None)),
+        ((Llama3(8, trained), None), (YaRN(8, trained, beta_fast=4.0, ramp="ratio"), None)),
+        ((LongRoPE(ones, [4.0] * (dim // 2), trained, factor=4), trained + 1), (PositionInterpolation(4), None)),
+    ]
+    for one, other in equal:
+        found_one, found_other = (found(scaling, dim, base, length) for scaling, length in (one, other))
+        torch.testing.assert_close(found_one, found_other, rtol=1e-13, atol=0)
+    # NTK: the first pair stays, the last is divided by the factor, as the base that the formula names has it.
+    stretched = found(NTKAware(4), dim, base)
+    assert stretched[0] == 1
+    assert float(stretched[-1]) == pytest.approx(float(theta[-1]) / 4, rel=1e-13)
+
+
+def outputs(scheme: posenc.Scheme, rows: int = 2, tokens: int = 7) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(rows, 3, tokens, 8, dtype=torch.float64, generator=generator) for _ in range(3))
+    out = posenc.attention(q, k, v, scheme, is_causal=True)
+    assert isinstance(out, Tensor)
+    return out
+
+
+def test_with_a_share_of_one_it_is_rope_and_with_none_it_is_nope() -> None:
+    assert torch.equal(outputs(RoPE(8, scaling=Proportional(1))), outputs(RoPE(8)))
+    torch.testing.assert_close(outputs(RoPE(8, scaling=Proportional(0))), outputs(NoPE()), rtol=1e-14, atol=1e-15)
+    # Half of the pairs of 8 channels are not the 2 pairs of 4 channels: two models of one shape.
+    assert not torch.allclose(outputs(RoPE(8, scaling=Proportional(0.5))), outputs(RoPE(8, rotary_dim=4)), atol=1e-3)
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_queries_and_keys_are_turned_and_lengthened_as_the_oracle_has_it(layout: Any) -> None:
+    generator = torch.Generator().manual_seed(1)
+    q, k = (torch.randn(1, 2, 5, 10, dtype=torch.float64, generator=generator) for _ in range(2))
+    positions = Positions.arange(5, start=70)
+    scheme = RoPE(10, 50.0, layout, rotary_dim=8, scaling=YaRN(8, 64))
+    turned = scheme(positions, dtype=torch.float64).rotate(q, k)
+    for x, found_x in zip((q, k), turned, strict=True):
+        expected = yarn.rotate_all(
+            x, positions.coords.tolist(), factor=8, original_length=64, base=50.0, layout=layout, rotary_dim=8
+        )
+        torch.testing.assert_close(found_x, expected, rtol=1e-12, atol=1e-13)
+
+
+# -- by length, row by row ---------------------------------------------------------------------------------------------
+
+TRAINED = 6
+BY_LENGTH = {
+    "dynamic": DynamicNTK(2, TRAINED),
+    "longrope": LongRoPE(*lists(8), TRAINED, factor=4),
+    "longrope, two factors": LongRoPE(*lists(8), TRAINED, attention_factor=(1.1, 1.3)),
+}
+OVER = pytest.mark.parametrize("scaling", BY_LENGTH.values(), ids=BY_LENGTH.keys())
+
+
+@OVER
+def test_a_row_is_turned_by_its_own_length(scaling: Scaling) -> None:
+    """Rows of 1 .. 9 tokens, padded left or right beside one another, are each as the row is alone."""
+    scheme, lengths = RoPE(8, 50.0, scaling=scaling), torch.arange(1, 10)
+    for mask in (torch.arange(9) < lengths[:, None], torch.arange(9) >= 9 - lengths[:, None]):
+        cos, sin = scheme(Positions.padded(mask), dtype=torch.float64).cos_sin()
+        for row, length in enumerate(lengths.tolist()):
+            alone = scheme(Positions.arange(length), dtype=torch.float64).cos_sin()
+            torch.testing.assert_close((cos[row][mask[row]], sin[row][mask[row]]), (alone[0][0], alone[1][0]))
+
+
+@OVER
+@torch.no_grad()
+def test_decoding_from_a_cache_is_the_full_pass_at_every_length(scaling: Scaling) -> None:
+    """Of rows of different lengths, past the threshold one after the other. In one layer: what a deeper one reads was
+    made when the text was shorter, and a cache cannot make it anew."""
+    torch.manual_seed(0)
+    model = Decoder(11, 16, 1, 2, position=RoPE(8, 50.0, scaling=scaling)).double().eval()
+    tokens = torch.randint(11, (3, 10))
+    mask = torch.arange(10) >= torch.tensor([[0], [3], [5]])  # 10, 7 and 5 tokens
+    positions, cache = Positions.padded(mask), KVCache()
+    for start, stop in ((0, 6), (6, 7), (7, 9), (9, 10)):
+        step = model(tokens[:, start:stop], positions[start:stop], cache=cache)
+        full = model(tokens[:, :stop], positions[:stop])
+        torch.testing.assert_close(step[:, -1], full[:, -1], rtol=1e-10, atol=1e-11)
+        for row in range(3):
+            here = mask[row, :stop]
+            alone = model(tokens[row, :stop][here][None])
+            torch.testing.assert_close(step[row, -1], alone[0, -1], rtol=1e-10, atol=1e-11)
+
+
+# -- as values ---------------------------------------------------------------------------------------------------------
+
+EVERY = [
+    PositionInterpolation(4),
+    NTKAware(4),
+    DynamicNTK(4, 64),
+    YaRN(4, 64),
+    Llama3(4, 64),
+    LongRoPE(*lists(8), 64, factor=4),
+    Proportional(0.5),
+]
+
+
+@pytest.mark.parametrize("scaling", EVERY, ids=lambda scaling: type(scaling).__name__)
+def test_they_are_values(scaling: Any) -> None:
+    for other in (copy.deepcopy(scaling), pickle.loads(pickle.dumps(scaling))):
+        assert other == scaling
+        assert hash(other) == hash(scaling)
+    assert sum(scaling == other for other in EVERY) == 1
+    assert repr(scaling) in repr(RoPE(8, scaling=scaling))
+    with pytest.raises(AttributeError):
+        scaling.factor = 3.0
+
+
+def test_a_repr_says_what_it_is() -> None:
+    assert repr(YaRN(4, 64)) == "YaRN(factor=4.0, original_length=64)"
+    assert repr(YaRN(4, 64, truncate=False, attention_factor=1)) == (
+        "YaRN(factor=4.0, original_length=64, truncate=False, attention_factor=1.0)"
+    )
+    assert repr(Llama3()) == "Llama3(factor=8.0, original_length=8192)"
+    assert repr(Proportional(0.5)) == "Proportional(share=0.5)"
+    assert repr(LongRoPE([1.0] * 9, [2] * 9, 64, 4)) == (
+        "LongRoPE(short_factor=[1.0, 1.0, ..., 1.0] of 9, long_factor=[2.0, 2.0, ..., 2.0] of 9, original_length=64, "
+        "factor=4.0)"
+    )
+
+
+def test_a_function_of_ones_own_is_a_scaling() -> None:
+    halved = RoPE(8, scaling=lambda theta: (theta / 2, 1.0))
+    torch.testing.assert_close(outputs(halved), outputs(RoPE(8, scaling=PositionInterpolation(2))))
+
+
+@pytest.mark.slow
+def test_compiled_they_are_the_same() -> None:
+    schemes = [RoPE(8, 50.0, scaling=scaling) for scaling in EVERY]
+    positions = Positions.arange(70)
+
+    def every(coords: Tensor) -> list[Tensor]:
+        return [scheme(Positions(coords), dtype=torch.float64).cos_sin()[0] for scheme in schemes]
+
+    compiled = torch.compile(every, fullgraph=True)(positions.coords)
+    torch.testing.assert_close(compiled, every(positions.coords), rtol=1e-12, atol=1e-12)
+
+
+def test_nothing_is_copied_to_the_device_in_every_call() -> None:
+    from tests.test_faults import NothingCopied
+
+    theta, lengths = frequencies(8, 50.0), torch.tensor([[5.0], [70.0]], dtype=torch.float64)
+    with NothingCopied():
+        for scaling in EVERY:
+            _ = scaling(theta, lengths) if scaling.needs_lengths else scaling(theta)
+
+
+def test_rope_of_two_channels_says_what_it_lacks() -> None:
+    for scaling in (NTKAware(2), DynamicNTK(2, 4), YaRN(2, 4)):
+        with pytest.raises(ValueError, match=f"{type(scaling).__name__} needs two pairs of channels at least, got 1"):
+            RoPE(2, scaling=scaling)(Positions.arange(3))
+    assert rope.frequencies(2) == found(YaRN(2, 4, ramp="ratio", beta_fast=0.5, beta_slow=0.25), 2, 50.0).tolist()
+
+
+def test_schedule_says_them() -> None:
+    assert "YaRN(factor=4.0, original_length=64)" in repr(Schedule([(RoPE(8, scaling=YaRN(4, 64)), None)]))
