@@ -108,12 +108,12 @@ def patch(model: nn.Module, what: Any) -> Patched:
       `LongRoPE`) is right from a cache and for each row by itself: keys are then kept unrotated.
     - A *scheme*, such as ``ALiBi(num_heads)`` or ``NoPE()``, replaces what the model does: its rotation is switched
       off, its learned table is not added. Layers share it, and its parameters are the model's.
-    - A `Schedule` does so for each layer, with its window in place of the model's. Schemes see queries and keys as they
-      reach the model's attention: DeepSeek-V3's rotated slice is in the half layout there.
+    - A `Schedule` does so for each layer, with its window in place of the model's. Schemes see queries and keys as
+      they reach the model's attention: DeepSeek-V3's rotated slice is in the half layout there.
 
     What was changed is in ``changes``, and printed. Configurations are not changed: what save_pretrained writes loads
-    as the model was, without posenc. Parameters of a scheme are written too, and left out with a warning when loaded so;
-    transformers writes no tensors that layers share, so give each layer one of its own, in a `Schedule` of
+    as the model was, without posenc. Parameters of a scheme are written too, and left out with a warning when loaded
+    so; transformers writes no tensors that layers share, so give each layer one of its own, in a `Schedule` of
     ``scheme.another()``. Wrappers such as PEFT's are looked through.
 
     ValueError for a model that is patched already, and for one whose positions are not understood, by its name.
@@ -408,13 +408,13 @@ def _put_adapted(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
         counts = config.model_type in ("bloom", "mpt")
         patched._replace(module, PLAN, Plan(scheme, window, counts=counts))
     patched.changes.append("attention: posenc's, in place of the model's own")
-    patched.changes.append(repr(what) if isinstance(what, Schedule) else f"every layer: {what!r}")
+    patched.changes.extend(_in_words(what))
 
 
 def _scale_adapted(patched: Patched, base: Any, what: Any) -> None:
     own = scheme_from_config(_text(base)).schedule
     if isinstance(what, Mapping) or not any(isinstance(scheme, RoPE) for scheme in own.schemes):
-        raise ValueError(f"{_named(base)} has no rotary frequencies to put a scaling on: {own}")
+        raise ValueError(f"{_named(base)} has no rotary frequencies to put a scaling on: {', '.join(_in_words(own))}")
     for scheme in own.schemes:
         if isinstance(scheme, RoPE):
             scheme.scaling = what
@@ -472,7 +472,7 @@ def _put_scheme(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
     for module in modules:
         scheme, window = schemes[layers.index(module.layer_idx)]
         patched._replace(module, PLAN, Plan(scheme, window, source))
-    patched.changes.append(repr(what) if isinstance(what, Schedule) else f"every layer: {what!r}")
+    patched.changes.extend(_in_words(what))
     if getattr(config, "attn_temperature_tuning", False):
         patched.changes.append("the model's factor of queries by their place in the cache stays")
 
@@ -486,6 +486,13 @@ def _check_scheme(base: Any, scheme: Any, has_table: bool) -> None:
     heads, wanted = config.num_attention_heads, getattr(scheme, "num_heads", None)
     if wanted is not None and wanted != heads:
         raise ValueError(f"{name} is made for {wanted} heads, and {_named(base)} has {heads}")
+
+
+def _in_words(what: Any) -> list[str]:
+    """A scheme, or the lines that a schedule prints."""
+    if not isinstance(what, Schedule):
+        return [f"every layer: {what!r}"]
+    return [line.strip() for line in repr(what).removeprefix("Schedule(").removesuffix(")").strip().splitlines()]
 
 
 def _named(base: Any) -> str:
