@@ -37,7 +37,7 @@ def test_the_examples_run_and_print_what_stands_there(tmp_path: Path, capsys: py
                 exec(text, given)
         else:
             exec(text, given)
-    assert capsys.readouterr().out in PAGE
+        assert capsys.readouterr().out in PAGE
     assert all(torch.equal(given["back"][name], x) for name, x in given["model"].state_dict().items())
     assert given["line"].shape == (2 + 2048, 8)
     assert given["grid"].shape == (1 + 16 * 24, 8)

@@ -1,15 +1,20 @@
 """Models of the transformers library: configurations in, weights converted, models patched and put back.
 
-transformers itself is imported inside the functions that need it: it is the extra ``posenc[huggingface]``.
+Importing this room makes "posenc" an attention implementation of transformers, which is the extra
+``posenc[huggingface]``; without it, what only reads a configuration works.
 """
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from posenc.huggingface.config import Layer as Layer
     from posenc.huggingface.config import ModelPositions as ModelPositions
     from posenc.huggingface.config import scheme_from_config as scheme_from_config
+    from posenc.huggingface.patching import Patched as Patched
+    from posenc.huggingface.patching import adapt as adapt
+    from posenc.huggingface.patching import patch as patch
     from posenc.huggingface.weights import convert_layout as convert_layout
     from posenc.huggingface.weights import half_to_interleaved as half_to_interleaved
     from posenc.huggingface.weights import interleaved_to_half as interleaved_to_half
@@ -18,6 +23,10 @@ if TYPE_CHECKING:
 
 # Public names and where they live. They are imported at first use, so that nothing is paid for what is not used.
 HOMES = {
+    "register": "attention",
+    "Patched": "patching",
+    "adapt": "patching",
+    "patch": "patching",
     "Layer": "config",
     "ModelPositions": "config",
     "scheme_from_config": "config",
@@ -40,3 +49,9 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+if importlib.util.find_spec("transformers") is not None:
+    from posenc.huggingface.attention import register
+
+    register()

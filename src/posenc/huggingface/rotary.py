@@ -1,0 +1,192 @@
+"""The rotary modules of transformers' models: what they turn by, in which form they give it, and one that stands in.
+
+A rotary module takes the model's ``position_ids`` once per forward pass and gives cos and sin to all layers. What it
+does is not read off its name: it is called with a few positions, and what it gives is compared.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from posenc.phases import frequencies
+from posenc.positions import Positions
+from posenc.schemes.rope import RoPE
+
+Form: TypeAlias = Literal["twice", "each twice", "once", "complex"]
+"""How the numbers of the pairs stand in cos and sin: all pairs and all again, each pair twice, once, or as one complex
+number each."""
+
+PROBE = (3, 1, 7)  # places that tell forms apart, small enough for float32 to be exact to a few of its digits
+CLOSE = 1e-5  # far above the rounding of angles up to 7 in float32, 1e-6, and far below what another form would give
+
+
+@dataclass(frozen=True)
+class Turns:
+    """What a rotary module does for one type of layers (None: for all): pair k turns by base^(-2k/rotary_dim), before
+    any scaling; ``own`` says in words which scaling the model has. ``allocation``: the axis of each pair, where
+    positions have several."""
+
+    base: float
+    rotary_dim: int
+    form: Form
+    own: str
+    allocation: tuple[int, ...] | None = None
+
+    def rope(self, scaling: Any = None) -> RoPE:
+        """The rotation, with another scaling in place of the model's."""
+        axes = 1 if self.allocation is None else max(self.allocation) + 1
+        return RoPE(self.rotary_dim, self.base, axes=axes, allocation=self.allocation, scaling=scaling)
+
+
+def is_rotary(module: nn.Module) -> bool:
+    """Whether it is a module of transformers that gives cos and sin for positions."""
+    return "Rotary" in type(module).__name__ and any(name.endswith("inv_freq") for name, _ in module.named_buffers())
+
+
+def read_turns(module: nn.Module) -> dict[str | None, Turns]:
+    """What a rotary module does, by type of layer. ValueError, in words, for one whose doing is not understood."""
+    name = type(module).__name__
+    config: Any = getattr(module, "config", None)
+    given = getattr(config, "rope_parameters", None)
+    if not isinstance(given, dict):
+        raise ValueError(f"{name} has no rope_parameters in its configuration, so its base is not known")
+    probe: Any = copy.deepcopy(module)  # some change their buffers when they are called
+    if any(buffer.is_meta for buffer in probe.buffers()):
+        raise ValueError(f"{name} is on meta: load the weights before patching the model")
+    types: list[str | None] = [
+        n.removesuffix("_inv_freq")
+        for n, _ in probe.named_buffers()
+        if n.endswith("_inv_freq") and not n.endswith("original_inv_freq")
+    ]
+    if not types:
+        types = [None]
+    return {kind: _read(probe, kind, config, given if kind is None else given[kind]) for kind in types}
+
+
+def _read(probe: Any, kind: str | None, config: Any, parameters: dict[str, Any]) -> Turns:
+    name = type(probe).__name__ if kind is None else f"{type(probe).__name__} of {kind}"
+    rope_type, base = parameters.get("rope_type", "default"), parameters.get("rope_theta")
+    if rope_type not in ("default", "linear", "dynamic", "yarn", "longrope", "llama3") or base is None:
+        raise ValueError(
+            f"{name} has rope_type {rope_type!r} of base {base}, and posenc scales those of default, linear, dynamic, "
+            "yarn, longrope and llama3"
+        )
+    kinds = {} if kind is None else {"layer_type": kind}
+    default, _ = probe.compute_default_rope_parameters(config, device=None, **kinds)
+    rotary_dim = 2 * default.numel()
+    expected = frequencies(rotary_dim, float(base))
+    if not torch.allclose(default.double().cpu(), expected, rtol=1e-5, atol=0):
+        raise ValueError(f"{name} does not turn by base^(-2k/{rotary_dim}) with base {base:g} from its configuration")
+    form, allocation = _form(probe, name, kind)
+    own = "none" if rope_type == "default" else _in_words(rope_type, parameters)
+    return Turns(float(base), rotary_dim, form, own, allocation)
+
+
+def _in_words(rope_type: str, parameters: dict[str, Any]) -> str:
+    factor = parameters.get("factor")
+    return rope_type if factor is None else f"{rope_type} by {factor:g}"
+
+
+def _form(probe: Any, name: str, kind: str | None) -> tuple[Form, tuple[int, ...] | None]:
+    """In which form cos and sin come, and which axis of the positions each pair goes by."""
+    prefix = "" if kind is None else f"{kind}_"
+    device = getattr(probe, f"{prefix}inv_freq").device
+    line = torch.tensor(PROBE, device=device)
+    x = torch.zeros((1, 1), dtype=torch.float32, device=device)
+    kinds = () if kind is None else (kind,)
+    has_axes = "mrope_section" in getattr(probe.config, "rope_parameters", {}) or hasattr(probe, "mrope_section")
+    ids = torch.stack([line * (n + 1) for n in range(3)])[:, None] if has_axes else line[None]
+    with torch.no_grad():
+        given = probe(x, ids, *kinds)
+        if isinstance(given, Tensor) and given.is_complex():
+            cos, sin = given.real, given.imag
+            is_complex = True
+        else:
+            cos, sin = given
+            is_complex = False
+    # Read after the call, which may have changed them: that of a scaling by length does.
+    theta, scale = getattr(probe, f"{prefix}inv_freq"), float(getattr(probe, f"{prefix}attention_scaling", 1.0))
+    pairs = theta.numel()
+    axes = [c * theta.float() for c in (ids.float()[..., None] if has_axes else ids.float()[None, ..., None])]
+    for form in _forms(cos.size(-1), pairs, is_complex):
+        got = [_once(x.float(), form, pairs) for x in (cos, sin)]
+        laid = [_laid(y, form) for y in got]
+        if not all(torch.equal(x.float(), y) for x, y in zip((cos, sin), laid, strict=True)):
+            continue
+        fits = [
+            (got[0] - scale * a.cos()).abs().amax((0, 1)) + (got[1] - scale * a.sin()).abs().amax((0, 1)) for a in axes
+        ]
+        nearest = torch.stack(fits).min(0)
+        if got[0].shape == axes[0].shape and bool((nearest.values < CLOSE * 2 * max(1.0, scale)).all()):
+            return form, tuple(nearest.indices.tolist()) if has_axes else None
+    raise ValueError(f"{name} gives cos and sin in a form that posenc does not know, {tuple(cos.shape)}")
+
+
+def _forms(width: int, pairs: int, is_complex: bool) -> tuple[Form, ...]:
+    if is_complex:
+        return ("complex",)
+    return ("once",) if width == pairs else ("twice", "each twice") if width == 2 * pairs else ()
+
+
+def _once(x: Tensor, form: Form, pairs: int) -> Tensor:
+    return x[..., :pairs] if form == "twice" else x[..., ::2] if form == "each twice" else x
+
+
+def _laid(x: Tensor, form: Form) -> Tensor:
+    if form == "twice":
+        return torch.cat((x, x), -1)
+    return x.repeat_interleave(2, -1) if form == "each twice" else x
+
+
+class PosencRotary(nn.Module):
+    """Stands in for a rotary module: cos and sin of posenc's rotation, exact to float32 at any position, in the form
+    that the model expects. ``ropes`` are the rotations by type of layer; None for one that does not turn here, because
+    posenc turns its queries and keys in attention: it is given cos 1 and sin 0. Other types turn as they did.
+
+    The module in whose place it stands is kept, and moves with the model.
+    """
+
+    def __init__(
+        self, original: nn.Module, turns: dict[str | None, Turns], ropes: dict[str | None, RoPE | None]
+    ) -> None:
+        super().__init__()
+        self.original = original
+        self.turns, self.ropes = turns, ropes
+        self.seen: Tensor | None = None  # the position_ids of the last pass, for layers that are not given them
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:  # a model may ask its rotary module for its configuration
+            return getattr(super().__getattr__("original"), name)
+
+    @torch.no_grad()
+    def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
+        """cos and sin at the positions."""
+        self.seen = position_ids
+        if layer_type not in self.ropes:
+            return self.original(x, position_ids, layer_type)
+        turns, rope = self.turns[layer_type], self.ropes[layer_type]
+        ids = position_ids
+        if turns.allocation is not None:  # (axes, rows, tokens), or one line for all axes
+            axes = max(turns.allocation) + 1
+            ids = ids.expand(axes, *ids.shape[-2:]).movedim(0, -1)
+        if rope is None:
+            shape = (*ids.shape[:2], turns.rotary_dim // 2)
+            cos, sin = x.new_ones(shape, dtype=torch.float32), x.new_zeros(shape, dtype=torch.float32)
+        else:
+            cos, sin = rope.tokens(Positions(ids)).cos_sin()
+        cos, sin = cos.to(x.device), sin.to(x.device)
+        if turns.form == "complex":
+            return torch.complex(cos, sin)
+        return _laid(cos, turns.form).to(x.dtype), _laid(sin, turns.form).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        """The rotation of each type of layer."""
+        said = (f"{'' if kind is None else f'{kind}: '}{rope or 'in attention'}" for kind, rope in self.ropes.items())
+        return ", ".join(said)

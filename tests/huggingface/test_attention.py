@@ -1,0 +1,516 @@
+"""posenc as an attention implementation: what a model gives is no further from the truth than transformers' own.
+
+The truth is the model's own eager attention in double precision, every row and every document by itself: no padding, no
+packing, no cache. A softmax that eager computes in single precision whatever the model's is made double for it.
+
+Bounds: two ways of computing the same in the same precision round equally often, so the largest error of the one is of
+the size of the other's; twice as much, and half of eager's own for the luck of the draw, is room enough.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("transformers")
+
+import transformers
+
+import posenc.huggingface as hf
+from posenc.huggingface import attention as module
+
+transformers.logging.set_verbosity_error()
+VOCABULARY = 48
+SIZES: dict[str, Any] = {
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+ENCODER = {k: v for k, v in SIZES.items() if k != "num_key_value_heads"}
+ALTERNATING = ["sliding_attention", "full_attention"]
+ALL_EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 2}  # none is chosen, so rounding changes no choice
+
+GPT = {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": VOCABULARY}
+
+DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", SIZES),
+    "qwen2": ("Qwen2", SIZES | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", SIZES | {"head_dim": 16}),
+    "mistral": ("Mistral", SIZES | {"sliding_window": 5}),
+    "gemma2": ("Gemma2", SIZES | {"head_dim": 16, "sliding_window": 5, "attn_logit_softcapping": 2.0}),
+    "gemma3": ("Gemma3Text", SIZES | {"head_dim": 16, "sliding_window": 5, "layer_types": ALTERNATING}),
+    "smollm3": ("SmolLM3", SIZES | {"no_rope_layers": [1, 0]}),
+    "llama4": (
+        "Llama4Text",
+        SIZES
+        | ALL_EXPERTS
+        | {"head_dim": 12, "intermediate_size_mlp": 64, "attention_chunk_size": 6, "no_rope_layers": [1, 0]},
+    ),
+    "gpt_oss": ("GptOss", SIZES | ALL_EXPERTS | {"head_dim": 16, "sliding_window": 5}),
+    "deepseek_v3": (
+        "DeepseekV3",
+        SIZES
+        | {"num_key_value_heads": 4, "moe_intermediate_size": 32, "n_routed_experts": 4, "num_experts_per_tok": 4}
+        | {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 16, "kv_lora_rank": 16}
+        | {"qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 10},
+    ),
+    "cohere2": ("Cohere2", SIZES | {"sliding_window": 5, "layer_types": ALTERNATING}),
+    "gpt2": ("GPT2", dict(GPT)),
+    "gpt_neox": ("GPTNeoX", ENCODER | {"rotary_pct": 0.5}),
+    "phi": ("Phi", SIZES),
+}
+ADAPTED: dict[str, tuple[str, dict[str, Any]]] = {  # five heads: the slopes of a power of two are another formula
+    "bloom": ("Bloom", {"hidden_size": 60, "n_layer": 2, "n_head": 5, "vocab_size": VOCABULARY, "pad_token_id": 0}),
+    "mpt": ("Mpt", {"d_model": 60, "n_layers": 2, "n_heads": 5, "max_seq_len": 64, "vocab_size": VOCABULARY}),
+    "gptj": ("GPTJ", GPT | {"rotary_dim": 8}),
+    "falcon": (
+        "Falcon",
+        {k: SIZES[k] for k in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")},
+    ),
+}
+ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("Bert", ENCODER),
+    "roberta": ("Roberta", ENCODER),
+    "modernbert": (
+        "ModernBert",
+        ENCODER | {"local_attention": 6, "global_attn_every_n_layers": 2, "cls_token_id": 1, "sep_token_id": 2},
+    ),
+}
+
+
+def built(name: str, **changes: Any) -> Any:
+    """A small model, with weights large enough for attention to be far from uniform."""
+    torch.manual_seed(0)
+    family, options = (DECODERS | ADAPTED | ENCODERS)[name]
+    config = getattr(transformers, f"{family}Config")(**options | changes)
+    kind = {"GPT2": "GPT2LMHeadModel", "Llama4Text": "Llama4ForCausalLM", "Gemma3Text": "Gemma3ForCausalLM"}
+    ending = "Model" if name in ENCODERS else "ForCausalLM"
+    model = getattr(transformers, kind.get(family, f"{family}{ending}"))(config).eval()
+    return moved(model)
+
+
+def moved(model: Any) -> Any:
+    """Its weights moved by numbers that make scores of the size of 1."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            width = parameter.size(-1) if parameter.dim() > 1 else 48
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.6 * width**-0.5)
+    if hasattr(model, "set_experts_implementation") and hasattr(model.config, "num_experts_per_tok"):
+        model.set_experts_implementation("eager")  # the other one has no double precision
+    return model
+
+
+@contextmanager
+def exact_softmax() -> Iterator[None]:
+    """Softmax in double precision for double inputs, though a model asks for single."""
+    original = nn.functional.softmax
+
+    def softmax(x: Tensor, dim: int = -1, dtype: Any = None, **others: Any) -> Tensor:
+        return original(x, dim=dim, dtype=torch.float64 if x.dtype == torch.float64 else dtype, **others)
+
+    nn.functional.softmax = softmax  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        nn.functional.softmax = original
+
+
+def output(model: Any, **inputs: Any) -> Tensor:
+    with torch.no_grad():
+        out = model(**inputs)
+    return (out.logits if hasattr(out, "logits") else out.last_hidden_state).double()
+
+
+IDS = torch.randint(3, VOCABULARY, (2, 13), generator=torch.Generator().manual_seed(0))
+LENGTHS = (9, 13)  # of the rows, where they are padded
+DOCUMENTS = (8, 5)  # of each row, where it is packed
+
+
+def at(model: Any, positions: Tensor) -> dict[str, Tensor]:
+    """The positions, where the model takes any. RoBERTa and BERT count by themselves."""
+    takes = inspect.signature(model.forward).parameters
+    return {"position_ids": positions} if "position_ids" in takes and model.config.model_type != "roberta" else {}
+
+
+def in_one(model: Any) -> list[Tensor]:
+    return list(output(model, input_ids=IDS))
+
+
+def padded(model: Any, side: str, steps: tuple[int, ...] = ()) -> list[Tensor]:
+    """The tokens of every row, of rows padded on a side; in several steps, from a cache."""
+    is_token = torch.arange(13) < torch.tensor(LENGTHS)[:, None]
+    is_token = is_token if side == "right" else is_token.flip(1)
+    ids = torch.zeros_like(IDS)
+    for n, length in enumerate(LENGTHS):
+        ids[n, is_token[n]] = IDS[n, :length]
+    positions = (is_token.long().cumsum(1) - 1).clamp(min=0)
+    if not steps:
+        out = output(model, input_ids=ids, attention_mask=is_token.long(), **at(model, positions))
+    else:
+        parts, start = [], 0
+        cache = transformers.DynamicCache(config=model.config)
+        for step in steps:
+            here = slice(start, start + step)
+            mask = is_token[:, : start + step].long()
+            inputs = {"input_ids": ids[:, here], "attention_mask": mask, "past_key_values": cache, "use_cache": True}
+            parts.append(output(model, **inputs, **at(model, positions[:, here])))
+            start += step
+        out = torch.cat(parts, 1)
+    return [out[n, is_token[n]] for n in range(2)]
+
+
+def packed(model: Any) -> list[Tensor]:
+    positions = torch.cat([torch.arange(n) for n in DOCUMENTS]).expand(2, -1)
+    out = output(model, input_ids=IDS, position_ids=positions, use_cache=False)
+    return [part for row in out for part in row.split(DOCUMENTS)]
+
+
+def alone(model: Any) -> list[Tensor]:
+    return [output(model, input_ids=IDS[n : n + 1, :length])[0] for n, length in enumerate(LENGTHS)]
+
+
+def documents_alone(model: Any) -> list[Tensor]:
+    return [output(model, input_ids=part[None])[0] for row in IDS for part in row.split(DOCUMENTS)]
+
+
+Run = Callable[[Any], list[Tensor]]
+KINDS: dict[str, tuple[Run, Run]] = {
+    "full": (in_one, lambda model: [output(model, input_ids=row[None])[0] for row in IDS]),
+    "left": (lambda model: padded(model, "left"), alone),
+    "right": (lambda model: padded(model, "right"), alone),
+    "cached": (lambda model: padded(model, "left", (6, 1, 4, 1, 1)), alone),
+    "packed": (packed, documents_alone),
+}
+
+
+def with_attention(model: Any, name: str, dtype: torch.dtype) -> Any:
+    other = copy.deepcopy(model).to(dtype)
+    if other.config.model_type in ADAPTED:
+        if name == "posenc":
+            hf.adapt(other)
+        return other
+    other.set_attn_implementation(name)
+    assert other.config.get_text_config()._attn_implementation == name
+    return other
+
+
+def check(model: Any, run: Run, truth: Run) -> None:
+    """What posenc gives in float32 and bfloat16 is no further from the truth than what eager gives."""
+    with exact_softmax():
+        exact = truth(with_attention(model, "eager", torch.float64))
+    for dtype in (torch.float32, torch.bfloat16):
+        eager, ours = (
+            max(float((x - y).abs().max()) for x, y in zip(run(with_attention(model, name, dtype)), exact, strict=True))
+            for name in ("eager", "posenc")
+        )
+        assert 0 < ours <= 2.5 * eager, (dtype, ours, eager)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_decoder_is_as_exact_as_its_eager_attention(name: str, kind: str) -> None:
+    if name == "llama4" and kind in ("left", "cached"):
+        pytest.skip("transformers scales queries by their place in the cache, so its padded rows are other rows")
+    check(built(name), *KINDS[kind])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ADAPTED)
+def test_a_model_with_an_attention_of_its_own_is_as_exact_adapted(name: str, kind: str) -> None:
+    if kind == "packed" and name != "gptj":
+        pytest.skip("the model tells no documents apart")
+    check(built(name), *KINDS[kind])
+
+
+@pytest.mark.parametrize("kind", ["full", "left", "right"])
+@pytest.mark.parametrize("name", ENCODERS)
+def test_an_encoder_is_as_exact_as_its_eager_attention(name: str, kind: str) -> None:
+    check(built(name), *KINDS[kind])
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_t5_with_its_bias_and_cross_attention(side: str) -> None:
+    sizes = {"d_model": 48, "d_kv": 12, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": VOCABULARY}
+    model = moved(
+        transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0)).eval()
+    )
+    is_token = torch.arange(13) < torch.tensor(LENGTHS)[:, None]
+    is_token = is_token if side == "right" else is_token.flip(1)
+    ids = torch.zeros_like(IDS)
+    for n, length in enumerate(LENGTHS):
+        ids[n, is_token[n]] = IDS[n, :length]
+
+    def run(model: Any) -> list[Tensor]:
+        masks = {"attention_mask": is_token.long(), "decoder_attention_mask": is_token.long()}
+        out = output(model, input_ids=ids, decoder_input_ids=ids, **masks)
+        return [out[n, is_token[n]] for n in range(2)]
+
+    def truth(model: Any) -> list[Tensor]:
+        rows = [IDS[n : n + 1, :length] for n, length in enumerate(LENGTHS)]
+        return [output(model, input_ids=row, decoder_input_ids=row)[0] for row in rows]
+
+    check(model, run, truth)
+
+
+IMAGE = torch.tensor(  # two words, an image of 2 x 3 patches, five words: t, h and w differ
+    [
+        [0, 1, 2, 2, 2, 2, 2, 2, 5, 6, 7, 8, 9],
+        [0, 1, 2, 2, 2, 3, 3, 3, 5, 6, 7, 8, 9],
+        [0, 1, 2, 3, 4, 2, 3, 4, 5, 6, 7, 8, 9],
+    ]
+)
+MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2]}
+
+
+@pytest.mark.parametrize("family", ["Qwen2VLText", "Qwen3VLText"])
+def test_text_with_an_image_from_a_cache(family: str) -> None:
+    config = getattr(transformers, f"{family}Config")(**SIZES | {"head_dim": 12}, rope_parameters=dict(MROPE))
+    kind = getattr(transformers, f"{family}Model")
+    model = moved(kind(config).eval())
+    places = IMAGE[:, None].expand(3, 2, 13)
+
+    def run(model: Any) -> list[Tensor]:
+        cache, parts, start = transformers.DynamicCache(config=model.config), [], 0
+        for step in (6, 1, 5, 1):
+            here = slice(start, start + step)
+            parts.append(output(model, input_ids=IDS[:, here], position_ids=places[..., here], past_key_values=cache))
+            start += step
+        return [*torch.cat(parts, 1), *output(model, input_ids=IDS, position_ids=places)]
+
+    def truth(model: Any) -> list[Tensor]:
+        return [*output(model, input_ids=IDS, position_ids=places)] * 2
+
+    check(model, run, truth)
+
+
+def test_an_image_with_axial_rotation() -> None:
+    config = transformers.DINOv3ViTConfig(
+        patch_size=4, image_size=24, hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
+    )
+    model = moved(transformers.DINOv3ViTModel(config).eval())
+    pixels = torch.randn(2, 3, 24, 16, generator=torch.Generator().manual_seed(0))
+
+    def run(model: Any) -> list[Tensor]:
+        return list(output(model, pixel_values=pixels.to(next(model.parameters()).dtype)))
+
+    check(model, run, run)
+
+
+# -- bugs that the tests above must see -------------------------------------------------------------------------------
+
+
+def drop(name: str) -> Callable[..., Any]:
+    """posenc's attention without one of its arguments."""
+
+    def attention(*args: Any, **kwargs: Any) -> Any:
+        return ORIGINAL(*args, **kwargs | {name: None})
+
+    return attention
+
+
+ORIGINAL = module.attention
+ORIGINAL_POSITIONS = module._positions
+
+
+def without_padding(*args: Any) -> Any:
+    return ORIGINAL_POSITIONS(*args[:3], None, *args[4:])
+
+
+def without_offset(rule: Any, offset: int, *args: Any) -> Any:
+    return ORIGINAL_POSITIONS(rule, 0, *args)
+
+
+def without(**fields: Any) -> Callable[..., Any]:
+    def positions(rule: Any, *args: Any) -> Any:
+        return ORIGINAL_POSITIONS(module.replace(rule, **fields), *args)
+
+    return positions
+
+
+PLANTED: dict[str, tuple[str, Callable[..., Any], str, str]] = {
+    "no softcap": ("attention", drop("softcap"), "gemma2", "full"),
+    "no sinks": ("attention", drop("s_aux"), "gpt_oss", "full"),
+    "no scaling": ("attention", drop("scaling"), "gemma2", "full"),
+    "padding is seen": ("_positions", without_padding, "llama", "left"),
+    "the cache is forgotten": ("_positions", without_offset, "gemma3", "cached"),
+    "documents are one": ("_positions", without(document=None), "llama", "packed"),
+    "chunks are one": ("_positions", without(chunk=None), "llama4", "full"),
+}
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_a_planted_bug_is_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, wrong, name, kind = PLANTED[bug]
+    monkeypatch.setattr(module, place, wrong)
+    hf.register()
+    try:
+        with pytest.raises((AssertionError, ValueError)):
+            check(built(name), *KINDS[kind])
+    finally:
+        monkeypatch.undo()
+        hf.register()
+
+
+# -- the mask ---------------------------------------------------------------------------------------------------------
+
+
+def masks() -> Iterator[tuple[str, Any]]:
+    from transformers.masking_utils import (
+        bidirectional_mask_function,
+        causal_mask_function,
+        chunked_causal_mask_function,
+        packed_sequence_compatibility_function,
+        sliding_window_bidirectional_mask_function,
+        sliding_window_causal_mask_function,
+    )
+
+    positions = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5], [0, 1, 2, 0, 1, 2, 3, 4, 5, 6, 7]])
+    document = torch.tensor([[0] * 5 + [1] * 6, [0] * 3 + [1] * 8])
+    for name, function in (
+        ("causal", causal_mask_function),
+        ("bidirectional", bidirectional_mask_function),
+        ("sliding", sliding_window_causal_mask_function(3)),
+        ("sliding both ways", sliding_window_bidirectional_mask_function(2)),
+        ("chunked", chunked_causal_mask_function(4, torch.tensor([3, 0]))),
+    ):
+        yield name, function
+        yield f"{name}, packed", packed_sequence_compatibility_function(function, positions, document)
+
+
+@pytest.mark.parametrize(("name", "function"), list(masks()), ids=[name for name, _ in masks()])
+def test_a_mask_is_that_of_transformers(name: str, function: Any) -> None:
+    is_token = torch.ones(2, 11, dtype=torch.bool)
+    is_token[0, :3] = False
+    lengths = [(11, 11, 0, 0)] if "packed" in name else [(11, 11, 0, 0), (4, 11, 7, 0), (1, 6, 10, 5), (3, 16, 2, 0)]
+    for m, n, q_offset, k_offset in lengths:
+        for attention_mask in (None, is_token):
+            if "packed" in name and attention_mask is not None:
+                continue  # transformers takes documents from position_ids where there is no mask
+            said = (2, m, n, q_offset, k_offset, function, attention_mask)
+            ours = module.mask(*said)
+            theirs = transformers.masking_utils.sdpa_mask(*said, allow_is_causal_skip=False)
+            assert isinstance(ours, module.Visible)
+            assert torch.equal(ours.dense(), theirs), (m, n, q_offset, k_offset)
+            assert torch.equal(ours[:, :, :, : n - 1], theirs[..., : n - 1])  # whoever cuts it gets a mask
+            if attention_mask is None and "chunked" not in name and "packed" not in name:
+                assert ours.keys.layout.start is not None  # known without reading, so that fused kernels take it
+
+
+def test_a_mask_of_ones_own_is_laid_out() -> None:
+    from transformers.masking_utils import and_masks, causal_mask_function
+
+    def even(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return key % 2 == 0
+
+    for function in (even, and_masks(causal_mask_function, even)):
+        mask = module.mask(1, 5, 5, 0, 0, function)
+        assert type(mask) is Tensor
+        assert torch.equal(
+            mask, transformers.masking_utils.sdpa_mask(1, 5, 5, 0, 0, function, allow_is_causal_skip=False)
+        )
+
+
+# -- what cannot be honoured ------------------------------------------------------------------------------------------
+
+REFUSED = {
+    "output_attentions": (True, "no weights are made"),
+    "cu_seq_lens_q": (torch.tensor([0, 3]), "position_ids that start again"),
+    "block_indices": (torch.zeros(1), "picked blocks"),
+    "something_new": (torch.zeros(1), "drops nothing silently"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_be_dropped_is_refused_by_name(name: str) -> None:
+    value, why = REFUSED[name]
+    q = torch.randn(1, 4, 5, 8)
+    with pytest.raises(ValueError, match=f"{name} cannot be honoured.*{why}"):
+        module.attention(nn.Identity(), q, q, q, None, **{name: value})
+
+
+def test_a_mask_that_does_not_fit_is_refused() -> None:
+    q, k = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 7, 8)
+    with pytest.raises(ValueError, match="attention_mask must say which of 7 keys each of 5 queries sees, got None"):
+        module.attention(nn.Identity(), q, k, k, None, is_causal=True)
+    with pytest.raises(ValueError, match=r"attention_mask must be of four dimensions .* got torch.bool \(2, 7\)"):
+        module.attention(nn.Identity(), q, k, k, torch.ones(2, 7, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"attention_mask must be for .* \(5, 7\), got \(5, 5\)"):
+        module.attention(nn.Identity(), q, k, k, module.mask(2, 5, 5))
+    with pytest.raises(ValueError, match="sliding_window=3 cannot be honoured without a mask"):
+        module.attention(nn.Identity(), q, q, q, None, is_causal=False, sliding_window=3)
+
+
+# -- training, generation, compilation --------------------------------------------------------------------------------
+
+
+def test_gradients_are_those_of_eager() -> None:
+    found = {}
+    for name in ("eager", "posenc"):
+        model = with_attention(built("gpt_oss"), name, torch.float32)
+        loss = model(input_ids=IDS, labels=IDS, attention_mask=(torch.arange(13) < 11).long().expand(2, -1)).loss
+        loss.backward()
+        found[name] = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    assert found["eager"].keys() == found["posenc"].keys()
+    assert any("sinks" in name for name in found["eager"])
+    for name, gradient in found["eager"].items():
+        torch.testing.assert_close(found["posenc"][name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_dropout_is_applied_in_training_alone() -> None:
+    model = with_attention(built("llama", attention_dropout=0.5), "posenc", torch.float32)
+    still = output(model, input_ids=IDS)
+    assert torch.equal(output(model, input_ids=IDS), still)
+    model.train()
+    assert not torch.equal(output(model, input_ids=IDS), still)
+
+
+GENERATE = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"num_beams": 3}, {"cache_implementation": "static"}, {"use_cache": False}], ids=str
+)
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_what_is_generated_is_what_eager_generates(name: str, how: dict[str, Any]) -> None:
+    is_token = torch.arange(13) >= torch.tensor([[4], [0]])
+    ids = IDS.masked_fill(~is_token, 0)
+    eager, ours = (
+        with_attention(built(name), attention, torch.float32).generate(
+            ids, attention_mask=is_token.long(), **GENERATE | how
+        )
+        for attention in ("eager", "posenc")
+    )
+    assert torch.equal(eager, ours)
+
+
+@pytest.mark.slow
+def test_it_compiles_into_one_graph() -> None:
+    model = with_attention(built("mistral", num_hidden_layers=1), "posenc", torch.float32)
+    is_token = torch.arange(13) >= torch.tensor([[4], [0]])
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    plain, ours = (output(m, input_ids=IDS, attention_mask=is_token.long()) for m in (model, compiled))
+    torch.testing.assert_close(ours[is_token], plain[is_token], rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_is_loaded_with_it(tmp_path: Any) -> None:
+    built("llama").save_pretrained(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="posenc")
+    assert model.config._attn_implementation == "posenc"
+    torch.testing.assert_close(
+        output(model, input_ids=IDS), output(built("llama"), input_ids=IDS), rtol=1e-4, atol=1e-5
+    )

@@ -1,0 +1,395 @@
+"""patch(): what is put into a model does what it says, from a cache too, and is taken out again bit for bit."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("transformers")
+
+import transformers
+
+import posenc
+from posenc.huggingface import Patched, adapt, patch, scheme_from_config
+from posenc.huggingface.rotary import is_rotary, read_turns
+from posenc.scalings import DynamicNTK, Llama3, LongRoPE, NTKAware, PositionInterpolation, YaRN
+from tests.huggingface.test_attention import ADAPTED, DECODERS, GENERATE, IDS, IMAGE, MROPE, SIZES, built, moved, output
+
+ROTATING = [name for name in DECODERS if name != "gpt2"]
+TRAINED = 16
+LONG = torch.randint(3, 48, (2, 40), generator=torch.Generator().manual_seed(5))
+IS_TOKEN = torch.arange(40) >= torch.tensor([[13], [0]])
+
+
+def state(model: Any) -> dict[str, Any]:
+    """All that a patch could change: parameters and buffers, modules, and which attention runs."""
+    tensors = {name: (x.data_ptr(), x.clone()) for name, x in [*model.named_parameters(), *model.named_buffers()]}
+    modules = {name: (id(module), type(module)) for name, module in model.named_modules()}
+    return {
+        "tensors": tensors,
+        "modules": modules,
+        "config": model.config.to_dict(),
+        "attention": model.config._attn_implementation,
+    }
+
+
+def same(x: dict[str, Any], y: dict[str, Any]) -> bool:
+    tensors = x["tensors"].keys() == y["tensors"].keys() and all(
+        a[0] == b[0] and torch.equal(a[1], b[1])
+        for a, b in zip(x["tensors"].values(), y["tensors"].values(), strict=True)
+    )
+    return tensors and all(x[name] == y[name] for name in ("modules", "config", "attention"))
+
+
+# -- what a user does -------------------------------------------------------------------------------------------------
+
+
+def test_three_lines(tmp_path: Any) -> None:
+    built("llama", max_position_embeddings=TRAINED).save_pretrained(tmp_path)
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    posenc.huggingface.patch(model, YaRN(4.0, TRAINED))
+    ids = model.generate(LONG, **GENERATE)
+
+    yarn = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": TRAINED}
+    own = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, rope_parameters=yarn, max_position_embeddings=64)
+    assert torch.equal(ids, own.generate(LONG, **GENERATE))
+    assert not torch.equal(ids, built("llama").generate(LONG, **GENERATE))
+
+
+def test_it_says_what_it_changed_and_puts_it_back() -> None:
+    model = built("llama")
+    before, plain = state(model), output(model, input_ids=LONG)
+    patched = patch(model, DynamicNTK(2.0, TRAINED))
+    assert repr(patched).splitlines() == [
+        "LlamaForCausalLM, patched:",
+        "  every rotating layer: base 10000, 12 channels, scaled by DynamicNTK(factor=2.0, original_length=16); in "
+        "attention, from keys that are kept unrotated",
+        "  attention: through posenc, in place of 'sdpa'",
+    ]
+    assert not torch.equal(output(model, input_ids=LONG), plain)
+    patched.undo()
+    patched.undo()
+    assert repr(patched).startswith("LlamaForCausalLM, as it was:")
+    assert same(state(model), before)
+    assert torch.equal(output(model, input_ids=LONG), plain)
+
+
+# -- scalings ---------------------------------------------------------------------------------------------------------
+
+OWN: dict[str, tuple[Any, dict[str, Any], int]] = {
+    "linear": (PositionInterpolation(2.0), {"rope_type": "linear", "factor": 2.0}, TRAINED),
+    "dynamic": (DynamicNTK(2.0, TRAINED), {"rope_type": "dynamic", "factor": 2.0}, TRAINED),
+    "yarn": (YaRN(4.0, TRAINED), {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": TRAINED}, 64),
+    "llama3": (
+        Llama3(8.0, TRAINED),
+        {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": TRAINED}
+        | {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        64,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_a_scaling_is_the_one_that_transformers_has_under_its_name(kind: str) -> None:
+    scaling, parameters, most = OWN[kind]
+    theirs = built("llama", rope_parameters=parameters | {"rope_theta": 5e4}, max_position_embeddings=most)
+    ours = built("llama", rope_parameters={"rope_type": "default", "rope_theta": 5e4})
+    with patch(ours, scaling):
+        torch.testing.assert_close(
+            output(ours, input_ids=LONG), output(theirs, input_ids=LONG), rtol=0, atol=2e-5
+        )  # angles of 40 in float32 are off by 4e-6, through two layers
+    with patch(theirs, NTKAware(2.0)) as patched, patch(ours, NTKAware(2.0)):
+        assert f"in place of {kind} by " in repr(patched)
+        assert torch.equal(output(ours, input_ids=LONG), output(theirs, input_ids=LONG))
+
+
+def turns_of(model: Any) -> Any:
+    return next(read_turns(m) for m in model.modules() if is_rotary(m))
+
+
+@pytest.mark.parametrize("name", ROTATING)
+def test_what_is_read_is_what_the_configuration_says(name: str) -> None:
+    model = built(name)
+    said = [part for part in scheme_from_config(model.config).schedule.schemes if isinstance(part, posenc.RoPE)]
+    turns = turns_of(model).values()
+    assert {(t.base, t.rotary_dim) for t in turns} == {(rope.base, rope.rotary_dim) for rope in said}
+
+
+@pytest.mark.parametrize("name", ROTATING)
+def test_rotating_in_attention_is_rotating_in_the_model(name: str) -> None:
+    """Up to its trained length DynamicNTK scales nothing, but posenc turns queries and unrotated keys by itself."""
+    model = built(name).double()
+    with patch(model, PositionInterpolation(1.0)):
+        plain = output(model, input_ids=IDS)
+    with patch(model, DynamicNTK(2.0, 64)):
+        # The model's own path rounds cos and sin, or what it turns, to float32.
+        torch.testing.assert_close(output(model, input_ids=IDS), plain, rtol=0, atol=1e-5)
+
+
+SCALINGS = [DynamicNTK(2.0, TRAINED), YaRN(4.0, TRAINED)]
+
+
+@pytest.mark.parametrize("scaling", SCALINGS, ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("name", [name for name in ROTATING if name != "llama4"])
+def test_a_row_is_the_same_alone_and_padded_from_a_cache(name: str, scaling: Any) -> None:
+    """Llama 4 scales queries by their place in the cache, so its padded rows are other rows without posenc too."""
+    model = built(name).double()
+    model.set_attn_implementation("posenc")  # eager has NaN for rows of padding in double precision
+    positions = (IS_TOKEN.cumsum(1) - 1).clamp(min=0)
+    with patch(model, scaling):
+        alone = [fed(model, LONG[n : n + 1, IS_TOKEN[n]], (int(IS_TOKEN[n].sum()) - 2, 1, 1))[0] for n in range(2)]
+        together = fed(model, LONG.masked_fill(~IS_TOKEN, 0), (38, 1, 1), IS_TOKEN.long(), positions)
+    for n in range(2):
+        torch.testing.assert_close(together[n, IS_TOKEN[n]], alone[n], rtol=0, atol=1e-5)
+
+
+def fed(model: Any, ids: Tensor, steps: tuple[int, ...], mask: Any = None, positions: Any = None) -> Tensor:
+    """What the model says of every token, fed in steps to a cache."""
+    parts, start, cache = [], 0, transformers.DynamicCache(config=model.config)
+    for step in steps:
+        here, inputs = slice(start, start + step), {}
+        if mask is not None:
+            inputs = {"attention_mask": mask[:, : start + step], "position_ids": positions[:, here]}
+        parts.append(output(model, input_ids=ids[:, here], past_key_values=cache, **inputs))
+        start += step
+    return torch.cat(parts, 1)
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [DynamicNTK(2.0, TRAINED), LongRoPE([1.0] * 6, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], TRAINED, factor=4.0)],
+    ids=lambda s: type(s).__name__,
+)
+def test_keys_of_a_cache_turn_when_the_text_grows(scaling: Any) -> None:
+    """Of one layer: what a second one keeps of a token was made when the text was shorter, whoever turns it."""
+    model = built("llama", num_hidden_layers=1).double()
+    with patch(model, scaling):
+        last = fed(model, LONG, (14, 1, 1, 1, 1))[:, -1]  # across the trained length
+        whole = output(model, input_ids=LONG[:, :18], use_cache=False)[:, -1]
+        torch.testing.assert_close(last, whole, rtol=0, atol=1e-9)
+
+
+def test_layers_of_one_type_alone() -> None:
+    model = built("gemma3")
+    with patch(model, {"full_attention": YaRN(4.0, TRAINED)}) as patched:
+        assert [c for c in patched.changes if "sliding" in c] == []
+        changed = output(model, input_ids=LONG)
+    with patch(model, YaRN(4.0, TRAINED)):
+        assert not torch.equal(output(model, input_ids=LONG), changed)
+
+
+@pytest.mark.parametrize("family", ["Qwen2VLText", "Qwen3VLText"])
+def test_positions_of_three_axes_are_scaled_each_along_its_own(family: str) -> None:
+    config = getattr(transformers, f"{family}Config")(**SIZES | {"head_dim": 12}, rope_parameters=dict(MROPE))
+    model = moved(getattr(transformers, f"{family}Model")(config).eval()).double()
+    places = IMAGE[:, None].expand(3, 2, 13)
+    plain = output(model, input_ids=IDS, position_ids=places)
+    with patch(model, PositionInterpolation(1.0)):
+        torch.testing.assert_close(output(model, input_ids=IDS, position_ids=places), plain, rtol=0, atol=1e-5)
+    with patch(model, PositionInterpolation(2.0)):
+        halved = output(model, input_ids=IDS, position_ids=places * 2)
+        torch.testing.assert_close(halved, plain, rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match="positions of several axes, and a scaling that depends on the length"):
+        patch(model, DynamicNTK(2.0, TRAINED))
+    assert torch.equal(output(model, input_ids=IDS, position_ids=places), plain)
+
+
+# -- schemes and schedules --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ROTATING)
+def test_the_models_own_rotation_as_a_scheme_changes_nothing(name: str) -> None:
+    model = built(name).double()
+    plain, said = output(model, input_ids=IDS), scheme_from_config(model.config).schedule
+    if name == "deepseek_v3":  # its interleaved channels reach attention in the half layout
+        said = posenc.Schedule([(posenc.RoPE(20, rotary_dim=8, first_channel=12), None)] * 2)
+    with patch(model, said):
+        torch.testing.assert_close(output(model, input_ids=IDS), plain, rtol=0, atol=1e-5)
+
+
+def test_a_scheme_on_gpt2_in_place_of_its_table() -> None:
+    model = built("gpt2").double()
+    plain = output(model, input_ids=IDS)
+    table = posenc.Learned(64, 48).double()
+    table.weight.data.copy_(model.transformer.wpe.weight)
+    with patch(model, table) as patched:
+        assert "the model's learned table wpe: not added" in repr(patched)
+        torch.testing.assert_close(output(model, input_ids=IDS), plain, rtol=0, atol=1e-12)
+    with patch(model, posenc.NoPE()):
+        first = output(model, input_ids=IDS)
+        model.transformer.wpe.original.weight.data.zero_()
+        model_without = output(model, input_ids=IDS)
+    assert torch.equal(first, model_without)
+    torch.testing.assert_close(output(model, input_ids=IDS), first, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("what", [posenc.NoPE(), YaRN(4.0, TRAINED), DynamicNTK(2.0, TRAINED), None], ids=repr)
+@pytest.mark.parametrize("name", ADAPTED)
+def test_a_model_with_an_attention_of_its_own_is_patched_and_put_back(name: str, what: Any) -> None:
+    model = built(name)
+    before, plain = state(model), output(model, input_ids=LONG)
+    if not isinstance(what, posenc.Scheme | None) and name in ("bloom", "mpt"):
+        refused(what, model, "has no rotary frequencies to put a scaling on: layers 0, 1: ALiBi")
+        return
+    with adapt(model) if what is None else patch(model, what):
+        inputs = {"attention_mask": IS_TOKEN.long()} | GENERATE
+        ids = LONG.masked_fill(~IS_TOKEN, 0)
+        out = model.generate(ids, **inputs)
+        assert torch.equal(model.generate(LONG[:1, 13:], **GENERATE)[0, 27:], out[0, 40:])
+        other = copy.deepcopy(model)
+        changed = output(model, input_ids=LONG)
+        assert torch.equal(output(other, input_ids=LONG), changed)
+    assert same(state(model), before)
+    assert torch.equal(output(model, input_ids=LONG), plain)
+    assert ((changed - plain).abs().max() > 1e-3) == (what is not None)
+
+
+@pytest.mark.parametrize("scheme", [posenc.ALiBi(4), posenc.NoPE(), posenc.ALiBi(4) + posenc.RoPE(12)], ids=repr)
+def test_a_scheme_generates_the_same_alone_padded_and_without_a_cache(scheme: Any) -> None:
+    model = built("llama")
+    with patch(model, scheme):
+        ids = LONG.masked_fill(~IS_TOKEN, 0)
+        out = model.generate(ids, attention_mask=IS_TOKEN.long(), **GENERATE)
+        assert torch.equal(model.generate(LONG[:1, 13:], **GENERATE)[0, 27:], out[0, 40:])
+        static = model.generate(ids, attention_mask=IS_TOKEN.long(), cache_implementation="static", **GENERATE)
+        assert torch.equal(static, out)
+        beams = model.generate(ids, attention_mask=IS_TOKEN.long(), num_beams=2, **GENERATE)
+        recomputed = model.generate(ids, attention_mask=IS_TOKEN.long(), num_beams=2, use_cache=False, **GENERATE)
+        assert torch.equal(beams, recomputed)
+        helped = model.generate(LONG[1:], prompt_lookup_num_tokens=3, **GENERATE)
+        assert torch.equal(helped[0], out[1])
+
+
+def test_a_schedule_has_its_windows() -> None:
+    model = built("llama").double()
+    near, far = posenc.RoPE(12, base=100.0), posenc.NoPE()
+    with patch(model, posenc.Schedule([(near, 4), (far, None)])) as patched:
+        assert (
+            "layer 0: RoPE(12, base=100.0, layout='half', rotary_dim=12, axes=1), window of 4 keys" in patched.changes
+        )
+        out = output(model, input_ids=IDS)
+    with patch(model, posenc.Schedule([(near, 13), (far, None)])):
+        wide = output(model, input_ids=IDS)
+    torch.testing.assert_close(out[:, :4], wide[:, :4], rtol=0, atol=1e-12)
+    assert (out[:, 4:] - wide[:, 4:]).abs().amax() > 1e-3
+
+
+def test_a_learned_scheme_trains_with_the_model_and_is_saved(tmp_path: Any) -> None:
+    model = built("llama")
+    plain = output(model, input_ids=IDS)
+    with patch(model, posenc.Shaw(12, 8)):
+        model(input_ids=IDS, labels=IDS).loss.backward()
+        learned = {name: p for name, p in model.named_parameters() if "posenc" in name}
+        assert learned
+        assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in learned.values())
+    assert len([name for name, _ in model.named_parameters() if "posenc" in name]) == 0
+    own = posenc.Schedule([(posenc.Shaw(12, 8), None), (posenc.Shaw(12, 8), None)])
+    for what in (YaRN(4.0, TRAINED), own):
+        with patch(model, what):
+            model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(output(loaded, input_ids=IDS), plain, rtol=0, atol=1e-6)
+
+
+# -- what else is done with models ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", [YaRN(4.0, TRAINED), DynamicNTK(2.0, TRAINED), posenc.ALiBi(4)], ids=repr)
+def test_a_patched_model_is_copied_cast_and_initialised_like_any(what: Any) -> None:
+    model = built("llama")
+    with patch(model, what):
+        out = output(model, input_ids=LONG)
+        other = copy.deepcopy(model)
+        assert torch.equal(output(other, input_ids=LONG), out)
+        model.init_weights()
+        assert torch.equal(output(model, input_ids=LONG), out)
+        half = output(other.to(torch.bfloat16), input_ids=LONG)
+        assert (half - out).abs().max() < 0.05 * out.abs().max()
+    assert not torch.equal(output(model, input_ids=LONG), out)
+    torch.testing.assert_close(output(other.float(), input_ids=LONG), half, rtol=0, atol=0.05 * float(out.abs().max()))
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft's
+@pytest.mark.parametrize("what", [YaRN(4.0, TRAINED), DynamicNTK(2.0, TRAINED), posenc.NoPE()], ids=repr)
+def test_wrappers_are_looked_through(what: Any) -> None:
+    peft = pytest.importorskip("peft")
+    plain, model = built("llama"), built("llama")
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=2))
+    before = output(wrapped, input_ids=LONG)
+    with patch(wrapped, what), patch(plain, what):
+        torch.testing.assert_close(output(wrapped, input_ids=LONG), output(plain, input_ids=LONG), rtol=0, atol=1e-6)
+        loss = wrapped(input_ids=LONG, labels=LONG).loss
+        loss.backward()
+    assert torch.equal(output(wrapped, input_ids=LONG), before)
+
+
+@pytest.mark.slow
+def test_a_patched_model_compiles_into_one_graph() -> None:
+    """With the scaling that needs most: identity from the model's rotary, places and lengths read off a plain mask."""
+    model = built("llama", num_hidden_layers=1)
+    with patch(model, DynamicNTK(2.0, TRAINED)):
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        inputs = {"attention_mask": IS_TOKEN.long(), "position_ids": (IS_TOKEN.cumsum(1) - 1).clamp(min=0)}
+        plain, ours = (output(m, input_ids=LONG, **inputs) for m in (model, compiled))
+        torch.testing.assert_close(ours[IS_TOKEN], plain[IS_TOKEN], rtol=1e-4, atol=1e-5)
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+
+def refused(what: Any, model: Any, words: str) -> None:
+    before = state(model)
+    with pytest.raises(ValueError, match=words):
+        patch(model, what)
+    assert same(state(model), before)
+
+
+def test_what_is_not_understood_is_refused_by_name() -> None:
+    llama = built("llama")
+    refused("yarn", llama, "what must be a scaling, a scheme, a Schedule .* got 'yarn'")
+    refused({"local": YaRN(4.0, 16)}, llama, "what names layers of type 'local', and the model has those of None")
+    refused(posenc.Sinusoidal(48), llama, r"Sinusoidal adds to the input, and LlamaForCausalLM \(llama\) has no table")
+    refused(posenc.ALiBi(8), llama, r"ALiBi is made for 8 heads, and LlamaForCausalLM \(llama\) has 4")
+    refused(posenc.Schedule([(posenc.NoPE(), None)]), llama, "a Schedule of 2 layers .* got one of 1")
+    refused(YaRN(4.0, 16), built("gpt2"), r"GPT2LMHeadModel \(gpt2\) has no rotary module")
+    refused(YaRN(4.0, 16), built("falcon", alibi=True), "falcon with alibi=True does not rotate")
+    deberta = transformers.DebertaV2Model(
+        transformers.DebertaV2Config(hidden_size=48, num_hidden_layers=1, num_attention_heads=4)
+    )
+    refused(posenc.NoPE(), deberta, r"DebertaV2Model \(deberta-v2\) cannot be patched: its positions meet")
+    with pytest.raises(ValueError, match=r"LlamaForCausalLM \(llama\) is not among bloom, falcon, gptj, mpt"):
+        adapt(llama)
+    with pytest.raises(ValueError, match="model must be a model of transformers, got Linear"):
+        patch(torch.nn.Linear(2, 2), YaRN(4.0, 16))
+    with patch(llama, YaRN(4.0, 16)), pytest.raises(ValueError, match=r"model is patched already: undo\(\)"):
+        patch(llama, YaRN(4.0, 16))
+
+
+def test_a_frequency_that_is_not_the_configurations_is_refused() -> None:
+    model = built("llama")
+    model.config.rope_parameters["rope_theta"] = -5.0
+    model.model.rotary_emb.config = model.config
+    with pytest.raises(ValueError, match=r"does not turn by base\^\(-2k/12\) with base -5 from its configuration"):
+        patch(model, YaRN(4.0, 16))
+
+
+def test_cached_places_that_were_left_out_are_refused() -> None:
+    model = built("llama")
+    with patch(model, posenc.ALiBi(4)):
+        cache = transformers.DynamicCache(config=model.config)
+        output(model, input_ids=IDS[:, :5], position_ids=torch.tensor([[0, 1, 2, 5, 6]]), past_key_values=cache)
+        with pytest.raises(ValueError, match="position_ids must count the tokens of a cache one by one"):
+            output(model, input_ids=IDS[:, 5:8], position_ids=torch.tensor([[7, 9, 10]]), past_key_values=cache)
+
+
+def test_it_is_a_context_manager_and_a_value() -> None:
+    model = built("llama")
+    plain: Tensor = output(model, input_ids=LONG)
+    with patch(model, YaRN(4.0, 16)) as patched:
+        assert isinstance(patched, Patched)
+    assert torch.equal(output(model, input_ids=LONG), plain)

@@ -1,0 +1,64 @@
+"""Where transformers 5.23 is at fault: each test shows it with transformers alone, and fails when it is mended.
+
+They say why a test elsewhere compares with something else, or leaves a model out.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+import transformers
+
+from tests.huggingface.test_attention import IDS, built, moved, output
+
+LEFT = (torch.arange(13) >= torch.tensor([[4], [0]])).long()
+PLACES = (LEFT.cumsum(1) - 1).clamp(min=0)
+
+
+def test_llama_4_scales_queries_by_their_place_in_the_cache() -> None:
+    """Its temperature, 1 + 0.1 ln(1 + floor((p + 1)/8192)) in layers without position, takes p from the cache, so a row
+    that is padded on the left is another row."""
+    found = []
+    for scale in (8192, 4):
+        model = built("llama4", floor_scale=scale, attn_scale=0.5).double()
+        model.set_attn_implementation("posenc")  # eager has NaN in its rows of padding; the fault is before attention
+        padded = output(model, input_ids=IDS * LEFT, attention_mask=LEFT, position_ids=PLACES)[0, 4:]
+        alone = output(model, input_ids=IDS[:1, 4:])[0]
+        found.append(float((padded - alone).abs().max()))
+    assert found[0] < 1e-5 < 1e-2 < found[1]
+
+
+def test_eager_attention_in_double_precision_is_nan_beside_padding_on_the_left() -> None:
+    """The mask's least double becomes -inf when the softmax casts it to float32, and a row of -inf has no softmax."""
+    model = built("llama").double()
+    model.set_attn_implementation("eager")
+    assert output(model, input_ids=IDS, attention_mask=LEFT, position_ids=PLACES)[0, 4:].isnan().all()
+    model.set_attn_implementation("posenc")
+    assert output(model, input_ids=IDS, attention_mask=LEFT, position_ids=PLACES).isfinite().all()
+
+
+def test_dynamic_scaling_turns_a_row_by_the_longest_of_its_batch() -> None:
+    scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    model = built("llama", max_position_embeddings=8, rope_parameters=scaling)
+    model.set_attn_implementation("eager")
+    short = (torch.arange(13) < torch.tensor([[7], [13]])).long()
+    beside = output(model, input_ids=IDS, attention_mask=short)[0, :7]
+    alone = output(model, input_ids=IDS[:1, :7])[0]
+    assert (beside - alone).abs().max() > 1e-2
+
+
+def test_falcon_with_alibi_counts_its_bias_twice_in_eager_attention() -> None:
+    """The model adds the bias to the mask, "sdpa" takes that, and eager adds the bias once more."""
+    torch.manual_seed(0)
+    options = {"hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 48, "alibi": True}
+    found = {}
+    for name in ("eager", "sdpa"):
+        torch.manual_seed(0)
+        config = transformers.FalconConfig(**options)
+        found[name] = output(
+            moved(transformers.FalconForCausalLM._from_config(config, attn_implementation=name).eval()), input_ids=IDS
+        )
+    assert (found["eager"] - found["sdpa"]).abs().max() > 1e-2
