@@ -35,16 +35,23 @@ if TYPE_CHECKING:
     from posenc.schemes.distance_aware import DistanceAware as DistanceAware
     from posenc.schemes.exponential_decay import ExponentialDecay as ExponentialDecay
     from posenc.schemes.fourier_features import FourierFeatures as FourierFeatures
+    from posenc.schemes.le_rope import LeRoPE as LeRoPE
     from posenc.schemes.learned import Learned as Learned
+    from posenc.schemes.mla import MLA as MLA
     from posenc.schemes.nope import NoPE as NoPE
+    from posenc.schemes.p_rope import PRoPE as PRoPE
+    from posenc.schemes.partial_rope import PartialRoPE as PartialRoPE
+    from posenc.schemes.pope import PoPE as PoPE
     from posenc.schemes.relative_1d import Relative1D as Relative1D
     from posenc.schemes.relative_2d import Relative2D as Relative2D
     from posenc.schemes.rope import RoPE as RoPE
+    from posenc.schemes.rotated_values import RotatedValues as RotatedValues
     from posenc.schemes.segment import Segment as Segment
     from posenc.schemes.shaw import Shaw as Shaw
     from posenc.schemes.sinusoidal import Sinusoidal as Sinusoidal
     from posenc.schemes.t5 import T5 as T5
     from posenc.schemes.transformer_xl import TransformerXL as TransformerXL
+    from posenc.schemes.xpos import XPos as XPos
 
 __version__ = "0.1.0"
 
@@ -81,6 +88,13 @@ _HOMES = {
     "Learned": "schemes.learned",
     "NoPE": "schemes.nope",
     "RoPE": "schemes.rope",
+    "PartialRoPE": "schemes.partial_rope",
+    "PRoPE": "schemes.p_rope",
+    "XPos": "schemes.xpos",
+    "PoPE": "schemes.pope",
+    "LeRoPE": "schemes.le_rope",
+    "MLA": "schemes.mla",
+    "RotatedValues": "schemes.rotated_values",
     "Segment": "schemes.segment",
     "Sinusoidal": "schemes.sinusoidal",
 }

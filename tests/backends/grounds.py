@@ -116,7 +116,7 @@ def built(name: str, heads: int = HEADS, tokens: int = 9, dtype: torch.dtype = t
 
 def shape_of(name: str, heads: int = HEADS, tokens: int = 9) -> Shape:
     """The sizes that `built` builds for."""
-    head_dim = 6 if "rope" in name else 7
+    head_dim = 6 if any(word in name for word in ("rope", "xpos", "mla", "rotated_values")) else 7
     return Shape(heads * head_dim, heads, head_dim, max_positions=3 * tokens + 32)
 
 
@@ -125,7 +125,10 @@ ADDING = frozenset(name for name in KINDS if built(name).doors == ("add",)) - {"
 ATTENDING = tuple(name for name in KINDS if name not in ADDING)
 VALUES = frozenset(name for name in KINDS if "value" in built(name).doors)
 NO_DISTANCE = frozenset(
-    {"nope", "learned", "rope", "rope on a grid", "softcap", "of each key", "absolute_in_attention"}
+    {
+        *("nope", "learned", "rope", "rope on a grid", "partial_rope", "p_rope", "le_rope", "xpos", "pope", "mla"),
+        *("rotated_values", "softcap", "of each key", "absolute_in_attention"),
+    }
 )
 """Those of which no term goes by distance."""
 ROWS = frozenset({"cope"})

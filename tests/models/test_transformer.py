@@ -56,7 +56,8 @@ def truth(model: Any, case: cases.Case, ids: Tensor, positions: Positions, causa
         )
         query, key = case.rotate(query, positions), case.rotate(key, positions)
         extra = case.pairs(held, query, key, wide, wide)
-        out, _, _ = attention.attend(query, key, value, visible=seen, **extra)
+        out, _, _ = attention.attend(query, key, case.turn_values(value, wide, 1), visible=seen, **extra)
+        out = case.turn_values(out, wide, -1)
         x = x + out.transpose(1, 2).flatten(2) @ block.attention.out.weight.T
         first, _, second = block.mlp
         hidden = normed(x, block.mlp_norm) @ first.weight.T + first.bias

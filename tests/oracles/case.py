@@ -19,13 +19,15 @@ TOKENS = 9
 class Case:
     """A scheme and what its oracle does to the input, to queries and keys, and to the scores.
 
-    ``scheme`` makes it of its class; ``add`` takes (x, positions, scheme), ``rotate`` (x, positions), and ``pairs``
-    (scheme, query, key, query_positions, key_positions), of which it makes arguments of `attention.attend`.
+    ``scheme`` makes it of its class; ``add`` takes (x, positions, scheme), ``rotate`` (x, positions), ``turn_values``
+    the values and 1, or the output and -1, (v, positions, sense), and ``pairs`` (scheme, query, key, query_positions,
+    key_positions), of which it makes arguments of `attention.attend`.
     """
 
     scheme: Callable[..., Any]
     add: Callable[[Tensor, Any, Any], Tensor] = lambda x, p, scheme: x
     rotate: Callable[[Tensor, Any], Tensor] = lambda x, p: x
+    turn_values: Callable[[Tensor, Any, int], Tensor] = lambda v, p, sense: v
     pairs: Callable[[Any, Tensor, Tensor, Any, Any], dict[str, Any]] = lambda scheme, q, k, x, y: {}
     integers_only: bool = False
     from_zero: bool = False

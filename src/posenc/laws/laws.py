@@ -147,7 +147,7 @@ def decaying_bound(probe: Probe) -> Finding:
     scores have mean 0 and the same spread at every distance."""
     theta = angles(probe)
     if theta is None:
-        return not_applicable("it rotates nothing")
+        return not_applicable("it rotates nothing, or makes vectors of another width")
     bound = rotary_bound(theta, torch.arange(LARGE))
     far = counterexample(probe, peak=200, every=5)
     assert far is not None
