@@ -66,7 +66,7 @@ ENTRY = Entry(
     paper="Wang and Komatsuzaki 2021",
     laws=FORMULA | {Law.RELATIVE, Law.UNIQUE, Law.LINEAR, Law.ORTHOGONAL, Law.BOUNDED, Law.DIRECTED},
     cost="one pass over q and k per layer",
-    build=lambda shape: PartialRoPE(shape.head_dim, max(0.5, 2 / shape.head_dim)),
+    build=lambda shape: PartialRoPE(shape.head_dim, max(2, shape.head_dim // 4 * 2) / shape.head_dim),
     does="turns the first share of the channels, with frequencies over these alone: GPT-J, GPT-NeoX, Phi, GLM, Qwen3.5",
     limits="angles past the training length are new to the model; not proportional RoPE, whose weights do not fit it",
 )

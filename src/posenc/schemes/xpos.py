@@ -115,7 +115,7 @@ class XPos(Scheme):
         """True: what is counted from the queries of a call cannot be kept."""
         return True
 
-    def decay(self, device: torch.device | None = None) -> Float64[Tensor, " pairs"]:
+    def _decay(self, device: torch.device | None = None) -> Float64[Tensor, " pairs"]:
         """-ln(zeta_k) / scale_base of every pair, the fastest first."""
         k = torch.arange(self.head_dim // 2, dtype=torch.float64, device=device)
         return -((2 * k / self.head_dim + 0.4) / 1.4).log() / self.scale_base
@@ -147,7 +147,7 @@ class XPos(Scheme):
             padding = (positions.document == PADDING).to(origin.device)
             place = torch.where(padding, 0.0, in_double(coords) - origin[:, None])
             turn = PairRotation(cos, sin, self.layout, self.head_dim)
-            return Fading(name, turn, self.decay(place.device), place, fastest, span)
+            return Fading(name, turn, self._decay(place.device), place, fastest, span)
 
         return Rotation(side("query", queries), side("key", keys), scale=1 / math.sqrt(self.head_dim))
 
