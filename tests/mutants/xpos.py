@@ -16,15 +16,15 @@ from tests.hard.wrong import Row, each, numbers, sizes
 from tests.mutants import Lawless, Mutant, Untrue, oracles
 from tests.schemes import test_rotary_schemes
 
-RIGHT, FADED = XPos._decay, Fading._faded
+RIGHT, LENGTHS = XPos._decay, Fading._lengths
 
 
-def queries_alone(self: Fading, x: Tensor, p: Tensor) -> Tensor:
-    return FADED(self, x, p * (self.side == "query"))
+def queries_alone(self: Fading, p: Tensor) -> Tensor:
+    return LENGTHS(self, p if self.side == "query" else 0 * p)
 
 
-def growing(self: Fading, x: Tensor, p: Tensor) -> Tensor:
-    return FADED(self, x, -p)
+def growing(self: Fading, p: Tensor) -> Tensor:
+    return LENGTHS(self, torch.where(p.isinf(), p, -p))
 
 
 def by_another_number(self: XPos, device: Any = None) -> Tensor:
@@ -65,8 +65,8 @@ class Alike(XPos):
 FAR = partial(test_rotary_schemes.check_xpos_far, torch.float32)
 COMPARED = oracles("xpos")
 MUTANTS = (
-    Mutant("does not fade keys", Fading, "_faded", queries_alone, COMPARED),
-    Mutant("grows with the distance", Fading, "_faded", growing, COMPARED),
+    Mutant("does not fade keys", Fading, "_lengths", queries_alone, COMPARED),
+    Mutant("grows with the distance", Fading, "_lengths", growing, COMPARED),
     Mutant("has another zeta", XPos, "_decay", by_another_number, COMPARED),
     Mutant("has one zeta for all pairs", XPos, "_decay", all_alike, COMPARED),
     Mutant("counts keys from their own middle", XPos, "bind", Scheme.bind, COMPARED),

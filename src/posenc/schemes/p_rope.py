@@ -45,7 +45,7 @@ ENTRY = Entry(
     paper="Barbero et al. 2024",
     laws=FORMULA | {Law.RELATIVE, Law.UNIQUE, Law.LINEAR, Law.ORTHOGONAL, Law.BOUNDED, Law.DIRECTED},
     cost="one pass over q and k per layer",
-    build=lambda shape: PRoPE(shape.head_dim, 0.5),
+    build=lambda shape: PRoPE(shape.head_dim, max(0.25, 2 / shape.head_dim)),
     does="RoPE whose lowest frequencies are 0, so that these channels carry content alone: Gemma 4, LFM3",
     limits="angles past the training length are new to the model; not partial RoPE, whose weights do not fit it",
 )

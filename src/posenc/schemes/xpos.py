@@ -39,30 +39,26 @@ class Fading:
     span: float | None  # how far the first query is from the last; None: not known
 
     def __call__(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> Float[Tensor, "batch heads tokens width"]:
-        """The turned and faded x, in x's dtype."""
+        """The turned and faded x, in x's dtype, rounded once."""
         reach = ROOM.get(x.dtype, 80.0) / self.fastest
         blocks = max(1, math.ceil((self.span or 0.0) / reach))
-        first = -(blocks - 1) / 2 * reach  # the origin of block 0
-        if self.side == "key":
+        b = torch.arange(blocks, dtype=torch.float64, device=self.place.device)
+        p = self.place[..., None] - (b - (blocks - 1) / 2) * reach  # from the origin of each block
+        if self.side == "query":
+            mine = (self.place / reach + (blocks - 1) / 2).round().clamp(0, blocks - 1)
+            p = (-p).masked_fill(mine[..., None] != b, -torch.inf)
+        else:
             # A key after all queries of a block is unseen, and is held within what the dtype can. Where nobody knows
             # where the queries end it is not: better infinite than wrong.
-            most = math.inf if self.span is None else reach / 2
-            origins = [first + b * reach for b in range(blocks)]
-            return torch.cat([self._faded(x, (self.place - origin).clamp(max=most)) for origin in origins], -1)
-        block = ((self.place - first) / reach).round().clamp(0, blocks - 1)
-        faded = self._faded(x, first + block * reach - self.place)
-        if blocks == 1:
-            return faded
-        mine = block[..., None] == torch.arange(blocks, device=block.device)
-        return (faded[..., None, :] * mine.to(device=x.device, dtype=x.dtype)[:, None, ..., None]).flatten(-2)
-
-    def _faded(self, x: Tensor, p: Tensor) -> Tensor:
-        """x turned, and times e^(decay p)."""
-        length = (p[..., None] * self.decay).exp()[:, None]
+            p = p.clamp(max=math.inf if self.span is None else reach / 2)
         dtype = torch.promote_types(x.dtype, torch.float32)
-        length = length.to(device=x.device, dtype=dtype)
-        turn = self.turn
-        return PairRotation(turn.cos * length, turn.sin * length, turn.layout, turn.head_dim)(x)
+        length = self._lengths(p).to(device=x.device, dtype=dtype)
+        return (self.turn(x.to(dtype))[..., None, :] * length[:, None]).flatten(-2).to(x.dtype)
+
+    def _lengths(self, p: Tensor) -> Float64[Tensor, "rows tokens blocks head_dim"]:
+        """e^(decay p) for both channels of every pair."""
+        length = (p[..., None] * self.decay).exp()
+        return torch.stack((length, length), -2 if self.turn.layout == "half" else -1).flatten(-2)
 
 
 class XPos(Scheme):
