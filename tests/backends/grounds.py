@@ -61,7 +61,7 @@ def _of_entry(entry: Entry) -> Kind:
     fractional = "fractional" in entry.laws
     if entry.axes == "two":
         return Kind(lambda shape: entry.build(replace(shape, grid=_grid(shape))), fractional, axes=2)
-    looks_back = entry.name in ("alibi", "t5")
+    looks_back = entry.name in ("alibi", "t5", "xpos")
     return Kind(entry.build, fractional, needs_segments=entry.needs_segments, looks_back=looks_back)
 
 
@@ -114,9 +114,14 @@ def built(name: str, heads: int = HEADS, tokens: int = 9, dtype: torch.dtype = t
     return scheme
 
 
+def in_pairs(name: str) -> bool:
+    """Whether it turns channels in pairs, so that their number is even."""
+    return any(word in name for word in ("rope", "xpos", "mla", "rotated_values"))
+
+
 def shape_of(name: str, heads: int = HEADS, tokens: int = 9) -> Shape:
     """The sizes that `built` builds for."""
-    head_dim = 6 if any(word in name for word in ("rope", "xpos", "mla", "rotated_values")) else 7
+    head_dim = 6 if in_pairs(name) else 7
     return Shape(heads * head_dim, heads, head_dim, max_positions=3 * tokens + 32)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from posenc import Positions, Scheme
 from posenc.schemes.catalog import CATALOG, Shape
-from tests.backends.grounds import KINDS, attend
+from tests.backends.grounds import KINDS, attend, in_pairs
 
 PADDING = -1
 
@@ -592,7 +592,7 @@ def placed(name: str, positions: Positions) -> Positions:
 
 def built(name: str, heads: int, generator: torch.Generator) -> tuple[Scheme, int]:
     """The scheme with parameters of order 1, and the width of a head: odd, unless channels come in pairs."""
-    head_dim = 6 if "rope" in name or heads % 2 else 7
+    head_dim = 6 if in_pairs(name) or heads % 2 else 7
     shape = Shape(heads * head_dim, heads, head_dim, LIMIT)
     scheme = KINDS[name].build(shape).double()
     for parameter in scheme.parameters():

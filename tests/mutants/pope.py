@@ -36,7 +36,7 @@ def rotation(
 
 def rectified(self: Polar, x: Tensor) -> Tensor:
     length = x.relu()
-    return torch.cat((length * self.cos.to(x.dtype), length * self.sin.to(x.dtype)), -1)
+    return torch.cat((length * self.real.to(x.dtype), length * self.imaginary.to(x.dtype)), -1)
 
 
 def of_both_halves(self: PoPE, *arguments: Any) -> Rotation:

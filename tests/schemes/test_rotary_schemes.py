@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -403,9 +404,7 @@ def test_xpos_is_nan_and_not_wrong_where_nobody_knows_how_far_queries_are_apart(
     query, key = rotation.query, rotation.key
     assert isinstance(query, Fading)
     assert isinstance(key, Fading)
-    asks, says = (
-        Fading(side.side, side.turn, side.decay, side.place, side.fastest, None)(x)[0, 0] for side in (query, key)
-    )
+    asks, says = (replace(side, span=None)(x)[0, 0] for side in (query, key))
     scores = (asks * says).sum(-1)  # of each token with itself
     expected = x.square().sum(-1)[0, 0]
     is_right = torch.isclose(scores, expected, rtol=1e-4, atol=0.0)

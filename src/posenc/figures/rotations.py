@@ -21,7 +21,6 @@ from posenc.figures import panels
 from posenc.figures.panels import Named, Schemes
 from posenc.laws.decay import counterexample, rotary_bound
 from posenc.laws.probe import Probe
-from posenc.phases import PairRotation
 from posenc.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Shape
@@ -161,8 +160,8 @@ def turns(scheme: Scheme, length: int) -> NDArray[np.complex128]:
     check_type("scheme", scheme, Scheme)
     whole("length", length)
     rotations = scheme.tokens(Positions.arange(length), dtype=torch.float64).rotations
-    turn = rotations[0].query if len(rotations) == 1 else None
-    if not isinstance(turn, PairRotation) or rotations[0].key is not turn:
+    turn: Any = rotations[0].query if len(rotations) == 1 else None
+    if not hasattr(turn, "cos") or rotations[0].key is not turn:
         raise ValueError("schemes must turn pairs of channels, queries and keys alike, got one that does not")
     return np.asarray(torch.complex(turn.cos[0, 0].double(), turn.sin[0, 0].double()).numpy())
 

@@ -19,22 +19,22 @@ from posenc.schemes.entry import Entry, Law
 
 @dataclass(frozen=True, eq=False)
 class Polar:
-    """Makes of each channel a number of length softplus(x) and of the phase whose cos and sin it holds."""
+    """Makes of each channel a number of length softplus(x) and of the phase whose cos and sin are its parts."""
 
-    cos: Float[Tensor, "rows heads tokens head_dim"]
-    sin: Float[Tensor, "rows heads tokens head_dim"]
+    real: Float[Tensor, "rows heads tokens head_dim"]
+    imaginary: Float[Tensor, "rows heads tokens head_dim"]
 
     def __call__(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> Float[Tensor, "batch heads tokens width"]:
         """[softplus(x) cos, softplus(x) sin] in x's dtype, rounded once. ValueError for other rows, heads, tokens or
         channels than the phases were made for."""
-        made = self.cos.shape
+        made = self.real.shape
         if x.dim() != 4 or any(m not in (1, n) for m, n in zip(made[:-1], x.shape, strict=False)):
             raise ValueError(f"PoPE was made for (batch, heads, tokens) {tuple(made[:-1])}, got {tuple(x.shape)}")
         if x.size(-1) != made[-1]:
             raise ValueError(f"PoPE was made for head_dim {made[-1]}, got q or k of head_dim {x.size(-1)}")
         dtype = torch.promote_types(x.dtype, torch.float32)
         length = nn.functional.softplus(x.to(dtype))
-        return torch.cat((length * self.cos.to(dtype), length * self.sin.to(dtype)), -1).to(x.dtype)
+        return torch.cat((length * self.real.to(dtype), length * self.imaginary.to(dtype)), -1).to(x.dtype)
 
 
 class PoPE(Scheme):

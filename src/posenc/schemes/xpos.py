@@ -28,13 +28,15 @@ class Fading:
     """Turns pairs by their angles; multiplies queries by e^(-decay p), keys by e^(decay p), p counted from an origin.
 
     Queries that are further apart than the dtype can hold stand in several blocks, each with an origin of its own. Then
-    x becomes so many times wider: a query stands in its block's channels and 0 in the others', a key in all of them.
+    x becomes as many times wider as blocks have queries: a query stands in its block's channels and 0 in the others', a
+    key in all of them.
     """
 
     side: Literal["query", "key"]
     turn: PairRotation  # that does not fade
     decay: Float64[Tensor, " pairs"]
     place: Float64[Tensor, "rows tokens"]  # from the middle of the queries
+    asking: Float64[Tensor, "rows queries"]  # the queries' places
     fastest: float  # the largest decay
     span: float | None  # how far the first query is from the last; None: not known
 
@@ -42,10 +44,16 @@ class Fading:
         """The turned and faded x, in x's dtype, rounded once."""
         reach = ROOM.get(x.dtype, 80.0) / self.fastest
         blocks = max(1, math.ceil((self.span or 0.0) / reach))
-        b = torch.arange(blocks, dtype=torch.float64, device=self.place.device)
-        p = self.place[..., None] - (b - (blocks - 1) / 2) * reach  # from the origin of each block
+        middle = (blocks - 1) / 2
+        mine = (self.asking / reach + middle).round().clamp(0, blocks - 1)
+        # Blocks without a query are left out, where that can be seen.
+        b = (
+            mine.unique()
+            if blocks > 1 and is_readable(mine)
+            else torch.arange(blocks, dtype=mine.dtype, device=mine.device)
+        )
+        p = self.place[..., None] - (b - middle) * reach  # from the origin of each block
         if self.side == "query":
-            mine = (self.place / reach + (blocks - 1) / 2).round().clamp(0, blocks - 1)
             p = (-p).masked_fill(mine[..., None] != b, -torch.inf)
         else:
             # A key after all queries of a block is unseen, and is held within what the dtype can. Where nobody knows
@@ -132,20 +140,26 @@ class XPos(Scheme):
         return self._between(positions, positions, dtype)
 
     def _between(self, queries: Positions, keys: Positions, dtype: torch.dtype) -> Rotation:
-        coords = coords_of(queries, 1, "XPos")[..., 0]
-        origin, span = _middle(queries, in_double(coords))
+        origin, span = _middle(queries, in_double(coords_of(queries, 1, "XPos")[..., 0]))
         fastest = math.log(1.4 / 0.4) / self.scale_base
+        asking = _places(queries, origin)
 
         def side(name: Literal["query", "key"], positions: Positions) -> Fading:
             coords = coords_of(positions, 1, "XPos")[..., 0]
             angle = phases(coords, frequencies(self.head_dim, self.base, coords.device))[:, None]
             cos, sin = torch.stack((angle.cos(), angle.sin())).to(dtype=dtype, device=coords.device)
-            padding = (positions.document == PADDING).to(origin.device)
-            place = torch.where(padding, 0.0, in_double(coords) - origin[:, None])
             turn = PairRotation(cos, sin, self.layout, self.head_dim)
-            return Fading(name, turn, self._decay(place.device), place, fastest, span)
+            place = asking if positions is queries else _places(positions, origin)
+            return Fading(name, turn, self._decay(place.device), place, asking, fastest, span)
 
         return Rotation(side("query", queries), side("key", keys), scale=1 / math.sqrt(self.head_dim))
+
+
+def _places(positions: Positions, origin: Float64[Tensor, " rows"]) -> Float64[Tensor, "rows tokens"]:
+    """Where tokens are, counted from the origin of their row; padding is there itself."""
+    padding = (positions.document == PADDING).to(origin.device)
+    coords = in_double(coords_of(positions, 1, "XPos")[..., 0])
+    return torch.where(padding, 0.0, coords - origin[:, None])
 
 
 def _middle(positions: Positions, coords: Tensor) -> tuple[Float64[Tensor, " rows"], float | None]:
