@@ -159,11 +159,12 @@ def turns(scheme: Scheme, length: int) -> NDArray[np.complex128]:
     """
     check_type("scheme", scheme, Scheme)
     whole("length", length)
-    rotations = scheme.tokens(Positions.arange(length), dtype=torch.float64).rotations
-    turn: Any = rotations[0].query if len(rotations) == 1 else None
-    if not hasattr(turn, "cos") or rotations[0].key is not turn:
+    rotations: tuple[Any, ...] = scheme.tokens(Positions.arange(length), dtype=torch.float64).rotations
+    turn = rotations[0].query if len(rotations) == 1 else None
+    if not hasattr(turn, "cos") or turn is not rotations[0].key:
         raise ValueError("schemes must turn pairs of channels, queries and keys alike, got one that does not")
-    return np.asarray(torch.complex(turn.cos[0, 0].double(), turn.sin[0, 0].double()).numpy())
+    cos, sin = (x[0, 0].double() for x in (turn.cos, turn.sin))
+    return np.asarray(torch.complex(cos, sin).numpy())
 
 
 def _counterexample(
