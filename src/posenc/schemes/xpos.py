@@ -43,7 +43,8 @@ class Fading:
     def __call__(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> Float[Tensor, "batch heads tokens width"]:
         """The turned and faded x, in x's dtype, rounded once."""
         reach = ROOM.get(x.dtype, 80.0) / self.fastest
-        blocks = max(1, math.ceil((self.span or 0.0) / reach))
+        # Compared first, so that a graph for texts of any length is not one for this length.
+        blocks = 1 if self.span is None or self.span <= reach else math.ceil(self.span / reach)
         middle = (blocks - 1) / 2
         mine = (self.asking / reach + middle).round().clamp(0, blocks - 1)
         # Blocks without a query are left out, where that can be seen.
@@ -175,7 +176,7 @@ def _middle(positions: Positions, coords: Tensor) -> tuple[Float64[Tensor, " row
     if is_readable(coords):
         return middle, float(torch.where(is_text, highest - lowest, 0.0).max())
     bounds = positions.layout.bounds
-    return middle, None if bounds is None else float(bounds[1] - bounds[0])
+    return middle, None if bounds is None else bounds[1] - bounds[0]
 
 
 ENTRY = Entry(
