@@ -129,5 +129,5 @@ def oracle(
     q, k = case.rotate(query[:, :, TOKENS - last :], asking), case.rotate(key, wide)
     q = case.turn_query(q, asking, scheme)
     extra = case.pairs(scheme, q, k, asking, wide)
-    out, lse, _ = attention.attend(q, k, value, visible=visible, **extra)
-    return out, lse
+    out, lse, _ = attention.attend(q, k, case.turn_values(value, wide, 1), visible=visible, **extra)
+    return case.turn_values(out, asking, -1), lse

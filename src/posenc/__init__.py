@@ -43,17 +43,23 @@ if TYPE_CHECKING:
     from posenc.schemes.fox import FoX as FoX
     from posenc.schemes.inkling import Inkling as Inkling
     from posenc.schemes.kerple import KERPLE as KERPLE
+    from posenc.schemes.le_rope import LeRoPE as LeRoPE
     from posenc.schemes.learned import Learned as Learned
     from posenc.schemes.lie_re import LieRE as LieRE
     from posenc.schemes.mixed_rope import MixedRoPE as MixedRoPE
+    from posenc.schemes.mla import MLA as MLA
     from posenc.schemes.mrope import MRoPE as MRoPE
     from posenc.schemes.nope import NoPE as NoPE
+    from posenc.schemes.p_rope import PRoPE as PRoPE
+    from posenc.schemes.partial_rope import PartialRoPE as PartialRoPE
+    from posenc.schemes.pope import PoPE as PoPE
     from posenc.schemes.query_scale import QueryScale as QueryScale
     from posenc.schemes.re_rope import ReRoPE as ReRoPE
     from posenc.schemes.relative_1d import Relative1D as Relative1D
     from posenc.schemes.relative_2d import Relative2D as Relative2D
     from posenc.schemes.rope import RoPE as RoPE
     from posenc.schemes.rope_3d import RoPE3D as RoPE3D
+    from posenc.schemes.rotated_values import RotatedValues as RotatedValues
     from posenc.schemes.sandwich import Sandwich as Sandwich
     from posenc.schemes.segment import Segment as Segment
     from posenc.schemes.self_extend import SelfExtend as SelfExtend
@@ -67,6 +73,7 @@ if TYPE_CHECKING:
     from posenc.schemes.t5 import T5 as T5
     from posenc.schemes.transformer_xl import TransformerXL as TransformerXL
     from posenc.schemes.tupe import TUPE as TUPE
+    from posenc.schemes.xpos import XPos as XPos
 
 __version__ = "0.1.0"
 
@@ -105,6 +112,13 @@ _HOMES = {
     "Learned": "schemes.learned",
     "NoPE": "schemes.nope",
     "RoPE": "schemes.rope",
+    "PartialRoPE": "schemes.partial_rope",
+    "PRoPE": "schemes.p_rope",
+    "XPos": "schemes.xpos",
+    "PoPE": "schemes.pope",
+    "LeRoPE": "schemes.le_rope",
+    "MLA": "schemes.mla",
+    "RotatedValues": "schemes.rotated_values",
     "Segment": "schemes.segment",
     "SelfExtend": "schemes.self_extend",
     "Sinusoidal": "schemes.sinusoidal",

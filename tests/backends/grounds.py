@@ -78,7 +78,7 @@ def _of_entry(entry: Entry) -> Kind:
     fractional = "fractional" in entry.laws
     if entry.axes == "two":
         return Kind(lambda shape: entry.build(replace(shape, grid=_grid(shape))), fractional, axes=2)
-    looks_back = entry.name in ("alibi", "t5")
+    looks_back = entry.name in ("alibi", "t5", "xpos")
     normalises = entry.name != "stick_breaking"
     return Kind(
         entry.build,

@@ -801,7 +801,7 @@ NO_ARGUMENTS = {
     "models.KVCache",
 }
 # Called by `Scheme.forward` and `Scheme.rotation`, which have checked what they pass on.
-CHECKED_BEFORE = {"RoPE.frequencies", "Scheme.bind", "Scheme.score", "Scheme.value"}
+CHECKED_BEFORE = {"Scheme.bind", "Scheme.score", "Scheme.value"}
 # Python's own: what is no scheme cannot be added to one.
 PYTHONS = {"Scheme.__add__"}
 

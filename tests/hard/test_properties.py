@@ -386,7 +386,7 @@ def test_documents_are_what_they_are_alone(data: st.DataObject, backend: str, sm
 @law(150)
 @given(st.data(), st.lists(st.integers(0, 5), max_size=4), st.lists(st.integers(0, 40), max_size=3), st.booleans())
 def test_a_cache_is_the_full_run(data: st.DataObject, steps: list[int], cuts: list[int], small: bool) -> None:
-    """Any prompt, in any chunks, and what follows it: every key is turned once and kept."""
+    """Any prompt, in any chunks, and what follows it: every key is turned once and kept, where it may be."""
     at = data.draw(documents() | st.integers(0, 9).map(Positions.arange))
     prompt = len(at)
     stops = sorted({*(cut for cut in cuts if cut < prompt), prompt})
@@ -400,16 +400,21 @@ def test_a_cache_is_the_full_run(data: st.DataObject, steps: list[int], cuts: li
         for start, stop in itertools.pairwise([0, *stops]):
             new = it.key_positions[start:stop]
             token_doors = it.scheme.tokens(new, dtype=torch.float64)
-            query, key = (x[:, :, start:stop] for x in (it.query, it.key))
-            query, key = token_doors.rotate(opened(token_doors, query), key)
-            kept.append(key)
-            known = Positions.cat([known, new])
-            pair_doors = it.scheme.pairs(new, known) if small else it.scheme(new, known, dtype=torch.float64).pairs
-            outs.append(
-                posenc.attention(
-                    query, torch.cat(kept, 2), it.value[:, :, :stop], pair_doors, is_causal=True, scale=it.how["scale"]
-                )
-            )
+            query, key, value = (x[:, :, start:stop] for x in (it.query, it.key, it.value))
+            query, known = opened(token_doors, query), Positions.cat([known, new])
+            scale = it.how["scale"]
+            if it.scheme.needs_lengths:  # keys are kept as they are
+                doors = ("rotate", "score", "value")
+                encoding = it.scheme(new, known, dtype=torch.float64, doors=doors)
+            else:
+                query, key = token_doors.rotate_query(query), token_doors.rotate_key(key)
+                value = token_doors.rotate_value(value)
+                scale = token_doors.scale if scale is None else scale
+                encoding = it.scheme.pairs(new, known) if small else it.scheme(new, known, dtype=torch.float64).pairs
+            kept.append((key, value))
+            keys, values = (torch.cat(parts, 2) for parts in zip(*kept, strict=True))
+            out = posenc.attention(query, keys, values, encoding, is_causal=True, scale=scale)
+            outs.append(out if it.scheme.needs_lengths else token_doors.rotate_output(out))
         check_same((torch.cat(outs, 2), None), it.run("reference"), it)
 
 

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc import Positions, RoPE
+from posenc import Positions, RoPE, rotary
 from posenc.encoding import Context, Rotation
 from posenc.phases import PairLayout, PairRotation, _Turn, frequencies, phases
-from posenc.schemes import rope
 from tests.cases import CASES, HEAD_DIM, positions_cases
 from tests.mutants import Lawless, Mutant, Untrue, oracles
 from tests.schemes import test_against_oracles, test_life_cycle, test_precision, test_rope
@@ -120,7 +119,7 @@ MUTANTS = (
         COMPARED,
     ),
     Mutant("holds positions in bfloat16", RoPE, "rotation", rotation(coords=lambda p: by_axis(p).bfloat16()), PRECISE),
-    Mutant("computes phases in single precision", rope, "phases", single_precision, PRECISE),
+    Mutant("computes phases in single precision", rotary, "phases", single_precision, PRECISE),
     Mutant("turns in the precision of the query", PairRotation, "__call__", in_half_precision, ROUNDED_ONCE),
     Mutant("swaps the axes", RoPE, "rotation", rotation(coords=lambda p: by_axis(p).flip(-1)), COMPARED),
     Mutant(

@@ -21,7 +21,6 @@ from posenc.figures import panels
 from posenc.figures.panels import Named, Schemes
 from posenc.laws.decay import counterexample, rotary_bound
 from posenc.laws.probe import Probe
-from posenc.phases import PairRotation
 from posenc.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.catalog import catalog
@@ -169,10 +168,10 @@ def turns(scheme: Scheme, length: int) -> NDArray[np.complex128]:
     positions, axes = Positions.arange(length), max(needed, default=1)
     if axes > 1:
         positions = Positions(positions.coords[..., None].expand(-1, -1, axes))
-    rotations = scheme.tokens(positions, dtype=torch.float64).rotations
+    rotations: tuple[Any, ...] = scheme.tokens(positions, dtype=torch.float64).rotations
     of_queries = rotations[0].query if len(rotations) == 1 else None
     turn = getattr(of_queries, "turn", of_queries)
-    if not isinstance(turn, PairRotation) or rotations[0].key is not of_queries:
+    if not hasattr(turn, "cos") or rotations[0].key is not of_queries:
         raise ValueError("schemes must turn pairs of channels, queries and keys alike, got one that does not")
     if rotations[0].bands:
         raise ValueError("schemes must turn near and far pairs alike, got one that has bands")

@@ -7,8 +7,8 @@ from typing import Any
 
 from posenc.huggingface.keys import Keys, Params
 from posenc.phases import PairLayout
-from posenc.scalings import DynamicNTK, Llama3, LongRoPE, PositionInterpolation, Proportional, YaRN
-from posenc.schemes.rope import RoPE, Scaling
+from posenc.scalings import DynamicNTK, Llama3, LongRoPE, PositionInterpolation, Proportional, Scaling, YaRN
+from posenc.schemes.rope import RoPE
 
 KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
 NO_ALIASES: Mapping[str, str] = {}

@@ -32,7 +32,8 @@ def rotary_bound(
 def angles(probe: Probe) -> Float64[Tensor, " pairs"] | None:
     """theta_k of the pairs that the scheme turns, fastest first, read off what it does to a query from place 1 to 2.
 
-    None where it rotates nothing. A turn of more than pi per position would be taken for a slower one backwards.
+    None where it rotates nothing, or makes vectors of another width. A turn of more than pi per position would be taken
+    for a slower one backwards.
     """
     check_type("probe", probe, Probe)
     maps = probe.maps([1, 2])

@@ -150,7 +150,11 @@ def decaying_bound(probe: Probe) -> Finding:
     probe = replace(probe, shape=replace(shape, dim=shape.dim * axes, head_dim=shape.head_dim * axes))
     theta = angles(probe)
     if theta is None:
-        return not_applicable("it turns no token by an angle of its own" if probe.turns_pairs else "it rotates nothing")
+        return not_applicable(
+            "it turns no token by an angle of its own"
+            if probe.turns_pairs
+            else "it rotates nothing, or makes vectors of another width"
+        )
     if not turns_evenly(probe):
         return not_applicable("it turns by other angles elsewhere, so there is no bound of the distance alone")
     bound = rotary_bound(theta, torch.arange(LARGE))

@@ -231,7 +231,8 @@ class Probe:
         if encoding.rotations and not self.turns_pairs:
             sizes = (1, self.shape.num_heads, 1, self.shape.head_dim)
             fixed = (self.draw(*sizes, seed=seed).expand(-1, -1, len(positions), -1) for seed in (5, 6))
-            turned = [x[0].transpose(0, 1).flatten(1) for x in encoding.rotate(*fixed)]
+            turns = (encoding.rotate_query, encoding.rotate_key)
+            turned = [turn(x)[0].transpose(0, 1).flatten(1) for turn, x in zip(turns, fixed, strict=True)]
             rows += turned if self._turns_by_position else []
         return torch.cat(rows, -1) if rows else None
 
@@ -253,7 +254,10 @@ class Probe:
         positions = self.positions(places)
         encoding = self.scheme.tokens(positions, dtype=torch.float64)
         basis = torch.eye(self.shape.head_dim, dtype=torch.float64)[:, None, None]
-        turned = encoding.rotate(*[basis.expand(-1, self.shape.num_heads, len(positions), -1)] * 2)
+        basis = basis.expand(-1, self.shape.num_heads, len(positions), -1)
+        turned = encoding.rotate_query(basis), encoding.rotate_key(basis)
+        if any(x.shape != basis.shape for x in turned):
+            return None
         query, key = (x[:, 0].permute(1, 2, 0) for x in turned)
         return (query, key) if query.size(1) == self.shape.head_dim else None
 

@@ -1,0 +1,140 @@
+"""What schemes share that turn pairs of channels by p theta_k: which channels and heads, by which frequencies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from posenc.arguments import check_choice, check_flag, check_type, number, shown, whole
+from posenc.encoding import Context, Rotation
+from posenc.phases import PairLayout, PairRotation, coords_of, frequencies, in_double, phases, phases_by_axis
+from posenc.positions import Positions
+from posenc.scalings import Scaling
+from posenc.scheme import Scheme
+
+
+class Rotary(Scheme):
+    """A rotation of channel pairs: frequencies x an allocation of pairs to axes x a layout x a scaling.
+
+    Abstract: `RoPE` and the schemes that are RoPE but for one thing are made of it, since no scheme imports another.
+    `RoPE` says what the arguments are. A subclass gives them, or changes `frequencies`.
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        base: float = 10_000.0,
+        layout: PairLayout = "half",
+        rotary_dim: int | None = None,
+        axes: int = 1,
+        *,
+        allocation: Sequence[int] | None = None,
+        scaling: Scaling | None = None,
+        first_channel: int = 0,
+        heads: range | None = None,
+        num_heads: int | None = None,
+        values: bool = False,
+    ) -> None:
+        super().__init__()
+        head_dim, axes = whole("head_dim", head_dim), whole("axes", axes)
+        first_channel = whole("first_channel", first_channel, 0, head_dim - 2)
+        room = head_dim - first_channel
+        rotary_dim = room if rotary_dim is None else whole("rotary_dim", rotary_dim)
+        split = 1 if allocation is not None else axes
+        if rotary_dim % (2 * split) or rotary_dim > room:
+            each = "" if split == 1 else f" on each of {axes} axes"
+            room_name = "head_dim" if first_channel == 0 else "head_dim - first_channel"
+            raise ValueError(f"rotary_dim must be even{each} and within 2..{room_name} = {room}, got {rotary_dim}")
+        check_choice("layout", layout, ("half", "interleaved"))
+        check_type("heads", heads, range, None)
+        if (heads is None) != (num_heads is None):
+            raise ValueError(
+                f"heads and num_heads go together: which heads turn, of how many; got {heads}, {num_heads}"
+            )
+        if heads is not None and num_heads is not None:
+            whole("num_heads", num_heads)
+            if heads.step != 1 or not 0 <= heads.start < heads.stop <= num_heads:
+                raise ValueError(f"heads must be a range within 0..{num_heads} with a head at least, got {heads}")
+        check_flag("values", values)
+        if scaling is not None and (isinstance(scaling, type) or not callable(scaling)):
+            raise ValueError(
+                f"scaling must be a scaling such as YaRN(4.0, 4096), a function of theta or None, got {shown(scaling)}"
+            )
+        self.head_dim, self.base, self.rotary_dim, self.axes = head_dim, number("base", base, above=1), rotary_dim, axes
+        self.layout: PairLayout = layout
+        self.allocation = None if allocation is None else _allocation(allocation, rotary_dim // 2, axes)
+        self.scaling, self.first_channel, self.values = scaling, first_channel, values
+        self.heads, self.num_heads = heads, num_heads
+
+    @property
+    def channels(self) -> range:
+        """The channels that are turned."""
+        return range(self.first_channel, self.first_channel + self.rotary_dim)
+
+    @property
+    def needs_lengths(self) -> bool:
+        """Whether a key's rotation depends on how long its text has become, so that none may be kept rotated."""
+        return bool(getattr(self.scaling, "needs_lengths", False))
+
+    def frequencies(
+        self, device: torch.device | None = None, lengths: Tensor | None = None
+    ) -> tuple[Float64[Tensor, "#rows pairs"], float | Tensor]:
+        """theta of every pair, scaled, and the factor of cos and sin."""
+        each = self.rotary_dim if self.allocation is not None else self.rotary_dim // self.axes
+        theta = frequencies(each, self.base, device)
+        if self.scaling is None:
+            return theta[None], 1.0
+        scaled, factor = (
+            self.scaling(theta, in_double(lengths)[:, None]) if lengths is not None else self.scaling(theta)
+        )
+        return (scaled if scaled.dim() == 2 else scaled[None]), factor
+
+    def rotation(
+        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+    ) -> Rotation:
+        """The same turn for queries and keys."""
+        check_type("positions", positions, Positions)
+        check_choice("dtype", dtype, (torch.float32, torch.float64))
+        coords = coords_of(positions, self.axes, type(self).__name__)
+        lengths = None
+        if self.needs_lengths:
+            lengths = positions.lengths if context is None or context.lengths is None else context.lengths
+        theta, factor = self.frequencies(coords.device, lengths)
+        if self.allocation is not None:
+            angle = phases_by_axis(coords, self.allocation, theta[:, None])
+        else:
+            angle = torch.cat([phases(axis, theta[:, None]) for axis in coords.unbind(-1)], -1)
+        shard = None if context is None else context.heads
+
+        def turn(factor: float | Tensor) -> PairRotation:
+            made = PairRotation.by(angle, coords, dtype, self.layout, self.head_dim, self.first_channel, factor)
+            heads, num_heads = self._heads_of(shard)
+            return replace(made, heads=heads, num_heads=num_heads)
+
+        of_both = turn(factor)
+        if not self.values:
+            return Rotation(of_both, of_both)
+        of_values = turn(1.0)
+        return Rotation(of_both, of_both, of_values, of_values.inverse())
+
+    def _heads_of(self, shard: range | None) -> tuple[range | None, int]:
+        """Which heads of a shard turn, counted from its first, and how many it has."""
+        if self.heads is None or self.num_heads is None:
+            return None, 0
+        if shard is None:
+            return self.heads, self.num_heads
+        start, stop = (
+            min(max(end, shard.start), shard.stop) - shard.start for end in (self.heads.start, self.heads.stop)
+        )
+        return range(start, stop), len(shard)
+
+
+def _allocation(allocation: Sequence[int], pairs: int, axes: int) -> tuple[int, ...]:
+    """The axis of every pair; ValueError for anything else."""
+    if not isinstance(allocation, Sequence) or len(allocation) != pairs:
+        raise ValueError(f"allocation must be one axis for each of {pairs} pairs, got {shown(allocation)}")
+    return tuple(whole("allocation", axis, 0, axes - 1) for axis in allocation)

@@ -1,0 +1,82 @@
+"""LeRoPE: RoPE whose frequencies are learned, each a factor beside the one it began with."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor, nn
+
+from posenc.phases import PairLayout, in_double
+from posenc.rotary import Rotary
+from posenc.scalings import Scaling
+from posenc.schemes.entry import Entry, Law
+
+
+class LeRoPE(Rotary):
+    """Rotary position embedding with learned frequencies: pair k turns by p theta_k e^(alpha_k).
+
+    Formula: theta_k = base^(-2k/rotary_dim), changed by the ``scaling`` first, then times e^(alpha_k); the turn is
+    `RoPE`'s, on the channels (2k, 2k + 1) in the "interleaved" layout, the checkpoint's, and (k, k + rotary_dim/2) in
+    "half". alpha (pairs,) is learned and begins at 0, which is RoPE with that scaling. All heads share it, and all
+    layers that are given this scheme.
+
+    Mistral Large 4 turns 64 channels beside 64 others: ``LeRoPE(128, first_channel=64, scaling=YaRN(2048.0, 512,
+    attention_factor=1.0))``, or ``LeRoPE(64, ...)`` on the slice by itself: YaRN over a window of 512 tokens. Its
+    alpha is a buffer, loaded with the weights.
+
+    Shapes are as for `RoPE`. Angles are exact to float32 up to position 2^20 for the alpha there is: the precision of
+    alpha is that of the module, and at position p a rounding of alpha by eps moves the angle by p theta_k eps.
+    Errors: ValueError as for `RoPE`.
+    Source: no paper was found; the name and the formula were read in transformers' mistral_large4.
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        base: float = 10_000.0,
+        layout: PairLayout = "interleaved",
+        rotary_dim: int | None = None,
+        *,
+        scaling: Scaling | None = None,
+        first_channel: int = 0,
+    ) -> None:
+        super().__init__(head_dim, base, layout, rotary_dim, scaling=scaling, first_channel=first_channel)
+        self.alpha = nn.Parameter(torch.empty(self.rotary_dim // 2))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """alpha = 0."""
+        nn.init.zeros_(self.alpha)
+
+    def frequencies(
+        self, device: torch.device | None = None, lengths: Tensor | None = None
+    ) -> tuple[Float64[Tensor, "#rows pairs"], float | Tensor]:
+        """theta e^alpha of every pair, and the factor of cos and sin."""
+        theta, factor = super().frequencies(device, lengths)
+        return theta * in_double(self.alpha).exp(), factor
+
+
+ENTRY = Entry(
+    name="le_rope",
+    scheme=LeRoPE,
+    paper="Mistral Large 4, 2026",
+    laws=frozenset(
+        {
+            Law.RELATIVE,
+            Law.UNIQUE,
+            Law.LINEAR,
+            Law.ORTHOGONAL,
+            Law.BOUNDED,
+            Law.DIRECTED,
+            Law.DECAYING_BOUND,
+            Law.LENGTH_FREE,
+            Law.FRACTIONAL,
+            Law.DETERMINISTIC,
+        }
+    ),
+    cost="one pass over q and k per layer",
+    build=lambda shape: LeRoPE(shape.head_dim),
+    learned="a number per pair",
+    does="RoPE whose frequencies are learned, each by a factor that begins at 1; over YaRN in Mistral Large 4",
+    limits="angles past the training length are new to the model",
+)

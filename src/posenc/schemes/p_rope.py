@@ -1,0 +1,51 @@
+"""p-RoPE: RoPE without its lowest frequencies."""
+
+from __future__ import annotations
+
+from posenc.arguments import is_number, shown
+from posenc.phases import PairLayout
+from posenc.rotary import Rotary
+from posenc.scalings import Proportional
+from posenc.schemes.entry import FORMULA, Entry, Law
+
+
+class PRoPE(Rotary):
+    """Proportional rotary position embedding: RoPE whose lowest frequencies are 0.
+
+    Formula, for k = 0 .. d/2 - 1 with d = head_dim and p = share:
+
+        theta_k = base^(-2k/d) for k < int(p d // 2), else 0
+
+    and the turn of `RoPE`, on the channels (k, k + d/2) in the "half" layout and (2k, 2k + 1) in the "interleaved" one.
+    share = 1 is RoPE, share = 0 is NoPE. The frequencies that are left out turn so slowly that they carry content, and
+    past the trained length they carry it wrongly.
+
+    It is not `PartialRoPE`, which has the same shapes and the same number of turning pairs: there the number of turning
+    channels stands in the exponent and in the pairing. Weights of the one give silent nonsense in the other.
+
+    Shapes and precision are as for `RoPE`. Nothing is learned. The frequencies are those of `Proportional`.
+    Errors: ValueError for a share that is not within [0, 1] and as `RoPE` says.
+    Source: Barbero et al. 2024, "Round and Round We Go! What makes Rotary Positional Encodings useful?" (arXiv
+    2410.06205), section 6; rounding and pairing read in transformers' "proportional" (Gemma 4, LFM3).
+    """
+
+    def __init__(self, head_dim: int, share: float = 0.25, base: float = 10_000.0, layout: PairLayout = "half") -> None:
+        if not is_number(share) or not 0 <= share <= 1:
+            raise ValueError(
+                f"share must be a number within [0, 1], the share of the frequencies that stay, got {shown(share)}; "
+                "a number of channels is RoPE's rotary_dim, and a share of the channels is PartialRoPE's"
+            )
+        super().__init__(head_dim, base, layout, scaling=Proportional(share))
+        self.share = float(share)
+
+
+ENTRY = Entry(
+    name="p_rope",
+    scheme=PRoPE,
+    paper="Barbero et al. 2024",
+    laws=FORMULA | {Law.RELATIVE, Law.UNIQUE, Law.LINEAR, Law.ORTHOGONAL, Law.BOUNDED, Law.DIRECTED},
+    cost="one pass over q and k per layer",
+    build=lambda shape: PRoPE(shape.head_dim, max(0.25, 2 / shape.head_dim)),
+    does="RoPE whose lowest frequencies are 0, so that these channels carry content alone: Gemma 4, LFM3",
+    limits="angles past the training length are new to the model; not partial RoPE, whose weights do not fit it",
+)

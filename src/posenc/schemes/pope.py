@@ -1,0 +1,121 @@
+"""PoPE: content is the length of a channel, position its phase."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posenc.arguments import check_choice, check_type, number, whole
+from posenc.encoding import Context, Rotation
+from posenc.phases import coords_of, frequencies, in_double, phases
+from posenc.positions import Positions
+from posenc.scheme import Scheme
+from posenc.schemes.entry import Entry, Law
+
+
+@dataclass(frozen=True, eq=False)
+class Polar:
+    """Makes of each channel a number of length softplus(x) and of the phase whose cos and sin are its parts."""
+
+    real: Float[Tensor, "rows heads tokens head_dim"]
+    imaginary: Float[Tensor, "rows heads tokens head_dim"]
+
+    def __call__(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> Float[Tensor, "batch heads tokens width"]:
+        """[softplus(x) cos, softplus(x) sin] in x's dtype, rounded once. ValueError for other rows, heads, tokens or
+        channels than the phases were made for."""
+        made = self.real.shape
+        if x.dim() != 4 or any(m not in (1, n) for m, n in zip(made[:-1], x.shape, strict=False)):
+            raise ValueError(f"PoPE was made for (batch, heads, tokens) {tuple(made[:-1])}, got {tuple(x.shape)}")
+        if x.size(-1) != made[-1]:
+            raise ValueError(f"PoPE was made for head_dim {made[-1]}, got q or k of head_dim {x.size(-1)}")
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        length = nn.functional.softplus(x.to(dtype))
+        return torch.cat((length * self.real.to(dtype), length * self.imaginary.to(dtype)), -1).to(x.dtype)
+
+
+class PoPE(Scheme):
+    """Polar coordinate position embedding: what a channel says is a length, where it stands a phase.
+
+    Formula, with theta_c = base^(-c/d) for c = 0 .. d - 1, as many frequencies as channels:
+
+        s_ij = sum_c softplus(q_ic) softplus(k_jc) cos((p_j - p_i) theta_c + delta_c) / sqrt(d)
+
+    delta_c is learned and held within [-2 pi, 0], one for each channel and query head: (num_heads, head_dim), or
+    (1, head_dim) shared by all heads where ``num_heads`` is None. It begins at 0, where before and after are alike: the
+    score of two contents is the same from either side, and direction has to be learned.
+
+    q and k become twice as wide, [softplus(x) cos p theta, softplus(x) sin p theta], and the scale stays that of d
+    channels: 1/sqrt(d). The phase delta is the key's in the paper. Here the query has it, with the other sign, which
+    gives the same scores: then heads that share a key have phases of their own, and no key in a cache goes stale.
+
+    Learned: a number per channel and head. Cost: attention with q and k of 2d channels; values are as they were.
+    Shapes: query and key (batch, heads, tokens, head_dim) in any floating dtype; phases are exact to float32 up to
+    position 2^20. Positions may be fractional or negative.
+    Errors: ValueError for a base not above 1, queries of other heads, and positions of several axes.
+    Source: Gopalakrishnan et al. 2025, "Decoupling the What and Where With Polar Coordinate Positional Embeddings"
+    (arXiv 2509.10534). The authors' own code could not be read; the formula was read in x-transformers and in
+    lucidrains' PoPE-pytorch, whose option to begin delta uniformly within its bounds is not here.
+    """
+
+    def __init__(self, head_dim: int, num_heads: int | None = None, base: float = 10_000.0) -> None:
+        super().__init__()
+        self.head_dim, self.base = whole("head_dim", head_dim), number("base", base, above=1)
+        self.num_heads = None if num_heads is None else whole("num_heads", num_heads)
+        self.delta = nn.Parameter(torch.empty(self.num_heads or 1, self.head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """delta = 0."""
+        nn.init.zeros_(self.delta)
+
+    @property
+    def channels(self) -> range:
+        """The channels that have a phase: all."""
+        return range(self.head_dim)
+
+    def rotation(
+        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+    ) -> Rotation:
+        """The maps of queries and of keys, which widen, and the scale."""
+        check_type("positions", positions, Positions)
+        check_choice("dtype", dtype, (torch.float32, torch.float64))
+        coords = coords_of(positions, 1, "PoPE")[..., 0]
+        theta = frequencies(2 * self.head_dim, self.base, coords.device)  # base^(-c/d)
+        angle = phases(coords, theta)[:, None]
+        delta = in_double(self.delta)
+        if self.num_heads is not None and context is not None and context.heads is not None:
+            delta = delta[context.heads.start : context.heads.stop]
+        behind = angle - delta.clamp(-2 * math.pi, 0.0)[:, None]
+
+        def polar(phase: Tensor) -> Polar:
+            return Polar(*torch.stack((phase.cos(), phase.sin())).to(dtype=dtype, device=coords.device))
+
+        return Rotation(polar(behind), polar(angle), scale=1 / math.sqrt(self.head_dim))
+
+
+ENTRY = Entry(
+    name="pope",
+    scheme=PoPE,
+    paper="Gopalakrishnan et al. 2025",
+    laws=frozenset(
+        {
+            Law.RELATIVE,
+            Law.UNIQUE,
+            Law.LINEAR,
+            Law.ORTHOGONAL,
+            Law.BOUNDED,
+            Law.LENGTH_FREE,
+            Law.FRACTIONAL,
+            Law.DETERMINISTIC,
+        }
+    ),
+    cost="q and k twice as wide",
+    build=lambda shape: PoPE(shape.head_dim, shape.num_heads),
+    learned="heads × d",
+    does="the length of a channel is a softplus of the content, its phase the position: what and where do not mix",
+    limits="q and k are twice as wide in attention and in the cache; blind to direction until its phases are learned",
+)

@@ -1,0 +1,60 @@
+"""Rotated values: the last channels of queries, keys and values turn, and the output turns back."""
+
+from __future__ import annotations
+
+from posenc.arguments import whole
+from posenc.phases import PairLayout
+from posenc.rotary import Rotary
+from posenc.scalings import Scaling
+from posenc.schemes.entry import FORMULA, Entry, Law
+
+
+class RotatedValues(Rotary):
+    """Rotary position embedding of values too: o_i = R(-p_i) sum_j a_ij R(p_j) v_j.
+
+    Formula, for k = 0 .. n/2 - 1 with n = rotary_dim: theta_k = base^(-2k/n), R(p) turns the pair (2k, 2k + 1) of the
+    last n channels by p theta_k ("interleaved"; (k, k + n/2) in "half"), and
+
+        a_i = softmax_j (R(p_i) q_i) . (R(p_j) k_j) / sqrt(d),    o_i = sum_j a_ij R(p_j - p_i) v_j
+
+    So what a value adds depends on its distance, and a key can be its value, turned once: DeepSeek-V4 has one head that
+    is both, 512 wide, of which 64 channels turn. `attention` turns all four; in a model of your own call
+    ``rotate_query``, ``rotate_key``, ``rotate_value``, and ``rotate_output`` on the output.
+
+    A compressed key stands at its block's start, where it is turned, and is seen from its block's end on, which is its
+    order: ``Positions(coords=starts, order=ends)``. transformers has every query of the block's last token on see it,
+    so ends are the last tokens' places.
+
+    Shapes: query, key and value (batch, heads, tokens, head_dim), values as wide as keys. Precision is as for `RoPE`.
+    Nothing is learned; a factor of a ``scaling`` is of queries and keys alone (V4 has its YaRN's factor at 1).
+    Errors: ValueError for a rotary_dim above head_dim or odd, and for ``encoding.rotate``, which cannot turn values.
+    Source: DeepSeek-V4's report was not read; the formula was read in transformers' deepseek_v4.
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        rotary_dim: int = 64,
+        base: float = 10_000.0,
+        layout: PairLayout = "interleaved",
+        *,
+        scaling: Scaling | None = None,
+    ) -> None:
+        head_dim = whole("head_dim", head_dim, least=2)
+        rotary_dim = whole("rotary_dim", rotary_dim, 2)
+        if rotary_dim % 2 or rotary_dim > head_dim:
+            raise ValueError(f"rotary_dim must be even and within 2..head_dim = {head_dim}, got {rotary_dim}")
+        first = head_dim - rotary_dim
+        super().__init__(head_dim, base, layout, rotary_dim, scaling=scaling, first_channel=first, values=True)
+
+
+ENTRY = Entry(
+    name="rotated_values",
+    scheme=RotatedValues,
+    paper="DeepSeek-V4, 2026",
+    laws=FORMULA | {Law.RELATIVE, Law.UNIQUE, Law.LINEAR, Law.ORTHOGONAL, Law.BOUNDED, Law.DIRECTED},
+    cost="one pass over q, k, v and the output per layer",
+    build=lambda shape: RotatedValues(shape.head_dim, max(2, shape.head_dim // 4 * 2)),
+    does="turns the last channels of q, k and v and turns the output back, so that values tell their distance",
+    limits="angles past the training length are new to the model; values are as wide as keys",
+)

@@ -1,0 +1,191 @@
+"""xPos: RoPE whose pairs also fade with the distance, the fast ones soonest."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from posenc.arguments import check_choice, check_type, number, whole
+from posenc.encoding import Context, Encoding, Rotation
+from posenc.givens import is_readable
+from posenc.phases import PairLayout, PairRotation, coords_of, frequencies, in_double, phases
+from posenc.positions import PADDING, Positions
+from posenc.scheme import Scheme
+from posenc.schemes.entry import FORMULA, Entry, Law
+
+ROOM = {torch.float16: 10.0, torch.float64: 640.0}
+"""How far exponents in one block of queries may lie apart, in the dtype of q and k: e^5 and e^-5 are well within
+float16, and e^80, which a query meets in a key that it does not see, within float32 (80 is for all other dtypes)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fading:
+    """Turns pairs by their angles; multiplies queries by e^(-decay p), keys by e^(decay p), p counted from an origin.
+
+    Queries that are further apart than the dtype can hold stand in several blocks, each with an origin of its own. Then
+    x becomes as many times wider as blocks have queries: a query stands in its block's channels and 0 in the others', a
+    key in all of them.
+    """
+
+    side: Literal["query", "key"]
+    turn: PairRotation  # that does not fade
+    decay: Float64[Tensor, " pairs"]
+    place: Float64[Tensor, "rows tokens"]  # from the middle of the queries
+    asking: Float64[Tensor, "rows queries"]  # the queries' places
+    fastest: float  # the largest decay
+    span: float | None  # how far the first query is from the last; None: not known
+
+    def __call__(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> Float[Tensor, "batch heads tokens width"]:
+        """The turned and faded x, in x's dtype, rounded once."""
+        reach = ROOM.get(x.dtype, 80.0) / self.fastest
+        # Compared first, so that a graph for texts of any length is not one for this length.
+        blocks = 1 if self.span is None or self.span <= reach else math.ceil(self.span / reach)
+        middle = (blocks - 1) / 2
+        mine = (self.asking / reach + middle).round().clamp(0, blocks - 1)
+        # Blocks without a query are left out, where that can be seen.
+        b = (
+            mine.unique()
+            if blocks > 1 and is_readable(mine)
+            else torch.arange(blocks, dtype=mine.dtype, device=mine.device)
+        )
+        p = self.place[..., None] - (b - middle) * reach  # from the origin of each block
+        if self.side == "query":
+            p = (-p).masked_fill(mine[..., None] != b, -torch.inf)
+        else:
+            # A key after all queries of a block is unseen, and is held within what the dtype can. Where nobody knows
+            # where the queries end it is not: better infinite than wrong.
+            p = p.clamp(max=math.inf if self.span is None else reach / 2)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        length = self._lengths(p).to(device=x.device, dtype=dtype)
+        return (self.turn(x.to(dtype))[..., None, :] * length[:, None]).flatten(-2).to(x.dtype)
+
+    def _lengths(self, p: Tensor) -> Float64[Tensor, "rows tokens blocks head_dim"]:
+        """e^(decay p) for both channels of every pair."""
+        length = (p[..., None] * self.decay).exp()
+        return torch.stack((length, length), -2 if self.turn.layout == "half" else -1).flatten(-2)
+
+
+class XPos(Scheme):
+    """Extrapolatable position embedding: RoPE whose pair k fades by zeta_k^(r / scale_base) at distance r.
+
+    Formula, for k = 0 .. d/2 - 1, theta_k = base^(-2k/d) and zeta_k = (2k/d + 0.4) / 1.4, pair k of
+
+        q_i  turned by p_i theta_k, times zeta_k^(p_i / scale_base)
+        k_j  turned by p_j theta_k, times zeta_k^(-p_j / scale_base)
+
+    so pair k of the inner product has the factor zeta_k^((p_i - p_j) / scale_base): it falls with the distance to a key
+    behind, and grows to one ahead. The scheme is for causal attention; without a mask a far key ahead has a score past
+    every number. Pairs are (2k, 2k + 1) in the "interleaved" layout, the authors', and (k, k + d/2) in "half".
+
+    The factors of q and k by themselves leave float32 at position 36,000, and float64 at 300,000; only their product
+    stays. From where positions are counted cancels, so here they are counted from the middle of the queries of a call:
+    near keys have factors about 1, far ones fade to 0, at any position. Hence
+
+    - a cache keeps keys unturned, as ``needs_lengths`` says, and the keys are turned in every call;
+    - where the queries of one call are more than 32,694 positions apart (float16: 4,086; in float64 no matter), they
+      stand in so many blocks, and q and k are as many times wider. On a GPU and in a compiled graph this needs
+      positions with a layout; without one, such far queries become NaN, never wrong.
+
+    Authors' code counts from the middle of the text, which is why its cached keys go stale as the text grows.
+    Nothing is learned. Cost: a pass over q and over all keys per layer. Shapes: query and key (batch, heads, tokens,
+    head_dim), any floating dtype; angles are exact to float32 up to position 2^20. Positions may be fractional.
+    Errors: ValueError for an odd head_dim, a base not above 1, a scale_base not above 0, and positions of several axes.
+    Source: Sun et al. 2022, "A Length-Extrapolatable Transformer" (arXiv 2212.10554), section 3.2; the numbers were
+    read in copies of torchscale's `XPOS` and in x-transformers.
+    """
+
+    def __init__(
+        self, head_dim: int, base: float = 10_000.0, scale_base: float = 512.0, layout: PairLayout = "interleaved"
+    ) -> None:
+        super().__init__()
+        self.head_dim = whole("head_dim", head_dim, least=2)
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim must be even (channels come in pairs), got {head_dim}")
+        check_choice("layout", layout, ("half", "interleaved"))
+        self.base, self.scale_base = number("base", base, above=1), number("scale_base", scale_base, above=0)
+        self.layout: PairLayout = layout
+
+    @property
+    def channels(self) -> range:
+        """The channels that are turned: all."""
+        return range(self.head_dim)
+
+    @property
+    def needs_lengths(self) -> bool:
+        """True: what is counted from the queries of a call cannot be kept."""
+        return True
+
+    def _decay(self, device: torch.device | None = None) -> Float64[Tensor, " pairs"]:
+        """-ln(zeta_k) / scale_base of every pair, the fastest first."""
+        k = torch.arange(self.head_dim // 2, dtype=torch.float64, device=device)
+        return -((2 * k / self.head_dim + 0.4) / 1.4).log() / self.scale_base
+
+    def bind(
+        self, queries: Positions, keys: Positions, dtype: torch.dtype, context: Context, doors: tuple[str, ...]
+    ) -> Encoding:
+        """The encoding whose keys are counted from where the queries are."""
+        rotations = (self._between(queries, keys, dtype),) if "rotate" in doors else ()
+        return Encoding(queries, keys, rotations=rotations, context=context)
+
+    def rotation(
+        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+    ) -> Rotation:
+        """The maps of queries and keys that are the same tokens."""
+        check_type("positions", positions, Positions)
+        check_choice("dtype", dtype, (torch.float32, torch.float64))
+        return self._between(positions, positions, dtype)
+
+    def _between(self, queries: Positions, keys: Positions, dtype: torch.dtype) -> Rotation:
+        origin, span = _middle(queries, in_double(coords_of(queries, 1, "XPos")[..., 0]))
+        fastest = math.log(1.4 / 0.4) / self.scale_base
+        asking = _places(queries, origin)
+
+        def side(name: Literal["query", "key"], positions: Positions) -> Fading:
+            coords = coords_of(positions, 1, "XPos")[..., 0]
+            angle = phases(coords, frequencies(self.head_dim, self.base, coords.device))[:, None]
+            cos, sin = torch.stack((angle.cos(), angle.sin())).to(dtype=dtype, device=coords.device)
+            turn = PairRotation(cos, sin, self.layout, self.head_dim)
+            place = asking if positions is queries else _places(positions, origin)
+            return Fading(name, turn, self._decay(place.device), place, asking, fastest, span)
+
+        return Rotation(side("query", queries), side("key", keys), scale=1 / math.sqrt(self.head_dim))
+
+
+def _places(positions: Positions, origin: Float64[Tensor, " rows"]) -> Float64[Tensor, "rows tokens"]:
+    """Where tokens are, counted from the origin of their row; padding is there itself."""
+    padding = (positions.document == PADDING).to(origin.device)
+    coords = in_double(coords_of(positions, 1, "XPos")[..., 0])
+    return torch.where(padding, 0.0, coords - origin[:, None])
+
+
+def _middle(positions: Positions, coords: Tensor) -> tuple[Float64[Tensor, " rows"], float | None]:
+    """Halfway between the first and the last token of each row, and how far these are apart at most; None
+    where that is not known without waiting for a device."""
+    if coords.size(1) == 0:
+        return coords.new_zeros(coords.size(0)), 0.0
+    padding = (positions.document == PADDING).to(coords.device)
+    lowest = coords.masked_fill(padding, torch.inf).amin(1)
+    highest = coords.masked_fill(padding, -torch.inf).amax(1)
+    is_text = highest >= lowest  # and not a row of padding
+    middle = torch.where(is_text, (lowest + highest) / 2, 0.0)
+    if is_readable(coords):
+        return middle, float(torch.where(is_text, highest - lowest, 0.0).max())
+    bounds = positions.layout.bounds
+    return middle, None if bounds is None else bounds[1] - bounds[0]
+
+
+ENTRY = Entry(
+    name="xpos",
+    scheme=XPos,
+    paper="Sun et al. 2022",
+    laws=FORMULA | {Law.RELATIVE, Law.UNIQUE, Law.LINEAR, Law.DIRECTED, Law.DECAYING_BOUND},
+    cost="one pass over q and over all keys per layer",
+    build=lambda shape: XPos(shape.head_dim),
+    does="RoPE whose pairs also fade with the distance, the fast ones soonest; for causal attention",
+    limits="a cache keeps keys unturned; keys ahead of the query grow, so it needs a causal mask",
+)

@@ -1,0 +1,69 @@
+"""LeRoPE whose alpha does something else, or nothing."""
+
+from typing import Any
+
+import torch
+
+from posenc import LeRoPE
+from posenc.phases import frequencies, in_double
+from posenc.rotary import Rotary
+from tests.cases import HEAD_DIM
+from tests.hard.wrong import Row, each, numbers, sizes
+from tests.mutants import Lawless, Mutant, Untrue, oracles
+from tests.oracles.le_rope import grown
+from tests.schemes import test_rotary_schemes
+
+
+def without_alpha(self: LeRoPE, device: Any = None, lengths: Any = None) -> Any:
+    return Rotary.frequencies(self, device, lengths)
+
+
+def linear(self: LeRoPE, device: Any = None, lengths: Any = None) -> Any:
+    theta, factor = Rotary.frequencies(self, device, lengths)
+    return theta * (1 + in_double(self.alpha)), factor
+
+
+def before_the_scaling(self: LeRoPE, device: Any = None, lengths: Any = None) -> Any:
+    """The scaling sees learned frequencies, and YaRN blends others."""
+    theta = frequencies(self.rotary_dim, self.base, device) * in_double(self.alpha).exp()
+    scaled, factor = (theta, 1.0) if self.scaling is None else self.scaling(theta)
+    return scaled[None], factor
+
+
+class Deaf(LeRoPE):
+    frequencies = without_alpha
+
+
+class Drawn(LeRoPE):
+    def reset_parameters(self) -> None:
+        torch.nn.init.normal_(self.alpha, std=0.1)
+
+
+COMPARED = oracles("le_rope")
+MUTANTS = (
+    Mutant("ignores alpha", LeRoPE, "frequencies", without_alpha, COMPARED),
+    Mutant("multiplies by 1 + alpha", LeRoPE, "frequencies", linear, COMPARED),
+    Mutant(
+        "scales learned frequencies",
+        LeRoPE,
+        "frequencies",
+        before_the_scaling,
+        test_rotary_schemes.check_mistral_large_4,
+    ),
+)
+LAWLESS = (Lawless("le_rope", lambda shape: Drawn(shape.head_dim), "deterministic"),)
+UNTRUE = (Untrue("le_rope", lambda: grown(Deaf(HEAD_DIM, 313.0)).double()),)
+
+REFUSED = {
+    "LeRoPE": [
+        *sizes(LeRoPE, {"head_dim": 8}, "head_dim", "rotary_dim"),
+        *numbers(LeRoPE, {"head_dim": 8}, "base", 1),
+        *each(LeRoPE, {"head_dim": 8}, "layout", [("halves", "'halves'")], "'half' or 'interleaved'"),
+        *each(LeRoPE, {"head_dim": 8}, "scaling", [(4.0, "4.0")], "a scaling such as …"),
+        *each(LeRoPE, {"head_dim": 8}, "first_channel", [(7, "7"), (-1, "-1")], "a whole number within 0..6"),
+        Row(
+            lambda: LeRoPE(8, rotary_dim=6, first_channel=4),
+            "rotary_dim must be even and within 2..head_dim - first_channel = 4, got 6",
+        ),
+    ],
+}

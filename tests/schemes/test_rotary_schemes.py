@@ -1,0 +1,412 @@
+"""The schemes that are RoPE but for one thing, against the code of released models, and what only they promise."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import posenc
+from posenc import MLA, LeRoPE, PartialRoPE, PoPE, Positions, PRoPE, RoPE, RotatedValues, XPos, YaRN
+from posenc.models import ForwardPass, KVCache
+from posenc.schemes.xpos import Fading
+from tests.oracles import xpos
+
+ROWS, HEADS, TOKENS, HEAD_DIM = 2, 3, 7, 16
+IDS = torch.tensor([[0, 1, 2, 3, 4, 5, 6], [11, 12, 13, 20, 21, 22, 23]])
+# The other side makes its angles in single precision: up to 24 radians, rounded twice, and cos and sin once; a channel
+# is a sum of two products with numbers below 4, which is 2 * 4 * (24 * 2 * 2^-24 + 2^-24) at most.
+FLOAT = {"rtol": 0.0, "atol": 2.4e-5}
+SUMMED = {"rtol": 2e-4, "atol": 2e-4}  # after projections of 48 such channels, a softmax and another projection
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).clamp(-4, 4)
+
+
+def model(name: str) -> Any:
+    return pytest.importorskip(f"transformers.models.{name}.modeling_{name}")
+
+
+def configuration(name: str, **settings: Any) -> Any:
+    transformers = pytest.importorskip("transformers")
+    return getattr(transformers, name)(**settings)
+
+
+def turned(scheme: posenc.Scheme, x: Tensor) -> tuple[Tensor, Tensor]:
+    """x as queries and as keys at IDS."""
+    return scheme(Positions(IDS)).rotate(x, x)
+
+
+# --- partial and proportional ---------------------------------------------------------------------------------------
+
+
+def phis(x: Tensor, share: float, base: float) -> Tensor:
+    """As Phi turns it: the first channels, in halves."""
+    phi = model("phi")
+    rope = {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": share}
+    config = configuration("PhiConfig", hidden_size=48, num_attention_heads=3, rope_parameters=rope)
+    cos, sin = phi.PhiRotaryEmbedding(config)(x, IDS)
+    n = cos.size(-1)
+    out, _ = phi.apply_rotary_pos_emb(x[..., :n], x[..., :n], cos, sin)
+    return torch.cat((out, x[..., n:]), -1)
+
+
+def glms(x: Tensor, share: float, base: float) -> Tensor:
+    """As GLM turns it: the first channels, interleaved."""
+    glm = model("glm")
+    rope = {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": share}
+    config = configuration(
+        "GlmConfig", hidden_size=48, num_attention_heads=3, num_key_value_heads=3, head_dim=16, rope_parameters=rope
+    )
+    return glm.apply_rotary_pos_emb(x, x, *glm.GlmRotaryEmbedding(config)(x, IDS))[0]
+
+
+def proportional(x: Tensor, share: float, base: float) -> Tensor:
+    """As models of the rope type "proportional" turn it."""
+    llama = model("llama")
+    rope = {"rope_type": "proportional", "rope_theta": base, "partial_rotary_factor": share}
+    config = configuration(
+        "LlamaConfig", hidden_size=48, num_attention_heads=3, num_key_value_heads=3, rope_parameters=rope
+    )
+    return llama.apply_rotary_pos_emb(x, x, *llama.LlamaRotaryEmbedding(config)(x, IDS))[0]
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 1.0])
+@pytest.mark.parametrize(
+    ("scheme", "theirs"),
+    [
+        (lambda share: PartialRoPE(HEAD_DIM, share, 313.0), phis),
+        (lambda share: PartialRoPE(HEAD_DIM, share, 313.0, "interleaved"), glms),
+        (lambda share: PRoPE(HEAD_DIM, share, 313.0), proportional),
+    ],
+    ids=["phi", "glm", "proportional"],
+)
+def test_a_share_turns_as_the_models_turn_it(
+    scheme: Callable[[float], posenc.Scheme], theirs: Callable[[Tensor, float, float], Tensor], share: float
+) -> None:
+    x = drawn(ROWS, HEADS, TOKENS, HEAD_DIM)
+    expected = theirs(x, share, 313.0)
+    for found in turned(scheme(share), x):
+        torch.testing.assert_close(found, expected, **FLOAT)
+
+
+def test_gemma_4_turns_proportionally_over_its_global_head_dim() -> None:
+    gemma = model("gemma4")
+    config = configuration("Gemma4TextConfig", hidden_size=48, num_attention_heads=3, global_head_dim=32)
+    rotary = gemma.Gemma4TextRotaryEmbedding(config)
+    x, rope = drawn(ROWS, HEADS, TOKENS, 32), config.rope_parameters["full_attention"]
+    cos, sin = rotary(x, IDS, "full_attention")
+    assert rope["rope_type"] == "proportional"
+    expected = gemma.apply_rotary_pos_emb(x, cos, sin, unsqueeze_dim=1)
+    scheme = PRoPE(32, rope["partial_rotary_factor"], rope["rope_theta"])
+    torch.testing.assert_close(turned(scheme, x)[0], expected, **FLOAT)
+
+
+def check_partial_is_not_proportional() -> None:
+    """At equal shapes with equally many turning pairs: other channels turn, and by other angles."""
+    x = torch.ones(1, 1, 1, HEAD_DIM, dtype=torch.float64)
+    there = Positions(torch.tensor([[3]]))
+    partial, proportional = (
+        kind(HEAD_DIM, 0.5, 100.0)(there, dtype=torch.float64).rotate(x, x)[0].flatten()
+        for kind in (PartialRoPE, PRoPE)
+    )
+    assert ((partial - 1).abs() > 1e-9).nonzero().flatten().tolist() == list(range(8))
+    assert ((proportional - 1).abs() > 1e-9).nonzero().flatten().tolist() == [*range(4), *range(8, 12)]
+    for found, exponent, second in ((partial, 8, 4), (proportional, 16, 8)):
+        for k in range(4):
+            angle = 3 * 100.0 ** (-2 * k / exponent)
+            pair = math.cos(angle) - math.sin(angle), math.cos(angle) + math.sin(angle)
+            assert found[[k, k + second]].tolist() == pytest.approx(pair, abs=1e-14)
+
+
+def test_partial_is_not_proportional() -> None:
+    check_partial_is_not_proportional()
+
+
+def test_the_ends_of_a_share() -> None:
+    x = drawn(ROWS, HEADS, TOKENS, HEAD_DIM)
+    rope, _ = turned(RoPE(HEAD_DIM), x)
+    assert torch.equal(turned(PRoPE(HEAD_DIM, 1.0), x)[0], rope)
+    assert torch.equal(turned(PartialRoPE(HEAD_DIM, 1.0), x)[0], rope)
+    assert torch.equal(turned(PRoPE(HEAD_DIM, 0.0), x)[0], x)
+    assert torch.equal(turned(PartialRoPE(HEAD_DIM, 0.5), x)[0], turned(RoPE(HEAD_DIM, rotary_dim=8), x)[0])
+
+
+# --- LeRoPE ---------------------------------------------------------------------------------------------------------
+
+
+def check_mistral_large_4() -> None:
+    config = configuration("MistralLarge4TextConfig", qk_rope_head_dim=64)
+    theirs = model("mistral_large4").MistralLarge4TextRotaryEmbedding(config)
+    theirs.alpha.copy_(0.3 * drawn(32))
+    given = config.rope_parameters
+    keys = {"beta_fast": given["beta_fast"], "beta_slow": given["beta_slow"], "attention_factor": 1.0}
+    yarn = YaRN(given["factor"], given["original_max_position_embeddings"], **keys)
+    scheme = LeRoPE(64, given["rope_theta"], scaling=yarn)
+    with torch.no_grad():
+        scheme.alpha.copy_(theirs.alpha)
+    for found, expected in zip(scheme(Positions(IDS)).cos_sin(), theirs(drawn(1), IDS), strict=True):
+        torch.testing.assert_close(found, expected[..., :32], **FLOAT)
+
+
+def test_mistral_large_4_turns_by_learned_frequencies_over_yarn() -> None:
+    check_mistral_large_4()
+
+
+# --- MLA ------------------------------------------------------------------------------------------------------------
+
+YARN = {"rope_type": "yarn", "rope_theta": 313.0, "factor": 8.0, "original_max_position_embeddings": 64}
+
+
+def check_deepseek_v3(rope: dict[str, Any], scaling: YaRN | None) -> None:
+    """The whole layer of DeepSeek-V3, by its own projections: whole, by slice, and from latent vectors."""
+    deepseek = model("deepseek_v3")
+    config = configuration(
+        "DeepseekV3Config",
+        hidden_size=24,
+        num_attention_heads=3,
+        num_key_value_heads=3,
+        q_lora_rank=None,
+        kv_lora_rank=10,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=6,
+        v_head_dim=5,
+        rope_parameters=rope,
+        attn_implementation="eager",
+    )
+    torch.manual_seed(0)
+    layer = deepseek.DeepseekV3Attention(config, 0).eval()
+    x = drawn(ROWS, TOKENS, 24)
+    embeddings = deepseek.DeepseekV3RotaryEmbedding(config)(x, IDS)
+    mask = torch.full((TOKENS, TOKENS), -torch.inf).triu(1)[None, None].expand(ROWS, -1, -1, -1)
+    with torch.no_grad():
+        expected, _ = layer(x, embeddings, mask)
+        query = layer.q_proj(x).unflatten(-1, (3, 14)).transpose(1, 2)
+        latent, shared = layer.kv_a_proj_with_mqa(x).split([10, 8], -1)
+        latent, shared = layer.kv_a_layernorm(latent)[:, None], shared[:, None]
+        up_key, up_value = layer.kv_b_proj.weight.unflatten(0, (3, 11)).split([6, 5], 1)
+        key = torch.cat((latent @ up_key.mT, shared.expand(-1, 3, -1, -1)), -1)
+        scheme, places = MLA(14, 8, 313.0, scaling=scaling), Positions(IDS)
+        encoding = scheme(places)
+        q_pe, k_pe = encoding.rotate_query(query[..., 6:]), encoding.rotate_key(shared)
+        by_slice = torch.cat((query[..., :6], q_pe), -1), torch.cat((key[..., :6], k_pe.expand(-1, 3, -1, -1)), -1)
+        absorbed = torch.cat((query[..., :6] @ up_key, q_pe), -1), torch.cat((latent, k_pe), -1)
+        pairs = encoding.pairs
+        outs = {
+            "whole": posenc.attention(query, key, latent @ up_value.mT, encoding, is_causal=True),
+            "by slice": posenc.attention(*by_slice, latent @ up_value.mT, pairs, is_causal=True),
+            "absorbed": posenc.attention(*absorbed, latent, pairs, is_causal=True) @ up_value.mT,
+        }
+    for out in outs.values():
+        torch.testing.assert_close(layer.o_proj(out.transpose(1, 2).flatten(2)), expected, **SUMMED)
+
+
+def test_mla_is_deepseek_v3s() -> None:
+    check_deepseek_v3({"rope_type": "default", "rope_theta": 313.0}, None)
+
+
+def test_mla_has_yarns_scale() -> None:
+    mscales = {"mscale": 0.7, "mscale_all_dim": 1.1}
+    check_deepseek_v3(YARN | mscales, YaRN(8.0, 64, **mscales))
+
+
+@torch.no_grad()
+def test_decoding_from_latent_vectors_is_attention_of_whole_heads() -> None:
+    """The cache holds one head of the latent vector and the turned slice, and nothing else."""
+    plain, rope_dim, latent_dim, value_dim = 6, 4, 5, 3
+    query = drawn(ROWS, HEADS, TOKENS, plain + rope_dim, seed=1).double()
+    latent, shared = (drawn(ROWS, 1, TOKENS, n, seed=n).double() for n in (latent_dim, rope_dim))
+    up_key, up_value = (drawn(HEADS, n, latent_dim, seed=20 + n).double() for n in (plain, value_dim))
+    scheme = MLA(plain + rope_dim, rope_dim, 313.0)
+    key = torch.cat((latent @ up_key.mT, shared.expand(-1, HEADS, -1, -1)), -1)
+    whole = posenc.attention(query, key, latent @ up_value.mT, scheme, is_causal=True)
+    cache, outs = KVCache(), []
+    for start, stop in ((0, 4), (4, 5), (5, TOKENS)):
+        here = slice(start, stop)
+        with ForwardPass(scheme, Positions.arange(stop - start, start=start), cache, dtype=torch.float64) as step:
+            tokens = step.tokens()
+            content, q_pe = query[:, :, here, :plain], tokens.rotate_query(query[:, :, here, plain:])
+            absorbed = torch.cat((content @ up_key, q_pe), -1)
+            kept = torch.cat((latent[:, :, here], tokens.rotate_key(shared[:, :, here])), -1)
+            keys, values, _ = cache.append(0, kept, latent[:, :, here])
+            scale = tokens.scale
+            outs.append(posenc.attention(absorbed, keys, values, step.pairs(), scale=scale, is_causal=True))
+    torch.testing.assert_close(torch.cat(outs, 2) @ up_value.mT, whole, rtol=1e-12, atol=1e-12)
+
+
+def test_a_slice_of_another_width_is_refused() -> None:
+    encoding = MLA(14, 8)(Positions(IDS))
+    with pytest.raises(ValueError, match="MLA turns q and k of head_dim 14, or the slice of the last 8 channels by it"):
+        encoding.rotate_query(drawn(ROWS, HEADS, TOKENS, 10))
+
+
+# --- rotated values -------------------------------------------------------------------------------------------------
+
+
+def check_deepseek_v4() -> None:
+    """Keys that are values, turned once, and compressed ones that stand at their block's start and are seen from its
+    last token on."""
+    deepseek = model("deepseek_v4")
+    rate, blocks, width, n = 3, 2, 16, 8
+    query, kv = drawn(ROWS, HEADS, TOKENS, width, seed=1), drawn(ROWS, 1, TOKENS + blocks, width, seed=2)
+    at = torch.cat((torch.arange(TOKENS), rate * torch.arange(blocks)))
+
+    def angles(places: Tensor) -> tuple[Tensor, Tensor]:
+        angle = places[None, :, None] * 313.0 ** (-torch.arange(0, n, 2) / n)
+        return angle.cos(), angle.sin()
+
+    turned_query = deepseek.apply_rotary_pos_emb(query, *angles(at[:TOKENS]))
+    turned_kv = deepseek.apply_rotary_pos_emb(kv, *angles(at))
+    entries = torch.arange(blocks)
+    seen = torch.cat(
+        (
+            torch.ones(TOKENS, TOKENS).tril().bool(),
+            entries < (torch.arange(TOKENS)[:, None] + 1) // rate,  # their causal threshold
+        ),
+        1,
+    )
+    scores = (turned_query @ turned_kv.mT / width**0.5).masked_fill(~seen, -torch.inf)
+    cos, sin = angles(at[:TOKENS])
+    expected = deepseek.apply_rotary_pos_emb(scores.softmax(-1) @ turned_kv, cos, -sin)
+    text = Positions.arange(TOKENS)
+    ends = torch.cat((torch.arange(TOKENS), rate * (entries + 1) - 1))
+    keys = Positions(at[None], order=ends[None])
+    encoding = RotatedValues(width, n, 313.0)(text, keys)
+    out = posenc.attention(query, kv, kv, encoding, is_causal=True)
+    torch.testing.assert_close(out, expected, **SUMMED)
+
+
+def test_rotated_values_are_deepseek_v4s() -> None:
+    check_deepseek_v4()
+
+
+# --- PoPE -----------------------------------------------------------------------------------------------------------
+
+
+def test_pope_is_x_transformers() -> None:
+    theirs = pytest.importorskip("x_transformers.x_transformers")
+    polar, scheme = theirs.PolarEmbedding(HEAD_DIM, HEADS), PoPE(HEAD_DIM, HEADS)
+    with torch.no_grad():
+        polar.learned_bias.copy_(3 * drawn(HEADS, 1, HEAD_DIM) - 3)  # some past either bound
+        scheme.delta.copy_(polar.learned_bias[:, 0])
+    query, key = (drawn(ROWS, HEADS, TOKENS, HEAD_DIM, seed=n) for n in (1, 2))
+    angle, bias = polar(torch.arange(TOKENS))
+    pair = theirs.apply_polar_pos_emb(query, angle), theirs.apply_polar_pos_emb(key, angle + bias)
+    expected = pair[0] @ pair[1].mT / HEAD_DIM**0.5
+    found = posenc.logits(query, key, scheme)
+    # A score is a sum of 16 products of two lengths below 5, of angles below 14 rounded to single precision.
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=16 * 25 / 4 * 14 * 2 * 2**-24)
+
+
+def test_pope_widens_and_says_of_which_width_it_is() -> None:
+    encoding = PoPE(6, 4)(Positions.arange(5))
+    assert encoding.rotate_query(torch.zeros(2, 4, 5, 6, dtype=torch.bfloat16)).shape == (2, 4, 5, 12)
+    assert encoding.scale == pytest.approx(6**-0.5)
+    with pytest.raises(ValueError, match="PoPE was made for head_dim 6, got q or k of head_dim 12"):
+        encoding.rotate_key(torch.zeros(2, 4, 5, 12))
+    with pytest.raises(ValueError, match=r"PoPE was made for \(batch, heads, tokens\) \(1, 4, 5\), got \(2, 3, 5, 6\)"):
+        encoding.rotate_query(torch.zeros(2, 3, 5, 6))
+
+
+# --- xPos -----------------------------------------------------------------------------------------------------------
+
+FAR = torch.tensor([[0, 1, 90, 5_000, 5_040, 40_000, 40_003, 2**20 - 300, 2**20 - 1]])
+
+
+def xpos_scores(scheme: XPos, q: Tensor, k: Tensor, places: Tensor) -> Tensor:
+    """By the oracle, for keys at or before the query; NaN for others."""
+    score = xpos.score(q, k, *[places.tolist()] * 2, scheme.base, scheme.scale_base, scheme.layout)
+    n = places.size(1)
+    rows = [[score(0.0, 0, 0, i, j) if j <= i else math.nan for j in range(n)] for i in range(n)]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def check_xpos_far(dtype: torch.dtype, scale_base: float = 512.0) -> None:
+    """One call with queries from 0 to 2^20: what is near is exact, what is far is 0, and nothing is infinite. q and k
+    are rounded once each, relative to themselves, and a score is a sum of 4 pairs of products below 32."""
+    scheme = XPos(8, scale_base=scale_base)
+    q, k = (drawn(1, 1, FAR.size(1), 8, seed=n).to(dtype).requires_grad_() for n in (1, 2))
+    found = posenc.logits(q, k, scheme(Positions(FAR), dtype=torch.promote_types(dtype, torch.float32)))[0, 0]
+    expected = xpos_scores(scheme, q, k, FAR)
+    behind = ~expected.isnan()
+    # cos, sin and factors are rounded to the precision of scores; an angle of a million radians is one of double's.
+    wide = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+    close = 4 * 2 * 16 * (2 * torch.finfo(dtype).eps + 4 * wide + 2 * 2**20 * 2**-52)
+    torch.testing.assert_close(found[behind].double(), expected[behind], rtol=0.0, atol=close / 8**0.5)
+    assert found.isfinite().all()
+    assert (found[-1, :5].abs() <= torch.finfo(torch.float16).tiny).all()
+    out = posenc.attention(q, k, k, scheme(Positions(FAR)), is_causal=True)
+    for gradient in torch.autograd.grad(out.float().square().sum(), (q, k)):
+        assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_xpos_holds_at_a_million(dtype: torch.dtype) -> None:
+    check_xpos_far(dtype)
+
+
+def check_xpos_as_x_transformers_has_it() -> None:
+    theirs = pytest.importorskip("x_transformers.x_transformers")
+    rotary = theirs.RotaryEmbedding(HEAD_DIM, use_xpos=True, scale_base=32)
+    query, key = (drawn(ROWS, HEADS, TOKENS, HEAD_DIM, seed=n) for n in (1, 2))
+    angle, length = rotary(torch.arange(TOKENS))
+    pair = (
+        theirs.apply_rotary_pos_emb(query, angle, length),
+        theirs.apply_rotary_pos_emb(key, angle, length**-1),
+    )
+    expected = pair[0] @ pair[1].mT / HEAD_DIM**0.5
+    # A score is a sum of 16 products of numbers below 4, by angles below 7 and factors below 2 rounded to float32.
+    atol = 16 * 16 * 2 / 4 * 7 * 2 * 2**-24
+    torch.testing.assert_close(posenc.logits(query, key, XPos(HEAD_DIM, scale_base=32)), expected, rtol=0.0, atol=atol)
+
+
+def test_xpos_is_x_transformers() -> None:
+    check_xpos_as_x_transformers_has_it()
+
+
+NEAR = 3 * torch.arange(9)[None]
+
+
+@pytest.mark.parametrize("places", [NEAR, FAR], ids=["near", "far"])
+@torch.no_grad()
+def test_xpos_decodes_as_it_reads(places: Tensor) -> None:
+    """Chunks against a cache whose keys stand anywhere."""
+    scheme = XPos(8, scale_base=16.0)
+    q, k, v = (drawn(1, 2, FAR.size(1), 8, seed=n).double() for n in (1, 2, 3))
+    whole = posenc.attention(q, k, v, scheme(Positions(places), dtype=torch.float64), is_causal=True)
+    cache, outs = KVCache(), []
+    for start, stop in ((0, 3), (3, 4), (4, 9)):
+        here = slice(start, stop)
+        new = Positions(places[:, here], order=torch.arange(start, stop)[None])
+        with ForwardPass(scheme, new, cache, dtype=torch.float64) as step:
+            outs.append(step.attention(q[:, :, here], k[:, :, here], v[:, :, here]))
+    torch.testing.assert_close(torch.cat(outs, 2), whole, rtol=1e-12, atol=1e-12)
+
+
+def test_padding_moves_no_origin() -> None:
+    """Padding stands at 0, and the text a million further."""
+    scheme, x = XPos(8), drawn(1, 1, 4, 8).double()
+    text = Positions(torch.tensor([[0, 2**20, 2**20 + 1, 2**20 + 2]]), document=torch.tensor([[-1, 0, 0, 0]]))
+    encoding = scheme(text, dtype=torch.float64)
+    assert encoding.rotate_query(x).shape == x.shape
+    alone = posenc.logits(x[:, :, 1:], x[:, :, 1:], scheme(text[1:], dtype=torch.float64))
+    torch.testing.assert_close(posenc.logits(x, x, encoding)[..., 1:, 1:], alone, rtol=1e-12, atol=1e-12)
+
+
+def test_xpos_is_nan_and_not_wrong_where_nobody_knows_how_far_queries_are_apart() -> None:
+    """As on a GPU, for positions without a layout."""
+    rotation = XPos(8).rotation(Positions(FAR))
+    x = drawn(1, 1, FAR.size(1), 8)
+    query, key = rotation.query, rotation.key
+    assert isinstance(query, Fading)
+    assert isinstance(key, Fading)
+    asks, says = (replace(side, span=None)(x)[0, 0] for side in (query, key))
+    scores = (asks * says).sum(-1)  # of each token with itself
+    expected = x.square().sum(-1)[0, 0]
+    is_right = torch.isclose(scores, expected, rtol=1e-4, atol=0.0)
+    assert (is_right | ~scores.isfinite()).all()
+    assert not is_right.all()
