@@ -1,5 +1,6 @@
 """Ready schedules are those of the models, layer by layer, and say so in words."""
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 import posenc
-from posenc import NoPE, Positions, RoPE, Schedule, YaRN, schedules
+from posenc import Llama3, NoPE, Positions, RoPE, Schedule, YaRN, schedules
 from posenc.models import Decoder
 
 TOKENS = 40  # past the windows below
@@ -60,7 +61,14 @@ def gpt_oss() -> tuple[Any, Schedule]:
     return model, schedules.gpt_oss(5)
 
 
-@pytest.mark.parametrize("made", [gemma3, smollm3, cohere2, gpt_oss])
+def llama4() -> tuple[Any, Schedule]:
+    scaling = {"factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0, "original_max_position_embeddings": 64}
+    rope = {"rope_type": "llama3", "rope_theta": 500_000.0, **scaling}
+    model = tiny("Llama4Text", 9, 16, head_dim=16, rope_parameters=rope, num_local_experts=2, intermediate_size_mlp=8)
+    return model, schedules.llama4(9, 16, scaling=Llama3(16, 64, high_freq_factor=1))
+
+
+@pytest.mark.parametrize("made", [gemma3, smollm3, cohere2, gpt_oss, llama4])
 def test_every_layer_is_as_in_transformers(made: Callable[[], tuple[Any, Schedule]]) -> None:
     """Its window, whether it rotates, and by which angles."""
     model, schedule = made()
@@ -72,15 +80,61 @@ def test_every_layer_is_as_in_transformers(made: Callable[[], tuple[Any, Schedul
         rotates = bool(getattr(attention, "use_rope", True))
         if made is cohere2:  # whose attention rotates where there is a window
             rotates = attention.sliding_window is not None
-        assert ("rotate" in scheme.doors) == rotates
+        assert isinstance(scheme, RoPE) == rotates
         if not rotates:
             continue
         kind = [attention.layer_type] if made is gemma3 else []
         theirs = model.rotary_emb(torch.zeros(1), ids, *kind)
+        if made is llama4:  # whose angles are complex numbers
+            theirs = theirs.real, theirs.imag
         for found, expected in zip(scheme(Positions.arange(TOKENS)).cos_sin(), theirs, strict=True):
             pairs = found.size(-1)
             expected = expected[..., ::2] if made is cohere2 else expected[..., :pairs]
             torch.testing.assert_close(found, expected, rtol=0, atol=TOKENS * 16 * torch.finfo(torch.float32).eps)
+
+
+def test_the_queries_of_llama_4_grow_where_it_does_not_rotate() -> None:
+    """As its attention has it: 1 + attn_scale log1p(floor((p + 1) / floor_scale))."""
+    pytest.importorskip("transformers")
+    model, _ = llama4()
+    attention = model.layers[3].self_attn
+    schedule = schedules.llama4(4, 16, query_length=5, query_strength=attention.attn_scale)
+    query = torch.ones(1, 2, TOKENS, 16)
+    found, _ = schedule[3][0](Positions.arange(TOKENS)).rotate(query, query)
+    expected = 1 + attention.attn_scale * torch.log1p(torch.floor((torch.arange(TOKENS) + 1.0) / 5))
+    torch.testing.assert_close(found[0, 0, :, 0], expected)
+    assert attention.attn_temperature_tuning
+    assert (attention.floor_scale, attention.attn_scale) == (8192, 0.1)  # what `llama4` has where nothing is said
+    assert schedules.llama4(4, 16, query_length=None)[3][0].doors == ()
+    assert "QueryScale('llama4'" in repr(schedules.llama4(4))
+
+
+@torch.no_grad()
+def test_the_slice_of_deepseek_v3_is_turned_as_in_transformers() -> None:
+    """The same scores: of the slice that turns, the other channels, and the scale with YaRN's factor in it."""
+    transformers = pytest.importorskip("transformers")
+    rope = {
+        "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 40.0, "original_max_position_embeddings": 4096,
+        "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+    }  # fmt: skip
+    config = transformers.DeepseekV3Config(
+        hidden_size=32, intermediate_size=8, vocab_size=16, num_attention_heads=2, num_key_value_heads=2,
+        num_hidden_layers=1, q_lora_rank=8, kv_lora_rank=8, rope_parameters=rope, n_routed_experts=2, n_group=1,
+        topk_group=1, num_experts_per_tok=1, moe_intermediate_size=8, pad_token_id=0,
+    )  # fmt: skip
+    model = transformers.DeepseekV3Model(config)
+    module = importlib.import_module("transformers.models.deepseek_v3.modeling_deepseek_v3")
+    attention = model.layers[0].self_attn
+    torch.manual_seed(0)
+    query, key = (torch.randn(1, 2, TOKENS, 192) for _ in range(2))
+    cos, sin = model.rotary_emb(torch.zeros(1), torch.arange(TOKENS)[None])
+    turned = module.apply_rotary_pos_emb_interleave(query[..., 128:], key[..., 128:], cos, sin)
+    their_query, their_key = (torch.cat((x[..., :128], t), -1) for x, t in zip((query, key), turned, strict=True))
+    expected = attention.scaling * their_query @ their_key.mT
+    schedule = schedules.deepseek_v3(1)
+    found = posenc.logits(query, key, schedule[0][0])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert of_layers(schedules.deepseek_v3()) == [(True, None)] * 61
 
 
 # -- in words ----------------------------------------------------------------------------------------------------------
@@ -109,7 +163,7 @@ def test_layers_are_named_for_what_they_have() -> None:
     ],
 )
 def test_flags_are_not_taken_for_numbers(nope_layers: Any, message: str) -> None:
-    for made in (schedules.smollm3, schedules.cohere2):
+    for made in (schedules.smollm3, schedules.cohere2, schedules.llama4):
         with pytest.raises(ValueError, match=message):
             made(4, 8, nope_layers=nope_layers)
 

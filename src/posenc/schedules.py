@@ -25,11 +25,14 @@ from typing import Any
 from posenc.arguments import shown, whole
 from posenc.scalings import PositionInterpolation, Scaling, YaRN
 from posenc.scheme import Schedule, Scheme, Window
+from posenc.schemes.mla import MLA
 from posenc.schemes.nope import NoPE
+from posenc.schemes.query_scale import QueryScale
 from posenc.schemes.rope import RoPE
 
 GEMMA3_SCALING = PositionInterpolation(8.0)
 GPT_OSS_SCALING = YaRN(32.0, 4096, truncate=False)
+DEEPSEEK_V3_SCALING = YaRN(40.0, 4096, mscale=1.0, mscale_all_dim=1.0)
 
 
 def gemma3(
@@ -103,6 +106,49 @@ def gpt_oss(
     whole_text = _layers("global_layers", global_layers, num_layers, every=2)
     rope = RoPE(head_dim, base=base, scaling=scaling)
     return _schedule(num_layers, whole_text, (rope, None), (rope, window))
+
+
+def llama4(
+    num_layers: int = 48,
+    head_dim: int = 128,
+    *,
+    base: float = 500_000.0,
+    scaling: Scaling | None = None,
+    nope_layers: Iterable[int] | None = None,
+    query_length: int | None = 8192,
+    query_strength: float = 0.1,
+) -> Schedule:
+    """Llama 4: three layers rotate; the fourth has no position, but queries times 1 + 0.1 ln(1 + floor((p + 1)/8192)).
+
+    ``nope_layers`` are by default 3, 7, 11, ...; pairs are interleaved. ``query_length`` is the 8192 of `QueryScale`,
+    and None leaves the queries alone.
+    Maverick has no scaling, and Scout Llama3(16.0, 8192, high_freq_factor=1.0). Layers that rotate see, of the keys
+    before them, those of the query's own chunk of 8192 tokens. Chunks are no window, and a schedule does not say them
+    yet: texts of up to 8192 tokens are as the model has them, and of longer ones these layers see too much.
+    """
+    bare = _layers("nope_layers", nope_layers, num_layers, every=4)
+    far: Scheme = NoPE()
+    if query_length is not None:
+        far = QueryScale("llama4", length=query_length, strength=query_strength)
+    return _schedule(num_layers, bare, (far, None), (RoPE(head_dim, base, "interleaved", scaling=scaling), None))
+
+
+def deepseek_v3(
+    num_layers: int = 61,
+    head_dim: int = 192,
+    rope_dim: int = 64,
+    *,
+    base: float = 10_000.0,
+    scaling: Scaling | None = DEEPSEEK_V3_SCALING,
+) -> Schedule:
+    """DeepSeek-V3: in all layers the last 64 of 192 channels turn, interleaved, with YaRN, and see the whole text.
+
+    The part of the key that turns is one head for all (see `MLA`); the scale of the softmax has YaRN's factor in it,
+    and cos and sin have not, since mscale and mscale_all_dim are equal.
+    """
+    return _schedule(
+        whole("num_layers", num_layers), set(), (NoPE(), None), (MLA(head_dim, rope_dim, base, scaling=scaling), None)
+    )
 
 
 def _layers(name: str, given: Any, num_layers: Any, every: int) -> set[int]:
