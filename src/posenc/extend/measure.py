@@ -104,7 +104,7 @@ def passkey(tokenizer: Any, filler: Tensor, length: int, depth: int, begin: Tens
 def item(tokenizer: Any, length: int, depth: int, begin: Tensor, rng: np.random.Generator) -> Puzzle:
     """A numbered list of words that is ``length`` tokens long with its question and answer, which is the word at
     ``depth`` percent of it."""
-    head, lines, words = _ids(tokenizer, "A list of words:\n"), [], []
+    head, lines, words = _ids(tokenizer, "A list of words:\n"), list[Tensor](), list[str]()
     tail = len(_ids(tokenizer, _again(99999) + " " + max(WORDS, key=len)))
     room = length + 1 - len(begin) - len(head) - tail
     _require_room(room, length)

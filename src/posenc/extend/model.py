@@ -114,12 +114,12 @@ def load(source: Source, dtype: str, attention: str, device: torch.device) -> Lo
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
-    from posenc.huggingface import register
+    from posenc.huggingface.attention import register
 
     register()
     options: dict[str, Any] = {} if source.gguf is None else {"gguf_file": source.gguf}
     logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(
+    model: Any = AutoModelForCausalLM.from_pretrained(
         source.where, dtype=getattr(torch, dtype), attn_implementation=attention, **options
     )
     tokenizer = AutoTokenizer.from_pretrained(source.where, **options)

@@ -171,7 +171,7 @@ def turns(scheme: Scheme, length: int) -> NDArray[np.complex128]:
     rotations: tuple[Any, ...] = scheme.tokens(positions, dtype=torch.float64).rotations
     of_queries = rotations[0].query if len(rotations) == 1 else None
     turn = getattr(of_queries, "turn", of_queries)
-    if not hasattr(turn, "cos") or rotations[0].key is not of_queries:
+    if turn is None or not hasattr(turn, "cos") or rotations[0].key is not of_queries:
         raise ValueError("schemes must turn pairs of channels, queries and keys alike, got one that does not")
     if rotations[0].bands:
         raise ValueError("schemes must turn near and far pairs alike, got one that has bands")

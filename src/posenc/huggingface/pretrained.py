@@ -103,12 +103,12 @@ def _without_progress() -> Iterator[None]:
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()
     try:
         yield
     finally:
         if shown:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+            logging.enable_progress_bar()
 
 
 def build_eager(place: str, kind: str, seed: int | None = None, pad_token_id: int | None = None) -> nn.Module:
