@@ -403,7 +403,7 @@ def test_a_cache_is_the_full_run(data: st.DataObject, steps: list[int], cuts: li
             query, key, value = (x[:, :, start:stop] for x in (it.query, it.key, it.value))
             query, known = opened(token_doors, query), Positions.cat([known, new])
             scale = it.how["scale"]
-            if it.scheme.needs_lengths:  # keys are kept as they are
+            if it.scheme.needs_raw_keys:  # keys are kept as they are
                 doors = ("rotate", "score", "value")
                 encoding = it.scheme(new, known, dtype=torch.float64, doors=doors)
             else:
@@ -414,7 +414,7 @@ def test_a_cache_is_the_full_run(data: st.DataObject, steps: list[int], cuts: li
             kept.append((key, value))
             keys, values = (torch.cat(parts, 2) for parts in zip(*kept, strict=True))
             out = posenc.attention(query, keys, values, encoding, is_causal=True, scale=scale)
-            outs.append(out if it.scheme.needs_lengths else token_doors.rotate_output(out))
+            outs.append(out if it.scheme.needs_raw_keys else token_doors.rotate_output(out))
         check_same((torch.cat(outs, 2), None), it.run("reference"), it)
 
 
