@@ -16,7 +16,8 @@ from torch import Tensor
 import posenc
 from posenc import Encoding, PositionError, Positions
 from posenc.backends import call, choice, tiled
-from tests.backends.grounds import FAST, projection, small_blocks
+from posenc.schemes.catalog import CATALOG
+from tests.backends.grounds import FAST, ROWS, projection, small_blocks
 from tests.backends.test_parity import check_close
 from tests.hard.strategies import (
     ATTENDING,
@@ -126,7 +127,9 @@ def off(it: Setting, u: float = U, rounded: float = 0.0, shift: int = 0) -> tupl
     parameters = dict(it.scheme.named_parameters())
     width = query.size(-1)
     factor = width**-0.5 if how["scale"] is None else abs(how["scale"])
-    asking = norms(query)[..., None] + sum(norms(p).max() for p in parameters.values() if p.size(-1) == width)
+    asking = norms(query)[..., None] + sum(
+        norms(p).max() for p in parameters.values() if p.dim() and p.size(-1) == width
+    )
     met = sum(norms(p).max() * p.size(-1) ** 0.5 for p in parameters.values() if p.dim() > 1)
     products = factor * asking * (grouped(norms(it.key), it)[..., None, :] + met)
     largest = sum((p.abs().max() for p in parameters.values()), torch.zeros(()))
@@ -281,8 +284,9 @@ def test_in_other_precisions_a_backend_is_off_by_what_rounding_costs(
 
 # --- (2) where relative schemes are, and (3) in which order tokens lie, does not matter -------------------------------
 
-ABSOLUTE = ("absolute_in_attention", "interpolated")  # which look at both coordinates
-RELATIVE = [name for name in ATTENDING if name not in ABSOLUTE]
+ABSOLUTE = {"interpolated"} | {entry.name for entry in CATALOG if "relative" not in entry.laws}  # of distances
+TURNED_AND_MET = {"re_rope leaky+shaw"}  # a query meets a vector of the distance as it is turned
+RELATIVE = [name for name in ATTENDING if not ABSOLUTE & {*name.split("+")} and name not in TURNED_AND_MET]
 BY = st.integers(-40, 40) | st.sampled_from([2**20, 2**31, -(2**31), 2**53])
 
 
@@ -420,7 +424,7 @@ def test_a_cache_is_the_full_run(data: st.DataObject, steps: list[int], cuts: li
 
 # --- (7) shards of keys, merged = whole -------------------------------------------------------------------------------
 
-PER_KEY = [name for name in ATTENDING if name != "cope"]  # it needs whole rows
+PER_KEY = [name for name in ATTENDING if name not in ROWS]  # which need whole rows
 
 
 @law(120)
