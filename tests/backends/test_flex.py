@@ -19,14 +19,14 @@ from posenc.schemes.catalog import Shape
 from posenc.tiles import Visibility
 from posenc.visibility import visible
 from tests.awkward import TrialCoPE, interpolated
-from tests.backends.grounds import ATTENDING, KINDS, ROWS, VALUES, same
+from tests.backends.grounds import ATTENDING, BROKEN, KINDS, ROWS, VALUES, same
 
 GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")])
 HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM = 4, 2, 16, 24
 KEYS, QUERIES = 200, 150  # between the same two powers of two, so that one compilation serves both
 
 SHAPE = Shape(HEADS * HEAD_DIM, HEADS, HEAD_DIM, max_positions=KEYS)
-SCHEMES = [n for n in ATTENDING if n not in VALUES | ROWS | {"learned", "interpolated", "fire", "clocked", "featured"}]
+SCHEMES = [n for n in ATTENDING if n not in VALUES | ROWS | BROKEN | {"learned", "interpolated", "clocked", "featured"}]
 """Those that it can run, that need no features of the tokens and add nothing to the input."""
 LEARNED_MAPS = {"swin_v2", "tupe"}  # what they learn goes into the query
 QUICK = ("nope", "rope", "absolute_in_attention", "alibi")  # the others are a compilation each
