@@ -343,8 +343,8 @@ def network(w1: list[float], b1: list[float], c: float = 0.1) -> FIRE:
     """FIRE with units that bend where they are said to."""
     scheme = FIRE(4, len(w1), 40.0).double()
     with torch.no_grad():
-        scheme.inner.weight[:, 0] = torch.tensor(w1)
-        scheme.inner.bias[:] = torch.tensor(b1)
+        scheme.inner.weight[:, 0] = torch.tensor(w1, dtype=torch.float64)
+        scheme.inner.bias[:] = torch.tensor(b1, dtype=torch.float64)
         scheme.c.fill_(c)
     return scheme
 
@@ -407,7 +407,15 @@ def test_a_cap_is_right_to_the_last_digits(dtype: torch.dtype) -> None:
     key[..., 0] = 1.0
     at = Positions.arange(len(s)), Positions.arange(1)
     _, found = posenc.attention(
-        q, key, key, Softcap(3.0), query_positions=at[0], key_positions=at[1], scale=1.0, backend="native", return_lse=True
+        q,
+        key,
+        key,
+        Softcap(3.0),
+        query_positions=at[0],
+        key_positions=at[1],
+        scale=1.0,
+        backend="native",
+        return_lse=True,
     )
     expected = 3 * (s.double() / 3).tanh()
     ulp = torch.finfo(dtype).eps

@@ -125,7 +125,8 @@ def test_what_lifts_far_keys_is_not_left_out() -> None:
             parameter.fill_(1.0)
         scheme.parts[1].outer.weight.fill_(300.0)
     found, truth = (
-        posenc.attention(*tensors, scheme, is_causal=True, backend=way, return_lse=True) for way in ("native", "reference")
+        posenc.attention(*tensors, scheme, is_causal=True, backend=way, return_lse=True)
+        for way in ("native", "reference")
     )
     assert (truth[1][..., -1] - truth[1][..., 0]).min() > 100  # far keys have won
     for one, other in zip(found, truth, strict=True):

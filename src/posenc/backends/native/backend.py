@@ -27,7 +27,12 @@ def _refuses(call: Call) -> str | None:
     lines = replace(call, pieces=shown)
     if len(shown) < len(call.pieces) and any(isinstance(piece, Function) for piece in shown):
         return "a function of the score stands beside terms of several coordinates"
-    return refused_plane(call) or TILED.refuses(lines) or unknown_piece(lines, FUNCTIONS, keys_meet=True) or missing(call.dtype)
+    return (
+        refused_plane(call)
+        or TILED.refuses(lines)
+        or unknown_piece(lines, FUNCTIONS, keys_meet=True)
+        or missing(call.dtype)
+    )
 
 
 def _shown(piece: Piece) -> Piece:

@@ -271,7 +271,9 @@ def _native_backward(
         wanted = learned.split()
         of_tables = [name for name in wanted if name in TABLES]
         # Rows of the batch, and parts of the keys, whose gradients are summed apart: enough for all threads.
-        slots = min(batch, -(-2 * threads // kv_heads)) if of_tables or "plane" in wanted or "lines" in wanted else batch
+        slots = (
+            min(batch, -(-2 * threads // kv_heads)) if of_tables or "plane" in wanted or "lines" in wanted else batch
+        )
         parts = max(1, threads // (slots * kv_heads))
         delta = (dout * out).sum(-1)
         dout = _aligned(dout)
