@@ -119,7 +119,7 @@ def _none(*_: Tensor) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True)
 class BrokenLine:
-    """A number of both coordinates that is a broken line of x = away(r) share(p_i): l_h x + m_h, of one line of several.
+    """A number of both coordinates that is a broken line of x = away(r) share(p_i): l_h x + m_h, one line of several.
 
     ``away`` takes whole distances r = p_j - p_i, and gives numbers from 0 on that do not rise with r; ``share`` takes
     coordinates of queries, and gives a number above 0 for each. Both keep the shape, in double precision. ``lines()``
