@@ -14,6 +14,8 @@ from posenc import Positions
 from posenc.encoding import Context
 from posenc.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Piece, Row
 from posenc.scheme import Scheme
+from posenc.schemes.softcap import capped as capped_at
+from posenc.schemes.softcap import capped_derivative
 
 
 def weight(*shape: int) -> nn.Parameter:
@@ -122,6 +124,25 @@ def squeezing(heads: int, k: int = 6) -> Scheme:
         )
 
     return Pieces(make, c=weight(heads, 2 * k + 1), d=weight(1, 2 * k + 1), bias=weight(heads, 2 * k + 1))
+
+
+def capping(heads: int, k: int = 6) -> Scheme:
+    """A soft cap of each head and distance, which is learned, after a bias."""
+
+    def make(c: Tensor, bias: Tensor) -> tuple[Piece, ...]:
+        distance = Distance("Capping", integral=True, tail="constant", past=k)
+        return (
+            Bias(_clipped(bias, k), distance),
+            Function(
+                capped_at,
+                lambda r: (_clipped(c.exp(), k)(r),),
+                distance,
+                derivative=capped_derivative,
+                formula="cap",
+            ),
+        )
+
+    return Pieces(make, c=weight(heads, 2 * k + 1), bias=weight(heads, 2 * k + 1))
 
 
 def plus(score: Tensor, c: Tensor) -> Tensor:

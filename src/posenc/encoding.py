@@ -263,13 +263,15 @@ class Encoding:
             maps = [(rotation.query, rotation.key), *((band.query, band.key) for band in rotation.bands)]
             turned = turned if len(turned) > 1 else turned * len(maps)
             maps = maps if len(maps) > 1 else maps * len(turned)
-            known: dict[tuple[int, int], Tensor] = {}
+            # Compared by "is": a compiled graph that holds the id of a tensor would be compiled anew for each tensor.
+            known: list[tuple[TokenMap, Tensor, Tensor]] = []
 
-            def once(turn: TokenMap, x: Tensor, known: dict[tuple[int, int], Tensor] = known) -> Tensor:
-                same = (id(turn), id(x))
-                if same not in known:
-                    known[same] = turn(x)
-                return known[same]
+            def once(turn: TokenMap, x: Tensor, known: list[tuple[TokenMap, Tensor, Tensor]] = known) -> Tensor:
+                for same, of, out in known:
+                    if same is turn and of is x:
+                        return out
+                known.append((turn, x, turn(x)))
+                return known[-1][2]
 
             turned = [(once(of_q, q), once(of_k, k)) for (of_q, of_k), (q, k) in zip(maps, turned, strict=True)]
         return turned

@@ -118,6 +118,22 @@ def _none(*_: Tensor) -> tuple[Tensor, ...]:
 
 
 @dataclass(frozen=True)
+class BrokenLine:
+    """A number of both coordinates that is a broken line of x = away(r) share(p_i): l_h x + m_h, one line of several.
+
+    ``away`` takes whole distances r = p_j - p_i, and gives numbers from 0 on that do not rise with r; ``share`` takes
+    coordinates of queries, and gives a number above 0 for each. Both keep the shape, in double precision. ``lines()``
+    gives breaks (n,), which rise from 0 on, and (heads, n + 1, 2), the l and m of every line: line 0 holds for x = 0,
+    line k for breaks[k - 1] < x <= breaks[k], the last for all that is greater. Breaks may be equal, or infinite. Where
+    two lines meet they give the same number: so breaks have no gradient.
+    """
+
+    away: Callable[[Tensor], Tensor]
+    share: Callable[[Tensor], Tensor]
+    lines: Callable[[], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
 class Function:
     """Any function of one score: s_ij becomes apply(s_ij, *c), elementwise.
 
@@ -126,8 +142,9 @@ class Function:
     they are functions of the coordinates of query and key, which broadcast. ``adds``: apply(s, *c) = s + apply(0, *c).
     ``derivative``, a function of a module too, takes the gradient of apply(s, *c) back to s and to each c, all in the
     shape of s: derivative(gradient, s, *c) -> (gradient, ...). Without it autograd does, more slowly. ``formula``
-    says which function it is, for kernels that cannot call Python: "relu times" is ReLU(s) c. ``scheme`` is whose it
-    is, for errors, where there is no distance that says so.
+    says which function it is, for kernels that cannot call Python: "relu times" is ReLU(s) c, "cap" is c tanh(s / c).
+    ``broken``: where coordinates are whole numbers, apply(s, *c) is s plus this broken line. ``scheme`` is whose it is,
+    for errors, where there is no distance that says so.
     """
 
     apply: Callable[..., Tensor]
@@ -135,7 +152,8 @@ class Function:
     distance: Distance | None = None
     adds: bool = False
     derivative: Callable[..., tuple[Tensor, ...]] | None = None
-    formula: Literal["relu times"] | None = None
+    formula: Literal["relu times", "cap"] | None = None
+    broken: BrokenLine | None = None
     scheme: str = "the scheme"
 
     @property

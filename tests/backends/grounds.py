@@ -123,6 +123,10 @@ KINDS: dict[str, Kind] = {entry.name: _of_entry(entry) for entry in CATALOG} | {
     "featured": Kind(lambda s: awkward.featured(s.head_dim, s.num_heads), fractional=False),
     "capped": Kind(lambda s: awkward.softcap()),
     "squeezing": Kind(lambda s: awkward.squeezing(s.num_heads), fractional=False),
+    "alibi+fire+softcap": Kind(
+        lambda s: ALiBi(s.num_heads, "bidirectional") + posenc.FIRE(s.num_heads, 5, 17.0) + posenc.Softcap(1.3)
+    ),
+    "capping": Kind(lambda s: awkward.capping(s.num_heads), fractional=False),
     "interpolated": Kind(lambda s: awkward.interpolated(s.num_heads)),
     "learned slope": Kind(lambda s: awkward.learned_slope(s.num_heads)),
     "bent line": Kind(lambda s: awkward.bent_line(s.num_heads), fractional=False),
@@ -175,16 +179,27 @@ NO_DISTANCE = frozenset(
 """Those of which no term goes by distance."""
 ROWS = frozenset({"cope", "stick_breaking"})
 FUNCTIONS = frozenset(
-    {"distance_aware", "distance_aware+alibi", "alibi+distance_aware", "softcap", "capped", "squeezing"}
+    {
+        "distance_aware",
+        "distance_aware+alibi",
+        "alibi+distance_aware",
+        "softcap",
+        "capped",
+        "squeezing",
+        "alibi+fire+softcap",
+        "capping",
+    }
 )
 """Those with a term that does not just add."""
-NOT_NATIVE = frozenset({"softcap", "capped", "squeezing"})
+NOT_NATIVE = frozenset({"capped", "squeezing"})
 """Those with a function that the kernel does not know."""
+BROKEN = frozenset({"fire", "alibi+fire+softcap"})
+"""Those with a broken line of both coordinates."""
 KEYS_MEET = frozenset({"disentangled", "disentangled, wide", "deberta", "deberta in buckets"})
 """Those whose keys meet vectors."""
 SEVERAL_AXES = frozenset({"relative_2d", "relative_2d per head", "swin", "swin_v2"})
 HIDING = frozenset({"alibi directed"})
-NOT_BY_DISTANCE = ROWS | SEVERAL_AXES | {"alibi directed", "interpolated", "fire"}
+NOT_BY_DISTANCE = ROWS | SEVERAL_AXES | BROKEN | {"alibi directed", "interpolated"}
 """Those of which a term goes by something else than one distance, or hides keys."""
 
 
@@ -510,11 +525,11 @@ def refuses(backend: str, name: str, place: str, way: str | bool = "causal") -> 
         if name in NOT_BY_DISTANCE or asked.has_mask or not PLACES[place].is_tiled:
             return True
         return name not in NO_DISTANCE and not PLACES[place].is_even
-    if backend == "native" and name in HIDING:
+    if backend == "native" and name in HIDING | BROKEN:
         return asked.has_mask or not PLACES[place].is_tiled or not PLACES[place].is_even
     if backend == "native" and name in SEVERAL_AXES:
         return asked.has_mask or not PLACES[place].is_tiled
-    if backend == "triton" and name in KEYS_MEET:
+    if backend == "triton" and name in KEYS_MEET | {"softcap", "capping"}:
         return True
     if backend in ("native", "triton"):
         return name in NOT_NATIVE or refuses("tiled", name, place, way)

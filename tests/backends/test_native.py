@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import posenc
-from posenc import ALiBi, DistanceAware, Positions, Shaw
+from posenc import FIRE, ALiBi, DistanceAware, Positions, Shaw, Softcap
 from posenc.backends.native import library, operator
 from posenc.layout import flat
 from posenc.pieces import Fold
@@ -209,10 +209,11 @@ def test_scores_that_exponentials_cannot_hold() -> None:
         torch.testing.assert_close(one.double(), other, rtol=0, atol=2e-4 * max(1.0, other.abs().max().item()))
 
 
-def test_nan_in_a_row_stays_in_it() -> None:
+@pytest.mark.parametrize("scheme", [ALiBi(2), FIRE(2), Softcap(5.0)])
+def test_nan_in_a_row_stays_in_it(scheme: posenc.Scheme) -> None:
     q, k, v = (torch.randn(1, 2, 300, 16) for _ in range(3))
     q[0, 1, 170, 3] = torch.nan
-    out = posenc.attention(q, k, v, ALiBi(2), is_causal=True, backend="native")
+    out = posenc.attention(q, k, v, scheme, is_causal=True, backend="native")
     assert out[0, 1, 170].isnan().all()
     out[0, 1, 170] = 0.0
     assert out.isfinite().all()
@@ -232,10 +233,10 @@ def test_padding_is_never_read() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 3, 16])
-def test_threads_change_no_digit_of_the_output(threads: int) -> None:
+@pytest.mark.parametrize("scheme", [Shaw(16, 5), FIRE(2, 8, 50.0)])
+def test_threads_change_no_digit_of_the_output(scheme: posenc.Scheme, threads: int) -> None:
     """And gradients are the same up to the order of sums, with more threads than heads too."""
     q, k, v = (torch.randn(1, 2, 700, 16, requires_grad=True) for _ in range(3))
-    scheme = Shaw(16, 5)
     made = torch.get_num_threads()
     found = []
     try:
@@ -333,6 +334,98 @@ def test_half_precision_is_widened(dtype: torch.dtype) -> None:
         torch.autograd.grad(out, leaves, gradient), torch.autograd.grad(wide, leaves, gradient.float()), strict=True
     ):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+# --- a network that is a broken line, and a cap -----------------------------------------------------------------------
+
+
+def network(w1: list[float], b1: list[float], c: float = 0.1) -> FIRE:
+    """FIRE with units that bend where they are said to."""
+    scheme = FIRE(4, len(w1), 40.0).double()
+    with torch.no_grad():
+        scheme.inner.weight[:, 0] = torch.tensor(w1, dtype=torch.float64)
+        scheme.inner.bias[:] = torch.tensor(b1, dtype=torch.float64)
+        scheme.c.fill_(c)
+    return scheme
+
+
+NETWORKS = {
+    "bends at 0": lambda: network([1.0, -1.0, 2.0], [0.0, 0.0, 0.0]),
+    "two at one place, either way": lambda: network([1.0, -2.0, 3.0, -1.0], [-0.5, 1.0, -1.5, 0.5]),
+    "never bends": lambda: network([0.0, 0.0, 1.0, -1.0], [1.0, -1.0, 1.0, -1.0]),
+    "bends out of sight": lambda: network([1.0, -1.0, 1e-300], [-5.0, 5.0, -1e300]),
+    "no distance": lambda: network([1.0, -1.0], [-0.3, 0.3], 0.0),
+    "a negative scale": lambda: network([1.0, -1.0], [-0.3, 0.3], -0.4),
+}
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_is_a_broken_line_wherever_it_bends(name: str, causal: bool) -> None:
+    """With its gradients, at the bend of a unit that lies at no distance too, where many pairs stand."""
+    q, k, v = (torch.randn(1, 4, 90, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    scheme = NETWORKS[name]()
+    for wanted in ((q, k, v, *scheme.parameters()), *((p,) for p in scheme.parameters())):  # all, and each alone
+        for parameter in scheme.parameters():
+            parameter.requires_grad_(any(parameter is x for x in wanted))
+        found, truth = (
+            torch.autograd.grad(posenc.attention(q, k, v, scheme, is_causal=causal, backend=way).sin().sum(), wanted)
+            for way in ("native", "reference")
+        )
+        for one, other in zip(found, truth, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-12 * max(1.0, other.abs().max().item()))
+
+
+def test_a_network_that_is_not_a_number_gives_none() -> None:
+    q = torch.randn(1, 4, 40, 8, dtype=torch.float64)
+    for parameter in (scheme := network([1.0, -1.0], [-0.3, 0.3])).parameters():
+        with torch.no_grad():
+            kept = parameter.clone()
+            parameter.view(-1)[0] = torch.nan
+            found, truth = (posenc.attention(q, q, q, scheme, backend=way).isnan() for way in ("native", "reference"))
+            assert truth.any()
+            assert torch.equal(found, truth)
+            parameter.copy_(kept)
+
+
+def test_in_single_precision_they_lose_no_digits() -> None:
+    """Nor does a cap far above the scores, whose ratio to it is small, or one far below them."""
+    for scheme in (FIRE(4, 32, 200.0), Softcap(50.0), Softcap(0.01), ALiBi(4) + FIRE(4) + Softcap(2.0)):
+        q, k, v = (torch.randn(1, 4, 700, 32) for _ in range(3))
+        found, truth = single_and_reference(scheme, q, k, v, is_causal=True)
+        for one, other in zip(found, truth, strict=True):
+            torch.testing.assert_close(one.double(), other, rtol=0, atol=1e-5 * max(1.0, other.abs().max().item()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_cap_is_right_to_the_last_digits(dtype: torch.dtype) -> None:
+    """Of scores of every size: the log-sum-exp of one key is its score."""
+    s = torch.cat([sign * torch.logspace(-20, 20, 2001, dtype=torch.float64) for sign in (1, -1)]).to(dtype)
+    q = torch.zeros(1, 1, len(s), 16, dtype=dtype)
+    q[0, 0, :, 0] = s
+    key = torch.zeros(1, 1, 1, 16, dtype=dtype)
+    key[..., 0] = 1.0
+    at = Positions.arange(len(s)), Positions.arange(1)
+    _, found = posenc.attention(
+        q,
+        key,
+        key,
+        Softcap(3.0),
+        query_positions=at[0],
+        key_positions=at[1],
+        scale=1.0,
+        backend="native",
+        return_lse=True,
+    )
+    expected = 3 * (s.double() / 3).tanh()
+    ulp = torch.finfo(dtype).eps
+    torch.testing.assert_close(found[0, 0].double(), expected, rtol=4 * ulp, atol=0)
+
+
+def test_two_networks_at_once_are_refused() -> None:
+    q = torch.randn(1, 2, 200, 16)
+    told = posenc.explain(q, q, q, FIRE(2) + FIRE(2), is_causal=True)
+    assert told.refusals["native"] == "there is more than one broken line of both coordinates"
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------

@@ -130,6 +130,9 @@ LONG = [
     ("transformer_xl", "other keys", "both"),
     ("squeezing", "a gap", "causal"),
     ("clocked", "text", "a window, sinks"),
+    ("fire", "text", "causal"),
+    ("alibi+fire+softcap", "packed", "a window"),
+    ("capping", "cache", "both"),
 ]
 
 

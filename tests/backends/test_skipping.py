@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc import ALiBi, Positions, Shaw
+from posenc import FIRE, ALiBi, Positions, Shaw
 from posenc.backends import attention as room
 from posenc.backends import far
 from posenc.backends.call import Call
@@ -114,6 +114,23 @@ def test_what_cannot_count_is_not_computed(name: str) -> None:
     assert found[0][0, 0, 1400:].isfinite().all()
     assert found[2][0, 0, 1400:].isfinite().all()
     assert run(name, [q, k, v], "native", skip_below=0.0)[0].isnan().all(-1)[0, :, 600:].all()
+
+
+def test_what_lifts_far_keys_is_not_left_out() -> None:
+    """Terms of which no bound is made, beside a bias that falls: all is computed."""
+    tensors = drawn(700)
+    scheme = (ALiBi(HEADS) + FIRE(HEADS, 3, 30.0)).double()
+    with torch.no_grad():
+        for parameter in scheme.parameters():
+            parameter.fill_(1.0)
+        scheme.parts[1].outer.weight.fill_(300.0)
+    found, truth = (
+        posenc.attention(*tensors, scheme, is_causal=True, backend=way, return_lse=True)
+        for way in ("native", "reference")
+    )
+    assert (truth[1][..., -1] - truth[1][..., 0]).min() > 100  # far keys have won
+    for one, other in zip(found, truth, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
 
 
 def test_the_fused_kernel_is_asked_for_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc import FIRE, PositionError, Positions
+from posenc.backends.native import bounds
 from posenc.encoding import Context
 from posenc.schemes import fire
 from posenc.schemes.catalog import entries_of
+from tests.backends import test_native, test_skipping
 from tests.cases import HEAD_DIM, HEADS
 from tests.hard.wrong import Row, numbers, sizes
 from tests.mutants import Lawless, Mutant, Untrue, drawn, elsewhere, index, oracles
+from tests.mutants.backends import Line
 from tests.schemes import test_laws, test_life_cycle
 
 RIGHT = FIRE.score
@@ -75,6 +78,27 @@ MUTANTS = (
         lambda self: None,
         "reset_parameters",
         partial(test_life_cycle.check_meta, "fire"),
+    ),
+    Mutant(
+        "the kernel takes a bias for all that fades, beside a broken line",
+        bounds,
+        "UNBOUNDED",
+        tuple(name for name in bounds.UNBOUNDED if name != "away"),
+        test_skipping.test_what_lifts_far_keys_is_not_left_out,
+    ),
+    Line(
+        "the kernel's units that bend at no distance are past it",
+        FIRE,
+        "_lines",
+        ("torch.cat(((b1 > 0)[None], active))", "torch.cat((active[:1], active))"),
+        partial(test_native.test_a_network_is_a_broken_line_wherever_it_bends, "bends at 0", True),
+    ),
+    Line(
+        "the kernel's units that never bend are taken for those that bend far away",
+        FIRE,
+        "_lines",
+        ("torch.where(w1 < 0, before, b1 > 0)", "before"),
+        partial(test_native.test_a_network_is_a_broken_line_wherever_it_bends, "never bends", True),
     ),
 )
 

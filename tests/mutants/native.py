@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from posenc.backends.native import library
-from tests.backends import test_parity, test_skipping
+from tests.backends import test_native, test_parity, test_skipping
 from tests.mutants import Mutant
 from tests.mutants.backends import at
 
@@ -148,5 +148,63 @@ MUTANTS = (
         "t.d_plane + ((slot * call.heads + h) * t.entries + row) * t.entries",
         "t.d_plane + ((slot * call.heads + h) * t.entries) * t.entries",
         *("swin", "grid", "both"),
+    ),
+    source(
+        "the kernel takes the ends of a broken line for columns",
+        "broken.h",
+        "std::clamp<int64_t>(ends[n - 1] - place, j, stop)",
+        "std::clamp<int64_t>(ends[n - 1], j, stop)",
+        *("fire", "text", "causal"),
+    ),
+    source(
+        "the kernel takes every query for the first of its broken line",
+        "broken.h",
+        "t.ends + (b * t.batch + i) * (t.segments - 1)",
+        "t.ends + (b * t.batch) * (t.segments - 1)",
+        *("alibi+fire+softcap", "packed", "both"),
+    ),
+    source(
+        "the kernel's gradient of lines forgets the query's share",
+        "broken.h",
+        "d_lines[2 * n] += share * of_x",
+        "d_lines[2 * n] += of_x",
+        *("fire", "text", "causal"),
+    ),
+    source(
+        "the kernel's gradient of a distance is the last query's",
+        "broken.h",
+        "d_away[j] += slope",
+        "d_away[j] = slope",
+        *("fire", "text", "causal"),
+    ),
+    Source(
+        "the kernel's gradient of a query's share is that of its last block of keys",
+        library,
+        "broken.h",
+        ("i] += d_share", "i] = d_share"),
+        partial(
+            test_parity.test_so_it_is_over_blocks_of_their_real_size, "fire", "text", "causal", torch.device("cpu")
+        ),
+    ),
+    source(
+        "the kernel's derivative of a cap is no square",
+        "backward.h",
+        "g * (Real(1) - t * t)",
+        "g * (Real(1) - t)",
+        *("softcap", "text", "causal"),
+    ),
+    source(
+        "the kernel's gradient of a cap is that of its factor",
+        "backward.h",
+        "store(of_cap + j, g * t - of_score * ratio)",
+        "store(of_cap + j, g * t)",
+        *("capping", "text", "both"),
+    ),
+    Source(
+        "the kernel's cap loses the digits of small scores",
+        library,
+        "products.h",
+        ("y > all(Real(-0.35)) ? near * y : exponential(y) - Real(1)", "exponential(y) - Real(1)"),
+        partial(test_native.test_a_cap_is_right_to_the_last_digits, torch.float64),
     ),
 )

@@ -85,7 +85,9 @@ def test_fire_begins_as_published_and_its_share_never_leaves_0_to_1() -> None:
     )
 
 
-@pytest.mark.parametrize("scheme", [KERPLE(4), KERPLE(4, "power"), Sandwich(4), Swin((24, 24), 4), SwinV2((24, 24), 4)])
+@pytest.mark.parametrize(
+    "scheme", [KERPLE(4), KERPLE(4, "power"), Sandwich(4), FIRE(4), Swin((24, 24), 4), SwinV2((24, 24), 4)]
+)
 def test_the_kernel_runs_what_is_a_bias(scheme: posenc.Scheme) -> None:
     positions = Positions.grid(24, 24) if isinstance(scheme, Swin | SwinV2) else Positions.arange(576)
     q = torch.randn(1, 4, 576, 16)

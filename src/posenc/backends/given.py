@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import Any
@@ -16,10 +16,10 @@ from posenc.backends.tiled import is_spread, line_of, reach_of
 from posenc.block import Block
 from posenc.forms import check_width, meets
 from posenc.layout import flat
-from posenc.pieces import Bias, Clock, Distance, Fold, Function, Meeting
+from posenc.pieces import Bias, BrokenLine, Clock, Distance, Fold, Function, Meeting
 
-TABLES = ("bias", "vectors", "values", "factor", "key_vectors")
-FUNCTIONS = {"relu times": 1}  # those that the kernels know, by the name that `Function.formula` gives
+TABLES = ("bias", "vectors", "values", "factor", "key_vectors", "away")
+FUNCTIONS = {"relu times": 1, "cap": 2}  # those that the kernels know, by the name that `Function.formula` gives
 
 
 class Given:
@@ -28,7 +28,9 @@ class Given:
     Tables are of all heads, or one for all: "bias" and "factor" (heads or 1, entries, 1), "vectors" and "values"
     (heads or 1, entries, width), and "key_vectors", scaled, which keys meet. "shift" is (heads, head_dim). "meeting"
     (batch, heads, queries, width) meets the vectors in the query's place. "query_clock" and "key_clock" (batch, heads,
-    tokens) are in double precision. What goes by two coordinates comes from `tables_of_plane`.
+    tokens) are in double precision. What goes by two coordinates comes from `tables_of_plane`. Of a broken line there
+    are "away" (1, entries, 1) and in double precision "share" (rows, queries) and "lines" (heads, lines, 2); "ends"
+    (rows, queries, lines - 1) says how many entries of "away" a query has on each side of a break.
     """
 
     def __init__(self, call: Call) -> None:
@@ -121,6 +123,8 @@ class Given:
                 for side in ("query", "key"):
                     clock = block.feature(piece.feature, side)
                     self.tensors[f"{side}_clock"] = clock.expand(call.query.size(0), heads, -1).double()
+            elif isinstance(piece, Function) and piece.broken is not None:
+                self._broken(piece.broken, piece.scheme, block)
             elif isinstance(piece, Function):
                 assert piece.formula is not None
                 assert piece.distance is not None
@@ -128,6 +132,19 @@ class Given:
                 (c,) = piece.coefficients(r)
                 self._put("factor", low, block.of_heads(c.to(call.dtype), piece.distance.scheme))
                 self.function = [FUNCTIONS[piece.formula], int(len(call.pieces) > 1 and call.pieces[-1] is piece)]
+
+    def _broken(self, piece: BrokenLine, scheme: str, block: Block) -> None:
+        """A broken line of both coordinates."""
+        low, r = self._entries([Distance(scheme)])
+        away, share = piece.away(r), piece.share(block.query_positions.scalar(scheme))
+        breaks, lines = piece.lines()
+        with torch.no_grad():
+            # Entries fall as they go on: those before the n-th end lie past the n-th break.
+            least = breaks / share[..., None]
+            ends = away.size(0) - torch.searchsorted(away.flip(0), least, right=True)
+        self._put("away", low, away.to(self.call.dtype)[None])
+        heads = block.query.size(1)
+        self.tensors.update(share=share, lines=block.of_heads(lines, scheme).expand(heads, -1, -1), ends=ends)
 
     def arguments(self) -> tuple[object, ...]:
         """Those of an operator from ``given`` on, all but the scale."""
@@ -144,13 +161,13 @@ class Given:
         )
 
 
-def unknown_piece(call: Call, keys_meet: bool = False) -> str | None:
+def unknown_piece(call: Call, functions: Collection[str], keys_meet: bool = False) -> str | None:
     """Why a kernel that takes what `Given` holds cannot run the pieces, which `tiles` can; None where it can.
-    ``keys_meet``: it takes "key_vectors"."""
+    ``functions`` are those of a score that it knows. ``keys_meet``: it takes "key_vectors"."""
     for piece in call.pieces:
         if isinstance(piece, Meeting) and piece.side == "key" and not keys_meet:
             return "a key meets a vector"
-        if isinstance(piece, Function) and (piece.formula not in FUNCTIONS or piece.distance is None):
+        if isinstance(piece, Function) and (piece.formula not in functions or piece.distance is None):
             return "a score term is a function of the score that the kernel does not know"
     distances = [getattr(term, "distance", None) for term in (*call.pieces, *call.values)]
     if any(d is not None and d.tail != "constant" for d in distances) and is_spread(call):

@@ -299,7 +299,7 @@ def attention(
     else:
         encoding, seen = _planned(plan, query, queries, keys, bias, seen, attention_mask, position_ids)
     if softcap is not None:
-        capped = Function(squash, _Constant(float(softcap)), Distance("softcap"))
+        capped = Function(squash, _Constant(float(softcap)), Distance("softcap", tail="constant"), formula="cap")
         encoding = replace(encoding, pieces=(*encoding.pieces, capped))
     if position_bias is not None:
         bias = _added(position_bias, bias)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.arguments import number, whole
 from posenc.encoding import Context
-from posenc.pieces import Function
+from posenc.pieces import BrokenLine, Function
 from posenc.positions import Positions
 from posenc.scheme import Scheme, undrawn
 from posenc.schemes.entry import Entry, Law
@@ -32,7 +32,8 @@ class FIRE(Scheme):
     Parameters: c = 0.1, m = 1, and the network of hidden x (2 + H) + H numbers, drawn as `torch.nn.Linear` is; L =
     ``length`` is not learned. The paper shares them between layers.
     Shapes: score (batch, num_heads, queries, keys). Any real positions, of one axis; those of queries from 0 on.
-    Cost: the network for every pair, hidden x H products: no kernel of ours runs it, so it is a mask or blocks.
+    Cost: the network for every pair, hidden x H products, as a mask or in blocks. Of whole numbers posenc's CPU kernel
+    needs one product for each pair and head: the network is a broken line of the share, of hidden + 1 parts at most.
     Errors: ValueError for sizes below 1, a length not above 0, other heads, or positions of several axes.
     Source: Li et al. 2024, "Functional Interpolation for Relative Positions Improves Long Context Transformers",
     equations 4, 7 and 8. The code that was read, for initial values, the 10^-6 and keys after the query, is that of
@@ -60,17 +61,45 @@ class FIRE(Scheme):
         """The bias, a function of both positions."""
         for positions in (query_positions, key_positions):
             positions.scalar("FIRE")
-        return (Function(plus, self._bias, adds=True, scheme="FIRE"),)
+        broken = BrokenLine(self._away, self._share, self._lines)
+        return (Function(plus, self._bias, adds=True, broken=broken, scheme="FIRE"),)
 
     def _bias(self, x: Tensor, y: Tensor) -> tuple[Float[Tensor, "heads rows queries keys"]]:
         dtype = torch.promote_types(self.c.dtype, torch.float32)
         if x.dim() == 4:  # coordinates with an axis of their own
             x, y = x[..., 0], y[..., 0]
         away, here = (x - y).clamp(min=0).to(dtype), x.to(dtype)
-        c, threshold = self.c.to(dtype).abs(), (self.multiple.to(dtype) * self.length).abs()
-        share = torch.log1p(c * away) / (torch.log1p(c * torch.maximum(here, threshold)) + EPSILON)
+        share = self._psi(away) / (self._psi(torch.maximum(here, self._threshold(dtype))) + EPSILON)
         inner, outer = ([p.to(dtype) for p in layer.parameters()] for layer in (self.inner, self.outer))
         return (F.linear(F.linear(share[..., None], *inner).relu(), *outer).movedim(-1, 0),)
+
+    def _psi(self, x: Tensor) -> Tensor:
+        return torch.log1p(self.c.to(x.dtype).abs() * x)
+
+    def _threshold(self, dtype: torch.dtype) -> Tensor:
+        return (self.multiple.to(dtype) * self.length).abs()
+
+    # -- the same bias as a broken line of the share, which bends where a unit of the network does
+
+    def _away(self, r: Tensor) -> Float64[Tensor, "..."]:
+        return self._psi((-r).clamp(min=0).double())
+
+    def _share(self, x: Tensor) -> Float64[Tensor, "..."]:
+        return 1 / (self._psi(torch.maximum(x.double(), self._threshold(torch.float64))) + EPSILON)
+
+    def _lines(self) -> tuple[Float64[Tensor, " hidden+1"], Float64[Tensor, "heads hidden+2 2"]]:
+        w1, b1, w2, b2 = (p.double() for layer in (self.inner, self.outer) for p in layer.parameters())
+        w1 = w1[:, 0]
+        with torch.no_grad():
+            bends = torch.where(w1 == 0, torch.inf, -b1 / w1).clamp(min=0)
+            breaks = F.pad(bends.sort().values, (1, 0))
+            # Of each line from the second on, and each unit, whether it is past its bend: on the first line x = 0.
+            after, before = breaks[:, None] >= bends, F.pad(breaks[1:], (0, 1), value=torch.inf)[:, None] <= bends
+            active = torch.where(w1 > 0, after, torch.where(w1 < 0, before, b1 > 0))
+            active = torch.cat(((b1 > 0)[None], active)).to(w1.dtype)
+        of_units = torch.stack((w1, b1), -1) * w2[:, :, None]  # (heads, hidden, 2)
+        lines = torch.einsum("ku,hul->hkl", active, of_units)
+        return breaks, lines + torch.stack((torch.zeros_like(b2), b2), -1)[:, None]
 
 
 def plus(score: Tensor, bias: Tensor) -> Tensor:
@@ -83,9 +112,9 @@ ENTRY = Entry(
     scheme=FIRE,
     paper="Li et al. 2024",
     laws=frozenset({Law.UNIQUE, Law.BOUNDED, Law.DIRECTED, Law.LENGTH_FREE, Law.FRACTIONAL}),
-    cost="a network of 32 units for every pair per layer",
+    cost="a network of 32 units for every pair per layer; in the CPU kernel one product per pair and head",
     build=lambda shape: FIRE(shape.num_heads),
     learned="34 per head, and 66",
     does="a learned function of the distance as a share of the query's position",
-    limits="the network runs for every pair, in no kernel of ours",
+    limits="the network runs for every pair, except in the CPU kernel",
 )

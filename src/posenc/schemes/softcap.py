@@ -39,7 +39,11 @@ class Softcap(Scheme):
         distance = Distance("Softcap", axis=axes, tail="constant")
         return (
             Function(
-                capped, self._caps_of_each if axes is None else self._caps, distance, derivative=capped_derivative
+                capped,
+                self._caps_of_each if axes is None else self._caps,
+                distance,
+                derivative=capped_derivative,
+                formula="cap",
             ),
         )
 

@@ -8,25 +8,41 @@ import torch
 from torch import Tensor
 
 from posenc.backends.call import Backend, Call
-from posenc.backends.given import Given, unknown_piece
+from posenc.backends.given import FUNCTIONS, Given, unknown_piece
 from posenc.backends.native import operator as operator  # which registers it
 from posenc.backends.native.bounds import bounds_of
 from posenc.backends.native.library import missing
 from posenc.backends.plane import is_planar, refused_plane
 from posenc.backends.tiled import TILED
-from posenc.pieces import Bias, Function
+from posenc.pieces import Bias, Distance, Function, Piece
 
 
 def _refuses(call: Call) -> str | None:
     if call.query.device.type != "cpu":
         return "it runs on the CPU alone"
     of_line = [piece for piece in call.pieces if not is_planar(piece)]
-    # What a bias hides is a score of -inf here as any other.
-    shown = tuple(replace(piece, hides=False) if isinstance(piece, Bias) else piece for piece in of_line)
+    if sum(isinstance(piece, Function) and piece.broken is not None for piece in of_line) > 1:
+        return "there is more than one broken line of both coordinates"
+    shown = tuple(_shown(piece) for piece in of_line)
     lines = replace(call, pieces=shown)
     if len(shown) < len(call.pieces) and any(isinstance(piece, Function) for piece in shown):
         return "a function of the score stands beside terms of several coordinates"
-    return refused_plane(call) or TILED.refuses(lines) or unknown_piece(lines, keys_meet=True) or missing(call.dtype)
+    return (
+        refused_plane(call)
+        or TILED.refuses(lines)
+        or unknown_piece(lines, FUNCTIONS, keys_meet=True)
+        or missing(call.dtype)
+    )
+
+
+def _shown(piece: Piece) -> Piece:
+    """The piece as tiles are to take it: what a bias hides is a score of -inf here as any other, and a broken line is
+    looked up as a bias of the distance is."""
+    if isinstance(piece, Bias):
+        return replace(piece, hides=False)
+    if isinstance(piece, Function) and piece.broken is not None:
+        return Bias(piece.broken.away, Distance(piece.scheme))
+    return piece
 
 
 def _given(call: Call) -> Given:

@@ -23,6 +23,17 @@ void give_along(const Part& p, Real* line, int64_t i, int64_t left, int64_t righ
 // Back through f(s; c): the gradients of a row of f(s) become those of s.
 void apply_backward(const Call& call, const Part& p, int64_t h, int64_t i, int64_t left, int64_t right,
                     const Real* bare, Real* d_s, Real* line) {
+    if (call.function == CAP) {
+        Real of_cap[COLUMNS + PANEL];
+        for (int64_t j = left; j < right; j += LANES) {  // past the last column gradients are 0
+            const Vec g = load(d_s + j), c = numbers(p, h, i, j, call.factor), ratio = load(bare + j) / c, t = tangent(ratio);
+            const Vec of_score = g * (Real(1) - t * t);
+            store(of_cap + j, g * t - of_score * ratio);
+            store(d_s + j, of_score);
+        }
+        if (line) give_along(p, line, i, left, right, call.factor, [&](int64_t j) { return of_cap[j]; });
+        return;
+    }
     if (line) give_along(p, line, i, left, right, call.factor, [=](int64_t j) { return bare[j] <= 0 ? Real(0) : d_s[j] * bare[j]; });
     along(p, h, i, left, right, call.factor, [=](int64_t j, Real c) { d_s[j] = bare[j] <= 0 ? Real(0) : d_s[j] * c; });
 }
@@ -220,6 +231,8 @@ struct Backward {
                 const Real* row = d_s + r * ld;
                 give_along(p, gradient(call.bias, slot, h, 0), i + r, left, seen, call.bias, [=](int64_t j) { return row[j]; });
             }
+        if (call.broken.lines)
+            for (int64_t r = 0; r < rows; r++) give_broken(call, p, part, slot, b, h, i + r, left, seen, d_s + r * ld);
         if (call.places.query_place)
             for (int64_t r = 0; r < rows; r++) give_places(call, p, part, slot, b, h, i + r, left, seen, d_s + r * ld);
         if (call.d_query_clock)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from posenc.horizon import faint
 
 SPAN = 64  # keys, or entries of a table, of which the greatest is told, as in bounds.h
-UNBOUNDED = ("key_vectors", "plane", "by_row", "by_column")  # of which no bound is made
+UNBOUNDED = ("key_vectors", "plane", "by_row", "by_column", "away")  # of which no bound is made
 FEWEST_KEYS = 256  # that are worth the asking
 FEWEST_QUERIES = 16  # that are worth to measure all keys for, where nobody keeps their lengths
 

@@ -37,14 +37,25 @@ struct Places {
     Real *d_by_row, *d_by_column;            // (part, batch, heads, queries, entries)
 };
 
+// Adds l x + m, x = away(r) share_i, with one line (l, m) of several, which goes by how great x is. No lines: nothing does.
+struct Broken {
+    const double* lines;  // (heads, segments, 2)
+    const double* share;  // (batch or 1, queries)
+    const int64_t* ends;  // (batch or 1, queries, segments - 1): entries of `away` before the n-th have a later line than n
+    double* d_lines;      // (slot, heads, segments, 2)
+    double* d_share;      // (part, batch, heads, queries)
+    int64_t segments, batch;  // batch: the step from row to row, in queries
+};
+
 struct Tile {
     int64_t batch, batch_end, start, stop, first, last, low, high, distance;
 };
 
 struct Call {
     Tensor4 q, k, v, out, lse, meeting, dout, delta, dq, dk, dv, d_meeting;
-    Table bias, vectors, values, factor, key_vectors;
+    Table bias, vectors, values, factor, key_vectors, away;
     Places places;
+    Broken broken;
     const Real* shift;  // (heads, width)
     Real* d_shift;      // (slot, heads, width)
     const double *query_clock, *key_clock;

@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include "places.h"
+#include "broken.h"
 
 namespace {
 

@@ -46,6 +46,13 @@ class _Places(ctypes.Structure):
     )
 
 
+class _Broken(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("lines", "share", "ends", "d_lines", "d_share")),
+        *((name, _i64) for name in ("segments", "batch")),
+    )
+
+
 class _Tile(ctypes.Structure):
     _fields_ = tuple(
         (name, _i64) for name in ("batch", "batch_end", "start", "stop", "first", "last", "low", "high", "distance")
@@ -56,6 +63,7 @@ ROWS = ("q", "k", "v", "out", "lse", "meeting", "dout", "delta", "dq", "dk", "dv
 POINTERS = ("shift", "d_shift", "query_clock", "key_clock", "d_query_clock", "d_key_clock")
 OF_PLANE = ("plane", "by_row", "by_column")
 PLACES = ("query_place", "key_place", "run_end")
+BROKEN = ("lines", "share", "ends")
 BOUNDS = ("query_most", "key_most", "bias_most", "meeting_most", "clock_least")
 NUMBERS = (
     *("count", "batch", "heads", "kv_heads", "queries", "keys", "width", "value_width"),
@@ -70,6 +78,7 @@ class _Call(ctypes.Structure):
         *((name, _Rows) for name in ROWS),
         *((name, _Table) for name in TABLES),
         ("places", _Places),
+        ("broken", _Broken),
         *((name, ctypes.c_void_p) for name in (*POINTERS, *BOUNDS, "tiles")),
         *((name, _i64) for name in NUMBERS),
         ("scale", ctypes.c_double),
@@ -130,7 +139,11 @@ def _call(
 ) -> _Call:
     batch, heads, queries, width = query.shape
     for name, x in {"key": key, "value": value, **given}.items():  # the kernel would read whatever stands there
-        wanted = torch.float64 if name.endswith("clock") else torch.int64 if name in PLACES else query.dtype
+        wanted = query.dtype
+        if name.endswith("clock") or name in ("lines", "share"):
+            wanted = torch.float64
+        elif name in PLACES or name == "ends":
+            wanted = torch.int64
         if x.dtype != wanted:
             raise RuntimeError(f"the kernel takes {name} in {wanted}, got {x.dtype}")
     if key.shape[:3] != value.shape[:3]:
@@ -143,6 +156,8 @@ def _call(
             continue
         if name in OF_PLANE or name in PLACES:
             setattr(call.places, name, x.data_ptr())
+        elif name in BROKEN:
+            setattr(call.broken, name, x.data_ptr())
         elif name in TABLES:
             setattr(call, name, _table(x, lows[TABLES.index(name)], gradients.get(name), heads // key.size(1)))
         else:
@@ -152,6 +167,9 @@ def _call(
         call.places.query_batch, call.places.key_batch, _ = (x.size(1) if x.size(0) > 1 else 0 for x in places)
         call.places.low = lows[-1]
         call.places.entries = next(given[name].size(-1) for name in OF_PLANE if name in given)
+    if "lines" in given:
+        share = given["share"]
+        call.broken.segments, call.broken.batch = given["lines"].size(1), share.size(1) if share.size(0) > 1 else 0
     for name, x in bounds.items():
         setattr(call, name, x.data_ptr())
     call.faint = faint(skip_below, key.size(2))
@@ -253,7 +271,9 @@ def _native_backward(
         wanted = learned.split()
         of_tables = [name for name in wanted if name in TABLES]
         # Rows of the batch, and parts of the keys, whose gradients are summed apart: enough for all threads.
-        slots = min(batch, -(-2 * threads // kv_heads)) if of_tables or "plane" in wanted else batch
+        slots = (
+            min(batch, -(-2 * threads // kv_heads)) if of_tables or "plane" in wanted or "lines" in wanted else batch
+        )
         parts = max(1, threads // (slots * kv_heads))
         delta = (dout * out).sum(-1)
         dout = _aligned(dout)
@@ -277,6 +297,12 @@ def _native_backward(
                 several = slots * parts if name == "plane" else parts
                 others[name] = query.new_zeros((several, *inputs[name].shape))
                 setattr(call.places, f"d_{name}", others[name].data_ptr())
+        if "lines" in wanted:
+            others["lines"] = inputs["lines"].new_zeros((slots * parts, *inputs["lines"].shape))
+            call.broken.d_lines = others["lines"].data_ptr()
+        if "share" in wanted:
+            others["share"] = inputs["share"].new_zeros((parts, *query.shape[:3]))
+            call.broken.d_share = others["share"].data_ptr()
         if "meeting" in inputs:
             others["meeting"] = dq.new_zeros((parts, *inputs["meeting"].shape))
             call.d_meeting = _rows(others["meeting"].flatten(0, 1))
@@ -294,6 +320,8 @@ def _native_backward(
             gradient = _cut(_sum(tables[name] if name in tables else others[name]), of[name].size(-1))
             if name in TABLES and inputs[name].size(0) == 1:
                 gradient = gradient.sum(0, keepdim=True)
+            elif name == "share":  # one number of each query for all heads, and maybe for all rows
+                gradient = gradient.sum(1).sum_to_size(of[name].shape)
             grads.append(gradient.to(inputs[name].dtype))
         return grads
 

@@ -33,6 +33,7 @@ constexpr int64_t KEYS = 512;        // of a block, forward
 constexpr int64_t ROWS = 64;         // queries of a block, backward
 constexpr int64_t COLUMNS = 256;     // keys of a block, backward
 constexpr int64_t MARGIN = 64;       // columns beside a block, which its shifted rows reach over
+constexpr int64_t CAP = 2;              // of the functions of a score, c tanh(s / c)
 constexpr Real NONE = -std::numeric_limits<Real>::infinity();
 
 typedef std::conditional_t<sizeof(Real) == 4, uint32_t, uint64_t> Whole;
@@ -67,6 +68,18 @@ inline Vec exponential(Vec x) {
     for (int k = terms; k >= 0; k--) p = p * r + inverse[k];
     const Vec found = reinterpret_cast<Vec>(reinterpret_cast<Ints>(p) + power);
     return x < Real(is_single ? -87.3 : -708.0) ? Vec{} : found;
+}
+
+// tanh x = -m / (2 + m) for x from 0 on, with m = e^-2x - 1: by its own sum where x is small, or its digits would be lost.
+inline Vec tangent(Vec x) {
+    constexpr int terms = sizeof(Real) == 4 ? 7 : 13;
+    const Vec y = x < all(0) ? x * Real(2) : x * Real(-2);
+    Vec near = all(1);
+#pragma GCC unroll 16
+    for (int k = terms; k > 1; k--) near = near * y * (Real(1) / k) + Real(1);
+    const Vec m = y > all(Real(-0.35)) ? near * y : exponential(y) - Real(1);
+    const Vec found = -m / (m + Real(2));
+    return x < all(0) ? -found : found;
 }
 
 // The sum of an array of W numbers, halves by halves.

@@ -31,6 +31,7 @@ void along(const Part& p, int64_t h, int64_t i, int64_t left, int64_t right, con
 void add_lines(const Call& call, const Part& p, int64_t b, int64_t h, int64_t i, int64_t left, int64_t right, Real* s) {
     if (call.bias.x) along(p, h, i, left, right, call.bias, [s](int64_t j, Real c) { s[j] += c; });
     if (call.places.query_place) add_places(call, p, b, h, i, left, right, s);
+    if (call.broken.lines) add_broken(call, p, b, h, i, left, right, s);
     if (call.query_clock) {  // readings grow with the text, in double precision; differences do not
         const double own = call.query_clock[(b * call.heads + h) * call.queries + i];
         const double* others = call.key_clock + (b * call.heads + h) * call.keys + p.first;
@@ -56,8 +57,23 @@ void ends(const Part& p, int64_t i, int64_t left, int64_t right, const Table& t,
     high = sum_over(outside, right, weight);
 }
 
-// f(s; c) in place.
+// The numbers that a table of width 1 has for query i at LANES columns from j on.
+Vec numbers(const Part& p, int64_t h, int64_t i, int64_t j, const Table& t) {
+    if (t.entries == 1) return all(*entry(t, h, 0));
+    Real found[LANES];
+    for (int l = 0; l < LANES; l++) found[l] = *entry(t, h, p.place(i, j + l, t));
+    return load(found);
+}
+
+// f(s; c) in place: max(s, 0) c, or c tanh(s / c). Columns are whole vectors.
 void apply(const Call& call, const Part& p, int64_t h, int64_t i, int64_t left, int64_t right, Real* s) {
+    if (call.function == CAP) {
+        for (int64_t j = left; j < right; j += LANES) {
+            const Vec c = numbers(p, h, i, j, call.factor);
+            store(s + j, c * tangent(load(s + j) / c));
+        }
+        return;
+    }
     along(p, h, i, left, right, call.factor, [s](int64_t j, Real c) { s[j] = (s[j] <= 0 ? Real(0) : s[j]) * c; });
 }
 

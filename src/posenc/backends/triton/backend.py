@@ -26,7 +26,7 @@ def _refuses(call: Call) -> str | None:
     widest = max(call.query.size(-1) + joined, call.value.size(-1))
     if widest > WIDEST:
         return f"it takes {WIDEST} channels at most, got {widest}"
-    return unfit(call) or unknown_piece(call) or missing()
+    return unfit(call) or unknown_piece(call, ("relu times",)) or missing()
 
 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
