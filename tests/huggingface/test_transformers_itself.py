@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 pytest.importorskip("transformers")
 
 import transformers
+from transformers.models.falcon import modeling_falcon
 
+import posenc
 from tests.huggingface.test_attention import IDS, built, moved, output
 
 LEFT = (torch.arange(13) >= torch.tensor([[4], [0]])).long()
@@ -48,6 +51,37 @@ def test_dynamic_scaling_turns_a_row_by_the_longest_of_its_batch() -> None:
     beside = output(model, input_ids=IDS, attention_mask=short)[0, :7]
     alone = output(model, input_ids=IDS[:1, :7])[0]
     assert (beside - alone).abs().max() > 1e-2
+
+
+def test_falcon_with_alibi_rounds_its_bias_to_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """m p of a key at place p, before softmax takes differences: far from the start a head of slope 2^-1/2 is off by 1,
+    and the same words further on are other words."""
+    torch.manual_seed(0)
+    options = {"hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 12, "vocab_size": 48, "alibi": True}
+    model = moved(transformers.FalconForCausalLM(transformers.FalconConfig(**options)).eval()).double()
+    ids = torch.randint(3, 48, (1, 300), generator=torch.Generator().manual_seed(0))
+    own = output(model, input_ids=ids)
+    monkeypatch.setattr(modeling_falcon, "build_alibi_tensor", exact_alibi)
+    assert (output(model, input_ids=ids)[:, -13:] - own[:, -13:]).abs().max() > 1e-2
+
+
+def exact_alibi(attention_mask: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
+    """What is meant: m p in double precision."""
+    places = (attention_mask.cumsum(-1) - 1) * attention_mask
+    slopes = torch.tensor(posenc.ALiBi(num_heads).slopes, dtype=torch.float64)
+    return (slopes[None, :, None] * places[:, None]).reshape(-1, 1, places.size(1)).to(dtype)
+
+
+def test_swin_v2_adds_its_mask_twice() -> None:
+    """-200 for patches of other windows, where the published code has -100."""
+    config = transformers.Swinv2Config(embed_dim=24, depths=[1], num_heads=[2], window_size=2)
+    layer = transformers.models.swinv2.modeling_swinv2.Swinv2SelfAttention(config, 24, 2, 2).eval()
+    x, mask = torch.randn(1, 4, 24, generator=torch.Generator().manual_seed(0)), torch.tensor([[0.0, 1.0, 2.0, 3.0]])
+    weights = [
+        layer(x, None if m is None else m.expand(1, 4, 4), output_attentions=True)[1].log() for m in (None, mask)
+    ]
+    difference = (weights[1] - weights[0])[..., 1:] - (weights[1] - weights[0])[..., :1]
+    torch.testing.assert_close(difference, (2 * mask[:, 1:]).expand_as(difference), rtol=1e-4, atol=1e-4)
 
 
 def test_falcon_with_alibi_counts_its_bias_twice_in_eager_attention() -> None:
