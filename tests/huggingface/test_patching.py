@@ -306,6 +306,68 @@ def test_a_learned_scheme_trains_with_the_model_and_is_saved(tmp_path: Any) -> N
     torch.testing.assert_close(output(loaded, input_ids=IDS), plain, rtol=0, atol=1e-6)
 
 
+# -- activation checkpointing -----------------------------------------------------------------------------------------
+
+
+def gradients(model: Any, inputs: dict[str, Tensor], checkpointing: bool | None) -> dict[str, Tensor]:
+    """Of all parameters, with dropout off; ``checkpointing`` is whether it is reentrant, None: none."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    model.train()
+    model.zero_grad()
+    if checkpointing is None:
+        model.activation_checkpointing_disable()
+    else:
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": checkpointing})
+    out = model(**inputs)[0]
+    (out * torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=out.dtype)).sum().backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def check_checkpointing(model: Any, inputs: dict[str, Tensor], reentrant: bool) -> dict[str, Tensor]:
+    """Layers that are computed once more on the way back give the same gradients, to every parameter."""
+    plain, again = gradients(model, inputs, None), gradients(model, inputs, reentrant)
+    assert plain.keys() == again.keys()
+    greatest = max(float(gradient.abs().max()) for gradient in plain.values())
+    for name, gradient in plain.items():
+        torch.testing.assert_close(again[name], gradient, rtol=0, atol=1e-12 * greatest, msg=name)
+    return again
+
+
+LEARNED = [posenc.Shaw(12, 8), posenc.DeBERTa(4, 12, max_distance=8)]
+"""The second one projects its table when it is bound, so what a layer binds has a graph of its own."""
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize(
+    "what", [None, DynamicNTK(2.0, TRAINED), YaRN(4.0, TRAINED), *LEARNED], ids=lambda w: type(w).__name__
+)
+@pytest.mark.parametrize("name", ["llama", "llama4", "falcon"])
+def test_activation_checkpointing_changes_no_gradient(name: str, what: Any, reentrant: bool) -> None:
+    model = built(name).double()
+    inputs = {"input_ids": LONG.masked_fill(~IS_TOKEN, 0), "attention_mask": IS_TOKEN.long()}
+    if what is None and name != "falcon":
+        model.set_attn_implementation("posenc")
+        check_checkpointing(model, inputs, reentrant)
+        return
+    with adapt(model) if what is None else patch(model, copy.deepcopy(what)):
+        model.double()
+        found = check_checkpointing(model, inputs, reentrant)
+    assert any("posenc_plan" in name for name in found) == (what in LEARNED)
+
+
+def test_what_learns_nothing_is_bound_once_for_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so is what learns, where no gradient is wanted."""
+    for what in (posenc.ALiBi(4), posenc.Shaw(12, 8)):
+        model, bound = built("llama"), []
+        original = type(what).bind
+        monkeypatch.setattr(type(what), "bind", lambda *args, of=original, to=bound: (to.append(1), of(*args))[1])
+        with patch(model, what):
+            output(model, input_ids=IDS)
+        assert len(bound) == 1
+
+
 # -- what else is done with models ------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ import transformers
 from transformers.models.falcon import modeling_falcon
 
 import posenc
-from tests.huggingface.test_attention import IDS, built, moved, output
+from tests.huggingface.test_attention import ENCODER, IDS, built, moved, output
 
 LEFT = (torch.arange(13) >= torch.tensor([[4], [0]])).long()
 PLACES = (LEFT.cumsum(1) - 1).clamp(min=0)
@@ -96,3 +96,30 @@ def test_falcon_with_alibi_counts_its_bias_twice_in_eager_attention() -> None:
             moved(transformers.FalconForCausalLM._from_config(config, attn_implementation=name).eval()), input_ids=IDS
         )
     assert (found["eager"] - found["sdpa"]).abs().max() > 1e-2
+
+
+def test_reentrant_checkpointing_of_deberta_goes_back_twice_through_what_layers_share() -> None:
+    """The norm of its relative embeddings is done once, outside of the layers that are handed it by its name."""
+    options = ENCODER | {"relative_attention": True, "pos_att_type": "p2c|c2p", "norm_rel_ebd": "layer_norm"}
+    model = transformers.DebertaV2Model(transformers.DebertaV2Config(**options)).train()
+    model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": True})
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        model(input_ids=IDS)[0].sum().backward()
+
+
+def test_the_last_layer_of_deberta_cannot_be_repeated() -> None:
+    """z_steps of the model's own: it appends to a tuple."""
+    options = ENCODER | {"relative_attention": True, "pos_att_type": "p2c|c2p"}
+    model = transformers.DebertaV2Model(transformers.DebertaV2Config(**options)).eval()
+    model.z_steps = 2
+    with pytest.raises(AttributeError, match="'tuple' object has no attribute 'append'"):
+        model(input_ids=IDS)
+
+
+def test_swin_v2_has_no_table_for_the_whole_image() -> None:
+    """The one that use_absolute_embeddings asks for has a row more than there are patches."""
+    config = transformers.Swinv2Config(
+        image_size=8, patch_size=2, embed_dim=24, depths=[1], num_heads=[2], window_size=2, use_absolute_embeddings=True
+    )
+    with pytest.raises(RuntimeError, match=r"The size of tensor a \(16\) must match the size of tensor b \(17\)"):
+        transformers.Swinv2Model(config)(torch.zeros(1, 3, 8, 8))
