@@ -121,20 +121,39 @@ def test_deberta_makes_no_table_of_pairs() -> None:
 # -- Falcon with ALiBi ------------------------------------------------------------------------------------------------
 
 
-def test_falcon_has_its_alibi_once_and_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As "sdpa" would, if it did not round the bias: at twelve heads slopes are no powers of two."""
+FALCON = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 12, "vocab_size": VOCABULARY, "alibi": True}
+FAR = torch.randint(3, VOCABULARY, (2, 700), generator=torch.Generator().manual_seed(0))
+PADDED = torch.arange(700) >= torch.tensor([[0], [45]])
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_falcon_has_its_alibi_once(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As "sdpa", rounded to bfloat16, at twelve heads, whose slopes are no powers of two, and past place 256, from
+    where on places are rounded too; or exactly, as "sdpa" would if it did not round."""
     torch.manual_seed(0)
-    options = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 12, "vocab_size": VOCABULARY}
-    config = transformers.FalconConfig(**options, alibi=True)
     kind = transformers.FalconForCausalLM
-    model = moved(kind._from_config(config, attn_implementation="sdpa").eval()).double()
-    ids = torch.randint(3, VOCABULARY, (2, 300), generator=torch.Generator().manual_seed(0))
-    is_token = torch.arange(300) >= torch.tensor([[0], [45]])
-    monkeypatch.setattr(modeling_falcon, "build_alibi_tensor", exact_alibi)
-    plain = output(model, input_ids=ids, attention_mask=is_token.long())
-    with hf.adapt(model):
-        ours = output(model, input_ids=ids, attention_mask=is_token.long())
-    torch.testing.assert_close(ours[is_token], plain[is_token], rtol=0, atol=1e-12)
+    model = moved(kind._from_config(transformers.FalconConfig(**FALCON), attn_implementation="sdpa").eval()).double()
+    if exact:
+        monkeypatch.setattr(modeling_falcon, "build_alibi_tensor", exact_alibi)
+    plain = output(model, input_ids=FAR, attention_mask=PADDED.long())
+    said = hf.scheme_from_config(model.config).schedule
+    with hf.patch(model, said) if exact else hf.adapt(model):
+        ours = output(model, input_ids=FAR, attention_mask=PADDED.long())
+        cache = transformers.DynamicCache(config=model.config)
+        for here in (slice(0, 690), slice(690, 699), slice(699, 700)):
+            mask = PADDED[:, : here.stop].long()
+            last = output(model, input_ids=FAR[:, here], attention_mask=mask, past_key_values=cache)
+    torch.testing.assert_close(ours[PADDED], plain[PADDED], rtol=0, atol=1e-11)
+    torch.testing.assert_close(last[:, -1], ours[:, -1], rtol=0, atol=1e-11)
+
+
+def test_falcons_bias_is_rounded_as_in_transformers() -> None:
+    """For any number of heads; where its attention_mask is of whole numbers, as tokenizers make it."""
+    places = torch.arange(2048)[None]
+    for heads in (*range(1, 18), 31, 32, 71):
+        theirs = modeling_falcon.build_alibi_tensor(torch.ones_like(places), heads, torch.float64)[:, 0]
+        (bias,) = variants.RoundedALiBi(heads, 1)._placed(places[:, :1, None], places[:, None])
+        assert torch.equal(bias[:, 0, 0], theirs), heads
 
 
 # -- all of them ------------------------------------------------------------------------------------------------------

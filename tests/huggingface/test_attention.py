@@ -82,7 +82,6 @@ ADAPTED: dict[str, tuple[str, dict[str, Any]]] = {  # five heads: the slopes of 
         "Falcon",
         {k: SIZES[k] for k in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")},
     ),
-    # Its slopes are powers of two, which rounding to bfloat16 leaves alone.
     "falcon alibi": (
         "Falcon",
         {"hidden_size": 60, "num_hidden_layers": 2, "num_attention_heads": 5, "vocab_size": VOCABULARY, "alibi": True},

@@ -18,8 +18,9 @@ from torch.nn import functional as F
 
 from posenc.backends.attention import attention as posenc_attention
 from posenc.huggingface.attention import REFUSED, Visible, attention, mask
-from posenc.huggingface.variants import LayerDeBERTa, LayerSwinV2
+from posenc.huggingface.variants import DividedALiBi, LayerDeBERTa, LayerSwinV2, RoundedALiBi
 from posenc.positions import Positions
+from posenc.scheme import Scheme
 
 Forward = Callable[..., tuple[Tensor, None]]
 
@@ -160,6 +161,14 @@ ADAPTERS: dict[str, tuple[str, Forward]] = {
     "mpt": ("MptAttention", mpt),
 }
 """By model_type: the class whose forward is exchanged, and for what."""
+
+
+def as_computed(scheme: Scheme) -> Scheme:
+    """What a configuration says, as the model's code computes it."""
+    if isinstance(scheme, DividedALiBi):
+        return RoundedALiBi(scheme.num_heads, scheme.head_dim)
+    return scheme
+
 
 # -- layers whose positions are made of their own weights -------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from posenc.huggingface.adapters import (
     OTHERS,
     PUT_IN_PLACE,
     adapted,
+    as_computed,
     check_rotates,
     is_adapted,
 )
@@ -157,8 +158,9 @@ def adapt(model: nn.Module) -> Patched:
     """Runs a model whose attention takes no other through posenc, with the positions that it has, until ``undo()`` or
     the end of the ``with`` block.
 
-    - BLOOM, MPT, GPT-J and Falcon: with those that its configuration says. Falcon's ALiBi is in it once, as in its
-      published code and in transformers' "sdpa", and exact, where they round it to bfloat16.
+    - BLOOM, MPT, GPT-J and Falcon: with those that its configuration says. Falcon's ALiBi is there once and rounded to
+      bfloat16, as in its published code and transformers' "sdpa"; ``patch(model, scheme_from_config(config).schedule)``
+      gives it exactly.
     - Swin v2 and DeBERTa-v2: with the layers' own weights, which stay theirs and train.
 
     Models that take ``set_attn_implementation("posenc")`` need it not; for others, and for what a configuration says
@@ -175,7 +177,8 @@ def adapt(model: nn.Module) -> Patched:
         if config.model_type in BOUND:
             _put_bound(patched, base)
         else:
-            _put_adapted(patched, base, scheme_from_config(config).schedule)
+            own = scheme_from_config(config).schedule
+            _put_adapted(patched, base, Schedule([(as_computed(scheme), window) for scheme, window in own]))
     except BaseException:
         patched.undo()
         raise
