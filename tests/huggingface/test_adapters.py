@@ -248,6 +248,21 @@ def test_a_model_trains_with_dropout() -> None:
             assert not torch.equal(output(model, **inputs), output(model, **inputs))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_a_compiled_model_gives_the_same(name: str) -> None:
+    _, inputs = MODELS[name]
+    if name == "deberta":
+        inputs = inputs | {"attention_mask": (torch.arange(13) < torch.tensor([[9], [13]])).long()}
+    torch.compiler.reset()
+    model = swin(depths=[2], num_heads=[2]) if name == "swin" else deberta(**V3 | {"num_hidden_layers": 1})
+    with hf.adapt(model):
+        plain, ours = output(model, **inputs), output(torch.compile(model, backend="aot_eager"), **inputs)
+    torch.compiler.reset()
+    seen = inputs["attention_mask"].bool() if name == "deberta" else slice(None)
+    torch.testing.assert_close(ours[seen], plain[seen], rtol=0, atol=1e-4)
+
+
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft's
 def test_lora_on_the_projections_of_positions_counts() -> None:
     peft = pytest.importorskip("peft")
