@@ -19,15 +19,17 @@ from posenc.schemes.catalog import Shape
 from posenc.tiles import Visibility
 from posenc.visibility import visible
 from tests.awkward import TrialCoPE, interpolated
-from tests.backends.grounds import ATTENDING, KINDS, ROWS, VALUES, same
+from tests.backends.grounds import ATTENDING, BANDED, KINDS, ROWS, VALUES, built, same
 
 GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")])
 HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM = 4, 2, 16, 24
 KEYS, QUERIES = 200, 150  # between the same two powers of two, so that one compilation serves both
 
 SHAPE = Shape(HEADS * HEAD_DIM, HEADS, HEAD_DIM, max_positions=KEYS)
-SCHEMES = [n for n in ATTENDING if n not in VALUES | ROWS | {"learned", "interpolated", "fire", "clocked", "featured"}]
-"""Those that it can run, that need no features of the tokens and add nothing to the input."""
+NOT_HERE = VALUES | ROWS | BANDED | {"learned", "interpolated", "fire", "clocked", "featured", "fox", "inkling"}
+SCHEMES = [n for n in ATTENDING if n not in NOT_HERE and ("score" in built(n).doors or n in ("nope", "rope", "tupe"))]
+"""Those that it can run, that need no features of the tokens and add nothing to the input. What is turned before it is
+called stands for all that is."""
 LEARNED_MAPS = {"swin_v2", "tupe"}  # what they learn goes into the query
 QUICK = ("nope", "rope", "absolute_in_attention", "alibi")  # the others are a compilation each
 

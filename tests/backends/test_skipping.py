@@ -222,7 +222,7 @@ def given(name: str, tensors: list[Tensor], positions: Positions, **how: object)
     bound = encoding(SCHEMES[name](), positions, tensors[0].size(2))
     kept: list[Call] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(room.choice, "explain", kept.append)
+        patch.setattr(room.bands, "explain", kept.append)
         posenc.explain(*tensors, bound, **how)
     return kept[0]
 
@@ -388,7 +388,7 @@ def test_places_that_nobody_knows_are_not_taken_for_the_same() -> None:
     scheme = ALiBi(HEADS, "bidirectional")
     kept: list[Call] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(room.choice, "explain", kept.append)
+        patch.setattr(room.bands, "explain", kept.append)
         posenc.explain(q, k, v, scheme, query_positions=x, key_positions=y)
     assert counted_blocks(kept[0], 64) is None
 

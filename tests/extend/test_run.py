@@ -132,6 +132,7 @@ def test_fine_tuning_is_resumed_and_named(settings: Extension, tmp_path: Path) -
     assert final[0] != final[1]
 
 
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")  # of peft's own
 def test_lora_trains_few_weights_and_changes_the_model(settings: Extension, tmp_path: Path) -> None:
     pytest.importorskip("peft")
     from posenc.extend.model import find, load

@@ -16,7 +16,8 @@ from torch import Tensor
 import posenc
 from posenc import Encoding, PositionError, Positions
 from posenc.backends import call, choice, tiled
-from tests.backends.grounds import FAST, projection, small_blocks
+from posenc.schemes.catalog import CATALOG
+from tests.backends.grounds import FAST, ROWS, projection, small_blocks
 from tests.backends.test_parity import check_close
 from tests.hard.strategies import (
     ATTENDING,
@@ -126,7 +127,9 @@ def off(it: Setting, u: float = U, rounded: float = 0.0, shift: int = 0) -> tupl
     parameters = dict(it.scheme.named_parameters())
     width = query.size(-1)
     factor = width**-0.5 if how["scale"] is None else abs(how["scale"])
-    asking = norms(query)[..., None] + sum(norms(p).max() for p in parameters.values() if p.size(-1) == width)
+    asking = norms(query)[..., None] + sum(
+        norms(p).max() for p in parameters.values() if p.dim() and p.size(-1) == width
+    )
     met = sum(norms(p).max() * p.size(-1) ** 0.5 for p in parameters.values() if p.dim() > 1)
     products = factor * asking * (grouped(norms(it.key), it)[..., None, :] + met)
     largest = sum((p.abs().max() for p in parameters.values()), torch.zeros(()))
@@ -281,8 +284,9 @@ def test_in_other_precisions_a_backend_is_off_by_what_rounding_costs(
 
 # --- (2) where relative schemes are, and (3) in which order tokens lie, does not matter -------------------------------
 
-ABSOLUTE = ("absolute_in_attention", "interpolated")  # which look at both coordinates
-RELATIVE = [name for name in ATTENDING if name not in ABSOLUTE]
+ABSOLUTE = {"interpolated"} | {entry.name for entry in CATALOG if "relative" not in entry.laws}  # of distances
+TURNED_AND_MET = {"re_rope leaky+shaw"}  # a query meets a vector of the distance as it is turned
+RELATIVE = [name for name in ATTENDING if not ABSOLUTE & {*name.split("+")} and name not in TURNED_AND_MET]
 BY = st.integers(-40, 40) | st.sampled_from([2**20, 2**31, -(2**31), 2**53])
 
 
@@ -403,7 +407,7 @@ def test_a_cache_is_the_full_run(data: st.DataObject, steps: list[int], cuts: li
             query, key, value = (x[:, :, start:stop] for x in (it.query, it.key, it.value))
             query, known = opened(token_doors, query), Positions.cat([known, new])
             scale = it.how["scale"]
-            if it.scheme.needs_lengths:  # keys are kept as they are
+            if it.scheme.needs_raw_keys:  # keys are kept as they are
                 doors = ("rotate", "score", "value")
                 encoding = it.scheme(new, known, dtype=torch.float64, doors=doors)
             else:
@@ -414,13 +418,13 @@ def test_a_cache_is_the_full_run(data: st.DataObject, steps: list[int], cuts: li
             kept.append((key, value))
             keys, values = (torch.cat(parts, 2) for parts in zip(*kept, strict=True))
             out = posenc.attention(query, keys, values, encoding, is_causal=True, scale=scale)
-            outs.append(out if it.scheme.needs_lengths else token_doors.rotate_output(out))
+            outs.append(out if it.scheme.needs_raw_keys else token_doors.rotate_output(out))
         check_same((torch.cat(outs, 2), None), it.run("reference"), it)
 
 
 # --- (7) shards of keys, merged = whole -------------------------------------------------------------------------------
 
-PER_KEY = [name for name in ATTENDING if name != "cope"]  # it needs whole rows
+PER_KEY = [name for name in ATTENDING if name not in ROWS]  # which need whole rows
 
 
 @law(120)

@@ -14,7 +14,21 @@ import posenc
 from posenc.huggingface.families import READERS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "huggingface.md").read_text(encoding="utf-8")
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+
+
+def test_the_readmes_lines_generate_past_the_trained_length(tmp_path: Path) -> None:
+    (lines,) = [text for text in re.findall(r"```python\n(.*?)```", README, re.S) if "AutoModelForCausalLM" in text]
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=48, num_attention_heads=2, num_hidden_layers=2, vocab_size=64,
+        max_position_embeddings=16, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    given: dict[str, Any] = {"ids": torch.arange(20)[None]}
+    exec(lines.replace("path/to/checkpoint", str(tmp_path)).replace("8192", "16"), given)
+    assert given["text"].shape == (1, 20 + 100)
+    assert "YaRN(factor=4.0, original_length=16)" in repr(given["patched"])
 
 
 def test_every_family_has_a_row_and_every_row_a_family() -> None:

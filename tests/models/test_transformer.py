@@ -244,7 +244,8 @@ def test_a_seed_gives_every_scheme_the_same_trunk(way: str, kind: type[Model]) -
     def trunk(position: Scheme | None, how: dict[str, Any]) -> dict[str, Tensor]:
         torch.manual_seed(7)
         state = kind(VOCAB, DIM, LAYERS, HEADS, KV_HEADS, position=position, **how).state_dict()
-        own = ("trunk.position.", *(f"trunk.blocks.{layer}.scheme." for layer in range(LAYERS)))
+        blocks = [f"trunk.blocks.{layer}." for layer in range(LAYERS)]
+        own = ("trunk.position.", *(block + what for block in blocks for what in ("scheme.", "attention.features.")))
         return {key: value for key, value in state.items() if not key.startswith(own)}
 
     bare = trunk(None, {})

@@ -76,7 +76,7 @@ MUTANTS = (
     Mutant(
         "keeps turned keys",
         XPos,
-        "needs_lengths",
+        "needs_raw_keys",
         False,
         partial(test_rotary_schemes.test_xpos_decodes_as_it_reads, test_rotary_schemes.NEAR),
     ),

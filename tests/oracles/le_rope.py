@@ -11,7 +11,6 @@ import cmath
 import math
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .attention import Heads, Score, heads, vector
@@ -47,8 +46,7 @@ def by(theta: list[float], layout: str, start: int) -> Any:
 
 def grown(scheme: Any) -> Any:
     """With α of order 0.3: one of order 1 turns by e^2 radians a position, which no finite difference follows."""
-    with torch.no_grad():
-        scheme.alpha.normal_(std=0.3)
+    scheme.alpha.data.normal_(std=0.3)
     return scheme
 
 

@@ -243,7 +243,8 @@ def decodes(settings: Settings, schemes: tuple[str, ...]) -> Iterator[Group]:
 
 
 def decoded(settings: Settings, name: str) -> Built:
-    """Attention of one query to keys that are rotated already, beside the same without positions."""
+    """Attention of one query to keys that are rotated already (as they are, where a scheme needs that), beside the same
+    without positions."""
     inputs = Inputs.draw(settings, 1, settings.cache, training=False)
     query, key, value = inputs.query, inputs.key, inputs.value
     dtype = torch.promote_types(query.dtype, torch.float32)
@@ -254,22 +255,31 @@ def decoded(settings: Settings, name: str) -> Built:
     features = scheme.pairs(known).with_projected(projected)  # those of keys are kept in a cache
     of_query = {name: x[:, :, -1:] for name, x in features.query_features.items()}
 
-    def pairs() -> Encoding:
-        bound = scheme.pairs(last, known)
-        return bound.with_features(of_query, features.key_features) if bound.wanted else bound
+    raw = scheme.needs_raw_keys
+    kept = scheme.tokens(known[:1] if raw else known, dtype=dtype)
+    with torch.no_grad():
+        keys, values = (key, value) if raw else (kept.rotate_key(key), kept.rotate_value(value))
+
+    def bound() -> Encoding:
+        doors = ("rotate", "score", "value") if raw else ("score", "value")
+        made = scheme(last, known, dtype=dtype, doors=doors)
+        return made.with_features(of_query, features.key_features) if made.wanted else made
 
     def attend() -> Tensor:
         token = scheme.tokens(last, dtype=dtype)
         mine = token.add(query.view(1, 1, -1)).view(query.shape) if token.tables else query
-        mine, _ = token.rotate(mine, query)  # the second stands for the new token's key
-        out = posenc.attention(mine, key, value, pairs(), is_causal=True)
+        if not raw:
+            # The query stands for the new token's key and value too.
+            mine, _, _ = token.rotate_query(mine), token.rotate_key(query), token.rotate_value(query)
+        out = posenc.attention(mine, keys, values, bound(), is_causal=True, scale=None if raw else token.scale)
         assert isinstance(out, Tensor)
-        return out
+        return out if raw else token.rotate_output(out)
 
     makes: dict[str, Make] = {
         PLAIN: lambda: inputs.work(lambda: F.scaled_dot_product_attention(query, key, value)),
         "posenc": lambda: inputs.work(attend),
     }
     with torch.no_grad():
-        auto = posenc.explain(query, key, value, pairs(), is_causal=True).backend
+        wide = query if raw else scheme.tokens(last, dtype=dtype).rotate_query(query)
+        auto = posenc.explain(wide, keys, values, bound(), is_causal=True).backend
     return Built(makes, {"auto": auto})

@@ -46,7 +46,7 @@ def angles(probe: Probe) -> Float64[Tensor, " pairs"] | None:
 
 def turns_evenly(probe: Probe) -> bool:
     """Whether a step turns by the same map everywhere, without which no bound is of the distance alone."""
-    maps = probe.maps([0, 1, 50, 51])
+    maps = probe.maps([1, 2, 50, 51])  # at place 0 a map may be none at all
     if maps is None:
         return True
     start, end = maps[0][0::2], maps[0][1::2]

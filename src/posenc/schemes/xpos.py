@@ -86,7 +86,7 @@ class XPos(Scheme):
     stays. From where positions are counted cancels, so here they are counted from the middle of the queries of a call:
     near keys have factors about 1, far ones fade to 0, at any position. Hence
 
-    - a cache keeps keys unturned, as ``needs_lengths`` says, and the keys are turned in every call;
+    - a cache keeps keys unturned, as ``needs_raw_keys`` says, and the keys are turned in every call;
     - where the queries of one call are more than 32,694 positions apart (float16: 4,086; in float64 no matter), they
       stand in so many blocks, and q and k are as many times wider. On a GPU and in a compiled graph this needs
       positions with a layout; without one, such far queries become NaN, never wrong.
@@ -116,7 +116,7 @@ class XPos(Scheme):
         return range(self.head_dim)
 
     @property
-    def needs_lengths(self) -> bool:
+    def needs_raw_keys(self) -> bool:
         """True: what is counted from the queries of a call cannot be kept."""
         return True
 
