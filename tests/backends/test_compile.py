@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 
-from posenc import ExponentialDecay, FourierFeatures, Positions, Relative2D
+from posenc import ExponentialDecay, FourierFeatures, Positions, Relative2D, Scheme, Swin, SwinV2, attention
 from tests.backends.grounds import Case, Model, attend, case, padded
 
 pytestmark = [
@@ -194,3 +194,17 @@ def test_fourier_features_draw_the_same_directions_in_a_graph() -> None:
     for _ in range(2):
         torch.testing.assert_close(compiled(coords), run(coords))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("scheme", [SwinV2((3, 4), 2), Swin((3, 4), 2)], ids=lambda s: type(s).__name__)
+def test_a_grid_that_was_made_outside_of_the_graph(scheme: Scheme) -> None:
+    """Its spans are known, and are no lines."""
+    grid = Positions.grid(3, 4)
+    query, key, value = torch.randn(3, 2, 2, 12, 8, generator=torch.Generator().manual_seed(0))
+
+    def run() -> Tensor:
+        return attention(query, key, value, scheme, query_positions=grid, key_positions=grid)
+
+    with torch.no_grad():
+        compiled = torch.compile(run, backend="aot_eager", fullgraph=True)()
+        torch.testing.assert_close(compiled, run(), rtol=0, atol=1e-5)

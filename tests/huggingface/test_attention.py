@@ -25,6 +25,7 @@ import transformers
 
 import posenc.huggingface as hf
 from posenc.huggingface import attention as module
+from posenc.huggingface.adapters import ADAPTERS, BOUND
 
 transformers.logging.set_verbosity_error()
 VOCABULARY = 48
@@ -80,6 +81,10 @@ ADAPTED: dict[str, tuple[str, dict[str, Any]]] = {  # five heads: the slopes of 
     "falcon": (
         "Falcon",
         {k: SIZES[k] for k in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")},
+    ),
+    "falcon alibi": (
+        "Falcon",
+        {"hidden_size": 60, "num_hidden_layers": 2, "num_attention_heads": 5, "vocab_size": VOCABULARY, "alibi": True},
     ),
 }
 ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -199,8 +204,9 @@ KINDS: dict[str, tuple[Run, Run]] = {
 
 
 def with_attention(model: Any, name: str, dtype: torch.dtype) -> Any:
+    """Falcon's eager attention adds its ALiBi twice, so what is compared with is "sdpa", its default."""
     other = copy.deepcopy(model).to(dtype)
-    if other.config.model_type in ADAPTED:
+    if other.config.model_type in ADAPTERS | BOUND:
         if name == "posenc":
             hf.adapt(other)
         return other

@@ -28,7 +28,10 @@ IS_TOKEN = torch.arange(40) >= torch.tensor([[13], [0]])
 def state(model: Any) -> dict[str, Any]:
     """All that a patch could change: parameters and buffers, modules, and which attention runs."""
     tensors = {name: (x.data_ptr(), x.clone()) for name, x in [*model.named_parameters(), *model.named_buffers()]}
-    modules = {name: (id(module), type(module)) for name, module in model.named_modules()}
+    modules = {
+        name: (id(module), type(module), {k: v for k, v in vars(module).items() if isinstance(v, bool | int | str)})
+        for name, module in model.named_modules()
+    }
     return {
         "tensors": tensors,
         "modules": modules,
@@ -233,8 +236,15 @@ def test_a_scheme_on_gpt2_in_place_of_its_table() -> None:
 def test_a_model_with_an_attention_of_its_own_is_patched_and_put_back(name: str, what: Any) -> None:
     model = built(name)
     before, plain = state(model), output(model, input_ids=LONG)
-    if not isinstance(what, posenc.Scheme | None) and name in ("bloom", "mpt"):
-        refused(what, model, "has no rotary frequencies to put a scaling on: layers 0, 1: ALiBi")
+    if not isinstance(what, posenc.Scheme | None) and name in ("bloom", "mpt", "falcon alibi"):
+        is_falcon = name == "falcon alibi"
+        refused(
+            what,
+            model,
+            "falcon with alibi=True does not rotate"
+            if is_falcon
+            else "has no rotary frequencies to put a scaling on: layers 0, 1: ALiBi",
+        )
         return
     with adapt(model) if what is None else patch(model, what):
         inputs = {"attention_mask": IS_TOKEN.long()} | GENERATE
@@ -294,6 +304,68 @@ def test_a_learned_scheme_trains_with_the_model_and_is_saved(tmp_path: Any) -> N
             model.save_pretrained(tmp_path)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     torch.testing.assert_close(output(loaded, input_ids=IDS), plain, rtol=0, atol=1e-6)
+
+
+# -- activation checkpointing -----------------------------------------------------------------------------------------
+
+
+def gradients(model: Any, inputs: dict[str, Tensor], checkpointing: bool | None) -> dict[str, Tensor]:
+    """Of all parameters, with dropout off; ``checkpointing`` is whether it is reentrant, None: none."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    model.train()
+    model.zero_grad()
+    if checkpointing is None:
+        model.activation_checkpointing_disable()
+    else:
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": checkpointing})
+    out = model(**inputs)[0]
+    (out * torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=out.dtype)).sum().backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def check_checkpointing(model: Any, inputs: dict[str, Tensor], reentrant: bool) -> dict[str, Tensor]:
+    """Layers that are computed once more on the way back give the same gradients, to every parameter."""
+    plain, again = gradients(model, inputs, None), gradients(model, inputs, reentrant)
+    assert plain.keys() == again.keys()
+    greatest = max(float(gradient.abs().max()) for gradient in plain.values())
+    for name, gradient in plain.items():
+        torch.testing.assert_close(again[name], gradient, rtol=0, atol=1e-12 * greatest, msg=name)
+    return again
+
+
+LEARNED = [posenc.Shaw(12, 8), posenc.DeBERTa(4, 12, max_distance=8)]
+"""The second one projects its table when it is bound, so what a layer binds has a graph of its own."""
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize(
+    "what", [None, DynamicNTK(2.0, TRAINED), YaRN(4.0, TRAINED), *LEARNED], ids=lambda w: type(w).__name__
+)
+@pytest.mark.parametrize("name", ["llama", "llama4", "falcon"])
+def test_activation_checkpointing_changes_no_gradient(name: str, what: Any, reentrant: bool) -> None:
+    model = built(name).double()
+    inputs = {"input_ids": LONG.masked_fill(~IS_TOKEN, 0), "attention_mask": IS_TOKEN.long()}
+    if what is None and name != "falcon":
+        model.set_attn_implementation("posenc")
+        check_checkpointing(model, inputs, reentrant)
+        return
+    with adapt(model) if what is None else patch(model, copy.deepcopy(what)):
+        model.double()
+        found = check_checkpointing(model, inputs, reentrant)
+    assert any("posenc_plan" in name for name in found) == (what in LEARNED)
+
+
+def test_what_learns_nothing_is_bound_once_for_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so is what learns, where no gradient is wanted."""
+    for what in (posenc.ALiBi(4), posenc.Shaw(12, 8)):
+        model, bound = built("llama"), []
+        original = type(what).bind
+        monkeypatch.setattr(type(what), "bind", lambda *args, of=original, to=bound: (to.append(1), of(*args))[1])
+        with patch(model, what):
+            output(model, input_ids=IDS)
+        assert len(bound) == 1
 
 
 # -- what else is done with models ------------------------------------------------------------------------------------
@@ -362,7 +434,7 @@ def test_what_is_not_understood_is_refused_by_name() -> None:
         transformers.DebertaV2Config(hidden_size=48, num_hidden_layers=1, num_attention_heads=4)
     )
     refused(posenc.NoPE(), deberta, r"DebertaV2Model \(deberta-v2\) cannot be patched: its positions meet")
-    with pytest.raises(ValueError, match=r"LlamaForCausalLM \(llama\) is not among bloom, falcon, gptj, mpt"):
+    with pytest.raises(ValueError, match=r"LlamaForCausalLM \(llama\) is not among bloom, deberta-v2, falcon"):
         adapt(llama)
     with pytest.raises(ValueError, match="model must be a model of transformers, got Linear"):
         patch(torch.nn.Linear(2, 2), YaRN(4.0, 16))

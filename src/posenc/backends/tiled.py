@@ -294,9 +294,16 @@ def _counted(line: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 def reach_of(call: Call) -> tuple[int, int]:
     """The least and the greatest distance of any pair that may be seen."""
     assert call.layouts is not None
-    runs = [layout.run for layout in call.layouts]
-    if torch.compiler.is_compiling() and runs[0] is not None and runs[1] is not None:
-        return _reach_of_runs(runs[0], runs[1], call)
+    query, key = (layout.run for layout in call.layouts)
+    # The spans of a grid are no lines.
+    if (
+        torch.compiler.is_compiling()
+        and query is not None
+        and key is not None
+        and query.line is not None
+        and key.line is not None
+    ):
+        return _reach_of_runs(query, key, call)
     found = list(tiles(*call.layouts, call.visibility, call.query.size(0)))
     reached = distances(found)
     assert reached is not None or not _goes_by_distance(call)

@@ -353,12 +353,18 @@ def _planned(
     if "placed" not in kept:
         ids = plan.position_ids() if position_ids is None else position_ids
         kept["placed"] = place(queries, keys, bias, ids, plan.counts)
+    # What is being learned is bound by every layer for itself: a layer that is computed once more on the way back, to
+    # save memory, must make the same graph again, and must not find what was made without one.
+    learns = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in plan.scheme.parameters())
     name = (id(plan.scheme), dtype)
-    if name not in kept:
-        at, there, lengths = kept["placed"]
-        context = Context(lengths=lengths if plan.scheme.needs_lengths else None)
-        kept[name] = plan.scheme(at, there, dtype=dtype, context=context, doors=("rotate", "score", "value"))
-    return kept[name], seen
+    if not learns and name in kept:
+        return kept[name], seen
+    at, there, lengths = kept["placed"]
+    context = Context(lengths=lengths if plan.scheme.needs_lengths else None)
+    encoding = plan.scheme(at, there, dtype=dtype, context=context, doors=("rotate", "score", "value"))
+    if not learns:
+        kept[name] = encoding
+    return encoding, seen
 
 
 def _reach(queries: Positions, window: tuple[int | None, int | None]) -> int:

@@ -11,9 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from posenc.arguments import shown
-from posenc.huggingface.adapters import ADAPTERS, OTHERS, adapted, check_adapted
+from posenc.huggingface.adapters import (
+    ADAPTERS,
+    BOUND,
+    OTHERS,
+    PUT_IN_PLACE,
+    adapted,
+    as_computed,
+    check_rotates,
+    is_adapted,
+)
 from posenc.huggingface.attention import NAME, PLAN, Plan, Visible
 from posenc.huggingface.config import scheme_from_config
+from posenc.huggingface.described import ranges
 from posenc.huggingface.rotary import PosencRotary, Turns, is_rotary, read_turns
 from posenc.positions import Positions
 from posenc.scheme import Schedule, Scheme, check_window, is_scheme
@@ -77,6 +87,12 @@ class Patched:
         module.__class__ = kind
         self._restore.append(back)
 
+    def _set(self, module: nn.Module, name: str, value: Any) -> None:
+        """Sets an attribute that is no module."""
+        was = getattr(module, name)
+        self._restore.append(lambda: setattr(module, name, was))
+        setattr(module, name, value)
+
     def _through_posenc(self) -> None:
         """Sets posenc as the attention implementation, of every configuration that has another."""
         model: Any = _transformer(self.model)
@@ -119,6 +135,10 @@ def patch(model: nn.Module, what: Any) -> Patched:
     ValueError for a model that is patched already, and for one whose positions are not understood, by its name.
     """
     patched, base = _begin(model)
+    if (kind := _text(base).model_type) in PUT_IN_PLACE:
+        raise ValueError(
+            f"{_named(base)} cannot be patched: {PUT_IN_PLACE[kind]}; adapt() runs it through posenc as it is"
+        )
     try:
         if isinstance(what, Schedule) or is_scheme(what):
             _put_scheme(patched, base, what)
@@ -135,19 +155,30 @@ def patch(model: nn.Module, what: Any) -> Patched:
 
 
 def adapt(model: nn.Module) -> Patched:
-    """Runs a model whose attention takes no other (BLOOM, MPT, GPT-J, Falcon) through posenc, with the positions that
-    its configuration says, until ``undo()`` or the end of the ``with`` block. Models that take
-    ``set_attn_implementation("posenc")`` need it not; for others a ValueError says why it cannot be done.
+    """Runs a model whose attention takes no other through posenc, with the positions that it has, until ``undo()`` or
+    the end of the ``with`` block.
+
+    - BLOOM, MPT, GPT-J and Falcon: with those that its configuration says. Falcon's ALiBi is there once and rounded to
+      bfloat16, as in its published code and transformers' "sdpa"; ``patch(model, scheme_from_config(config).schedule)``
+      gives it exactly.
+    - Swin v2 and DeBERTa-v2: with the layers' own weights, which stay theirs and train.
+
+    Models that take ``set_attn_implementation("posenc")`` need it not; for others, and for what a configuration says
+    that posenc's schemes cannot, a ValueError says so by name. ``output_attentions`` is one too.
     """
     patched, base = _begin(model)
     config = _text(base)
-    if config.model_type not in ADAPTERS:
+    if config.model_type not in ADAPTERS | BOUND:
         raise ValueError(
-            f"{_named(base)} is not among {', '.join(sorted(ADAPTERS))}, whose attention posenc exchanges: use "
+            f"{_named(base)} is not among {', '.join(sorted(ADAPTERS | BOUND))}, whose attention posenc exchanges: use "
             "model.set_attn_implementation('posenc')"
         )
     try:
-        _put_adapted(patched, base, scheme_from_config(config).schedule)
+        if config.model_type in BOUND:
+            _put_bound(patched, base)
+        else:
+            own = scheme_from_config(config).schedule
+            _put_adapted(patched, base, Schedule([(as_computed(scheme), window) for scheme, window in own]))
     except BaseException:
         patched.undo()
         raise
@@ -158,7 +189,7 @@ def _begin(model: nn.Module) -> tuple[Patched, Any]:
     base = _transformer(model)
     if (kind := _text(base).model_type) in OTHERS:
         raise ValueError(f"{_named(base)} cannot be patched: {OTHERS[kind]}")
-    if any(isinstance(m, PosencRotary | Plan | PosencTable) for m in base.modules()):
+    if any(isinstance(m, PosencRotary | Plan | PosencTable) or is_adapted(m) for m in base.modules()):
         raise ValueError("model is patched already: undo() that first, one patch replaces what another one reads")
     return Patched(model), base
 
@@ -189,7 +220,7 @@ def _rotaries(base: Any) -> Iterator[tuple[nn.Module, str, nn.Module]]:
 
 def _put_scaling(patched: Patched, base: Any, what: Any) -> None:
     found = list(_rotaries(base))
-    check_adapted(_text(base))
+    check_rotates(_text(base))
     if _text(base).model_type in ADAPTERS and (not found or getattr(what, "needs_lengths", False)):
         _scale_adapted(patched, base, what)
         return
@@ -391,7 +422,6 @@ class PosencTable(nn.Module):
 def _put_adapted(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
     """Exchanges the attention of every layer of a family that has one of its own."""
     config = _text(base)
-    check_adapted(config)
     name, forward = ADAPTERS[config.model_type]
     modules = [m for m in base.modules() if type(m).__name__ == name]
     schemes = _by_layer(base, what, len(modules))
@@ -402,13 +432,32 @@ def _put_adapted(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
 
     patched._restore.append(back)
     config._attn_implementation_internal = NAME  # so that the model asks for posenc's mask
+    for module in base.modules():
+        if getattr(module, "use_alibi", False):  # Falcon would lay the mask out, to add its bias to it
+            patched._set(module, "use_alibi", False)
+    counts = config.model_type in ("bloom", "mpt") or getattr(config, "alibi", False)
     for n, module in enumerate(modules):
         scheme, window = schemes[n]
-        patched._exchange(module, adapted(module, forward))
-        counts = config.model_type in ("bloom", "mpt")
+        patched._exchange(module, adapted(module, {"forward": forward}))
         patched._replace(module, PLAN, Plan(scheme, window, counts=counts))
     patched.changes.append("attention: posenc's, in place of the model's own")
     patched.changes.extend(_in_words(what))
+
+
+def _put_bound(patched: Patched, base: Any) -> None:
+    """Exchanges the attention of every layer of a family whose positions are made of the layers' own weights."""
+    scheme_of, classes = BOUND[_text(base).model_type]
+    attention = next(iter(classes))
+    schemes = [scheme_of(module) for module in base.modules() if type(module).__name__ == attention]
+    for module in base.modules():
+        methods = classes.get(type(module).__name__)
+        if methods is not None:
+            patched._exchange(module, adapted(module, methods))
+    patched.changes.append("attention: posenc's, in place of the model's own, with the weights of each layer")
+    said: dict[str, list[int]] = {}
+    for layer, scheme in enumerate(schemes):
+        said.setdefault(repr(scheme), []).append(layer)
+    patched.changes += [f"layer{'s' * (len(which) > 1)} {ranges(which)}: {scheme}" for scheme, which in said.items()]
 
 
 def _scale_adapted(patched: Patched, base: Any, what: Any) -> None:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from posenc.arguments import check_choice, check_type, whole
+from posenc.encoding import Context, Rotation
+from posenc.phases import exact
+from posenc.pieces import Function, Meeting
 from posenc.positions import Positions
+from posenc.scheme import Scheme
 from posenc.schemes.alibi import ALiBi
+from posenc.schemes.deberta import DeBERTa
 from posenc.schemes.learned import Learned
+from posenc.schemes.swin_v2 import SwinV2
 from posenc.visibility import table_index
 
 
@@ -45,7 +53,7 @@ class DividedALiBi(ALiBi):
     """ALiBi with slopes divided by sqrt(head_dim), since Falcon divides the sum of product and bias by it.
 
     Formula: (q_i . k_j - m_h (p_i - p_j)) / sqrt(d). Source: the code of Falcon in transformers, which also rounds the
-    bias to bfloat16; here it is exact.
+    bias to bfloat16; here it is exact, and rounded in `RoundedALiBi`.
     """
 
     def __init__(self, num_heads: int, head_dim: int) -> None:
@@ -59,3 +67,170 @@ class DividedALiBi(ALiBi):
 
     def _bias(self, r: Tensor) -> Tensor:
         return super()._bias(r) / math.sqrt(self.head_dim)
+
+
+class RoundedALiBi(DividedALiBi):
+    """`DividedALiBi` as the published code of Falcon computes it: slopes, places and products are rounded to bfloat16.
+
+    Formula: (q_i . k_j + b_h(p_j) - b_h(p_i)) / sqrt(d), with b_h(p) = r(r(m_h) r(p)) and r the rounding to bfloat16.
+    So it is not relative: it depends on where the text begins, and with the 32 heads of falcon-rw-1b it is off by up to
+    1.1 before place 2,048. Runs as a mask or in blocks, where `DividedALiBi` has kernels. Source: the code of Falcon in
+    transformers, and copies of the authors' own.
+    """
+
+    def score(  # type: ignore[override]  # another kind of piece
+        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
+    ) -> tuple[Function, ...]:
+        """The bias, a function of both positions."""
+        for positions in (query_positions, key_positions):
+            positions.scalar("RoundedALiBi")
+        return (Function(plus, self._placed, adds=True, scheme="RoundedALiBi"),)
+
+    def _placed(self, x: Tensor, y: Tensor) -> tuple[Float[Tensor, "heads rows queries keys"]]:
+        if x.dim() == 4:  # coordinates with an axis of their own
+            x, y = x[..., 0], y[..., 0]
+        slopes = self._slopes(self.num_heads, torch.float32, x.device).bfloat16()[:, None, None, None]
+        dtype = torch.float64 if exact(x.device) == x.device else torch.float32
+        here, there = ((slopes * p.to(torch.bfloat16)).to(dtype) for p in (x, y))
+        return ((there - here) / math.sqrt(self.head_dim),)
+
+
+def plus(score: Tensor, bias: Tensor) -> Tensor:
+    """s + b."""
+    return score + bias
+
+
+class LayerSwinV2(SwinV2):
+    """Swin v2 with the weights of a layer of transformers, which stay the layer's: nothing is copied, and they train.
+
+    ``layer`` is a Swinv2SelfAttention. Errors: ValueError for a network that is not of plain linear layers.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        Scheme.__init__(self)  # no weights are drawn
+        self.grid: tuple[int, int] = tuple(layer.window_size)
+        before: tuple[int, int] = tuple(layer.pretrained_window_size)
+        self.trained = before if before[0] > 0 else self.grid
+        self.num_heads = layer.num_attention_heads
+        first, last = layer.continuous_position_bias_mlp[0], layer.continuous_position_bias_mlp[2]
+        for each in (first, last):
+            if type(each) is not nn.Linear:
+                raise ValueError(
+                    f"continuous_position_bias_mlp must be of torch.nn.Linear, whose weights are read, got "
+                    f"{type(each).__name__}"
+                )
+        self.hidden = first.out_features
+        self._layer = (layer,)  # in a tuple, so that it is not a part of this module
+
+    @property
+    def tau(self) -> Tensor:  # type: ignore[override]  # of the layer, not its own
+        """logit_scale, (heads,)."""
+        scale: Tensor = self._layer[0].logit_scale
+        return scale.flatten()
+
+    @property
+    def inner(self) -> nn.Linear:  # type: ignore[override]
+        """W1 and b1."""
+        found: nn.Linear = self._layer[0].continuous_position_bias_mlp[0]
+        return found
+
+    @property
+    def outer(self) -> nn.Linear:  # type: ignore[override]
+        """W2."""
+        found: nn.Linear = self._layer[0].continuous_position_bias_mlp[2]
+        return found
+
+    def extra_repr(self) -> str:
+        """The windows and the number of heads."""
+        trained = "" if self.trained == self.grid else f", trained={self.trained}"
+        return f"{self.grid}, {self.num_heads}{trained}"
+
+
+TERMS = ("c2p", "p2c")
+"""Content to position, and position to content."""
+
+
+class LayerDeBERTa(DeBERTa):
+    """DeBERTa's terms with the projections of a layer of transformers, and the relative table that its model hands it.
+
+    Formula: that of `DeBERTa` with those terms that ``pos_att_type`` names, t of them, and 1/sqrt((1 + t) d) in place
+    of 1/sqrt(3 d). The layer divides by that even where relative_attention is off, and no term is added.
+
+    ``layer`` is a DisentangledSelfAttention; ``table`` (2k, dim) is its relative embeddings, after norm and dropout,
+    None: to read the configuration alone. Errors: ValueError for terms that are neither, sizes that `DeBERTa` refuses,
+    and for buckets that transformers, in single precision, counts otherwise.
+    Source: the code of DeBERTa-v2 in transformers.
+    """
+
+    def __init__(self, layer: Any, table: Tensor | None = None) -> None:
+        Scheme.__init__(self)  # no weights are drawn
+        self.num_heads, self.head_dim = layer.num_attention_heads, layer.attention_head_size
+        self.terms = tuple(term for term in TERMS if term in layer.pos_att_type)
+        self.relative_attention = bool(layer.relative_attention)
+        self.max_distance = layer.max_relative_positions if self.relative_attention else 1
+        buckets = layer.position_buckets if self.relative_attention else -1
+        self.num_buckets = buckets if buckets > 0 else None
+        if self.relative_attention and table is not None:
+            names = ("key_proj", "query_proj") if layer.share_att_key else ("pos_key_proj", "pos_query_proj")
+            made = [getattr(layer, name) for name, term in zip(names, TERMS, strict=True) if term in self.terms]
+            if made:  # a term that is not there is left out by `score`
+                self.key, self.query = made[0], made[-1]
+            rows = table[: 2 * self.span]
+            self.relative: Any = SimpleNamespace(rows=SimpleNamespace(weight=rows), norm=None)
+
+    def check(self, layer: Any) -> None:
+        """ValueError, by the key of the configuration, for what would not be what transformers does."""
+        unknown = [term for term in layer.pos_att_type if term not in TERMS]
+        if unknown:
+            raise ValueError(f"deberta-v2's pos_att_type must be of c2p and p2c, got {unknown[0]!r}")
+        if not self.relative_attention:
+            return
+        sizes = f"position_buckets={self.num_buckets} with max_relative_positions={self.max_distance}"
+        try:
+            with torch.device("meta"):  # checks alone
+                DeBERTa(1, 1, max_distance=self.max_distance, num_buckets=self.num_buckets)
+        except ValueError as error:
+            raise ValueError(f"deberta-v2's {sizes} cannot be said by DeBERTa: {error}") from None
+        if self.num_buckets is not None:
+            from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
+
+            n = torch.arange(-4 * self.max_distance, 4 * self.max_distance + 1)
+            theirs = make_log_bucket_position(n, self.num_buckets, self.max_distance).long()
+            other = n[(theirs + self.span).clamp(0, 2 * self.span - 1) != self._index(-n)]
+            if len(other):
+                raise ValueError(
+                    f"deberta-v2's {sizes} is counted otherwise in the single precision of transformers, first at a "
+                    f"distance of {int(other.abs().min())}"
+                )
+
+    def rotation(
+        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+    ) -> Rotation:
+        """Queries and keys as they are, and 1/sqrt((1 + t) d)."""
+        plain = super().rotation(positions, dtype, context)
+        return Rotation(plain.query, plain.key, scale=1 / math.sqrt((1 + len(self.terms)) * self.head_dim))
+
+    def score(
+        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
+    ) -> tuple[Meeting, ...]:
+        """The terms that the layer has."""
+        if not (self.relative_attention and self.terms):
+            return ()
+        both = super().score(query_positions, key_positions, context)
+        return tuple(piece for piece, term in zip(both, TERMS, strict=True) if term in self.terms)
+
+    def _projected(self, table: Tensor, layer: nn.Module) -> Float[Tensor, "heads entries head_dim"]:
+        if type(layer) is nn.Linear:
+            return super()._projected(table, layer)
+        # LoRA and quantised layers have more than a weight, so they are called, in the precision of the table as given.
+        given: Tensor = self.relative.rows.weight
+        rows: Tensor = layer(given)
+        return rows.to(table).unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
+
+    def extra_repr(self) -> str:
+        """What the layer was configured with."""
+        if not self.relative_attention:
+            return f"{self.num_heads}, {self.head_dim}, no terms"
+        buckets = "" if self.num_buckets is None else f", num_buckets={self.num_buckets}"
+        said = f"{self.num_heads}, {self.head_dim}, max_distance={self.max_distance}{buckets}"
+        return f"{said}, terms {' and '.join(self.terms) or 'none'}"
