@@ -61,10 +61,11 @@ CHECKED := tests/conformance/test_own.py tests/conformance/test_mutants.py tests
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 test: $(DEV) ## set up and run the tests, all but those of `make check`, and some of the mutants
-	$(PYTEST) -m "not mutant or sample" $(addprefix --ignore=,$(CHECKED))
+	$(PYTEST) -m "(not mutant or sample) and not more" $(addprefix --ignore=,$(CHECKED))
 
-check: $(DEV) ## set up and run posenc check on posenc itself and on what is right, and export to ONNX
+check: $(DEV) ## set up, run posenc check on posenc itself and on what is right, export to ONNX, try schemes alike
 	$(PYTEST) -m "not mutant" $(CHECKED)
+	$(PYTEST) -m more --ignore=tests/conformance
 
 mutants: $(DEV) ## set up, plant every bug there is a mutant of, and say what caught each
 	$(PYTEST) -m mutant -q

@@ -42,6 +42,30 @@ def pytest_collection() -> Generator[None, object, object]:
     return collected
 
 
+# Schemes that models, backends and laws meet as another one that is tried, with other numbers. Their oracles, laws and
+# mutants are tried always; these files go through them in `make check`.
+ALIKE = {
+    *("partial_rope", "p_rope", "le_rope", "mrope", "rope_3d", "axial_rope", "mixed_rope"),  # rope
+    *("string", "lie_re", "tupe", "swin_v2"),  # token maps, as mla, pope and query_scale
+    *("self_extend", "dual_chunk"),  # re_rope
+    "sandwich",  # kerple
+}
+OF_ALL_SCHEMES = (
+    *("backends/test_parity", "backends/test_flex", "backends/test_budgets", "models/test_cache"),
+    *("models/test_transformer", "hard/test_properties", "lab/test_tasks", "bench/test_run", "figures/test_plots"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks as ``more`` what is tried on a scheme that is like another."""
+    for item in items:
+        if item.path.with_suffix("").as_posix().endswith(OF_ALL_SCHEMES) and isinstance(item, pytest.Function):
+            given = getattr(item, "callspec", None)
+            told = {str(getattr(x, "name", x)) for x in given.params.values()} if given else set()
+            if told & ALIKE:
+                item.add_marker("more")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """What is marked gpu is skipped where there is no CUDA device, and says so."""

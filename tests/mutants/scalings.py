@@ -10,13 +10,12 @@ from torch import Tensor
 
 from posenc import DynamicNTK, Llama3, LongRoPE, NTKAware, PositionInterpolation, Proportional, YaRN
 from posenc import scalings as module
-from posenc.models import ForwardPass
 from tests.hard.wrong import INF, NAN, NO_WORDS, Row, each, flags, numbers, sizes
 from tests.mutants import Mutant
 from tests.schemes import test_scalings
 
 RIGHT_KEPT, RIGHT_YARN, RIGHT_LONG, RIGHT_DYNAMIC = YaRN._kept, YaRN.__call__, LongRoPE.__call__, DynamicNTK.__call__
-RIGHT_LLAMA, RIGHT_SHARE, RIGHT_LAYER = Llama3.__call__, Proportional.__call__, ForwardPass.of_layer
+RIGHT_LLAMA, RIGHT_SHARE = Llama3.__call__, Proportional.__call__
 
 
 def frequencies() -> None:
@@ -98,23 +97,6 @@ def slowest(self: Proportional, theta: Tensor) -> tuple[Tensor, float]:
     return RIGHT_SHARE(self, theta.flip(0))[0].flip(0), 1.0
 
 
-class Keeping:
-    """A scheme that says its keys may be kept as they were turned."""
-
-    needs_lengths = False
-
-    def __init__(self, scheme: Any) -> None:
-        self.scheme = scheme
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return self.scheme(*arguments, **named)
-
-
-def keeping(self: ForwardPass, layer: int) -> Any:
-    scheme, window = RIGHT_LAYER(self, layer)
-    return Keeping(scheme), window
-
-
 SWITCHED = property(lambda self: 1.0)
 MUTANTS = (
     Mutant("ignores truncate", YaRN, "_kept", of(RIGHT_KEPT, truncate=True), frequencies),
@@ -136,7 +118,7 @@ MUTANTS = (
     Mutant("stretches by the batch's longest row", DynamicNTK, "__call__", with_lengths(longest, RIGHT_DYNAMIC), rows),
     Mutant("counts from 0", DynamicNTK, "__call__", with_lengths(lambda n: n - 1, RIGHT_DYNAMIC), by_length),
     Mutant("jumps at the trained length", DynamicNTK, "__call__", plain_ntk, by_length),
-    Mutant("lets a cache keep turned keys", ForwardPass, "of_layer", keeping, decoding),
+    Mutant("lets a cache keep turned keys", Scheme, "needs_raw_keys", property(lambda self: False), decoding),
     Mutant("rotates a part, not a proportion", Proportional, "__call__", partial_rotation, frequencies),
     Mutant("keeps the slowest pairs", Proportional, "__call__", slowest, frequencies),
 )
