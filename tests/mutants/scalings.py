@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc import DynamicNTK, Llama3, LongRoPE, NTKAware, PositionInterpolation, Proportional, YaRN
+from posenc import DynamicNTK, Llama3, LongRoPE, NTKAware, PositionInterpolation, Proportional, Scheme, YaRN
 from posenc import scalings as module
 from tests.hard.wrong import INF, NAN, NO_WORDS, Row, each, flags, numbers, sizes
 from tests.mutants import Mutant
