@@ -66,8 +66,9 @@ def shape(positions: Positions, generator: torch.Generator | None, most: int, *,
     Shapes: positions of one coordinate, any dtype, which stays. ``generator`` None is PyTorch's own.
     Errors: ValueError for a ``most`` below 0.
     Source: Kiyono et al. 2021, "SHAPE: Shifted Absolute Position Embedding for Transformers" (arXiv 2109.05644),
-    section 3; read: ``onmt/modules/embeddings.py`` of github.com/butsugiri/shape, which draws from 0 .. K - 1 and no
-    further than its table reaches, and has texts begin at K when it is not training.
+    section 3; read: ``onmt/modules/embeddings.py`` of github.com/butsugiri/shape. As in the paper K itself can be
+    drawn here. That code never draws K, draws less where its table ends, and without training begins every text at K:
+    for weights trained with it, shift positions by K and leave this function out.
     """
     _check(positions, generator, training)
     most = whole("most", most, least=0)
@@ -104,7 +105,8 @@ def cape(
     Errors: ValueError for a shift or a jitter below 0 and a stretch below 1.
     Source: Likhomanenko et al. 2021, "CAPE: Encoding Relative Positions with Continuous Augmented Positional
     Embeddings" (arXiv 2106.03143), section 3.1. The authors' repository could not be read, but a copy of their
-    ``CAPE1d``: there jitter is in steps between tokens, and the mean that of all tokens of a row.
+    ``CAPE1d``: there the mean is that of all tokens of a row, and its max_local_shift m is a jitter of m/2 steps between
+    tokens here.
     """
     _check(positions, generator, training)
     check_flag("center", center)

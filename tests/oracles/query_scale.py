@@ -6,7 +6,7 @@
     beam            (1 + n / L)^a                       models/beam, which writes exp(a log1p(n / L))
     rerope          max(1, ln n / ln L)                 ports of the author's code
     mistral_large4  s_h ln n + b_h                      models/mistral_large4
-    ssmax           s_h ln n                            Nakanishi 2025 (arXiv 2501.19399), equation 2
+    ssmax           s_h ln n                            Nakanishi 2025 (arXiv 2501.19399)
 
 Conventions: keys are left alone; p is the token's position, from 0 on, fractional if it likes.
 """

@@ -19,7 +19,7 @@ LEAST, STEEPEST = 0.01, 2.0
 
 
 class KERPLE(Scheme):
-    """Kernelised relative positions: each head subtracts a conditionally positive definite kernel of the distance.
+    """Kernelised relative positions: each head subtracts a learned, rising function of the distance.
 
     Formula, with the head's parameters p and a:
 

@@ -52,8 +52,8 @@ class QueryScale(Scheme):
     PositionError for a position below 0, where it can be read without waiting for a GPU.
     Sources: the models of those names in transformers (modeling_llama4, _ministral3, _mistral4, _inkling, _beam,
     _mistral_large4) were read; Nakanishi 2025, "Scalable-Softmax Is Superior for Attention" (arXiv 2501.19399), for
-    ssmax, where n is the size of the row (its abstract and implementations of others were read, the paper was not);
-    rerope as it stands in ports of its author's code.
+    ssmax, where n is the size of the row (its abstract and implementations of others were read, the paper was not;
+    s = 0.43 is what one of them begins with, others with 1); rerope: ``rerope_patch.py`` of github.com/bojone/rerope.
     """
 
     def __init__(

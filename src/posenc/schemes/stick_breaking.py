@@ -27,6 +27,9 @@ class StickBreaking(Scheme):
     returns is the logarithm of their sum. A query does not see its own key, as in the paper, unless ``sees_itself``:
     then its own key takes the first share. The first token of a text without it sees nothing, and gives zeros.
 
+    Models of the authors' code give what nobody takes to the query's own value: o_i + (1 - sum_j A_ij) v_i. With the
+    log-sum-exp that is ``out + (1 - lse.exp())[..., None] * value`` here, for as many heads of values as of queries.
+
     Before and between go by the order of tokens, and by the mask: a key that is not seen takes nothing. Keys after the
     query have no share, whether there is a causal mask or not. Coordinates are not looked at, so this is a position
     encoding by what keys do to one another.

@@ -30,8 +30,8 @@ class Swin(Scheme):
 
     Windows, shifted or not, are documents: a patch sees those of its own window.
 
-    Parameters: (2h - 1)(2w - 1) x H, from N(0, 0.02^2), cut off at two deviations of 1, as the authors' initialiser
-    does. Every layer has its own in the paper.
+    Parameters: (2h - 1)(2w - 1) x H, from N(0, 0.02^2), as in the authors' code (from memory; that of
+    transformers begins with zeros). Every layer has its own in the paper.
     Shapes: score (batch, num_heads, queries, keys); coordinates (rows, tokens, 2), int64, as `Positions.grid` gives.
     Cost: one number per head and pair, read from the table.
     Errors: PositionError for a difference outside the window; ValueError for sizes below 1, queries of other heads, and

@@ -36,14 +36,14 @@ class SwinV2(Scheme):
 
     Windows, shifted or not, are documents: a patch sees those of its own window.
 
-    Parameters: tau = ln 10 per head; W1 hidden x 2, b1 and W2 H x hidden, from N(0, 0.02^2), cut off, and b1 = 0.
+    Parameters: tau = ln 10 per head; W1 hidden x 2, b1 and W2 H x hidden, from N(0, 0.02^2), and b1 = 0.
     Shapes: query (batch, num_heads, queries, head_dim); coordinates (rows, tokens, 2), int64, as `Positions.grid`
     gives. Half-precision q and k become unit vectors in float32 and are rounded once.
     Cost: the network for each of (2h - 1)(2w - 1) differences, once for all layers that share it; a pass over q and k.
     Errors: PositionError for a difference outside the window; ValueError for sizes below 1, other heads, and positions
     that have not two axes.
     Source: Liu et al. 2022, "Swin Transformer V2: Scaling Up Capacity and Resolution", section 3.3 and 3.4; the factors
-    16 and 8 and the initial values were read in the code of transformers.
+    16 and 8, tau and b1 = 0 were read in the code of transformers.
     """
 
     def __init__(

@@ -79,15 +79,15 @@ class XPos(Scheme):
         k_j  turned by p_j theta_k, times zeta_k^(-p_j / scale_base)
 
     so pair k of the inner product has the factor zeta_k^((p_i - p_j) / scale_base): it falls with the distance to a key
-    behind, and grows to one ahead. The scheme is for causal attention; without a mask a far key ahead has a score past
-    every number. Pairs are (2k, 2k + 1) in the "interleaved" layout, the authors', and (k, k + d/2) in "half".
+    behind, and grows to one ahead. The scheme needs a causal mask: the factor of a key that is more than 16,347 places
+    ahead of the middle of the queries (float16: 2,043) is held there, and its score would be wrong. Pairs are (2k, 2k + 1) in the "interleaved" layout, the authors', and (k, k + d/2) in "half".
 
-    The factors of q and k by themselves leave float32 at position 36,000, and float64 at 300,000; only their product
+    The factors of q and k by themselves leave float32 at position 36,000, and float64 at 290,000; only their product
     stays. From where positions are counted cancels, so here they are counted from the middle of the queries of a call:
     near keys have factors about 1, far ones fade to 0, at any position. Hence
 
     - a cache keeps keys unturned, as ``needs_raw_keys`` says, and the keys are turned in every call;
-    - where the queries of one call are more than 32,694 positions apart (float16: 4,086; in float64 no matter), they
+    - where the queries of one call are more than 32,695 positions apart (float16: 4,086; float64: 261,565), they
       stand in so many blocks, and q and k are as many times wider. On a GPU and in a compiled graph this needs
       positions with a layout; without one, such far queries become NaN, never wrong.
 
