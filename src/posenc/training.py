@@ -101,12 +101,11 @@ def cape(
     With several coordinates Delta and epsilon are drawn for each of them, and lambda is one for all. A jitter below
     half the step between tokens leaves their sequence as it is. Without ``training`` p <- p - m.
 
-    Shapes: positions of any axes; coordinates become float64. ``generator`` None is PyTorch's own.
-    Errors: ValueError for a shift or a jitter below 0 and a stretch below 1.
-    Source: Likhomanenko et al. 2021, "CAPE: Encoding Relative Positions with Continuous Augmented Positional
-    Embeddings" (arXiv 2106.03143), section 3.1. The authors' repository could not be read, but a copy of their
-    ``CAPE1d``: there the mean is that of all tokens of a row, and its max_local_shift m is a jitter of m/2 steps between
-    tokens here.
+    Shapes: positions of any axes; coordinates become float64. ``generator`` None is PyTorch's own. Errors: ValueError
+    for a shift or a jitter below 0 and a stretch below 1. Source: Likhomanenko et al. 2021, "CAPE: Encoding Relative
+    Positions with Continuous Augmented Positional Embeddings" (arXiv 2106.03143), section 3.1. The authors' repository
+    could not be read, but a copy of their ``CAPE1d``: there the mean is that of all tokens of a row, and its
+    max_local_shift m is a jitter of m/2 steps between tokens here.
     """
     _check(positions, generator, training)
     check_flag("center", center)

@@ -25,8 +25,9 @@ class MixedRoPE(Scheme):
     so that a pair may turn along any direction of the image, diagonals too. It is relative for any frequencies.
 
     Parameters: ``frequencies`` (2, num_heads, D/2), those of the columns first: of a checkpoint of the authors' code
-    ``freqs[:, layer].view(2, num_heads, D/2)``. They begin as m_k = base^(-4k/D), k = 0 .. D/4 - 1, along a random direction a_h of the head,
-    m_k (cos a_h, sin a_h) for (f_x, f_y), and then the same m_k across it. Every layer has its own: use `another`.
+    ``freqs[:, layer].view(2, num_heads, D/2)``. They begin as m_k = base^(-4k/D), k = 0 .. D/4 - 1, along a random
+    direction a_h of the head, m_k (cos a_h, sin a_h) for (f_x, f_y), and then the same m_k across it. Every layer has
+    its own: use `another`.
 
     A key that several query heads share can turn by one angle alone, so ``num_heads`` is how many heads *keys* have;
     queries of several times as many turn with the key that they meet.

@@ -27,7 +27,8 @@ class ReRoPE(Scheme):
     by one with the order. A cache keeps keys as they are. The formula looks back: keys ahead have f(d) = d.
 
     Made for a trained model as it is: w is from an eighth to a half of the trained length. The authors' code also
-    multiplies queries by max(1, ln(p + 1) / ln(trained length)); that is ``QueryScale("rerope", length=...)``, which can be composed.
+    multiplies queries by max(1, ln(p + 1) / ln(trained length)); that is ``QueryScale("rerope", length=...)``, which
+    can be composed.
 
     Learned: nothing. Cost: two passes over q and k per layer, and a merge. Shapes: query and key (batch, heads,
     tokens, head_dim), any floating dtype; positions of one coordinate, fractional or negative too.

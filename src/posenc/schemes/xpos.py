@@ -80,7 +80,8 @@ class XPos(Scheme):
 
     so pair k of the inner product has the factor zeta_k^((p_i - p_j) / scale_base): it falls with the distance to a key
     behind, and grows to one ahead. The scheme needs a causal mask: the factor of a key that is more than 16,347 places
-    ahead of the middle of the queries (float16: 2,043) is held there, and its score would be wrong. Pairs are (2k, 2k + 1) in the "interleaved" layout, the authors', and (k, k + d/2) in "half".
+    ahead of the middle of the queries (float16: 2,043) is held there, and its score would be wrong. Pairs are (2k, 2k +
+    1) in the "interleaved" layout, the authors', and (k, k + d/2) in "half".
 
     The factors of q and k by themselves leave float32 at position 36,000, and float64 at 290,000; only their product
     stays. From where positions are counted cancels, so here they are counted from the middle of the queries of a call:
