@@ -11,7 +11,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from posenc import huggingface as huggingface
     from posenc import models as models
+    from posenc import scalings as scalings
+    from posenc import schedules as schedules
+    from posenc import training as training
     from posenc.backends.attention import attention as attention
     from posenc.backends.attention import explain as explain
     from posenc.backends.attention import logits as logits
@@ -143,12 +147,14 @@ _HOMES = {
     "TUPE": "schemes.tupe",
 }
 
-__all__ = [*_HOMES, "models"]
+_ROOMS = ("huggingface", "models", "scalings", "schedules", "training")
+
+__all__ = [*_HOMES, *_ROOMS]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "models":
-        return importlib.import_module("posenc.models")
+    if name in _ROOMS:
+        return importlib.import_module(f"posenc.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'posenc' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"posenc.{_HOMES[name]}"), name)

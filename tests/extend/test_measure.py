@@ -99,13 +99,23 @@ def test_an_item_is_asked_by_the_number_of_its_line() -> None:
     for depth in (0, 50, 100):
         said.clear()
         made = measure.item(Writing(), 400, depth, NONE, np.random.default_rng(2))
-        lines = [line for line in said if line[0].isdigit()]
-        question, answer = said[-2], said[-1]
+        texts = [text[1:] for text in said if text[:1] == "\n" and len(text) > 1]  # inside a longer one
+        lines = [text for text in texts if text[:1].isdigit()]
+        question, answer = texts[-2], texts[-1]
         number = int(question.strip().splitlines()[-1].rstrip("."))
         assert lines[number - 1] == f"{number}.{answer}\n"
         shown = len(lines) - 1  # the last line that was made had no room
         assert number == min(shown * depth // 100, shown - 1) + 1
         assert len(made.tokens) <= 401
+
+
+def test_a_tokenizer_that_begins_texts_with_a_space_is_asked_inside_of_one() -> None:
+    class Prepending(Letters):
+        def __call__(self, text: str, **_: object) -> dict[str, list[int]]:
+            return super().__call__(" " + text)
+
+    for words in ("1. apple\n", " apple"):
+        assert measure._ids(Prepending(), words).tolist() == Letters()(words)["input_ids"]
 
 
 def test_an_answer_is_found_if_every_token_is_the_likeliest() -> None:
@@ -131,5 +141,5 @@ def test_an_answer_is_found_if_every_token_is_the_likeliest() -> None:
 
 
 def test_too_short_for_a_question_says_so() -> None:
-    with pytest.raises(ValueError, match="lengths must leave room for a question and its answer, got 20"):
+    with pytest.raises(ValueError, match="lengths must leave room for a question and its answer, some 60 tokens, got 20"):
         measure.passkey(Letters(), torch.zeros(99, dtype=torch.int64), 20, 50, NONE, np.random.default_rng(0))

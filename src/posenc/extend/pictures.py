@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from posenc.extend.settings import SCALINGS
 from posenc.extend.summary import PUZZLES, Summary
 from posenc.lab.summary import Interval
 from posenc.workbench import style
@@ -51,7 +52,8 @@ def _lines(
         low = min([*values, *([baseline.mean] if baseline else [])])
         trained = [v.mean for points in lines.values() for x, v in points if x <= summary.trained]
         cap = max([baseline.mean if baseline else low, *(v for v in trained if v <= low + MOST)]) + MOST
-        high = min(max(values), cap)
+        inside = [v for points in lines.values() for _, v in points if v.mean <= cap]
+        low, high = min([low, *(v.low for v in inside)]), min(max(v.high for v in inside), cap)
         margin = 0.06 * (high - low) or 0.1
         axes.set_ylim(low - margin, high + margin)
         if baseline:
@@ -67,7 +69,7 @@ def _lines(
 def _line(axes: Axes, scaling: str, points: list[tuple[float, Interval]], top: float, dark: bool, aside: float) -> None:
     from matplotlib.transforms import offset_copy
 
-    look = style.look(scaling, dark)
+    look = _look(scaling, dark)
     moved = offset_copy(axes.transData, axes.get_figure(root=True), x=aside, units="points")
     inside = [(x, v) for x, v in points if math.isfinite(v.mean) and v.mean <= top]
     axes.vlines(
@@ -95,6 +97,13 @@ def _line(axes: Axes, scaling: str, points: list[tuple[float, Interval]], top: f
             axes.annotate(
                 f"↑{words}", (x, top), (aside, -8), textcoords="offset points", color=look.color, size=7.5, ha="center"
             )
+
+
+def _look(scaling: str, dark: bool) -> style.Look:
+    """A colour of its own for each scaling, which are no schemes."""
+    number = SCALINGS.index(scaling.partition(",")[0])
+    palette = style.theme(dark).palette
+    return style.Look(palette[number % len(palette)], "osD^vph"[number % 7], style.SOLID)
 
 
 def _axis(axes: Axes, summary: Summary, xs: list[float]) -> None:

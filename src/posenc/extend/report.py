@@ -84,37 +84,37 @@ def _puzzle_rows(summary: Summary, kind: str) -> list[dict[str, Any]]:
 
 
 def observed(summary: Summary) -> list[str]:
-    """What the numbers say at the longest length, with ties called ties."""
+    """What the numbers say past the trained length, and of short texts, with ties called ties."""
     found: list[str] = []
-    baseline = summary.cropped()
+    whose = "its own" if summary.configuration.get("train") else "the plain model's"
     for length in [n for n in summary.lengths if n > summary.trained]:
         words: dict[str, list[str]] = {}
         for scaling in summary.scalings:
             if (gain := summary.gain(scaling, length)) is not None:
                 words.setdefault(verdict(gain), []).append(f"{scaling} ({gain.mean:+.3f})".replace("-", "−"))
         said = "; ".join(f"{word}: {', '.join(names)}" for word, names in sorted(words.items()))
-        if said and baseline:
+        if said:
             found.append(
                 f"At {length:,} tokens, {multiple(length, summary.trained)} the trained length, bits per byte against "
-                f"the plain model on text cropped to {summary.trained:,} tokens ({baseline.mean:.3f}): {said}."
+                f"{whose} on text cropped to {summary.trained:,} tokens: {said}."
             )
+    plain = next((s for s in summary.scalings if s.partition(",")[0] == "none"), "")
     short = [n for n in summary.lengths if n <= summary.trained]
-    if short and "none" in summary.scalings:
-        hurt = []
-        for scaling in summary.scalings:
-            gain = summary.gain(scaling, short[-1], "none") if scaling != "none" else None
-            if gain is not None and verdict(gain) == "worse":
-                hurt.append(f"{scaling} ({gain.mean:+.3f})")
-        if hurt:
-            found.append(
-                f"On {short[-1]:,} tokens, which the model was trained for, worse than no scaling: {', '.join(hurt)}."
-            )
+    hurt = []
+    for scaling in summary.scalings if plain and short else ():
+        gain = summary.gain(scaling, short[-1], plain) if scaling != plain else None
+        if gain is not None and verdict(gain) == "worse":
+            hurt.append(f"{scaling} ({gain.mean:+.3f})")
+    if hurt:
+        seen = f"On {short[-1]:,} tokens, no more than the model was trained on"
+        found.append(f"{seen}, worse than {plain}: {', '.join(hurt)}.")
     return found
 
 
 def command(summary: Summary) -> str:
     """The command that makes these records again."""
     given = dict(summary.configuration)
+    given["scalings"] = list(dict.fromkeys(s.partition(",")[0] for s in summary.scalings))  # some may have come later
     words = ["posenc", "extend", str(given.pop("model"))]
     default = Extension().to_dict()
     for name, value in given.items():
@@ -156,5 +156,5 @@ def terminal_table(records: Sequence[Record]) -> Table:
         if baseline
         else ""
     )
-    table.caption = f"{said}Puzzles: found past the trained length."
+    table.caption = said + ("Puzzles: found past the trained length." if summary.kinds() else "")
     return table

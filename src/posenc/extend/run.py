@@ -1,9 +1,11 @@
 """``posenc extend``: one model, every scaling, on the same tokens."""
 
+import hashlib
+import importlib.util
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -39,7 +41,17 @@ def resolved(settings: Extension, source: models.Source) -> Extension:
     lengths = settings.lengths or tuple(
         sorted({trained // 2, *(trained * 2**n for n in range(int(math.log2(settings.factor)) + 1)), longest})
     )
-    return replace(settings, trained_length=trained, lengths=lengths, train_length=settings.train_length or trained)
+    settings = replace(
+        settings,
+        trained_length=trained,
+        lengths=lengths,
+        train_length=settings.train_length or max(lengths),
+        final=settings.final or min(256, *lengths, trained),
+    )
+    settings.require("final", settings.scored <= trained, f"at most the trained length ({trained:,})")
+    searched = not settings.search or "longrope" not in settings.scalings or settings.lengths[-1] > trained
+    settings.require("lengths", searched, f"past the trained length ({trained:,}) for a search")
+    return settings
 
 
 def check(settings: Extension) -> tuple[Extension, models.Source, str]:
@@ -48,9 +60,13 @@ def check(settings: Extension) -> tuple[Extension, models.Source, str]:
     device = device_of(settings.device)
     source = models.find(settings.model)
     settings = resolved(settings, source)
-    longest = max(settings.lengths[-1], settings.train_length or 0 if settings.train else 0)
-    training = bool(settings.train) and not settings.lora
-    memory = models.require_room(source, longest, settings.final, settings.dtype, training, device)
+    memory = models.require_room(source, settings, device)
+    if settings.factors is not None:
+        models.factors_of(settings.factors, _pairs(source))
+    if settings.lora and importlib.util.find_spec("peft") is None:
+        raise ValueError("--lora needs peft, which is not installed: pip install 'posenc[extend]'")
+    if "longrope" in settings.scalings and len(bases := source.bases()) != 1:
+        raise ValueError(f"longrope needs one base of all rotating layers, and {source.name} has {sorted(bases)}")
     return settings, source, memory
 
 
@@ -85,18 +101,17 @@ def extend(settings: Extension, out: str | Path, progress: Progress | None = Non
     out, progress = Path(out), progress or Progress()
     with Records(out, results.check) as records, progress:
         loaded = models.load(source, settings.dtype, settings.attention, device_of(settings.device))
-        text = Tokens(settings.text, loaded.tokenizer, settings.lengths[-1], settings.final, settings.windows)
+        text = Tokens(settings.text, loaded.tokenizer, settings.lengths[-1], settings.scored, settings.windows)
         told = {**versions(), "transformers": _transformers_version()}
         made_with = {name: told[name] for name in ("posenc", "torch", "transformers")}
-        identity = (
-            settings.identity()
-            | made_with
-            | {
-                "longest": settings.lengths[-1],
-                "weights": loaded.digest,
-                "text_digest": text.digest,
-            }
-        )
+        identity = {
+            **settings.identity(),
+            **made_with,
+            "longest": settings.lengths[-1],
+            "weights": loaded.digest,
+            "text_digest": text.digest,
+            "factors": _factors_digest(settings.factors),
+        }
         _check_folder(out, identity, records)
         about = {
             "fingerprint": fingerprint(identity),
@@ -107,6 +122,7 @@ def extend(settings: Extension, out: str | Path, progress: Progress | None = Non
             "machine": machine(device_of(settings.device)),
         }
         run = _Run(settings, source, loaded, text, out, records, about, progress)
+        run.try_all()  # before hours of passes: whatever will be refused
         progress.begin(run.work())
         write_whole(out / CONFIG, results.to_json(identity))
         for line in filter(None, (records.notice, loaded.about, text.about, f"memory: {memory}", run.pace())):
@@ -114,6 +130,8 @@ def extend(settings: Extension, out: str | Path, progress: Progress | None = Non
         for name in settings.scalings:
             run.measure(name)
         run.cropped()
+        if run.diverged:
+            raise RuntimeError("; ".join(run.diverged))
         return list(records)
 
 
@@ -129,13 +147,32 @@ class _Run:
     records: Records
     about: dict[str, Any]
     progress: Progress
+    diverged: list[str] = field(default_factory=list)
+
+    def try_all(self) -> None:
+        """ValueError for a scaling that the model does not take, and for texts and puzzles that cannot be made."""
+        s, rng = self.settings, np.random.default_rng(0)
+        for name in s.scalings:
+            lists = [1.0] * _pairs(self.source)
+            with _patched(self.loaded.model, scaling_of(name, s, (lists, lists))):
+                pass
+        for length in s.lengths:
+            if "passkey" in s.tasks:
+                measure.passkey(self.loaded.tokenizer, self.text.pieces[0].tokens, length, 0, self.begin, rng)
+            if "item" in s.tasks:
+                measure.item(self.loaded.tokenizer, length, 0, self.begin, rng)
+        if s.train:
+            self.text.draw(rng, s.train_length or 0)
+        if s.search and "longrope" in s.scalings:
+            self.text.draw(rng, s.lengths[-1] + 1)
 
     @cached_property
     def begin(self) -> Tensor:
         return measure.beginning(self.loaded.tokenizer)
 
-    def plan(self, scheme: str) -> Iterator[tuple[str, int, int]]:
-        """(kind, number of the piece or puzzle, length) of everything there is to measure for a scaling."""
+    def plan(self) -> Iterator[tuple[str, int, int]]:
+        """(kind, number of the piece or puzzle, length) of everything there is to measure for a scaling. A puzzle's
+        number is 1000 times the trial, plus the depth in percent."""
         s = self.settings
         for length in s.lengths:
             if "text" in s.tasks:
@@ -149,7 +186,7 @@ class _Run:
 
     def missing(self, scheme: str) -> list[tuple[str, int, int]]:
         name = self.settings.name(scheme)
-        return [each for each in self.plan(scheme) if not self.records.has(each[0], name, each[1], each[2])]
+        return [each for each in self.plan() if not self.records.has(each[0], name, each[1], each[2])]
 
     def work(self) -> float:
         """Multiplications of all that is missing. Places by position come with the pass of the final tokens."""
@@ -162,7 +199,10 @@ class _Run:
             for name in s.scalings
             if s.train and self.missing(name)
         )
-        return sum(map(self.source.operations, passes)) + steps + s.search * self.source.operations(s.lengths[-1])
+        lines = len((self.out / SEARCH).read_text().splitlines()) - 1 if (self.out / SEARCH).exists() else 0
+        longrope = "longrope" in s.scalings and self.missing("longrope")
+        searched = max(0, s.search - max(lines, 0)) if longrope else 0
+        return sum(map(self.source.operations, passes)) + steps + searched * self.source.operations(s.lengths[-1])
 
     def pace(self) -> str:
         """How long it will take, told by one short pass."""
@@ -185,9 +225,11 @@ class _Run:
         if not missing:
             return
         settings, name = self.settings, self.settings.name(scheme)
+        if settings.train:  # from the same weights, and no second model beside this one
+            device = device_of(settings.device)
+            self.loaded = replace(self.loaded, model=None)
+            self.loaded = models.load(self.source, settings.dtype, settings.attention, device)
         loaded = self.loaded
-        if settings.train:
-            loaded = models.load(self.source, settings.dtype, settings.attention, device_of(settings.device))
         scaling = scaling_of(scheme, settings, self.factors() if scheme == "longrope" else None)
         if scaling is not None:
             self.progress.say(f"{name}: {scaling}")
@@ -208,10 +250,10 @@ class _Run:
         if kind in ("final", "by_position"):
             piece = self.text.pieces[number]
             if length == s.lengths[-1]:
-                each, places = measure.by_position(model, piece.tokens, length, s.final, begin)
+                each, places = measure.by_position(model, piece.tokens, length, s.scored, begin)
                 made = {"final": self._bits(each, number), "by_position": places}
             else:
-                made = {"final": self._bits(measure.final(model, piece.tokens, length, s.final, begin), number)}
+                made = {"final": self._bits(measure.final(model, piece.tokens, length, s.scored, begin), number)}
         else:
             depth = number % 1000
             rng = np.random.default_rng((s.seed, number, length))  # the same puzzle for every scaling
@@ -228,9 +270,10 @@ class _Run:
         return {(each_kind, number, length) for each_kind in made}
 
     def cropped(self) -> None:
-        """The baseline: the plain model at the length that it was trained at, on the same tokens."""
+        """The baseline: the plain model at the length that it was trained at, on the same tokens. A model that was
+        fine-tuned is compared with itself there, since it has learned more than a length."""
         s, length = self.settings, self.settings.trained_length or 0
-        if "text" not in s.tasks or length > s.lengths[-1]:
+        if s.train or "text" not in s.tasks or length > s.lengths[-1]:
             return
         for window, piece in enumerate(self.text.pieces):
             if self.records.has("final", CROPPED, window, length):
@@ -246,34 +289,28 @@ class _Run:
             if plain is not None:  # it is the same pass
                 result = {"bits": plain["bits"], "tokens": plain["tokens"]}
             else:
-                result = self._bits(measure.final(self.loaded.model, piece.tokens, length, s.final, self.begin), window)
+                result = self._bits(
+                    measure.final(self.loaded.model, piece.tokens, length, s.scored, self.begin), window
+                )
                 self.progress.advance(self.source.operations(length), f"{CROPPED}: final at {length:,}")
             self._record("final", CROPPED, window, length, result)
 
     def factors(self) -> tuple[list[float], list[float]]:
         """LongRoPE's factors: of a file, or searched."""
-        pairs = self._pairs()
+        pairs = _pairs(self.source)
         if self.settings.factors is not None:
             return models.factors_of(self.settings.factors, pairs)
         return self._searched(pairs)
 
-    def _pairs(self) -> int:
-        text = self.source.text
-        head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        share = (getattr(text, "rope_parameters", None) or {}).get("partial_rotary_factor") or 1.0
-        return int(head_dim * share) // 2
-
     def _searched(self, pairs: int) -> tuple[list[float], list[float]]:
         """Factors that predict the end of a text best that the model is not tested on."""
         s, length, trained = self.settings, self.settings.lengths[-1], self.settings.trained_length or 0
-        if length <= trained:
-            raise ValueError(f"lengths must go past the trained length ({trained:,}) for a search, got {length:,}")
         model = self.loaded.model
         text = self.text.draw(np.random.default_rng(s.seed), length + 1)
 
         def loss(scaling: LongRoPE) -> float:
             with _patched(model, scaling):
-                return float(measure.final(model, text, length, s.final, self.begin).mean()) / math.log(2)
+                return float(measure.final(model, text, length, s.scored, self.begin).mean()) / math.log(2)
 
         def tick(done: int, trial: Trial, best: Trial) -> None:
             words = f"{done}/{s.search}, {trial.loss:.3f} bits per token ({trial.origin}), best {best.loss:.3f}"
@@ -282,7 +319,7 @@ class _Run:
         found = search(
             loss,
             pairs=pairs,
-            base=float(self.source.text.rope_parameters["rope_theta"]),
+            base=self.source.bases().pop(),
             factor=s.factor,
             original_length=trained,
             evaluations=s.search,
@@ -298,7 +335,7 @@ class _Run:
         s, name = self.settings, self.settings.name(scheme)
         if not s.train:
             return model
-        of = fingerprint({"all": self.about["fingerprint"], "scaling": repr(scaling)})
+        of = fingerprint({"all": self.about["fingerprint"], "scaling": None if scaling is None else asdict(scaling)})
         model = prepared(model, s)
         length = s.train_length or 0
 
@@ -306,11 +343,15 @@ class _Run:
             work = TRAINING_WORK * self.source.operations(length)
             self.progress.advance(work, f"{name}: fine-tuning", f"{step}/{s.train}, {bits:.2f} bits per token")
 
+        def draw(rng: np.random.Generator) -> Tensor:
+            return torch.cat((self.begin, self.text.draw(rng, length)[len(self.begin) :]))
+
         path = self.out / CHECKPOINTS / f"{scheme}.safetensors"
         try:
-            reached = tune(model, self.text.draw, s, length, path, of, tick)
+            reached = tune(model, draw, s, path, of, tick)
         except DivergedError as error:
-            self.progress.say(f"{name} diverged: {error} (learning_rate {s.learning_rate:g})")
+            self.diverged.append(f"{name} diverged: {error} (learning_rate {s.learning_rate:g})")
+            self.progress.say(self.diverged[-1])
             return None
         if not self.records.has("training", name, 0, length):
             curve = [[step, measure.rounded(bits)] for step, bits in reached.curve]
@@ -340,7 +381,7 @@ def _patched(model: Any, scaling: Any) -> AbstractContextManager[Any]:
 def _check_folder(out: Path, identity: dict[str, Any], records: Records) -> None:
     """ValueError, saying what differs, if another extension has records in ``out``."""
     path = out / CONFIG
-    if not len(records):
+    if not path.exists() and not len(records):
         return
     if not path.exists():
         raise ValueError(f"{out} holds records but no {CONFIG} to tell of what: give another folder")
@@ -348,7 +389,8 @@ def _check_folder(out: Path, identity: dict[str, Any], records: Records) -> None
         there = parse(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not as this command writes it ({error}): give another folder") from None
-    if differ := differences(there, results.plain(identity)):
+    measured = len(records) or (out / SEARCH).exists() or (out / CHECKPOINTS).exists()
+    if (differ := differences(there, results.plain(identity))) and measured:
         raise ValueError(f"{out} holds another extension, with {differ}: give another folder")
 
 
@@ -356,3 +398,15 @@ def _transformers_version() -> str:
     import transformers
 
     return str(transformers.__version__)
+
+
+def _factors_digest(path: str | None) -> str | None:
+    return None if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+
+
+def _pairs(source: models.Source) -> int:
+    """How many pairs of channels a head turns."""
+    text = source.text
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    share = (getattr(text, "rope_parameters", None) or {}).get("partial_rotary_factor") or 1.0
+    return int(head_dim * share) // 2

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from posenc.workbench.configuration import Configuration, option
+from posenc.workbench.configuration import ConfigError, Configuration, option
 
 # Names of the command line, in the order of reports.
 SCALINGS = ("none", "linear", "ntk", "dynamic", "yarn", "llama3", "longrope")
@@ -34,7 +34,9 @@ class Extension(Configuration):
     )
     tasks: tuple[str, ...] = option(TASKS, "what is measured: " + ", ".join(TASKS), choices=TASKS)
     windows: int = option(8, "pieces of text, each of the longest length", least=2)
-    final: int = option(256, "tokens at the end of each piece that are scored at every length", least=8)
+    final: int | None = option(
+        None, "tokens at the end of each piece that are scored at every length (default: 256, or the shortest)", least=8
+    )
     depths: tuple[int, ...] = option(
         (10, 50, 90), "where passkey and item are hidden, in percent of the length", least=0
     )
@@ -43,10 +45,10 @@ class Extension(Configuration):
     search: int = option(0, "evaluations of a search for LongRoPE's factors; longrope needs it or --factors", least=0)
     factors: str | None = option(None, "JSON file with LongRoPE's short_factor and long_factor")
     train: int = option(0, "steps of fine-tuning with each scaling on, before it is measured", least=0)
-    train_length: int | None = option(None, "tokens of each fine-tuning text (default: the trained length)", least=16)
+    train_length: int | None = option(None, "tokens of each fine-tuning text (default: the longest length)", least=16)
     lora: int = option(0, "rank of LoRA matrices to fine-tune in place of all weights; 0: all weights", least=0)
     learning_rate: float = option(2e-5, "highest learning rate of fine-tuning", above=0)
-    seed: int = option(0, "of passkeys, lists, the search and fine-tuning", least=0)
+    seed: int = option(0, "draws passkeys, lists, the search, LoRA's first weights and the texts to tune on", least=0)
     dtype: str = option("float32", "float32, bfloat16 or float16", choices=("float32", "bfloat16", "float16"))
     attention: str = option("posenc", "posenc or sdpa", choices=("posenc", "sdpa"))
     device: str = option("cpu", "cpu, cuda, cuda:1")
@@ -59,11 +61,21 @@ class Extension(Configuration):
         object.__setattr__(self, "lengths", tuple(sorted(set(self.lengths))))
         object.__setattr__(self, "depths", tuple(sorted(self.depths)))
         self.require("depths", self.depths[-1] <= 100, "percent, 0 to 100")
-        shortest = min(self.lengths, default=self.final)
-        self.require("final", self.final <= shortest, f"at most the shortest length ({shortest})")
+        if self.final is not None and self.lengths:
+            shortest = self.lengths[0]
+            self.require("final", self.final <= shortest, f"at most the shortest length ({shortest})")
         told = "longrope" not in self.scalings or self.search > 0 or self.factors is not None
-        self.require("scalings", told, "without longrope, or with --search N or --factors FILE, which say its factors")
+        if not told:
+            raise ConfigError("scalings", "longrope needs its factors: add --search N or --factors FILE")
+        fine = self.train == 0 or self.lora > 0 or self.dtype == "float32"
+        self.require("dtype", fine, "float32 where all weights are trained: half precision loses most small steps")
         self.require("factors", self.factors is None or self.search == 0, "left out where --search finds them")
+
+    @property
+    def scored(self) -> int:
+        """``final``, once it is resolved."""
+        assert self.final is not None
+        return self.final
 
     def identity(self) -> dict[str, Any]:
         """What all records of a folder share."""

@@ -22,7 +22,9 @@ class Summary:
         self.configuration: Mapping[str, Any] = self.records[-1]["configuration"] if self.records else {}
         self.trained = int(self.configuration.get("trained_length", 0))
         self.scalings = tuple(dict.fromkeys(r["scheme"] for r in self.records if r["scheme"] != CROPPED))
-        self.lengths = tuple(sorted({r["length"] for r in self.records if r["kind"] in ("final", *PUZZLES)}))
+        self.lengths = tuple(
+            sorted({r["length"] for r in self.records if r["kind"] in ("final", *PUZZLES) and r["scheme"] != CROPPED})
+        )
         self._rows: dict[tuple[str, str, int], dict[int, Record]] = {}
         for r in self.records:
             self._rows.setdefault((r["kind"], r["scheme"], r["length"]), {})[r["seed"]] = r
@@ -38,11 +40,16 @@ class Summary:
     def cropped(self) -> Interval | None:
         return self.bits(CROPPED, self.trained)
 
-    def gain(self, scaling: str, length: int, other: str = CROPPED) -> Interval | None:
-        """Bits per byte less those of the plain model on cropped text (or of another scaling at this length), paired
-        over the same pieces; below 0, the scaling does better."""
+    def baseline(self, scaling: str) -> str:
+        """What a scaling is compared with past the trained length: the plain model on cropped text; of models that were
+        fine-tuned, itself on cropped text."""
+        return scaling if self.configuration.get("train") else CROPPED
+
+    def gain(self, scaling: str, length: int, other: str = "") -> Interval | None:
+        """Bits per byte less those of its baseline on text cropped to the trained length (or of another scaling at this
+        length), paired over the same pieces; below 0, the scaling does better."""
         mine = self.rows("final", scaling, length)
-        theirs = self.rows("final", other, self.trained if other == CROPPED else length)
+        theirs = self.rows("final", other or self.baseline(scaling), length if other else self.trained)
         both = [(mine[n]["bits"], theirs[n]["bits"]) for n in mine if n in theirs]
         return _interval([None if a is None or b is None else a - b for a, b in both])
 

@@ -40,21 +40,22 @@ def prepared(model: Any, settings: Extension) -> Any:
         targets = sorted(names & {"q_proj", "k_proj", "v_proj", "o_proj", "query_key_value", "qkv_proj", "Wqkv"})
         if not targets:
             raise ValueError(f"--lora knows no projections of attention in {type(model).__name__}: train all weights")
-        rank = settings.lora
-        return get_peft_model(model, LoraConfig(r=rank, lora_alpha=LORA_ALPHA * rank, target_modules=targets))
+        made = LoraConfig(r=settings.lora, lora_alpha=LORA_ALPHA * settings.lora, target_modules=targets)
+        with torch.random.fork_rng(devices=[]):  # every scaling begins with the same matrices
+            torch.manual_seed(settings.seed)
+            return get_peft_model(model, made)
     return model.requires_grad_(True)
 
 
 def tune(
     model: Any,
-    draw: Callable[[np.random.Generator, int], Tensor],
+    draw: Callable[[np.random.Generator], Tensor],
     settings: Extension,
-    length: int,
     checkpoint: Path,
     fingerprint: str,
     tick: Callable[[int, float], None],
 ) -> Reached:
-    """Trains what of ``model`` is to be trained, one text of ``length`` tokens a step, on from ``checkpoint`` where
+    """Trains what of ``model`` is to be trained, one text of ``draw`` a step, on from ``checkpoint`` where
     there is one, and leaves its state there. A text follows from seed and step, so a resumed training sees the same
     ones. DivergedError where the loss is no longer a number."""
     trained = Trained(model)
@@ -72,8 +73,10 @@ def tune(
             warm = max(1, settings.train // 10)
             for group in optimizer.param_groups:
                 group["lr"] = settings.learning_rate * min(1.0, (step + 1) / warm)
-            tokens = draw(np.random.default_rng((settings.seed, step)), length + 1).to(device)
-            loss = model(input_ids=tokens[None], labels=tokens[None], use_cache=False).loss
+            tokens = draw(np.random.default_rng((settings.seed, step))).to(device)
+            with torch.random.fork_rng(devices=[]):  # dropout is the same in a training that is resumed
+                torch.manual_seed(settings.seed + step)
+                loss = model(input_ids=tokens[None], labels=tokens[None], use_cache=False).loss
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             nn.utils.clip_grad_norm_(trained.parameters(), 1.0)
@@ -89,9 +92,6 @@ def tune(
                 checkpoints.save(checkpoint, trained, optimizer, reached, fingerprint=fingerprint)
                 saved = clock = time.perf_counter()
             tick(reached.step, bits)
-    except KeyboardInterrupt:
-        # A signal may come while weights are written to: what a whole step left behind was saved before.
-        raise
     finally:
         model.eval()
     return reached
