@@ -141,5 +141,5 @@ def test_an_answer_is_found_if_every_token_is_the_likeliest() -> None:
 
 
 def test_too_short_for_a_question_says_so() -> None:
-    with pytest.raises(ValueError, match="lengths must leave room for a question .*, got 20: give longer"):
+    with pytest.raises(ValueError, match=r"lengths must leave room for a question .*, got 20: give longer"):
         measure.passkey(Letters(), torch.zeros(99, dtype=torch.int64), 20, 50, NONE, np.random.default_rng(0))
