@@ -81,7 +81,8 @@ def build_pretrained(
     pad_token_id: int | None = None,
     attn_implementation: str = "sdpa",
 ) -> nn.Module:
-    """The model in float32, with the weights of the place, or with random ones where there is a ``seed``."""
+    """The model in float32, with the weights of the place, or with random ones where there is a ``seed``. On "meta",
+    where transformers loads none, it has no weights at all."""
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(place)
@@ -89,11 +90,11 @@ def build_pretrained(
         config.pad_token_id = pad_token_id
     made = getattr(transformers, kind)
     how = {"dtype": torch.float32, "attn_implementation": attn_implementation}
-    if seed is None:
+    if seed is None and torch.get_default_device().type != "meta":
         with _without_progress():
             return made.from_pretrained(place, config=config, **how)
     with torch.random.fork_rng([]):
-        torch.manual_seed(seed)
+        torch.manual_seed(seed or 0)
         return made._from_config(config, **how)
 
 
