@@ -12,6 +12,8 @@ import pytest
 import torch
 from jaxtyping import install_import_hook
 
+from tests.alike import ALIKE
+
 if os.environ.get("POSENC_SHAPES") == "1":
     install_import_hook("posenc", "beartype.beartype")
 
@@ -42,14 +44,6 @@ def pytest_collection() -> Generator[None, object, object]:
     return collected
 
 
-# Schemes that models, backends and laws meet as another one that is tried, with other numbers. Their oracles, laws and
-# mutants are tried always; these files go through them in `make check`.
-ALIKE = {
-    *("partial_rope", "p_rope", "le_rope", "mrope", "rope_3d", "axial_rope", "mixed_rope"),  # rope
-    *("string", "lie_re", "tupe", "swin_v2"),  # token maps, as mla, pope and query_scale
-    *("self_extend", "dual_chunk"),  # re_rope
-    "sandwich",  # kerple
-}
 OF_ALL_SCHEMES = (
     *("backends/test_parity", "backends/test_flex", "backends/test_budgets", "models/test_cache"),
     *("models/test_transformer", "hard/test_properties", "lab/test_tasks", "bench/test_run", "figures/test_plots"),

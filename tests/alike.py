@@ -1,0 +1,10 @@
+"""Which schemes are another with other numbers, to whoever does not look at the numbers."""
+
+# Schemes that models, backends and laws meet as another one that is tried, with other numbers. Their oracles, laws and
+# mutants are tried always; the tests of models and backends go through them in `make check`.
+ALIKE = {
+    *("partial_rope", "p_rope", "le_rope", "mrope", "rope_3d", "axial_rope", "mixed_rope"),  # rope
+    *("string", "lie_re", "tupe", "swin_v2"),  # token maps, as mla, pope and query_scale
+    *("self_extend", "dual_chunk"),  # re_rope
+    "sandwich",  # kerple
+}
