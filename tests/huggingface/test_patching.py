@@ -177,6 +177,28 @@ def test_keys_of_a_cache_turn_when_the_text_grows(scaling: Any) -> None:
         torch.testing.assert_close(last, whole, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("name", ["llama", "gptj"])
+def test_a_row_of_several_documents_has_no_one_length(name: str) -> None:
+    places = torch.cat([torch.arange(8), torch.arange(5)]).expand(2, -1)
+    is_seen = (torch.arange(13) < 8)[:, None] == (torch.arange(13) < 8)
+    mask = torch.zeros(13, 13).masked_fill(~(is_seen & torch.ones(13, 13).tril().bool()), -torch.inf)
+    model, packed = built(name), {"input_ids": IDS, "position_ids": places, "use_cache": False}
+    with patch(model, YaRN(4.0, 4)):
+        output(model, **packed)
+    no_one = "a row of several documents has no one length, got position_ids that start again"
+    with patch(model, DynamicNTK(2.0, 4)):
+        with pytest.raises(ValueError, match=no_one):
+            output(model, **packed)
+        with pytest.raises(ValueError, match=no_one):  # the mask tells documents apart, and says nothing of places
+            output(model, **packed, attention_mask=mask[None, None].expand(2, 1, -1, -1))
+
+
+def test_chunks_of_one_text_and_padding_are_no_documents() -> None:
+    model = built("llama4").double()
+    with patch(model, DynamicNTK(2.0, 4)):
+        fed(model, LONG, (38, 1, 1), IS_TOKEN.long(), (IS_TOKEN.cumsum(1) - 1).clamp(min=0))
+
+
 def test_layers_of_one_type_alone() -> None:
     model = built("gemma3")
     with patch(model, {"full_attention": YaRN(4.0, TRAINED)}) as patched:
