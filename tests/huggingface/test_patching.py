@@ -481,6 +481,38 @@ def test_cached_places_that_were_left_out_are_refused() -> None:
             output(model, input_ids=IDS[:, 5:8], position_ids=torch.tensor([[7, 9, 10]]), past_key_values=cache)
 
 
+@pytest.mark.parametrize("name", ["bloom", "gptj", "swinv2"])
+def test_hooks_of_accelerate_on_an_attention_are_refused_by_name(name: str) -> None:
+    """They put a forward on the instance, which runs in place of that of the class."""
+    hooks = pytest.importorskip("accelerate.hooks")
+    if name == "swinv2":
+        config = transformers.Swinv2Config(image_size=16, patch_size=2, embed_dim=12, depths=[1], num_heads=[2])
+        model, inputs = transformers.Swinv2Model(config).eval(), {"pixel_values": torch.ones(1, 3, 16, 16)}
+        of = "Swinv2SelfAttention"
+    else:
+        model, inputs = built(name), {"input_ids": IDS}
+        of = {"bloom": "BloomAttention", "gptj": "GPTJAttention"}[name]
+    with adapt(model):
+        ours = output(model, **inputs)
+    layer = next(module for module in model.modules() if type(module).__name__ == of)
+    hooks.add_hook_to_module(layer, hooks.ModelHook())
+    before = state(model)
+    with pytest.raises(ValueError, match=f"{of} has a forward of its own on the instance, as accelerate puts it"):
+        adapt(model)
+    assert same(state(model), before)
+
+    hooks.remove_hook_from_submodules(model)  # leaves the forward of the class on the instance
+    with adapt(model) as patched:
+        assert torch.equal(output(model, **inputs), ours)
+        hooks.add_hook_to_module(layer, hooks.ModelHook())
+        with pytest.raises(ValueError, match="take it off .* and undo"):
+            patched.undo()
+        assert torch.equal(output(model, **inputs), ours)
+        hooks.remove_hook_from_submodules(model)
+    assert type(layer).__name__ == of
+    assert layer.forward.__func__ is type(layer).forward
+
+
 def test_it_is_a_context_manager_and_a_value() -> None:
     model = built("llama")
     plain: Tensor = output(model, input_ids=LONG)

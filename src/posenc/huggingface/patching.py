@@ -43,9 +43,20 @@ class Patched:
         self.model = model
         self.changes: list[str] = []
         self._restore: list[Callable[[], None]] = []
+        self._exchanged: list[nn.Module] = []
 
     def undo(self) -> None:
-        """Puts back what was there, bit for bit. Doing it again changes nothing."""
+        """Puts back what was there, bit for bit. Doing it again changes nothing. ValueError, and nothing is put back,
+        while accelerate's hooks hold an attention of posenc's."""
+        for module in self._exchanged:
+            own = vars(module).get("forward")
+            if own is not None and not _is_the_class_own(own, module):
+                raise ValueError(
+                    f"{type(module).__name__} got a forward of its own on the instance since it was patched, which "
+                    "would run posenc's further: take it off with accelerate.hooks.remove_hook_from_submodules(model), "
+                    "and undo() then"
+                )
+        self._exchanged.clear()
         while self._restore:
             self._restore.pop()()
 
@@ -78,13 +89,25 @@ class Patched:
         self._restore.append(back)
 
     def _exchange(self, module: nn.Module, kind: type) -> None:
-        """Makes the module one of another class."""
-        was = type(module)
+        """Makes the module one of another class. ValueError for one whose forward is the instance's own, as the hooks
+        of accelerate make it: that of the class is not what runs."""
+        was, own = type(module), vars(module).get("forward")
+        if own is not None and not _is_the_class_own(own, module):
+            raise ValueError(
+                f"{was.__name__} has a forward of its own on the instance, as accelerate puts it there (device_map, "
+                "offloading), so posenc's would not run: take it off with "
+                "accelerate.hooks.remove_hook_from_submodules(model), patch or adapt, and dispatch the model again"
+            )
 
         def back() -> None:
             module.__class__ = was
+            vars(module).pop("forward", None)
+            if own is not None:
+                vars(module)["forward"] = own
 
+        vars(module).pop("forward", None)
         module.__class__ = kind
+        self._exchanged.append(module)
         self._restore.append(back)
 
     def _set(self, module: nn.Module, name: str, value: Any) -> None:
@@ -113,6 +136,11 @@ class Patched:
             )
         if was != NAME:
             self.changes.append(f"attention: through posenc, in place of {was!r}")
+
+
+def _is_the_class_own(forward: Any, module: nn.Module) -> bool:
+    """Whether a forward on the instance is that of its class: accelerate leaves it there when a hook is taken off."""
+    return getattr(forward, "__func__", None) is type(module).forward and forward.__self__ is module
 
 
 def patch(model: nn.Module, what: Any) -> Patched:
