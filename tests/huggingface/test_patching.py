@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -109,6 +110,36 @@ def test_a_scaling_is_the_one_that_transformers_has_under_its_name(kind: str) ->
     with patch(theirs, NTKAware(2.0)) as patched, patch(ours, NTKAware(2.0)):
         assert f"in place of {kind} by " in repr(patched)
         assert torch.equal(output(ours, input_ids=LONG), output(theirs, input_ids=LONG))
+
+
+MSCALE = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": TRAINED}
+MSCALE |= {"mscale": 1.0, "mscale_all_dim": 1.0}
+OWN_YARN = YaRN(4.0, TRAINED, mscale=1.0, mscale_all_dim=1.0)
+
+
+def test_yarns_factor_of_the_scores_goes_and_comes_with_it() -> None:
+    """DeepSeek-V3 has it in the scale of its scores, which is no part of the rotation."""
+    scaled, plain = built("deepseek_v3", rope_parameters=MSCALE, max_position_embeddings=64), built("deepseek_v3")
+    scales = [layer.self_attn.scaling for layer in scaled.model.layers]
+    assert scales[0] == pytest.approx(20**-0.5 * (0.1 * math.log(4) + 1) ** 2)
+    for what in (PositionInterpolation(2.0), YaRN(2.0, TRAINED)):
+        with patch(scaled, what) as patched, patch(plain, what) as other:
+            assert "scale of the scores: 0.223607, in place of 0.289901, since mscale_all_dim is another" in repr(patched)
+            assert "scale of the scores" not in repr(other)
+            assert torch.equal(output(scaled, input_ids=LONG), output(plain, input_ids=LONG))
+        assert [layer.self_attn.scaling for layer in scaled.model.layers] == scales
+    with patch(scaled, posenc.NoPE()), patch(plain, posenc.NoPE()):
+        assert torch.equal(output(scaled, input_ids=LONG), output(plain, input_ids=LONG))
+    before = output(scaled, input_ids=LONG)
+    with patch(plain, OWN_YARN) as patched:  # what was not there comes
+        assert "scale of the scores: 0.289901, in place of 0.223607" in repr(patched)
+        torch.testing.assert_close(output(plain, input_ids=LONG), before, rtol=0, atol=2e-5)
+    for own in (OWN_YARN, posenc.MLA(20, 8, layout="half", scaling=OWN_YARN)):
+        with patch(scaled, own) as patched:
+            assert "scale of the scores" not in repr(patched)
+            torch.testing.assert_close(output(scaled, input_ids=LONG), before, rtol=0, atol=2e-5)
+    scaled.model.layers[1].self_attn.scaling = 0.5
+    refused(OWN_YARN, scaled, "DeepseekV3Attention scales its scores by 0.5, and not by 1/sqrt")
 
 
 def turns_of(model: Any) -> Any:

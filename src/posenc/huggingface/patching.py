@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -148,7 +150,8 @@ def patch(model: nn.Module, what: Any) -> Patched:
 
     - A *scaling*, such as ``YaRN(4.0, 4096)``, is put on the model's own rotary frequencies, in every layer that
       rotates, in place of the scaling that its configuration says. A mapping {layer type: scaling} puts it on the
-      layers of these types alone, as Gemma 3 and its like name them. One that depends on the length (`DynamicNTK`,
+      layers of these types alone, as Gemma 3 and its like name them. Where the model's scale of the scores has YaRN's
+      mscale^2 in it (DeepSeek-V3), it becomes what goes with the new one. One that depends on the length (`DynamicNTK`,
       `LongRoPE`) is right from a cache and for each row by itself: keys are then kept unrotated.
     - A *scheme*, such as ``ALiBi(num_heads)`` or ``NoPE()``, replaces what the model does: its rotation is switched
       off, its learned table is not added. Layers share it, and its parameters are the model's.
@@ -278,6 +281,38 @@ def _put_scaling(patched: Patched, base: Any, what: Any) -> None:
             patched._through_posenc()
             _defer(patched, base, rotary, deferred)
         patched._replace(parent, name, rotary)
+        for module in _attentions(base):
+            kind = _kind(module, turns)
+            if kind in scalings:
+                _rescale(patched, module, scalings[kind])
+
+
+def _rescale(patched: Patched, module: Any, scaling: Any) -> None:
+    """The scale of the scores that goes with another scaling, in models whose own has YaRN's (0.1 mscale_all_dim ln s +
+    1)^2 in it, as DeepSeek-V3's. They are told by the function of transformers that puts it there."""
+    theirs = getattr(sys.modules.get(type(module).__module__), "yarn_apply_mscale", None)
+    if theirs is None or not hasattr(module, "scaling"):
+        return
+    plain = getattr(module, "qk_head_dim", math.nan) ** -0.5
+    own = theirs(module.config.rope_parameters, plain)
+    if not math.isclose(own, module.scaling, rel_tol=1e-9):
+        raise ValueError(
+            f"{type(module).__name__} scales its scores by {module.scaling:g}, and not by 1/sqrt(qk_head_dim) with the "
+            "mscale of its configuration, so posenc cannot tell what would be right with another scaling"
+        )
+    of_all = getattr(scaling, "mscale_all_dim", None) or 0.0
+    new = plain * (0.1 * of_all * math.log(scaling.factor) + 1) ** 2 if of_all else plain
+    if math.isclose(new, module.scaling, rel_tol=1e-9):
+        return
+    said = f"scale of the scores: {new:g}, in place of {module.scaling:g}, since mscale_all_dim is another"
+    patched._set(module, "scaling", new)
+    if said not in patched.changes:
+        patched.changes.append(said)
+
+
+def _scaling(scheme: nn.Module) -> Any:
+    """The scaling of a scheme that turns; None of others."""
+    return getattr(scheme, "scaling", None) if isinstance(scheme, Scheme) else None
 
 
 def _by_type(what: Any, turns: Mapping[str | None, Turns]) -> dict[str | None, Any]:
@@ -549,6 +584,7 @@ def _put_scheme(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
     for module in modules:
         scheme, window = schemes[layers.index(module.layer_idx)]
         patched._replace(module, PLAN, Plan(scheme, window, source))
+        _rescale(patched, module, next((s for s in map(_scaling, scheme.modules()) if s is not None), None))
     patched.changes.extend(_in_words(what))
     if getattr(config, "attn_temperature_tuning", False):
         patched.changes.append("the model's factor of queries by their place in the cache stays")
