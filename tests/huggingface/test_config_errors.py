@@ -126,7 +126,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (LLAMA | {"sliding_window": 64}, "llama has the key 'sliding_window' = 64, which is about positions"),
     (LLAMA | {"alibi": True}, "llama has the key 'alibi' = True"),
     *(
-        (LLAMA | {key: value}, f"llama has the key '{key}' = .*, which is about positions, and nothing of llama reads it")
+        (
+            LLAMA | {key: value},
+            f"llama has the key '{key}' = .*, which is about positions, and nothing of llama reads it",
+        )
         for key, value in {
             "nope_layers": [0],
             "nope_layer_interval": 4,

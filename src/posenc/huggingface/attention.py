@@ -41,13 +41,17 @@ SILENT = frozenset(
         "max_length_k",
     )
 )
+DOCUMENTS = (
+    "documents are told apart by position_ids that start again, without attention_mask and with use_cache=False; leave "
+    "it out"
+)
 # What changes the scores, and posenc cannot take from here; why, or what to do instead.
 REFUSED = {
     "output_attentions": "no weights are made; set attn_implementation='eager' to look at them",
     "cache": "a paged cache is for continuous batching; use model.generate, or another attention implementation",
-    "cu_seq_lens_q": "documents are told apart by position_ids that start again, without attention_mask; leave it out",
-    "cu_seq_lens_k": "documents are told apart by position_ids that start again, without attention_mask; leave it out",
-    "seq_idx": "documents are told apart by position_ids that start again, without attention_mask; leave it out",
+    "cu_seq_lens_q": DOCUMENTS,
+    "cu_seq_lens_k": DOCUMENTS,
+    "seq_idx": DOCUMENTS,
     "indices": "posenc has no attention to picked keys; set attn_implementation='eager'",
     "block_indices": "posenc has no attention to picked blocks of keys; set attn_implementation='eager'",
     "head_mask": "posenc does not weigh heads; set attn_implementation='eager'",
