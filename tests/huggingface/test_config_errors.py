@@ -125,6 +125,31 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (LLAMA | {"sliding_window": 64}, "llama has the key 'sliding_window' = 64, which is about positions"),
     (LLAMA | {"alibi": True}, "llama has the key 'alibi' = True"),
+    *(
+        (
+            LLAMA | {key: value},
+            f"llama has the key '{key}' = .*, which is about positions, and nothing of llama reads it",
+        )
+        for key, value in {
+            "nope_layers": [0],
+            "nope_layer_interval": 4,
+            "qk_nope_head_dim": 64,
+            "attention_multiplier": 0.0078125,
+            "attention_in_multiplier": 0.5,
+            "key_multiplier": 0.5,
+            "attn_temp_scale": 0.1,
+            "attention_scale": 0.5,
+            "query_rescale": 8,
+            "use_dynamic_ntk": True,
+            "use_logn_attn": True,
+            "xpos": True,
+            "interpolation_factor": 2.0,
+            "local_attention": 64,
+            "global_attn_every_n_layers": 3,
+            "attention_span": 64,
+            "dilation": 2,
+        }.items()
+    ),
     (
         LLAMA | {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
         "llama's rope_theta is 500000.0, but transformers' model has 10000.0",
@@ -318,6 +343,39 @@ PUBLISHED: list[tuple[dict[str, Any], str]] = [
         "gemma3_text: decoder",
     ),
 ]
+
+
+NEUTRAL = {
+    "attention_bias": True,
+    "attention_dropout": 0.1,
+    "attention_k_eq_v": True,
+    "attn_pdrop": 0.1,
+    "embedding_multiplier": 12.0,
+    "initial_context_length": 4096,
+    "key_bias": True,
+    "layerscale_value": 0.5,
+    "lm_head_multiplier": 0.5,
+    "logit_scale": 0.0625,
+    "logits_scaling": 8.0,
+    "mlp_multipliers": [0.5, 0.5],
+    "query_bias": True,
+    "residual_multiplier": 0.22,
+    "routed_scaling_factor": 2.5,
+    "scale_depth": 1.4,
+    "use_qk_norm": True,
+}
+"""Keys whose names are like those of positions, and that have nothing to do with them."""
+
+
+@pytest.mark.parametrize("name", [*(name for name in FAMILIES if name in READERS), *OTHERS])
+def test_keys_of_other_things_are_no_error(name: str) -> None:
+    """Beside all that a configuration of the family has when it is published."""
+    config = config_of(name) if name in FAMILIES else _other(name)
+    said = repr(scheme_from_config(config))
+    for key, value in NEUTRAL.items():
+        if key not in vars(config):
+            setattr(config, key, value)
+    assert repr(scheme_from_config(config)) == said
 
 
 @pytest.mark.parametrize(("config", "words"), PUBLISHED)

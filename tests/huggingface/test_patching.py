@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -111,6 +112,38 @@ def test_a_scaling_is_the_one_that_transformers_has_under_its_name(kind: str) ->
         assert torch.equal(output(ours, input_ids=LONG), output(theirs, input_ids=LONG))
 
 
+MSCALE = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": TRAINED}
+MSCALE |= {"mscale": 1.0, "mscale_all_dim": 1.0}
+OWN_YARN = YaRN(4.0, TRAINED, mscale=1.0, mscale_all_dim=1.0)
+
+
+def test_yarns_factor_of_the_scores_goes_and_comes_with_it() -> None:
+    """DeepSeek-V3 has it in the scale of its scores, which is no part of the rotation."""
+    scaled, plain = built("deepseek_v3", rope_parameters=MSCALE, max_position_embeddings=64), built("deepseek_v3")
+    scales = [layer.self_attn.scaling for layer in scaled.model.layers]
+    assert scales[0] == pytest.approx(20**-0.5 * (0.1 * math.log(4) + 1) ** 2)
+    for what in (PositionInterpolation(2.0), YaRN(2.0, TRAINED)):
+        with patch(scaled, what) as patched, patch(plain, what) as other:
+            assert "scale of the scores: 0.223607, in place of 0.289901, since mscale_all_dim is another" in repr(
+                patched
+            )
+            assert "scale of the scores" not in repr(other)
+            assert torch.equal(output(scaled, input_ids=LONG), output(plain, input_ids=LONG))
+        assert [layer.self_attn.scaling for layer in scaled.model.layers] == scales
+    with patch(scaled, posenc.NoPE()), patch(plain, posenc.NoPE()):
+        assert torch.equal(output(scaled, input_ids=LONG), output(plain, input_ids=LONG))
+    before = output(scaled, input_ids=LONG)
+    with patch(plain, OWN_YARN) as patched:  # what was not there comes
+        assert "scale of the scores: 0.289901, in place of 0.223607" in repr(patched)
+        torch.testing.assert_close(output(plain, input_ids=LONG), before, rtol=0, atol=2e-5)
+    for own in (OWN_YARN, posenc.MLA(20, 8, layout="half", scaling=OWN_YARN)):
+        with patch(scaled, own) as patched:
+            assert "scale of the scores" not in repr(patched)
+            torch.testing.assert_close(output(scaled, input_ids=LONG), before, rtol=0, atol=2e-5)
+    scaled.model.layers[1].self_attn.scaling = 0.5
+    refused(OWN_YARN, scaled, "DeepseekV3Attention scales its scores by 0.5, and not by 1/sqrt")
+
+
 def turns_of(model: Any) -> Any:
     return next(read_turns(m) for m in model.modules() if is_rotary(m))
 
@@ -175,6 +208,40 @@ def test_keys_of_a_cache_turn_when_the_text_grows(scaling: Any) -> None:
         last = fed(model, LONG, (14, 1, 1, 1, 1))[:, -1]  # across the trained length
         whole = output(model, input_ids=LONG[:, :18], use_cache=False)[:, -1]
         torch.testing.assert_close(last, whole, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["llama", "gptj"])
+def test_a_row_of_several_documents_has_no_one_length(name: str) -> None:
+    places = torch.cat([torch.arange(8), torch.arange(5)]).expand(2, -1)
+    is_seen = (torch.arange(13) < 8)[:, None] == (torch.arange(13) < 8)
+    mask = torch.zeros(13, 13).masked_fill(~(is_seen & torch.ones(13, 13).tril().bool()), -torch.inf)
+    model, packed = built(name), {"input_ids": IDS, "position_ids": places, "use_cache": False}
+    with patch(model, YaRN(4.0, 4)):
+        output(model, **packed)
+    no_one = "a row of several documents has no one length, got position_ids that start again"
+    with patch(model, DynamicNTK(2.0, 4)):
+        with pytest.raises(ValueError, match=no_one):
+            output(model, **packed)
+        with pytest.raises(ValueError, match=no_one):  # the mask tells documents apart, and says nothing of places
+            output(model, **packed, attention_mask=mask[None, None].expand(2, 1, -1, -1))
+
+
+def test_padding_on_the_left_is_part_of_the_length_without_position_ids() -> None:
+    model, mask = built("llama"), (torch.arange(13) >= 4).long().expand(2, -1)
+    with patch(model, DynamicNTK(2.0, 4)):
+        alone = output(model, input_ids=IDS[:, 4:])
+        slots = output(model, input_ids=IDS, attention_mask=mask)[:, 4:]
+        placed = output(model, input_ids=IDS, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0))[
+            :, 4:
+        ]
+    torch.testing.assert_close(placed, alone, rtol=0, atol=2e-5)
+    assert float((slots - alone).abs().max()) > 1e-3
+
+
+def test_chunks_of_one_text_and_padding_are_no_documents() -> None:
+    model = built("llama4").double()
+    with patch(model, DynamicNTK(2.0, 4)):
+        fed(model, LONG, (38, 1, 1), IS_TOKEN.long(), (IS_TOKEN.cumsum(1) - 1).clamp(min=0))
 
 
 def test_layers_of_one_type_alone() -> None:
@@ -457,6 +524,38 @@ def test_cached_places_that_were_left_out_are_refused() -> None:
         output(model, input_ids=IDS[:, :5], position_ids=torch.tensor([[0, 1, 2, 5, 6]]), past_key_values=cache)
         with pytest.raises(ValueError, match="position_ids must count the tokens of a cache one by one"):
             output(model, input_ids=IDS[:, 5:8], position_ids=torch.tensor([[7, 9, 10]]), past_key_values=cache)
+
+
+@pytest.mark.parametrize("name", ["bloom", "gptj", "swinv2"])
+def test_hooks_of_accelerate_on_an_attention_are_refused_by_name(name: str) -> None:
+    """They put a forward on the instance, which runs in place of that of the class."""
+    hooks = pytest.importorskip("accelerate.hooks")
+    if name == "swinv2":
+        config = transformers.Swinv2Config(image_size=16, patch_size=2, embed_dim=12, depths=[1], num_heads=[2])
+        model, inputs = transformers.Swinv2Model(config).eval(), {"pixel_values": torch.ones(1, 3, 16, 16)}
+        of = "Swinv2SelfAttention"
+    else:
+        model, inputs = built(name), {"input_ids": IDS}
+        of = {"bloom": "BloomAttention", "gptj": "GPTJAttention"}[name]
+    with adapt(model):
+        ours = output(model, **inputs)
+    layer = next(module for module in model.modules() if type(module).__name__ == of)
+    hooks.add_hook_to_module(layer, hooks.ModelHook())
+    before = state(model)
+    with pytest.raises(ValueError, match=f"{of} has a forward of its own on the instance, as accelerate puts it"):
+        adapt(model)
+    assert same(state(model), before)
+
+    hooks.remove_hook_from_submodules(model)  # leaves the forward of the class on the instance
+    with adapt(model) as patched:
+        assert torch.equal(output(model, **inputs), ours)
+        hooks.add_hook_to_module(layer, hooks.ModelHook())
+        with pytest.raises(ValueError, match=r"take it off .* and undo\(\) then"):
+            patched.undo()
+        assert torch.equal(output(model, **inputs), ours)
+        hooks.remove_hook_from_submodules(model)
+    assert type(layer).__name__ == of
+    assert layer.forward.__func__ is type(layer).forward
 
 
 def test_it_is_a_context_manager_and_a_value() -> None:

@@ -43,6 +43,16 @@ def test_eager_attention_in_double_precision_is_nan_beside_padding_on_the_left()
     assert output(model, input_ids=IDS, attention_mask=LEFT, position_ids=PLACES).isfinite().all()
 
 
+def test_documents_are_told_apart_without_a_cache_alone() -> None:
+    model = built("llama")
+    packed = {"input_ids": IDS, "position_ids": torch.cat([torch.arange(8), torch.arange(5)]).expand(2, -1)}
+    apart = output(model, **packed, use_cache=False)
+    torch.testing.assert_close(apart[:, 8:], output(model, input_ids=IDS[:, 8:]), rtol=0, atol=2e-5)
+    as_one = output(model, **packed)
+    assert float((as_one - apart)[:, 8:].abs().max()) > 0.1
+    assert torch.equal(as_one, output(model, **packed, use_cache=False, attention_mask=torch.ones(2, 13).long()))
+
+
 def test_dynamic_scaling_turns_a_row_by_the_longest_of_its_batch() -> None:
     scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     model = built("llama", max_position_embeddings=8, rope_parameters=scaling)

@@ -41,13 +41,17 @@ SILENT = frozenset(
         "max_length_k",
     )
 )
+DOCUMENTS = (
+    "documents are told apart by position_ids that start again, without attention_mask and with use_cache=False; leave "
+    "it out"
+)
 # What changes the scores, and posenc cannot take from here; why, or what to do instead.
 REFUSED = {
     "output_attentions": "no weights are made; set attn_implementation='eager' to look at them",
     "cache": "a paged cache is for continuous batching; use model.generate, or another attention implementation",
-    "cu_seq_lens_q": "documents are told apart by position_ids that start again, without attention_mask; leave it out",
-    "cu_seq_lens_k": "documents are told apart by position_ids that start again, without attention_mask; leave it out",
-    "seq_idx": "documents are told apart by position_ids that start again, without attention_mask; leave it out",
+    "cu_seq_lens_q": DOCUMENTS,
+    "cu_seq_lens_k": DOCUMENTS,
+    "seq_idx": DOCUMENTS,
     "indices": "posenc has no attention to picked keys; set attn_implementation='eager'",
     "block_indices": "posenc has no attention to picked blocks of keys; set attn_implementation='eager'",
     "head_mask": "posenc does not weigh heads; set attn_implementation='eager'",
@@ -72,20 +76,24 @@ def register() -> None:
 class Visible(Tensor):
     """A boolean mask (rows, 1, queries, keys), True = may be seen, that is not laid out: it holds the positions and the
     visibility that it follows from. Whoever reads or cuts it gets the plain tensor. ``kept`` holds what layers share in
-    this pass.
+    this pass, ``is_packed`` says whether a row holds several documents: chunks of one text are told apart in the same
+    way, and are none.
     """
 
     queries: Positions
     keys: Positions
     visibility: Visibility
+    is_packed: bool
     kept: dict[Any, Any]
 
     @staticmethod
-    def __new__(cls, queries: Positions, keys: Positions, visibility: Visibility, rows: int) -> Visible:
+    def __new__(
+        cls, queries: Positions, keys: Positions, visibility: Visibility, rows: int, is_packed: bool = False
+    ) -> Visible:
         shape = (rows, 1, len(queries), len(keys))
         made: Visible = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=queries.device)
         made.queries, made.keys, made.visibility = queries, keys, visibility
-        made.kept = {}
+        made.is_packed, made.kept = is_packed, {}
         return made
 
     def dense(self) -> Tensor:
@@ -210,7 +218,8 @@ def mask(
         is_token = None if bool(is_token.all()) else is_token
     queries = _positions(rule, q_offset, q_length, None, device)
     keys = _positions(rule, kv_offset, kv_length, is_token, device)
-    return Visible(queries, keys, rule.visibility, batch_size)
+    # transformers tells documents apart only where it has found several in a row
+    return Visible(queries, keys, rule.visibility, batch_size, is_packed=rule.document is not None)
 
 
 def _positions(rule: Rule, offset: int, tokens: int, is_token: Tensor | None, device: torch.device | str) -> Positions:
@@ -360,6 +369,9 @@ def _planned(
     if not learns and name in kept:
         return kept[name], seen
     at, there, lengths = kept["placed"]
+    if plan.scheme.needs_lengths and "one text" not in kept:
+        _check_one_text(at, keys, bias, isinstance(attention_mask, Visible) and attention_mask.is_packed)
+        kept["one text"] = True
     context = Context(lengths=lengths if plan.scheme.needs_lengths else None)
     encoding = plan.scheme(at, there, dtype=dtype, context=context, doors=("rotate", "score", "value"))
     if not learns:
@@ -428,6 +440,25 @@ def _ids(queries: Positions, keys: Positions, bias: Tensor | None, position_ids:
             "its tokens are: pass unpadded rows of one text"
         )
     return queries.order
+
+
+def _check_one_text(at: Positions, keys: Positions, bias: Tensor | None, is_packed: bool) -> None:
+    """ValueError for rows of several documents, which `place` would give one length: that of the longest. Where a mask
+    does not tell documents apart, places that do not rise do. A compiled graph cannot read them. Beside a cache `place`
+    has seen that they are counted one by one."""
+    ids, run = at.coords, at.layout.run
+    rises = run is not None and run.coords is not None and run.steps == (1,)
+    if not is_packed and not rises and ids.size(1) == keys.order.size(1):
+        if torch.compiler.is_compiling() or ids.device.type == "meta":
+            return
+        is_token = keys.document != PADDING if bias is None else _is_seen(bias)
+        before = ids.masked_fill(~is_token, -1).cummax(1).values[:, :-1]
+        is_packed = bool((is_token[:, 1:] & (ids[:, 1:] <= before)).any())
+    if is_packed:
+        raise ValueError(
+            "a row of several documents has no one length, got position_ids that start again in a row: give each "
+            "document a row of its own, or take a scaling that does not depend on the length, such as YaRN"
+        )
 
 
 def _at(positions: Positions, ids: Tensor) -> Positions:

@@ -11,6 +11,8 @@ from posenc.arguments import is_number, shown
 POSITIONAL = re.compile(
     "rope|rota|posit|pos_?emb|theta|window|slid|alibi|yarn|mscale|chunk|soft_?cap|softmax|logit_cap|temperature|sink"
     "|relative|bucket|layer_types|attn_scale|floor_scale|scale_attn|pre_attn|bidirect|prefix_lm|sequence_id|max_seq"
+    "|nope|ntk|logn|xpos|interpolat|dilat|max_distance|attn_temp|(local|global)_att|att(entio)?n_(pattern|span|context)"
+    "|(attention|attn|query|key|qk|score)s?_(in_|out_)?(multiplier|re_?scal|scal)"
 )
 """Names of keys that are about positions, or about what a position multiplies."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -43,9 +45,20 @@ class Patched:
         self.model = model
         self.changes: list[str] = []
         self._restore: list[Callable[[], None]] = []
+        self._exchanged: list[nn.Module] = []
 
     def undo(self) -> None:
-        """Puts back what was there, bit for bit. Doing it again changes nothing."""
+        """Puts back what was there, bit for bit. Doing it again changes nothing. ValueError, and nothing is put back,
+        while accelerate's hooks hold an attention of posenc's."""
+        for module in self._exchanged:
+            own = vars(module).get("forward")
+            if own is not None and not _is_the_class_own(own, module):
+                raise ValueError(
+                    f"{type(module).__name__} got a forward of its own on the instance since it was patched, which "
+                    "would run posenc's further: take it off with accelerate.hooks.remove_hook_from_submodules(model), "
+                    "and undo() then"
+                )
+        self._exchanged.clear()
         while self._restore:
             self._restore.pop()()
 
@@ -78,13 +91,25 @@ class Patched:
         self._restore.append(back)
 
     def _exchange(self, module: nn.Module, kind: type) -> None:
-        """Makes the module one of another class."""
-        was = type(module)
+        """Makes the module one of another class. ValueError for one whose forward is the instance's own, as the hooks
+        of accelerate make it: that of the class is not what runs."""
+        was, own = type(module), vars(module).get("forward")
+        if own is not None and not _is_the_class_own(own, module):
+            raise ValueError(
+                f"{was.__name__} has a forward of its own on the instance, as accelerate puts it there (device_map, "
+                "offloading), so posenc's would not run: take it off with "
+                "accelerate.hooks.remove_hook_from_submodules(model), patch or adapt, and dispatch the model again"
+            )
 
         def back() -> None:
             module.__class__ = was
+            vars(module).pop("forward", None)
+            if own is not None:
+                vars(module)["forward"] = own
 
+        vars(module).pop("forward", None)
         module.__class__ = kind
+        self._exchanged.append(module)
         self._restore.append(back)
 
     def _set(self, module: nn.Module, name: str, value: Any) -> None:
@@ -115,12 +140,18 @@ class Patched:
             self.changes.append(f"attention: through posenc, in place of {was!r}")
 
 
+def _is_the_class_own(forward: Any, module: nn.Module) -> bool:
+    """Whether a forward on the instance is that of its class: accelerate leaves it there when a hook is taken off."""
+    return getattr(forward, "__func__", None) is type(module).forward and forward.__self__ is module
+
+
 def patch(model: nn.Module, what: Any) -> Patched:
     """Puts ``what`` in place of a model's own positions, until ``undo()`` or the end of the ``with`` block.
 
     - A *scaling*, such as ``YaRN(4.0, 4096)``, is put on the model's own rotary frequencies, in every layer that
       rotates, in place of the scaling that its configuration says. A mapping {layer type: scaling} puts it on the
-      layers of these types alone, as Gemma 3 and its like name them. One that depends on the length (`DynamicNTK`,
+      layers of these types alone, as Gemma 3 and its like name them. Where the model's scale of the scores has YaRN's
+      mscale^2 in it (DeepSeek-V3), it becomes what goes with the new one. One that depends on the length (`DynamicNTK`,
       `LongRoPE`) is right from a cache and for each row by itself: keys are then kept unrotated.
     - A *scheme*, such as ``ALiBi(num_heads)`` or ``NoPE()``, replaces what the model does: its rotation is switched
       off, its learned table is not added. Layers share it, and its parameters are the model's.
@@ -250,6 +281,38 @@ def _put_scaling(patched: Patched, base: Any, what: Any) -> None:
             patched._through_posenc()
             _defer(patched, base, rotary, deferred)
         patched._replace(parent, name, rotary)
+        for module in _attentions(base):
+            kind = _kind(module, turns)
+            if kind in scalings:
+                _rescale(patched, module, scalings[kind])
+
+
+def _rescale(patched: Patched, module: Any, scaling: Any) -> None:
+    """The scale of the scores that goes with another scaling, in models whose own has YaRN's (0.1 mscale_all_dim ln s +
+    1)^2 in it, as DeepSeek-V3's. They are told by the function of transformers that puts it there."""
+    theirs = getattr(sys.modules.get(type(module).__module__), "yarn_apply_mscale", None)
+    if theirs is None or not hasattr(module, "scaling"):
+        return
+    plain = getattr(module, "qk_head_dim", math.nan) ** -0.5
+    own = theirs(module.config.rope_parameters, plain)
+    if not math.isclose(own, module.scaling, rel_tol=1e-9):
+        raise ValueError(
+            f"{type(module).__name__} scales its scores by {module.scaling:g}, and not by 1/sqrt(qk_head_dim) with the "
+            "mscale of its configuration, so posenc cannot tell what would be right with another scaling"
+        )
+    of_all = getattr(scaling, "mscale_all_dim", None) or 0.0
+    new = plain * (0.1 * of_all * math.log(scaling.factor) + 1) ** 2 if of_all else plain
+    if math.isclose(new, module.scaling, rel_tol=1e-9):
+        return
+    said = f"scale of the scores: {new:g}, in place of {module.scaling:g}, since mscale_all_dim is another"
+    patched._set(module, "scaling", new)
+    if said not in patched.changes:
+        patched.changes.append(said)
+
+
+def _scaling(scheme: nn.Module) -> Any:
+    """The scaling of a scheme that turns; None of others."""
+    return getattr(scheme, "scaling", None) if isinstance(scheme, Scheme) else None
 
 
 def _by_type(what: Any, turns: Mapping[str | None, Turns]) -> dict[str | None, Any]:
@@ -521,6 +584,7 @@ def _put_scheme(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
     for module in modules:
         scheme, window = schemes[layers.index(module.layer_idx)]
         patched._replace(module, PLAN, Plan(scheme, window, source))
+        _rescale(patched, module, next((s for s in map(_scaling, scheme.modules()) if s is not None), None))
     patched.changes.extend(_in_words(what))
     if getattr(config, "attn_temperature_tuning", False):
         patched.changes.append("the model's factor of queries by their place in the cache stays")
