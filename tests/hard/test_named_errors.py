@@ -597,6 +597,14 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
         Row(lambda: FoX(6)(LINE).with_projected({}), "the scheme needs the feature 'forgotten': project …, got []"),
         Row(lambda: FoX(6)(LINE).with_projected(3), "projected must be a Mapping, got 3"),
         Row(
+            lambda: FoX(6)(LINE).with_projected({"forgotten": Q[..., 0], "gate": Q}),
+            "projected must be for the features that the scheme wants, forgotten, got one for 'gate'",
+        ),
+        Row(
+            lambda: FoX(6)(LINE).with_projected({"forgotten": Q[..., 0].long()}),
+            "the projection for feature 'forgotten' must be floating, got torch.int64 (2, 6, 5)",
+        ),
+        Row(
             lambda: FoX(6)(LINE).with_projected({"forgotten": Q}),
             "the projection for feature 'forgotten' must be (batch, 6, 5), got torch.float32 (2, 6, 5, 4)",
         ),

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from posenc import (
     ALiBi,
+    Context,
     CoPE,
     FoX,
     Inkling,
@@ -146,6 +147,25 @@ def test_fox_with_even_gates_is_alibi() -> None:
     fox = FoX(HEADS)(positions).with_projected({"forgotten": gates})
     found = attention(query, key, value, fox, is_causal=True)
     torch.testing.assert_close(found, attention(query, key, value, alibi(positions), is_causal=True), **CLOSE)
+
+
+def test_a_shard_of_foxs_heads_has_their_features() -> None:
+    gates = drawn(1, 2, 4, TOKENS)[0]
+    query, key, value = drawn(3, 2, 4, TOKENS, HEAD_DIM)
+    scheme, positions, heads = FoX(4), Positions.packed([4, 7]), range(1, 3)
+    expected = attention(query, key, value, scheme(positions).with_projected({"forgotten": gates}), is_causal=True)
+    here = scheme(positions, context=Context(heads=heads))
+    shard = {"forgotten": gates[:, 1:3]}
+    q, k, v = (x[:, 1:3] for x in (query, key, value))
+    found = attention(q, k, v, here.with_projected(shard), is_causal=True)
+    torch.testing.assert_close(found, expected[:, 1:3], **CLOSE)
+    step = ForwardPass(scheme, positions, context=Context(heads=heads), dtype=torch.float64)
+    features, of_keys = step.features(shard)
+    torch.testing.assert_close(step.attention(q, k, v, features=features, key_features=of_keys), found, **CLOSE)
+    with pytest.raises(ValueError, match=r"feature 'forgotten' must be \(batch, 2, 11\)"):
+        here.with_projected({"forgotten": gates})
+    with pytest.raises(ValueError, match=r"heads must be within the 4 of the scheme, got range\(3, 5\)"):
+        scheme(positions, context=Context(heads=range(3, 5))).with_projected(shard)
 
 
 @pytest.mark.parametrize("sees_itself", [False, True])
