@@ -212,7 +212,8 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a backend without the log-sum-exp": (
         lambda: posenc.attention(*drawn(), SCHEMES["distances"], is_causal=True, backend="sdpa"),
-        "backend 'sdpa' cannot run this: the fused kernel does not return the log-sum-exp; these can: ",
+        "backend 'sdpa' cannot run this: the fused kernel does not return the log-sum-exp, by which near pairs "
+        "and far ones, which are turned otherwise, are merged; these can: ",
     ),
     "no backend": (
         lambda: posenc.attention(*drawn(), SCHEMES["distances"], is_causal=True, backend="fast"),

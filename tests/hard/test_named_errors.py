@@ -130,6 +130,7 @@ SCHEMES: dict[str, list[Row]] = {
         *sizes(RoPE, {"head_dim": 8}, "head_dim", "rotary_dim", "axes"),
         *numbers(RoPE, {"head_dim": 8}, "base", 1),
         *each(RoPE, {"head_dim": 8}, "layout", NO_WORDS, HALF_OR),
+        Row(lambda: RoPE(1), "head_dim must be a whole number of at least 2, got 1"),
         Row(lambda: RoPE(7), "rotary_dim must be even and within 2..head_dim = 7, got 7"),
         Row(lambda: RoPE(8, axes=3), "rotary_dim must be even on each of 3 axes …, got 8"),
         Row(lambda: RoPE(8, rotary_dim=10), "rotary_dim must be …, got 10"),

@@ -2,6 +2,7 @@
 them, and what each must be in special cases."""
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -21,6 +22,7 @@ from posenc import (
     Softcap,
     StickBreaking,
     attention,
+    explain,
     logits,
 )
 from posenc.features import Feature
@@ -202,6 +204,28 @@ def test_sinks_have_no_share_of_a_stick() -> None:
         ValueError, match=r"^sinks take a share of weights that sum to 1, and the scheme's weights do not"
     ):
         attention(query, query, query, StickBreaking(), sinks=drawn(HEADS))
+
+
+@pytest.mark.parametrize("entry", [attention, explain])
+def test_weights_that_are_not_normalised_are_not_changed_afterwards(entry: Callable[..., object]) -> None:
+    query = drawn(1, HEADS, TOKENS, HEAD_DIM)
+    for after in (Softcap(20.0), ALiBi(HEADS), StickBreaking(sees_itself=True)):
+        with pytest.raises(ValueError, match="put the scheme that gives weights last"):
+            entry(query, query, query, StickBreaking() + after, is_causal=True)
+    entry(query, query, query, ALiBi(HEADS) + StickBreaking(), is_causal=True)
+    with pytest.raises(
+        ValueError, match=r"attn_mask is added .* pass it as bool, True = may be seen, got torch.float64"
+    ):
+        entry(query, query, query, StickBreaking(), is_causal=True, attn_mask=torch.ones(TOKENS, TOKENS).double())
+    entry(query, query, query, ALiBi(HEADS), is_causal=True, attn_mask=torch.ones(TOKENS, TOKENS).double())
+
+
+def test_a_gate_that_was_forgotten_is_asked_for_as_the_layer_has_it() -> None:
+    query = drawn(1, HEADS, TOKENS, HEAD_DIM)
+    with pytest.raises(
+        ValueError, match=r"by encoding.with_projected\({'forgotten': ...}\) of .*by ForwardPass.features"
+    ):
+        attention(query, query, query, FoX(HEADS), is_causal=True)
 
 
 def test_a_softcap_caps_what_stands_before_it() -> None:
