@@ -169,7 +169,7 @@ def test_a_record_says_what_was_measured(tmp_path: Path) -> None:
     assert json.loads(record.read_text().splitlines()[0])["search"]["of"] == {"model": "tiny", "lengths": [8, 16]}
     assert run(lambda scaling: math.nan, record=record, of=measured) == first
     for other in (None, {"model": "small", "lengths": (8, 16)}):
-        with pytest.raises(ValueError, match="record must be of this search, but .* has of "):
+        with pytest.raises(ValueError, match=r"record must be of this search, but .* has of "):
             run(record=record, of=other)
 
 
@@ -190,7 +190,7 @@ def test_numpys_own_numbers_are_recorded(tmp_path: Path) -> None:
         ({"evaluations": 0}, "evaluations must be a whole number of at least 1, got 0"),
         ({"population": 3}, "population must be a whole number of at least 4, got 3"),
         ({"seed": "one"}, "seed must be a whole number of at least 0, got 'one'"),
-        ({"record": 3}, "record must be a str or a Path or None, got 3"),
+        ({"record": 3}, "record must be a str, a Path or None, got 3"),
         ({"of": 3}, "of must be a Mapping or None, got 3"),
         ({"of": {"model": torch.neg}}, "of must hold JSON values, got "),
         ({"base": 1}, "base must be a finite number above 1, got 1"),

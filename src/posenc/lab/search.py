@@ -5,8 +5,9 @@ position interpolation's, NTK's and YaRN's. In every generation the best are par
 with probability 0.3, between its neighbours; a crossover takes each number of a second parent with that probability,
 and is kept if the list still rises. Nothing is tried twice.
 
-Every list that was tried is a line of ``record``, after one that says which search it is. What is tried follows from the seed and from the losses, so a search
-that was stopped goes through its record again and continues where it ended.
+Every list that was tried is a line of ``record``, after one that says which search it is. What is tried follows
+from the seed and from the losses, so a search that was stopped goes through its record again and continues where it
+ended.
 Source: Ding et al. 2024, "LongRoPE" (arXiv 2402.13753), section 3.3 and algorithm 1; the rules of mutation and
 crossover were read in microsoft/LongRoPE (evolution/algorithms). There the first population is mutations of one list.
 """
