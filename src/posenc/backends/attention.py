@@ -79,8 +79,8 @@ def attention(
     every key. Tokens see only their own document, and padding nothing. A query that sees no key gives zeros, in the
     output and in every gradient. Fewer key and value heads than query heads mean grouped queries, with ``enable_gqa``
     or without. ``attn_mask`` broadcasts to (batch, heads, queries, keys): bool, True = may be seen, or float, added to
-    the scores; not where these are the logarithms of weights, as stick-breaking's are. ``dropout_p`` is applied whenever
-    it is above 0.
+    the scores; not where these are logarithms of weights, as stick-breaking's are. ``dropout_p`` is applied whenever it
+    is above 0.
 
     Fused kernels have a first derivative alone: for the second, or under `torch.func`, take ``backend="reference"``.
 
