@@ -160,6 +160,16 @@ def test_a_forward_pass_opens_the_add_door_or_says_so() -> None:
 class Loud(Scheme):
     """A map of queries and keys that brings a factor of its own."""
 
+    scale = 2.0  # type: ignore[assignment]
+
+    def rotation(self, *_: Any) -> Rotation:
+        """Both as they are."""
+        return Rotation(lambda x: x, lambda x: x)
+
+
+class Mute(Scheme):
+    """One that says its factor in the rotation alone."""
+
     def rotation(self, *_: Any) -> Rotation:
         """Both as they are."""
         return Rotation(lambda x: x, lambda x: x, scale=2.0)
@@ -171,6 +181,8 @@ def test_what_a_rotation_brings_along_stays_with_the_pairs() -> None:
     turned = encoding.rotate(query, key)
     by_hand = attention(*turned, value, encoding.pairs)
     torch.testing.assert_close(by_hand, attention(query, key, value, Loud()))
+    with pytest.raises(ValueError, match=r"the scale of Mute must be that of its rotation, 2\.0, or calls .* got None"):
+        attention(query, key, value, Mute())
     values = RoPE(WIDTH, values=True)(Positions.arange(5))
     with pytest.raises(ValueError, match="turns values too: call rotate_query, rotate_key and rotate_value"):
         values.rotate(query, key)

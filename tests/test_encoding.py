@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import posenc
 from posenc import ALiBi, Encoding, Learned, NoPE, Positions, RoPE, Scheme, Segment, Shaw, Sinusoidal, attention
 from posenc.block import Block
 from posenc.encoding import DOORS, Context, Rotation
@@ -206,6 +207,64 @@ def test_token_doors_and_pair_doors_make_the_whole() -> None:
     assert torch.equal(summed.add(x), whole.add(x))
     for a, b in zip(summed.rotate(query, key), whole.rotate(query, key), strict=True):
         assert torch.equal(a, b)
+
+
+SCALED: dict[str, Callable[[], Scheme]] = {
+    "pope": lambda: posenc.PoPE(4),
+    "mla": lambda: posenc.MLA(4, 4, scaling=posenc.YaRN(40.0, 64, mscale_all_dim=1.0)),
+    "deberta": lambda: posenc.DeBERTa(HEADS, 4, max_distance=3),
+    "swin_v2": lambda: posenc.SwinV2((1, TOKENS), HEADS),
+    "tupe": lambda: posenc.TUPE(HEADS, 4, TOKENS),
+    "composed": lambda: ALiBi(HEADS, "bidirectional") + posenc.PoPE(4),
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_pair_doors_that_are_bound_alone_have_the_scale_of_the_rotation(name: str) -> None:
+    scheme, (query, key) = SCALED[name](), torch.randn(2, 2, HEADS, TOKENS, 4)
+    positions = Positions.grid(1, TOKENS) if name == "swin_v2" else Positions.arange(TOKENS)
+    pairs, value = scheme.pairs(positions), key
+    assert pairs.scale == scheme.scale == scheme(positions).scale is not None
+    out = attention(*scheme.tokens(positions).rotate(query, key), value, pairs)
+    torch.testing.assert_close(out, attention(query, key, value, scheme(positions)))
+    assert (scheme.tokens(positions) + pairs).scale == scheme.scale
+
+
+def test_one_rotation_alone_brings_a_scale() -> None:
+    positions = Positions.arange(TOKENS)
+    deberta, pope = SCALED["deberta"](), SCALED["pope"]()
+    with pytest.raises(ValueError, match=r"^one rotation alone can bring a scale, .*, got 0.*, 0.*"):
+        deberta + pope
+    for one, other in ((deberta(positions), pope(positions)), (deberta.pairs(positions), pope.pairs(positions))):
+        with pytest.raises(ValueError, match=r"^one rotation alone can bring a scale, .*, got 0.*, 0.*"):
+            one + other
+
+
+def test_pair_doors_of_what_is_turned_in_pairs_are_refused() -> None:
+    scheme, positions = posenc.ReRoPE(HEAD_DIM, 2) + ALiBi(HEADS), Positions.arange(TOKENS)
+    with pytest.raises(ValueError, match=r"needs_raw_keys says so"):
+        scheme(positions).pairs  # noqa: B018
+    with pytest.raises(ValueError, match=r"needs_raw_keys says so"):
+        scheme.pairs(positions)
+    lengthening = RoPE(4, scaling=posenc.DynamicNTK(2.0, 3))  # one rotation for each token of a call
+    assert lengthening.pairs(positions).doors == ()
+
+
+def test_a_sum_of_encodings_keeps_what_either_has() -> None:
+    positions, heads = Positions.arange(TOKENS), range(2)
+    steps = torch.randn(2, 4, TOKENS).sigmoid()
+    fox = posenc.FoX(4)(positions).with_projected({"forgotten": steps})
+    for both in (RoPE(HEAD_DIM)(positions) + fox, fox + RoPE(HEAD_DIM)(positions)):
+        assert both.query_features["forgotten"] is fox.query_features["forgotten"]
+        assert both.key_features["forgotten"] is fox.key_features["forgotten"]
+    with pytest.raises(ValueError, match="both encodings have a feature 'forgotten' of their own: add them first"):
+        fox + posenc.FoX(4)(positions).with_projected({"forgotten": 1 - steps})
+    with pytest.raises(ValueError, match="two parts want different features by the name 'forgotten'"):
+        posenc.FoX(4)(positions) + posenc.FoX(8)(positions)
+    shard = ALiBi(4)(positions, context=Context(heads=heads))
+    assert (RoPE(HEAD_DIM)(positions) + shard).context.heads == heads
+    with pytest.raises(ValueError, match=r"for the same heads, got range\(0, 2\) and range\(2, 4\)"):
+        shard + ALiBi(4)(positions, context=Context(heads=range(2, 4)))
 
 
 def test_keys_stand_where_the_queries_do_unless_told() -> None:

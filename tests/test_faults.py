@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import posenc
-from posenc import T5, ALiBi, Encoding, Learned, Positions, RoPE, Scheme, Shaw, TransformerXL, attention
+from posenc import T5, ALiBi, Encoding, Learned, NoPE, Positions, RoPE, Scheme, Shaw, TransformerXL, attention
 from posenc.models import Decoder, Encoder, ForwardPass, KVCache
 from posenc.scheme import Schedule
 from posenc.schemes.catalog import CATALOG
@@ -99,6 +99,29 @@ def test_a_wrapper_is_called_for_every_door() -> None:
     step = ForwardPass(Wrapper(RoPE(HEAD_DIM) + ALiBi(HEADS)), TEXT)  # type: ignore[arg-type]
     step.attention(*qkv())
     assert sorted(calls) == [("add", "rotate"), ("score", "value")]
+
+
+@pytest.mark.parametrize(
+    "scheme", [RoPE(HEAD_DIM), RoPE(HEAD_DIM, scaling=posenc.DynamicNTK(2.0, 3)), posenc.FoX(HEADS)]
+)
+def test_a_wrapper_needs_no_more_than_doors_and_parts(scheme: Scheme) -> None:
+    class Wrapper(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.doors, self.parts = scheme, scheme.doors, scheme.parts
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return self.inner(*args, **kwargs)
+
+    query, key, value = qkv()
+    gates = {"forgotten": torch.zeros(query.shape[:3])} if scheme.features else {}
+    outs = []
+    for each in (scheme, Wrapper(), NoPE() + Wrapper()):
+        step = ForwardPass(each, TEXT)  # type: ignore[arg-type]
+        features, of_keys = step.features(gates)
+        outs.append(step.attention(query, key, value, features=features, key_features=of_keys))
+    torch.testing.assert_close(outs[1], outs[0])
+    torch.testing.assert_close(outs[2], outs[0])
 
 
 def _sharded(rank: int, file: str) -> None:

@@ -55,7 +55,9 @@ class Block:
         if name not in features:
             raise ValueError(
                 f"the scheme needs the feature {name!r} of every {side}: give it by "
-                f"encoding.with_features({{{name!r}: ...}}), got {', '.join(features) or 'none'}"
+                f"encoding.with_projected({{{name!r}: ...}}) of what the layer projects, by ForwardPass.features where "
+                f"there is a cache, or by encoding.with_features where it is made already, "
+                f"got {', '.join(features) or 'none'}"
             )
         feature = features[name]
         heads = self.query.size(1)

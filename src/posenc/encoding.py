@@ -14,7 +14,7 @@ backend never knows which scheme it runs: they share the types of this file and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -59,12 +59,12 @@ class Rotation:
     and of the output (the inverse of the values' map, at the query's position).
 
     A map may leave channels or heads alone, and may change the width of queries and keys: then ``scale`` is the factor
-    of their inner product, where the call gives none.
+    of their inner product, where the call gives none. A scheme says it as its ``scale``, and need not say it here.
 
     ``bands`` turn far pairs by other maps: query i and key j by those of the last band with g(p_i) - g(p_j) >= reach,
     where g(p) = p, or floor(p/chunk) with a ``chunk``; by the rotation's own where there is none. p is the one
     coordinate of a token. Such keys cannot be kept rotated. ValueError unless reaches are whole numbers that rise from
-    1 or more, and the chunk is one above 0.
+    1 or more, and the chunk is one above 0, of bands.
     """
 
     query: TokenMap
@@ -83,6 +83,8 @@ class Rotation:
             least = whole("reach", band.reach, least) + 1
         if self.chunk is not None:
             whole("chunk", self.chunk)
+            if not self.bands:
+                raise ValueError(f"chunk is what bands count distances by, and there are no bands, got {self.chunk}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,6 +145,10 @@ class Encoding:
         banded = [rotation for rotation in self.rotations if rotation.bands]
         if len(banded) > 1:
             raise ValueError("one scheme alone can turn far pairs otherwise than near ones, got two that do")
+        brought = [rotation.scale for rotation in self.rotations if rotation.scale is not None]
+        if len(brought) > 1 or (brought and self._scale not in (None, brought[0])):
+            both = brought if len(brought) > 1 else [self._scale, *brought]
+            raise ValueError(one_scale(both))
         if banded and any(isinstance(piece, Row) for piece in self.pieces):
             raise ValueError(
                 "a score term needs whole rows of scores and meets one query, but far pairs are turned otherwise than "
@@ -162,7 +168,8 @@ class Encoding:
     @property
     def pairs(self) -> Encoding:
         """The pair doors alone: for queries and keys that are rotated already, as those of a cache are. A scale that
-        their rotation brings along stays."""
+        their rotation brings along stays. ValueError where far pairs are turned otherwise than near ones."""
+        self._check_of_tokens()
         return replace(self, tables=(), rotations=(), _scale=self.scale, _opened=set())
 
     def with_features(self, query: Features, key: Features | None = None) -> Encoding:
@@ -181,13 +188,14 @@ class Encoding:
 
         ``query`` and ``key`` have a tensor for each name of ``wanted``, (batch, heads, tokens[, width]), of the queries
         and of all keys; left out, the keys are the queries' tokens. Gates become the readings of a clock that goes
-        through every document in its order. Raises ValueError for one that is missing or of another shape.
+        through every document in its order. Raises ValueError for one that is missing, not wanted, not floating or of
+        another shape.
 
         >>> encoding = posenc.FoX(12)(positions).with_projected({"forgotten": gates})
         """
         if key is None and self.key_positions is not self.query_positions:
             raise ValueError("key must be given where the keys are not the queries' tokens, got None")
-        made = features_of(self.wanted, query, self.query_positions, key, self.key_positions)
+        made = features_of(self.wanted, query, self.query_positions, key, self.key_positions, self.context.heads)
         return self.with_features(*made)
 
     def add(self, x: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch tokens dim"]:
@@ -275,6 +283,12 @@ class Encoding:
                 return known[-1][2]
 
             turned = [(once(of_q, q), once(of_k, k)) for (of_q, of_k), (q, k) in zip(maps, turned, strict=True)]
+        widths = [x.size(-1) for pair in turned for x in pair]
+        if len(turned) > 1 and len(set(widths)) > 1:
+            raise ValueError(
+                "bands must make queries and keys as wide as the rotation does for near pairs, "
+                f"{widths[0]}, got {widths}"
+            )
         return turned
 
     def _check_of_tokens(self) -> None:
@@ -299,8 +313,7 @@ class Encoding:
     @property
     def scale(self) -> float | None:
         """The factor of the inner product, where a map changes the width and brings a factor along; else None."""
-        scales = [rotation.scale for rotation in self.rotations if rotation.scale is not None]
-        return scales[-1] if scales else self._scale
+        return next((rotation.scale for rotation in self.rotations if rotation.scale is not None), self._scale)
 
     def cos_sin(self) -> tuple[Tensor, Tensor]:
         """cos and sin of angles, (rows, tokens, pairs), at the query positions, for models that rotate by themselves.
@@ -372,22 +385,57 @@ class Encoding:
             self._opened.add(door)
 
     def __add__(self, other: Encoding) -> Encoding:
-        """Both encodings' terms, these first. They must be of the same positions."""
+        """Both encodings' terms, these first. They must be of the same positions, and of the same heads where both
+        know which; what they want of a layer, or have of it, by one name must be the same."""
         if not isinstance(other, Encoding):
             return NotImplemented
         if other.query_positions is not self.query_positions or other.key_positions is not self.key_positions:
             raise ValueError("encodings can be added when they were made for the same positions, got different ones")
+        heads = [each.context.heads for each in (self, other) if each.context.heads is not None]
+        if len(heads) == 2 and heads[0] != heads[1]:
+            raise ValueError(f"encodings can be added when they are for the same heads, got {heads[0]} and {heads[1]}")
+        if self._scale is not None and other._scale not in (None, self._scale):
+            raise ValueError(one_scale([self._scale, other._scale]))
         return replace(
             self,
             tables=self.tables + other.tables,
             rotations=self.rotations + other.rotations,
             pieces=self.pieces + other.pieces,
             values=self.values + other.values,
-            wanted={**self.wanted, **other.wanted},
+            context=replace(self.context, heads=heads[0] if heads else None),
+            query_features=_features_of_both(self.query_features, other.query_features),
+            key_features=_features_of_both(self.key_features, other.key_features),
+            wanted=wanted_by_both(self.wanted, other.wanted),
             _scale=self._scale if other._scale is None else other._scale,
             _made_with=self._made_with + other._made_with,
             _opened=self._opened | other._opened,
         )
+
+
+def one_scale(scales: Sequence[float | None]) -> str:
+    """What is said of several rotations that each bring a factor of the inner product."""
+    return (
+        "one rotation alone can bring a scale, since it is the factor of queries and keys as that one makes them, "
+        f"got {', '.join(map(shown, scales))}"
+    )
+
+
+def wanted_by_both(wanted: Mapping[str, Feature], more: Mapping[str, Feature]) -> dict[str, Feature]:
+    """The features that either wants. ValueError where both want different things by one name."""
+    both = dict(wanted)
+    for name, feature in more.items():
+        if both.setdefault(name, feature) != feature:
+            raise ValueError(f"two parts want different features by the name {name!r}: {both[name]}, {feature}")
+    return both
+
+
+def _features_of_both(features: Features, more: Features) -> Features:
+    for name in features.keys() & more.keys():
+        if features[name] is not more[name]:
+            raise ValueError(
+                f"both encodings have a feature {name!r} of their own: add them first, and give the sum its features"
+            )
+    return {**features, **more} if features or more else NOTHING
 
 
 def version_of(parameter: Tensor) -> int:

@@ -56,12 +56,31 @@ class Feature:
         x = projected.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         return x.squeeze(-1) if self.width is None else x
 
-    def check(self, name: str, projected: Tensor, tokens: int) -> None:
-        """ValueError where it is not (batch, heads, tokens[, width])."""
-        shape = (self.num_heads, tokens, *(() if self.width is None else (self.width,)))
+    def check(self, name: str, projected: Tensor, tokens: int, heads: range | None = None) -> None:
+        """ValueError where it is not (batch, heads, tokens[, width]) and floating; ``heads``: those that are here."""
+        if heads is not None and heads.stop > self.num_heads:
+            raise ValueError(f"heads must be within the {self.num_heads} of the scheme, got {heads}")
+        shape = (
+            self.num_heads if heads is None else len(heads),
+            tokens,
+            *(() if self.width is None else (self.width,)),
+        )
         if not isinstance(projected, Tensor) or projected.dim() != 1 + len(shape) or projected.shape[1:] != shape:
             wanted = ", ".join(map(str, shape))
             raise ValueError(f"the projection for feature {name!r} must be (batch, {wanted}), got {shown(projected)}")
+        if not projected.is_floating_point():
+            raise ValueError(f"the projection for feature {name!r} must be floating, got {shown(projected)}")
+
+
+def check_wanted(wanted: Mapping[str, Feature], projected: Projected) -> None:
+    """ValueError for a projection that is for no feature of the scheme's."""
+    check_type("projected", projected, Mapping)
+    for name in projected:
+        if name not in wanted:
+            raise ValueError(
+                f"projected must be for the features that the scheme wants, {', '.join(wanted) or 'which are none'}, "
+                f"got one for {shown(name)}"
+            )
 
 
 def features_of(
@@ -70,17 +89,21 @@ def features_of(
     query_positions: Positions,
     key: Projected | None = None,
     key_positions: Positions | None = None,
+    heads: range | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The features of queries and of keys, of what a layer projects of all these tokens; see `Encoding.with_projected`.
-    Left out, the keys are the queries' tokens."""
+    Left out, the keys are the queries' tokens. ``heads``: those that are here, where they are a shard."""
+    check_wanted(wanted, query)
+    if key is not None:
+        check_wanted(wanted, key)
     key = query if key is None else key
     key_positions = query_positions if key_positions is None else key_positions
     of_queries, of_keys = {}, {}
     for name, feature in wanted.items():
         if not feature.is_clock:
-            of_queries[name] = made(feature, name, query, query_positions)
+            of_queries[name] = made(feature, name, query, query_positions, heads)
             continue
-        steps = made(feature, name, key, key_positions)
+        steps = made(feature, name, key, key_positions, heads)
         of_keys[name] = readings(steps, key_positions)
         same = key_positions is query_positions
         of_queries[name] = of_keys[name] if same else readings(steps, key_positions, query_positions)
@@ -93,20 +116,21 @@ def continued(
     projected: Projected,
     positions: Positions,
     held: tuple[Tensor, Positions] | None,
+    heads: range | None = None,
 ) -> Tensor:
     """A clock's readings at new tokens. ``held``: what it showed at those of a cache, which it goes on from."""
-    shown_there = readings(made(feature, name, projected, positions), positions)
+    shown_there = readings(made(feature, name, projected, positions, heads), positions)
     return shown_there if held is None else shown_there + last_readings(*held, positions)
 
 
-def made(feature: Feature, name: str, projected: Projected, positions: Positions) -> Tensor:
+def made(feature: Feature, name: str, projected: Projected, positions: Positions, heads: range | None = None) -> Tensor:
     """The feature of these tokens, or the steps of a clock."""
     check_type("projected", projected, Mapping)
     if name not in projected:
         raise ValueError(
             f"the scheme needs the feature {name!r}: project the hidden state for it, got {list(projected)}"
         )
-    feature.check(name, projected[name], positions.order.size(1))
+    feature.check(name, projected[name], positions.order.size(1), heads)
     return feature.map(projected[name], positions)
 
 

@@ -197,8 +197,7 @@ def turned_to(
 ) -> PairRotation:
     """The turn of all channel pairs of head_dim to these coordinates, by p base^(-2k/head_dim), held in ``dtype``."""
     angle = phases(coords, frequencies(head_dim, base, coords.device))
-    cos, sin = torch.stack((angle.cos(), angle.sin()))[:, :, None].to(dtype=dtype, device=coords.device)
-    return PairRotation(cos, sin, layout, head_dim)
+    return PairRotation.by(angle, coords, dtype, layout, head_dim)
 
 
 def _pairs(x: Tensor, pairs: int, layout: PairLayout) -> tuple[Tensor, Tensor]:

@@ -168,7 +168,7 @@ class Row:
 
     Scores are (batch, heads, queries, keys) with all keys of the call; ``visible`` (None: all) broadcasts to them.
     ``gives_weights``: they become the logarithms of the weights themselves, which `attention` then does not divide by
-    their sum, so that a row may have a weight of less than 1.
+    their sum, so that a row may have a weight of less than 1. It comes last, then, and no float mask is added.
     """
 
     apply: Callable[..., Tensor]

@@ -40,7 +40,7 @@ class Rotary(Scheme):
         values: bool = False,
     ) -> None:
         super().__init__()
-        head_dim, axes = whole("head_dim", head_dim), whole("axes", axes)
+        head_dim, axes = whole("head_dim", head_dim, least=2), whole("axes", axes)
         first_channel = whole("first_channel", first_channel, 0, head_dim - 2)
         room = head_dim - first_channel
         rotary_dim = room if rotary_dim is None else whole("rotary_dim", rotary_dim)

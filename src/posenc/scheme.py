@@ -14,7 +14,16 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from posenc.arguments import check_type, number, shown, whole
-from posenc.encoding import DOORS, Context, Encoding, Rotation, version_of
+from posenc.encoding import (
+    DOORS,
+    TURNED_IN_PAIRS,
+    Context,
+    Encoding,
+    Rotation,
+    one_scale,
+    version_of,
+    wanted_by_both,
+)
 from posenc.features import Feature
 from posenc.horizon import SKIP_BELOW, horizon
 from posenc.pieces import Piece, Value
@@ -92,8 +101,14 @@ class Scheme(nn.Module):
             raise ValueError(f"skip_below must be within [0, 1), got {shown(skip_below)}")
         query_norm, key_norm = number("query_norm", query_norm, above=0), number("key_norm", key_norm, above=0)
         positions = Positions.arange(length)
-        pieces = self.pairs(positions).pieces
+        pieces = self(positions, doors=("score",)).pieces
         return horizon(pieces, length, query_norm, key_norm, number("scale", scale, above=0), skip_below)
+
+    @property
+    def scale(self) -> float | None:
+        """The factor of the inner product that its rotation brings along, or None. It holds for queries and keys that
+        are rotated already, so it is known without a rotation."""
+        return None
 
     @property
     def needs_lengths(self) -> bool:
@@ -137,7 +152,13 @@ class Scheme(nn.Module):
         *,
         context: Context | None = None,
     ) -> Encoding:
-        """The pair doors alone, for queries and keys whose token doors were opened before."""
+        """The pair doors alone, for queries and keys whose token doors were opened before, with the scale that their
+        rotation brings. ValueError for a scheme that turns far pairs otherwise than near ones: no token door of it can
+        be opened before."""
+        if needs_raw_keys(self):
+            check_type("query_positions", query_positions, Positions)
+            if self(query_positions[:1], context=context, doors=("rotate",)).banded is not None:
+                raise ValueError(TURNED_IN_PAIRS)
         return self(query_positions, key_positions, context=context, doors=("score", "value"))
 
     def forward(
@@ -176,6 +197,13 @@ class Scheme(nn.Module):
             raise ValueError(f"lengths must have 1 or {rows} rows like the positions, got {context.lengths.size(0)}")
         table = self.table(queries, dtype) if "add" in doors else None
         rotation = self.rotation(queries, dtype, context) if "rotate" in doors else None
+        if rotation is not None and rotation.scale is None and self.scale is not None:
+            rotation = replace(rotation, scale=self.scale)
+        elif rotation is not None and rotation.scale is not None and rotation.scale != self.scale:
+            raise ValueError(
+                f"the scale of {type(self).__name__} must be that of its rotation, {shown(rotation.scale)}, or calls "
+                f"with rotated keys would not have it, got {shown(self.scale)}: leave it to the scheme's `scale`"
+            )
         if rotation is not None and keys is not queries:
             of_keys = self.rotation(keys, dtype, context)
             assert of_keys is not None
@@ -191,6 +219,7 @@ class Scheme(nn.Module):
             values=self.value(queries, keys, context) if "value" in doors else (),
             context=context,
             wanted=self.features,
+            _scale=self.scale if rotation is None and {"score", "value"} & set(doors) else None,
             _made_with=made_with,
         )
 
@@ -233,6 +262,23 @@ class Scheme(nn.Module):
 def is_scheme(x: object) -> bool:
     """Whether x is a scheme, or a wrapper of one: `torch.compile`, FSDP, a checkpoint."""
     return isinstance(x, Scheme) or (isinstance(x, nn.Module) and hasattr(x, "doors") and hasattr(x, "parts"))
+
+
+def bare_parts(scheme: Any) -> list[Scheme]:
+    """The schemes that this one is composed of, out of their wrappers: to be asked what they are, not to be called."""
+    if isinstance(scheme, Scheme) and scheme.parts == (scheme,):
+        return [scheme]
+    return [bare for part in scheme.parts for bare in bare_parts(part)]
+
+
+def needs_raw_keys(scheme: Scheme) -> bool:
+    """`Scheme.needs_raw_keys` of any part of a scheme, or of a wrapper of one."""
+    return any(part.needs_raw_keys for part in bare_parts(scheme))
+
+
+def wanted_by(scheme: Scheme) -> Mapping[str, Feature]:
+    """`Scheme.features` of all parts of a scheme, or of a wrapper of one."""
+    return reduce(wanted_by_both, (part.features for part in bare_parts(scheme)), {})
 
 
 @torch.no_grad()
@@ -283,6 +329,7 @@ class Composition(Scheme):
                         f"{type(other).__name__} and {type(part).__name__} rotate the same channels, so every token "
                         "would be turned twice: use one, or give each channels of its own"
                     )
+        _ = self.scale  # two parts that bring one
 
     @property
     def parts(self) -> tuple[Scheme, ...]:
@@ -313,24 +360,25 @@ class Composition(Scheme):
     @property
     def features(self) -> Mapping[str, Feature]:
         """What any of the parts needs. ValueError where two ask for different things by one name."""
-        wanted: dict[str, Feature] = {}
-        for part in self.parts:
-            for name, feature in part.features.items():
-                if wanted.setdefault(name, feature) != feature:
-                    raise ValueError(
-                        f"two parts want different features by the name {name!r}: {wanted[name]}, {feature}"
-                    )
-        return wanted
+        return wanted_by(self)
+
+    @property
+    def scale(self) -> float | None:
+        """That of the part that brings one. ValueError where two do."""
+        scales = [part.scale for part in bare_parts(self) if part.scale is not None]
+        if len(scales) > 1:
+            raise ValueError(one_scale(scales))
+        return scales[0] if scales else None
 
     @property
     def needs_lengths(self) -> bool:
         """Whether any part does."""
-        return any(part.needs_lengths for part in self.parts)
+        return any(part.needs_lengths for part in bare_parts(self))
 
     @property
     def needs_raw_keys(self) -> bool:
         """Whether any part does."""
-        return any(part.needs_raw_keys for part in self.parts)
+        return needs_raw_keys(self)
 
     def another(self) -> Composition:
         """A composition of copies of the parts."""

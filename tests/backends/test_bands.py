@@ -166,6 +166,11 @@ def as_it_is(x: Tensor) -> Tensor:
     return x
 
 
+def wider(x: Tensor) -> Tensor:
+    return torch.cat((x, x), -1)
+
+
+WIDENING = Rotation(as_it_is, as_it_is, bands=(Band(2, wider, wider),))
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "a key by itself": (
         lambda: ReRoPE(HEAD_DIM)(Positions.arange(3)).rotate_key(drawn(3, 3)[1]),
@@ -197,9 +202,18 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "no band": (lambda: Rotation(as_it_is, as_it_is, bands=(3,)), "bands must be a Band, got 3"),  # type: ignore[arg-type]
     "no chunk": (lambda: Rotation(as_it_is, as_it_is, chunk=0), "chunk must be a whole number of at least 1, got 0"),
+    "a chunk of no bands": (
+        lambda: Rotation(as_it_is, as_it_is, chunk=4),
+        "chunk is what bands count distances by, and there are no bands, got 4",
+    ),
+    "a band that widens by itself": (
+        lambda: Encoding(*[Positions.arange(3)] * 2, rotations=(WIDENING,)).rotate_bands(*drawn(3, 3)[:2]),
+        f"bands must make queries and keys as wide as the rotation does for near pairs, {HEAD_DIM}, got [",
+    ),
     "a backend without the log-sum-exp": (
         lambda: posenc.attention(*drawn(), SCHEMES["distances"], is_causal=True, backend="sdpa"),
-        "backend 'sdpa' cannot run this: the fused kernel does not return the log-sum-exp; these can: ",
+        "backend 'sdpa' cannot run this: the fused kernel does not return the log-sum-exp, by which near pairs "
+        "and far ones, which are turned otherwise, are merged; these can: ",
     ),
     "no backend": (
         lambda: posenc.attention(*drawn(), SCHEMES["distances"], is_causal=True, backend="fast"),

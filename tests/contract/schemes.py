@@ -134,9 +134,13 @@ class Swin2(Scheme):
         self.w1, self.b1, self.w2 = weight(hidden, 2), weight(hidden), weight(num_heads, hidden)
         self.tau, self.sides = nn.Parameter(torch.linspace(0.2, 6, num_heads, dtype=DOUBLE)), sides
 
+    @property
+    def scale(self) -> float:
+        return 1.0
+
     def rotation(self, positions: Positions, dtype: torch.dtype = DOUBLE, context: Context | None = None) -> Rotation:
         scale = self.tau.clamp(max=math.log(100)).exp()[:, None, None]
-        return Rotation(lambda x: F.normalize(x, dim=-1) * scale, lambda x: F.normalize(x, dim=-1), scale=1.0)
+        return Rotation(lambda x: F.normalize(x, dim=-1) * scale, lambda x: F.normalize(x, dim=-1))
 
     def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> tuple:
         return (Bias(self._at, Distance("Swin2", axis=None)),)
@@ -233,6 +237,10 @@ class PoPE(Scheme):
         super().__init__()
         self.delta, self.base = nn.Parameter(-6 * torch.rand(kv_heads, head_dim, dtype=DOUBLE)), base
 
+    @property
+    def scale(self) -> float:
+        return self.delta.size(-1) ** -0.5
+
     def rotation(self, positions: Positions, dtype: torch.dtype = DOUBLE, context: Context | None = None) -> Rotation:
         dim = self.delta.size(-1)
         angle = phases(positions.scalar("PoPE"), frequencies(2 * dim, self.base))[:, None]
@@ -241,7 +249,7 @@ class PoPE(Scheme):
             return torch.cat((F.softplus(x) * angle.cos(), F.softplus(x) * angle.sin()), -1).to(x.dtype)
 
         phase = self.delta.clamp(-2 * math.pi, 0)[:, None]
-        return Rotation(lambda q: wide(q, angle), lambda k: wide(k, angle + phase), scale=dim**-0.5)
+        return Rotation(lambda q: wide(q, angle), lambda k: wide(k, angle + phase))
 
 
 class RoPEWithSinks(RoPE):

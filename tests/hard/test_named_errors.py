@@ -130,6 +130,7 @@ SCHEMES: dict[str, list[Row]] = {
         *sizes(RoPE, {"head_dim": 8}, "head_dim", "rotary_dim", "axes"),
         *numbers(RoPE, {"head_dim": 8}, "base", 1),
         *each(RoPE, {"head_dim": 8}, "layout", NO_WORDS, HALF_OR),
+        Row(lambda: RoPE(1), "head_dim must be a whole number of at least 2, got 1"),
         Row(lambda: RoPE(7), "rotary_dim must be even and within 2..head_dim = 7, got 7"),
         Row(lambda: RoPE(8, axes=3), "rotary_dim must be even on each of 3 axes …, got 8"),
         Row(lambda: RoPE(8, rotary_dim=10), "rotary_dim must be …, got 10"),
@@ -596,6 +597,14 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
     "Encoding.with_projected": [
         Row(lambda: FoX(6)(LINE).with_projected({}), "the scheme needs the feature 'forgotten': project …, got []"),
         Row(lambda: FoX(6)(LINE).with_projected(3), "projected must be a Mapping, got 3"),
+        Row(
+            lambda: FoX(6)(LINE).with_projected({"forgotten": Q[..., 0], "gate": Q}),
+            "projected must be for the features that the scheme wants, forgotten, got one for 'gate'",
+        ),
+        Row(
+            lambda: FoX(6)(LINE).with_projected({"forgotten": Q[..., 0].long()}),
+            "the projection for feature 'forgotten' must be floating, got torch.int64 (2, 6, 5)",
+        ),
         Row(
             lambda: FoX(6)(LINE).with_projected({"forgotten": Q}),
             "the projection for feature 'forgotten' must be (batch, 6, 5), got torch.float32 (2, 6, 5, 4)",

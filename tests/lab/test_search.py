@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -124,11 +125,74 @@ def test_another_search_does_not_go_on_with_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "held",
+    [
+        b"line one\nline two, without an end",
+        b"a line without an end",
+        b'{"step": 1}\n{"st',
+        b'{"search": [1]}\n{"fac',
+        b"[1]\nx",
+        b"\xff\xfe\n1",
+        b"\n",
+    ],
+)
+def test_a_file_that_is_no_record_is_left_as_it_is(tmp_path: Path, held: bytes) -> None:
+    record = tmp_path / "notes.txt"
+    record.write_bytes(held)
+    with pytest.raises(ValueError, match="line 1, is no line of a search"):
+        run(record=record)
+    assert record.read_bytes() == held
+
+
+def test_a_record_of_another_search_keeps_its_torn_line(tmp_path: Path) -> None:
+    record = tmp_path / "search.jsonl"
+    run(record=record)
+    held = record.read_text() + '{"factors": [1.0'
+    record.write_text(held)
+    with pytest.raises(ValueError, match="record must be of this search"):
+        run(record=record, seed=1)
+    assert record.read_text() == held
+
+
+def test_a_record_that_was_cut_off_in_its_first_line_begins_anew(tmp_path: Path) -> None:
+    record, other = tmp_path / "search.jsonl", tmp_path / "other.jsonl"
+    run(record=other)
+    record.write_text(other.read_text()[:20])
+    run(record=record)
+    assert record.read_text() == other.read_text()
+
+
+def test_a_record_says_what_was_measured(tmp_path: Path) -> None:
+    record = tmp_path / "search.jsonl"
+    measured = {"model": "tiny", "lengths": (8, 16)}
+    first = run(record=record, of=measured)
+    assert json.loads(record.read_text().splitlines()[0])["search"]["of"] == {"model": "tiny", "lengths": [8, 16]}
+    assert run(lambda scaling: math.nan, record=record, of=measured) == first
+    for other in (None, {"model": "small", "lengths": (8, 16)}):
+        with pytest.raises(ValueError, match=r"record must be of this search, but .* has of "):
+            run(record=record, of=other)
+
+
+def test_numpys_own_numbers_are_recorded(tmp_path: Path) -> None:
+    record = str(tmp_path / "search.jsonl")
+    given: dict[str, Any] = {
+        "pairs": np.int64(6), "base": np.float32(500), "factor": np.float64(4), "original_length": np.int64(64),
+        "evaluations": np.int64(5), "population": np.int64(16), "seed": np.int64(0),
+    }  # fmt: skip
+    found = search(far, record=record, **given)
+    assert found == run(evaluations=5, record=record)
+
+
+@pytest.mark.parametrize(
     ("wrong", "message"),
     [
         ({"pairs": 1}, "pairs must be a whole number of at least 2, got 1"),
         ({"evaluations": 0}, "evaluations must be a whole number of at least 1, got 0"),
         ({"population": 3}, "population must be a whole number of at least 4, got 3"),
+        ({"seed": "one"}, "seed must be a whole number of at least 0, got 'one'"),
+        ({"record": 3}, "record must be a str, a Path or None, got 3"),
+        ({"of": 3}, "of must be a Mapping or None, got 3"),
+        ({"of": {"model": torch.neg}}, "of must hold JSON values, got "),
         ({"base": 1}, "base must be a finite number above 1, got 1"),
         ({"factor": 0.5}, "factor must be a finite number of at least 1, got 0.5"),
         ({"original_length": 1}, "original_length must be a whole number of at least 2, got 1"),

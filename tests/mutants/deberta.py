@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc import DeBERTa, Positions
-from posenc.encoding import Context, Rotation
+from posenc.encoding import Context
 from posenc.pieces import Meeting
 from posenc.schemes.catalog import entries_of
 from tests.cases import HEAD_DIM, HEADS
@@ -43,8 +43,8 @@ def score(change: Callable[[DeBERTa, tuple[Meeting, ...]], tuple[Meeting, ...]])
     return wrong
 
 
-def rotation(scale: float) -> Callable[..., Rotation]:
-    return lambda self, positions, dtype=None, context=None: Rotation(lambda x: x, lambda x: x, scale=scale)
+def scale(number: float) -> property:
+    return property(lambda self: number)
 
 
 def other_way(self: DeBERTa, terms: tuple[Meeting, ...]) -> tuple[Meeting, ...]:
@@ -87,8 +87,8 @@ MUTANTS = (
     mutant("knows content to position alone", score(without(1)), "score"),
     mutant("knows position to content alone", score(without(0)), "score"),
     mutant("exchanges the projections", score(exchanged), "score"),
-    mutant("divides by the root of head_dim", rotation(HEAD_DIM**-0.5), "rotation"),
-    mutant("divides for two terms and not three", rotation((2 * HEAD_DIM) ** -0.5), "rotation"),
+    mutant("divides by the root of head_dim", scale(HEAD_DIM**-0.5), "scale"),
+    mutant("divides for two terms and not three", scale((2 * HEAD_DIM) ** -0.5), "scale"),
     mutant("refuses what is further than its table", score(of_a_fixed_length), "score", of_any_length),
     mutant(
         "takes distances between indices", elsewhere(DeBERTa, index, index), "score", oracles("deberta", "permuted")

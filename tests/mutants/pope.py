@@ -29,7 +29,7 @@ def rotation(
             Polar(phase.cos().to(dtype), phase.sin().to(dtype))
             for phase in (angle + ahead * delta, -angle if back else angle)
         )
-        return Rotation(query, key, scale=self.head_dim**-0.5)
+        return Rotation(query, key)
 
     return wrong
 
@@ -39,10 +39,9 @@ def rectified(self: Polar, x: Tensor) -> Tensor:
     return torch.cat((length * self.real.to(x.dtype), length * self.imaginary.to(x.dtype)), -1)
 
 
-def of_both_halves(self: PoPE, *arguments: Any) -> Rotation:
+def of_both_halves(self: PoPE) -> float:
     """The scale of vectors twice as wide."""
-    made = rotation()(self, *arguments)
-    return Rotation(made.query, made.key, scale=(2 * self.head_dim) ** -0.5)
+    return float((2 * self.head_dim) ** -0.5)
 
 
 class Unheld(PoPE):
@@ -63,7 +62,7 @@ MUTANTS = (
     Mutant("has phases without bounds", PoPE, "rotation", Unheld.rotation, COMPARED),
     Mutant("turns by the negative phase", PoPE, "rotation", rotation(ahead=1.0), COMPARED),
     Mutant("has as many frequencies as RoPE", PoPE, "rotation", rotation(pairs=True), COMPARED),
-    Mutant("scales by the width it has made", PoPE, "rotation", of_both_halves, COMPARED),
+    Mutant("scales by the width it has made", PoPE, "scale", property(of_both_halves), COMPARED),
     Mutant("rectifies", Polar, "__call__", rectified, COMPARED),
 )
 LAWLESS = (

@@ -46,13 +46,12 @@ def rotation(
     key: Callable[[Tensor], Tensor] = lambda k: F.normalize(k, dim=-1),
     query: Callable[[Tensor], Tensor] = lambda q: F.normalize(q, dim=-1),
     steepest: float = swin_v2.STEEPEST,
-    scale: float = 1.0,
 ) -> Callable[..., Rotation]:
     """The method as it is, but for one thing."""
 
     def wrong(self: SwinV2, positions: Positions, dtype: torch.dtype, context: Context | None = None) -> Rotation:
         factor = self.tau.clamp(max=steepest).exp()[:, None, None]
-        return Rotation(lambda q: query(q) * factor, key, scale=scale)
+        return Rotation(lambda q: query(q) * factor, key)
 
     return wrong
 
@@ -86,7 +85,7 @@ MUTANTS = (
     mutant("takes keys as they are", rotation(key=lambda k: k), "rotation"),
     mutant("takes queries as they are", rotation(query=lambda q: q), "rotation"),
     mutant("does not bound its scale", rotation(steepest=math.inf), "rotation", test_published_scores.check_steepest),
-    mutant("divides the cosine by the root of head_dim", rotation(scale=HEAD_DIM**-0.5), "rotation"),
+    mutant("divides the cosine by the root of head_dim", property(lambda self: HEAD_DIM**-0.5), "scale"),
     mutant(
         "does not draw its parameters",
         lambda self: None,

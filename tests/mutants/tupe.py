@@ -20,19 +20,23 @@ RIGHT, PROJECTED = TUPE.rotation, TUPE._projected
 
 
 def rotation(
-    move: Callable[[Positions], Positions] = lambda p: p,
-    scale: Callable[[float], float] = lambda scale: scale,
+    move: Callable[[Positions], Positions],
 ) -> Callable[..., Rotation]:
-    """The method as it is, but for one thing."""
+    """The method as it is, but for where tokens are."""
 
     def wrong(
         self: TUPE, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
-        found = RIGHT(self, move(positions), dtype, context)
-        assert found.scale is not None
-        return Rotation(found.query, found.key, scale=scale(found.scale))
+        return RIGHT(self, move(positions), dtype, context)
 
     return wrong
+
+
+SCALE = TUPE.scale
+
+
+def scaled(factor: float) -> property:
+    return property(lambda self: SCALE.__get__(self) * factor)
 
 
 def clamped(p: Positions) -> Positions:
@@ -72,8 +76,8 @@ def mutant(bug: str, wrong: object, name: str = "rotation", check: Callable[[], 
 
 
 MUTANTS = (
-    mutant("divides by the root of head_dim", rotation(scale=lambda scale: scale * 2**0.5)),
-    mutant("divides by the root of three heads", rotation(scale=lambda scale: scale * (2 / 3) ** 0.5)),
+    mutant("divides by the root of head_dim", scaled(2**0.5), "scale"),
+    mutant("divides by the root of three heads", scaled((2 / 3) ** 0.5), "scale"),
     mutant("takes indices for positions", rotation(counted)),
     mutant("is off by one", rotation(lambda p: p.shift(1))),
     mutant("projects queries' positions as keys'", of_one_layer, "_projected"),

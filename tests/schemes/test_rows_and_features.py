@@ -2,6 +2,7 @@
 them, and what each must be in special cases."""
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from posenc import (
     ALiBi,
+    Context,
     CoPE,
     FoX,
     Inkling,
@@ -20,6 +22,7 @@ from posenc import (
     Softcap,
     StickBreaking,
     attention,
+    explain,
     logits,
 )
 from posenc.features import Feature
@@ -148,6 +151,25 @@ def test_fox_with_even_gates_is_alibi() -> None:
     torch.testing.assert_close(found, attention(query, key, value, alibi(positions), is_causal=True), **CLOSE)
 
 
+def test_a_shard_of_foxs_heads_has_their_features() -> None:
+    gates = drawn(1, 2, 4, TOKENS)[0]
+    query, key, value = drawn(3, 2, 4, TOKENS, HEAD_DIM)
+    scheme, positions, heads = FoX(4), Positions.packed([4, 7]), range(1, 3)
+    expected = attention(query, key, value, scheme(positions).with_projected({"forgotten": gates}), is_causal=True)
+    here = scheme(positions, context=Context(heads=heads))
+    shard = {"forgotten": gates[:, 1:3]}
+    q, k, v = (x[:, 1:3] for x in (query, key, value))
+    found = attention(q, k, v, here.with_projected(shard), is_causal=True)
+    torch.testing.assert_close(found, expected[:, 1:3], **CLOSE)
+    step = ForwardPass(scheme, positions, context=Context(heads=heads), dtype=torch.float64)
+    features, of_keys = step.features(shard)
+    torch.testing.assert_close(step.attention(q, k, v, features=features, key_features=of_keys), found, **CLOSE)
+    with pytest.raises(ValueError, match=r"feature 'forgotten' must be \(batch, 2, 11\)"):
+        here.with_projected({"forgotten": gates})
+    with pytest.raises(ValueError, match=r"heads must be within the 4 of the scheme, got range\(3, 5\)"):
+        scheme(positions, context=Context(heads=range(3, 5))).with_projected(shard)
+
+
 @pytest.mark.parametrize("sees_itself", [False, True])
 def test_a_stick_is_broken_by_what_is_seen_alone(sees_itself: bool) -> None:
     """A key that a mask hides takes nothing: it might as well not be there."""
@@ -182,6 +204,28 @@ def test_sinks_have_no_share_of_a_stick() -> None:
         ValueError, match=r"^sinks take a share of weights that sum to 1, and the scheme's weights do not"
     ):
         attention(query, query, query, StickBreaking(), sinks=drawn(HEADS))
+
+
+@pytest.mark.parametrize("entry", [attention, explain])
+def test_weights_that_are_not_normalised_are_not_changed_afterwards(entry: Callable[..., object]) -> None:
+    query = drawn(1, HEADS, TOKENS, HEAD_DIM)
+    for after in (Softcap(20.0), ALiBi(HEADS), StickBreaking(sees_itself=True)):
+        with pytest.raises(ValueError, match="put the scheme that gives weights last"):
+            entry(query, query, query, StickBreaking() + after, is_causal=True)
+    entry(query, query, query, ALiBi(HEADS) + StickBreaking(), is_causal=True)
+    with pytest.raises(
+        ValueError, match=r"attn_mask is added .* pass it as bool, True = may be seen, got torch.float64"
+    ):
+        entry(query, query, query, StickBreaking(), is_causal=True, attn_mask=torch.ones(TOKENS, TOKENS).double())
+    entry(query, query, query, ALiBi(HEADS), is_causal=True, attn_mask=torch.ones(TOKENS, TOKENS).double())
+
+
+def test_a_gate_that_was_forgotten_is_asked_for_as_the_layer_has_it() -> None:
+    query = drawn(1, HEADS, TOKENS, HEAD_DIM)
+    with pytest.raises(
+        ValueError, match=r"by encoding.with_projected\({'forgotten': ...}\) of .*by ForwardPass.features"
+    ):
+        attention(query, query, query, FoX(HEADS), is_causal=True)
 
 
 def test_a_softcap_caps_what_stands_before_it() -> None:

@@ -79,7 +79,8 @@ def attention(
     every key. Tokens see only their own document, and padding nothing. A query that sees no key gives zeros, in the
     output and in every gradient. Fewer key and value heads than query heads mean grouped queries, with ``enable_gqa``
     or without. ``attn_mask`` broadcasts to (batch, heads, queries, keys): bool, True = may be seen, or float, added to
-    the scores. ``dropout_p`` is applied whenever it is above 0.
+    the scores; not where these are logarithms of weights, as stick-breaking's are. ``dropout_p`` is applied whenever it
+    is above 0.
 
     Fused kernels have a first derivative alone: for the second, or under `torch.func`, take ``backend="reference"``.
 
@@ -230,6 +231,16 @@ def _call(
         scale = bound.scale if bound.scale is not None else 1 / math.sqrt(query.size(-1))
     elif not _is_number(scale) or not -math.inf < scale < math.inf:
         raise ValueError(f"scale must be a finite number or None, got {shown(scale)}")
+    if gives_weights(bound.pieces[:-1]):
+        raise ValueError(
+            "a score term stands after one that gives the logarithms of weights, which are not normalised again, and "
+            "would change them: put the scheme that gives weights last"
+        )
+    if attn_mask is not None and attn_mask.is_floating_point() and gives_weights(bound.pieces):
+        raise ValueError(
+            "attn_mask is added to scores that are the logarithms of weights and are not normalised again, which would "
+            f"change them: pass it as bool, True = may be seen, got {shown(attn_mask)}"
+        )
     if sinks is not None and gives_weights(bound.pieces):
         raise ValueError("sinks take a share of weights that sum to 1, and the scheme's weights do not: leave them out")
     flag: object = is_causal

@@ -23,6 +23,7 @@ from posenc.layout import Layout, Span
 from posenc.positions import PADDING, Positions
 from posenc.tiles import Visibility
 
+MERGED = "by which near pairs and far ones, which are turned otherwise, are merged"
 Run = Callable[[], tuple[Tensor, Tensor | None]]
 
 
@@ -34,12 +35,16 @@ def runner(call: Call, backend: str) -> Run:
         return lambda: chosen.run(call)
     if backend == "reference" or (is_auto and _is_dense(call)):
         return lambda: REFERENCE.run(call)
-    bands = [part for _, part in parts(call)] or [replace(call, bands=())]
-    each = [choice.choose(part)[0] if is_auto else choice.named(part, backend) for part in bands]
+    bands = [part for _, part in parts(call)]
+    each = [choice.choose(part)[0] if is_auto else choice.named(part, backend, MERGED) for part in bands]
 
     def run() -> tuple[Tensor, Tensor | None]:
         found = [backend.run(part) for backend, part in zip(each, bands, strict=True)]
-        return merge([(out, lse) for out, lse in found if lse is not None])
+        whole = []
+        for out, lse in found:
+            assert lse is not None
+            whole.append((out, lse))
+        return merge(whole)
 
     return run
 

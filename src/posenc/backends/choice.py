@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -60,12 +60,15 @@ class Explanation:
         return "\n".join(lines)
 
 
-def named(call: Call, name: str) -> Backend:
-    """The backend of that name. ValueError where there is none, or it cannot run the call."""
+def named(call: Call, name: str, needs_lse: str | None = None) -> Backend:
+    """The backend of that name. ValueError where there is none, or it cannot run the call; ``needs_lse`` says what the
+    log-sum-exp is for, where the caller of `attention` has not asked for it."""
     known = {backend.name: backend for backend in BACKENDS}
     check_choice("backend", name, ("auto", *known))
     reason = known[name].refuses(call)
     if reason is not None:
+        if needs_lse is not None and known[name].refuses(replace(call, return_lse=False)) != reason:
+            reason = f"{reason}, {needs_lse}"
         able = [backend.name for backend in BACKENDS if backend.refuses(call) is None]
         raise ValueError(f"backend {name!r} cannot run this: {reason}; these can: {', '.join(able)}")
     return known[name]

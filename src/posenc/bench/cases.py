@@ -252,13 +252,15 @@ def decoded(settings: Settings, name: str) -> Built:
     known = positions_of(name, settings.cache, query.device)
     last = known[-1:]
     projected = projected_by_a_layer(scheme, key)
-    features = scheme.pairs(known).with_projected(projected)  # those of keys are kept in a cache
+    features = scheme(known, doors=("score",)).with_projected(projected)  # those of keys are kept in a cache
     of_query = {name: x[:, :, -1:] for name, x in features.query_features.items()}
 
     raw = scheme.needs_raw_keys
-    kept = scheme.tokens(known[:1] if raw else known, dtype=dtype)
-    with torch.no_grad():
-        keys, values = (key, value) if raw else (kept.rotate_key(key), kept.rotate_value(value))
+    keys, values = key, value
+    if not raw:
+        kept = scheme.tokens(known, dtype=dtype)
+        with torch.no_grad():
+            keys, values = kept.rotate_key(key), kept.rotate_value(value)
 
     def bound() -> Encoding:
         doors = ("rotate", "score", "value") if raw else ("score", "value")
@@ -271,7 +273,7 @@ def decoded(settings: Settings, name: str) -> Built:
         if not raw:
             # The query stands for the new token's key and value too.
             mine, _, _ = token.rotate_query(mine), token.rotate_key(query), token.rotate_value(query)
-        out = posenc.attention(mine, keys, values, bound(), is_causal=True, scale=None if raw else token.scale)
+        out = posenc.attention(mine, keys, values, bound(), is_causal=True)
         assert isinstance(out, Tensor)
         return out if raw else token.rotate_output(out)
 

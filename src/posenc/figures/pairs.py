@@ -48,7 +48,7 @@ def effect(scheme: Scheme, query_positions: Positions, key_positions: Positions,
     would make for the scheme is made of a fixed content, the same at every position. ValueError for a scheme that looks
     along the row, or both adds and multiplies: its doing is neither a bias nor a factor.
     """
-    encoding = scheme.pairs(query_positions, key_positions)
+    encoding = scheme(query_positions, key_positions, doors=("score", "value"))
     pieces = encoding.pieces
     kinds = {None if isinstance(piece, Row) else adds(piece) for piece in pieces}
     if kinds not in ({True}, {False}):

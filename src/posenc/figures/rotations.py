@@ -159,8 +159,7 @@ def turns(scheme: Scheme, length: int) -> NDArray[np.complex128]:
     Several coordinates lie on the diagonal; of heads that turn each otherwise it is the first; pairs are those of the
     basis in which it turns.
 
-    ValueError for a scheme that does not turn pairs, or turns queries and keys, or near and far pairs,
-    apart.
+    ValueError for a scheme that does not turn pairs, or turns queries and keys, or near and far pairs, apart.
     """
     check_type("scheme", scheme, Scheme)
     whole("length", length)

@@ -5,8 +5,9 @@ position interpolation's, NTK's and YaRN's. In every generation the best are par
 with probability 0.3, between its neighbours; a crossover takes each number of a second parent with that probability,
 and is kept if the list still rises. Nothing is tried twice.
 
-Every list that was tried is a line of ``record``. What is tried follows from the seed and from the losses, so a search
-that was stopped goes through its record again and continues where it ended.
+Every list that was tried is a line of ``record``, after one that says which search it is. What is tried follows
+from the seed and from the losses, so a search that was stopped goes through its record again and continues where it
+ended.
 Source: Ding et al. 2024, "LongRoPE" (arXiv 2402.13753), section 3.3 and algorithm 1; the rules of mutation and
 crossover were read in microsoft/LongRoPE (evolution/algorithms). There the first population is mutations of one list.
 """
@@ -17,7 +18,7 @@ import json
 import math
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +26,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from posenc.arguments import number, shown, whole
+from posenc.arguments import check_type, number, shown, whole
 from posenc.phases import frequencies
 from posenc.scalings import LongRoPE, NTKAware, PositionInterpolation, YaRN
 
@@ -67,7 +68,8 @@ def search(
     evaluations: int,
     population: int = 16,
     seed: int = 0,
-    record: Path | None = None,
+    record: str | Path | None = None,
+    of: Mapping[str, Any] | None = None,
     progress: Callable[[int, Trial, Trial], None] = lambda done, trial, best: None,
 ) -> Found:
     """Tries so many lists of ``pairs`` numbers and gives the one of the least ``loss``.
@@ -75,14 +77,17 @@ def search(
     ``loss`` is given LongRoPE(ones, list, original_length, factor) and should measure texts longer than
     ``original_length``, about ``factor`` times as long. One that is not finite counts as the worst. ``population`` is
     how many lists there are in the first generation, and how many are made in each of the next: half of them mutations
-    and half crossovers, of the best half so far. ``progress`` is called with the number of lists tried, the last one
-    and the best one.
-    Errors: ValueError for a record of another search, or a damaged one.
+    and half crossovers, of the best half so far. ``of`` says in JSON values what the loss is measured of: a model, a
+    text, a length; a record is gone on with where it was of the same. ``progress`` is called with the number of lists
+    tried, the last one and the best one.
+    Errors: ValueError for a record of another search, a damaged one, or a file that is none, which is left as it is.
     """
-    whole("pairs", pairs, least=2)
-    whole("evaluations", evaluations)
-    whole("population", population, least=4)
-    number("base", base, above=1)
+    pairs, evaluations = whole("pairs", pairs, least=2), whole("evaluations", evaluations)
+    population, seed = whole("population", population, least=4), whole("seed", seed, least=0)
+    original_length = whole("original_length", original_length, least=2)
+    base, factor = number("base", base, above=1), number("factor", factor)
+    check_type("record", record, str, Path, None)
+    record = None if record is None else Path(record)
     ones = [1.0] * pairs
 
     def scaling(factors: Factors) -> LongRoPE:
@@ -91,7 +96,7 @@ def search(
     scaling(tuple(ones))  # a wrong factor or length is said before anything is tried
     asked = {
         "pairs": pairs, "base": base, "factor": factor, "original_length": original_length,
-        "population": population, "seed": seed,
+        "population": population, "seed": seed, "of": _in_json(of),
     }  # fmt: skip
     known = _read(record, asked) if record is not None else []
     trials: list[Trial] = []
@@ -188,6 +193,15 @@ def _bred(trials: list[Trial], asked: dict[str, Any]) -> Iterator[tuple[Factors,
             return
 
 
+def _in_json(of: Mapping[str, Any] | None) -> Any:
+    """As it is read from a record. ValueError where it cannot be written into one."""
+    check_type("of", of, Mapping, None)
+    try:
+        return json.loads(json.dumps({} if of is None else dict(of), allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"of must hold JSON values, got {shown(of)}: {error}") from None
+
+
 def _append(record: Path, trial: Trial) -> None:
     told = None if math.isinf(trial.loss) else trial.loss
     line = json.dumps({"factors": trial.factors, "loss": told, "origin": trial.origin}) + "\n"
@@ -198,31 +212,48 @@ def _append(record: Path, trial: Trial) -> None:
 
 
 def _read(record: Path, asked: dict[str, Any]) -> list[Trial]:
-    """What was tried before; a record that is not there is begun. A last line that was cut off is taken away."""
-    if not record.exists() or record.stat().st_size == 0:
-        record.parent.mkdir(parents=True, exist_ok=True)
-        record.write_text(json.dumps({"search": asked}) + "\n", encoding="utf-8")
-        return []
-    text = record.read_text(encoding="utf-8")
-    if not text.endswith("\n"):
-        text = text[: text.rfind("\n") + 1]
-        record.write_text(text, encoding="utf-8")
-        if not text:
-            return _read(record, asked)
-    found = []
-    for line, words in enumerate(text.splitlines(), start=1):
+    """What was tried before; a record that is not there is begun. A last line that was cut off is taken away, once the
+    file is known to be the record of this search."""
+    header = json.dumps({"search": asked}) + "\n"
+    text = ""
+    if record.exists():
         try:
-            told = json.loads(words)
-            if line == 1:
-                before = told["search"]
-            else:
-                loss = math.inf if told["loss"] is None else float(told["loss"])
-                found.append(Trial(tuple(map(float, told["factors"])), loss, told["origin"]))
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{record}, line {line}, is no line of a search: {error}") from None
+            text = record.read_bytes().decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{record}, line 1, is no line of a search: {error}") from None
+    if header.startswith(text):  # none, or one that was cut off before the first list
+        record.parent.mkdir(parents=True, exist_ok=True)
+        record.write_text(header, encoding="utf-8")
+        return []
+    end = text.rfind("\n") + 1
+    first, *lines = text[:end].split("\n")[:-1] or [text]
+    before = _parsed(record, 1, first).get("search")
+    if not isinstance(before, dict):
+        raise ValueError(f"{record}, line 1, is no line of a search: it does not say of which")
     for name, value in asked.items():
         if before.get(name) != value:
             raise ValueError(
                 f"record must be of this search, but {record} has {name} {shown(before.get(name))}, not {shown(value)}"
             )
+    found = []
+    for line, words in enumerate(lines, start=2):
+        told = _parsed(record, line, words)
+        try:
+            loss = math.inf if told["loss"] is None else float(told["loss"])
+            found.append(Trial(tuple(map(float, told["factors"])), loss, told["origin"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{record}, line {line}, is no line of a search: {error}") from None
+    if end < len(text):
+        record.write_text(text[:end], encoding="utf-8")
     return found
+
+
+def _parsed(record: Path, line: int, words: str) -> dict[str, Any]:
+    """What a line says."""
+    try:
+        told = json.loads(words)
+    except ValueError as error:
+        raise ValueError(f"{record}, line {line}, is no line of a search: {error}") from None
+    if not isinstance(told, dict):
+        raise ValueError(f"{record}, line {line}, is no line of a search: {shown(told)}")
+    return told

@@ -220,8 +220,7 @@ class Probe:
 
     def vectors(self, places: Places) -> Float[Tensor, "tokens channels"] | None:
         """What the token doors give each position, in one row: the vector it adds, and a fixed query and a fixed key as
-        it turns them. None where both are closed, turn pairs, or do the
-        same to every token, wherever it stands."""
+        it turns them. None where both are closed, turn pairs, or do the same to every token, wherever it stands."""
         doors = {"add"} if self.turns_pairs else {"add", "rotate"}
         if not doors & set(self.scheme.doors):
             return None
@@ -259,7 +258,7 @@ class Probe:
         if any(x.shape != basis.shape for x in turned):
             return None
         query, key = (x[:, 0].permute(1, 2, 0) for x in turned)
-        return (query, key) if query.size(1) == self.shape.head_dim else None
+        return query, key
 
     def output(
         self, places: Places, content: Float[Tensor, "contents tokens dim"], segment: Int[Tensor, " tokens"]

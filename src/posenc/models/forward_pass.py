@@ -9,11 +9,11 @@ from torch import Tensor
 from posenc.arguments import check_flag, check_type, shown, whole
 from posenc.backends.attention import attention
 from posenc.encoding import NOTHING, Context, Encoding, Features
-from posenc.features import Projected, continued, made
+from posenc.features import Projected, check_wanted, continued, made
 from posenc.layout import join, overlap
 from posenc.pieces import Bias, Clock
 from posenc.positions import Positions
-from posenc.scheme import Schedule, Scheme, Window, is_scheme
+from posenc.scheme import Schedule, Scheme, Window, is_scheme, needs_raw_keys, wanted_by
 
 NORMS = "posenc's lengths of keys"  # beside the features of a layer
 
@@ -191,7 +191,7 @@ class ForwardPass:
         number = self._number(layer)
         if number not in self._pairs:
             scheme, _ = self.of_layer(layer)
-            doors = ("rotate", "score", "value") if scheme.needs_raw_keys else ("score", "value")
+            doors = ("rotate", "score", "value") if needs_raw_keys(scheme) else ("score", "value")
             self._pairs[number] = scheme(
                 self.positions, self.key_positions, dtype=self._dtype, context=self._context, doors=doors
             )
@@ -206,21 +206,23 @@ class ForwardPass:
 
         ``projected`` is what the layer projects of its hidden state, (batch, heads, tokens[, width]) for each name of
         ``scheme.features``. A clock goes on from what it showed at the last token that the cache holds of the same
-        document. Raises ValueError for a projection that is missing or of another shape.
+        document. Raises ValueError for a projection that is missing, not wanted, not floating or of another shape.
 
         >>> features, key_features = step.features({"forgotten": block.gate(x).transpose(1, 2)}, layer)
         >>> out = step.attention(query, key, value, layer, features=features, key_features=key_features)
         """
         scheme, _ = self.of_layer(layer)
         of_queries, of_keys = {}, {}
-        for name, feature in scheme.features.items():
+        wanted, heads = wanted_by(scheme), None if self._context is None else self._context.heads
+        check_wanted(wanted, projected)
+        for name, feature in wanted.items():
             if not feature.is_clock:
-                of_queries[name] = made(feature, name, projected, self.positions)
+                of_queries[name] = made(feature, name, projected, self.positions, heads)
                 continue
             before = None if self.cache is None else self.cache.positions
             kept = None if self.cache is None or before is None else self.cache._feature(layer, name)
             held = None if kept is None or before is None or not kept.size(2) else (kept, before)
-            of_queries[name] = of_keys[name] = continued(feature, name, projected, self.positions, held)
+            of_queries[name] = of_keys[name] = continued(feature, name, projected, self.positions, held, heads)
         return of_queries, of_keys
 
     def attention(
@@ -246,7 +248,7 @@ class ForwardPass:
         scheme, window = self.of_layer(layer)
         encoding, token_doors = self.pairs(layer), self.tokens(layer)
         token_doors.check_added()
-        is_kept_rotated = not scheme.needs_raw_keys
+        is_kept_rotated = not needs_raw_keys(scheme)
         if is_kept_rotated:
             token_doors.check(query, key)
             query, key, value = (
@@ -254,7 +256,6 @@ class ForwardPass:
                 token_doors.rotate_key(key),
                 token_doors.rotate_value(value),
             )
-            scale = token_doors.scale if scale is None else scale
         of_keys = dict(features if key_features is None else key_features)
         if self.cache is not None:
             if not self._is_open:

@@ -122,11 +122,16 @@ class DeBERTa(Scheme):
         other.query, other.key = outs
         return other
 
+    @property
+    def scale(self) -> float:
+        """The factor of the inner product: 1 / sqrt(3 d)."""
+        return 1 / math.sqrt(3 * self.head_dim)
+
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
         """Queries and keys as they are, and 1 / sqrt(3 d)."""
-        return Rotation(_same, _same, scale=1 / math.sqrt(3 * self.head_dim))
+        return Rotation(_same, _same)
 
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None

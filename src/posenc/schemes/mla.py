@@ -101,7 +101,7 @@ class MLA(Rotary):
         made = super().rotation(positions, dtype, context).query
         assert isinstance(made, PairRotation)
         turn = SliceRotation(made)
-        return Rotation(turn, turn, scale=self.scale)
+        return Rotation(turn, turn)
 
 
 ENTRY = Entry(

@@ -77,6 +77,11 @@ class PoPE(Scheme):
         """The channels that have a phase: all."""
         return range(self.head_dim)
 
+    @property
+    def scale(self) -> float:
+        """The factor of the inner product: 1 / sqrt(d)."""
+        return 1 / math.sqrt(self.head_dim)
+
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
@@ -94,7 +99,7 @@ class PoPE(Scheme):
         def polar(phase: Tensor) -> Polar:
             return Polar(*torch.stack((phase.cos(), phase.sin())).to(dtype=dtype, device=coords.device))
 
-        return Rotation(polar(behind), polar(angle), scale=1 / math.sqrt(self.head_dim))
+        return Rotation(polar(behind), polar(angle))
 
 
 ENTRY = Entry(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from posenc.arguments import check_choice, number, shown, whole
 from posenc.encoding import Band, Context, Rotation
-from posenc.phases import PairLayout, PairRotation, in_double, turned_to
+from posenc.phases import PairLayout, PairRotation, in_double, turned_to, unchanged
 from posenc.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import FORMULA, Entry, Law
@@ -76,7 +76,7 @@ class ReRoPE(Scheme):
         w, leak = self.window, self.leak
         near = self._turned_to(p, dtype)
         if leak == 0:
-            far = Band(w, self._turned_to(p.new_full((1, 1), w), dtype), as_it_is)
+            far = Band(w, self._turned_to(p.new_full((1, 1), w), dtype), unchanged)  # a key at 0
         else:
             shrunk = leak * in_double(p)
             far = Band(w, self._turned_to(shrunk + (1 - leak) * w, dtype), self._turned_to(shrunk, dtype))
@@ -84,11 +84,6 @@ class ReRoPE(Scheme):
 
     def _turned_to(self, p: Tensor, dtype: torch.dtype) -> PairRotation:
         return turned_to(p, self.head_dim, self.base, self.layout, dtype)
-
-
-def as_it_is(x: Tensor) -> Tensor:
-    """A key at position 0, which is not turned."""
-    return x
 
 
 ENTRY = Entry(

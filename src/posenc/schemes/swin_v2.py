@@ -66,6 +66,11 @@ class SwinV2(Scheme):
         for layer in (self.inner, self.outer):
             nn.init.trunc_normal_(layer.weight, std=0.02)
 
+    @property
+    def scale(self) -> float:
+        """The factor of the inner product: queries have the head's."""
+        return 1.0
+
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
@@ -78,7 +83,7 @@ class SwinV2(Scheme):
                 raise ValueError(f"SwinV2 was made for {scale.size(0)} heads, got queries of {query.size(1)}")
             return (_unit(query) * scale).to(query.dtype)
 
-        return Rotation(scaled, lambda key: _unit(key).to(key.dtype), scale=1.0)
+        return Rotation(scaled, lambda key: _unit(key).to(key.dtype))
 
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None

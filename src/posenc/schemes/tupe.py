@@ -72,6 +72,11 @@ class TUPE(Scheme):
         if self.untie_cls:
             nn.init.normal_(self.theta, std=0.02)
 
+    @property
+    def scale(self) -> float:
+        """The factor of the inner product: 1 / sqrt(2 d)."""
+        return 1 / math.sqrt(2 * self.head_dim)
+
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
@@ -80,16 +85,15 @@ class TUPE(Scheme):
         rows = self.embedding.weight[index].to(dtype)
         rows = F.layer_norm(rows, (self.width,), self.norm.weight.to(dtype), self.norm.bias.to(dtype), self.norm.eps)
         of_queries, of_keys = (self._projected(rows, layer) for layer in (self.query, self.key))
-        scale = 1 / math.sqrt(2 * self.head_dim)
         if self.untie_cls:  # two more channels: the key's say where it is, the query's what that is worth to it
             first = (index == 0)[:, None, :, None].to(dtype)
-            row, column = (self.theta.to(dtype) / scale)[:, None, :, None, None].unbind(0)
+            row, column = (self.theta.to(dtype) / self.scale)[:, None, :, None, None].unbind(0)
             of_queries = torch.cat((of_queries * (1 - first), first * row, (1 - first) * column), -1)
             ones = torch.ones_like(first).expand(-1, self.num_heads, -1, -1)
             of_keys = torch.cat((of_keys * (1 - first), ones, first * ones), -1)
         if context is not None and context.heads is not None:
             of_queries, of_keys = (x[:, context.heads.start : context.heads.stop] for x in (of_queries, of_keys))
-        return Rotation(lambda query: _beside(query, of_queries), lambda key: _beside(key, of_keys, True), scale=scale)
+        return Rotation(lambda query: _beside(query, of_queries), lambda key: _beside(key, of_keys, True))
 
     def _projected(self, rows: Tensor, layer: nn.Linear) -> Float[Tensor, "rows heads tokens head_dim"]:
         both = F.linear(rows, layer.weight.to(rows), layer.bias.to(rows))

@@ -121,6 +121,11 @@ class XPos(Scheme):
         """True: what is counted from the queries of a call cannot be kept."""
         return True
 
+    @property
+    def scale(self) -> float:
+        """The factor of the inner product: 1 / sqrt(head_dim)."""
+        return 1 / math.sqrt(self.head_dim)
+
     def _decay(self, device: torch.device | None = None) -> Float64[Tensor, " pairs"]:
         """-ln(zeta_k) / scale_base of every pair, the fastest first."""
         k = torch.arange(self.head_dim // 2, dtype=torch.float64, device=device)
@@ -131,7 +136,7 @@ class XPos(Scheme):
     ) -> Encoding:
         """The encoding whose keys are counted from where the queries are."""
         rotations = (self._between(queries, keys, dtype),) if "rotate" in doors else ()
-        return Encoding(queries, keys, rotations=rotations, context=context)
+        return Encoding(queries, keys, rotations=rotations, context=context, _scale=self.scale)
 
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
@@ -154,7 +159,7 @@ class XPos(Scheme):
             place = asking if positions is queries else _places(positions, origin)
             return Fading(name, turn, self._decay(place.device), place, asking, fastest, span)
 
-        return Rotation(side("query", queries), side("key", keys), scale=1 / math.sqrt(self.head_dim))
+        return Rotation(side("query", queries), side("key", keys), scale=self.scale)
 
 
 def _places(positions: Positions, origin: Float64[Tensor, " rows"]) -> Float64[Tensor, "rows tokens"]:
