@@ -494,6 +494,8 @@ def test_what_is_not_understood_is_refused_by_name() -> None:
     refused({"local": YaRN(4.0, 16)}, llama, "what names layers of type 'local', and the model has those of None")
     refused(posenc.Sinusoidal(48), llama, r"Sinusoidal adds to the input, and LlamaForCausalLM \(llama\) has no table")
     refused(posenc.ALiBi(8), llama, r"ALiBi is made for 8 heads, and LlamaForCausalLM \(llama\) has 4")
+    refused(posenc.RoPE(64), llama, r"RoPE is made for head_dim 64, and LlamaForCausalLM \(llama\) has ")
+    refused(posenc.FoX(4), llama, r"FoX needs what each layer makes of its tokens \(forgotten\), which the layers of ")
     refused(posenc.Schedule([(posenc.NoPE(), None)]), llama, "a Schedule of 2 layers .* got one of 1")
     refused(YaRN(4.0, 16), built("gpt2"), r"GPT2LMHeadModel \(gpt2\) has no rotary module")
     refused(YaRN(4.0, 16), built("falcon", alibi=True), "falcon with alibi=True does not rotate")

@@ -325,6 +325,7 @@ class _Run:
             evaluations=s.search,
             seed=s.seed,
             record=self.out / SEARCH,
+            of={"fingerprint": self.about["fingerprint"]},
             progress=tick,
         )
         self.progress.say(f"longrope: of {len(found.trials)} lists the best is a {found.best.origin}")

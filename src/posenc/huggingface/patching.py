@@ -599,6 +599,16 @@ def _check_scheme(base: Any, scheme: Any, has_table: bool) -> None:
     heads, wanted = config.num_attention_heads, getattr(scheme, "num_heads", None)
     if wanted is not None and wanted != heads:
         raise ValueError(f"{name} is made for {wanted} heads, and {_named(base)} has {heads}")
+    if scheme.features:
+        raise ValueError(
+            f"{name} needs what each layer makes of its tokens ({', '.join(scheme.features)}), which the layers of "
+            f"{_named(base)} do not make: build it into a model of your own"
+        )
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    for part in scheme.parts if not hasattr(config, "qk_rope_head_dim") else ():
+        made = getattr(part, "head_dim", None)
+        if made is not None and made != width:
+            raise ValueError(f"{type(part).__name__} is made for head_dim {made}, and {_named(base)} has {width}")
 
 
 def _in_words(what: Any) -> list[str]:
