@@ -498,9 +498,11 @@ def case(
     if asked.has_sinks:
         how["sinks"] = drawn(heads)
     if asked.has_mask:
-        how["attn_mask"] = drawn(1, heads, queries, keys)
+        added = drawn(1, heads, queries, keys)
+        hidden = torch.rand(1, heads, queries, keys) > 0.7
         with torch.no_grad():
-            how["attn_mask"][torch.rand(1, heads, queries, keys) > 0.7] = -torch.inf
+            added[hidden] = -torch.inf
+        how["attn_mask"] = added if kind.normalises else ~hidden
     features = {}
     for piece in bound(scheme, query_positions, key_positions, tensors[0]).pieces:
         if (feature := getattr(piece, "feature", None)) is not None:

@@ -128,7 +128,7 @@ def test_a_scheme_is_built_for_as_many_axes_as_it_says(entry: Entry) -> None:
             encoding = entry.build(shape)(positions)
             if encoding.wanted:
                 encoding = encoding.with_projected(projected_at_random(encoding.wanted, torch.ones(1, 2, 24)))
-            posenc.logits(*torch.ones(2, 1, 2, 2, 12), encoding.pairs)
+            posenc.logits(*torch.ones(2, 1, 2, 2, 12), encoding if encoding.banded else encoding.pairs)
         except ValueError:
             continue
         taken.append(shape.axes)

@@ -49,6 +49,8 @@ class DeBERTa(Scheme):
     buckets as in the authors' code, and all of it as in the code of transformers (deberta_v2), which were read.
     """
 
+    terms: tuple[str, ...] = ("c2p", "p2c")  # beside content to content; a subclass may have fewer
+
     def __init__(
         self,
         num_heads: int,
@@ -124,8 +126,8 @@ class DeBERTa(Scheme):
 
     @property
     def scale(self) -> float:
-        """The factor of the inner product: 1 / sqrt(3 d)."""
-        return 1 / math.sqrt(3 * self.head_dim)
+        """The factor of the inner product: 1 / sqrt((1 + t) d) with t = 2 terms beside that of contents."""
+        return 1 / math.sqrt((1 + len(self.terms)) * self.head_dim)
 
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
