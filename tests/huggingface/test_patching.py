@@ -566,3 +566,20 @@ def test_it_is_a_context_manager_and_a_value() -> None:
     with patch(model, YaRN(4.0, 16)) as patched:
         assert isinstance(patched, Patched)
     assert torch.equal(output(model, input_ids=LONG), plain)
+
+
+def test_a_layer_whose_softmax_is_saturated_is_not_taken_for_one_without_positions() -> None:
+    """As three layers of SmolLM2 are, for inputs as large as the probe's first ones."""
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=48, num_attention_heads=4, num_hidden_layers=2, vocab_size=64
+    )
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config)
+    with torch.no_grad():
+        for projection in (model.model.layers[1].self_attn.q_proj, model.model.layers[1].self_attn.k_proj):
+            projection.weight *= 100
+    ids = torch.randint(64, (1, 20))
+    expected = model(ids).logits
+    with patch(model, posenc.DynamicNTK(1.0, 2048)):  # which does nothing to 20 tokens
+        assert all("posenc_plan" in layer.self_attn._modules for layer in model.model.layers)
+        torch.testing.assert_close(model(ids).logits, expected, atol=1e-3, rtol=1e-3)

@@ -397,10 +397,10 @@ def _pairing(base: Any, module: Any, turns: Turns) -> tuple[str, int, int] | Non
     probe.config._attn_implementation_internal = NAME
     places = torch.tensor([[0, 2, 3, 7]])
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(1, 4, _text(base).hidden_size, generator=generator, dtype=torch.float64) * 8
+    drawn = torch.randn(1, 4, _text(base).hidden_size, generator=generator, dtype=torch.float64)
     seen: list[int] = []
 
-    def run(rotary: PosencRotary, plan: Plan | None) -> Tensor:
+    def run(x: Tensor, rotary: PosencRotary, plan: Plan | None) -> Tensor:
         if plan is not None:
             probe._modules[PLAN] = plan
         tokens = Positions(places, order=torch.arange(4)[None])
@@ -417,18 +417,22 @@ def _pairing(base: Any, module: Any, turns: Turns) -> tuple[str, int, int] | Non
         return out[0] if isinstance(out, tuple) else out
 
     plain = nn.Identity()
-    own = run(PosencRotary(plain, {None: turns}, {None: turns.rope()}), None)
     off = PosencRotary(plain, {None: turns}, {None: None})
     watch = _Widths(seen)
-    unturned = run(off, Plan(watch))
-    effect = float((own - unturned).abs().max())
-    if effect == 0:
-        return None
+    # Large inputs can saturate a trained layer's softmax, and then positions change nothing; small ones make it flat.
+    for x in (drawn * size for size in (8.0, 1.0, 0.125, 2.0**-6)):
+        own = run(x, PosencRotary(plain, {None: turns}, {None: turns.rope()}), None)
+        effect = float((own - run(x, off, Plan(watch))).abs().max())
+        if effect > 1e-6 * float(own.abs().max()):
+            break
+    else:
+        if effect == 0:
+            return None
     head_dim = seen[0]
     for first in dict.fromkeys((0, head_dim - turns.rotary_dim)):
         for layout in ("half", "interleaved"):
             rope = RoPE(head_dim, turns.base, layout=layout, rotary_dim=turns.rotary_dim, first_channel=first)
-            error = float((own - run(off, Plan(rope))).abs().max())
+            error = float((own - run(x, off, Plan(rope))).abs().max())
             if error < 1e-2 * effect:  # another pairing is wrong by about the effect itself
                 return layout, first, head_dim
     raise ValueError(
