@@ -20,7 +20,6 @@ from transformers.models.falcon import modeling_falcon
 import posenc
 import posenc.huggingface as hf
 from posenc.huggingface import adapters, variants
-from posenc.schemes.deberta import DeBERTa
 from tests.huggingface.test_attention import ENCODER, IDS, KINDS, VOCABULARY, check, moved, output, with_attention
 from tests.huggingface.test_patching import check_checkpointing, same, state
 from tests.huggingface.test_transformers_itself import exact_alibi
@@ -312,7 +311,7 @@ def test_a_planted_bug_is_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("bug", ["the window it was trained in", "the scale of its terms"])
 def test_a_planted_bug_of_a_scheme_is_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if bug == "the scale of its terms":
-        monkeypatch.setattr(variants.LayerDeBERTa, "rotation", DeBERTa.rotation)
+        monkeypatch.setattr(variants.LayerDeBERTa, "scale", property(lambda self: (3 * self.head_dim) ** -0.5))
         proof, case = test_deberta_is_as_exact_adapted, ("c2p alone", "full")
     else:
         monkeypatch.setattr(adapters, "LayerSwinV2", untrained)

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import check_choice, check_type, whole
-from posenc.encoding import Context, Rotation
+from posenc.encoding import Context
 from posenc.phases import exact
 from posenc.pieces import Function, Meeting
 from posenc.positions import Positions
@@ -202,13 +202,6 @@ class LayerDeBERTa(DeBERTa):
                     f"deberta-v2's {sizes} is counted otherwise in the single precision of transformers, first at a "
                     f"distance of {int(other.abs().min())}"
                 )
-
-    def rotation(
-        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-    ) -> Rotation:
-        """Queries and keys as they are, and 1/sqrt((1 + t) d)."""
-        plain = super().rotation(positions, dtype, context)
-        return Rotation(plain.query, plain.key, scale=1 / math.sqrt((1 + len(self.terms)) * self.head_dim))
 
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
