@@ -232,16 +232,19 @@ NEEDS_A_LAYER = {"fox", "inkling"}  # for a feature
 IN_PAIRS = [entry for entry in CATALOG if "add" not in entry.doors]
 ON_GRIDS = [entry for entry in CATALOG if entry.axes in ("two", "any")]
 
-# A backend that is called with turned tensors cannot tell by which scheme, and some schemes are like another.
-TURNING = {entry.name for entry in CATALOG if entry.doors == ("rotate",)} - {"rope", "re_rope"}
 MODELLED = [entry for entry in CATALOG if entry.name not in ALIKE]
+# One for each kind of piece: checked under every backend.
+KINDS = {
+    *("nope", "rope", "alibi", "t5", "shaw", "absolute_in_attention", "relative_1d", "relative_2d", "transformer_xl"),
+    *("distance_aware", "fox", "re_rope"),
+}
 
 
 def ways(entry: Entry) -> list[tuple[str, bool]]:
     """(backend, causal) under which a scheme is checked."""
     if entry.name in ALIKE:
         return [("auto", True)]
-    backends = ("auto",) if entry.name in TURNING else BACKENDS
+    backends = BACKENDS if entry.name in KINDS else ("auto",)
     return [(b, causal) for b in backends for causal in (True, False) if entry.name not in CANNOT.get(b, ())]
 
 
