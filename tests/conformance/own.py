@@ -179,11 +179,14 @@ def one_line(entry: Entry) -> Subject:
     )
 
 
+# Their scores go by more than the distance, and yet a short text may be moved. On the diagonal LieRE is relative.
+NEITHER = {"fire", "lie_re", "dual_chunk", "self_extend"}
+
+
 def claims(entry: Entry) -> dict[str, Any]:
     ends = {"learned", "absolute_in_attention", "tupe"}  # the end of relative_1d is a distance
     return {
-        # On the diagonal LieRE is relative; FIRE is neither.
-        "relative": True if "relative" in entry.laws else None if entry.name in ("fire", "lie_re") else False,
+        "relative": True if "relative" in entry.laws else None if entry.name in NEITHER else False,
         "axes": entry.least_axes,
         "max_positions": LONGEST if entry.name in ends else WINDOWS.get(entry.name),
     }
