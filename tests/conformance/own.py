@@ -227,7 +227,7 @@ def classifier(entry: Entry) -> Subject:
 BACKENDS = ("auto", "sdpa", "tiled", "chunked", "reference")  # flex compiles for every length: see test_flex.py
 # PyTorch's kernel can neither add to values nor multiply scores; a tile goes by one distance.
 CANNOT = {
-    "sdpa": {"shaw", "distance_aware", "softcap", "cope", "stick_breaking"},
+    "sdpa": {"shaw", "distance_aware", "softcap", "cope", "stick_breaking", "re_rope"},
     "tiled": {"relative_2d", "swin", "swin_v2", "fire", "cope", "stick_breaking"},
 }
 OF_ALL_KEYS = {"cope", "fox", "stick_breaking"}
