@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc import ALiBi, Context, DistanceAware, Learned, NoPE, Positions, RoPE, Shaw, Sinusoidal, attention
+from posenc import TUPE, ALiBi, Context, DistanceAware, Learned, NoPE, Positions, RoPE, Shaw, Sinusoidal, attention
 from posenc.backends import band, pairwise
 from posenc.encoding import Rotation
 from posenc.models import Decoder, ForwardPass, KVCache
@@ -95,6 +95,14 @@ def test_windows_compile(window: Any) -> None:
     tokens = torch.randint(10, (1, 7))
     whole: Any = torch.compile(model, fullgraph=True, backend="eager")
     torch.testing.assert_close(whole(tokens), model(tokens))
+
+
+def test_maps_that_are_functions_compile() -> None:
+    """TUPE's maps are closures, of which a graph cannot tell whether two are the same."""
+    x = qkv(9)[0]
+    scheme = TUPE(x.size(1), x.size(-1), 16).to(x.dtype)
+    run = torch.compile(lambda x: attention(x, x, x, scheme, is_causal=True), fullgraph=True, backend="eager")
+    torch.testing.assert_close(run(x), attention(x, x, x, scheme, is_causal=True))
 
 
 # --- misuse that the arguments give away ------------------------------------------------------------------------------

@@ -270,6 +270,9 @@ class Encoding:
         turned = [(query, key)]
         for rotation in self.rotations:
             maps = [(rotation.query, rotation.key), *((band.query, band.key) for band in rotation.bands)]
+            if len(maps) == len(turned) == 1:
+                turned = [(rotation.query(query), rotation.key(key)) for query, key in turned]
+                continue
             turned = turned if len(turned) > 1 else turned * len(maps)
             maps = maps if len(maps) > 1 else maps * len(turned)
             # Compared by "is": a compiled graph that holds the id of a tensor would be compiled anew for each tensor.
@@ -277,7 +280,7 @@ class Encoding:
 
             def once(turn: TokenMap, x: Tensor, known: list[tuple[TokenMap, Tensor, Tensor]] = known) -> Tensor:
                 for same, of, out in known:
-                    if same is turn and of is x:
+                    if of is x and same is turn:
                         return out
                 known.append((turn, x, turn(x)))
                 return known[-1][2]

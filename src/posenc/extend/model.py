@@ -220,5 +220,5 @@ def _digest(model: Any, tokenizer: Any) -> str:
     digest = hashlib.blake2b(json.dumps(told, sort_keys=True, default=str).encode())
     digest.update(tokenizer.backend_tokenizer.to_str().encode())
     for name, p in model.named_parameters():
-        digest.update(name.encode() + p.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(name.encode() + p.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
