@@ -3,7 +3,7 @@
 Every file of field/subjects is run in a process of its own, so that a crash or a hang ends one subject and no more.
 What a process finds is repeated by the finding's own script in a fresh interpreter that cannot import posenc: what does
 not come again there is listed as unconfirmed. Records are written to runs/field as they are made, and what has one,
-made from the same code and versions, is not run again.
+made from the same code and versions, is not run again. The scripts of field/faults.py are run every time.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from field import faults, scripts
 from field.notes import LIMIT, NOT_RUN, NOTES, WRONG, Note
 
 ROOT = Path(__file__).parent.parent
@@ -47,12 +48,7 @@ FILES = {
 }
 SECONDS = 30.0  # for each check
 PATIENCE = 420.0  # for a subject, with the scripts of its findings: then its process is ended
-SCRIPT_SECONDS = 120.0
 SIGNS = {"passed": "✓", "finding": "✗", "not applicable": "·", "unfinished": "?"}
-WITHOUT = (
-    "import runpy, sys; sys.modules['posenc'] = None; sys.argv = sys.argv[1:]; "
-    "runpy.run_path(sys.argv[0], run_name='__main__')"
-)
 Data = dict[str, Any]
 
 
@@ -65,8 +61,9 @@ def main() -> int:
     )
     parser.add_argument("--only", nargs="*", choices=FILES, help="files of field/subjects (default: all)")
     parser.add_argument(
-        "--page", action="store_true", help="write the page from the records there are, and run nothing"
+        "--page", action="store_true", help="write the page from the records there are, and run no checks"
     )
+    parser.add_argument("--faults", action="store_true", help="run no checks, and leave the rest of the page as it is")
     parser.add_argument("--worker", nargs=2, metavar=("FILE", "RECORDS"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
@@ -74,14 +71,18 @@ def main() -> int:
         return 0
     arguments.out.mkdir(parents=True, exist_ok=True)
     files = arguments.only or list(FILES)
-    if not arguments.page:
+    if not (arguments.page or arguments.faults):
         with ThreadPoolExecutor(arguments.jobs) as pool:
             list(pool.map(lambda file: _run(file, arguments.out), files))
-    records = [record for file in FILES for record in _read(arguments.out / f"{file}.jsonl")]
-    write(records)
-    found = [one for record in records for one in findings(record)]
-    confirmed = sum(one["confirmed"] for one in found)
-    print(f"{len(records)} records, {confirmed} of {len(found)} findings confirmed: {PAGE.relative_to(ROOT)}")
+    if not arguments.faults:
+        records = [record for file in FILES for record in _read(arguments.out / f"{file}.jsonl")]
+        write(records)
+        found = [one for record in records for one in findings(record)]
+        confirmed = sum(one["confirmed"] for one in found)
+        print(f"{len(records)} records, {confirmed} of {len(found)} findings confirmed: {PAGE.relative_to(ROOT)}")
+    outcomes = faults.run(SCRIPTS, arguments.jobs)
+    PAGE.write_text(faults.put(PAGE.read_text(), outcomes, SCRIPTS.name))
+    print(f"{sum(outcome.fault is True for outcome in outcomes.values())} of {len(outcomes)} faults are there")
     return 0
 
 
@@ -164,13 +165,8 @@ def confirmed(script: str, came: str) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "finding.py"
         path.write_text(script)
-        command = [sys.executable, "-I", "-c", WITHOUT, str(path)]
-        try:
-            ended = subprocess.run(command, capture_output=True, text=True, timeout=SCRIPT_SECONDS, cwd=folder)
-        except subprocess.TimeoutExpired:
-            return False
-    said = ended.stdout.partition("came:")[2]
-    return ended.returncode == 1 and said.split() == came.split()
+        outcome = scripts.run(path)
+    return outcome.fault is True and outcome.came.split() == came.split()
 
 
 def _key(file: str) -> str:
@@ -391,7 +387,7 @@ def _reasons(records: Sequence[Data]) -> list[str]:
 def _scripts(groups: Sequence[Sequence[Data]]) -> dict[int, str]:
     """Writes the script of the first finding of each group, and gives its place by the id() of the finding."""
     SCRIPTS.mkdir(parents=True, exist_ok=True)
-    for old in SCRIPTS.glob("*.py"):
+    for old in {*SCRIPTS.glob("*.py")} - {SCRIPTS / fault.script for fault in faults.FAULTS}:
         old.unlink()
     places, counts = {}, dict.fromkeys(FILES.values(), 0)
     for ones in groups:

@@ -1,13 +1,16 @@
 """The field report: nothing is left out of it, and a finding counts where its own script repeats it."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from field import report
+from field.faults import FAULTS, put
 from field.notes import NOTES, Note
-from field.report import FILES, ROOT, about, confirmed, write
+from field.report import FILES, PAGE, ROOT, SCRIPTS, about, confirmed, write
+from field.scripts import Outcome, run
 
 FOUND = 'print("expected: 1")\nprint("came:     2, off by 1")\nraise SystemExit(1)\n'
 
@@ -72,3 +75,70 @@ def test_the_first_note_that_fits_is_taken() -> None:
     fitting = [note.title for note in NOTES if about(note, finding)]
     assert fitting[0] == "torchtune: position -1 is answered"
     assert len(fitting) > 1
+
+
+@pytest.mark.parametrize(
+    ("script", "outcome"),
+    [
+        (FOUND, Outcome(True, "1", "2, off by 1")),
+        (FOUND.replace("SystemExit(1)", "SystemExit(0)"), Outcome(False, "1", "2, off by 1")),
+        ("raise ValueError('no')\n", Outcome(None, "", "", "ValueError: no")),
+        (FOUND.replace("SystemExit(1)", "SystemExit(3)"), Outcome(None, "", "", "it says nothing")),
+    ],
+    ids=["there", "gone", "fails", "another status"],
+)
+def test_a_script_says_if_the_fault_is_there(script: str, outcome: Outcome, tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    assert run(path) == outcome
+
+
+def test_the_section_of_faults_takes_the_place_of_the_one_before() -> None:
+    there, gone, unknown, *_ = FAULTS
+    page = "# Title\n\n## Findings\n\n## Not run\n\n- one\n"
+    first = put(page, {there: Outcome(True, "the expected", "what came")}, "scripts")
+    second = put(first, {gone: Outcome(False, "1", "1"), unknown: Outcome(None, "", "", "no such file")}, "scripts")
+    assert f"### {there.title}\n" in first
+    assert "- expected: the expected\n- came: what came\n" in first
+    assert there.title not in second
+    assert re.search(rf"\nGone in transformers .*:\n\n- {gone.title}, \[{gone.script}\]", second)
+    assert f"\nNot run:\n\n- {unknown.title}, [{unknown.script}](scripts/{unknown.script}): no such file\n" in second
+    assert "### " not in second
+    assert all(text.startswith("# Title\n\n## Findings\n\n") for text in (first, second))
+    assert all(text.endswith("\n\n## Not run\n\n- one\n") for text in (first, second))
+
+
+def test_scripts_of_faults_are_kept_when_those_of_findings_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(report, "SCRIPTS", tmp_path)
+    for name in (FAULTS[0].script, "attn-gym-9.py"):
+        (tmp_path / name).touch()
+    write([])
+    assert [path.name for path in tmp_path.glob("*.py")] == [FAULTS[0].script]
+
+
+def test_the_page_has_every_script_and_every_fault_has_one() -> None:
+    names = {path.name for path in SCRIPTS.iterdir()}
+    assert names == {Path(path).name for path, _ in _links(PAGE) if path.startswith(f"{SCRIPTS.name}/")}
+    assert {fault.script for fault in FAULTS} <= names
+
+
+@pytest.mark.parametrize("page", [PAGE, PAGE.with_name("huggingface.md")], ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for path, anchor in _links(page):
+        leads = page.parent / path if path else page
+        assert leads.exists(), path
+        assert not anchor or anchor in _anchors(leads), anchor
+
+
+def _links(page: Path) -> list[tuple[str, str]]:
+    """The file and the heading of each link."""
+    return re.findall(r"\]\(([^)#]*)#?([^)]*)\)", page.read_text())
+
+
+def _anchors(page: Path) -> set[str]:
+    """What the headings of a page are called in links, on GitHub."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -22,7 +22,6 @@ import posenc.huggingface as hf
 from posenc.huggingface import adapters, variants
 from tests.huggingface.test_attention import ENCODER, IDS, KINDS, VOCABULARY, check, moved, output, with_attention
 from tests.huggingface.test_patching import check_checkpointing, same, state
-from tests.huggingface.test_transformers_itself import exact_alibi
 
 # -- Swin v2 ----------------------------------------------------------------------------------------------------------
 
@@ -144,6 +143,13 @@ def test_falcon_has_its_alibi_once(exact: bool, monkeypatch: pytest.MonkeyPatch)
             last = output(model, input_ids=FAR[:, here], attention_mask=mask, past_key_values=cache)
     torch.testing.assert_close(ours[PADDED], plain[PADDED], rtol=0, atol=1e-11)
     torch.testing.assert_close(last[:, -1], ours[:, -1], rtol=0, atol=1e-11)
+
+
+def exact_alibi(attention_mask: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
+    """What is meant: m p in double precision."""
+    places = (attention_mask.cumsum(-1) - 1) * attention_mask
+    slopes = torch.tensor(posenc.ALiBi(num_heads).slopes, dtype=torch.float64)
+    return (slopes[None, :, None] * places[:, None]).reshape(-1, 1, places.size(1)).to(dtype)
 
 
 def test_falcons_bias_is_rounded_as_in_transformers() -> None:

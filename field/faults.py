@@ -1,0 +1,172 @@
+"""Faults of transformers that no check looks for, met where posenc runs the models; and their section of the page."""
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+from field import scripts
+from field.notes import LIMIT, MEANT, WRONG
+from field.scripts import Outcome
+
+HEADING = "## Met while running transformers' models\n"
+NEXT = "## Not run\n"
+
+
+class Fault(NamedTuple):
+    """``script`` is its name in docs/field-scripts, ``where`` the file and function, ``instead`` the way out."""
+
+    script: str
+    title: str
+    kind: str
+    text: str
+    where: str
+    instead: str
+    upstream: str = ""
+
+
+FAULTS = (
+    Fault(
+        "transformers-llama4-temperature.py",
+        "Llama 4: queries are scaled by their place in the cache",
+        WRONG,
+        "Layers without positions scale the query of position p by 1 + attn_scale ln(1 + ⌊(p + 1)/floor_scale⌋), and "
+        "take p from the cache and the index instead of `position_ids`. Padding on the left counts, so that near a "
+        "multiple of `floor_scale` (8,192 by default) a text beside a longer one gives other logits than "
+        "alone. Ministral 3 and Mistral 4 scale by `position_ids`.",
+        "`models/llama4/modeling_llama4.py`, `Llama4TextAttention.forward`",
+        "pad on the right, or rows of one length; up to 8,191 slots, padding included, nothing is scaled.",
+    ),
+    Fault(
+        "transformers-swinv2-mask.py",
+        "Swin v2: the mask of shifted windows is added twice",
+        WRONG,
+        "Scores of patches of another window get −200, where the published code has −100. Either way their weight is "
+        "all but 0, unless scores differ by as much, which the layer's scale (at most 100 times a cosine) allows. "
+        "Swin2SR has the same two lines.",
+        "`models/swinv2/modeling_swinv2.py`, `Swinv2SelfAttention.forward`; `models/swin2sr/modeling_swin2sr.py`, "
+        "`Swin2SRSelfAttention.forward`",
+        "let `get_attn_mask` of every `Swinv2Layer` give half of the mask.",
+    ),
+    Fault(
+        "transformers-swinv2-absolute.py",
+        "Swin v2: use_absolute_embeddings does not run",
+        WRONG,
+        "The table has a row for a class token, which Swin v2 does not have, and cannot be added to the patches: every "
+        "forward pass is an error.",
+        "`models/swinv2/modeling_swinv2.py`, `Swinv2Embeddings.__init__`",
+        "make `model.embeddings.position_embeddings` a parameter with a row per patch.",
+        "transformers#37161",
+    ),
+    Fault(
+        "transformers-falcon-bfloat16.py",
+        "Falcon: the ALiBi bias is rounded to bfloat16 in every precision",
+        LIMIT,
+        "Slopes are cast to bfloat16, and so is the product with the place of the key, also in a model in float32 or "
+        "double. The bias counts from the start of the text, so that the rounding grows with the place: from 256 on "
+        "neighbouring keys share a bias.",
+        "`models/falcon/modeling_falcon.py`, `build_alibi_tensor`",
+        "put another function in the place of `modeling_falcon.build_alibi_tensor`, if the words of the published "
+        "model are not to be repeated exactly; with posenc, "
+        "[`patch`](huggingface.md#posenc-as-an-attention-implementation).",
+        "another engine repeats the rounding to give the same words (NVIDIA/TensorRT-Model-Connect#667)",
+    ),
+    Fault(
+        "transformers-eager-double.py",
+        "Eager attention in double precision: NaN in a row that is padded on the left",
+        LIMIT,
+        "The mask holds the least double, which is −∞ once the softmax casts scores to float32. A token of padding on "
+        "the left sees −∞ alone, whose softmax is NaN, and the next layer passes it on to the row's tokens. Models in "
+        "float32 and below are not concerned.",
+        "`masking_utils.py`, `eager_mask`, and `eager_attention_forward` in `models/llama/modeling_llama.py` and alike "
+        "in the other families",
+        '`attn_implementation="sdpa"`, or padding on the right.',
+    ),
+    Fault(
+        "transformers-deberta-checkpointing.py",
+        "DeBERTa v2 and v3: reentrant activation checkpointing fails",
+        LIMIT,
+        "The norm of the relative embeddings is computed once, outside of the layers, which get it by its name. "
+        "Reentrant checkpointing cuts only the graph of what is passed by place, so that the second layer's backward "
+        "pass runs through the norm again. Without `norm_rel_ebd` nothing is shared, and it works.",
+        "`models/deberta_v2/modeling_deberta_v2.py`, `DebertaV2Encoder.forward`",
+        "`use_reentrant=False`, the default since transformers#43203.",
+        "the same error in unslothai/unsloth#3336",
+    ),
+    Fault(
+        "transformers-deberta-z-steps.py",
+        "DeBERTa: the last layer cannot be repeated",
+        LIMIT,
+        "`z_steps`, an attribute of the model that no configuration sets, is to run the last layer again; above 1 the "
+        "model appends to what has become a tuple. Version 1 has the same lines.",
+        "`models/deberta_v2/modeling_deberta_v2.py`, `DebertaV2Model.forward`",
+        "leave `z_steps` at 0, and call `model.encoder.layer[-1]` yourself.",
+    ),
+    Fault(
+        "transformers-packed-cache.py",
+        "Packed documents are told apart only without a cache and a mask",
+        MEANT,
+        "`position_ids` that start again tell documents apart in a call without a cache and without `attention_mask`. "
+        "A plain call makes a cache (`use_cache` is true by default), and a collator may add a mask of ones: either "
+        "way later documents see the earlier ones, and nothing says so.",
+        "`masking_utils.py`, `_preprocess_mask_arguments`",
+        "`use_cache=False`, and no `attention_mask`.",
+        "made for training without padding in transformers#39194; a mask of ones was declined in transformers#46634",
+    ),
+)
+
+
+def run(folder: Path, jobs: int) -> dict[Fault, Outcome]:
+    """Every fault's script, each in an interpreter of its own."""
+    with ThreadPoolExecutor(jobs) as pool:
+        return dict(zip(FAULTS, pool.map(lambda fault: scripts.run(folder / fault.script), FAULTS), strict=True))
+
+
+def put(page: str, outcomes: Mapping[Fault, Outcome], folder: str) -> str:
+    """The page with their section, in place of the one that it had; ``folder`` has the scripts, seen from the page."""
+    before, following, after = page.partition(NEXT)
+    return before.partition(HEADING)[0] + "\n".join([HEADING, *_section(outcomes, folder), ""]) + following + after
+
+
+def _section(outcomes: Mapping[Fault, Outcome], folder: str) -> list[str]:
+    lines = [
+        "posenc runs models of transformers by its own attention and compares ([huggingface.md](huggingface.md)). This "
+        "is what it met there that none of the twenty checks looks for. Each has a script that needs torch and "
+        "transformers alone, and exits with 1 where the fault is there and with 0 where it is not. "
+        "Two more that it met stand above: Falcon with ALiBi "
+        "[adds its bias twice](#transformers-falcon-with-alibi-adds-its-bias-twice-under-eager-attention) under eager "
+        "attention, and dynamic scaling turns a row "
+        "[by the longest of its batch]"
+        "(#transformers-longrope-and-dynamic-choose-their-frequencies-for-a-batch-as-a-whole).",
+        "",
+    ]
+    for fault, outcome in outcomes.items():
+        if outcome.fault:
+            lines += [
+                f"### {fault.title}",
+                "",
+                f"**{fault.kind.capitalize()}**, transformers {version('transformers')}. {fault.text}",
+                "",
+                f"- expected: {outcome.expected}",
+                f"- came: {outcome.came}",
+                f"- {_link(fault, folder)}",
+                f"- in the code: {fault.where}",
+                f"- instead: {fault.instead}",
+                *([f"- elsewhere: {fault.upstream}"] if fault.upstream else []),
+                "",
+            ]
+    gone = [fault for fault, outcome in outcomes.items() if outcome.fault is False]
+    heading = f"Gone in transformers {version('transformers')}:"
+    lines += _list(heading, [f"{fault.title}, {_link(fault, folder)}" for fault in gone])
+    unknown = [(fault, outcome.error) for fault, outcome in outcomes.items() if outcome.fault is None]
+    return lines + _list("Not run:", [f"{fault.title}, {_link(fault, folder)}: {error}" for fault, error in unknown])
+
+
+def _link(fault: Fault, folder: str) -> str:
+    return f"[{fault.script}]({folder}/{fault.script})"
+
+
+def _list(heading: str, lines: Iterable[str]) -> list[str]:
+    items = [f"- {line}" for line in lines]
+    return [heading, "", *items, ""] if items else []
