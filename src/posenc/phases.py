@@ -12,6 +12,7 @@ from jaxtyping import Float, Float64, Shaped
 from torch import Tensor
 
 from posenc import compat
+from posenc.arguments import check_type
 from posenc.positions import Positions
 
 PairLayout = Literal["half", "interleaved"]
@@ -30,8 +31,10 @@ def in_double(x: Tensor) -> Float64[Tensor, "..."]:
 def coords_of(
     positions: Positions, axes: int, scheme: str, made_by: str | None = None
 ) -> Shaped[Tensor, "rows tokens axes"]:
-    """The coordinates of each token; ValueError in the name of ``scheme`` where they are of other than ``axes``, which
-    says how to build it for them or, where it has no other form, how positions for it are ``made_by``."""
+    """The coordinates of each token; ValueError for what are no positions, and in the name of ``scheme`` for those of
+    other than ``axes``, which says how to build it for them or, where it has no other form, how positions for it are
+    ``made_by``."""
+    check_type("positions", positions, Positions)
     coords = positions.coords if positions.coords.dim() == 3 else positions.coords[..., None]
     if coords.size(-1) != axes:
         takes, given = "one coordinate" if axes == 1 else f"{axes} coordinates", coords.size(-1)

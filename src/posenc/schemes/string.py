@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from posenc.arguments import check_choice, check_type, number, whole
+from posenc.arguments import check_choice, number, whole
 from posenc.encoding import Context, Rotation
 from posenc.phases import PairRotation, coords_of, in_double, shared_by
 from posenc.positions import Positions
@@ -99,7 +99,6 @@ class STRING(Scheme):
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
         """The same turn for a key and for the queries that meet it."""
-        check_type("positions", positions, Positions)
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         coords = coords_of(positions, self.axes, "STRING")
         basis, theta = self._basis(context), self._theta(context)
