@@ -23,8 +23,8 @@ from posenc.forms import added
 from posenc.horizon import skipped_by_default
 from posenc.pieces import Bias, Fold, adds, gives_weights
 from posenc.positions import Positions
-from posenc.scheme import Scheme, Window, check_window, is_scheme
-from posenc.tiles import Visibility, distances, tiles
+from posenc.scheme import Scheme, is_scheme
+from posenc.tiles import Visibility, Window, check_window, distances, tiles
 
 
 def attention(

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from posenc.arguments import check_choice, number, whole
 from posenc.encoding import Context, Rotation
-from posenc.phases import coords_of, in_double, misfit, shared_by
+from posenc.maps import misfit, shared_by
+from posenc.phases import coords_of, in_double
 from posenc.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law

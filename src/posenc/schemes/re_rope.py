@@ -6,7 +6,8 @@ import torch
 
 from posenc.arguments import number, shown, whole
 from posenc.encoding import Band, Context, Rotation
-from posenc.phases import PairLayout, in_double, unchanged
+from posenc.maps import unchanged
+from posenc.phases import PairLayout, in_double
 from posenc.positions import Positions
 from posenc.rotary import BandedRotary
 from posenc.schemes.entry import FORMULA, Entry, Law

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from posenc.arguments import check_choice, number, whole
 from posenc.encoding import Context, Rotation
-from posenc.phases import PairRotation, coords_of, in_double, shared_by
+from posenc.maps import shared_by
+from posenc.phases import PairRotation, coords_of, in_double
 from posenc.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
