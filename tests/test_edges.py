@@ -11,7 +11,8 @@ from posenc.backends import band, pairwise
 from posenc.encoding import Rotation
 from posenc.models import Decoder, ForwardPass, KVCache
 from posenc.pieces import Clock, Distance, Meeting, Value
-from posenc.scheme import Schedule, Scheme
+from posenc.schedule import Schedule
+from posenc.scheme import Scheme
 
 HEADS, WIDTH = 4, 8
 

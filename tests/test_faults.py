@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import posenc
 from posenc import T5, ALiBi, Encoding, Learned, NoPE, Positions, RoPE, Scheme, Shaw, TransformerXL, attention
 from posenc.models import Decoder, Encoder, ForwardPass, KVCache
-from posenc.scheme import Schedule
+from posenc.schedule import Schedule
 from posenc.schemes.catalog import CATALOG
 from posenc.schemes.entry import Entry, Shape
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from posenc.scalings import PositionInterpolation as PositionInterpolation
     from posenc.scalings import Proportional as Proportional
     from posenc.scalings import YaRN as YaRN
-    from posenc.scheme import Schedule as Schedule
+    from posenc.schedule import Schedule as Schedule
     from posenc.scheme import Scheme as Scheme
     from posenc.schemes.absolute_in_attention import AbsoluteInAttention as AbsoluteInAttention
     from posenc.schemes.alibi import ALiBi as ALiBi
@@ -89,7 +89,7 @@ _HOMES = {
     "merge": "backends.merging",
     "Encoding": "encoding",
     "Scheme": "scheme",
-    "Schedule": "scheme",
+    "Schedule": "schedule",
     "Context": "encoding",
     "PositionError": "positions",
     "Positions": "positions",

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encoding import NOTHING, Features
+from posenc.features import NOTHING, Features
 from posenc.positions import Positions
 
 

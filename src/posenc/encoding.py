@@ -14,34 +14,35 @@ backend never knows which scheme it runs: they share the types of this file and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from types import MappingProxyType
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from posenc import compat
 from posenc.arguments import check_type, shown, whole
-from posenc.features import Feature, Projected, features_of
+from posenc.features import (
+    NO_FEATURES,
+    NOTHING,
+    Feature,
+    Features,
+    Projected,
+    features_of,
+    features_of_both,
+    wanted_by_both,
+)
+from posenc.freshness import MadeWith, check_fresh
+from posenc.maps import TokenMap, in_bands
 from posenc.pieces import Piece, Row, Value
 from posenc.positions import Positions
-
-TokenMap: TypeAlias = Callable[[Tensor], Tensor]
-"""A map per token: x (batch, heads, tokens, head_dim) to the same batch, heads and tokens, in the same dtype."""
-
-Features: TypeAlias = Mapping[str, Tensor]
-"""Named per-token tensors (batch, heads, tokens[, width]) that a layer makes from its hidden state."""
+from posenc.trees import register
 
 DOORS = ("add", "rotate", "score", "value")
 TURNED_IN_PAIRS = (
     "the encoding turns far pairs otherwise than near ones, so no query or key has one rotation of its own: leave it "
     "to attention, and keep keys as they are (a scheme's needs_raw_keys says so)"
 )
-NOTHING: Features = MappingProxyType({})
-NO_FEATURES: Mapping[str, Feature] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ class Encoding:
     key_features: Features = field(default_factory=lambda: NOTHING)
     wanted: Mapping[str, Feature] = field(default_factory=lambda: NO_FEATURES)  # what layers are to make
     _scale: float | None = field(default=None, repr=False)  # of rotations that are done already
-    _made_with: tuple[tuple[Tensor, int], ...] = field(default=(), repr=False)  # parameters and their versions
+    _made_with: MadeWith = field(default=(), repr=False)
     _opened: set[str] = field(default_factory=set, repr=False)  # token doors that the model has opened by itself
 
     def __post_init__(self) -> None:
@@ -267,32 +268,8 @@ class Encoding:
     def rotate_bands(self, query: Tensor, key: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Queries and keys as near pairs have them, and as those of each band do. What several share is turned once."""
         self.check_fresh()
-        turned = [(query, key)]
-        for rotation in self.rotations:
-            maps = [(rotation.query, rotation.key), *((band.query, band.key) for band in rotation.bands)]
-            if len(maps) == len(turned) == 1:
-                turned = [(rotation.query(query), rotation.key(key)) for query, key in turned]
-                continue
-            turned = turned if len(turned) > 1 else turned * len(maps)
-            maps = maps if len(maps) > 1 else maps * len(turned)
-            # Compared by "is": a compiled graph that holds the id of a tensor would be compiled anew for each tensor.
-            known: list[tuple[TokenMap, Tensor, Tensor]] = []
-
-            def once(turn: TokenMap, x: Tensor, known: list[tuple[TokenMap, Tensor, Tensor]] = known) -> Tensor:
-                for same, of, out in known:
-                    if of is x and same is turn:
-                        return out
-                known.append((turn, x, turn(x)))
-                return known[-1][2]
-
-            turned = [(once(of_q, q), once(of_k, k)) for (of_q, of_k), (q, k) in zip(maps, turned, strict=True)]
-        widths = [x.size(-1) for pair in turned for x in pair]
-        if len(turned) > 1 and len(set(widths)) > 1:
-            raise ValueError(
-                "bands must make queries and keys as wide as the rotation does for near pairs, "
-                f"{widths[0]}, got {widths}"
-            )
-        return turned
+        maps = [[(r.query, r.key), *((band.query, band.key) for band in r.bands)] for r in self.rotations]
+        return in_bands(maps, query, key)
 
     def _check_of_tokens(self) -> None:
         """ValueError where a token has no rotation of its own."""
@@ -349,19 +326,7 @@ class Encoding:
 
     def check_fresh(self) -> None:
         """ValueError where a parameter was changed, or taken away, after the encoding was made."""
-        if torch.compiler.is_compiling():
-            return
-        if (self.pieces or self.values) and any(is_freed(p) for p, _ in self._made_with):
-            raise ValueError(
-                "the encoding was made by a scheme whose parameters were freed after its call, and attention reads "
-                "them: shard the scheme together with the block that calls it, or by itself with "
-                "fully_shard(scheme, reshard_after_forward=False)"
-            )
-        if any(version_of(p) != version for p, version in self._made_with):
-            raise ValueError(
-                "the encoding was made before the scheme's parameters changed: call the scheme with the positions "
-                "again, once in every forward pass"
-            )
+        check_fresh(self._made_with, bool(self.pieces or self.values))
 
     def check_added(self) -> None:
         """ValueError where there are vectors to add, and `add` was not called."""
@@ -406,8 +371,8 @@ class Encoding:
             pieces=self.pieces + other.pieces,
             values=self.values + other.values,
             context=replace(self.context, heads=heads[0] if heads else None),
-            query_features=_features_of_both(self.query_features, other.query_features),
-            key_features=_features_of_both(self.key_features, other.key_features),
+            query_features=features_of_both(self.query_features, other.query_features),
+            key_features=features_of_both(self.key_features, other.key_features),
             wanted=wanted_by_both(self.wanted, other.wanted),
             _scale=self._scale if other._scale is None else other._scale,
             _made_with=self._made_with + other._made_with,
@@ -423,88 +388,4 @@ def one_scale(scales: Sequence[float | None]) -> str:
     )
 
 
-def wanted_by_both(wanted: Mapping[str, Feature], more: Mapping[str, Feature]) -> dict[str, Feature]:
-    """The features that either wants. ValueError where both want different things by one name."""
-    both = dict(wanted)
-    for name, feature in more.items():
-        if both.setdefault(name, feature) != feature:
-            raise ValueError(f"two parts want different features by the name {name!r}: {both[name]}, {feature}")
-    return both
-
-
-def _features_of_both(features: Features, more: Features) -> Features:
-    for name in features.keys() & more.keys():
-        if features[name] is not more[name]:
-            raise ValueError(
-                f"both encodings have a feature {name!r} of their own: add them first, and give the sum its features"
-            )
-    return {**features, **more} if features or more else NOTHING
-
-
-def version_of(parameter: Tensor) -> int:
-    """How often its numbers were written to; those of inference mode are not counted."""
-    return -1 if parameter.is_inference() else parameter._version
-
-
-def is_freed(parameter: Tensor) -> bool:
-    """Whether FSDP gathered it for a call and has let go of its numbers since."""
-    return type(parameter) is nn.Parameter and parameter.numel() > 0 and parameter.untyped_storage().size() == 0
-
-
-# -- as a tree of tensors ---------------------------------------------------------------------------------------------
-
-
-def _with_values(x: Any, change: Callable[[Tensor], Any]) -> Any:
-    """x with another tensor for each that it holds as a value."""
-    if isinstance(x, Tensor):
-        return change(x)
-    if isinstance(x, Positions):
-        return compat.tree_map(change, x)
-    if isinstance(x, tuple):
-        return tuple(_with_values(part, change) for part in x)
-    if isinstance(x, Mapping):
-        return {name: _with_values(part, change) for name, part in x.items()}
-    if is_dataclass(x) and not isinstance(x, type):  # a rotation, its maps, a context
-        return replace(x, **{f.name: _with_values(getattr(x, f.name), change) for f in fields(x)})
-    return x
-
-
-VALUES = ("tables", "rotations", "context", "query_features", "key_features")
-
-
-def _changed(encoding: Encoding, change: Callable[[Tensor], Any]) -> Encoding:
-    queries = _with_values(encoding.query_positions, change)
-    same = encoding.key_positions is encoding.query_positions
-    keys = queries if same else _with_values(encoding.key_positions, change)
-    values = {name: _with_values(getattr(encoding, name), change) for name in VALUES}
-    return replace(encoding, query_positions=queries, key_positions=keys, **values)
-
-
-def _flatten(encoding: Encoding) -> tuple[list[Any], Encoding]:
-    tensors: list[Any] = []
-
-    def keep(x: Tensor) -> Tensor:
-        tensors.append(x)
-        return x
-
-    _changed(encoding, keep)
-    return tensors, encoding
-
-
-def _unflatten(tensors: Any, encoding: Any) -> Encoding:
-    """The encoding of other tensors. Terms of pairs stay: they refer to the scheme, wherever its parameters are."""
-    following = iter(tensors)
-
-    def other(before: Tensor) -> Any:
-        x = next(following)
-        half = (torch.float16, torch.bfloat16)
-        if isinstance(x, Tensor) and x.dtype in half and before.dtype not in half:
-            raise ValueError(
-                f"the encoding was cast to {x.dtype}, which cannot hold a phase: cast the tensors beside it"
-            )
-        return x
-
-    return _changed(encoding, other)
-
-
-compat.register_pytree(Encoding, _flatten, _unflatten, "posenc.Encoding")
+register(Encoding, ("tables", "rotations", "context", "query_features", "key_features"), "posenc.Encoding")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, product
 from typing import Any
 
@@ -125,6 +125,46 @@ def of_ids(ids: Any, mask: Any, packed: Any) -> tuple[Tensor, Tensor]:
             "packed=True where they are documents laid end to end; else make Positions(coords, order=..., document=...)"
         )
     return counted(is_token), restarts.long().cumsum(1).masked_fill(~is_token, PADDING)
+
+
+def last_of(order: Tensor, document: Tensor) -> Tensor:
+    """The index in each row of its last token; see `Positions.last`."""
+    unseen = torch.iinfo(torch.int64).min  # below any order, negative ones too
+    return order.masked_fill(document == PADDING, unseen).argmax(1)
+
+
+def lengths_of(layout: Layout, coords: Tensor, document: Tensor) -> Tensor:
+    """How long each row's text is by now; see `Positions.lengths`."""
+    if any(len({span.document for span in row}) > 1 for row in layout.rows or ()):
+        raise ValueError(
+            "a row of several documents has no one length: give each document a row of its own, or say the length "
+            "to scale every row by with context=Context(lengths=...)"
+        )
+    coords = coords if coords.dim() == 2 else coords.amax(-1)
+    return coords.masked_fill(document == PADDING, -1).amax(1) + 1
+
+
+def after(known: Mapping[str, Any], layout: Layout, n: int) -> dict[str, Any]:
+    """The facts, by name, of the ``n`` tokens that follow those of known ones; see `Positions.following`."""
+    order, document = known["order"], known["document"]
+    end: dict[str, Any]
+    if layout.run is not None:  # the last token is the last in the tensor
+        end = {name: None if x is None else x[:, -1:] for name, x in known.items()}
+    else:
+        row, last = torch.arange(order.size(0), device=order.device)[:, None], last_of(order, document)[:, None]
+        end = {name: None if x is None else x[row, last] for name, x in known.items()}
+        # A row of padding alone has no document to continue: its first token opens document 0 at position 0.
+        empty = (document == PADDING).all(1, keepdim=True)
+        for name, before in (("coords", -1), ("order", -1), ("document", 0)):
+            end[name] = torch.where(empty if end[name].dim() == 2 else empty[..., None], before, end[name])
+    ahead = torch.arange(1, n + 1, device=order.device)
+    coords, segment = end["coords"], end["segment"]
+    return {
+        "coords": coords + ahead if coords.dim() == 2 else (coords.amax(-1) + ahead)[..., None].expand(-1, -1, 3),
+        "order": end["order"] + ahead,
+        "document": end["document"].expand(-1, n),
+        "segment": None if segment is None else segment.expand(-1, n),
+    }
 
 
 def layout_after(layout: Layout, n: int) -> Layout:

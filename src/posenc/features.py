@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeAlias
 
 import torch
@@ -14,8 +15,13 @@ from posenc.arguments import check_type, shown, whole
 from posenc.positions import Positions
 from posenc.sums import last_readings, readings
 
+Features: TypeAlias = Mapping[str, Tensor]
+"""Named per-token tensors (batch, heads, tokens[, width]) that a layer makes from its hidden state."""
+
 Projected: TypeAlias = Mapping[str, Tensor]
 """What a layer projects of its hidden state for each feature, (batch, heads, tokens[, width])."""
+
+NOTHING: Features = MappingProxyType({})
 
 
 def as_projected(x: Tensor, positions: Positions) -> Tensor:
@@ -70,6 +76,9 @@ class Feature:
             raise ValueError(f"the projection for feature {name!r} must be (batch, {wanted}), got {shown(projected)}")
         if not projected.is_floating_point():
             raise ValueError(f"the projection for feature {name!r} must be floating, got {shown(projected)}")
+
+
+NO_FEATURES: Mapping[str, Feature] = MappingProxyType({})
 
 
 def check_wanted(wanted: Mapping[str, Feature], projected: Projected) -> None:
@@ -132,6 +141,25 @@ def made(feature: Feature, name: str, projected: Projected, positions: Positions
         )
     feature.check(name, projected[name], positions.order.size(1), heads)
     return feature.map(projected[name], positions)
+
+
+def wanted_by_both(wanted: Mapping[str, Feature], more: Mapping[str, Feature]) -> dict[str, Feature]:
+    """The features that either wants. ValueError where both want different things by one name."""
+    both = dict(wanted)
+    for name, feature in more.items():
+        if both.setdefault(name, feature) != feature:
+            raise ValueError(f"two parts want different features by the name {name!r}: {both[name]}, {feature}")
+    return both
+
+
+def features_of_both(features: Features, more: Features) -> Features:
+    """The features that either has. ValueError where both have tensors of their own by one name."""
+    for name in features.keys() & more.keys():
+        if features[name] is not more[name]:
+            raise ValueError(
+                f"both encodings have a feature {name!r} of their own: add them first, and give the sum its features"
+            )
+    return {**features, **more} if features or more else NOTHING
 
 
 def projected_at_random(

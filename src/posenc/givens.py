@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.arguments import number, shown
+from posenc.arguments import check_choice, check_type, number, shown
 
 NUMBERS = (torch.int64, torch.float32, torch.float64)  # what coordinates are
 
@@ -41,6 +41,32 @@ def check_facts(coords: Any, **facts: Any) -> int:
             raise ValueError(f"{name} must have 1 or {rows} rows like coords, got {value.size(0)}")
         rows = value.size(0) if rows == 1 else rows  # 0 rows, too, are not 1
     return rows
+
+
+def check_cast(coords: Any) -> None:
+    """ValueError for coordinates that were cast to half precision, with what stood beside them."""
+    if isinstance(coords, Tensor) and coords.is_floating_point() and coords.dtype not in NUMBERS:
+        raise ValueError(
+            f"positions were cast to {coords.dtype}, which cannot tell 256 from 257: cast the tensors beside them"
+        )
+
+
+def check_parts(parts: Any, kind: type, documents: Any) -> None:
+    """ValueError for what `Positions.cat` cannot join: no parts, others than of this kind, several devices or numbers
+    of axes, segments in some alone; and for ``documents`` that it does not know."""
+    check_type("parts", parts, Sequence)
+    if not parts:
+        raise ValueError("cat needs at least one Positions, got none")
+    for part in parts:
+        check_type("parts", part, kind)
+        if part.device != parts[0].device:
+            raise ValueError(f"parts must be on one device, got {parts[0].device} and {part.device}")
+        if part.coords.shape[2:] != parts[0].coords.shape[2:]:
+            raise ValueError(f"cat needs parts of as many axes, got {parts[0]} and {part}")
+    if len({part.segment is None for part in parts}) > 1:
+        raise ValueError("segment must be given in every part or in none")
+    if documents is not None:
+        check_choice("documents", documents, ("same", "new"))
 
 
 def axes_of(coords: Tensor) -> int:

@@ -12,6 +12,8 @@ from jaxtyping import Float, Float64, Shaped
 from torch import Tensor
 
 from posenc import compat
+from posenc.arguments import check_type
+from posenc.maps import misfit, shared_by
 from posenc.positions import Positions
 
 PairLayout = Literal["half", "interleaved"]
@@ -30,8 +32,10 @@ def in_double(x: Tensor) -> Float64[Tensor, "..."]:
 def coords_of(
     positions: Positions, axes: int, scheme: str, made_by: str | None = None
 ) -> Shaped[Tensor, "rows tokens axes"]:
-    """The coordinates of each token; ValueError in the name of ``scheme`` where they are of other than ``axes``, which
-    says how to build it for them or, where it has no other form, how positions for it are ``made_by``."""
+    """The coordinates of each token; ValueError for what are no positions, and in the name of ``scheme`` for those of
+    other than ``axes``, which says how to build it for them or, where it has no other form, how positions for it are
+    ``made_by``."""
+    check_type("positions", positions, Positions)
     coords = positions.coords if positions.coords.dim() == 3 else positions.coords[..., None]
     if coords.size(-1) != axes:
         takes, given = "one coordinate" if axes == 1 else f"{axes} coordinates", coords.size(-1)
@@ -151,45 +155,6 @@ class PairRotation:
             return _as_one_expression(x, cos, sin, self.layout)
         turned: Tensor = _Turn.apply(x, cos, sin, self.layout)  # type: ignore[no-untyped-call]
         return turned
-
-
-def unchanged(x: Tensor) -> Tensor:
-    """The map that leaves a token as it is."""
-    return x
-
-
-@dataclass(frozen=True, eq=False)
-class Scaled:
-    """Multiplies x (batch, heads, tokens, channels) by a number for each token, in float32 at least, rounded once."""
-
-    factor: Float[Tensor, "rows heads tokens 1"]
-
-    def __call__(self, x: Float[Tensor, "batch heads tokens channels"]) -> Float[Tensor, "batch heads tokens channels"]:
-        """The scaled x, in x's dtype. ValueError where the factor is of other rows, heads or tokens."""
-        made = self.factor.shape[:-1]
-        if x.dim() != 4 or any(m not in (1, n) for m, n in zip(made, x.shape[:-1], strict=True)):
-            raise ValueError(f"the scale was made for (batch, heads, tokens) {tuple(made)}, got {tuple(x.shape)}")
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        return (x.to(dtype) * self.factor.to(dtype)).to(x.dtype)
-
-
-def grown(n: Float64[Tensor, "..."], length: int, strength: float) -> Float64[Tensor, "..."]:
-    """1 + strength ln max(1, n / length): what grows slowly past a length, and is 1 up to it."""
-    return 1 + strength * (n / length).clamp(min=1.0).log()
-
-
-def misfit(made: Sequence[int], x: Tensor) -> str:
-    """What is said of an x that is not of the (batch, heads, tokens) that a rotation was made for."""
-    of_heads = made[1] != 1 and x.dim() == 4 and x.size(1) != made[1]
-    hint = ": build it for as many heads as keys have" if of_heads else ""
-    return f"the rotation was made for (batch, heads, tokens) {tuple(made)}, got {tuple(x.shape)}{hint}"
-
-
-def shared_by(of_heads: Tensor, heads: int) -> Tensor:
-    """What stands (rows, made for heads, ...), for ``heads`` heads: where there are several times as many, which are
-    queries, each group that shares a key shares what is the key's. As it is where the numbers do not fit."""
-    group, over = divmod(heads, of_heads.size(1))
-    return of_heads if over or group <= 1 else of_heads.repeat_interleave(group, 1)
 
 
 def turned_to(

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from posenc import compat, facts, givens
-from posenc.arguments import check_choice, check_type, shown
+from posenc.arguments import check_type, shown
 from posenc.layout import PADDING as PADDING
 from posenc.layout import Layout, Span, join, overlap, read
 
@@ -105,13 +105,13 @@ class Positions:
         does not agree with the values, where they can be read without waiting.
         """
         check_type("layout", layout, Layout, None)
-        stated = read(self.coords, self.order, self.document) if layout is None else layout
-        if layout is not None:
-            if layout.tokens != len(self):
-                raise ValueError(f"layout must be of {len(self)} tokens like the positions, got one of {layout.tokens}")
-            if givens.is_readable(self.order) and not facts.agree(layout, self.coords, self.order, self.document):
-                raise ValueError(f"layout must be that of the positions, {self.layout}, got {layout}")
-        return self._like()._of(stated)
+        if layout is None:
+            return self._like()._of(read(self.coords, self.order, self.document))
+        if layout.tokens != len(self):
+            raise ValueError(f"layout must be of {len(self)} tokens like the positions, got one of {layout.tokens}")
+        if givens.is_readable(self.order) and not facts.agree(layout, self.coords, self.order, self.document):
+            raise ValueError(f"layout must be that of the positions, {self.layout}, got {layout}")
+        return self._like()._of(layout)
 
     # -- making them --------------------------------------------------------------------------------------------------
 
@@ -239,22 +239,10 @@ class Positions:
         are a ValueError, since their tokens could not be told apart; ``documents="same"`` says that they are meant so.
         Coordinates of several dtypes become the widest.
         """
-        check_type("parts", parts, Sequence)
-        if not parts:
-            raise ValueError("cat needs at least one Positions, got none")
-        if documents is not None:
-            check_choice("documents", documents, ("same", "new"))
-        for part in parts:
-            check_type("parts", part, Positions)
-            if part.device != parts[0].device:
-                raise ValueError(f"parts must be on one device, got {parts[0].device} and {part.device}")
-            if part.coords.shape[2:] != parts[0].coords.shape[2:]:
-                raise ValueError(f"cat needs parts of as many axes, got {parts[0]} and {part}")
+        givens.check_parts(parts, Positions, documents)
         batch = max((part.rows for part in parts if part.rows != 1), default=1)
         wide = [part.expand(batch) for part in parts]
         segments = [part.segment for part in wide if part.segment is not None]
-        if segments and len(segments) != len(parts):
-            raise ValueError("segment must be given in every part or in none")
         if documents == "new":
             numbered = facts.renumbered([part.document for part in wide])
             wide = [part._like(document=d)._of(Layout(len(part))) for part, d in zip(wide, numbered, strict=True)]
@@ -264,13 +252,8 @@ class Positions:
                 f"parts have tokens of document {twice} at the same order: pass documents='new' if each part is a text "
                 "of its own, or positions.following(n) for what continues one"
             )
-        whole = Positions(
-            torch.cat([part.coords for part in wide], 1),  # of the widest dtype
-            order=torch.cat([part.order for part in wide], 1),
-            document=torch.cat([part.document for part in wide], 1),
-            segment=torch.cat(segments, 1) if segments else None,
-        )
-        return whole._of(layout)
+        joined = {name: torch.cat([getattr(p, name) for p in wide], 1) for name in ("coords", "order", "document")}
+        return Positions(**joined, segment=torch.cat(segments, 1) if segments else None)._of(layout)
 
     # -- changing them ------------------------------------------------------------------------------------------------
 
@@ -278,13 +261,12 @@ class Positions:
         """Tokens ``a:b`` of every row, or those at an index tensor (a permutation, a shard)."""
         tokens = self.order.size(1)  # len() would pin a graph to one length
         givens.check_index(index, tokens)
-        layout = None
+        chosen = Positions(**self._each(lambda x: x[:, index]))
         if isinstance(index, slice) and index.step in (None, 1):
             start, stop = givens.ends_of(index, tokens)
             layout = self._layout[slice(start, max(start, stop))]
-        chosen = Positions(**self._each(lambda x: x[:, index]))
-        of_chosen = Layout(chosen.order.size(1), None, self._layout.bounds) if layout is None else layout
-        return chosen._set(_layout=of_chosen, _is_read=layout is not None and self._is_read and layout.rows is not None)
+            return chosen._set(_layout=layout, _is_read=self._is_read and layout.rows is not None)
+        return chosen._set(_layout=Layout(chosen.order.size(1), None, self._layout.bounds), _is_read=False)
 
     def expand(self, rows: int) -> Positions:
         """The same positions for ``rows`` rows: one row is repeated (as a view), as many are kept, else ValueError."""
@@ -341,27 +323,8 @@ class Positions:
             line = text.coords if coords.dim() == 2 else text.coords[..., None].expand(-1, -1, 3)
             is_text = coords.dim() == 2 and coords.dtype == torch.int64
             return text if is_text else Positions(line.to(coords.dtype), order=text.order)
-        text = self._like(coords=coords)
-        if self._layout.run is not None:  # the last token is the last in the tensor
-            end = text._each(lambda x: x[:, -1:])
-        else:
-            last = self.last[:, None]
-            row = torch.arange(self.rows, device=self.device)[:, None]
-            end = text._each(lambda x: x[row, last])
-            # A row of padding alone has no document to continue: its first token opens document 0 at position 0.
-            empty = (self.document == PADDING).all(1, keepdim=True)
-            for name, before in (("coords", -1), ("order", -1), ("document", 0)):
-                end[name] = torch.where(empty if end[name].dim() == 2 else empty[..., None], before, end[name])
-        ahead = torch.arange(1, n + 1, device=self.device)
-        if coords.dim() == 3:
-            along = (end["coords"].amax(-1) + ahead)[..., None].expand(-1, -1, 3)
-        positions = Positions(
-            end["coords"] + ahead if coords.dim() == 2 else along,
-            order=end["order"] + ahead,
-            document=end["document"].expand(-1, n),
-            segment=None if end["segment"] is None else end["segment"].expand(-1, n),
-        )
-        return positions._of(facts.layout_after(self._layout, n))
+        known = self._each(lambda x: x) | {"coords": coords}
+        return Positions(**facts.after(known, self._layout, n))._of(facts.layout_after(self._layout, n))
 
     def to(self, device: torch.device | str) -> Positions:
         """The same positions on another device."""
@@ -396,8 +359,7 @@ class Positions:
     @property
     def last(self) -> Int[Tensor, " rows"]:
         """The index in each row of its last token, the one of the highest order; padding does not count."""
-        unseen = torch.iinfo(torch.int64).min  # below any order, negative ones too
-        return self.order.masked_fill(self.document == PADDING, unseen).argmax(1)
+        return facts.last_of(self.order, self.document)
 
     @property
     def lengths(self) -> Shaped[Tensor, " rows"]:
@@ -405,13 +367,7 @@ class Positions:
 
         ValueError for rows that are known to hold several documents, since each has a length of its own.
         """
-        if any(len({span.document for span in row}) > 1 for row in self.layout.rows or ()):
-            raise ValueError(
-                "a row of several documents has no one length: give each document a row of its own, or say the length "
-                "to scale every row by with context=Context(lengths=...)"
-            )
-        coords = self.coords if self.coords.dim() == 2 else self.coords.amax(-1)
-        return coords.masked_fill(self.document == PADDING, -1).amax(1) + 1
+        return facts.lengths_of(self.layout, self.coords, self.document)
 
     def __repr__(self) -> str:
         axes = f", axes={self.coords.size(2)}" if self.coords.dim() == 3 else ""
@@ -434,10 +390,7 @@ def _flatten(positions: Positions) -> tuple[list[Tensor], bool]:
 def _unflatten(tensors: Any, has_segment: Any) -> Positions:
     """From tensors that may be other ones now: what was known of the values is not taken along."""
     coords, order, document, *segment = tensors
-    if isinstance(coords, Tensor) and coords.is_floating_point() and coords.dtype not in givens.NUMBERS:
-        raise ValueError(
-            f"positions were cast to {coords.dtype}, which cannot tell 256 from 257: cast the tensors beside them"
-        )
+    givens.check_cast(coords)
     tokens = order.shape[1] if isinstance(order, Tensor) else 0
     fields = {"coords": coords, "order": order, "document": document, "segment": segment[0] if has_segment else None}
     made: Positions = object.__new__(Positions)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float64, Shaped
 from torch import Tensor
 
 from posenc.arguments import check_choice, check_flag, check_type, number, shown, whole
 from posenc.encoding import Context, Rotation
-from posenc.phases import PairLayout, PairRotation, coords_of, frequencies, in_double, phases, phases_by_axis
+from posenc.phases import PairLayout, PairRotation, coords_of, frequencies, in_double, phases, phases_by_axis, turned_to
 from posenc.positions import Positions
 from posenc.scalings import Scaling
 from posenc.scheme import Scheme
@@ -23,6 +24,9 @@ class Rotary(Scheme):
     Abstract: `RoPE` and the schemes that are RoPE but for one thing are made of it, since no scheme imports another.
     `RoPE` says what the arguments are. A subclass gives them, or changes `frequencies`.
     """
+
+    positions_made_by: ClassVar[str | None] = None
+    """What makes positions for it, where it is for these axes alone: said of positions of others."""
 
     def __init__(
         self,
@@ -97,9 +101,8 @@ class Rotary(Scheme):
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
         """The same turn for queries and keys."""
-        check_type("positions", positions, Positions)
         check_choice("dtype", dtype, (torch.float32, torch.float64))
-        coords = coords_of(positions, self.axes, type(self).__name__)
+        coords = coords_of(positions, self.axes, type(self).__name__, self.positions_made_by)
         lengths = None
         if self.needs_lengths:
             lengths = positions.lengths if context is None or context.lengths is None else context.lengths
@@ -131,6 +134,45 @@ class Rotary(Scheme):
             min(max(end, shard.start), shard.stop) - shard.start for end in (self.heads.start, self.heads.stop)
         )
         return range(start, stop), len(shard)
+
+
+class BandedRotary(Scheme):
+    """A rotation of all pairs of channels that turns far pairs of tokens otherwise than near ones.
+
+    Abstract: a subclass says by its ``rotation`` to which coordinates near and far ones are turned. Frequencies are
+    theta_k = base^(-2k/head_dim), and the layouts those of `RoPE`.
+    """
+
+    def __init__(self, head_dim: int, base: float, layout: PairLayout) -> None:
+        super().__init__()
+        self.head_dim = whole("head_dim", head_dim)
+        if head_dim % 2:
+            raise ValueError(f"head_dim must be even, since channels turn in pairs, got {head_dim}")
+        self.base = number("base", base, above=1)
+        check_choice("layout", layout, ("half", "interleaved"))
+        self.layout: PairLayout = layout
+
+    @property
+    def channels(self) -> range:
+        """The channels that are turned: all."""
+        return range(self.head_dim)
+
+    @property
+    def needs_raw_keys(self) -> bool:
+        """True: how a pair is turned goes by both of its tokens, so that no key has one rotation of its own."""
+        return True
+
+    def turned_to(self, coords: Shaped[Tensor, "rows tokens"], dtype: torch.dtype) -> PairRotation:
+        """The turn of every token to these coordinates, held in ``dtype``."""
+        return turned_to(coords, self.head_dim, self.base, self.layout, dtype)
+
+
+def first_of_last(name: str, turning: int, head_dim: int) -> int:
+    """The first of the last ``turning`` channels. ValueError, in the name of the argument, unless they are pairs."""
+    head_dim, turning = whole("head_dim", head_dim, least=2), whole(name, turning, 2)
+    if turning % 2 or turning > head_dim:
+        raise ValueError(f"{name} must be even and within 2..head_dim = {head_dim}, got {turning}")
+    return head_dim - turning
 
 
 def _allocation(allocation: Sequence[int], pairs: int, axes: int) -> tuple[int, ...]:

@@ -1,13 +1,13 @@
-"""What a scheme is, how schemes are composed, and which layer of a model has which."""
+"""What a scheme is, and how schemes are composed."""
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import reduce
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Int
@@ -21,10 +21,9 @@ from posenc.encoding import (
     Encoding,
     Rotation,
     one_scale,
-    version_of,
-    wanted_by_both,
 )
-from posenc.features import Feature
+from posenc.features import Feature, wanted_by_both
+from posenc.freshness import made_with
 from posenc.horizon import SKIP_BELOW, horizon
 from posenc.pieces import Piece, Value
 from posenc.positions import Positions
@@ -209,7 +208,6 @@ class Scheme(nn.Module):
             assert of_keys is not None
             bands = tuple(replace(a, key=b.key) for a, b in zip(rotation.bands, of_keys.bands, strict=True))
             rotation = replace(rotation, key=of_keys.key, value=of_keys.value, bands=bands)
-        made_with = () if torch.compiler.is_compiling() else tuple((p, version_of(p)) for p in self.parameters())
         return Encoding(
             queries,
             keys,
@@ -220,7 +218,7 @@ class Scheme(nn.Module):
             context=context,
             wanted=self.features,
             _scale=self.scale if rotation is None and {"score", "value"} & set(doors) else None,
-            _made_with=made_with,
+            _made_with=made_with(self),
         )
 
     @property
@@ -388,103 +386,3 @@ class Composition(Scheme):
         """Draws the parameters of every part anew."""
         for part in self.parts:
             part.reset_parameters()
-
-
-Window: TypeAlias = "int | tuple[int | None, int | None] | None"
-
-
-def check_window(window: Any) -> tuple[int | None, int | None]:
-    """(left, right) of a window: how many places back and forth a query sees, itself not counted; None: all of them.
-
-    A whole number n is the last n keys up to the query itself, as models count them: (n - 1, 0).
-    """
-    if window is None:
-        return None, None
-    if isinstance(window, Sequence) and not isinstance(window, str) and len(window) == 2:
-        left, right = (None if end is None else whole("window", end, least=0) for end in window)
-        return left, right
-    if isinstance(window, (bool, str, Sequence)):
-        raise ValueError(f"window must be a number of keys, (left, right) or None, got {shown(window)}")
-    return whole("window", window) - 1, 0
-
-
-class Schedule(nn.Module):
-    """Which scheme and which window every layer of a model has: RoPE here, NoPE there, another base elsewhere.
-
-    ``layers`` is one pair (scheme, window) for each layer; a window is None for the whole text, a number of keys, or
-    (left, right) as in `attention`. Layers that are given the same scheme share it, with its parameters.
-
-    >>> local, whole = RoPE(64, base=10_000.0), RoPE(64, base=1_000_000.0)
-    >>> Schedule([(local, 1024), (local, 1024), (whole, None)])
-    Schedule(
-      layers 0, 1: RoPE(64, base=10000.0, layout='half', rotary_dim=64, axes=1), window of 1024 keys
-      layer 2: RoPE(64, base=1000000.0, layout='half', rotary_dim=64, axes=1), whole text
-    )
-    """
-
-    def __init__(self, layers: Sequence[tuple[Scheme, Window]]) -> None:
-        super().__init__()
-        if not isinstance(layers, Sequence) or not layers:
-            raise ValueError(f"layers must be (scheme, window) for each layer, got {shown(layers)}")
-        schemes: list[Scheme] = []
-        self._layers: list[tuple[int, Window]] = []
-        for layer in layers:
-            if not isinstance(layer, tuple) or len(layer) != 2 or not is_scheme(layer[0]):
-                raise ValueError(f"layers must be (scheme, window) for each layer, got {shown(layer)}")
-            scheme, window = layer
-            check_window(window)
-            same = [n for n, other in enumerate(schemes) if other is scheme]
-            if not same:
-                schemes.append(scheme)
-            self._layers.append((same[0] if same else len(schemes) - 1, window))
-        self.schemes = nn.ModuleList(schemes)
-
-    def __len__(self) -> int:
-        return len(self._layers)
-
-    def __iter__(self) -> Iterator[tuple[Scheme, Window]]:
-        return (self[n] for n in range(len(self)))
-
-    def __getitem__(self, layer: int) -> tuple[Scheme, Window]:
-        """Scheme and window of a layer."""
-        number, window = self._layers[whole("layer", layer, 0, len(self) - 1)]
-        scheme: Any = self.schemes[number]
-        return scheme, window
-
-    def number(self, layer: int) -> int:
-        """Which of ``schemes`` a layer has."""
-        return self._layers[whole("layer", layer, 0, len(self) - 1)][0]
-
-    def __repr__(self) -> str:
-        said: dict[tuple[int, Window], list[int]] = {}
-        for layer, kind in enumerate(self._layers):
-            said.setdefault(kind, []).append(layer)
-        words = []
-        for (scheme, window), layers in said.items():
-            parts: Any = self.schemes[scheme].parts
-            names = " + ".join(f"{type(part).__name__}({part.extra_repr()})" for part in parts)
-            names += "" if any(part.doors for part in parts) else " (no position)"
-            seen = (
-                "whole text"
-                if window is None
-                else f"window of {window} keys"
-                if isinstance(window, int)
-                else f"window {window}"
-            )
-            words.append(f"  layer{'s' * (len(layers) > 1)} {_runs(layers)}: {names}, {seen}\n")
-        return f"Schedule(\n{''.join(words)})"
-
-
-def _runs(numbers: Sequence[int]) -> str:
-    """Ascending numbers, three and more in a row as the first and the last.
-
-    >>> _runs([0, 1, 2, 4, 6, 7])
-    '0-2, 4, 6, 7'
-    """
-    runs: list[list[int]] = []
-    for n in numbers:
-        if runs and n == runs[-1][-1] + 1:
-            runs[-1].append(n)
-        else:
-            runs.append([n])
-    return ", ".join(f"{r[0]}-{r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in runs)

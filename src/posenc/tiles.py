@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
+from posenc.arguments import shown, whole
 from posenc.layout import Layout, Span
 
 
@@ -45,6 +47,24 @@ class Visibility:
         """The inverse of `flat`."""
         is_causal, has_left, left, has_right, right = numbers
         return Visibility(bool(is_causal), left if has_left else None, right if has_right else None)
+
+
+Window: TypeAlias = "int | tuple[int | None, int | None] | None"
+
+
+def check_window(window: Any) -> tuple[int | None, int | None]:
+    """(left, right) of a window: how many places back and forth a query sees, itself not counted; None: all of them.
+
+    A whole number n is the last n keys up to the query itself, as models count them: (n - 1, 0).
+    """
+    if window is None:
+        return None, None
+    if isinstance(window, Sequence) and not isinstance(window, str) and len(window) == 2:
+        left, right = (None if end is None else whole("window", end, least=0) for end in window)
+        return left, right
+    if isinstance(window, (bool, str, Sequence)):
+        raise ValueError(f"window must be a number of keys, (left, right) or None, got {shown(window)}")
+    return whole("window", window) - 1, 0
 
 
 @dataclass(frozen=True)

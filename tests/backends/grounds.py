@@ -25,7 +25,7 @@ from posenc import (
     Shaw,
 )
 from posenc.backends import band, chunked, far, fused, pairwise, tiled
-from posenc.backends.attention import BACKENDS
+from posenc.backends.choice import BACKENDS
 from posenc.pieces import Meeting
 from posenc.schemes.catalog import CATALOG, Entry, Shape
 from posenc.schemes.t5 import T5

@@ -11,10 +11,10 @@ from torch._dynamo.utils import counters
 from torch.autograd import forward_ad
 
 from posenc import AbsoluteInAttention, DistanceAware, Positions, RoPE, Scheme, Shaw
-from posenc.backends.attention import _bound, _call
 from posenc.backends.call import Backend, Call
 from posenc.backends.flex import FLEX, _block_mask
 from posenc.backends.reference import REFERENCE
+from posenc.backends.request import bound, call_of
 from posenc.schemes.catalog import Shape
 from posenc.tiles import Visibility
 from posenc.visibility import visible
@@ -74,7 +74,7 @@ def called(
     dropout_p: float = 0.0,
     return_lse: bool = False,
 ) -> Call:
-    return _call(q, k, v, _bound(q, k, v, scheme, *at), mask, is_causal, None, dropout_p, None, return_lse, None)
+    return call_of(q, k, v, bound(q, k, v, scheme, *at), mask, is_causal, None, dropout_p, None, return_lse, None)
 
 
 def run(backend: Backend, call: Call) -> Tensor:

@@ -15,8 +15,8 @@ from torch import Tensor
 import posenc
 from posenc import ALiBi, DistanceAware, Positions, Relative1D, RoPE, Scheme, Shaw, TransformerXL
 from posenc.backends import choice
-from posenc.backends.attention import _bound, _call
 from posenc.backends.call import Call
+from posenc.backends.request import bound, call_of
 from posenc.backends.triton import backend, operator
 from posenc.backends.triton.tasks import ANY, tasks_of
 from posenc.layout import flat, unflat
@@ -42,7 +42,7 @@ class Elsewhere(Tensor):
 def on_cuda(scheme: Scheme, width: int = 16, dtype: torch.dtype = torch.float32, dropout_p: float = 0.0) -> Call:
     """A causal call over 300 tokens, as it would be there."""
     q = torch.empty(1, 2, 300, width, dtype=dtype)
-    call = _call(q, q, q, _bound(q, q, q, scheme, None, None), None, True, None, dropout_p, None, False, None)
+    call = call_of(q, q, q, bound(q, q, q, scheme, None, None), None, True, None, dropout_p, None, False, None)
     return replace(call, query=q.as_subclass(Elsewhere))
 
 

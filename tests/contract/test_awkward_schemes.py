@@ -16,7 +16,7 @@ from posenc.block import Block
 from posenc.encoding import Context
 from posenc.forms import function
 from posenc.models.forward_pass import ForwardPass, KVCache
-from posenc.scheme import Schedule
+from posenc.schedule import Schedule
 from tests.contract import oracles, schemes
 from tests.contract.oracles import Numbers, Result, Where
 

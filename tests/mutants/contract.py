@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc import Encoding, Positions, layout, positions, tiles
-from posenc.backends import attention, call, choice, reference, sdpa
+from posenc.backends import attention, call, choice, reference, request, sdpa
 from posenc.backends.call import Backend, Call
 from posenc.encoding import Context
 from posenc.layout import Layout, Span
@@ -172,7 +172,7 @@ MUTANTS = (
     ),
     Mutant(
         "queries are the first of the keys",
-        attention,
+        request,
         "_default_positions",
         first_of_the_keys,
         partial(test_attention.check_queries_are_the_last_of_the_keys, "reference"),

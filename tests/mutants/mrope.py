@@ -1,20 +1,19 @@
 """MRoPE with its pairs dealt out otherwise."""
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
 
 from posenc import MRoPE, Positions
 from posenc.encoding import Context, Rotation
+from posenc.schemes import mrope
 from tests.cases import HEAD_DIM
 from tests.hard.wrong import NO_WORDS, Row, each, numbers, sizes
 from tests.mutants import Lawless, Mutant, Untrue, moved, oracles
 from tests.schemes import test_mrope
 
-RIGHT, DEALT = MRoPE.rotation, MRoPE.allocation.fget
+RIGHT, DEALT = MRoPE.rotation, mrope.dealt
 COMPARED = oracles("mrope")
-assert DEALT is not None
 
 
 def of_the_first_axis(
@@ -24,6 +23,12 @@ def of_the_first_axis(
     return RIGHT(self, moved(positions, lambda coords: coords[..., :1].expand_as(coords)), dtype, context)
 
 
+def rows_for_columns(
+    self: MRoPE, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+) -> Rotation:
+    return RIGHT(self, moved(positions, lambda coords: coords[..., [0, 2, 1]]), dtype, context)
+
+
 def backwards(
     self: MRoPE, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
 ) -> Rotation:
@@ -31,13 +36,12 @@ def backwards(
     return Rotation(rotation.query, rotation.key.inverse())  # type: ignore[attr-defined]
 
 
-def dealt(change: Callable[[int], int]) -> property:
-    return property(lambda self: tuple(change(axis) for axis in DEALT(self)))
+def transposed(form: mrope.Form, *sections: int) -> tuple[int, ...]:
+    return tuple(-axis % 3 for axis in DEALT(form, *sections))
 
 
-def in_sections(self: MRoPE) -> tuple[int, ...]:
-    of_time, of_rows, of_columns = self.sections
-    return (0,) * of_time + (1,) * of_rows + (2,) * of_columns
+def in_sections(form: mrope.Form, *sections: int) -> tuple[int, ...]:
+    return DEALT("sections", *sections)
 
 
 def counting(self: Positions, n: int = 1) -> Positions:
@@ -48,9 +52,9 @@ def counting(self: Positions, n: int = 1) -> Positions:
 
 MUTANTS = (
     Mutant("turns by time alone", MRoPE, "rotation", of_the_first_axis, COMPARED),
-    Mutant("exchanges rows and columns", MRoPE, "allocation", dealt(lambda axis: -axis % 3), COMPARED),
-    Mutant("has one form", MRoPE, "allocation", property(in_sections), COMPARED),
-    Mutant("pairs halves in every form", MRoPE, "layout", property(lambda self: "half"), COMPARED),
+    Mutant("exchanges rows and columns", mrope, "dealt", transposed, COMPARED),
+    Mutant("has one form", mrope, "dealt", in_sections, COMPARED),
+    Mutant("pairs halves in every form", mrope, "LAYOUTS", dict.fromkeys(mrope.LAYOUTS, "half"), COMPARED),
     Mutant("turns keys the other way", MRoPE, "rotation", backwards, COMPARED),
     Mutant(
         "goes on counting tokens after an image",
@@ -69,7 +73,7 @@ class BackwardMRoPE(MRoPE):
 class TransposedMRoPE(MRoPE):
     """Every law holds."""
 
-    allocation = dealt(lambda axis: -axis % 3)
+    rotation = rows_for_columns
 
 
 LAWLESS = (Lawless("mrope", lambda shape: BackwardMRoPE(shape.head_dim, (shape.head_dim // 2, 0, 0)), "relative"),)

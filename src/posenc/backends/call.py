@@ -13,7 +13,7 @@ from torch import Tensor
 
 from posenc import compat
 from posenc.block import Block
-from posenc.encoding import NOTHING, Features
+from posenc.features import NOTHING, Features
 from posenc.forms import check
 from posenc.horizon import SKIP_BELOW
 from posenc.layout import Layout

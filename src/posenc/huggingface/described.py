@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from posenc.scheme import Schedule, Scheme, Window, check_window
+from posenc.schedule import Schedule
+from posenc.scheme import Scheme
 from posenc.schemes.nope import NoPE
 from posenc.schemes.rope import RoPE
+from posenc.tiles import Window, check_window
 
 
 @dataclass(frozen=True)

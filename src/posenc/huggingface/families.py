@@ -15,7 +15,8 @@ from posenc.huggingface.described import Layer, ModelPositions
 from posenc.huggingface.keys import Keys
 from posenc.huggingface.rope_parameters import rotary
 from posenc.huggingface.variants import DividedALiBi, OffsetLearned
-from posenc.scheme import Schedule, Scheme, Window
+from posenc.schedule import Schedule
+from posenc.scheme import Scheme
 from posenc.schemes.alibi import ALiBi
 from posenc.schemes.axial_rope import AxialRoPE
 from posenc.schemes.learned import Learned
@@ -24,6 +25,7 @@ from posenc.schemes.query_scale import QueryScale
 from posenc.schemes.rope import RoPE
 from posenc.schemes.swin_v2 import SwinV2
 from posenc.schemes.t5 import T5
+from posenc.tiles import Window
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 Reader = Callable[[Keys], ModelPositions]

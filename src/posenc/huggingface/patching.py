@@ -28,9 +28,10 @@ from posenc.huggingface.config import scheme_from_config
 from posenc.huggingface.described import ranges
 from posenc.huggingface.rotary import PosencRotary, Turns, is_rotary, read_turns
 from posenc.positions import Positions
-from posenc.scheme import Schedule, Scheme, check_window, is_scheme
+from posenc.schedule import Schedule
+from posenc.scheme import Scheme, is_scheme
 from posenc.schemes.rope import RoPE
-from posenc.tiles import Visibility
+from posenc.tiles import Visibility, check_window
 
 
 class Patched:

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from posenc.arguments import check_flag, check_type, shown, whole
 from posenc.models.transformer import Trunk, check_trunk
 from posenc.positions import Positions
-from posenc.scheme import Schedule, Scheme
+from posenc.schedule import Schedule
+from posenc.scheme import Scheme
 
 
 class ImageClassifier(nn.Module):

@@ -14,7 +14,8 @@ from posenc.arguments import check_choice, check_flag, check_type, number, shown
 from posenc.features import Feature
 from posenc.models.forward_pass import ForwardPass, KVCache
 from posenc.positions import Positions
-from posenc.scheme import Schedule, Scheme, is_scheme
+from posenc.schedule import Schedule
+from posenc.scheme import Scheme, is_scheme
 from posenc.schemes.nope import NoPE
 
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from jaxtyping import Float64
 from torch import Tensor
 
 from posenc import givens
-from posenc.arguments import check_choice, check_type, number, shown, whole
+from posenc.arguments import check_choice, number, shown, whole
 from posenc.encoding import Context, Rotation
-from posenc.phases import PairLayout, PairRotation, coords_of, frequencies, phases_by_axis
+from posenc.phases import PairLayout, coords_of, frequencies
 from posenc.positions import Positions
-from posenc.scheme import Scheme
+from posenc.rotary import Rotary
 from posenc.schemes.entry import FORMULA, Entry, Law
 
 Name = Literal["index", "llama4", "pe", "eva", "dinov3"]
@@ -41,7 +41,7 @@ CONVENTIONS: dict[str, Convention] = {
 }
 
 
-class AxialRoPE(Scheme):
+class AxialRoPE(Rotary):
     """Rotary positions for images: every axis turns half of the channels, by coordinates that a convention names.
 
     Formula, for a patch at coordinates (y, x), theta_k = base^(-2k/(D/2)), k = 0 .. D/4 - 1, and D = rotary_dim: one
@@ -78,6 +78,8 @@ class AxialRoPE(Scheme):
     of it; "eva": build_fourier_pos_embed of timm with ref_feat_shape. All were read in the code.
     """
 
+    positions_made_by = "its grid(height, width)"
+
     def __init__(
         self,
         head_dim: int,
@@ -90,13 +92,11 @@ class AxialRoPE(Scheme):
         jitter: float | None = None,
         rescale: float | None = None,
     ) -> None:
-        super().__init__()
         check_choice("convention", convention, tuple(CONVENTIONS))
         means = CONVENTIONS[convention]
-        self.head_dim, self.convention = whole("head_dim", head_dim), convention
-        self.base = number("base", means.base if base is None else base, above=1)
-        rotary_dim = self.head_dim if rotary_dim is None else whole("rotary_dim", rotary_dim)
-        if rotary_dim % 4 or rotary_dim > self.head_dim:
+        head_dim = whole("head_dim", head_dim)
+        rotary_dim = head_dim if rotary_dim is None else whole("rotary_dim", rotary_dim)
+        if rotary_dim % 4 or rotary_dim > head_dim:
             raise ValueError(f"rotary_dim must be a multiple of 4 within 4..head_dim = {head_dim}, got {rotary_dim}")
         if (extent is None) != (convention != "eva"):
             needs = "(height, width), the grid it was trained on," if convention == "eva" else "None"
@@ -104,15 +104,14 @@ class AxialRoPE(Scheme):
         for name, value in (("shift", shift), ("jitter", jitter), ("rescale", rescale)):
             if value is not None and convention != "dinov3":
                 raise ValueError(f"{name} must be None for convention={convention!r}, got {shown(value)}")
-        self.rotary_dim, self.extent = rotary_dim, None if extent is None else givens.extent_of(extent)
+        base = means.base if base is None else base
+        axes = (1, 0) if means.columns_first else (0, 1)
+        allocation = [axis for axis in axes for _ in range(rotary_dim // 4)]
+        super().__init__(head_dim, base, means.layout, rotary_dim, axes=2, allocation=allocation)
+        self.convention, self.extent = convention, None if extent is None else givens.extent_of(extent)
         self.shift = None if shift is None else number("shift", shift, above=0)
         self.jitter = None if jitter is None else number("jitter", jitter, above=1)
         self.rescale = None if rescale is None else number("rescale", rescale, above=1)
-
-    @property
-    def channels(self) -> range:
-        """The channels that are turned."""
-        return range(self.rotary_dim)
 
     def grid(self, height: int, width: int, *, prefix: int = 0, device: torch.device | str | None = None) -> Positions:
         """The positions of an image's patches in raster order, after a prefix of tokens that are not turned.
@@ -153,25 +152,24 @@ class AxialRoPE(Scheme):
             patches = patches * (math.log(self.rescale) * drawn(1)).exp()
         return patches
 
+    def frequencies(
+        self, device: torch.device | None = None, lengths: Tensor | None = None
+    ) -> tuple[Float64[Tensor, "#rows pairs"], float | Tensor]:
+        """theta of every pair, the same for both axes, by the unit, and no factor of cos and sin."""
+        unit = CONVENTIONS[self.convention].unit
+        return unit * frequencies(self.rotary_dim // 2, self.base, device).repeat(2)[None], 1.0
+
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
         """The same turn for queries and keys."""
-        check_type("positions", positions, Positions)
-        check_choice("dtype", dtype, (torch.float32, torch.float64))
-        coords = coords_of(positions, 2, "AxialRoPE", "its grid(height, width)")
-        means = CONVENTIONS[self.convention]
+        coords = coords_of(positions, self.axes, "AxialRoPE", self.positions_made_by)
         if self.convention == "dinov3" and not coords.is_floating_point():
             raise ValueError(
                 "AxialRoPE with convention='dinov3' takes coordinates from -1 to 1, as its grid(height, width) makes "
                 f"them, got {coords.dtype} ones"
             )
-        pairs = self.rotary_dim // 4
-        theta = means.unit * frequencies(self.rotary_dim // 2, self.base, coords.device).repeat(2)
-        axes: Sequence[int] = (1, 0) if means.columns_first else (0, 1)
-        angle = phases_by_axis(coords, [axis for axis in axes for _ in range(pairs)], theta)
-        turn = PairRotation.by(angle, coords, dtype, means.layout, self.head_dim)
-        return Rotation(turn, turn)
+        return super().rotation(positions, dtype, context)
 
 
 ENTRY = Entry(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from posenc.arguments import check_choice, number, whole
+from posenc.arguments import whole
 from posenc.encoding import Band, Context, Rotation
-from posenc.phases import PairLayout, turned_to
+from posenc.phases import PairLayout
 from posenc.positions import Positions
-from posenc.scheme import Scheme
+from posenc.rotary import BandedRotary
 from posenc.schemes.entry import FORMULA, Entry, Law
 
 
-class DualChunk(Scheme):
+class DualChunk(BandedRotary):
     """Dual chunk attention (DCA, ChunkLlama): pairs of one chunk, of neighbouring chunks, and of chunks further apart.
 
     Formula, for query i and key j, theta_m = base^(-2m/head_dim), a text in steps of c = chunk - local tokens, and
@@ -44,24 +44,9 @@ class DualChunk(Scheme):
     def __init__(
         self, head_dim: int, chunk: int, local: int, base: float = 10_000.0, layout: PairLayout = "half"
     ) -> None:
-        super().__init__()
-        self.head_dim, self.chunk = whole("head_dim", head_dim), whole("chunk", chunk)
-        self.local = whole("local", local, 0, chunk - 1)
-        if head_dim % 2:
-            raise ValueError(f"head_dim must be even, since channels turn in pairs, got {head_dim}")
-        self.base = number("base", base, above=1)
-        check_choice("layout", layout, ("half", "interleaved"))
-        self.layout: PairLayout = layout
-
-    @property
-    def channels(self) -> range:
-        """The channels that are turned."""
-        return range(self.head_dim)
-
-    @property
-    def needs_raw_keys(self) -> bool:
-        """True: a query is turned by the key that it meets, which the cache cannot know of."""
-        return True
+        super().__init__(head_dim, base, layout)
+        self.chunk = whole("chunk", chunk)
+        self.local = whole("local", local, 0, self.chunk - 1)
 
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
@@ -71,10 +56,7 @@ class DualChunk(Scheme):
         c = self.chunk - self.local
         within = p.remainder(c)
         last = p.new_full((1, 1), min(2 * c - 1, self.chunk))
-        own, before, further = (
-            turned_to(at, self.head_dim, self.base, self.layout, dtype)
-            for at in (within, (within + c).clamp(max=self.chunk), last)
-        )
+        own, before, further = (self.turned_to(at, dtype) for at in (within, (within + c).clamp(max=self.chunk), last))
         return Rotation(own, own, bands=(Band(1, before, own), Band(2, further, own)), chunk=c)
 
 

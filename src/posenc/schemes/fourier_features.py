@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import check_choice, check_flag, check_type, number, whole
+from posenc.arguments import check_choice, check_flag, number, whole
 from posenc.phases import coords_of, drawn, in_double
 from posenc.positions import Positions
 from posenc.scheme import Scheme
@@ -66,7 +66,6 @@ class FourierFeatures(Scheme):
 
     def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "rows tokens dim"]:
         """The vectors P[x]."""
-        check_type("positions", positions, Positions)
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         coords = coords_of(positions, self.axes, "FourierFeatures")
         angle = 2 * math.pi * in_double(coords) @ self._directions(coords.device).mT

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from posenc.arguments import number, whole
 from posenc.encoding import Context, Rotation
 from posenc.features import Feature
-from posenc.phases import Scaled, grown, in_double, unchanged
+from posenc.maps import Scaled, grown, unchanged
+from posenc.phases import in_double
 from posenc.pieces import Distance, Meeting
 from posenc.positions import Positions
 from posenc.scheme import Scheme

@@ -9,9 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import check_choice, check_type, number, whole
+from posenc.arguments import check_choice, number, whole
 from posenc.encoding import Context, Rotation
-from posenc.phases import coords_of, in_double, misfit, shared_by
+from posenc.maps import misfit, shared_by
+from posenc.phases import coords_of, in_double
 from posenc.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
@@ -69,7 +70,6 @@ class LieRE(Scheme):
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
         """The same turn for a key and for the queries that meet it."""
-        check_type("positions", positions, Positions)
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         coords = coords_of(positions, self.axes, "LieRE")
         mine = self.generators[:, None] if self.num_heads is None else self.generators

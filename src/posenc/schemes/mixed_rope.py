@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from posenc.arguments import check_choice, check_type, number, whole
+from posenc.arguments import check_choice, number, whole
 from posenc.encoding import Context, Rotation
 from posenc.phases import PairRotation, coords_of, in_double
 from posenc.positions import Positions
@@ -71,7 +71,6 @@ class MixedRoPE(Scheme):
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
         """The same turn for a key and for the queries that meet it."""
-        check_type("positions", positions, Positions)
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         coords = coords_of(positions, 2, "MixedRoPE", "Positions.grid(height, width)")
         y, x = in_double(coords)[:, None, :, :, None].unbind(-2)

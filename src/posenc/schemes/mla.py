@@ -9,11 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.arguments import whole
 from posenc.encoding import Context, Rotation
 from posenc.phases import PairLayout, PairRotation
 from posenc.positions import Positions
-from posenc.rotary import Rotary
+from posenc.rotary import Rotary, first_of_last
 from posenc.scalings import Scaling, YaRN
 from posenc.schemes.entry import FORMULA, Entry, Law
 
@@ -79,12 +78,9 @@ class MLA(Rotary):
         *,
         scaling: Scaling | None = None,
     ) -> None:
-        head_dim = whole("head_dim", head_dim, least=2)
-        rope_dim = whole("rope_dim", rope_dim, 2)
-        if rope_dim % 2 or rope_dim > head_dim:
-            raise ValueError(f"rope_dim must be even and within 2..head_dim = {head_dim}, got {rope_dim}")
-        super().__init__(head_dim, base, layout, rope_dim, scaling=scaling, first_channel=head_dim - rope_dim)
-        self.rope_dim = rope_dim
+        first = first_of_last("rope_dim", rope_dim, head_dim)
+        super().__init__(head_dim, base, layout, rope_dim, scaling=scaling, first_channel=first)
+        self.rope_dim = self.rotary_dim
 
     @property
     def scale(self) -> float:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, TypeAlias
 
-import torch
-
-from posenc.arguments import check_choice, check_type, number, shown, whole
-from posenc.encoding import Context, Rotation
-from posenc.phases import PairLayout, PairRotation, coords_of, frequencies, phases_by_axis
-from posenc.positions import Positions
-from posenc.scheme import Scheme
+from posenc.arguments import check_choice, shown, whole
+from posenc.phases import PairLayout
+from posenc.rotary import Rotary
 from posenc.schemes.entry import FORMULA, Entry, Law
 
+Form: TypeAlias = Literal["sections", "interleaved", "ernie"]
+LAYOUTS: dict[Form, PairLayout] = {"sections": "half", "interleaved": "half", "ernie": "interleaved"}
 
-class MRoPE(Scheme):
+
+class MRoPE(Rotary):
     """Multimodal RoPE: pair k turns by p_a theta_k, where the axis a of time, row or column is dealt to the pair.
 
     Formula: theta_k = base^(-2k/d), k = 0 .. d/2 - 1, as in RoPE, and (a, b) -> (a cos - b sin, a sin + b cos) by
@@ -46,63 +45,35 @@ class MRoPE(Scheme):
     Qwen3VLTextRotaryEmbedding, Ernie4_5_VLMoeTextRotaryEmbedding), which were read.
     """
 
-    def __init__(
-        self,
-        head_dim: int,
-        sections: Sequence[int],
-        form: Literal["sections", "interleaved", "ernie"] = "sections",
-        base: float = 10_000.0,
-    ) -> None:
-        super().__init__()
-        self.head_dim = whole("head_dim", head_dim, least=2)
-        check_choice("form", form, ("sections", "interleaved", "ernie"))
-        self.form: Literal["sections", "interleaved", "ernie"] = form
-        if self.head_dim % 2:
+    positions_made_by = "Positions.multimodal(parts)"
+
+    def __init__(self, head_dim: int, sections: Sequence[int], form: Form = "sections", base: float = 10_000.0) -> None:
+        head_dim = whole("head_dim", head_dim, least=2)
+        check_choice("form", form, tuple(LAYOUTS))
+        if head_dim % 2:
             raise ValueError(f"head_dim must be even, got {head_dim}")
         if not isinstance(sections, Sequence) or len(sections) != 3:
             raise ValueError(f"sections must be the pairs of time, row and column, got {shown(sections)}")
         n_t, n_h, n_w = (whole("sections", n, least=0) for n in sections)
-        if n_t + n_h + n_w != self.head_dim // 2:
-            raise ValueError(f"sections must sum to head_dim/2 = {self.head_dim // 2}, got {shown(tuple(sections))}")
+        if n_t + n_h + n_w != head_dim // 2:
+            raise ValueError(f"sections must sum to head_dim/2 = {head_dim // 2}, got {shown(tuple(sections))}")
         if form == "ernie" and n_h != n_w:
             raise ValueError(
                 f"sections must be as many pairs of the row as of the column for form='ernie', in the order time, row, "
                 f"column, got {shown(tuple(sections))}"
             )
-        self.sections = (n_t, n_h, n_w)
-        self.base = number("base", base, above=1)
+        super().__init__(head_dim, base, LAYOUTS[form], axes=3, allocation=dealt(form, n_t, n_h, n_w))
+        self.sections, self.form = (n_t, n_h, n_w), form
 
-    @property
-    def layout(self) -> PairLayout:
-        """Which channels are a pair."""
-        return "interleaved" if self.form == "ernie" else "half"
 
-    @property
-    def allocation(self) -> tuple[int, ...]:
-        """The axis of every pair: 0 time, 1 row, 2 column."""
-        n_t, n_h, n_w = self.sections
-        if self.form == "sections":
-            return (0,) * n_t + (1,) * n_h + (2,) * n_w
-        if self.form == "ernie":
-            return (1, 2) * n_h + (0,) * n_t
-        ends = (0, 3 * n_h, 3 * n_w)
-        return tuple(k % 3 if k < ends[k % 3] else 0 for k in range(self.head_dim // 2))
-
-    @property
-    def channels(self) -> range:
-        """The channels that are turned: all."""
-        return range(self.head_dim)
-
-    def rotation(
-        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-    ) -> Rotation:
-        """The same turn for queries and keys."""
-        check_type("positions", positions, Positions)
-        check_choice("dtype", dtype, (torch.float32, torch.float64))
-        coords = coords_of(positions, 3, "MRoPE", "Positions.multimodal(parts)")
-        angle = phases_by_axis(coords, self.allocation, frequencies(self.head_dim, self.base, coords.device))
-        turn = PairRotation.by(angle, coords, dtype, self.layout, self.head_dim)
-        return Rotation(turn, turn)
+def dealt(form: Form, n_t: int, n_h: int, n_w: int) -> tuple[int, ...]:
+    """The axis of every pair: 0 time, 1 row, 2 column."""
+    if form == "sections":
+        return (0,) * n_t + (1,) * n_h + (2,) * n_w
+    if form == "ernie":
+        return (1, 2) * n_h + (0,) * n_t
+    ends = (0, 3 * n_h, 3 * n_w)
+    return tuple(k % 3 if k < ends[k % 3] else 0 for k in range(n_t + n_h + n_w))
 
 
 def _shares(pairs: int) -> tuple[int, int, int]:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import check_choice, check_type, number, whole
+from posenc.arguments import check_choice, number, whole
 from posenc.encoding import Context, Rotation
 from posenc.phases import coords_of, frequencies, in_double, phases
 from posenc.positions import Positions
@@ -86,7 +86,6 @@ class PoPE(Scheme):
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
         """The maps of queries and of keys, which widen, and the scale."""
-        check_type("positions", positions, Positions)
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         coords = coords_of(positions, 1, "PoPE")[..., 0]
         theta = frequencies(2 * self.head_dim, self.base, coords.device)  # base^(-c/d)

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from posenc.arguments import check_choice, number, whole
 from posenc.encoding import Context, Rotation
 from posenc.givens import is_readable
-from posenc.phases import Scaled, grown, in_double, unchanged
+from posenc.maps import Scaled, grown, unchanged
+from posenc.phases import in_double
 from posenc.positions import PADDING, PositionError, Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
-from posenc.arguments import check_choice, number, shown, whole
+from posenc.arguments import number, shown, whole
 from posenc.encoding import Band, Context, Rotation
-from posenc.phases import PairLayout, PairRotation, in_double, turned_to, unchanged
+from posenc.maps import unchanged
+from posenc.phases import PairLayout, in_double
 from posenc.positions import Positions
-from posenc.scheme import Scheme
+from posenc.rotary import BandedRotary
 from posenc.schemes.entry import FORMULA, Entry, Law
 
 
-class ReRoPE(Scheme):
+class ReRoPE(BandedRotary):
     """Rectified rotary position embedding: a model meets no distance that it has not seen.
 
     Formula, for query i and key j with d = p_i - p_j, window w, leak 1/k and theta_m = base^(-2m/head_dim):
@@ -48,25 +48,10 @@ class ReRoPE(Scheme):
         *,
         leak: float = 0.0,
     ) -> None:
-        super().__init__()
-        self.head_dim, self.window = whole("head_dim", head_dim), whole("window", window)
-        if head_dim % 2:
-            raise ValueError(f"head_dim must be even, since channels turn in pairs, got {head_dim}")
-        self.base, self.leak = number("base", base, above=1), number("leak", leak)
+        super().__init__(head_dim, base, layout)
+        self.window, self.leak = whole("window", window), number("leak", leak)
         if not 0 <= self.leak < 1:
             raise ValueError(f"leak must be within [0, 1), got {shown(leak)}")
-        check_choice("layout", layout, ("half", "interleaved"))
-        self.layout: PairLayout = layout
-
-    @property
-    def channels(self) -> range:
-        """The channels that are turned."""
-        return range(self.head_dim)
-
-    @property
-    def needs_raw_keys(self) -> bool:
-        """True: a key is turned by the query that it meets."""
-        return True
 
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
@@ -74,16 +59,13 @@ class ReRoPE(Scheme):
         """The turn to the position, and for pairs at least a window apart the turns of the far band."""
         p = positions.scalar("ReRoPE")
         w, leak = self.window, self.leak
-        near = self._turned_to(p, dtype)
+        near = self.turned_to(p, dtype)
         if leak == 0:
-            far = Band(w, self._turned_to(p.new_full((1, 1), w), dtype), unchanged)  # a key at 0
+            far = Band(w, self.turned_to(p.new_full((1, 1), w), dtype), unchanged)  # a key at 0
         else:
             shrunk = leak * in_double(p)
-            far = Band(w, self._turned_to(shrunk + (1 - leak) * w, dtype), self._turned_to(shrunk, dtype))
+            far = Band(w, self.turned_to(shrunk + (1 - leak) * w, dtype), self.turned_to(shrunk, dtype))
         return Rotation(near, near, bands=(far,))
-
-    def _turned_to(self, p: Tensor, dtype: torch.dtype) -> PairRotation:
-        return turned_to(p, self.head_dim, self.base, self.layout, dtype)
 
 
 ENTRY = Entry(

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from posenc.phases import PairLayout
 from posenc.rotary import Rotary
-from posenc.scalings import Scaling
 from posenc.schemes.entry import FORMULA, Entry, Law
 
 
@@ -48,35 +44,6 @@ class RoPE(Rotary):
     Source: Su et al. 2021, "RoFormer", equations 14, 15 and 34; Heo et al. 2024, "Rotary Position Embedding for Vision
     Transformer", whose axial form has two axes; Wang et al. 2024, "Qwen2-VL", section 2.1, for the allocation.
     """
-
-    def __init__(
-        self,
-        head_dim: int,
-        base: float = 10_000.0,
-        layout: PairLayout = "half",
-        rotary_dim: int | None = None,
-        axes: int = 1,
-        *,
-        allocation: Sequence[int] | None = None,
-        scaling: Scaling | None = None,
-        first_channel: int = 0,
-        heads: range | None = None,
-        num_heads: int | None = None,
-        values: bool = False,
-    ) -> None:
-        super().__init__(
-            head_dim,
-            base,
-            layout,
-            rotary_dim,
-            axes,
-            allocation=allocation,
-            scaling=scaling,
-            first_channel=first_channel,
-            heads=heads,
-            num_heads=num_heads,
-            values=values,
-        )
 
 
 ENTRY = Entry(

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Float64
+from torch import Tensor
 
-from posenc.arguments import check_choice, check_type, number, shown, whole
-from posenc.encoding import Context, Rotation
-from posenc.phases import PairRotation, coords_of, frequencies, phases_by_axis
-from posenc.positions import Positions
-from posenc.scheme import Scheme
+from posenc.arguments import shown, whole
+from posenc.phases import frequencies
+from posenc.rotary import Rotary
 from posenc.schemes.entry import FORMULA, Entry, Law
 
 
-class RoPE3D(Scheme):
+class RoPE3D(Rotary):
     """Rotary positions for video: time, row and column each turn a share of the channels, as a RoPE of their own.
 
     Formula, for ``shares`` (d_t, d_h, d_w) of the channels, in this order: the d_a channels of axis a turn by
@@ -39,9 +39,10 @@ class RoPE3D(Scheme):
     diffusers (get_3d_rotary_pos_embed) and HunyuanVideo's rope_dim_list, read in copies.
     """
 
+    positions_made_by = "Positions.grid(height, width, frames=frames)"
+
     def __init__(self, head_dim: int, shares: Sequence[int] | None = None, base: float = 10_000.0) -> None:
-        super().__init__()
-        self.head_dim = d = whole("head_dim", head_dim, least=2)
+        d = whole("head_dim", head_dim, least=2)
         if d % 2:
             raise ValueError(f"head_dim must be even, got {head_dim}")
         shares = (d - 4 * (d // 6), 2 * (d // 6), 2 * (d // 6)) if shares is None else shares
@@ -50,26 +51,15 @@ class RoPE3D(Scheme):
         d_t, d_h, d_w = (whole("shares", n, least=0) for n in shares)
         if d_t + d_h + d_w != d or d_t % 2 or d_h % 2 or d_w % 2:
             raise ValueError(f"shares must be even and sum to head_dim = {d}, got {shown(tuple(shares))}")
+        allocation = (0,) * (d_t // 2) + (1,) * (d_h // 2) + (2,) * (d_w // 2)
+        super().__init__(d, base, "interleaved", axes=3, allocation=allocation)
         self.shares = (d_t, d_h, d_w)
-        self.base = number("base", base, above=1)
 
-    @property
-    def channels(self) -> range:
-        """The channels that are turned: all."""
-        return range(self.head_dim)
-
-    def rotation(
-        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-    ) -> Rotation:
-        """The same turn for queries and keys."""
-        check_type("positions", positions, Positions)
-        check_choice("dtype", dtype, (torch.float32, torch.float64))
-        coords = coords_of(positions, 3, "RoPE3D", "Positions.grid(height, width, frames=frames)")
-        theta = torch.cat([frequencies(share, self.base, coords.device) for share in self.shares if share])
-        allocation = [axis for axis, share in enumerate(self.shares) for _ in range(share // 2)]
-        angle = phases_by_axis(coords, allocation, theta)
-        turn = PairRotation.by(angle, coords, dtype, "interleaved", self.head_dim)
-        return Rotation(turn, turn)
+    def frequencies(
+        self, device: torch.device | None = None, lengths: Tensor | None = None
+    ) -> tuple[Float64[Tensor, "#rows pairs"], float | Tensor]:
+        """theta of every pair, over the share of its axis, and no factor of cos and sin."""
+        return torch.cat([frequencies(share, self.base, device) for share in self.shares if share])[None], 1.0
 
 
 ENTRY = Entry(

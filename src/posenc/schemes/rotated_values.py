@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from posenc.arguments import whole
 from posenc.phases import PairLayout
-from posenc.rotary import Rotary
+from posenc.rotary import Rotary, first_of_last
 from posenc.scalings import Scaling
 from posenc.schemes.entry import FORMULA, Entry, Law
 
@@ -40,11 +39,7 @@ class RotatedValues(Rotary):
         *,
         scaling: Scaling | None = None,
     ) -> None:
-        head_dim = whole("head_dim", head_dim, least=2)
-        rotary_dim = whole("rotary_dim", rotary_dim, 2)
-        if rotary_dim % 2 or rotary_dim > head_dim:
-            raise ValueError(f"rotary_dim must be even and within 2..head_dim = {head_dim}, got {rotary_dim}")
-        first = head_dim - rotary_dim
+        first = first_of_last("rotary_dim", rotary_dim, head_dim)
         super().__init__(head_dim, base, layout, rotary_dim, scaling=scaling, first_channel=first, values=True)
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from posenc.arguments import check_choice, number, whole
+from posenc.arguments import whole
 from posenc.encoding import Band, Context, Rotation
-from posenc.phases import PairLayout, turned_to
+from posenc.phases import PairLayout
 from posenc.positions import Positions
-from posenc.scheme import Scheme
+from posenc.rotary import BandedRotary
 from posenc.schemes.entry import FORMULA, Entry, Law
 
 
-class SelfExtend(Scheme):
+class SelfExtend(BandedRotary):
     """Neighbours by their distance, all others by the distance of their groups.
 
     Formula, for query i and key j with d = p_i - p_j, group size G, window w and theta_m = base^(-2m/head_dim):
@@ -46,27 +46,8 @@ class SelfExtend(Scheme):
         base: float = 10_000.0,
         layout: PairLayout = "half",
     ) -> None:
-        super().__init__()
-        self.head_dim, self.group, self.window = (
-            whole("head_dim", head_dim),
-            whole("group", group),
-            whole("window", window),
-        )
-        if head_dim % 2:
-            raise ValueError(f"head_dim must be even, since channels turn in pairs, got {head_dim}")
-        self.base = number("base", base, above=1)
-        check_choice("layout", layout, ("half", "interleaved"))
-        self.layout: PairLayout = layout
-
-    @property
-    def channels(self) -> range:
-        """The channels that are turned."""
-        return range(self.head_dim)
-
-    @property
-    def needs_raw_keys(self) -> bool:
-        """True: a key is turned by the query that it meets."""
-        return True
+        super().__init__(head_dim, base, layout)
+        self.group, self.window = whole("group", group), whole("window", window)
 
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
@@ -75,9 +56,7 @@ class SelfExtend(Scheme):
         p = positions.scalar("SelfExtend")
         grouped = p.div(self.group, rounding_mode="floor")
         shift = self.window - self.window // self.group
-        near, far_query, far_key = (
-            turned_to(at, self.head_dim, self.base, self.layout, dtype) for at in (p, grouped + shift, grouped)
-        )
+        near, far_query, far_key = (self.turned_to(at, dtype) for at in (p, grouped + shift, grouped))
         return Rotation(near, near, bands=(Band(self.window, far_query, far_key),))
 
 

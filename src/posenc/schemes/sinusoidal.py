@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from posenc.arguments import check_choice, check_type, number, shown, whole
+from posenc.arguments import check_choice, number, shown, whole
 from posenc.phases import coords_of, frequencies, phases
 from posenc.positions import Positions
 from posenc.scheme import Scheme
@@ -60,7 +60,6 @@ class Sinusoidal(Scheme):
 
     def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "rows tokens dim"]:
         """The vectors P[p]."""
-        check_type("positions", positions, Positions)
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         coords = coords_of(positions, self.axes, "Sinusoidal")
         theta = frequencies(self.dim // self.axes, self.base, coords.device)

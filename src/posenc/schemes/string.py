@@ -11,9 +11,10 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from posenc.arguments import check_choice, check_type, number, whole
+from posenc.arguments import check_choice, number, whole
 from posenc.encoding import Context, Rotation
-from posenc.phases import PairRotation, coords_of, in_double, shared_by
+from posenc.maps import shared_by
+from posenc.phases import PairRotation, coords_of, in_double
 from posenc.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
@@ -99,7 +100,6 @@ class STRING(Scheme):
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
         """The same turn for a key and for the queries that meet it."""
-        check_type("positions", positions, Positions)
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         coords = coords_of(positions, self.axes, "STRING")
         basis, theta = self._basis(context), self._theta(context)

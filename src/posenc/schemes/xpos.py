@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from posenc.arguments import check_choice, check_type, number, whole
+from posenc.arguments import check_choice, number, whole
 from posenc.encoding import Context, Encoding, Rotation
 from posenc.givens import is_readable
-from posenc.phases import PairLayout, PairRotation, coords_of, frequencies, in_double, phases
+from posenc.phases import PairLayout, PairRotation, coords_of, in_double, turned_to
 from posenc.positions import PADDING, Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import FORMULA, Entry, Law
@@ -142,7 +142,6 @@ class XPos(Scheme):
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
         """The maps of queries and keys that are the same tokens."""
-        check_type("positions", positions, Positions)
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         return self._between(positions, positions, dtype)
 
@@ -153,9 +152,7 @@ class XPos(Scheme):
 
         def side(name: Literal["query", "key"], positions: Positions) -> Fading:
             coords = coords_of(positions, 1, "XPos")[..., 0]
-            angle = phases(coords, frequencies(self.head_dim, self.base, coords.device))[:, None]
-            cos, sin = torch.stack((angle.cos(), angle.sin())).to(dtype=dtype, device=coords.device)
-            turn = PairRotation(cos, sin, self.layout, self.head_dim)
+            turn = turned_to(coords, self.head_dim, self.base, self.layout, dtype)
             place = asking if positions is queries else _places(positions, origin)
             return Fading(name, turn, self._decay(place.device), place, asking, fastest, span)
 

@@ -1,0 +1,293 @@
+"""What attention is asked for: arguments checked, a scheme bound to its positions, and one `Call` made of it all."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from posenc.arguments import check_flag, check_type, is_number, shown
+from posenc.backends.call import Call, Far
+from posenc.encoding import Context, Encoding
+from posenc.horizon import skipped_by_default
+from posenc.pieces import Bias, gives_weights
+from posenc.positions import Positions
+from posenc.scheme import Scheme, is_scheme
+from posenc.tiles import Visibility, Window, check_window, distances, tiles
+
+
+def request(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    encoding: Encoding | Scheme | None,
+    query_positions: Positions | None,
+    key_positions: Positions | None,
+    *,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    window: Window,
+    sinks: Tensor | None,
+    dropout_p: float,
+    scale: float | None,
+    enable_gqa: bool,
+    return_lse: bool,
+    skip_below: float | None,
+    key_norms: Tensor | None,
+) -> tuple[Encoding, Call]:
+    """The encoding and the call of these arguments of `attention`. ValueError for what it cannot do."""
+    check_flag("enable_gqa", enable_gqa)
+    _check_sinks(sinks, query)
+    encoding = bound(query, key, value, encoding, query_positions, key_positions)
+    call = call_of(query, key, value, encoding, attn_mask, is_causal, window, dropout_p, scale, return_lse, sinks)
+    _check_direction(call)
+    _check_norms(key_norms, call.key)
+    call = replace(call, skip_below=_share(skip_below, call.dtype), key_norms=key_norms)
+    _check_value_door(call)
+    return encoding, call
+
+
+def bound(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    encoding: Encoding | Scheme | None,
+    query_positions: Positions | None,
+    key_positions: Positions | None,
+) -> Encoding:
+    """The encoding, or the scheme bound to the positions; all of it checked against the tensors."""
+    _check_tensors(query, key, value)
+    if isinstance(encoding, Tensor):
+        raise ValueError(
+            f"encoding must be an Encoding, a Scheme or None; pass a mask as attn_mask=, got {shown(encoding)}"
+        )
+    if encoding is not None and not isinstance(encoding, Encoding) and not is_scheme(encoding):
+        check_type("encoding", encoding, Encoding, Scheme, None)
+    check_type("query_positions", query_positions, Positions, None)
+    check_type("key_positions", key_positions, Positions, None)
+    if isinstance(encoding, Encoding):
+        if query_positions is not None or key_positions is not None:
+            raise ValueError("encoding is bound to positions already; give it alone, or a scheme with positions")
+        encoding.check(query, key)
+        encoding.check_token_doors()
+        return encoding
+    query_positions, key_positions = _default_positions(query, key, query_positions, key_positions)
+    made = _of_scheme(encoding, query_positions, key_positions, torch.promote_types(query.dtype, torch.float32))
+    made.check(query, key)
+    return made
+
+
+def call_of(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    encoding: Encoding,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    window: Window,
+    dropout_p: float,
+    scale: float | None,
+    return_lse: bool,
+    sinks: Tensor | None,
+) -> Call:
+    """The call of these arguments, with values, queries and keys turned, by bands where the encoding has some."""
+    if attn_mask is not None:
+        _check_mask(attn_mask, (*query.shape[:3], key.size(2)), query)
+        attn_mask = attn_mask.reshape((1,) * (4 - attn_mask.dim()) + attn_mask.shape)
+    if not _is_number(dropout_p) or not 0 <= dropout_p < 1:
+        raise ValueError(f"dropout_p must be within [0, 1), got {shown(dropout_p)}")
+    if scale is None:
+        scale = encoding.scale if encoding.scale is not None else 1 / math.sqrt(query.size(-1))
+    elif not _is_number(scale) or not -math.inf < scale < math.inf:
+        raise ValueError(f"scale must be a finite number or None, got {shown(scale)}")
+    if gives_weights(encoding.pieces[:-1]):
+        raise ValueError(
+            "a score term stands after one that gives the logarithms of weights, which are not normalised again, and "
+            "would change them: put the scheme that gives weights last"
+        )
+    if attn_mask is not None and attn_mask.is_floating_point() and gives_weights(encoding.pieces):
+        raise ValueError(
+            "attn_mask is added to scores that are the logarithms of weights and are not normalised again, which would "
+            f"change them: pass it as bool, True = may be seen, got {shown(attn_mask)}"
+        )
+    if sinks is not None and gives_weights(encoding.pieces):
+        raise ValueError("sinks take a share of weights that sum to 1, and the scheme's weights do not: leave them out")
+    flag: object = is_causal
+    if not isinstance(flag, torch.SymBool):  # a compiler's
+        check_flag("is_causal", flag)
+    check_flag("return_lse", return_lse)
+    left, right = check_window(window)
+    if _is_autocast(query):  # as PyTorch's own attention does
+        query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
+    value = encoding.rotate_value(value)
+    (query, key), *far = encoding.rotate_bands(query, key)
+    banded = encoding.banded
+    reaches = () if banded is None else tuple(band.reach for band in banded.bands)
+    return Call(
+        query,
+        key,
+        value,
+        encoding.query_positions,
+        encoding.key_positions,
+        encoding.pieces,
+        encoding.values,
+        attn_mask,
+        Visibility(is_causal, left, right),
+        dropout_p,
+        scale,
+        return_lse or sinks is not None or gives_weights(encoding.pieces),
+        encoding.context.heads,
+        encoding.query_features,
+        encoding.key_features,
+        bands=tuple(Far(reach, *of_band) for reach, of_band in zip(reaches, far, strict=True)),
+        chunk=None if banded is None else banded.chunk,
+    )
+
+
+def _of_scheme(
+    scheme: Scheme | None, query_positions: Positions, key_positions: Positions, dtype: torch.dtype
+) -> Encoding:
+    if scheme is None:
+        return Encoding(query_positions, key_positions, context=Context())  # a compiler makes no default of its own
+    if "add" in scheme.doors:
+        raise ValueError(
+            f"{type(scheme).__name__} adds to the input, before query, key and value are projected from it: "
+            "bind it, encoding = scheme(positions), call x = encoding.add(x), and pass that encoding"
+        )
+    return scheme(query_positions, key_positions, dtype=dtype)
+
+
+def _default_positions(
+    query: Tensor, key: Tensor, query_positions: Positions | None, key_positions: Positions | None
+) -> tuple[Positions, Positions]:
+    for name, x, positions in (("query", query, query_positions), ("key", key, key_positions)):
+        if positions is not None and positions.order.size(1) != x.size(2):
+            raise ValueError(f"{name}_positions must be of {x.size(2)} tokens like {name}, got {len(positions)}")
+    if key_positions is None and query_positions is not None:
+        if query.size(2) != key.size(2):
+            raise ValueError(
+                f"key_positions must be given with query_positions where there are {query.size(2)} queries and "
+                f"{key.size(2)} keys: where the keys are cannot be told from the queries"
+            )
+        key_positions = query_positions
+    if key_positions is None:
+        key_positions = Positions.arange(key.size(2), device=key.device)
+    if query_positions is None:
+        if query.size(2) > key.size(2):
+            raise ValueError(
+                f"queries are by default the last of the keys, but there are {query.size(2)} queries and "
+                f"{key.size(2)} keys: give query_positions and key_positions"
+            )
+        query_positions = key_positions[key.size(2) - query.size(2) :]
+    return query_positions, key_positions
+
+
+def _is_autocast(x: Tensor) -> bool:
+    """Whether autocast would cast x: it leaves float64 alone, and does not know every device (meta)."""
+    kind = x.device.type
+    return x.dtype != torch.float64 and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+
+
+def _is_number(value: object) -> bool:
+    """Whether it is a number, or a compiler's sign for one."""
+    return is_number(value) or isinstance(value, (torch.SymInt, torch.SymFloat))
+
+
+def _share(skip_below: float | None, dtype: torch.dtype) -> float:
+    if skip_below is None:
+        return skipped_by_default(dtype)
+    if not is_number(skip_below) or not 0 <= skip_below < 1:
+        raise ValueError(f"skip_below must be within [0, 1), or None for 2**-32, got {shown(skip_below)}")
+    return skip_below
+
+
+def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(x, Tensor) or x.dim() != 4 or not x.is_floating_point():
+            raise ValueError(f"{name} must be a floating tensor (batch, heads, tokens, head_dim), got {shown(x)}")
+        if x.device != query.device:
+            raise ValueError(f"{name} must be on {query.device} like query, got {x.device}")
+        if x.dtype != query.dtype and not (_is_autocast(query) and _is_autocast(x)):
+            raise ValueError(f"{name} must be {query.dtype} like query, got {x.dtype}")
+        if x.size(0) != query.size(0):
+            raise ValueError(f"{name} must have batch {query.size(0)} like query, got {x.size(0)}")
+    if query.size(-1) == 0:
+        raise ValueError(f"query must have a head_dim above 0, got {tuple(query.shape)}")
+    if key.size(-1) != query.size(-1):
+        raise ValueError(f"key must have head_dim {query.size(-1)} like query, got {key.size(-1)}")
+    if value.shape[1:3] != key.shape[1:3]:
+        raise ValueError(
+            f"value must have heads and tokens {tuple(key.shape[1:3])} like key, got {tuple(value.shape[1:3])}"
+        )
+    if key.size(1) == 0 or query.size(1) % key.size(1):
+        raise ValueError(f"query heads must be a multiple of key heads, got {query.size(1)} and {key.size(1)}")
+
+
+def _check_mask(mask: Tensor, shape: tuple[int, ...], query: Tensor) -> None:
+    if not isinstance(mask, Tensor) or (mask.dtype != torch.bool and not mask.is_floating_point()):
+        raise ValueError(
+            f"attn_mask must be a tensor of bool (True = may be seen) or float (added to scores), got {shown(mask)}"
+        )
+    if mask.device != query.device:
+        raise ValueError(f"attn_mask must be on {query.device} like query, got {mask.device}")
+    if not 2 <= mask.dim() <= 4 or any(m not in (1, n) for m, n in zip(mask.shape[::-1], shape[::-1], strict=False)):
+        raise ValueError(
+            f"attn_mask must broadcast to (batch, heads, queries, keys) = {shape}, got {tuple(mask.shape)}"
+        )
+
+
+def _check_sinks(sinks: Tensor | None, query: Tensor) -> None:
+    if sinks is None:
+        return
+    heads = query.size(1) if isinstance(query, Tensor) and query.dim() == 4 else "heads"
+    if not isinstance(sinks, Tensor) or not sinks.is_floating_point() or tuple(sinks.shape) != (heads,):
+        raise ValueError(f"sinks must be a floating tensor ({heads},), a logit for each head, got {shown(sinks)}")
+    if sinks.device != query.device:
+        raise ValueError(f"sinks must be on {query.device} like query, got {sinks.device}")
+
+
+def _check_norms(key_norms: Tensor | None, key: Tensor) -> None:
+    if key_norms is None:
+        return
+    is_tensor = isinstance(key_norms, Tensor) and key_norms.is_floating_point() and not key_norms.requires_grad
+    if not is_tensor or key_norms.shape != key.shape[:3] or key_norms.device != key.device:
+        shape = tuple(key.shape[:3])
+        raise ValueError(
+            f"key_norms must be a floating tensor {shape} on {key.device}, the norm of each key, without a gradient, "
+            f"got {shown(key_norms)}"
+        )
+
+
+def _check_direction(call: Call) -> None:
+    """ValueError where a term that is made for keys behind the query meets one after it, as far as can be told."""
+    made = [piece.distance for piece in call.pieces if isinstance(piece, Bias) and piece.distance.looks_back]
+    if not made or call.visibility.furthest == 0 or torch.compiler.is_compiling():
+        return
+    mask = call.attn_mask
+    # A mask of a row for each query may be the causal one; one row for several queries hides no later key from all.
+    if mask is not None and (call.query.size(2) == 1 or (mask.size(2) != 1 and mask.stride(2) != 0)):
+        return
+    if call.layouts is None or 0 in (call.query.size(2), call.key.size(2)):
+        return
+    ends = distances(list(tiles(*call.layouts, call.visibility, call.query.size(0))))
+    if ends is not None and ends[1] > 0:
+        raise ValueError(
+            f"{made[0].scheme} as it is made encodes keys behind the query alone, and without a causal mask a query "
+            f"sees keys after it: pass is_causal=True (an attn_mask may stand beside it), or make it with "
+            f"{made[0].looks_back}"
+        )
+
+
+def _check_value_door(call: Call) -> None:
+    """ValueError where the value door has vectors of another width, or for other heads."""
+    block = call.raw_block()
+    for term in call.values:
+        vectors = block.of_heads(
+            term.vectors(torch.zeros(1, dtype=torch.int64, device=call.query.device)), term.distance.scheme
+        )
+        if vectors.size(-1) != call.value.size(-1):
+            raise ValueError(
+                f"value must have a value_dim of {vectors.size(-1)} for the value door, got {call.value.size(-1)}"
+            )

@@ -1,0 +1,84 @@
+"""Maps of tokens: what every one of them may be, and those that are no rotation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+TokenMap: TypeAlias = Callable[[Tensor], Tensor]
+"""A map per token: x (batch, heads, tokens, head_dim) to the same batch, heads and tokens, in the same dtype."""
+
+
+def unchanged(x: Tensor) -> Tensor:
+    """The map that leaves a token as it is."""
+    return x
+
+
+@dataclass(frozen=True, eq=False)
+class Scaled:
+    """Multiplies x (batch, heads, tokens, channels) by a number for each token, in float32 at least, rounded once."""
+
+    factor: Float[Tensor, "rows heads tokens 1"]
+
+    def __call__(self, x: Float[Tensor, "batch heads tokens channels"]) -> Float[Tensor, "batch heads tokens channels"]:
+        """The scaled x, in x's dtype. ValueError where the factor is of other rows, heads or tokens."""
+        made = self.factor.shape[:-1]
+        if x.dim() != 4 or any(m not in (1, n) for m, n in zip(made, x.shape[:-1], strict=True)):
+            raise ValueError(f"the scale was made for (batch, heads, tokens) {tuple(made)}, got {tuple(x.shape)}")
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        return (x.to(dtype) * self.factor.to(dtype)).to(x.dtype)
+
+
+def grown(n: Float64[Tensor, "..."], length: int, strength: float) -> Float64[Tensor, "..."]:
+    """1 + strength ln max(1, n / length): what grows slowly past a length, and is 1 up to it."""
+    return 1 + strength * (n / length).clamp(min=1.0).log()
+
+
+def misfit(made: Sequence[int], x: Tensor) -> str:
+    """What is said of an x that is not of the (batch, heads, tokens) that a rotation was made for."""
+    of_heads = made[1] != 1 and x.dim() == 4 and x.size(1) != made[1]
+    hint = ": build it for as many heads as keys have" if of_heads else ""
+    return f"the rotation was made for (batch, heads, tokens) {tuple(made)}, got {tuple(x.shape)}{hint}"
+
+
+def shared_by(of_heads: Tensor, heads: int) -> Tensor:
+    """What stands (rows, made for heads, ...), for ``heads`` heads: where there are several times as many, which are
+    queries, each group that shares a key shares what is the key's. As it is where the numbers do not fit."""
+    group, over = divmod(heads, of_heads.size(1))
+    return of_heads if over or group <= 1 else of_heads.repeat_interleave(group, 1)
+
+
+def in_bands(
+    maps: Sequence[Sequence[tuple[TokenMap, TokenMap]]], query: Tensor, key: Tensor
+) -> list[tuple[Tensor, Tensor]]:
+    """Queries and keys as each band has them. ``maps`` are those of one rotation after another, of queries and of keys:
+    a pair for each band, or one for all. What bands share is made once. ValueError where they get several widths."""
+    turned = [(query, key)]
+    for of_bands in maps:
+        if len(of_bands) == len(turned) == 1:
+            turned = [(of_q(q), of_k(k)) for (of_q, of_k), (q, k) in zip(of_bands, turned, strict=True)]
+            continue
+        turned = turned if len(turned) > 1 else turned * len(of_bands)
+        of_bands = of_bands if len(of_bands) > 1 else list(of_bands) * len(turned)
+        # Compared by "is": a compiled graph that holds the id of a tensor would be compiled anew for each tensor.
+        known: list[tuple[TokenMap, Tensor, Tensor]] = []
+
+        def once(turn: TokenMap, x: Tensor, known: list[tuple[TokenMap, Tensor, Tensor]] = known) -> Tensor:
+            for same, of, out in known:
+                if of is x and same is turn:
+                    return out
+            known.append((turn, x, turn(x)))
+            return known[-1][2]
+
+        turned = [(once(of_q, q), once(of_k, k)) for (of_q, of_k), (q, k) in zip(of_bands, turned, strict=True)]
+    widths = [x.size(-1) for pair in turned for x in pair]
+    if len(turned) > 1 and len(set(widths)) > 1:
+        raise ValueError(
+            f"bands must make queries and keys as wide as the rotation does for near pairs, {widths[0]}, got {widths}"
+        )
+    return turned

@@ -1,0 +1,94 @@
+"""Which layer of a model has which scheme."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import nn
+
+from posenc.arguments import shown, whole
+from posenc.scheme import Scheme, is_scheme
+from posenc.tiles import Window, check_window
+
+
+class Schedule(nn.Module):
+    """Which scheme and which window every layer of a model has: RoPE here, NoPE there, another base elsewhere.
+
+    ``layers`` is one pair (scheme, window) for each layer; a window is None for the whole text, a number of keys, or
+    (left, right) as in `attention`. Layers that are given the same scheme share it, with its parameters.
+
+    >>> local, whole = RoPE(64, base=10_000.0), RoPE(64, base=1_000_000.0)
+    >>> Schedule([(local, 1024), (local, 1024), (whole, None)])
+    Schedule(
+      layers 0, 1: RoPE(64, base=10000.0, layout='half', rotary_dim=64, axes=1), window of 1024 keys
+      layer 2: RoPE(64, base=1000000.0, layout='half', rotary_dim=64, axes=1), whole text
+    )
+    """
+
+    def __init__(self, layers: Sequence[tuple[Scheme, Window]]) -> None:
+        super().__init__()
+        if not isinstance(layers, Sequence) or not layers:
+            raise ValueError(f"layers must be (scheme, window) for each layer, got {shown(layers)}")
+        schemes: list[Scheme] = []
+        self._layers: list[tuple[int, Window]] = []
+        for layer in layers:
+            if not isinstance(layer, tuple) or len(layer) != 2 or not is_scheme(layer[0]):
+                raise ValueError(f"layers must be (scheme, window) for each layer, got {shown(layer)}")
+            scheme, window = layer
+            check_window(window)
+            same = [n for n, other in enumerate(schemes) if other is scheme]
+            if not same:
+                schemes.append(scheme)
+            self._layers.append((same[0] if same else len(schemes) - 1, window))
+        self.schemes = nn.ModuleList(schemes)
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def __iter__(self) -> Iterator[tuple[Scheme, Window]]:
+        return (self[n] for n in range(len(self)))
+
+    def __getitem__(self, layer: int) -> tuple[Scheme, Window]:
+        """Scheme and window of a layer."""
+        number, window = self._layers[whole("layer", layer, 0, len(self) - 1)]
+        scheme: Any = self.schemes[number]
+        return scheme, window
+
+    def number(self, layer: int) -> int:
+        """Which of ``schemes`` a layer has."""
+        return self._layers[whole("layer", layer, 0, len(self) - 1)][0]
+
+    def __repr__(self) -> str:
+        said: dict[tuple[int, Window], list[int]] = {}
+        for layer, kind in enumerate(self._layers):
+            said.setdefault(kind, []).append(layer)
+        words = []
+        for (scheme, window), layers in said.items():
+            parts: Any = self.schemes[scheme].parts
+            names = " + ".join(f"{type(part).__name__}({part.extra_repr()})" for part in parts)
+            names += "" if any(part.doors for part in parts) else " (no position)"
+            seen = (
+                "whole text"
+                if window is None
+                else f"window of {window} keys"
+                if isinstance(window, int)
+                else f"window {window}"
+            )
+            words.append(f"  layer{'s' * (len(layers) > 1)} {_runs(layers)}: {names}, {seen}\n")
+        return f"Schedule(\n{''.join(words)})"
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """Ascending numbers, three and more in a row as the first and the last.
+
+    >>> _runs([0, 1, 2, 4, 6, 7])
+    '0-2, 4, 6, 7'
+    """
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return ", ".join(f"{r[0]}-{r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in runs)
