@@ -26,7 +26,7 @@ PEER_PACKAGES := x-transformers einx loguru torch-einops-utils frozendict einops
 	tqdm idna truststore h11 PyYAML safetensors
 
 .DEFAULT_GOAL := help
-.PHONY: help demo smollm2 bench field tables test check mutants triton gpu oldest lint format clean
+.PHONY: help demo smollm2 bench field tables pictures test check mutants triton gpu oldest lint format clean
 # Two targets must not install into the same environment at once.
 .NOTPARALLEL:
 
@@ -51,6 +51,21 @@ field: $(FIELD) ## set up with other libraries, run the checks on them, write do
 
 tables: $(DEV) ## write the tables of schemes into README.md and docs/schemes.md
 	$(BIN)/python docs/tables.py
+
+# What docs/schemes.md shows and posenc alone draws: the same bytes each time, with the same matplotlib.
+FAMILIES := add rotate bands score content
+FIGURES := attention rope_decay shaw_window
+
+pictures: $(LAB) ## draw the schemes for docs/schemes.md, on light and dark paper
+	@for dark in "" -dark; do \
+		for family in $(FAMILIES); do \
+			$(BIN)/posenc plot overview --family $$family $${dark:+-}$$dark \
+				--out docs/images/overview_$$family$$dark.png || exit 1; \
+		done; \
+		for figure in $(FIGURES); do \
+			$(BIN)/posenc plot $$figure $${dark:+-}$$dark --out docs/images/$$figure$$dark.png || exit 1; \
+		done; \
+	done
 
 # All twenty checks on every scheme, backend and model, and on what is right; and what is exported: minutes, so not of
 # `make test`.
