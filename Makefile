@@ -52,19 +52,10 @@ field: $(FIELD) ## set up with other libraries, run the checks on them, write do
 tables: $(DEV) ## write the tables of schemes into README.md and docs/schemes.md
 	$(BIN)/python docs/tables.py
 
-# What docs/schemes.md shows and posenc alone draws: the same bytes each time, with the same matplotlib.
-FAMILIES := add rotate bands score content
-FIGURES := attention rope_decay shaw_window
-
-pictures: $(LAB) ## draw the schemes for docs/schemes.md, on light and dark paper
-	@for dark in "" -dark; do \
-		for family in $(FAMILIES); do \
-			$(BIN)/posenc plot overview --family $$family $${dark:+-}$$dark \
-				--out docs/images/overview_$$family$$dark.png || exit 1; \
-		done; \
-		for figure in $(FIGURES); do \
-			$(BIN)/posenc plot $$figure $${dark:+-}$$dark --out docs/images/$$figure$$dark.png || exit 1; \
-		done; \
+pictures: $(LAB) ## draw every scheme for docs/schemes.md, on light and on dark paper
+	@for family in add rotate bands score content; do \
+		$(BIN)/posenc plot overview --family $$family --out docs/images/overview_$$family.png && \
+		$(BIN)/posenc plot overview --family $$family --out docs/images/overview_$$family-dark.png --dark || exit 1; \
 	done
 
 # All twenty checks on every scheme, backend and model, and on what is right; and what is exported: minutes, so not of

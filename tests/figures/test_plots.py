@@ -164,6 +164,16 @@ def test_every_scheme_has_a_panel_in_one_family() -> None:
     assert sorted(named) == sorted(entry.name for entry in catalog())
 
 
+def test_the_page_shows_every_family_on_both_papers() -> None:
+    page = (ROOT / "docs" / "schemes.md").read_text(encoding="utf-8")
+    for family in overview.FAMILIES:
+        for paper in ("", "-dark"):
+            name = f"images/overview_{family}{paper}.png"
+            assert f'"{name}"' in page
+            assert (ROOT / "docs" / name).is_file()
+    assert f"for family in {' '.join(overview.FAMILIES)};" in (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
 def panel(name: str, length: int = 9) -> np.ndarray:
     """The line or the map of the one panel."""
     (axes, *_) = overview.overview(name, length=length).axes
