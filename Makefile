@@ -26,7 +26,7 @@ PEER_PACKAGES := x-transformers einx loguru torch-einops-utils frozendict einops
 	tqdm idna truststore h11 PyYAML safetensors
 
 .DEFAULT_GOAL := help
-.PHONY: help demo smollm2 bench field tables test check mutants triton gpu oldest lint format clean
+.PHONY: help demo smollm2 bench field tables pictures test check mutants triton gpu oldest lint format clean
 # Two targets must not install into the same environment at once.
 .NOTPARALLEL:
 
@@ -51,6 +51,12 @@ field: $(FIELD) ## set up with other libraries, run the checks on them, write do
 
 tables: $(DEV) ## write the tables of schemes into README.md and docs/schemes.md
 	$(BIN)/python docs/tables.py
+
+pictures: $(LAB) ## draw every scheme for docs/schemes.md, on light and on dark paper
+	@for family in add rotate bands score content; do \
+		$(BIN)/posenc plot overview --family $$family --out docs/images/overview_$$family.png && \
+		$(BIN)/posenc plot overview --family $$family --out docs/images/overview_$$family-dark.png --dark || exit 1; \
+	done
 
 # All twenty checks on every scheme, backend and model, and on what is right; and what is exported: minutes, so not of
 # `make test`.

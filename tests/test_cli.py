@@ -239,8 +239,12 @@ def test_a_scheme_is_shown_with_its_signature_formula_and_claims(capsys: pytest.
     assert ", ".join(sorted(entries_of("rope")[0].laws)) in " ".join(shown.split())
     assert main(["schemes", "nope"]) == 0
     assert capsys.readouterr().out.startswith("NoPE()\n")
-    assert main(["schemes", "ropee"]) == 2
-    assert "got 'ropee' (did you mean 'rope'?) (see posenc schemes)" in capsys.readouterr().err
+    assert main(["schemes", "PRoPE", "rope+ALiBi"]) == 0
+    shown = capsys.readouterr().out
+    assert [kind for kind in ("PRoPE", "RoPE", "ALiBi") if f"\n{kind}(" in f"\n{shown}"] == ["PRoPE", "RoPE", "ALiBi"]
+    for wrong, near in (("ropee", "rope"), ("PRoPe", "PRoPE"), ("prope", "p_rope")):
+        assert main(["schemes", wrong]) == 2
+        assert f"got {wrong!r} (did you mean {near!r}?) (see posenc schemes)" in capsys.readouterr().err
 
 
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

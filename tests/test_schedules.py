@@ -1,7 +1,10 @@
 """Ready schedules are those of the models, layer by layer, and say so in words."""
 
 import importlib
+import inspect
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -182,6 +185,22 @@ def test_a_schedule_says_its_layers_bases_scalings_and_windows() -> None:
         "  layer 6: RoPE(64, base=10000.0, layout='half', rotary_dim=64, axes=1), window (2, 1)\n"
         ")"
     )
+
+
+def test_the_page_lists_every_schedule_with_its_numbers() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "schemes.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `([a-z_0-9]+)\(\)` \| (.*) \|$", page, re.M))
+    made = {
+        name: value
+        for name, value in vars(schedules).items()
+        if inspect.isfunction(value) and value.__module__ == schedules.__name__ and not name.startswith("_")
+    }
+    assert rows.keys() == made.keys()
+    for name, words in rows.items():
+        for scheme, window in made[name]():
+            assert window is None or f"{window:,} keys" in words
+            base = getattr(scheme, "base", None)
+            assert base is None or f"base {base:,.0f}" in words
 
 
 @torch.no_grad()

@@ -1,16 +1,19 @@
 """Positions in training: what is drawn is what the papers draw, for each document of each row, and all else stays."""
 
+import inspect
 import itertools
 import math
+import re
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from posenc import ALiBi, Learned, Positions, RoPE, attention
+from posenc import ALiBi, Learned, Positions, RoPE, attention, training
 from posenc.training import abacus, bilevel, cape, randomized, shape
 from tests.cases import TOKENS, positions_cases
 from tests.hard.wrong import Row
@@ -255,6 +258,28 @@ def test_rope_goes_by_segments_and_a_table_by_the_place_within() -> None:
     assert torch.equal(turned, RoPE(4)(segment, dtype=torch.float64).rotate_query(x))
     table = Learned(3, 4)(positions.with_coords(positions.coords[..., 0]))
     assert table.add(torch.zeros(1, 6, 4)).shape == (1, 6, 4)
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_runs_and_has_every_function() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "training.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
+    ran: dict[str, Any] = {}
+    for block in blocks:
+        exec(block, ran)  # its assertions too
+    assert ran["drawn"].coords.shape == (2, 6)
+    public = [
+        name
+        for name, value in vars(training).items()
+        if inspect.isfunction(value) and value.__module__ == training.__name__ and not name.startswith("_")
+    ]
+    assert re.findall(r"^\| `(\w+)` \|", page, re.M) == public
+    for name in public:
+        assert any(f"{name}(" in block for block in blocks)
+        (number,) = re.findall(r"arXiv\s+(\d{4}\.\d{5})", inspect.getdoc(getattr(training, name)) or "")
+        assert page.count(number) == 2  # the source is the one that the function names, with its address
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import argparse
 import inspect
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import posenc
 from posenc.arguments import check_name
@@ -19,6 +20,9 @@ from posenc.lab import command as lab
 from posenc.laws import command as laws
 from posenc.schemes.own import place_of
 from posenc.workbench.command import Parser, failed, stdout, words
+
+if TYPE_CHECKING:
+    from posenc.schemes.entry import Entry
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,9 +65,24 @@ def _parsers() -> tuple[Parser, "argparse._SubParsersAction[Parser]"]:
         description="Lists every scheme of the catalog; with names, says of each how it is made, what it computes and "
         "what it claims.",
     )
-    schemes.add_argument("schemes", nargs="*", metavar="SCHEME", help="a name of the catalog, or my.py:MyScheme")
+    schemes.add_argument(
+        "schemes", nargs="*", metavar="SCHEME", help="a name of the catalog or of its class, or my.py:MyScheme"
+    )
     schemes.set_defaults(run=_schemes)
     return parser, commands
+
+
+def _entries(names: str) -> "tuple[Entry, ...]":
+    """The entries of names as the catalog or as Python has them: ``p_rope`` or ``PRoPE``. ValueError, with the closest,
+    for another."""
+    from posenc.schemes.catalog import catalog, entries_of
+
+    named = {entry.title: entry.name for entry in catalog()}
+    parts = [named.get(part, part) for part in names.split("+")]
+    for part in parts:
+        if ":" not in part:
+            check_name("scheme", part, [*named.values(), *named], ", or my.py:MyScheme")
+    return entries_of("+".join(parts))
 
 
 _GATHERED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)  # of a class without an __init__
@@ -73,7 +92,7 @@ def _schemes(arguments: argparse.Namespace) -> int:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from posenc.schemes.catalog import catalog, entries_of
+    from posenc.schemes.catalog import catalog
 
     console = stdout()
     if not arguments.schemes:
@@ -83,7 +102,7 @@ def _schemes(arguments: argparse.Namespace) -> int:
         console.print(table)
         return 0
     try:
-        entries = [entry for names in arguments.schemes for entry in entries_of(names)]
+        entries = [entry for names in arguments.schemes for entry in _entries(names)]
     except ValueError as error:
         return failed(f"{error} (see posenc schemes)", code=2)
     for entry in entries:

@@ -17,7 +17,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 import posenc
-from posenc.figures import command, grids, minilm, pairs, panels, rotations, sentences, spectra, vectors
+from posenc.figures import command, grids, minilm, overview, pairs, panels, rotations, sentences, spectra, vectors
 from posenc.pieces import Row
 from posenc.positions import PositionError, Positions
 from posenc.schemes.catalog import Shape, catalog
@@ -52,6 +52,7 @@ def words_in(figure: Figure, axes: int) -> list[str]:
 
 # Axes drawn by default, colour bars and legends' panels among them, and labels that say what is measured, and in what.
 EXPECTED = {
+    "overview": (None, {"key − query (tokens)", "key (token)", "row (patch)", "bias", "factor"}),
     "lines": (8, {"position (tokens)"}),
     "table": (2, {"position (tokens)", "dimension (index)", "value of the vector"}),
     "similarity": (5, {"position (tokens)", "cosine similarity"}),
@@ -97,7 +98,7 @@ def test_a_figure(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings() == before
     assert torch.equal(torch.get_rng_state(), drawn)
     count, wanted = EXPECTED[name]
-    assert len(figure.axes) == count
+    assert count in (None, len(figure.axes))  # None: as many as there are schemes
     assert wanted <= labels(figure)
     assert figure.get_size_inches()[0] <= 10
     # Nothing is clipped: all that is drawn, words too, lies on the paper.
@@ -149,6 +150,62 @@ def test_every_scheme_is_in_a_figure(entry) -> None:
         assert any(
             entry.name in words for words in (*titles(figure), *(label.replace("\n", ", ") for label in labels(figure)))
         )
+
+
+def test_every_scheme_has_a_panel_in_one_family() -> None:
+    named = []
+    for family in overview.FAMILIES:
+        figure = overview.overview(family=family, length=9)
+        assert figure.get_suptitle() == overview.FAMILIES[family]
+        for axes in figure.axes:
+            assert axes.images or axes.lines or axes.get_label() == "<colorbar>"
+            assert axes.get_ylabel()
+        named += [title.partition(":")[0] for title in titles(figure)]
+    assert sorted(named) == sorted(entry.name for entry in catalog())
+
+
+def test_the_page_shows_every_family_on_both_papers() -> None:
+    page = (ROOT / "docs" / "schemes.md").read_text(encoding="utf-8")
+    for family in overview.FAMILIES:
+        for paper in ("", "-dark"):
+            name = f"images/overview_{family}{paper}.png"
+            assert f'"{name}"' in page
+            assert (ROOT / "docs" / name).is_file()
+    assert f"for family in {' '.join(overview.FAMILIES)};" in (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+def panel(name: str, length: int = 9) -> np.ndarray:
+    """The line or the map of the one panel."""
+    (axes, *_) = overview.overview(name, length=length).axes
+    return np.asarray(axes.images[0].get_array() if axes.images else axes.lines[0].get_ydata(), dtype=float)
+
+
+def test_panels_show_the_schemes_own_numbers() -> None:
+    r = np.arange(-8, 9)
+    np.testing.assert_allclose(panel("alibi"), r[:9] / 4, rtol=1e-12)
+    theta = 10_000.0 ** (-np.arange(16) / 16)
+    np.testing.assert_allclose(panel("rope"), np.cos(r[:, None] * theta).mean(1), rtol=1e-9)
+    np.testing.assert_allclose(panel("nope"), 0)
+    np.testing.assert_allclose(panel("query_scale"), panel("query_scale", 12)[:9])
+    assert panel("fox").shape == (9, 9)
+    (axes,) = overview.overview("rotated_values", length=9).axes
+    score, value = (np.asarray(drawn.get_ydata()) for drawn in axes.lines)
+    np.testing.assert_allclose(value, score[8::-1], rtol=1e-9)  # the values turn as the keys do
+    (axes,) = overview.overview("softcap").axes
+    np.testing.assert_allclose(axes.lines[1].get_ydata(), 50 * np.tanh(np.linspace(-200, 200, 201) / 50), rtol=1e-9)
+    (axes,) = overview.overview("rope_3d", length=5).axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["time", "row", "column"]
+    grid = panel("axial_rope")
+    assert grid.shape == (9, 9)
+    assert np.unravel_index(grid.argmax(), grid.shape) == (4, 4)
+
+
+def test_bands_are_the_distances_that_pairs_are_turned_by() -> None:
+    i, j = np.mgrid[:20, :20]
+    seen, rerope, extended = i >= j, panel("re_rope", 20), panel("self_extend", 20)
+    np.testing.assert_allclose(rerope[seen], np.minimum(i - j, 8)[seen], atol=1e-3)
+    grouped = i // 4 - j // 4 + 4 - 4 // 4
+    np.testing.assert_allclose(extended[seen], np.where(i - j < 4, i - j, grouped)[seen], atol=1e-3)
 
 
 # -- colours ----------------------------------------------------------------------------------------------------------
@@ -304,8 +361,10 @@ def test_bias_matrices_are_slope_times_distance() -> None:
 
 def test_bias_says_which_form_and_how_many_heads_are_drawn() -> None:
     label = pairs.bias("alibi", num_heads=6, length=5).axes[0].get_ylabel()
-    assert label == "alibi\nbidirectional\n4 of 6 heads\nquery (position)"
-    assert pairs.bias("alibi", length=5, causal=True).axes[0].get_ylabel() == "alibi\ncausal\nquery (position)"
+    assert label == "alibi\ncausal\n4 of 6 heads\nquery (position)"
+    both = pairs.bias("alibi", length=5, causal=False)
+    assert both.axes[0].get_ylabel() == "alibi\nbidirectional\nquery (position)"
+    assert not np.isnan(image(both)).any()
 
 
 def test_bias_by_distance_is_slope_times_distance_for_any_number_of_heads() -> None:
@@ -357,6 +416,28 @@ def test_common_axes_are_common_to_biases_alone() -> None:
 def test_causal_hides_the_keys_after_a_query() -> None:
     assert np.isnan(image(pairs.bias("relative_1d", length=5, causal=True))[0, 1:]).all()
     assert np.isnan(line(pairs.bias_by_distance("relative_1d", length=5, causal=True), 0)[6:]).all()
+
+
+@pytest.mark.parametrize("name", ["alibi", "fox", "fire", "t5", "rope+fox"])
+def test_what_is_made_for_decoders_is_drawn_for_keys_up_to_the_query(name: str) -> None:
+    """FoX rewards the keys after it, and the others say nothing of use there."""
+    after = np.triu(np.ones((5, 5), dtype=bool), 1)
+    np.testing.assert_array_equal(np.isnan(image(pairs.bias(name, length=5))), after)
+    assert np.isnan(line(pairs.bias_by_distance(name, length=5), 0)[6:]).all()
+    assert not np.isnan(image(pairs.bias(name, length=5, causal=False))).any()
+    assert not np.isnan(image(pairs.bias("kerple", length=5))).any()
+
+
+def test_the_bar_says_whose_rows_need_not_sum_to_one() -> None:
+    def bar(*names: str) -> str:
+        return sentences.attention(schemes=names).axes[-1].get_ylabel()
+
+    assert bar("rope", "alibi") == "attention weight (rows sum to 1)"
+    assert bar("stick_breaking") == "attention weight (rows sum to less than 1)"
+    assert bar("rope", "stick_breaking") == "attention weight (rows sum to 1; of stick_breaking to less)"
+    weights = image(sentences.attention(schemes=("stick_breaking",)))
+    assert (np.nansum(weights, axis=1) < 1).all()
+    assert np.isnan(weights[np.triu_indices(5, 1)]).all()
 
 
 def test_what_is_neither_a_bias_nor_a_factor_is_an_error() -> None:
@@ -580,18 +661,42 @@ def test_list_names_every_figure_and_its_options(capsys: pytest.CaptureFixture[s
         assert entry.about in out
         assert entry.function.__doc__
         assert entry.function.__name__ == entry.name
-    assert "--sentence --max-distance --positions" in out
+    assert '--sentence "the rock rolled down the steep hill" --max-distance 2 --positions 3 4\n' in out
+    assert "[--schemes] --num-heads 4 --head-dim 64 --length 24 [--grid] [--causal]\n" in out
+
+
+def test_help_of_a_figure_has_its_own_options_and_their_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    def said(*words: str) -> str:
+        with pytest.raises(SystemExit) as end:
+            plot(*words)
+        assert end.value.code == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    bias = said("bias", "--help")
+    assert "By default ALiBi's three forms." in bias
+    assert "--length N positions, the largest distance, or the trained length (default: 24)" in bias
+    assert "(default: FIGURE.png)" in bias
+    assert "--peak" not in bias
+    assert '(default: "the dog saw the cat")' in said("attention", "--help")
+    assert "(default: 4 5)" in said("offsets_2d", "--help")
+    every = said("--help")
+    assert "Their defaults: posenc plot FIGURE --help" in every
+    assert all("--" + name.replace("_", "-") in every for name in command.OPTIONS)
+    with pytest.raises(SystemExit) as end:
+        plot("biass", "--help")
+    assert end.value.code == 2
+    assert "(did you mean 'bias'?)" in capsys.readouterr().err
 
 
 def test_every_option_is_taken_by_a_figure() -> None:
-    assert set(command.OPTIONS) == {name for entry in command.FIGURES for name in entry.options}
+    assert set(command.OPTIONS) == {name for entry in command.FIGURES for name in entry.defaults}
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["biass"], r"figure must be one of lines, table, .*got 'biass' \(did you mean 'bias'\?\)"),
-        ([], "figure must be one of lines, table, .*got none"),
+        (["biass"], r"figure must be one of overview, lines, table, .*got 'biass' \(did you mean 'bias'\?\)"),
+        ([], "figure must be one of overview, lines, table, .*got none"),
         (["bias", "--peak", "3"], "bias takes --schemes .*, got --peak"),
         (["lines", "--out", "lines.pdf"], r"--out must end in \.png or \.svg, got 'lines\.pdf'"),
         (["table", "--schemes", "alibi"], "must open the add door"),
@@ -608,7 +713,7 @@ def test_wrong_use_exits_2_and_says_why(words: list[str], message: str, capsys: 
 
 
 def test_a_wrong_name_is_a_value_error_in_python() -> None:
-    with pytest.raises(ValueError, match="figure must be one of lines, "):
+    with pytest.raises(ValueError, match="figure must be one of overview, lines, "):
         command.find("sine")
 
 

@@ -15,7 +15,7 @@ from posenc import ALiBi, RoPE, TransformerXL
 from posenc.bench.run import bench
 from posenc.bench.settings import Settings
 from posenc.cli import main
-from posenc.figures import command, grids, pairs, rotations, sentences, spectra, vectors
+from posenc.figures import command, grids, overview, pairs, rotations, sentences, spectra, vectors
 from posenc.laws.decay import angles, counterexample, rotary_bound
 from posenc.laws.probe import Probe
 from posenc.laws.table import audit, audit_all
@@ -156,6 +156,15 @@ GRID = (
     ((2.0, 3), "grid[0] must be a whole number of at least 1, got 2.0"),
 )
 FIGURES: dict[str, list[Row]] = {
+    "overview": [
+        *named(overview.overview),
+        *each(overview.overview, {}, "length", (*NO_LINES, (2, "2")), "a whole number of at least 3"),
+        Row(partial(overview.overview, family=3), "family must be a str, got 3"),
+        Row(
+            partial(overview.overview, family="rotates"),
+            "family must be one of add, rotate, bands, score, content, got 'rotates' (did you mean 'rotate'?)",
+        ),
+    ],
     "lines": [
         *named(vectors.lines),
         *line(vectors.lines),
@@ -181,13 +190,14 @@ FIGURES: dict[str, list[Row]] = {
         *named(pairs.bias),
         *line(pairs.bias),
         *sizes(pairs.bias, {}, "num_heads", "head_dim"),
-        *flags(pairs.bias, {}, "causal"),
+        Row(partial(pairs.bias, causal=1), "causal must be True, False or None, got 1"),
         *[Row(partial(pairs.bias, grid=wrong), words) for wrong, words in GRID],
     ],
     "bias_by_distance": [
         *named(pairs.bias_by_distance),
         *sizes(pairs.bias_by_distance, {}, "length", "num_heads", "head_dim"),
-        *flags(pairs.bias_by_distance, {}, "causal", "common"),
+        *flags(pairs.bias_by_distance, {}, "common"),
+        Row(partial(pairs.bias_by_distance, causal="no"), "causal must be True, False or None, got 'no'"),
     ],
     "distance_aware_factor": [
         *sizes(pairs.distance_aware_factor, {}, "length"),

@@ -30,7 +30,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Measures, prints and writes. 0: done; 1: interrupted or failed, with what there is written; 2: wrong use."""
     try:
         settings = Extension.from_mapping({**given(arguments, Extension), "model": arguments.model})
-        from posenc.extend.run import check, extend  # not before: a wrong number need not wait for torch
+        from posenc.extend.resolve import check  # not before: a wrong number need not wait for torch
+        from posenc.extend.run import extend
 
         check(settings)
     except ValueError as error:

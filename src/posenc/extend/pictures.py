@@ -1,6 +1,7 @@
 """Pictures of an extension: the loss against length and position, and what was found where."""
 
 import math
+from collections import Counter
 from collections.abc import Callable
 
 from matplotlib.axes import Axes
@@ -8,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from posenc.extend.settings import SCALINGS
-from posenc.extend.summary import PUZZLES, Summary
+from posenc.extend.summary import PUZZLES, STRETCHES, Summary
 from posenc.lab.summary import Interval
 from posenc.workbench import style
 
@@ -26,9 +27,10 @@ def final(summary: Summary, dark: bool) -> Figure:
 
 
 def by_position(summary: Summary, dark: bool) -> Figure:
-    """Bits per token against position in the longest pieces."""
+    """Bits per token against position in the longest pieces, a mark for each of a few stretches of them."""
     lines = {s: summary.by_position(s) for s in summary.scalings}
-    return _lines(summary, lines, dark, "Where the loss is", "position", "bits per token", cropped=False)
+    title = f"Where the loss is: means over {STRETCHES} stretches of a text"
+    return _lines(summary, lines, dark, title, "position in the text (tokens)", "bits per token", spread=True)
 
 
 def _lines(
@@ -38,8 +40,10 @@ def _lines(
     title: str,
     xlabel: str,
     ylabel: str,
-    cropped: bool = True,
+    spread: bool = False,
 ) -> Figure:
+    """Lines against a logarithmic axis of lengths, beside the cropped text's; with ``spread``, against places along one
+    text."""
     with style.context(dark):
         figure = Figure(figsize=(6.2, 3.9), layout="constrained")
         axes = figure.add_subplot()
@@ -48,7 +52,7 @@ def _lines(
         if not values:
             axes.text(0.5, 0.5, "not measured yet", transform=axes.transAxes, ha="center")
             return figure
-        baseline = summary.cropped() if cropped else None
+        baseline = None if spread else summary.cropped()
         low = min([*values, *([baseline.mean] if baseline else [])])
         trained = [v.mean for points in lines.values() for x, v in points if x <= summary.trained]
         cap = max([baseline.mean if baseline else low, *(v for v in trained if v <= low + MOST)]) + MOST
@@ -59,14 +63,28 @@ def _lines(
         if baseline:
             faint = style.theme(dark).faint
             axes.axhline(baseline.mean, color=faint, linewidth=1.1, linestyle=style.BASELINE, label="cropped")
+        cut: Counter[float] = Counter()
         for n, (scaling, points) in enumerate(lines.items()):
-            _line(axes, scaling, points, high + margin, dark, 2.5 * (n - (len(lines) - 1) / 2))
-        _axis(axes, summary, [x for points in lines.values() for x, _ in points])
+            _line(axes, scaling, points, high + margin, dark, 2.5 * (n - (len(lines) - 1) / 2), cut)
+        if spread:
+            _places(axes, summary, style.theme(dark).faint)
+        else:
+            _axis(axes, summary, [x for points in lines.values() for x, _ in points])
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=9)
     return figure
 
 
-def _line(axes: Axes, scaling: str, points: list[tuple[float, Interval]], top: float, dark: bool, aside: float) -> None:
+def _line(
+    axes: Axes,
+    scaling: str,
+    points: list[tuple[float, Interval]],
+    top: float,
+    dark: bool,
+    aside: float,
+    cut: Counter[float],
+) -> None:
+    """One scaling, moved ``aside`` so that its intervals can be seen; what is above the ``top`` is an arrow with its
+    number, below those that are ``cut`` off there already."""
     from matplotlib.transforms import offset_copy
 
     look = _look(scaling, dark)
@@ -94,9 +112,11 @@ def _line(axes: Axes, scaling: str, points: list[tuple[float, Interval]], top: f
     for x, v in points:
         if not math.isfinite(v.mean) or v.mean > top:
             words = f"{v.mean:.1f}" if math.isfinite(v.mean) else "NaN"
+            place = (aside, -8 - 9 * cut[x])
             axes.annotate(
-                f"↑{words}", (x, top), (aside, -8), textcoords="offset points", color=look.color, size=7.5, ha="center"
+                f"↑{words}", (x, top), place, textcoords="offset points", color=look.color, size=7.5, ha="center"
             )
+            cut[x] += 1
 
 
 def _look(scaling: str, dark: bool) -> style.Look:
@@ -108,16 +128,36 @@ def _look(scaling: str, dark: bool) -> style.Look:
 
 def _axis(axes: Axes, summary: Summary, xs: list[float]) -> None:
     axes.set_xscale("log", base=2)
-    ticks = [n for n in summary.lengths if n >= min(xs)] or sorted(set(xs))
-    below = min(ticks)
-    ticks = [below / 2**k for k in range(12, 0, -1) if below / 2**k >= min(xs)] + list(ticks)
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_major_locator(FixedLocator(sorted(set(xs))))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}" + "\ntrained" * bool(x == summary.trained)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.tick_params(axis="x", labelsize=8)
     axes.set_xlim(min(xs) / 1.2, max(xs) * 1.2)
     if min(xs) / 1.2 <= summary.trained <= max(xs) * 1.2:
         axes.axvline(summary.trained, color=axes.spines["bottom"].get_edgecolor(), linewidth=1, linestyle=":", zorder=1)
+
+
+def _places(axes: Axes, summary: Summary, faint: str) -> None:
+    """A linear axis of the places of the longest text, and where the trained length ends."""
+    longest = summary.lengths[-1]
+    axes.set_xlim(0, longest)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
+    axes.locator_params(axis="x", nbins=6)
+    axes.tick_params(axis="x", labelsize=8)
+    if summary.trained < longest:
+        axes.axvspan(summary.trained, longest, color=faint, alpha=0.12, linewidth=0, zorder=0)
+        axes.axvline(summary.trained, color=faint, linewidth=1, linestyle=":", zorder=1)
+        label = f"trained: {summary.trained:,}"
+        axes.annotate(
+            label,
+            (summary.trained, 0),
+            (-3, 4),
+            textcoords="offset points",
+            xycoords=("data", "axes fraction"),
+            ha="right",
+            size=8,
+            color=faint,
+        )
 
 
 def puzzle(kind: str) -> Draw:

@@ -1,9 +1,8 @@
 """``posenc extend``: one model, every scaling, on the same tokens."""
 
 import hashlib
-import importlib.util
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -16,12 +15,13 @@ from torch import Tensor
 
 from posenc.extend import measure, results
 from posenc.extend import model as models
+from posenc.extend.resolve import check, pairs_of, scaling_of
 from posenc.extend.settings import CROPPED, PLAIN, Extension
 from posenc.extend.text import Tokens
 from posenc.extend.tune import prepared, tune
 from posenc.lab.search import Trial, search
 from posenc.lab.train import DivergedError
-from posenc.scalings import DynamicNTK, Llama3, LongRoPE, NTKAware, PositionInterpolation, YaRN
+from posenc.scalings import LongRoPE
 from posenc.workbench.configuration import differences, fingerprint
 from posenc.workbench.files import parse, write_whole
 from posenc.workbench.machine import clock_of, device_of, machine, versions
@@ -32,62 +32,6 @@ CONFIG = "extend.json"
 CHECKPOINTS = "checkpoints"
 SEARCH = "search.jsonl"
 TRAINING_WORK = 3.0  # passes forward that a step of fine-tuning is worth
-
-
-def resolved(settings: Extension, source: models.Source) -> Extension:
-    """The same, with the lengths and the trained length that the model has."""
-    trained = settings.trained_length or source.trained
-    longest = int(trained * settings.factor)
-    lengths = settings.lengths or tuple(
-        sorted({trained // 2, *(trained * 2**n for n in range(int(math.log2(settings.factor)) + 1)), longest})
-    )
-    settings = replace(
-        settings,
-        trained_length=trained,
-        lengths=lengths,
-        train_length=settings.train_length or max(lengths),
-        final=settings.final or min(256, *lengths, trained),
-    )
-    settings.require("final", settings.scored <= trained, f"at most the trained length ({trained:,})")
-    searched = not settings.search or "longrope" not in settings.scalings or settings.lengths[-1] > trained
-    settings.require("lengths", searched, f"past the trained length ({trained:,}) for a search")
-    return settings
-
-
-def check(settings: Extension) -> tuple[Extension, models.Source, str]:
-    """The settings, completed, where the model is, and how much memory it takes. ValueError for a model that is not
-    there or does not fit, and for a device that is not there."""
-    device = device_of(settings.device)
-    source = models.find(settings.model)
-    settings = resolved(settings, source)
-    memory = models.require_room(source, settings, device)
-    if settings.factors is not None:
-        models.factors_of(settings.factors, _pairs(source))
-    if settings.lora and importlib.util.find_spec("peft") is None:
-        raise ValueError("--lora needs peft, which is not installed: pip install 'posenc[extend]'")
-    if "longrope" in settings.scalings and len(bases := source.bases()) != 1:
-        raise ValueError(f"longrope needs one base of all rotating layers, and {source.name} has {sorted(bases)}")
-    return settings, source, memory
-
-
-def scaling_of(name: str, settings: Extension, factors: tuple[list[float], list[float]] | None = None) -> Any:
-    """The scaling of a name, for a factor and a trained length; None for none."""
-    factor, trained = settings.factor, settings.trained_length
-    assert trained is not None
-    if name == PLAIN:
-        return None
-    if name == "longrope":
-        assert factors is not None
-        short, long = factors
-        return LongRoPE(tuple(short), tuple(long), trained, factor=factor)
-    made: dict[str, Callable[[], Any]] = {
-        "linear": lambda: PositionInterpolation(factor),
-        "ntk": lambda: NTKAware(factor),
-        "dynamic": lambda: DynamicNTK(1.0, trained),  # by n/L for a text of n tokens, and no more
-        "yarn": lambda: YaRN(factor, trained),
-        "llama3": lambda: Llama3(factor, trained),
-    }
-    return made[name]()
 
 
 def extend(settings: Extension, out: str | Path, progress: Progress | None = None) -> list[Record]:
@@ -153,7 +97,7 @@ class _Run:
         """ValueError for a scaling that the model does not take, and for texts and puzzles that cannot be made."""
         s, rng = self.settings, np.random.default_rng(0)
         for name in s.scalings:
-            lists = [1.0] * _pairs(self.source)
+            lists = [1.0] * pairs_of(self.source)
             with _patched(self.loaded.model, scaling_of(name, s, (lists, lists))):
                 pass
         for length in s.lengths:
@@ -297,7 +241,7 @@ class _Run:
 
     def factors(self) -> tuple[list[float], list[float]]:
         """LongRoPE's factors: of a file, or searched."""
-        pairs = _pairs(self.source)
+        pairs = pairs_of(self.source)
         if self.settings.factors is not None:
             return models.factors_of(self.settings.factors, pairs)
         return self._searched(pairs)
@@ -403,11 +347,3 @@ def _transformers_version() -> str:
 
 def _factors_digest(path: str | None) -> str | None:
     return None if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
-
-
-def _pairs(source: models.Source) -> int:
-    """How many pairs of channels a head turns."""
-    text = source.text
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    share = (getattr(text, "rope_parameters", None) or {}).get("partial_rotary_factor") or 1.0
-    return int(head_dim * share) // 2

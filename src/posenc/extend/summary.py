@@ -11,6 +11,7 @@ from posenc.extend.settings import CROPPED
 from posenc.lab.summary import Interval, mean_interval
 
 Record = Mapping[str, Any]
+STRETCHES = 8  # of a piece, in which the loss by position is told
 PUZZLES = {"passkey": "a number said once in a text", "item": "the word of a number in a list"}
 
 
@@ -66,16 +67,20 @@ class Summary:
         return tuple(sorted({r["depth"] for r in self.records if r["kind"] == kind}))
 
     def by_position(self, scaling: str) -> list[tuple[float, Interval]]:
-        """Bits per token in each bucket of positions of the longest pieces, at its geometric middle."""
+        """Bits per token in each of `STRETCHES` equal parts of the longest pieces, at its middle.
+
+        A bucket belongs to the part that its middle lies in, and weighs as many tokens as it is wide: one bucket is a
+        mean of few tokens, and as many of them as there are cannot be told apart in a picture.
+        """
         rows = list(self.rows("by_position", scaling, self.lengths[-1]).values()) if self.lengths else []
-        if not rows:
-            return []
-        edges = rows[0]["edges"]
+        parts: dict[int, list[tuple[int, int, int]]] = {}
+        for n, (a, b) in enumerate(pairwise(rows[0]["edges"] if rows else ())):
+            parts.setdefault((a + b) * STRETCHES // (2 * self.lengths[-1]), []).append((n, a, b))
         found = []
-        for n, (a, b) in enumerate(pairwise(edges)):
-            value = _interval([r["bits"][n] for r in rows])
+        for buckets in parts.values():
+            value = _interval([_mean([(r["bits"][n], b - a) for n, a, b in buckets]) for r in rows])
             if value is not None:
-                found.append((math.sqrt((a + 1) * b), value))
+                found.append(((buckets[0][1] + buckets[-1][2]) / 2, value))
         return found
 
     def kinds(self) -> tuple[str, ...]:
@@ -103,6 +108,16 @@ class Summary:
             if gone:
                 lines.append(f"{name}: {', '.join(gone)}")
         return lines
+
+
+def _mean(weighted: Sequence[tuple[float | None, int]]) -> float | None:
+    """The mean of values with their weights; None where some value was none."""
+    total = 0.0
+    for value, weight in weighted:
+        if value is None:
+            return None
+        total += value * weight
+    return total / sum(weight for _, weight in weighted)
 
 
 def _interval(values: Sequence[float | None]) -> Interval | None:

@@ -6,7 +6,7 @@ matplotlib and torch are imported when a figure is drawn, so that ``posenc --hel
 import argparse
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,12 +31,14 @@ class Entry:
         return getattr(importlib.import_module(f"posenc.figures.{self.home}"), self.name)
 
     @property
-    def options(self) -> tuple[str, ...]:
-        """The names of the arguments that the command line can give it."""
-        return tuple(name for name in inspect.signature(self.function).parameters if name in OPTIONS)
+    def defaults(self) -> dict[str, Any]:
+        """The arguments that the command line can give it, with their defaults."""
+        parameters = inspect.signature(self.function).parameters
+        return {name: parameter.default for name, parameter in parameters.items() if name in OPTIONS}
 
 
 FIGURES = (
+    Entry("overview", "overview", "every scheme of a family in a small panel: what it does to two tokens"),
     Entry("lines", "vectors", "single dimensions of the added vectors, over positions"),
     Entry("table", "vectors", "heat map of the table of added vectors"),
     Entry(
@@ -63,6 +65,7 @@ _PLACE: dict[str, Any] = {"type": int, "nargs": 2, "metavar": ("ROW", "COLUMN")}
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "schemes": SCHEMES,
+    "family": {"metavar": "FAMILY", "help": "which schemes: add, rotate, bands, score or content"},
     "sentence": {"metavar": "WORDS", "help": "the words to draw, in quotes"},
     "length": {**_NUMBER, "help": "positions, the largest distance, or the trained length"},
     "dim": {**_NUMBER, "help": "width of the model"},
@@ -85,10 +88,41 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "base": {"type": float, "metavar": "B", "help": "base of the rotary frequencies"},
     "factor": {"type": float, "metavar": "S", "help": "wanted length by trained length"},
-    "causal": {"action": "store_true", "help": "no key after its query"},
+    "causal": {
+        "action": argparse.BooleanOptionalAction,
+        "help": "no key after its query, or every key; left out: as each scheme is made for",
+    },
     "common": {"action": "store_true", "help": "one axis of biases for all schemes"},
 }
-"""What figures can be given on the command line, by the name of their argument. --list says which figure takes what."""
+"""What figures can be given on the command line, by the name of their argument. Each figure has defaults of its own."""
+
+
+class _Help(argparse.Action):
+    """Help for all figures at once, or for the one that was named before it, which knows its options' defaults."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(nargs=0, default=argparse.SUPPRESS, **options)
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        name = getattr(namespace, "figure", None)
+        if name is None:
+            parser.print_help()
+        else:
+            try:
+                entry = find(name)
+            except ValueError as error:
+                parser.error(str(error))
+            of_one = argparse.ArgumentParser(
+                f"{parser.prog} {name}",
+                description=inspect.getdoc(entry.function),
+                formatter_class=argparse.RawDescriptionHelpFormatter,
+            )
+            _add_general(of_one)
+            _add_options(of_one, entry.defaults)
+            of_one.print_help()
+        parser.exit()
 
 
 def find(name: str) -> Entry:
@@ -124,17 +158,42 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "plot",
         help="draw how the schemes work",
-        description="Draws a figure of positional encodings as PNG or SVG. posenc plot --list names the figures and "
-        "the options each of them takes.",
+        description="Draws a figure of positional encodings as PNG or SVG. posenc plot --list names the figures, and "
+        "posenc plot FIGURE --help the options of one with its defaults.",
+        add_help=False,
     )
     parser.set_defaults(run=run)
+    parser.add_argument("-h", "--help", action=_Help, help="this; after the name of a figure, its options and defaults")
     parser.add_argument("figure", nargs="?", metavar="FIGURE", help="which figure: see --list")
-    parser.add_argument("--list", action="store_true", help="name every figure and its options")
+    parser.add_argument("--list", action="store_true", help="name every figure, and its options with their defaults")
+    _add_general(parser)
+    _add_options(parser.add_argument_group("options of figures", "Their defaults: posenc plot FIGURE --help"), OPTIONS)
+
+
+def _add_general(parser: argparse.ArgumentParser) -> None:
+    """What every figure takes."""
     parser.add_argument("--out", type=Path, metavar="FILE", help="a .png or .svg file (default: FIGURE.png)")
-    parser.add_argument("--dark", action="store_true", help="light on dark")
-    group = parser.add_argument_group("options of figures")
-    for name, about in OPTIONS.items():
-        group.add_argument("--" + name.replace("_", "-"), dest=name, default=argparse.SUPPRESS, **about)
+    parser.add_argument("--dark", action="store_true", help="light on dark (default: dark on light)")
+
+
+def _add_options(parser: argparse._ActionsContainer, names: Mapping[str, Any]) -> None:
+    """The options of these names; with their defaults where names have some."""
+    for name in names:
+        known = dict(OPTIONS[name])
+        if names is not OPTIONS:
+            known["help"] += f" (default: {_default(names[name])})"
+        parser.add_argument("--" + name.replace("_", "-"), dest=name, default=argparse.SUPPRESS, **known)
+
+
+def _default(value: Any) -> str:
+    """A default as the command line would be given it."""
+    if value is None:
+        return "see above"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return f'"{value}"'
+    return " ".join(map(str, value)) if isinstance(value, Sequence) else str(value)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -143,7 +202,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.list:
             width = max(len(entry.name) for entry in FIGURES)
             for entry in FIGURES:
-                print(f"{entry.name:{width}}  {entry.about}\n{'':{width}}  {_flags(entry.options)}")
+                print(f"{entry.name:{width}}  {entry.about}\n{'':{width}}  {_given(entry.defaults)}")
             return 0
         entry, options = _asked(arguments)
         out = arguments.out or Path(f"{entry.name}{'-dark' if arguments.dark else ''}.png")
@@ -166,13 +225,21 @@ def _asked(arguments: argparse.Namespace) -> tuple[Entry, dict[str, Any]]:
     entry = find(arguments.figure)
     options = {name: value for name, value in vars(arguments).items() if name in OPTIONS}
     for name in options:
-        if name not in entry.options:
-            raise ValueError(f"{entry.name} takes {_flags(entry.options)}, got {_flags([name])}")
+        if name not in entry.defaults:
+            raise ValueError(f"{entry.name} takes {_flags(entry.defaults)}, got {_flags([name])}")
     for name in ("grid", "pixel"):
         if name in options:
             options[name] = tuple(options[name])
     return entry, options
 
 
-def _flags(names: Sequence[str]) -> str:
+def _given(defaults: Mapping[str, Any]) -> str:
+    """The options of a figure with their defaults, as one would type them; in brackets what has none to type."""
+    return " ".join(
+        f"[{flag}]" if value is None or isinstance(value, bool) else f"{flag} {_default(value)}"
+        for flag, value in ((_flags([name]), value) for name, value in defaults.items())
+    )
+
+
+def _flags(names: Iterable[str]) -> str:
     return " ".join("--" + name.replace("_", "-") for name in names)

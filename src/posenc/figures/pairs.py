@@ -30,7 +30,6 @@ from posenc.schemes.distance_aware import DistanceAware
 from posenc.schemes.entry import Shape
 from posenc.schemes.shaw import Shaw
 from posenc.tiles import Visibility
-from posenc.visibility import visible
 from posenc.workbench import style
 
 BIAS, FACTOR = "bias (added to the score)", "factor (times the score)"
@@ -100,18 +99,24 @@ def _table_at_zero(piece: Bias | Meeting) -> Tensor:
 
 
 def _effects(
-    drawn: Sequence[Named], query: Positions, key: Positions, head_dim: int, causal: bool
+    drawn: Sequence[Named], query: Positions, key: Positions, head_dim: int, causal: bool | None
 ) -> tuple[list[NDArray[np.float64]], list[str]]:
-    """The same of several schemes. NaN is what no model looks at: keys after the query, in a decoder and in ALiBi's
-    causal form."""
+    """The same of several schemes. NaN is what is left out: see `panels.hidden`."""
     found, kinds = [], []
     for each in drawn:
         values, kind = effect(each.scheme, query, key, head_dim)
-        hides = causal or any(isinstance(part, ALiBi) and part.form == "causal" for part in each.scheme.parts)
-        seen = visible(query, key, Visibility(hides))
-        found.append(panels.numbers(values if seen is None else values.masked_fill(~seen[0], -torch.inf)))
+        found.append(panels.numbers(values.masked_fill(panels.hidden(each.scheme, query, key, causal), -torch.inf)))
         kinds.append(kind)
     return found, kinds
+
+
+def _shape(
+    num_heads: int, head_dim: int, positions: Positions, causal: bool | None, grid: tuple[int, int] | None = None
+) -> Shape:
+    """What named schemes are built for: a decoder where nothing else is said."""
+    panels.check_causal(causal)
+    dim = whole("num_heads", num_heads) * whole("head_dim", head_dim)
+    return Shape(dim, num_heads, head_dim, len(positions), causal=causal is not False, grid=grid)
 
 
 def alibi_forms(num_heads: int = 4) -> dict[str, Scheme]:
@@ -129,20 +134,20 @@ def bias(
     head_dim: int = 64,
     length: int = 24,
     grid: tuple[int, int] | None = None,
-    causal: bool = False,
+    causal: bool | None = None,
     dark: bool = False,
 ) -> Figure:
     """Matrices of bias or factor: a row for each scheme, a column for each head, of the first four. By default ALiBi's
     three forms.
 
-    ``grid`` puts the tokens in rows and columns, for schemes that need them there. ``causal`` hides the keys after a
-    query.
+    ``grid`` puts the tokens in rows and columns, for schemes that need them there. Names are built for a decoder, as
+    the catalog has them, or, with ``causal=False``, for an encoder. Keys after a query are hidden for schemes that are
+    made for decoders, for all with ``causal=True`` and for none with ``causal=False``.
 
     Raises ValueError for a scheme that opens no score door.
     """
     positions = panels.places(length, grid)
-    dim = whole("num_heads", num_heads) * whole("head_dim", head_dim)
-    shape = Shape(dim, num_heads, head_dim, len(positions), causal=causal, grid=grid)
+    shape = _shape(num_heads, head_dim, positions, causal, grid)
     drawn = panels.named(alibi_forms(num_heads) if schemes is None else schemes, shape, doors=("score",))
     matrices, kinds = _effects(drawn, positions, positions, head_dim, causal)
     columns = min(MOST_HEADS, max(map(len, matrices)))
@@ -197,7 +202,7 @@ def bias_by_distance(
     head_dim: int = 64,
     length: int = 32,
     common: bool = False,
-    causal: bool = False,
+    causal: bool | None = None,
     dark: bool = False,
 ) -> Figure:
     """Bias or factor against distance, up to ``length`` positions to either side, on one axis of distances: a panel for
@@ -205,16 +210,15 @@ def bias_by_distance(
 
     ``common`` gives all panels of biases one axis of biases too. The default shows ALiBi's three forms, the term q . K
     of Shaw (window 8) and of relative 1D, Transformer-XL's (q + v) . W R, and DA-Transformer's factor for weights -0.3,
-    -0.1, 0.1 and 0.3.
+    -0.1, 0.1 and 0.3. ``causal`` is as in `bias`.
 
     Raises ValueError for a scheme that opens no score door.
     """
     whole("length", length)
     check_flag("common", common)
-    dim = whole("num_heads", num_heads) * whole("head_dim", head_dim)
     keys = Positions.arange(2 * length + 1)
     query = keys[length : length + 1]
-    shape = Shape(dim, num_heads, head_dim, len(keys), causal=causal)
+    shape = _shape(num_heads, head_dim, keys, causal)
     drawn = _examples(num_heads, head_dim, shape) if schemes is None else panels.named(schemes, shape, doors=("score",))
     found, kinds = _effects(drawn, query, keys, head_dim, causal)
     curves = [values[:, 0] for values in found]

@@ -23,8 +23,19 @@ from torch import Tensor
 from posenc.arguments import check_type, shown, whole
 from posenc.positions import Positions
 from posenc.scheme import Scheme, awakened
+from posenc.schemes.alibi import ALiBi
 from posenc.schemes.catalog import catalog, entries_of, scheme_from_names
+from posenc.schemes.dual_chunk import DualChunk
 from posenc.schemes.entry import Shape
+from posenc.schemes.fire import FIRE
+from posenc.schemes.fox import FoX
+from posenc.schemes.re_rope import ReRoPE
+from posenc.schemes.self_extend import SelfExtend
+from posenc.schemes.stick_breaking import StickBreaking
+from posenc.schemes.t5 import T5
+from posenc.schemes.xpos import XPos
+from posenc.tiles import Visibility
+from posenc.visibility import visible
 from posenc.workbench import style
 
 Schemes: TypeAlias = str | Sequence[str] | Mapping[str, Scheme]
@@ -75,6 +86,32 @@ def named(schemes: Schemes, shape: Shape, doors: Sequence[str] = ()) -> list[Nam
             wanted, opens = " or ".join(doors), " and ".join(each.scheme.doors) or "none"
             raise ValueError(f"schemes must open the {wanted} door ({able}), got {each.name!r}, which opens {opens}")
     return found
+
+
+def looks_back(scheme: Scheme) -> bool:
+    """Whether a part of it is made for causal attention: of keys after the query its formula says nothing of use, or
+    it rewards them."""
+    always = DualChunk, FIRE, FoX, ReRoPE, SelfExtend, StickBreaking, XPos
+    return any(
+        isinstance(part, always)
+        or (isinstance(part, ALiBi) and part.form == "causal")
+        or (isinstance(part, T5) and not part.bidirectional)
+        for part in scheme.parts
+    )
+
+
+def hidden(scheme: Scheme, query_positions: Positions, key_positions: Positions, causal: bool | None) -> Tensor:
+    """Which keys are left out of a picture, (queries, keys): those after the query where ``causal``; where it is not
+    said, for schemes that `looks_back` is true of."""
+    seen = visible(query_positions, key_positions, Visibility(looks_back(scheme) if causal is None else causal))
+    none = torch.zeros(len(query_positions), len(key_positions), dtype=torch.bool)
+    return none if seen is None else ~seen[0]
+
+
+def check_causal(causal: bool | None) -> None:
+    """ValueError for what is not True, False or None."""
+    if causal is not None and not isinstance(causal, bool):
+        raise ValueError(f"causal must be True, False or None, got {shown(causal)}")
 
 
 @contextmanager

@@ -21,8 +21,6 @@ from posenc.positions import Positions
 from posenc.schemes.entry import Shape
 from posenc.schemes.shaw import Shaw
 from posenc.schemes.transformer_xl import TransformerXL
-from posenc.tiles import Visibility
-from posenc.visibility import visible
 from posenc.workbench import style
 
 
@@ -128,24 +126,27 @@ def attention(
 
     The embeddings are fixed and Gaussian, one for each word, and so are the projections. Without positions, and without
     a causal mask, a word that stands twice has the same row twice and is given the same weight at both places: its
-    places are framed.
+    places are framed. Schemes that are made for decoders do not see the words after a query.
     """
     words = panels.words_of(sentence)
     positions = panels.places(len(words))
     drawn = panels.named(schemes, Shape(dim, num_heads, head_dim, len(words), causal=causal))
-    seen = visible(positions, positions, Visibility(causal))
-    hidden = torch.zeros(len(words), len(words), dtype=torch.bool) if seen is None else ~seen[0]
-    weights = []
+    weights, less = [], []  # less: whose rows need not sum to 1
+    masks = [panels.hidden(each.scheme, positions, positions, causal or None) for each in drawn]
     with torch.no_grad():
-        for each in drawn:
+        for each, mask in zip(drawn, masks, strict=True):
             encoding = each.scheme(positions, dtype=torch.float64)
             x = encoding.add(panels.embeddings(words, dim))
             if encoding.wanted:
                 encoding = encoding.with_projected(projected_at_random(encoding.wanted, x, seed=panels.SEED))
             query, key = _projected(x, num_heads, head_dim)
-            scores = posenc.logits(query, key, encoding, is_causal=causal)[0, 0].masked_fill(hidden, -torch.inf)
-            given = scores.exp() if gives_weights(encoding.pieces) else scores.softmax(-1)
-            weights.append(panels.numbers(given))
+            scores = posenc.logits(query, key, encoding, is_causal=bool(mask.any()))[0, 0]
+            scores = scores.masked_fill(mask, -torch.inf)
+            if gives_weights(encoding.pieces):
+                less.append(each.name)
+                weights.append(panels.numbers(scores.exp()))
+            else:
+                weights.append(panels.numbers(scores.softmax(-1)))
     twice = [j for j, word in enumerate(words) if words.count(word) > 1]
     rows, columns = panels.layout(len(drawn), most=2)
     colors = panels.SEQUENTIAL, Normalize(0.0, max(float(w.max()) for w in weights))
@@ -153,16 +154,17 @@ def attention(
         side = 0.8 + 0.5 * len(words)
         size = (1.7 + side * columns, 0.9 + side * rows)
         figure, axes = panels.panels(rows, columns, size, "Attention on a sentence", used=len(drawn))
-        for index, (panel, one, values) in enumerate(zip(axes, drawn, weights, strict=True)):
-            shares = np.where(hidden, "", [[f"{weight:.2f}".lstrip("0") for weight in row] for row in values])
-            drawn_weights = np.where(hidden, np.nan, values)
+        for index, (panel, one, values, mask) in enumerate(zip(axes, drawn, weights, masks, strict=True)):
+            shares = np.where(mask, "", [[f"{weight:.2f}".lstrip("0") for weight in row] for row in values])
+            drawn_weights = np.where(mask, np.nan, values)
             image = panels.matrix(panel, drawn_weights, colors, dark, gaps=True, words=shares.tolist())
             for j in twice:
                 panels.frame(panel, 0, j, len(words), 1, style.theme(dark).palette[1])
             same = [np.allclose(values[:, j], values[:, words.index(words[j])]) for j in twice]
             panel.set_title(one.title + (": equal where framed" if same and all(same) else ""))
             panels.name_words(panel, words, left=index % columns == 0, lowest=index + columns >= len(drawn))
-        panels.bar(figure, image, axes, "attention weight (rows sum to 1)", shrink=0.7)
+        sums = "less than 1" if len(less) == len(drawn) else "; ".join(["1", *(f"of {name} to less" for name in less)])
+        panels.bar(figure, image, axes, f"attention weight (rows sum to {sums})", shrink=0.7)
         if twice:
             figure.supxlabel("framed: the places of a word that stands twice", x=0.012, ha="left", size=9)
     return figure
