@@ -65,6 +65,9 @@ class Rotation:
     where g(p) = p, or floor(p/chunk) with a ``chunk``; by the rotation's own where there is none. p is the one
     coordinate of a token. Such keys cannot be kept rotated. ValueError unless reaches are whole numbers that rise from
     1 or more, and the chunk is one above 0, of bands.
+
+    ``refuses`` says of maps that do not hold for all keys after a query, given the dtype of q and k and how many places
+    ahead a key is seen, why these cannot be had, or None: the words of a ValueError by `attention`.
     """
 
     query: TokenMap
@@ -74,6 +77,7 @@ class Rotation:
     scale: float | None = None
     bands: tuple[Band, ...] = ()
     chunk: int | None = None
+    refuses: Callable[[torch.dtype, float], str | None] | None = None
 
     def __post_init__(self) -> None:
         check_type("bands", self.bands, tuple)

@@ -18,7 +18,7 @@ from posenc.backends.call import Call, Far, sliced
 from posenc.backends.choice import BACKENDS as BACKENDS
 from posenc.backends.choice import Explanation
 from posenc.backends.reference import dense_logits
-from posenc.encoding import Context, Encoding
+from posenc.encoding import Context, Encoding, Rotation
 from posenc.forms import added
 from posenc.horizon import skipped_by_default
 from posenc.pieces import Bias, Fold, adds, gives_weights
@@ -274,28 +274,37 @@ def _call(
         chunk=None if banded is None else banded.chunk,
     )
     if checks:
-        _check_direction(call)
+        _check_direction(call, bound.rotations)
     return call
 
 
-def _check_direction(call: Call) -> None:
-    """ValueError where a term that is made for keys behind the query meets one after it, as far as can be told."""
+def _check_direction(call: Call, rotations: tuple[Rotation, ...]) -> None:
+    """ValueError where a term or a rotation that is made for keys behind the query meets one after it, as far as can be
+    told."""
     made = [piece.distance for piece in call.pieces if isinstance(piece, Bias) and piece.distance.looks_back]
-    if not made or call.visibility.furthest == 0 or torch.compiler.is_compiling():
+    refusals = [rotation.refuses for rotation in rotations if rotation.refuses is not None]
+    if not (made or refusals) or call.visibility.furthest == 0 or torch.compiler.is_compiling():
         return
     mask = call.attn_mask
     # A mask of a row for each query may be the causal one; one row for several queries hides no later key from all.
     if mask is not None and (call.query.size(2) == 1 or (mask.size(2) != 1 and mask.stride(2) != 0)):
         return
-    if call.layouts is None or 0 in (call.query.size(2), call.key.size(2)):
+    if 0 in (call.query.size(2), call.key.size(2)):
         return
-    ends = distances(list(tiles(*call.layouts, call.visibility, call.query.size(0))))
-    if ends is not None and ends[1] > 0:
+    ends = None
+    if call.layouts is not None:
+        ends = distances(list(tiles(*call.layouts, call.visibility, call.query.size(0))))
+    if made and ends is not None and ends[1] > 0:
         raise ValueError(
             f"{made[0].scheme} as it is made encodes keys behind the query alone, and without a causal mask a query "
             f"sees keys after it: pass is_causal=True (an attn_mask may stand beside it), or make it with "
             f"{made[0].looks_back}"
         )
+    ahead = ends[1] if ends is not None else math.inf if call.visibility.furthest is None else 0
+    for refuses in refusals:
+        reason = refuses(call.query.dtype, ahead)
+        if reason is not None:
+            raise ValueError(reason)
 
 
 def _check_sinks(sinks: Tensor | None, query: Tensor) -> None:
