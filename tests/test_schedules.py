@@ -160,6 +160,7 @@ def test_layers_are_named_for_what_they_have() -> None:
         ([4], r"nope_layers\[0\] must be a whole number within 0..3, got 4"),
         (3, "nope_layers must be numbers of layers, got 3"),
         ("3", "nope_layers must be numbers of layers, got '3'"),
+        (torch.tensor(3), r"nope_layers must be numbers of layers, got torch.int64 \(\)"),
     ],
 )
 def test_flags_are_not_taken_for_numbers(nope_layers: Any, message: str) -> None:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from posenc import compat
 from posenc.arguments import check_type, shown, whole
 from posenc.features import Feature, Projected, features_of
-from posenc.pieces import Piece, Row, Value
+from posenc.pieces import Bias, Function, Piece, Row, Value, reads_vectors
 from posenc.positions import Positions
 
 TokenMap: TypeAlias = Callable[[Tensor], Tensor]
@@ -67,7 +67,9 @@ class Rotation:
     1 or more, and the chunk is one above 0, of bands.
 
     ``refuses`` says of maps that do not hold for all keys after a query, given the dtype of q and k and how many places
-    ahead a key is seen, why these cannot be had, or None: the words of a ValueError by `attention`.
+    ahead a key is seen, why these cannot be had, or None: the words of a ValueError by `attention`. With
+    ``for_each_other`` queries and keys depend on which others are in the call, and only their product does not: then a
+    piece that reads them by themselves is a ValueError.
     """
 
     query: TokenMap
@@ -78,6 +80,7 @@ class Rotation:
     bands: tuple[Band, ...] = ()
     chunk: int | None = None
     refuses: Callable[[torch.dtype, float], str | None] | None = None
+    for_each_other: bool = False
 
     def __post_init__(self) -> None:
         check_type("bands", self.bands, tuple)
@@ -157,6 +160,17 @@ class Encoding:
             raise ValueError(
                 "a score term needs whole rows of scores and meets one query, but far pairs are turned otherwise than "
                 "near ones: the two cannot be composed"
+            )
+        hiding = next((n for n, piece in enumerate(self.pieces) if isinstance(piece, Bias) and piece.hides), None)
+        if hiding is not None and any(isinstance(p, Function) and not p.adds for p in self.pieces[hiding:]):
+            raise ValueError(
+                "a function of the score stands after a bias that hides keys by -inf, of which it would make a score "
+                "that counts: put the scheme of the function before that of the bias"
+            )
+        if any(rotation.for_each_other for rotation in self.rotations) and any(map(reads_vectors, self.pieces)):
+            raise ValueError(
+                "a score term reads queries or keys by themselves, but they are turned for one another, counted from "
+                "the queries of the call, and their product alone is the same in every call: the two cannot be composed"
             )
 
     def __repr__(self) -> str:

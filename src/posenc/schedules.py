@@ -22,6 +22,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from posenc.arguments import shown, whole
 from posenc.scalings import PositionInterpolation, Scaling, YaRN
 from posenc.scheme import Schedule, Scheme, Window
@@ -156,7 +158,7 @@ def _layers(name: str, given: Any, num_layers: Any, every: int) -> set[int]:
     count = whole("num_layers", num_layers)
     if given is None:
         return set(range(every - 1, count, every))
-    if isinstance(given, str) or not isinstance(given, Iterable):
+    if isinstance(given, str | Tensor) or not isinstance(given, Iterable):
         raise ValueError(f"{name} must be numbers of layers, got {shown(given)}")
     listed = [whole(f"{name}[{n}]", layer, 0, count - 1) for n, layer in enumerate(given)]
     if len(set(listed)) < len(listed):

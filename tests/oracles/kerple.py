@@ -44,7 +44,5 @@ def _pairs(s: Any, q: Tensor, k: Tensor, x: Any, y: Any) -> dict[str, Any]:
 
 CASES = {
     "kerple": Case(lambda KERPLE: KERPLE(HEADS), pairs=_pairs, bounds={"p": (0.01,), "a": (0.01,)}),
-    "kerple power": Case(
-        lambda KERPLE: KERPLE(HEADS, "power"), pairs=_pairs, bounds={"p": (0.01, 2.0), "a": (0.01,)}
-    ),
+    "kerple power": Case(lambda KERPLE: KERPLE(HEADS, "power"), pairs=_pairs, bounds={"p": (0.01, 2.0), "a": (0.01,)}),
 }

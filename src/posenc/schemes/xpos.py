@@ -118,7 +118,8 @@ class XPos(Scheme):
     Nothing is learned. Cost: a pass over q and over all keys per layer. Shapes: query and key (batch, heads, tokens,
     head_dim), any floating dtype; angles are exact to float32 up to position 2^20. Positions may be fractional.
     Errors: ValueError for an odd head_dim, a base not above 1, a scale_base not above 0, positions of several axes, and
-    keys that are seen too far ahead.
+    keys that are seen too far ahead; and beside a scheme whose terms read q or k by themselves (Shaw, Transformer-XL,
+    CoPE, ...), since what is counted from the queries of a call would show in them.
     Source: Sun et al. 2022, "A Length-Extrapolatable Transformer" (arXiv 2212.10554), section 3.2; the numbers were
     read in copies of torchscale's `XPOS` and in x-transformers.
     """
@@ -183,7 +184,7 @@ class XPos(Scheme):
             return Fading(name, turn, self._decay(place.device), place, asking, fastest, span)
 
         of_queries, of_keys = side("query", queries), side("key", keys)
-        return Rotation(of_queries, of_keys, scale=self.scale, refuses=of_keys.refuses)
+        return Rotation(of_queries, of_keys, scale=self.scale, refuses=of_keys.refuses, for_each_other=True)
 
 
 def _places(positions: Positions, origin: Float64[Tensor, " rows"]) -> Float64[Tensor, "rows tokens"]:
