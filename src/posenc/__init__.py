@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from posenc.scalings import PositionInterpolation as PositionInterpolation
     from posenc.scalings import Proportional as Proportional
     from posenc.scalings import YaRN as YaRN
+    from posenc.scheme import Chunk as Chunk
     from posenc.scheme import Schedule as Schedule
     from posenc.scheme import Scheme as Scheme
     from posenc.schemes.absolute_in_attention import AbsoluteInAttention as AbsoluteInAttention
@@ -89,6 +90,7 @@ _HOMES = {
     "merge": "backends.merging",
     "Encoding": "encoding",
     "Scheme": "scheme",
+    "Chunk": "scheme",
     "Schedule": "scheme",
     "Context": "encoding",
     "PositionError": "positions",

@@ -190,6 +190,12 @@ class Encoding:
         self._check_of_tokens()
         return replace(self, tables=(), rotations=(), _scale=self.scale, _opened=set())
 
+    def in_chunks(self, size: int) -> Encoding:
+        """The same encoding where each token sees its own chunk alone: see `Positions.in_chunks`."""
+        queries, keys = self.query_positions.in_chunks(size), self.key_positions
+        keys = queries if keys is self.query_positions else keys.in_chunks(size)
+        return replace(self, query_positions=queries, key_positions=keys)
+
     def with_features(self, query: Features, key: Features | None = None) -> Encoding:
         """The same encoding with a layer's features of its queries, and of all keys (by default the queries' own)."""
         for name, features, positions in (("query", query, self.query_positions), ("key", key, self.key_positions)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
@@ -390,13 +390,24 @@ class Composition(Scheme):
             part.reset_parameters()
 
 
-Window: TypeAlias = "int | tuple[int | None, int | None] | None"
+@dataclass(frozen=True)
+class Chunk:
+    """In the place of a window: a token sees its own chunk of ``size`` coordinates alone, those of its document with
+    floor(p_j / size) = floor(p_i / size). ValueError for a size below 1."""
+
+    size: int
+
+    def __post_init__(self) -> None:
+        whole("size", self.size)
+
+
+Window: TypeAlias = "int | tuple[int | None, int | None] | Chunk | None"
 
 
 def check_window(window: Any) -> tuple[int | None, int | None]:
     """(left, right) of a window: how many places back and forth a query sees, itself not counted; None: all of them.
 
-    A whole number n is the last n keys up to the query itself, as models count them: (n - 1, 0).
+    A whole number n is the last n keys up to the query itself, as models count them: (n - 1, 0). A `Chunk` is none.
     """
     if window is None:
         return None, None
@@ -411,8 +422,8 @@ def check_window(window: Any) -> tuple[int | None, int | None]:
 class Schedule(nn.Module):
     """Which scheme and which window every layer of a model has: RoPE here, NoPE there, another base elsewhere.
 
-    ``layers`` is one pair (scheme, window) for each layer; a window is None for the whole text, a number of keys, or
-    (left, right) as in `attention`. Layers that are given the same scheme share it, with its parameters.
+    ``layers`` is one pair (scheme, window) for each layer; a window is None for the whole text, a number of keys,
+    (left, right), or a `Chunk`, as in `attention`. Layers that are given the same scheme share it, with its parameters.
 
     >>> local, whole = RoPE(64, base=10_000.0), RoPE(64, base=1_000_000.0)
     >>> Schedule([(local, 1024), (local, 1024), (whole, None)])
@@ -432,7 +443,8 @@ class Schedule(nn.Module):
             if not isinstance(layer, tuple) or len(layer) != 2 or not is_scheme(layer[0]):
                 raise ValueError(f"layers must be (scheme, window) for each layer, got {shown(layer)}")
             scheme, window = layer
-            check_window(window)
+            if not isinstance(window, Chunk):
+                check_window(window)
             same = [n for n, other in enumerate(schemes) if other is scheme]
             if not same:
                 schemes.append(scheme)
@@ -469,6 +481,8 @@ class Schedule(nn.Module):
                 if window is None
                 else f"window of {window} keys"
                 if isinstance(window, int)
+                else f"chunks of {window.size} tokens"
+                if isinstance(window, Chunk)
                 else f"window {window}"
             )
             words.append(f"  layer{'s' * (len(layers) > 1)} {_runs(layers)}: {names}, {seen}\n")

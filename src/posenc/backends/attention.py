@@ -23,7 +23,7 @@ from posenc.forms import added
 from posenc.horizon import skipped_by_default
 from posenc.pieces import Bias, Fold, adds, gives_weights
 from posenc.positions import Positions
-from posenc.scheme import Scheme, Window, check_window, is_scheme
+from posenc.scheme import Chunk, Scheme, Window, check_window, is_scheme
 from posenc.tiles import Visibility, distances, tiles
 
 
@@ -55,7 +55,7 @@ def attention(
       ``query_positions`` and ``key_positions``. By default keys are at 0 .. N-1 and queries are the last M of them.
       With ``query_positions`` alone, as many keys have the same. Without an encoding positions still rule what is seen.
     - ``window``: how far a query sees, counted along the order: a number of keys, of which its own is the last; or
-      (left, right), the number of places back and forth, None for all.
+      (left, right), the number of places back and forth, None for all. A `Chunk` of n: each its own n coordinates.
     - ``sinks``: a logit for each head that every query sees beside its keys. It has no value, and takes a share of the
       weights. The log-sum-exp includes it.
     - ``backend``: ``"auto"``, of which `explain` says what it takes; or the name of one, ``"sdpa"``, ``"native"``,
@@ -247,6 +247,8 @@ def _call(
     if not isinstance(flag, torch.SymBool):  # a compiler's
         check_flag("is_causal", flag)
     check_flag("return_lse", return_lse)
+    if isinstance(window, Chunk):
+        bound, window = bound.in_chunks(window.size), None
     left, right = check_window(window)
     if _is_autocast(query):  # as PyTorch's own attention does
         query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))

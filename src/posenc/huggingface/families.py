@@ -15,7 +15,7 @@ from posenc.huggingface.described import Layer, ModelPositions
 from posenc.huggingface.keys import Keys
 from posenc.huggingface.rope_parameters import rotary
 from posenc.huggingface.variants import DividedALiBi, OffsetLearned
-from posenc.scheme import Schedule, Scheme, Window
+from posenc.scheme import Chunk, Schedule, Scheme, Window
 from posenc.schemes.alibi import ALiBi
 from posenc.schemes.axial_rope import AxialRoPE
 from posenc.schemes.learned import Learned
@@ -243,9 +243,9 @@ def llama4(keys: Keys) -> ModelPositions:
     chunk = keys.get("attention_chunk_size")
     if CHUNKED in kinds and chunk is None:
         raise keys.wrong("attention_chunk_size", f"must be a number of tokens, since layer_types has {CHUNKED!r}")
-    layers = [Layer(chunk=chunk if kind == CHUNKED else None) for kind in kinds]
+    windows: list[Window] = [Chunk(chunk) if kind == CHUNKED else None for kind in kinds]
     schemes: list[Scheme] = [rope if turn else still for turn in turns]
-    return described(keys, schemes, [None] * len(kinds), layers, remarks=remarks)
+    return described(keys, schemes, windows, [Layer()] * len(kinds), remarks=remarks)
 
 
 def smollm3(keys: Keys) -> ModelPositions:
