@@ -9,7 +9,7 @@ from torch import Tensor
 from posenc import ALiBi, Positions, RoPE, Scheme, Sinusoidal
 from posenc.schemes.catalog import CATALOG
 from tests.oracles import alibi, attention, case, rope, sinusoidal
-from tests.oracles.case import DIM, HEAD_DIM, HEADS, KV_HEADS, TOKENS
+from tests.oracles.case import DIM, HEAD_DIM, HEADS, KV_HEADS, TOKENS, across
 
 
 def positions_cases() -> dict[str, Positions]:
@@ -81,8 +81,10 @@ def bound(case: case.Case, *kinds: type[Scheme]) -> Case:
 
     def scheme() -> Scheme:
         made: Scheme = case.scheme(*kinds).double()
-        for parameter in made.parameters() if case.wide else ():
+        for name, parameter in made.named_parameters() if case.wide else ():
             torch.nn.init.normal_(parameter)
+            if name in case.bounds:
+                parameter.data.copy_(across(case.bounds[name], parameter.shape))
         return made
 
     return Case(**vars(case) | {"scheme": scheme})

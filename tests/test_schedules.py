@@ -11,17 +11,17 @@ import pytest
 import torch
 
 import posenc
-from posenc import Llama3, NoPE, Positions, RoPE, Schedule, YaRN, schedules
+from posenc import Chunk, Llama3, NoPE, Positions, RoPE, Schedule, YaRN, schedules
 from posenc.models import Decoder
 
 TOKENS = 40  # past the windows below
 
 
-def of_layers(schedule: Schedule) -> list[tuple[bool, int | None]]:
+def of_layers(schedule: Schedule) -> list[tuple[bool, int | Chunk | None]]:
     """Whether each layer rotates, and its window."""
     found = []
     for scheme, window in schedule:
-        assert window is None or isinstance(window, int)
+        assert window is None or isinstance(window, int | Chunk)
         found.append(("rotate" in scheme.doors, window))
     return found
 
@@ -79,7 +79,11 @@ def test_every_layer_is_as_in_transformers(made: Callable[[], tuple[Any, Schedul
     assert len(schedule) == len(model.layers)
     for (scheme, window), layer in zip(schedule, model.layers, strict=True):
         attention = layer.self_attn
-        assert getattr(attention, "sliding_window", None) == window
+        if made is llama4:
+            chunked = model.config.layer_types[attention.layer_idx] == "chunked_attention"
+            assert window == (Chunk(model.config.attention_chunk_size) if chunked else None)
+        else:
+            assert getattr(attention, "sliding_window", None) == window
         rotates = bool(getattr(attention, "use_rope", True))
         if made is cohere2:  # whose attention rotates where there is a window
             rotates = attention.sliding_window is not None
@@ -163,12 +167,23 @@ def test_layers_are_named_for_what_they_have() -> None:
         ([4], r"nope_layers\[0\] must be a whole number within 0..3, got 4"),
         (3, "nope_layers must be numbers of layers, got 3"),
         ("3", "nope_layers must be numbers of layers, got '3'"),
+        (torch.tensor(3), r"nope_layers must be numbers of layers, got torch.int64 \(\)"),
     ],
 )
 def test_flags_are_not_taken_for_numbers(nope_layers: Any, message: str) -> None:
     for made in (schedules.smollm3, schedules.cohere2, schedules.llama4):
         with pytest.raises(ValueError, match=message):
             made(4, 8, nope_layers=nope_layers)
+
+
+def test_llama_4_attends_by_chunks_where_it_rotates() -> None:
+    assert of_layers(schedules.llama4(4, 8)) == [(True, Chunk(8192))] * 3 + [(True, None)]
+    assert of_layers(schedules.llama4(2, 8, chunk=None)) == [(True, None)] * 2
+    assert "layers 0-2: RoPE(8, base=500000.0, layout='interleaved', rotary_dim=8, axes=1), chunks of 7 tokens" in repr(
+        schedules.llama4(4, 8, chunk=7)
+    )
+    with pytest.raises(ValueError, match="chunk must be a whole number of at least 1, got 0"):
+        schedules.llama4(4, 8, chunk=0)
 
 
 def test_a_schedule_says_its_layers_bases_scalings_and_windows() -> None:

@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from posenc.schemes.transformer_xl import TransformerXL as TransformerXL
     from posenc.schemes.tupe import TUPE as TUPE
     from posenc.schemes.xpos import XPos as XPos
+    from posenc.tiles import Chunk as Chunk
 
 __version__ = "0.1.0"
 
@@ -89,6 +90,7 @@ _HOMES = {
     "merge": "backends.merging",
     "Encoding": "encoding",
     "Scheme": "scheme",
+    "Chunk": "tiles",
     "Schedule": "schedule",
     "Context": "encoding",
     "PositionError": "positions",

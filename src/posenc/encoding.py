@@ -14,7 +14,7 @@ backend never knows which scheme it runs: they share the types of this file and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -34,7 +34,7 @@ from posenc.features import (
 )
 from posenc.freshness import MadeWith, check_fresh
 from posenc.maps import TokenMap, in_bands
-from posenc.pieces import Piece, Row, Value
+from posenc.pieces import Bias, Function, Piece, Row, Value, reads_vectors
 from posenc.positions import Positions
 from posenc.trees import register
 
@@ -66,6 +66,11 @@ class Rotation:
     where g(p) = p, or floor(p/chunk) with a ``chunk``; by the rotation's own where there is none. p is the one
     coordinate of a token. Such keys cannot be kept rotated. ValueError unless reaches are whole numbers that rise from
     1 or more, and the chunk is one above 0, of bands.
+
+    ``refuses`` says of maps that do not hold for all keys after a query, given the dtype of q and k and how many places
+    ahead a key is seen, why these cannot be had, or None: the words of a ValueError by `attention`. With
+    ``for_each_other`` queries and keys depend on which others are in the call, and only their product does not: then a
+    piece that reads them by themselves is a ValueError.
     """
 
     query: TokenMap
@@ -75,6 +80,8 @@ class Rotation:
     scale: float | None = None
     bands: tuple[Band, ...] = ()
     chunk: int | None = None
+    refuses: Callable[[torch.dtype, float], str | None] | None = None
+    for_each_other: bool = False
 
     def __post_init__(self) -> None:
         check_type("bands", self.bands, tuple)
@@ -155,6 +162,17 @@ class Encoding:
                 "a score term needs whole rows of scores and meets one query, but far pairs are turned otherwise than "
                 "near ones: the two cannot be composed"
             )
+        hiding = next((n for n, piece in enumerate(self.pieces) if isinstance(piece, Bias) and piece.hides), None)
+        if hiding is not None and any(isinstance(p, Function) and not p.adds for p in self.pieces[hiding:]):
+            raise ValueError(
+                "a function of the score stands after a bias that hides keys by -inf, of which it would make a score "
+                "that counts: put the scheme of the function before that of the bias"
+            )
+        if any(rotation.for_each_other for rotation in self.rotations) and any(map(reads_vectors, self.pieces)):
+            raise ValueError(
+                "a score term reads queries or keys by themselves, but they are turned for one another, counted from "
+                "the queries of the call, and their product alone is the same in every call: the two cannot be composed"
+            )
 
     def __repr__(self) -> str:
         doors = ", ".join(self.doors) or "nothing"
@@ -172,6 +190,12 @@ class Encoding:
         their rotation brings along stays. ValueError where far pairs are turned otherwise than near ones."""
         self._check_of_tokens()
         return replace(self, tables=(), rotations=(), _scale=self.scale, _opened=set())
+
+    def in_chunks(self, size: int) -> Encoding:
+        """The same encoding where each token sees its own chunk alone: see `Positions.in_chunks`."""
+        queries, keys = self.query_positions.in_chunks(size), self.key_positions
+        keys = queries if keys is self.query_positions else keys.in_chunks(size)
+        return replace(self, query_positions=queries, key_positions=keys)
 
     def with_features(self, query: Features, key: Features | None = None) -> Encoding:
         """The same encoding with a layer's features of its queries, and of all keys (by default the queries' own)."""

@@ -94,16 +94,20 @@ def check(distance: Distance | None, block: Block) -> None:
     """ValueError or PositionError where the positions do not suit a term of this distance."""
     if distance is None:
         return
-    made_for = distance.num_heads
-    if made_for is not None:  # a table of one head would pass for a shared one
-        fits = block.query.size(1) == made_for if block.heads is None else block.heads.stop <= made_for
-        if not fits:
-            raise block.wrong_heads(distance.scheme, made_for)
+    check_heads(distance.num_heads, distance.scheme, block)
     for positions in (block.query_positions, block.key_positions):
         coordinates(distance, positions)
     if distance.reach is not None:
         axis = 0 if distance.axis is None else distance.axis
         check_reach(block.query_positions, block.key_positions, distance.reach, distance.scheme, axis)
+
+
+def check_heads(made_for: int | None, scheme: str, block: Block) -> None:
+    """ValueError for queries of other heads than a term was made for: a table of one would pass for a shared one."""
+    if made_for is not None:
+        fits = block.query.size(1) == made_for if block.heads is None else block.heads.stop <= made_for
+        if not fits:
+            raise block.wrong_heads(scheme, made_for)
 
 
 def _along(distance: Distance, block: Block) -> tuple[Tensor, Tensor]:
@@ -181,6 +185,7 @@ def _coefficients(piece: Function, block: Block) -> tuple[Tensor, ...]:
     else:
         x, y = block.query_positions.coords, block.key_positions.coords
         scheme = piece.scheme
+        check_heads(piece.num_heads, scheme, block)
         coefficients = piece.coefficients(x[:, :, None], y[:, None])
     return tuple(block.of_heads(c, scheme).movedim(0, 1) for c in coefficients)
 

@@ -146,6 +146,25 @@ class Layout:
             bounds = (min(ends), max(ends))
         return Layout(self.tokens, rows, bounds)
 
+    def in_chunks(self, size: int) -> list[list[tuple[Span, int]]] | None:
+        """The spans of each row, cut where a chunk of ``size`` coordinates begins, each with the number of its chunk;
+        None where coordinates are not known to rise by one."""
+        if self.rows is None or any(span.line is None for row in self.rows for span in row):
+            return None
+        rows = []
+        for row in self.rows:
+            spans = []
+            for span in row:
+                at, line = span.start, span.line
+                assert line is not None
+                while at < span.stop:
+                    number = (line + at - span.start) // size
+                    end = min(span.stop, span.start + (number + 1) * size - line)
+                    spans.append((span.cut(at, end).moved(at), number))
+                    at = end
+            rows.append(spans)
+        return rows
+
     def by_order(self) -> Layout:
         """The layout with coordinates unknown, in spans of document and order alone: an image's lines are one."""
         if self.rows is None:

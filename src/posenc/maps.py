@@ -24,11 +24,13 @@ class Scaled:
     """Multiplies x (batch, heads, tokens, channels) by a number for each token, in float32 at least, rounded once."""
 
     factor: Float[Tensor, "rows heads tokens 1"]
+    heads: int | None = None  # those of x; None: any number of them, alike
 
     def __call__(self, x: Float[Tensor, "batch heads tokens channels"]) -> Float[Tensor, "batch heads tokens channels"]:
         """The scaled x, in x's dtype. ValueError where the factor is of other rows, heads or tokens."""
         made = self.factor.shape[:-1]
-        if x.dim() != 4 or any(m not in (1, n) for m, n in zip(made, x.shape[:-1], strict=True)):
+        is_misfit = x.dim() != 4 or any(m not in (1, n) for m, n in zip(made, x.shape[:-1], strict=True))
+        if is_misfit or self.heads not in (None, x.size(1)):
             raise ValueError(f"the scale was made for (batch, heads, tokens) {tuple(made)}, got {tuple(x.shape)}")
         dtype = torch.promote_types(x.dtype, torch.float32)
         return (x.to(dtype) * self.factor.to(dtype)).to(x.dtype)

@@ -144,7 +144,7 @@ class Function:
     shape of s: derivative(gradient, s, *c) -> (gradient, ...). Without it autograd does, more slowly. ``formula``
     says which function it is, for kernels that cannot call Python: "relu times" is ReLU(s) c, "cap" is c tanh(s / c).
     ``broken``: where coordinates are whole numbers, apply(s, *c) is s plus this broken line. ``scheme`` is whose it is,
-    for errors, where there is no distance that says so.
+    for errors, and ``num_heads`` how many heads it is for, where there is no distance that says so.
     """
 
     apply: Callable[..., Tensor]
@@ -155,6 +155,7 @@ class Function:
     formula: Literal["relu times", "cap"] | None = None
     broken: BrokenLine | None = None
     scheme: str = "the scheme"
+    num_heads: int | None = None
 
     @property
     def reads_coordinates(self) -> bool:
@@ -169,10 +170,12 @@ class Row:
     Scores are (batch, heads, queries, keys) with all keys of the call; ``visible`` (None: all) broadcasts to them.
     ``gives_weights``: they become the logarithms of the weights themselves, which `attention` then does not divide by
     their sum, so that a row may have a weight of less than 1. It comes last, then, and no float mask is added.
+    ``reads_vectors``: it looks at query or key, and not at their scores alone.
     """
 
     apply: Callable[..., Tensor]
     gives_weights: bool = False
+    reads_vectors: bool = True
 
 
 @dataclass(frozen=True)
@@ -207,6 +210,13 @@ def adds(piece: Piece) -> bool:
 def is_content_free(piece: Piece) -> bool:
     """Whether what it adds depends on positions alone."""
     return isinstance(piece, Bias) or (isinstance(piece, Function) and piece.adds)
+
+
+def reads_vectors(piece: Piece) -> bool:
+    """Whether it looks at queries or keys by themselves, and not at their product alone."""
+    if isinstance(piece, Row):
+        return piece.reads_vectors
+    return isinstance(piece, Fold) or (isinstance(piece, Meeting) and piece.feature is None)
 
 
 def gives_weights(pieces: tuple[Piece, ...]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -11,9 +11,11 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from posenc import compat, facts, givens
-from posenc.arguments import check_type, shown
+from posenc.arguments import check_type, shown, whole
 from posenc.layout import PADDING as PADDING
 from posenc.layout import Layout, Span, join, overlap, read
+
+CHUNKS = 2**32  # more than a document has: numbers of documents that are chunks of another lie within so many
 
 
 class PositionError(ValueError):
@@ -303,6 +305,24 @@ class Positions:
             raise ValueError(f"coords must be a tensor (rows, {len(self)}[, axes]), got {shown(coords)}")
         made = Positions(coords, order=self.order, document=self.document, segment=self.segment)
         return made._set(_layout=self._layout.without_coords(), _is_read=False)
+
+    def in_chunks(self, size: int) -> Positions:
+        """The same tokens, each chunk of a document a document of its own: what layers see that attend by chunks.
+
+        Chunks are counted along the one coordinate, floor(p / size): they begin anew in each document, padding moves
+        none, and tokens of a cache have the chunks that they had.
+
+        >>> Positions.arange(5).in_chunks(2).document.unique_consecutive(return_counts=True)[1]
+        tensor([2, 2, 1])
+        """
+        size = whole("size", size)
+        number = self.scalar("in_chunks").div(size, rounding_mode="floor").long()
+        document = (self.document * CHUNKS + CHUNKS // 2 + number).masked_fill(self.document == PADDING, PADDING)
+        cut = None if torch.compiler.is_compiling() else self.layout.in_chunks(size)
+        if cut is None:
+            return self._like(document=document, _layout=Layout(len(self), None, self._layout.bounds), _is_read=False)
+        rows = [tuple(replace(s, document=s.document * CHUNKS + CHUNKS // 2 + n) for s, n in row) for row in cut]
+        return self._like(document=document)._of(Layout(len(self), tuple(rows), self._layout.bounds))
 
     def with_segment(self, segment: Int[Tensor, "rows tokens"]) -> Positions:
         """The same positions, with the segment of each token."""

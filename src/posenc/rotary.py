@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float64, Shaped
 from torch import Tensor
 
-from posenc.arguments import check_choice, check_flag, check_type, number, shown, whole
+from posenc.arguments import check_choice, check_flag, check_type, is_number, number, shown, whole
 from posenc.encoding import Context, Rotation
 from posenc.phases import PairLayout, PairRotation, coords_of, frequencies, in_double, phases, phases_by_axis, turned_to
 from posenc.positions import Positions
@@ -92,10 +93,7 @@ class Rotary(Scheme):
         theta = frequencies(each, self.base, device)
         if self.scaling is None:
             return theta[None], 1.0
-        scaled, factor = (
-            self.scaling(theta, in_double(lengths)[:, None]) if lengths is not None else self.scaling(theta)
-        )
-        return (scaled if scaled.dim() == 2 else scaled[None]), factor
+        return _scaled(self.scaling, theta, *(() if lengths is None else (in_double(lengths)[:, None],)))
 
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
@@ -180,3 +178,16 @@ def _allocation(allocation: Sequence[int], pairs: int, axes: int) -> tuple[int, 
     if not isinstance(allocation, Sequence) or len(allocation) != pairs:
         raise ValueError(f"allocation must be one axis for each of {pairs} pairs, got {shown(allocation)}")
     return tuple(whole("allocation", axis, 0, axes - 1) for axis in allocation)
+
+
+def _scaled(scaling: Scaling, *given: Tensor) -> tuple[Tensor, float | Tensor]:
+    """theta', (rows or 1, pairs), and the factor, of theta and, where it needs them, lengths. ValueError for what is no
+    scaling: two numbers for two pairs would pass for theta' and the factor."""
+    found: Any = scaling(*given)
+    pairs = given[0].numel()
+    if isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Tensor):
+        theta, factor = found
+        fits = theta.dtype == torch.float64 and theta.dim() in (1, 2) and theta.size(-1) == pairs
+        if fits and (isinstance(factor, Tensor | torch.SymFloat) or (is_number(factor) and math.isfinite(factor))):
+            return (theta if theta.dim() == 2 else theta[None]), factor
+    raise ValueError(f"scaling must give theta' of {pairs} pairs in float64, and a factor, got {shown(found)}")

@@ -9,14 +9,14 @@ from torch import nn
 
 from posenc.arguments import shown, whole
 from posenc.scheme import Scheme, is_scheme
-from posenc.tiles import Window, check_window
+from posenc.tiles import Chunk, Window, check_window
 
 
 class Schedule(nn.Module):
     """Which scheme and which window every layer of a model has: RoPE here, NoPE there, another base elsewhere.
 
-    ``layers`` is one pair (scheme, window) for each layer; a window is None for the whole text, a number of keys, or
-    (left, right) as in `attention`. Layers that are given the same scheme share it, with its parameters.
+    ``layers`` is one pair (scheme, window) for each layer; a window is None for the whole text, a number of keys,
+    (left, right), or a `Chunk`, as in `attention`. Layers that are given the same scheme share it, with its parameters.
 
     >>> local, whole = RoPE(64, base=10_000.0), RoPE(64, base=1_000_000.0)
     >>> Schedule([(local, 1024), (local, 1024), (whole, None)])
@@ -36,7 +36,8 @@ class Schedule(nn.Module):
             if not isinstance(layer, tuple) or len(layer) != 2 or not is_scheme(layer[0]):
                 raise ValueError(f"layers must be (scheme, window) for each layer, got {shown(layer)}")
             scheme, window = layer
-            check_window(window)
+            if not isinstance(window, Chunk):
+                check_window(window)
             same = [n for n, other in enumerate(schemes) if other is scheme]
             if not same:
                 schemes.append(scheme)
@@ -73,6 +74,8 @@ class Schedule(nn.Module):
                 if window is None
                 else f"window of {window} keys"
                 if isinstance(window, int)
+                else f"chunks of {window.size} tokens"
+                if isinstance(window, Chunk)
                 else f"window {window}"
             )
             words.append(f"  layer{'s' * (len(layers) > 1)} {_runs(layers)}: {names}, {seen}\n")

@@ -22,6 +22,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from posenc.arguments import shown, whole
 from posenc.scalings import PositionInterpolation, Scaling, YaRN
 from posenc.schedule import Schedule
@@ -30,7 +32,7 @@ from posenc.schemes.mla import MLA
 from posenc.schemes.nope import NoPE
 from posenc.schemes.query_scale import QueryScale
 from posenc.schemes.rope import RoPE
-from posenc.tiles import Window
+from posenc.tiles import Chunk, Window
 
 GEMMA3_SCALING = PositionInterpolation(8.0)
 GPT_OSS_SCALING = YaRN(32.0, 4096, truncate=False)
@@ -119,20 +121,21 @@ def llama4(
     nope_layers: Iterable[int] | None = None,
     query_length: int | None = 8192,
     query_strength: float = 0.1,
+    chunk: int | None = 8192,
 ) -> Schedule:
     """Llama 4: three layers rotate; the fourth has no position, but queries times 1 + 0.1 ln(1 + floor((p + 1)/8192)).
 
     ``nope_layers`` are by default 3, 7, 11, ...; pairs are interleaved. ``query_length`` is the 8192 of `QueryScale`,
     and None leaves the queries alone.
-    Maverick has no scaling, and Scout Llama3(16.0, 8192, high_freq_factor=1.0). Layers that rotate see, of the keys
-    before them, those of the query's own chunk of 8192 tokens. Chunks are no window, and a schedule does not say them
-    yet: texts of up to 8192 tokens are as the model has them, and of longer ones these layers see too much.
+    Layers that rotate see, of the keys before them, those of the query's own ``chunk`` of 8192 tokens; None is all.
+    Maverick has no scaling, and Scout Llama3(16.0, 8192, high_freq_factor=1.0).
     """
     bare = _layers("nope_layers", nope_layers, num_layers, every=4)
     far: Scheme = NoPE()
     if query_length is not None:
         far = QueryScale("llama4", length=query_length, strength=query_strength)
-    return _schedule(num_layers, bare, (far, None), (RoPE(head_dim, base, "interleaved", scaling=scaling), None))
+    near = RoPE(head_dim, base, "interleaved", scaling=scaling)
+    return _schedule(num_layers, bare, (far, None), (near, None if chunk is None else Chunk(whole("chunk", chunk))))
 
 
 def deepseek_v3(
@@ -158,7 +161,7 @@ def _layers(name: str, given: Any, num_layers: Any, every: int) -> set[int]:
     count = whole("num_layers", num_layers)
     if given is None:
         return set(range(every - 1, count, every))
-    if isinstance(given, str) or not isinstance(given, Iterable):
+    if isinstance(given, str | Tensor) or not isinstance(given, Iterable):
         raise ValueError(f"{name} must be numbers of layers, got {shown(given)}")
     listed = [whole(f"{name}[{n}]", layer, 0, count - 1) for n, layer in enumerate(given)]
     if len(set(listed)) < len(listed):

@@ -49,13 +49,24 @@ class Visibility:
         return Visibility(bool(is_causal), left if has_left else None, right if has_right else None)
 
 
-Window: TypeAlias = "int | tuple[int | None, int | None] | None"
+@dataclass(frozen=True)
+class Chunk:
+    """In the place of a window: a token sees its own chunk of ``size`` coordinates alone, those of its document with
+    floor(p_j / size) = floor(p_i / size). ValueError for a size below 1."""
+
+    size: int
+
+    def __post_init__(self) -> None:
+        whole("size", self.size)
+
+
+Window: TypeAlias = "int | tuple[int | None, int | None] | Chunk | None"
 
 
 def check_window(window: Any) -> tuple[int | None, int | None]:
     """(left, right) of a window: how many places back and forth a query sees, itself not counted; None: all of them.
 
-    A whole number n is the last n keys up to the query itself, as models count them: (n - 1, 0).
+    A whole number n is the last n keys up to the query itself, as models count them: (n - 1, 0). A `Chunk` is none.
     """
     if window is None:
         return None, None
@@ -63,7 +74,7 @@ def check_window(window: Any) -> tuple[int | None, int | None]:
         left, right = (None if end is None else whole("window", end, least=0) for end in window)
         return left, right
     if isinstance(window, (bool, str, Sequence)):
-        raise ValueError(f"window must be a number of keys, (left, right) or None, got {shown(window)}")
+        raise ValueError(f"window must be a number of keys, (left, right), a Chunk or None, got {shown(window)}")
     return whole("window", window) - 1, 0
 
 

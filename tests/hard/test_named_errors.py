@@ -19,6 +19,7 @@ from posenc import (
     T5,
     AbsoluteInAttention,
     ALiBi,
+    Chunk,
     Context,
     DistanceAware,
     Encoding,
@@ -541,6 +542,11 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
         [("x", "'x'"), (None, "None"), (True, "True"), (LINE.coords, "torch.int64 (1, 5)")],
         "a …number",
     ),
+    "Positions.in_chunks": [
+        *sizes(LINE.in_chunks, {}, "size"),
+        Row(lambda: GRID.in_chunks(2), "in_chunks takes one coordinate per token, got positions of 2 axes"),
+    ],
+    "Encoding.in_chunks": sizes(BOUND.in_chunks, {}, "size"),
     "Positions.with_coords": [
         Row(lambda: LINE.with_coords([1]), "coords must be a tensor (rows, 5[, axes]), got [1]"),
         Row(lambda: LINE.with_coords(LINE.coords[:, :4]), "coords must be a tensor (rows, 5[, axes]), got …(1, 4)"),
@@ -619,11 +625,15 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
         Row(lambda: Context(range(0, 6, 2)), "heads must be a range of step 1 with a head at least, got …"),
         Row(lambda: Context(range(0)), "heads must be a range of step 1 with a head at least, got …"),
     ],
+    "Chunk": sizes(Chunk, {}, "size"),
     "Schedule": [
         Row(lambda: Schedule([]), "layers must be (scheme, window) for each layer, got []"),
         Row(lambda: Schedule(3), "layers must be (scheme, window) for each layer, got 3"),
         Row(lambda: Schedule([NoPE()]), "layers must be (scheme, window) for each layer, got NoPE…"),
-        Row(lambda: Schedule([(NoPE(), "x")]), "window must be a number of keys, (left, right) or None, got 'x'"),
+        Row(
+            lambda: Schedule([(NoPE(), "x")]),
+            "window must be a number of keys, (left, right), a Chunk or None, got 'x'",
+        ),
     ],
     **{
         f"Schedule.{name}": [

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from posenc import Positions, QueryScale, RoPE, Scheme
+from posenc import Chunk, Positions, QueryScale, RoPE, Scheme
 from posenc.huggingface import ModelPositions
 from posenc.tiles import Visibility
 from posenc.visibility import visible
@@ -275,7 +275,7 @@ def disagreements(config: Any, said: ModelPositions) -> list[str]:
             found.append(f"layer {n}: scale {call.scaling} for {scale}")
         if call.softcap != layer.softcap or call.has_sinks != layer.sinks:
             found.append(f"layer {n}: softcap or sinks")
-        if not torch.equal(_seen(masks[n].mask), _visible(said.causal, window, layer.chunk)):
+        if not torch.equal(_seen(masks[n].mask), _visible(said.causal, window)):
             found.append(f"layer {n}: visibility")
     return found
 
@@ -309,10 +309,11 @@ def _seen(mask: Tensor | None) -> Tensor:
     return torch.ones(TOKENS, TOKENS, dtype=torch.bool) if mask is None else mask[0, 0] == 0
 
 
-def _visible(causal: bool, window: Any, chunk: int | None) -> Tensor:
+def _visible(causal: bool, window: Any) -> Tensor:
     line = Positions.arange(TOKENS)
+    chunk, window = (window.size, None) if isinstance(window, Chunk) else (TOKENS, window)
     left, right = (None, None) if window is None else (window - 1, 0) if isinstance(window, int) else window
     seen = visible(line, line, Visibility(causal, left, right))
     seen = torch.ones(TOKENS, TOKENS, dtype=torch.bool) if seen is None else seen[0]
-    block = torch.arange(TOKENS) // (chunk or TOKENS)
+    block = torch.arange(TOKENS) // chunk
     return seen & (block[:, None] == block)

@@ -51,7 +51,7 @@ class StillQueryScale(QueryScale):
     """Never grows."""
 
     def _learned(self, log_n: Tensor, context: Context | None) -> Tensor:
-        return torch.ones_like(log_n)[:, None]
+        return torch.ones_like(log_n)[:, None].expand(-1, self.num_heads or 1, -1)
 
 
 class RoundedQueryScale(QueryScale):

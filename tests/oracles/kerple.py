@@ -42,8 +42,7 @@ def _pairs(s: Any, q: Tensor, k: Tensor, x: Any, y: Any) -> dict[str, Any]:
     return {"score": score(s.p, s.a, rows(x), rows(y), form=s.form)}
 
 
-# Numbers from N(0, 1) lie on both sides of both bounds.
 CASES = {
-    "kerple": Case(lambda KERPLE: KERPLE(HEADS), pairs=_pairs),
-    "kerple power": Case(lambda KERPLE: KERPLE(HEADS, "power"), pairs=_pairs),
+    "kerple": Case(lambda KERPLE: KERPLE(HEADS), pairs=_pairs, bounds={"p": (0.01,), "a": (0.01,)}),
+    "kerple power": Case(lambda KERPLE: KERPLE(HEADS, "power"), pairs=_pairs, bounds={"p": (0.01, 2.0), "a": (0.01,)}),
 }

@@ -36,7 +36,8 @@ def by(base: float) -> Any:
     return lambda scheme, q, k, x, y: {"score": score(q, k, scheme.delta, rows(x), rows(y), base)}
 
 
+BOUNDS = {"delta": (-2 * math.pi, 0.0)}
 CASES = {
-    "pope": Case(lambda PoPE: PoPE(HEAD_DIM, HEADS, 313.0), pairs=by(313.0)),
-    "pope shared": Case(lambda PoPE: PoPE(HEAD_DIM, base=77.0), pairs=by(77.0)),
+    "pope": Case(lambda PoPE: PoPE(HEAD_DIM, HEADS, 313.0), pairs=by(313.0), bounds=BOUNDS),
+    "pope shared": Case(lambda PoPE: PoPE(HEAD_DIM, base=77.0), pairs=by(77.0), bounds=BOUNDS),
 }

@@ -59,9 +59,10 @@ def _pairs(trained: tuple[int, int]) -> Any:
     return pairs
 
 
+BOUNDS = {"tau": (math.log(100),)}
 CASES = {
-    "swin_v2": Case(lambda SwinV2: SwinV2((3, 5), HEADS, hidden=7), pairs=_pairs((3, 5)), axes=2),
+    "swin_v2": Case(lambda SwinV2: SwinV2((3, 5), HEADS, hidden=7), pairs=_pairs((3, 5)), axes=2, bounds=BOUNDS),
     "swin_v2 of another window": Case(
-        lambda SwinV2: SwinV2((3, 5), HEADS, trained=(7, 4), hidden=7), pairs=_pairs((7, 4)), axes=2
+        lambda SwinV2: SwinV2((3, 5), HEADS, trained=(7, 4), hidden=7), pairs=_pairs((7, 4)), axes=2, bounds=BOUNDS
     ),
 }

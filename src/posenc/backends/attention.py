@@ -52,7 +52,7 @@ def attention(
       ``query_positions`` and ``key_positions``. By default keys are at 0 .. N-1 and queries are the last M of them.
       With ``query_positions`` alone, as many keys have the same. Without an encoding positions still rule what is seen.
     - ``window``: how far a query sees, counted along the order: a number of keys, of which its own is the last; or
-      (left, right), the number of places back and forth, None for all.
+      (left, right), the number of places back and forth, None for all. A `Chunk` of n: each its own n coordinates.
     - ``sinks``: a logit for each head that every query sees beside its keys. It has no value, and takes a share of the
       weights. The log-sum-exp includes it.
     - ``backend``: ``"auto"``, of which `explain` says what it takes; or the name of one, ``"sdpa"``, ``"native"``,

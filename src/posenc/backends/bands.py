@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -155,13 +154,13 @@ def _by_chunks(call: Call, start: int | None, end: int | None) -> Call | None:
         return None
     assert call.chunk is not None
     queries, keys = call.query_positions, call.key_positions
-    cut = [_in_chunks(positions.layout, call.chunk) for positions in (queries, keys)]
+    cut = [positions.layout.in_chunks(call.chunk) or [] for positions in (queries, keys)]  # which `parts` has seen
     numbers = [number for layout in cut for row in layout for _, number in row] or [0]
     least = min(numbers)
     count = max(numbers) - least + 1
     is_own = start is None and seen.is_causal  # no chunk that is seen comes later
 
-    def placed(positions: Positions, of_rows: InChunks) -> Positions:
+    def placed(positions: Positions, of_rows: list[list[tuple[Span, int]]]) -> Positions:
         number = counted(positions, call.chunk)
         if is_own:  # a document for each chunk of each document
             document = (positions.document * count + number - least).masked_fill(positions.document == PADDING, PADDING)
@@ -180,26 +179,6 @@ def _by_chunks(call: Call, start: int | None, end: int | None) -> Call | None:
         return part
     left, right = None if end is None else end - 1, None if start is None else -start
     return replace(part, visibility=Visibility(False, left, right))
-
-
-InChunks: TypeAlias = "list[list[tuple[Span, int]]]"
-
-
-def _in_chunks(layout: Layout, chunk: int) -> InChunks:
-    """The spans of each row, cut where a chunk begins, each with the number of its chunk."""
-    rows: InChunks = []
-    for row in layout.rows or ():
-        spans = []
-        for span in row:
-            at, line = span.start, span.line
-            assert line is not None
-            while at < span.stop:
-                number = (line + at - span.start) // chunk
-                end = min(span.stop, span.start + (number + 1) * chunk - line)
-                spans.append((span.cut(at, end).moved(at), number))
-                at = end
-        rows.append(spans)
-    return rows
 
 
 def _by_mask(call: Call, start: int | None, end: int | None) -> Call:

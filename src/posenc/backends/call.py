@@ -14,11 +14,11 @@ from torch import Tensor
 from posenc import compat
 from posenc.block import Block
 from posenc.features import NOTHING, Features
-from posenc.forms import check
+from posenc.forms import check, check_heads
 from posenc.horizon import SKIP_BELOW
 from posenc.layout import Layout
 from posenc.phases import in_double
-from posenc.pieces import Fold, Piece, Value
+from posenc.pieces import Fold, Function, Piece, Value
 from posenc.positions import Positions
 from posenc.tiles import Visibility
 from posenc.visibility import visible
@@ -86,6 +86,13 @@ class Call:
         """ValueError or PositionError where the positions do not suit a term."""
         for term in (*self.pieces, *self.values):
             check(getattr(term, "distance", None), self.raw_block())
+            if isinstance(term, Function):
+                check_heads(term.num_heads, term.scheme, self.raw_block())
+
+    @property
+    def shown(self) -> Tensor | None:
+        """Which pairs ``attn_mask`` lets be seen: those that are True or, where it is float, not -inf."""
+        return self.bool_mask if self.attn_mask is None or self.bool_mask is not None else self.attn_mask != -torch.inf
 
     @property
     def bool_mask(self) -> Tensor | None:

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from posenc.arguments import check_flag, check_type, is_number, shown
 from posenc.backends.call import Call, Far
-from posenc.encoding import Context, Encoding
+from posenc.encoding import Context, Encoding, Rotation
 from posenc.horizon import skipped_by_default
 from posenc.pieces import Bias, gives_weights
 from posenc.positions import Positions
 from posenc.scheme import Scheme, is_scheme
-from posenc.tiles import Visibility, Window, check_window, distances, tiles
+from posenc.tiles import Chunk, Visibility, Window, check_window, distances, tiles
 
 
 def request(
@@ -42,7 +42,7 @@ def request(
     _check_sinks(sinks, query)
     encoding = bound(query, key, value, encoding, query_positions, key_positions)
     call = call_of(query, key, value, encoding, attn_mask, is_causal, window, dropout_p, scale, return_lse, sinks)
-    _check_direction(call)
+    _check_direction(call, encoding.rotations)
     _check_norms(key_norms, call.key)
     call = replace(call, skip_below=_share(skip_below, call.dtype), key_norms=key_norms)
     _check_value_door(call)
@@ -118,6 +118,8 @@ def call_of(
     if not isinstance(flag, torch.SymBool):  # a compiler's
         check_flag("is_causal", flag)
     check_flag("return_lse", return_lse)
+    if isinstance(window, Chunk):
+        encoding, window = encoding.in_chunks(window.size), None
     left, right = check_window(window)
     if _is_autocast(query):  # as PyTorch's own attention does
         query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
@@ -260,24 +262,33 @@ def _check_norms(key_norms: Tensor | None, key: Tensor) -> None:
         )
 
 
-def _check_direction(call: Call) -> None:
-    """ValueError where a term that is made for keys behind the query meets one after it, as far as can be told."""
+def _check_direction(call: Call, rotations: tuple[Rotation, ...]) -> None:
+    """ValueError where a term or a rotation that is made for keys behind the query meets one after it, as far as can be
+    told."""
     made = [piece.distance for piece in call.pieces if isinstance(piece, Bias) and piece.distance.looks_back]
-    if not made or call.visibility.furthest == 0 or torch.compiler.is_compiling():
+    refusals = [rotation.refuses for rotation in rotations if rotation.refuses is not None]
+    if not (made or refusals) or call.visibility.furthest == 0 or torch.compiler.is_compiling():
         return
     mask = call.attn_mask
     # A mask of a row for each query may be the causal one; one row for several queries hides no later key from all.
     if mask is not None and (call.query.size(2) == 1 or (mask.size(2) != 1 and mask.stride(2) != 0)):
         return
-    if call.layouts is None or 0 in (call.query.size(2), call.key.size(2)):
+    if 0 in (call.query.size(2), call.key.size(2)):
         return
-    ends = distances(list(tiles(*call.layouts, call.visibility, call.query.size(0))))
-    if ends is not None and ends[1] > 0:
+    ends = None
+    if call.layouts is not None:
+        ends = distances(list(tiles(*call.layouts, call.visibility, call.query.size(0))))
+    if made and ends is not None and ends[1] > 0:
         raise ValueError(
             f"{made[0].scheme} as it is made encodes keys behind the query alone, and without a causal mask a query "
             f"sees keys after it: pass is_causal=True (an attn_mask may stand beside it), or make it with "
             f"{made[0].looks_back}"
         )
+    ahead = ends[1] if ends is not None else math.inf if call.visibility.furthest is None else 0
+    for refuses in refusals:
+        reason = refuses(call.query.dtype, ahead)
+        if reason is not None:
+            raise ValueError(reason)
 
 
 def _check_value_door(call: Call) -> None:

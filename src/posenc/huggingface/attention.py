@@ -21,7 +21,7 @@ from posenc.givens import is_readable
 from posenc.pieces import Distance, Function
 from posenc.positions import PADDING, Positions
 from posenc.scheme import Scheme
-from posenc.tiles import Visibility
+from posenc.tiles import Chunk, Visibility
 from posenc.visibility import visible
 
 NAME = "posenc"
@@ -250,14 +250,14 @@ def _positions(rule: Rule, offset: int, tokens: int, is_token: Tensor | None, de
 
 class Plan(nn.Module):
     """What stands in place of a layer's own positions: a scheme, bound where its queries and keys are, and a window
-    (left, right) in place of the model's, None: the model's own. `patch` gives it to a layer's attention by the name
-    PLAN, so a scheme's parameters are the model's. ``source`` is the module that sees the model's position_ids, for
-    layers that are not given them; with ``counts`` a model has none, and tokens are counted."""
+    (left, right) or a `Chunk` in place of the model's, None: the model's own. `patch` gives it to a layer's attention
+    by the name PLAN, so a scheme's parameters are the model's. ``source`` is the module that sees the model's
+    position_ids, for layers that are not given them; with ``counts`` a model has none, and tokens are counted."""
 
     def __init__(
         self,
         scheme: Scheme,
-        window: tuple[int | None, int | None] | None = None,
+        window: tuple[int | None, int | None] | Chunk | None = None,
         source: nn.Module | None = None,
         counts: bool = False,
     ) -> None:
@@ -351,12 +351,14 @@ def _planned(
                 "a window of a schedule needs to know where queries and keys stand, and a mask was given instead: let "
                 "the model make its mask, with a dynamic cache and uncompiled"
             )
-        if keys.layout.start is not None and keys.layout.start[1] > max(0, _reach(queries, plan.window)):
+        window = (None, None) if isinstance(plan.window, Chunk) else plan.window
+        first = None if isinstance(plan.window, Chunk) else keys.layout.start
+        if first is not None and first[1] > max(0, _reach(queries, window)):
             raise ValueError(
-                f"the cache of this layer has let go of keys that a window of {plan.window} sees: generate with "
+                f"the cache of this layer has let go of keys that a window of {window} sees: generate with "
                 "use_cache=False, or a cache that keeps all"
             )
-        seen = replace(seen, left=plan.window[0], right=plan.window[1])
+        seen = replace(seen, left=window[0], right=window[1])
     kept = attention_mask.kept if isinstance(attention_mask, Visible) else {}
     dtype = torch.promote_types(query.dtype, torch.float32)
     if "placed" not in kept:
@@ -365,7 +367,7 @@ def _planned(
     # What is being learned is bound by every layer for itself: a layer that is computed once more on the way back, to
     # save memory, must make the same graph again, and must not find what was made without one.
     learns = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in plan.scheme.parameters())
-    name = (id(plan.scheme), dtype)
+    name = (id(plan.scheme), dtype, plan.window if isinstance(plan.window, Chunk) else None)
     if not learns and name in kept:
         return kept[name], seen
     at, there, lengths = kept["placed"]
@@ -374,6 +376,8 @@ def _planned(
         kept["one text"] = True
     context = Context(lengths=lengths if plan.scheme.needs_lengths else None)
     encoding = plan.scheme(at, there, dtype=dtype, context=context, doors=("rotate", "score", "value"))
+    if isinstance(plan.window, Chunk):
+        encoding = encoding.in_chunks(plan.window.size)
     if not learns:
         kept[name] = encoding
     return encoding, seen

@@ -8,7 +8,7 @@ from posenc.schedule import Schedule
 from posenc.scheme import Scheme
 from posenc.schemes.nope import NoPE
 from posenc.schemes.rope import RoPE
-from posenc.tiles import Window, check_window
+from posenc.tiles import Chunk, Window, check_window
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,6 @@ class Layer:
     - ``scale``: the factor of q . k, where it is not 1/sqrt(head_dim);
     - ``softcap``: scores are squashed as c tanh(s / c), after position;
     - ``sinks``: a learned logit per head, of the model's own weights, stands in the denominator of the softmax;
-    - ``chunk``: a token sees those of its own block of so many tokens alone, and no window;
     - ``images``: tokens of one image see one another, whatever their order, if the caller marks them;
     - ``patches``: patches see those of their own window of so many by so many, which ``shift`` moves the borders of.
     """
@@ -26,14 +25,12 @@ class Layer:
     scale: float | None = None
     softcap: float | None = None
     sinks: bool = False
-    chunk: int | None = None
     images: bool = False
     patches: int | None = None
     shift: int = 0
 
     def __str__(self) -> str:
         said = [
-            f"blocks of {self.chunk} tokens" if self.chunk is not None else "",
             f"windows of {self.patches} x {self.patches} patches" if self.patches is not None else "",
             f"shifted by {self.shift}" if self.shift else "",
             f"scale {self.scale:.6g}" if self.scale is not None else "",
@@ -79,8 +76,7 @@ class ModelPositions:
             lines.append(f"  input: {words(self.input)}")
         said: dict[str, list[int]] = {}
         for layer, ((scheme, window), other) in enumerate(zip(self.schedule, self.layers, strict=True)):
-            blocks = other.chunk is not None or other.patches is not None
-            seen = "" if blocks and window is None else window_words(window)
+            seen = "" if other.patches is not None and window is None else window_words(window)
             does = ", ".join(filter(None, (words(scheme), seen, str(other))))
             said.setdefault(does, []).append(layer)
         lines += [f"  layer{'s' * (len(which) > 1)} {ranges(which)}: {does}" for does, which in said.items()]
@@ -93,6 +89,8 @@ def window_words(window: Window) -> str:
         return "whole text"
     if isinstance(window, int):
         return f"window of {window} keys"
+    if isinstance(window, Chunk):
+        return f"chunks of {window.size} tokens"
     back, ahead = ("all" if end is None else str(end) for end in check_window(window))
     return f"window of {back} keys back and {ahead} ahead"
 

@@ -25,7 +25,7 @@ from posenc.schemes.query_scale import QueryScale
 from posenc.schemes.rope import RoPE
 from posenc.schemes.swin_v2 import SwinV2
 from posenc.schemes.t5 import T5
-from posenc.tiles import Window
+from posenc.tiles import Chunk, Window
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 Reader = Callable[[Keys], ModelPositions]
@@ -245,9 +245,9 @@ def llama4(keys: Keys) -> ModelPositions:
     chunk = keys.get("attention_chunk_size")
     if CHUNKED in kinds and chunk is None:
         raise keys.wrong("attention_chunk_size", f"must be a number of tokens, since layer_types has {CHUNKED!r}")
-    layers = [Layer(chunk=chunk if kind == CHUNKED else None) for kind in kinds]
+    windows: list[Window] = [Chunk(chunk) if kind == CHUNKED else None for kind in kinds]
     schemes: list[Scheme] = [rope if turn else still for turn in turns]
-    return described(keys, schemes, [None] * len(kinds), layers, remarks=remarks)
+    return described(keys, schemes, windows, [Layer()] * len(kinds), remarks=remarks)
 
 
 def smollm3(keys: Keys) -> ModelPositions:

@@ -31,7 +31,7 @@ from posenc.positions import Positions
 from posenc.schedule import Schedule
 from posenc.scheme import Scheme, is_scheme
 from posenc.schemes.rope import RoPE
-from posenc.tiles import Visibility, check_window
+from posenc.tiles import Chunk, Visibility, check_window
 
 
 class Patched:
@@ -541,7 +541,7 @@ def _scale_adapted(patched: Patched, base: Any, what: Any) -> None:
 
 def _by_layer(
     base: Any, what: Schedule | Scheme, layers: int
-) -> list[tuple[Any, tuple[int | None, int | None] | None]]:
+) -> list[tuple[Any, tuple[int | None, int | None] | Chunk | None]]:
     """Scheme and window of every layer; None: the model's own window."""
     if not isinstance(what, Schedule):
         _check_scheme(base, what, False)
@@ -550,7 +550,7 @@ def _by_layer(
         raise ValueError(f"what must be a Schedule of {layers} layers like {_named(base)}, got one of {len(what)}")
     for scheme, _ in what:
         _check_scheme(base, scheme, _text(base).model_type in TABLES)
-    return [(scheme, check_window(window)) for scheme, window in what]
+    return [(scheme, window if isinstance(window, Chunk) else check_window(window)) for scheme, window in what]
 
 
 def _put_scheme(patched: Patched, base: Any, what: Schedule | Scheme) -> None:

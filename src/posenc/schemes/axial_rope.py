@@ -57,10 +57,10 @@ class AxialRoPE(Rotary):
 
     Coordinates are data: `grid` makes the positions that a convention means, and the scheme turns by what it is given.
     A token that is not turned, such as a class token or a register, stands at the origin (0, 0), where every angle is
-    0; `grid` puts its ``prefix`` there, before the patches; Llama 4's class token comes last: ``positions[[*range(1,
-    n), 0]]``. Perception Encoders without a class token count from 0, as "index" with their base; scores are the same.
-    In "llama4" and "pe" no patch does, which is what their 1 is for. For "index" the positions are those of
-    `Positions.grid`, too.
+    0; `grid` puts its ``prefix`` there, before the patches. In "llama4" and "pe" no patch stands there, which is what
+    their 1 is for. Llama 4's class token comes last: ``positions[torch.arange(1, n + 1) % n]``. Perception Encoders
+    without a class token count from 0, as "index" with their base; scores are the same. For "index" the positions are
+    those of `Positions.grid`, too.
 
     While it is training, ``grid`` of "dinov3" moves its patches as that model's training does, the prefix never: by
     ``shift``, U(-shift, shift) for each axis; ``jitter``, a factor for each axis, log-uniform in 1/jitter .. jitter;

@@ -62,7 +62,7 @@ class FIRE(Scheme):
         for positions in (query_positions, key_positions):
             positions.scalar("FIRE")
         broken = BrokenLine(self._away, self._share, self._lines)
-        return (Function(plus, self._bias, adds=True, broken=broken, scheme="FIRE"),)
+        return (Function(plus, self._bias, adds=True, broken=broken, scheme="FIRE", num_heads=self.num_heads),)
 
     def _bias(self, x: Tensor, y: Tensor) -> tuple[Float[Tensor, "heads rows queries keys"]]:
         dtype = torch.promote_types(self.c.dtype, torch.float32)

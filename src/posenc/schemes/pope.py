@@ -23,12 +23,14 @@ class Polar:
 
     real: Float[Tensor, "rows heads tokens head_dim"]
     imaginary: Float[Tensor, "rows heads tokens head_dim"]
+    heads: int | None = None  # those of x; None: any number of them, alike
 
     def __call__(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> Float[Tensor, "batch heads tokens width"]:
         """[softplus(x) cos, softplus(x) sin] in x's dtype, rounded once. ValueError for other rows, heads, tokens or
         channels than the phases were made for."""
         made = self.real.shape
-        if x.dim() != 4 or any(m not in (1, n) for m, n in zip(made[:-1], x.shape, strict=False)):
+        is_misfit = x.dim() != 4 or any(m not in (1, n) for m, n in zip(made[:-1], x.shape, strict=False))
+        if is_misfit or self.heads not in (None, x.size(1)):
             raise ValueError(f"PoPE was made for (batch, heads, tokens) {tuple(made[:-1])}, got {tuple(x.shape)}")
         if x.size(-1) != made[-1]:
             raise ValueError(f"PoPE was made for head_dim {made[-1]}, got q or k of head_dim {x.size(-1)}")
@@ -90,15 +92,17 @@ class PoPE(Scheme):
         coords = coords_of(positions, 1, "PoPE")[..., 0]
         theta = frequencies(2 * self.head_dim, self.base, coords.device)  # base^(-c/d)
         angle = phases(coords, theta)[:, None]
-        delta = in_double(self.delta)
-        if self.num_heads is not None and context is not None and context.heads is not None:
-            delta = delta[context.heads.start : context.heads.stop]
+        delta, heads = in_double(self.delta), None
+        if self.num_heads is not None:
+            delta = delta if context is None else context.of_heads(delta, 0)
+            heads = delta.size(0)
         behind = angle - delta.clamp(-2 * math.pi, 0.0)[:, None]
 
-        def polar(phase: Tensor) -> Polar:
-            return Polar(*torch.stack((phase.cos(), phase.sin())).to(dtype=dtype, device=coords.device))
+        def polar(phase: Tensor, heads: int | None) -> Polar:
+            real, imaginary = torch.stack((phase.cos(), phase.sin())).to(dtype=dtype, device=coords.device)
+            return Polar(real, imaginary, heads)
 
-        return Rotation(polar(behind), polar(angle))
+        return Rotation(polar(behind, heads), polar(angle, None))
 
 
 ENTRY = Entry(

@@ -49,7 +49,8 @@ class QueryScale(Scheme):
 
     Shapes: query (batch, heads, queries, head_dim), any floating dtype; computed in float64 and rounded once.
     Positions, whole or fractional, of one axis, are not below 0.
-    Errors: ValueError for an unknown form, one without the length that it needs or with what it does not take;
+    Errors: ValueError for an unknown form, one without the length that it needs or with what it does not take, and
+    queries of other heads than learn;
     PositionError for a position below 0, where it can be read without waiting for a GPU.
     Sources: the models of those names in transformers (modeling_llama4, _ministral3, _mistral4, _inkling, _beam,
     _mistral_large4) were read; Nakanishi 2025, "Scalable-Softmax Is Superior for Attention" (arXiv 2501.19399), for
@@ -116,10 +117,9 @@ class QueryScale(Scheme):
         self, log_n: Float[Tensor, "rows tokens"], context: Context | None
     ) -> Float[Tensor, "rows heads tokens"]:
         """c(n) of every head, or of those of a shard."""
-        heads = None if context is None else context.heads
-        mine = slice(None) if heads is None else slice(heads.start, heads.stop)
-        c = self.s[mine].to(log_n.dtype)[:, None] * log_n[:, None]
-        return c if self.b is None else c + self.b[mine].to(log_n.dtype)[:, None]
+        context = Context() if context is None else context
+        c = context.of_heads(self.s, 0).to(log_n.dtype)[:, None] * log_n[:, None]
+        return c if self.b is None else c + context.of_heads(self.b, 0).to(log_n.dtype)[:, None]
 
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
@@ -135,7 +135,7 @@ class QueryScale(Scheme):
             factor = self._learned(n.log().to(dtype=dtype, device=coords.device), context)
         else:
             factor = self._factor(n).to(dtype=dtype, device=coords.device)[:, None]
-        return Rotation(Scaled(factor[..., None]), unchanged)
+        return Rotation(Scaled(factor[..., None], factor.size(1) if self.form in LEARNED else None), unchanged)
 
 
 ENTRY = Entry(

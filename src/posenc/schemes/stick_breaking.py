@@ -49,7 +49,7 @@ class StickBreaking(Scheme):
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
     ) -> tuple[Row, ...]:
         """ln A_ij."""
-        return (Row(self._shared, gives_weights=True),)
+        return (Row(self._shared, gives_weights=True, reads_vectors=False),)
 
     def _shared(
         self,

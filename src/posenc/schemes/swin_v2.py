@@ -75,7 +75,7 @@ class SwinV2(Scheme):
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
         """Unit vectors, whatever the positions; those of queries are as long as the head's scale."""
-        tau = self.tau if context is None or context.heads is None else self.tau[slice(*_ends(context.heads))]
+        tau = self.tau if context is None else context.of_heads(self.tau, 0)
         scale = tau.to(dtype).clamp(max=STEEPEST).exp()[:, None, None]
 
         def scaled(query: Tensor) -> Tensor:
@@ -117,10 +117,6 @@ class SwinV2(Scheme):
 
 def _unit(x: Tensor) -> Tensor:
     return F.normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1)
-
-
-def _ends(heads: range) -> tuple[int, int]:
-    return heads.start, heads.stop
 
 
 ENTRY = Entry(

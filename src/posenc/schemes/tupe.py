@@ -91,8 +91,8 @@ class TUPE(Scheme):
             of_queries = torch.cat((of_queries * (1 - first), first * row, (1 - first) * column), -1)
             ones = torch.ones_like(first).expand(-1, self.num_heads, -1, -1)
             of_keys = torch.cat((of_keys * (1 - first), ones, first * ones), -1)
-        if context is not None and context.heads is not None:
-            of_queries, of_keys = (x[:, context.heads.start : context.heads.stop] for x in (of_queries, of_keys))
+        if context is not None:
+            of_queries, of_keys = (context.of_heads(x, 1) for x in (of_queries, of_keys))
         return Rotation(lambda query: _beside(query, of_queries), lambda key: _beside(key, of_keys, True))
 
     def _projected(self, rows: Tensor, layer: nn.Linear) -> Float[Tensor, "rows heads tokens head_dim"]:

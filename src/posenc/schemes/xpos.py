@@ -23,6 +23,11 @@ ROOM = {torch.float16: 10.0, torch.float64: 640.0}
 float16, and e^80, which a query meets in a key that it does not see, within float32 (80 is for all other dtypes)."""
 
 
+def reach_of(dtype: torch.dtype, fastest: float) -> float:
+    """How many places queries in one block may lie apart, whose fastest pair decays so much with each."""
+    return ROOM.get(dtype, 80.0) / fastest
+
+
 @dataclass(frozen=True, eq=False)
 class Fading:
     """Turns pairs by their angles; multiplies queries by e^(-decay p), keys by e^(decay p), p counted from an origin.
@@ -42,7 +47,7 @@ class Fading:
 
     def __call__(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> Float[Tensor, "batch heads tokens width"]:
         """The turned and faded x, in x's dtype, rounded once."""
-        reach = ROOM.get(x.dtype, 80.0) / self.fastest
+        reach = reach_of(x.dtype, self.fastest)
         # Compared first, so that a graph for texts of any length is not one for this length.
         blocks = 1 if self.span is None or self.span <= reach else math.ceil(self.span / reach)
         middle = (blocks - 1) / 2
@@ -64,6 +69,21 @@ class Fading:
         length = self._lengths(p).to(device=x.device, dtype=dtype)
         return (self.turn(x.to(dtype))[..., None, :] * length[:, None]).flatten(-2).to(x.dtype)
 
+    def refuses(self, dtype: torch.dtype, ahead: float) -> str | None:
+        """Of keys: why one that a query sees so many places ahead would have another factor than the formula's."""
+        reach = reach_of(dtype, self.fastest)
+        if self.span is None or ahead <= 0:
+            return None
+        if self.span <= reach:
+            last = float(self.place.max()) if is_readable(self.place) else ahead - self.span / 2
+            if min(last, ahead + self.span / 2) <= reach / 2:
+                return None
+        return (
+            f"XPos grows for keys after the query, and {dtype} holds that up to {int(reach / 2):,} places after the "
+            f"middle of queries that are at most {int(reach):,} apart; here queries are {self.span:,.0f} apart and see "
+            "keys further ahead: pass is_causal=True, a window that does not look ahead, or fewer tokens"
+        )
+
     def _lengths(self, p: Tensor) -> Float64[Tensor, "rows tokens blocks head_dim"]:
         """e^(decay p) for both channels of every pair."""
         length = (p[..., None] * self.decay).exp()
@@ -80,8 +100,10 @@ class XPos(Scheme):
 
     so pair k of the inner product has the factor zeta_k^((p_i - p_j) / scale_base): it falls with the distance to a key
     behind, and grows to one ahead. The scheme needs a causal mask: the factor of a key that is more than 16,347 places
-    ahead of the middle of the queries (float16: 2,043) is held there, and its score would be wrong. Pairs are (2k, 2k +
-    1) in the "interleaved" layout, the authors', and (k, k + d/2) in "half".
+    ahead of the middle of the queries (float16: 2,043) is held there. `attention` refuses to let a query see one, where
+    that can be told: not in a compiled graph, nor where an attn_mask has a row for each query. In `logits`, which hides
+    nothing, such scores are wrong. Pairs are (2k, 2k + 1) in the "interleaved" layout, the authors', and (k, k + d/2)
+    in "half".
 
     The factors of q and k by themselves leave float32 at position 36,000, and float64 at 290,000; only their product
     stays. From where positions are counted cancels, so here they are counted from the middle of the queries of a call:
@@ -95,7 +117,9 @@ class XPos(Scheme):
     Authors' code counts from the middle of the text, which is why its cached keys go stale as the text grows.
     Nothing is learned. Cost: a pass over q and over all keys per layer. Shapes: query and key (batch, heads, tokens,
     head_dim), any floating dtype; angles are exact to float32 up to position 2^20. Positions may be fractional.
-    Errors: ValueError for an odd head_dim, a base not above 1, a scale_base not above 0, and positions of several axes.
+    Errors: ValueError for an odd head_dim, a base not above 1, a scale_base not above 0, positions of several axes, and
+    keys that are seen too far ahead; and beside a scheme whose terms read q or k by themselves (Shaw, Transformer-XL,
+    CoPE, ...), since what is counted from the queries of a call would show in them.
     Source: Sun et al. 2022, "A Length-Extrapolatable Transformer" (arXiv 2212.10554), section 3.2; the numbers were
     read in copies of torchscale's `XPOS` and in x-transformers.
     """
@@ -156,7 +180,8 @@ class XPos(Scheme):
             place = asking if positions is queries else _places(positions, origin)
             return Fading(name, turn, self._decay(place.device), place, asking, fastest, span)
 
-        return Rotation(side("query", queries), side("key", keys), scale=self.scale)
+        of_queries, of_keys = side("query", queries), side("key", keys)
+        return Rotation(of_queries, of_keys, scale=self.scale, refuses=of_keys.refuses, for_each_other=True)
 
 
 def _places(positions: Positions, origin: Float64[Tensor, " rows"]) -> Float64[Tensor, "rows tokens"]:

@@ -1,0 +1,154 @@
+"""What would be wrong without a word: heads that a scheme was not made for, masks of another kind, terms that read what
+a rotation has made for others, and scalings that are none."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import posenc
+from posenc import (
+    FIRE,
+    ALiBi,
+    Context,
+    CoPE,
+    DistanceAware,
+    PoPE,
+    Positions,
+    QueryScale,
+    RoPE,
+    Scheme,
+    Softcap,
+    SwinV2,
+    XPos,
+)
+from posenc.schemes.catalog import CATALOG
+from posenc.schemes.entry import Shape
+
+TOKENS, HEADS, HEAD_DIM = 9, 4, 8
+LINE, GRID = Positions.arange(TOKENS, start=3), Positions.grid(3, 3)
+
+
+def drawn(heads: int = HEADS, seed: int = 0) -> Tensor:
+    return torch.randn(2, heads, TOKENS, HEAD_DIM, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def wide(scheme: Scheme) -> Scheme:
+    for parameter in scheme.double().parameters():
+        torch.nn.init.normal_(parameter)
+    return scheme
+
+
+OF_HEADS: dict[str, tuple[Callable[[int], Scheme], Positions]] = {
+    "FIRE": (FIRE, LINE),
+    "PoPE": (lambda heads: PoPE(HEAD_DIM, heads), LINE),
+    "QueryScale": (lambda heads: QueryScale("ssmax", num_heads=heads), LINE),
+    "SwinV2": (lambda heads: SwinV2((3, 3), heads), GRID),
+    "TUPE": (lambda heads: posenc.TUPE(heads, HEAD_DIM, 99), LINE),
+}
+
+
+@pytest.mark.parametrize("name", OF_HEADS)
+def test_a_scheme_of_one_head_is_not_one_of_all(name: str) -> None:
+    make, positions = OF_HEADS[name]
+    q, k, v = (drawn(seed=seed) for seed in range(3))
+    told = r"heads, tokens\) \(1, 1, 9\), got \(2, 4, 9, 8\)|1 (heads|are said to be here), got queries of 4"
+    with pytest.raises(ValueError, match=told):
+        posenc.attention(q, k, v, make(1).double()(positions, dtype=torch.float64))
+    one = Context(heads=range(2, 3))  # a shard of one, and four are here
+    with pytest.raises(ValueError, match=told):
+        posenc.attention(q, k, v, make(12).double()(positions, dtype=torch.float64, context=one))
+
+
+@pytest.mark.parametrize("name", OF_HEADS)
+def test_a_shard_lies_within_the_heads(name: str) -> None:
+    """That of heads 11 to 14 of 12 is not head 11 four times."""
+    make, positions = OF_HEADS[name]
+    q, k, v = (drawn(seed=seed) for seed in range(3))
+    beyond = Context(heads=range(11, 15))
+    with pytest.raises(ValueError, match=r"12 (of the scheme, got range\(11, 15\)|heads of which 4 are said to be)"):
+        posenc.attention(q, k, v, make(12).double()(positions, dtype=torch.float64, context=beyond))
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference", "chunked"])
+def test_what_a_float_mask_hides_counts_as_little_as_what_a_bool_mask_does(backend: str) -> None:
+    q, k, v = (drawn(seed=seed) for seed in range(3))
+    cope = wide(CoPE(HEAD_DIM, 6))
+    seen = torch.rand(TOKENS, TOKENS, generator=torch.Generator().manual_seed(1)) > 0.4
+    floating = torch.zeros(TOKENS, TOKENS, dtype=torch.float64).masked_fill(~seen, -math.inf)
+    out, same = (posenc.attention(q, k, v, cope, attn_mask=mask, backend=backend) for mask in (seen, floating))
+    torch.testing.assert_close(out, same, rtol=1e-12, atol=1e-12)
+    by_causality = posenc.attention(q, k, v, cope, is_causal=True, backend=backend)
+    hidden = torch.full((TOKENS, TOKENS), -math.inf, dtype=torch.float64).triu(1)
+    by_mask = posenc.attention(q, k, v, cope, attn_mask=hidden, backend=backend)
+    torch.testing.assert_close(by_mask, by_causality, rtol=1e-12, atol=1e-12)
+
+
+BESIDE = [
+    entry
+    for entry in CATALOG
+    if entry.axes in ("one", "any") and "score" in entry.doors and "rotate" not in entry.doors
+]
+READ_VECTORS = {"absolute_in_attention", "cope", "relative_1d", "shaw", "transformer_xl"}
+
+
+@pytest.mark.parametrize("entry", BESIDE, ids=lambda entry: entry.name)
+def test_xpos_stands_beside_what_reads_scores_alone(entry: Any) -> None:
+    """A query has the same output whichever queries are called with it; where that cannot be, it is refused."""
+    shape = Shape(HEADS * HEAD_DIM, HEADS, HEAD_DIM, 64)
+    scheme = XPos(HEAD_DIM, scale_base=4.0) + wide(entry.build(shape))
+    q, k, v = (drawn(seed=seed) for seed in range(3))
+    x = torch.randn(2, TOKENS, HEADS * HEAD_DIM, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    given = posenc.features.projected_at_random(scheme.features, x)
+
+    def out(last: int) -> Tensor:
+        asking = slice(TOKENS - last, TOKENS)
+        encoding = scheme(LINE[TOKENS - last :], LINE, dtype=torch.float64)
+        if given:
+            encoding = encoding.with_projected({name: x[:, :, asking] for name, x in given.items()}, given)
+        found: Any = posenc.attention(q[:, :, asking], k, v, encoding, is_causal=True)
+        return found
+
+    if entry.name in READ_VECTORS:
+        with pytest.raises(ValueError, match=r"reads queries or keys by themselves.*: the two cannot be composed"):
+            out(TOKENS)
+    else:
+        torch.testing.assert_close(out(TOKENS)[:, :, -2:], out(2), rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("function", [Softcap(3.0), DistanceAware(HEADS)], ids=["softcap", "distance_aware"])
+def test_what_a_bias_hides_no_function_brings_back(function: Scheme) -> None:
+    """A cap makes -cap of -inf, and a ReLU 0: a score like others."""
+    hiding = ALiBi(HEADS, "directed")
+    q, k, v = (drawn(seed=seed) for seed in range(3))
+    with pytest.raises(ValueError, match=r"stands after a bias that hides keys by -inf.*: put the scheme of the func"):
+        posenc.attention(q, k, v, hiding + function.double())
+    after = posenc.logits(q, k, function.double() + hiding)
+    looks_back = after[:, : HEADS // 2].isinf().any((0, 1))
+    assert torch.equal(looks_back, torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1))
+
+
+NO_SCALINGS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "frequencies alone": (lambda theta: theta, r"torch\.float64 \(2,\)"),
+    "single precision": (lambda theta: (theta.float(), 1.0), r"\(torch\.float32 \(2,\), 1\.0\)"),
+    "one frequency for all": (lambda theta: (theta[:1], 1.0), r"\(torch\.float64 \(1,\), 1\.0\)"),
+    "a list": (lambda theta: (theta.tolist(), 1.0), r"\(\[1\.0, 0\.01\], 1\.0\)"),
+    "no number for a factor": (lambda theta: (theta, "1"), r"\(torch\.float64 \(2,\), '1'\)"),
+    "an infinite factor": (lambda theta: (theta, math.inf), r"\(torch\.float64 \(2,\), inf\)"),
+    "nothing": (lambda theta: None, "None"),
+}
+
+
+@pytest.mark.parametrize("name", NO_SCALINGS)
+def test_a_scaling_gives_frequencies_and_a_factor(name: str) -> None:
+    scaling, got = NO_SCALINGS[name]
+    with pytest.raises(ValueError, match=rf"scaling must give theta' of 2 pairs in float64, and a factor, got {got}$"):
+        RoPE(4, scaling=scaling)(LINE)
+
+
+def test_any_function_is_a_scaling() -> None:
+    halved = RoPE(4, scaling=lambda theta: (theta / 2, 1)).frequencies()[0]
+    assert torch.equal(halved, RoPE(4, scaling=posenc.PositionInterpolation(2.0)).frequencies()[0])

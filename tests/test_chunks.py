@@ -1,0 +1,113 @@
+"""Attention by chunks: each token sees its own chunk of its document alone, in every backend and from a cache."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import posenc
+from posenc import ALiBi, Chunk, Positions, ReRoPE, RoPE, Schedule, Scheme
+from posenc.models import ForwardPass, KVCache
+
+TOKENS, SIZE = 23, 5
+SCHEMES: dict[str, Callable[[], Scheme]] = {
+    "rope": lambda: RoPE(8),
+    "alibi": lambda: ALiBi(4),
+    "bands": lambda: ReRoPE(8, 3),
+    "rows": lambda: posenc.CoPE(8, 4),
+}
+
+
+def drawn(seed: int, heads: int = 4) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(2, heads, TOKENS, 8, generator=generator, dtype=torch.float64)
+
+
+def of_mask() -> Positions:
+    mask = torch.ones(2, TOKENS, dtype=torch.bool)
+    mask[1, :4] = mask[0, 9:11] = False
+    return Positions.padded(mask)
+
+
+WHERE = {
+    "a text": Positions.arange(TOKENS),
+    "before zero": Positions.arange(TOKENS, start=-8),
+    "packed": Positions.packed([[11, 12], [3, 20]]),
+    "padded": of_mask(),
+    "permuted": Positions.arange(TOKENS)[torch.randperm(TOKENS, generator=torch.Generator().manual_seed(0))],
+    "fractional": Positions(torch.linspace(-3.2, 40.7, TOKENS, dtype=torch.float64)[None]),
+}
+
+
+def own(positions: Positions) -> Tensor:
+    """Of each pair, whether both are of one chunk."""
+    number = torch.div(positions.coords, SIZE, rounding_mode="floor")
+    return (number[:, :, None] == number[:, None, :])[:, None]
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("where", WHERE)
+def test_a_token_sees_its_own_chunk_in_every_backend(where: str, name: str) -> None:
+    positions, scheme = WHERE[where], SCHEMES[name]().double()
+    q, k, v = drawn(1), drawn(2, 2), drawn(3, 2)
+    encoding = scheme(positions, dtype=torch.float64)
+    ran = set()
+    for causal in (True, False) if name != "alibi" else (True,):
+        mask = own(positions)
+        expected = posenc.attention(q, k, v, encoding, attn_mask=mask, is_causal=causal, backend="reference")
+        for backend in ("auto", "reference", "chunked", "sdpa", "tiled", "native"):
+            found: Any = {"encoding": encoding, "window": Chunk(SIZE), "is_causal": causal}
+            if backend in posenc.explain(q, k, v, **found).refusals:
+                continue
+            out = posenc.attention(q, k, v, **found, backend=backend)
+            ran.add(backend)
+            torch.testing.assert_close(out, expected, rtol=1e-11, atol=1e-12)
+    assert ran >= {"auto", "reference", "chunked"}
+
+
+@pytest.mark.parametrize("where", ["a text", "before zero", "packed", "padded"])
+def test_the_layout_of_chunks_is_that_of_their_values(where: str) -> None:
+    """So tiles have those pairs and no others."""
+    cut = WHERE[where].in_chunks(SIZE)
+    read = Positions(cut.coords, order=cut.order, document=cut.document).layout
+    assert cut.layout.rows is not None
+    assert cut.layout == read
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_cache_has_the_chunks_of_the_whole(name: str) -> None:
+    schedule = Schedule([(SCHEMES[name]().double(), Chunk(SIZE)), (RoPE(8), None)])
+    q, k, v = (drawn(seed) for seed in range(3))
+    for positions in (Positions.arange(TOKENS), WHERE["packed"]):
+        whole = ForwardPass(schedule, positions, dtype=torch.float64).attention(q, k, v)
+        cache, outs = KVCache(), []
+        for start, stop in ((0, 3), (3, 12), (12, 13), (13, 14), (14, TOKENS)):
+            here = slice(start, stop)
+            with ForwardPass(schedule, positions[here], cache, dtype=torch.float64) as step:
+                outs.append(step.attention(q[:, :, here], k[:, :, here], v[:, :, here]))
+                step.attention(q[:, :, here], k[:, :, here], v[:, :, here], layer=1)
+        assert all(isinstance(out, Tensor) for out in outs)
+        torch.testing.assert_close(torch.cat([out for out in outs if isinstance(out, Tensor)], 2), whole)
+
+
+def test_chunks_compile() -> None:
+    q, k, v = (drawn(seed) for seed in range(3))
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        return posenc.attention(q, k, v, RoPE(8), window=Chunk(SIZE), is_causal=True)
+
+    compiled = torch.compile(attend, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(q, k, v), attend(q, k, v), rtol=1e-11, atol=1e-12)
+
+
+def test_what_is_no_chunk() -> None:
+    q = drawn(0)
+    with pytest.raises(ValueError, match="size must be a whole number of at least 1, got 0"):
+        Chunk(0)
+    with pytest.raises(ValueError, match=r"size must be a whole number of at least 1, got 2\.0"):
+        Positions.arange(3).in_chunks(2.0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="in_chunks takes one coordinate per token, got positions of 2 axes"):
+        posenc.attention(q[:, :, :6], q[:, :, :6], q[:, :, :6], query_positions=Positions.grid(2, 3), window=Chunk(2))
