@@ -287,7 +287,7 @@ class _Panel:
             self._patches(figure, axes, found, dark)
             return 1
         tokens = np.arange(self.length)
-        query, key = tokens[:, None] + 0 * tokens, tokens + 0 * tokens[:, None]
+        query, key = np.meshgrid(tokens, tokens, indexing="ij")
         lines = ((key - query, "key − query (tokens)"), (key, "key (token)"), (query, "query (token)"))
         for by, label in lines if found.what != TURNED else ():  # beside one another, maps all of them
             if (along := found.along(by)) is not None:
@@ -329,14 +329,15 @@ class _Panel:
 
     def _of_axes(self, axes: Axes, dark: bool) -> None:
         """A line for tokens that differ along one of the three axes alone."""
-        colors, apart = panels.ordered(MOST_HEADS, dark), np.arange(1 - self.length, self.length)
+        colors, tokens = panels.ordered(MOST_HEADS, dark), np.arange(self.length)
         for n, name in enumerate(("time", "row", "column")):
             found = seen(self.named.scheme, _positions(3, self.length, along=n))
-            along = found.along(np.subtract.outer(np.arange(self.length), np.arange(self.length)).T)
-            assert along is not None
-            axes.plot(along[0], along[1][0], color=colors[n], linestyle=panels.DASHES[n], label=name)
+            along = found.along(tokens - tokens[:, None])
+            assert along is not None  # they turn by distances
+            distance, (values, *_) = along
+            axes.plot(distance, values, color=colors[n], linestyle=panels.DASHES[n], label=name)
         _key(axes)
-        _finish(axes, "key − query (along the axis)", found.what, apart)
+        _finish(axes, "key − query (along the axis)", found.what, distance)
 
     def _curve(self, axes: Axes, dark: bool) -> None:
         scores = torch.linspace(-200, 200, 201, dtype=torch.float64)
