@@ -223,7 +223,9 @@ def gemma2(keys: Keys) -> ModelPositions:
 
 def _gemma_layer(keys: Keys, head_dim: int) -> Layer:
     scale = scaled(keys("query_pre_attn_scalar") ** -0.5, head_dim)
-    return Layer(scale=scale, softcap=keys.get("attn_logit_softcapping"), images=keys.inside == "gemma3")
+    return Layer(
+        scale=scale, softcap=keys.get("attn_logit_softcapping"), images=keys.inside in ("gemma3", "shieldgemma2")
+    )
 
 
 def by_kind(keys: Keys, kinds: Sequence[str], read: Callable[[str], Scheme]) -> list[Scheme]:
