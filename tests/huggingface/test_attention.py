@@ -463,6 +463,22 @@ def test_a_mask_that_does_not_fit_is_refused() -> None:
         module.attention(nn.Identity(), q, q, q, None, is_causal=False, sliding_window=3)
 
 
+def test_a_model_that_adds_to_its_mask_is_refused_by_name() -> None:
+    sizes = {
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "q_lora_rank": 8,
+        "qk_rope_head_dim": 4,
+        "moe_intermediate_size": 16,
+    }
+    config = transformers.DeepseekV4Config(**SIZES | sizes, n_routed_experts=4, sliding_window=4)
+    model = transformers.DeepseekV4ForCausalLM._from_config(config, attn_implementation="posenc").eval()
+    with pytest.raises(
+        ValueError, match=r"deepseek_v4 cannot run through posenc: it joins .* attn_implementation='eager'"
+    ):
+        model(IDS)
+
+
 # -- training, generation, compilation --------------------------------------------------------------------------------
 
 

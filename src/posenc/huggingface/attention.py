@@ -68,6 +68,15 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, mask)
 
 
+def check_runs(config: Any) -> None:
+    """ValueError where a model whose positions posenc has taken over runs another attention, which knows none."""
+    if config._attn_implementation != NAME:
+        raise ValueError(
+            f"attn_implementation must be {NAME!r} while this model is patched, got {config._attn_implementation!r}, "
+            f"which would leave it without positions: call model.set_attn_implementation({NAME!r}), or undo() the patch"
+        )
+
+
 def attention(
     module: nn.Module,
     query: Tensor,
@@ -130,6 +139,10 @@ def attention(
 
 def _check_others(others: Mapping[str, Any]) -> None:
     """ValueError for what would be lost."""
+    if not torch.compiler.is_compiling():  # some families keep weights that they are asked for, and ask nobody for them
+        from transformers.utils.output_capturing import _active_collector
+
+        others = {"output_attentions": "attentions" in (_active_collector.get() or ()), **others}
     for name, value in others.items():
         if value is None or value is False or name in SILENT:
             continue

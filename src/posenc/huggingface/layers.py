@@ -113,11 +113,11 @@ def pairing(base: Any, module: Any, turns: Turns) -> tuple[str, int, int] | None
         return out[0] if isinstance(out, tuple) else out
 
     plain = nn.Identity()
-    off = PosencRotary(plain, {None: turns}, {None: None})
+    off = PosencRotary(plain, {None: turns}, {None: None}, probe.config)
     watch = _Widths(seen)
     # Large inputs can saturate a trained layer's softmax, and then positions change nothing; small ones make it flat.
     for x in (drawn * size for size in (8.0, 1.0, 0.125, 2.0**-6)):
-        own = run(x, PosencRotary(plain, {None: turns}, {None: turns.rope()}), None)
+        own = run(x, PosencRotary(plain, {None: turns}, {None: turns.rope()}, probe.config), None)
         effect = float((own - run(x, off, Plan(watch))).abs().max())
         if effect > 1e-6 * float(own.abs().max()):
             break

@@ -61,6 +61,8 @@ class Visible(Tensor):
 
 
 EVERYTHING = Visibility()
+ADDS_TO_MASK = frozenset({"deepseek_v4"})
+"""Models that join a bias to their mask, cast to its dtype: a boolean mask would turn its meaning round."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,12 @@ def mask(
     """
     from transformers.masking_utils import causal_mask_function, sdpa_mask
 
+    model_type = getattr(others.get("config"), "model_type", None)
+    if model_type in ADDS_TO_MASK:
+        raise ValueError(
+            f"{model_type} cannot run through posenc: it joins what is added to scores to its mask, and posenc's is "
+            "boolean; set attn_implementation='eager'"
+        )
     function = causal_mask_function if mask_function is None else mask_function
     is_compiled = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
     rule = None if is_compiled or isinstance(q_offset, Tensor) else read_rule(function)

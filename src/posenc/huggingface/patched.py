@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from posenc.arguments import shown
 from posenc.huggingface.attention import NAME
 
 
@@ -126,10 +127,10 @@ def transformer(model: nn.Module) -> Any:
     """The model of transformers inside of wrappers such as PEFT's or a compiled one."""
     from transformers import PreTrainedModel
 
-    for module in model.modules():
+    for module in model.modules() if isinstance(model, nn.Module) else ():
         if isinstance(module, PreTrainedModel):
             return module
-    raise ValueError(f"model must be a model of transformers, got {type(model).__name__}")
+    raise ValueError(f"model must be a model of transformers, got {shown(model)}")
 
 
 def text_config(base: Any) -> Any:

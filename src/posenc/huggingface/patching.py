@@ -12,7 +12,7 @@ from posenc.huggingface.adapters import ADAPTERS, BOUND, OTHERS, PUT_IN_PLACE, a
 from posenc.huggingface.config import scheme_from_config
 from posenc.huggingface.patched import Patched, named, text_config, transformer
 from posenc.huggingface.placing import Plan
-from posenc.huggingface.put_scalings import put_scaling
+from posenc.huggingface.put_scalings import is_scaling, put_scaling
 from posenc.huggingface.put_schemes import PosencTable, put_adapted, put_bound, put_scheme
 from posenc.huggingface.rotary import PosencRotary
 from posenc.scheme import Schedule, is_scheme
@@ -32,11 +32,11 @@ def patch(model: nn.Module, what: Any) -> Patched:
       they reach the model's attention: DeepSeek-V3's rotated slice is in the half layout there.
 
     What was changed is in ``changes``, and printed. Configurations are not changed: what save_pretrained writes loads
-    as the model was, without posenc. Parameters of a scheme are written too, and left out with a warning when loaded
-    so; transformers writes no tensors that layers share, so give each layer one of its own, in a `Schedule` of
-    ``scheme.another()``. Wrappers such as PEFT's are looked through.
+    as the model was, without posenc. Parameters of a scheme are written too, once where layers share them, and left out
+    with a warning when loaded so. Wrappers such as PEFT's are looked through.
 
-    ValueError for a model that is patched already, and for one whose positions are not understood, by its name.
+    ValueError for a model that is patched already, for one whose positions are not understood, and for a scheme that
+    does not fit it, by name.
     """
     patched, base = _begin(model)
     if (kind := text_config(base).model_type) in PUT_IN_PLACE:
@@ -46,7 +46,7 @@ def patch(model: nn.Module, what: Any) -> Patched:
     try:
         if isinstance(what, Schedule) or is_scheme(what):
             put_scheme(patched, base, what)
-        elif isinstance(what, Mapping) or callable(what):
+        elif isinstance(what, Mapping) or is_scaling(what):
             put_scaling(patched, base, what)
         else:
             raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,9 @@ class Plan(nn.Module):
     (left, right) in place of the model's, None: the model's own. `patch` gives it to a layer's attention by the name
     PLAN, so a scheme's parameters are the model's. ``source`` is the module that sees the model's position_ids, for
     layers that are not given them; with ``counts`` a model has none, and tokens are counted."""
+
+    _tied_weights_keys: ClassVar = {"scheme": "scheme"}
+    """What layers may share, as transformers wants it said: save_pretrained writes it once."""
 
     def __init__(
         self,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch import nn
+
 from posenc.arguments import shown
 from posenc.huggingface.adapters import ADAPTERS, check_rotates
 from posenc.huggingface.config import scheme_from_config
@@ -13,7 +15,13 @@ from posenc.huggingface.patched import Patched, named, text_config
 from posenc.huggingface.placing import PLAN, Plan
 from posenc.huggingface.put_schemes import in_words, put_adapted
 from posenc.huggingface.rotary import PosencRotary, Turns, read_turns
+from posenc.phases import frequencies
 from posenc.schemes.rope import RoPE
+
+
+def is_scaling(what: Any) -> bool:
+    """Whether it may be a scaling: one that is made, or a function of theta."""
+    return callable(what) and not isinstance(what, type | nn.Module)
 
 
 def put_scaling(patched: Patched, base: Any, what: Any) -> None:
@@ -35,6 +43,7 @@ def put_scaling(patched: Patched, base: Any, what: Any) -> None:
             if kind not in scalings:
                 continue
             ropes[kind] = rope = turn.rope(scalings[kind])
+            _check_scaling(scalings[kind], rope)
             if rope.needs_lengths:
                 ropes[kind], deferred[kind] = None, rope
             where = "every rotating layer" if kind is None else f"layers of type {kind}"
@@ -43,7 +52,7 @@ def put_scaling(patched: Patched, base: Any, what: Any) -> None:
             patched.changes.append(
                 f"{where}: base {turn.base:g}, {turn.rotary_dim} channels, scaled by {scalings[kind]!r}{own}{how}"
             )
-        rotary = PosencRotary(module, turns, ropes)
+        rotary = PosencRotary(module, turns, ropes, text_config(base))
         if deferred:
             patched._through_posenc()
             _defer(patched, base, rotary, deferred)
@@ -60,19 +69,34 @@ def _scale_adapted(patched: Patched, base: Any, what: Any) -> None:
         raise ValueError(f"{named(base)} has no rotary frequencies to put a scaling on: {', '.join(in_words(own))}")
     for scheme in own.schemes:
         if isinstance(scheme, RoPE):
+            _check_scaling(what, scheme)
             scheme.scaling = what
     put_adapted(patched, base, own)
     patched.changes.append(f"every rotating layer: scaled by {what!r}")
 
 
+def _check_scaling(scaling: Any, rope: RoPE) -> None:
+    """ValueError for a function that does not give as many frequencies as it takes, and a factor."""
+    if getattr(scaling, "needs_lengths", False):
+        return
+    theta = frequencies(rope.rotary_dim, rope.base)
+    given = scaling(theta)
+    if not isinstance(given, tuple) or len(given) != 2 or getattr(given[0], "shape", None) != theta.shape:
+        raise ValueError(
+            f"what must give (frequencies, factor) of the frequencies {shown(theta)} that it takes, got {shown(given)}"
+        )
+
+
 def _by_type(what: Any, turns: Mapping[str | None, Turns]) -> dict[str | None, Any]:
     if not isinstance(what, Mapping):
         return dict.fromkeys(turns, what)
+    if not what:
+        raise ValueError("what must name the layer types that it maps to scalings, got {}")
     for kind, scaling in what.items():
         if kind not in turns:
             known = ", ".join(str(k) for k in turns)
             raise ValueError(f"what names layers of type {shown(kind)}, and the model has those of {known}")
-        if not callable(scaling):
+        if not is_scaling(scaling):
             raise ValueError(f"what must map layer types to scalings, got {shown(scaling)} for {shown(kind)}")
     return dict(what)
 

@@ -2,45 +2,47 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from posenc.forms import coordinates
 from posenc.huggingface.adapters import ADAPTERS, BOUND, adapted
-from posenc.huggingface.attention import NAME
+from posenc.huggingface.attention import NAME, check_runs
 from posenc.huggingface.described import ranges
 from posenc.huggingface.layers import attentions, rescale, rotaries
 from posenc.huggingface.patched import Patched, named, text_config
 from posenc.huggingface.placing import PLAN, Plan
 from posenc.huggingface.rotary import PosencRotary, read_turns
+from posenc.pieces import Bias, Meeting
 from posenc.positions import Positions
-from posenc.scheme import Schedule, Scheme, check_window
+from posenc.scheme import Schedule, Scheme, bare_parts, check_window
 
 # Models that add a learned table of positions to their input: the name of the table.
 TABLES = {"gpt2": "wpe", "bert": "position_embeddings"}
 
 
 class PosencTable(nn.Module):
-    """Stands in for a learned table of positions: the vectors that a scheme adds, or zeros."""
+    """Stands in for a learned table of positions: the vectors that a scheme adds, or zeros. The table, which is not
+    used, keeps its name, so that weights are saved and loaded as ever. ``config`` is the model's, whose attention must
+    be posenc's.
+    """
 
-    def __init__(self, original: nn.Embedding, scheme: Scheme | None) -> None:
+    def __init__(self, weight: Tensor, scheme: Scheme | None, config: Any) -> None:
         super().__init__()
-        self.original, self.scheme = original, scheme
+        self.weight, self.scheme, self.config_of_model = weight, scheme, config
         self.seen: Tensor | None = None  # the position_ids of the last pass, for layers that are not given them
-
-    @property
-    def weight(self) -> Tensor:
-        """The table that is not used."""
-        return self.original.weight
 
     def forward(self, ids: Tensor) -> Tensor:
         """What is added to the input at these positions."""
+        check_runs(self.config_of_model)
         self.seen = ids
-        weight = self.original.weight
         table = None if self.scheme is None else self.scheme.table(Positions(ids.long()))
         if table is None:
-            return weight.new_zeros((*ids.shape, weight.size(1)))
-        return table.to(weight.dtype)
+            return self.weight.new_zeros((*ids.shape, self.weight.size(1)))
+        return table.to(self.weight.dtype)
 
 
 def put_adapted(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
@@ -89,13 +91,18 @@ def _by_layer(
 ) -> list[tuple[Any, tuple[int | None, int | None] | None]]:
     """Scheme and window of every layer; None: the model's own window."""
     if not isinstance(what, Schedule):
-        _check_scheme(base, what, False)
+        _check_scheme(base, what)
         return [(what, None)] * layers
     if len(what) != layers:
         raise ValueError(f"what must be a Schedule of {layers} layers like {named(base)}, got one of {len(what)}")
-    for scheme, _ in what:
-        _check_scheme(base, scheme, text_config(base).model_type in TABLES)
+    for scheme in what.schemes:
+        _check_scheme(base, scheme)
     return [(scheme, check_window(window)) for scheme, window in what]
+
+
+def _give_back(table: PosencTable, original: nn.Embedding) -> None:
+    """The weight to the table that it was of: loading may have put another in its place."""
+    original.weight = table.weight
 
 
 def put_scheme(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
@@ -110,25 +117,23 @@ def put_scheme(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
             f"{named(base)} has neither rotary modules nor a learned table that posenc knows, so posenc cannot tell "
             "what a scheme would replace"
         )
-    if not isinstance(what, Schedule):
-        _check_scheme(base, what, table is not None)
     layers = sorted({module.layer_idx for module in modules})
-    schemes = [(what, None)] * len(layers) if not isinstance(what, Schedule) else _by_layer(base, what, len(layers))
+    schemes = _by_layer(base, what, len(layers))
+    adder = _adder(base, schemes)
     patched._through_posenc()
     source: nn.Module | None = None
     for parent, name, module in found:
         turns = read_turns(module)
-        source = PosencRotary(module, turns, dict.fromkeys(turns))
+        source = PosencRotary(module, turns, dict.fromkeys(turns), config)
         patched._replace(parent, name, source)
         patched.changes.append("the model's own rotation: off")
     if table is not None:
         for parent in list(base.modules()):
             original = parent._modules.get(table)
             if isinstance(original, nn.Embedding):
-                adds = {id(scheme): scheme for scheme, _ in schemes if "add" in scheme.doors}
-                adder = next(iter(adds.values()), None)
-                source = PosencTable(original, adder)
+                source = PosencTable(original.weight, adder, config)
                 patched._replace(parent, table, source)
+                patched._restore.append(partial(_give_back, source, original))
                 instead = "nothing" if adder is None else repr(adder)
                 patched.changes.append(f"the model's learned table {table}: not added, {instead} is")
     for module in modules:
@@ -145,25 +150,74 @@ def _scaling(scheme: nn.Module) -> Any:
     return getattr(scheme, "scaling", None) if isinstance(scheme, Scheme) else None
 
 
-def _check_scheme(base: Any, scheme: Any, has_table: bool) -> None:
-    config, name = text_config(base), type(scheme).__name__
-    if "add" in scheme.doors and not has_table:
-        raise ValueError(
-            f"{name} adds to the input, and {named(base)} has no table of positions in whose place it could stand"
-        )
-    heads, wanted = config.num_attention_heads, getattr(scheme, "num_heads", None)
-    if wanted is not None and wanted != heads:
-        raise ValueError(f"{name} is made for {wanted} heads, and {named(base)} has {heads}")
-    if scheme.features:
-        raise ValueError(
-            f"{name} needs what each layer makes of its tokens ({', '.join(scheme.features)}), which the layers of "
-            f"{named(base)} do not make: build it into a model of your own"
-        )
+def _check_scheme(base: Any, scheme: Any) -> None:
+    """ValueError for a scheme that this model cannot have, as far as its arguments tell."""
+    config = text_config(base)
+    heads, has_table = config.num_attention_heads, config.model_type in TABLES
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    for part in scheme.parts if not hasattr(config, "qk_rope_head_dim") else ():
-        made = getattr(part, "head_dim", None)
-        if made is not None and made != width:
-            raise ValueError(f"{type(part).__name__} is made for head_dim {made}, and {named(base)} has {width}")
+    wanted = {"num_heads": (heads, "{} heads"), "head_dim": (width, "head_dim {}")}
+    if hasattr(config, "qk_rope_head_dim"):  # of several widths
+        del wanted["head_dim"]
+    for part in bare_parts(scheme):
+        name = type(part).__name__
+        if "add" in part.doors and not has_table:
+            raise ValueError(
+                f"{name} adds to the input, and {named(base)} has no table of positions in whose place it could stand"
+            )
+        if part.features:
+            raise ValueError(
+                f"{name} needs what each layer makes of its tokens ({', '.join(part.features)}), which the layers of "
+                f"{named(base)} do not make: build it into a model of your own"
+            )
+        if "add" in part.doors:
+            wanted["dim"] = (config.hidden_size, "dim {}")
+        for argument, (its, words) in wanted.items():
+            made = getattr(part, argument, None)
+            if made is not None and made != its:
+                raise ValueError(f"{name} is made for {words.format(made)}, and {named(base)} has {its}")
+        _check_bound(base, part)
+
+
+@torch.no_grad()
+def _check_bound(base: Any, part: Scheme) -> None:
+    """ValueError for a scheme made for keys behind the query where a query sees those after it, or the other way round,
+    and, in its own words, for one of other positions than a line.
+    """
+    always = not getattr(text_config(base), "is_causal", True)  # transformers makes its masks by it
+    sees = {not always and getattr(module, "is_causal", True) for module in attentions(base)}
+    device = next((parameter.device for parameter in part.parameters()), None)
+    at, name = Positions.arange(1, device=device), type(part).__name__
+    for piece in part(at).pieces:
+        if isinstance(piece, Bias | Meeting):
+            coordinates(piece.distance, at)
+        if not isinstance(piece, Bias):
+            continue
+        if piece.distance.looks_back and False in sees:
+            raise ValueError(
+                f"{name} as it is made encodes keys behind the query alone, and {named(base)} lets a query see those "
+                f"after it: make it with {piece.distance.looks_back}"
+            )
+        if piece.hides and True in sees and bool(piece.at(torch.tensor([-1], device=device)).isneginf().any()):
+            raise ValueError(
+                f"{name} as it is made has heads that see keys after the query alone, and {named(base)} hides these "
+                "from every query: make it in its causal form"
+            )
+
+
+def _adder(base: Any, schemes: list[tuple[Any, Any]]) -> Scheme | None:
+    """The scheme that adds to the input, which all layers share."""
+    adding: dict[tuple[int, ...], tuple[Any, Any]] = {}
+    for scheme, _ in schemes:
+        parts = tuple(part for part in bare_parts(scheme) if "add" in part.doors)
+        if parts:
+            adding.setdefault(tuple(map(id, parts)), (scheme, parts))
+    if len(adding) > 1:
+        names = [" + ".join(type(part).__name__ for part in parts) for _, parts in adding.values()]
+        raise ValueError(
+            f"what must add the same to the input in every layer, since {named(base)} adds to it once, got "
+            f"{' and '.join(names)}: give layers one scheme that adds"
+        )
+    return next((scheme for scheme, _ in adding.values()), None)
 
 
 def in_words(what: Any) -> list[str]:
