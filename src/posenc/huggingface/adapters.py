@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -251,6 +252,13 @@ OTHERS = {
     "swin": "its bias stands in windows that the layer cuts itself",
 }
 """Families that are neither adapted nor go through transformers' table of attention functions, and why."""
+
+
+def unscaled(self: Any, *given: Any, position_ids: Tensor, **more: Any) -> Any:
+    """Ministral 3 and Mistral 4, whose queries are then not scaled by their position: the factor of position 0 is 1.
+    What they hand on to posenc are therefore no positions, and its `Plan` goes by its source.
+    """
+    return super(type(self), self).forward(*given, position_ids=torch.zeros_like(position_ids), **more)
 
 
 def check_rotates(config: Any) -> None:

@@ -21,7 +21,8 @@ class Plan(nn.Module):
     """What stands in place of a layer's own positions: a scheme, bound where its queries and keys are, and a window
     (left, right) in place of the model's, None: the model's own. `patch` gives it to a layer's attention by the name
     PLAN, so a scheme's parameters are the model's. ``source`` is the module that sees the model's position_ids, for
-    layers that are not given them; with ``counts`` a model has none, and tokens are counted."""
+    layers that are not given them, and with ``by_source`` for all; with ``counts`` a model has none, and tokens are
+    counted."""
 
     _tied_weights_keys: ClassVar = {"scheme": "scheme"}
     """What layers may share, as transformers wants it said: save_pretrained writes it once."""
@@ -32,9 +33,10 @@ class Plan(nn.Module):
         window: tuple[int | None, int | None] | None = None,
         source: nn.Module | None = None,
         counts: bool = False,
+        by_source: bool = False,
     ) -> None:
         super().__init__()
-        self.scheme, self.window, self.counts = scheme, window, counts
+        self.scheme, self.window, self.counts, self.by_source = scheme, window, counts, by_source
         self._source = (source,)  # in a tuple, so that it is not a part of this module as well
 
     def position_ids(self) -> Tensor | None:
@@ -72,7 +74,7 @@ def planned(
     kept = attention_mask.kept if isinstance(attention_mask, Visible) else {}
     dtype = torch.promote_types(query.dtype, torch.float32)
     if "placed" not in kept:
-        ids = plan.position_ids() if position_ids is None else position_ids
+        ids = plan.position_ids() if position_ids is None or plan.by_source else position_ids
         kept["placed"] = place(queries, keys, bias, ids, plan.counts)
     # What is being learned is bound by every layer for itself: a layer that is computed once more on the way back, to
     # save memory, must make the same graph again, and must not find what was made without one.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.forms import coordinates
-from posenc.huggingface.adapters import ADAPTERS, BOUND, adapted
+from posenc.huggingface.adapters import ADAPTERS, BOUND, adapted, is_adapted, unscaled
 from posenc.huggingface.attention import NAME, check_runs
 from posenc.huggingface.described import ranges
 from posenc.huggingface.layers import attentions, rescale, rotaries
@@ -136,13 +137,28 @@ def put_scheme(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
                 patched._restore.append(partial(_give_back, source, original))
                 instead = "nothing" if adder is None else repr(adder)
                 patched.changes.append(f"the model's learned table {table}: not added, {instead} is")
+    scaled = False
     for module in modules:
         scheme, window = schemes[layers.index(module.layer_idx)]
-        patched._replace(module, PLAN, Plan(scheme, window, source))
+        scaled |= _unscale(patched, module)
+        patched._replace(module, PLAN, Plan(scheme, window, source, by_source=is_adapted(module)))
         rescale(patched, module, next((s for s in map(_scaling, scheme.modules()) if s is not None), None))
+    if scaled:
+        patched.changes.append("the model's own factor of queries by their position: off")
     patched.changes.extend(in_words(what))
-    if getattr(config, "attn_temperature_tuning", False):
-        patched.changes.append("the model's factor of queries by their place in the cache stays")
+
+
+def _unscale(patched: Patched, module: Any) -> bool:
+    """Switches off that a layer scales queries by their position, as those of Llama 4 and Ministral 3 do; whether it
+    did. The latter is told by the function of transformers that gives the factor.
+    """
+    if getattr(module, "attn_temperature_tuning", False):
+        patched._set(module, "attn_temperature_tuning", False)
+        return True
+    if not hasattr(sys.modules.get(type(module).__module__), "get_llama_4_attn_scale"):
+        return False
+    patched._exchange(module, adapted(type(module), {"forward": unscaled}))
+    return True
 
 
 def _scaling(scheme: nn.Module) -> Any:
@@ -154,10 +170,9 @@ def _check_scheme(base: Any, scheme: Any) -> None:
     """ValueError for a scheme that this model cannot have, as far as its arguments tell."""
     config = text_config(base)
     heads, has_table = config.num_attention_heads, config.model_type in TABLES
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    wanted = {"num_heads": (heads, "{} heads"), "head_dim": (width, "head_dim {}")}
-    if hasattr(config, "qk_rope_head_dim"):  # of several widths
-        del wanted["head_dim"]
+    wanted = {"num_heads": (heads, "{} heads")}
+    if not hasattr(config, "qk_rope_head_dim") and not getattr(config, "per_layer_config", None):  # one width for all
+        wanted["head_dim"] = getattr(config, "head_dim", None) or config.hidden_size // heads, "head_dim {}"
     for part in bare_parts(scheme):
         name = type(part).__name__
         if "add" in part.doors and not has_table:
