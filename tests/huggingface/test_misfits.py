@@ -78,12 +78,15 @@ def test_what_is_no_model_is_refused(model: Any, came: str) -> None:
 
 
 def test_what_fits_is_put_in() -> None:
-    """The forms that the errors name, a layer's own table shared in compositions, and a scaling that is a function."""
+    """The forms that the errors name, a table that compositions share, or beside another ``dim``, and
+    a scaling that is a function.
+    """
     shared = posenc.Schedule([(TABLE + posenc.ALiBi(4), None), (TABLE + posenc.NoPE(), 4)])
     for name, what in [
         ("bert", posenc.ALiBi(4, "directed")),
         ("modernbert", posenc.ALiBi(4, "bidirectional")),
         ("gpt2", shared),
+        ("gpt2", TABLE + posenc.TransformerXL(4, 12, dim=96)),
         ("llama", lambda theta: (theta / 2, 1.0)),
     ]:
         model = built(name)

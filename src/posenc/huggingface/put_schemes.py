@@ -184,9 +184,8 @@ def _check_scheme(base: Any, scheme: Any) -> None:
                 f"{name} needs what each layer makes of its tokens ({', '.join(part.features)}), which the layers of "
                 f"{named(base)} do not make: build it into a model of your own"
             )
-        if "add" in part.doors:
-            wanted["dim"] = (config.hidden_size, "dim {}")
-        for argument, (its, words) in wanted.items():
+        dim = {"dim": (config.hidden_size, "dim {}")} if "add" in part.doors else {}
+        for argument, (its, words) in (wanted | dim).items():
             made = getattr(part, argument, None)
             if made is not None and made != its:
                 raise ValueError(f"{name} is made for {words.format(made)}, and {named(base)} has {its}")
