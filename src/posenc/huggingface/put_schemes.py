@@ -171,7 +171,8 @@ def _check_scheme(base: Any, scheme: Any) -> None:
     config = text_config(base)
     heads, has_table = config.num_attention_heads, config.model_type in TABLES
     wanted = {"num_heads": (heads, "{} heads")}
-    if not hasattr(config, "qk_rope_head_dim") and not getattr(config, "per_layer_config", None):  # one width for all
+    several = hasattr(config, "qk_rope_head_dim") or "head_dim" in (getattr(config, "per_layer_attributes", None) or ())
+    if not several:
         wanted["head_dim"] = getattr(config, "head_dim", None) or config.hidden_size // heads, "head_dim {}"
     for part in bare_parts(scheme):
         name = type(part).__name__
