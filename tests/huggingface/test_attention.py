@@ -13,6 +13,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ import transformers
 
 import posenc.huggingface as hf
 from posenc.huggingface import attention as module
+from posenc.huggingface import masks
 from posenc.huggingface.adapters import ADAPTERS, BOUND
 
 transformers.logging.set_verbosity_error()
@@ -262,8 +264,8 @@ def test_t5_with_its_bias_and_cross_attention(side: str) -> None:
         ids[n, is_token[n]] = IDS[n, :length]
 
     def run(model: Any) -> list[Tensor]:
-        masks = {"attention_mask": is_token.long(), "decoder_attention_mask": is_token.long()}
-        out = output(model, input_ids=ids, decoder_input_ids=ids, **masks)
+        padding = {"attention_mask": is_token.long(), "decoder_attention_mask": is_token.long()}
+        out = output(model, input_ids=ids, decoder_input_ids=ids, **padding)
         return [out[n, is_token[n]] for n in range(2)]
 
     def truth(model: Any) -> list[Tensor]:
@@ -330,7 +332,7 @@ def drop(name: str) -> Callable[..., Any]:
 
 
 ORIGINAL = module.attention
-ORIGINAL_POSITIONS = module._positions
+ORIGINAL_POSITIONS = masks._positions
 
 
 def without_padding(*args: Any) -> Any:
@@ -343,26 +345,26 @@ def without_offset(rule: Any, offset: int, *args: Any) -> Any:
 
 def without(**fields: Any) -> Callable[..., Any]:
     def positions(rule: Any, *args: Any) -> Any:
-        return ORIGINAL_POSITIONS(module.replace(rule, **fields), *args)
+        return ORIGINAL_POSITIONS(replace(rule, **fields), *args)
 
     return positions
 
 
-PLANTED: dict[str, tuple[str, Callable[..., Any], str, str]] = {
-    "no softcap": ("attention", drop("softcap"), "gemma2", "full"),
-    "no sinks": ("attention", drop("s_aux"), "gpt_oss", "full"),
-    "no scaling": ("attention", drop("scaling"), "gemma2", "full"),
-    "padding is seen": ("_positions", without_padding, "llama", "left"),
-    "the cache is forgotten": ("_positions", without_offset, "gemma3", "cached"),
-    "documents are one": ("_positions", without(document=None), "llama", "packed"),
-    "chunks are one": ("_positions", without(chunk=None), "llama4", "full"),
+PLANTED: dict[str, tuple[Any, str, Callable[..., Any], str, str]] = {
+    "no softcap": (module, "attention", drop("softcap"), "gemma2", "full"),
+    "no sinks": (module, "attention", drop("s_aux"), "gpt_oss", "full"),
+    "no scaling": (module, "attention", drop("scaling"), "gemma2", "full"),
+    "padding is seen": (masks, "_positions", without_padding, "llama", "left"),
+    "the cache is forgotten": (masks, "_positions", without_offset, "gemma3", "cached"),
+    "documents are one": (masks, "_positions", without(document=None), "llama", "packed"),
+    "chunks are one": (masks, "_positions", without(chunk=None), "llama4", "full"),
 }
 
 
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_planted_bug_is_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    place, wrong, name, kind = PLANTED[bug]
-    monkeypatch.setattr(module, place, wrong)
+    where, place, wrong, name, kind = PLANTED[bug]
+    monkeypatch.setattr(where, place, wrong)
     hf.register()
     try:
         with pytest.raises((AssertionError, ValueError)):
@@ -375,7 +377,7 @@ def test_a_planted_bug_is_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> Non
 # -- the mask ---------------------------------------------------------------------------------------------------------
 
 
-def masks() -> Iterator[tuple[str, Any]]:
+def mask_functions() -> Iterator[tuple[str, Any]]:
     from transformers.masking_utils import (
         bidirectional_mask_function,
         causal_mask_function,
@@ -398,7 +400,7 @@ def masks() -> Iterator[tuple[str, Any]]:
         yield f"{name}, packed", packed_sequence_compatibility_function(function, positions, document)
 
 
-@pytest.mark.parametrize(("name", "function"), list(masks()), ids=[name for name, _ in masks()])
+@pytest.mark.parametrize(("name", "function"), list(mask_functions()), ids=[name for name, _ in mask_functions()])
 def test_a_mask_is_that_of_transformers(name: str, function: Any) -> None:
     is_token = torch.ones(2, 11, dtype=torch.bool)
     is_token[0, :3] = False
@@ -408,9 +410,9 @@ def test_a_mask_is_that_of_transformers(name: str, function: Any) -> None:
             if "packed" in name and attention_mask is not None:
                 continue  # transformers takes documents from position_ids where there is no mask
             said = (2, m, n, q_offset, k_offset, function, attention_mask)
-            ours = module.mask(*said)
+            ours = masks.mask(*said)
             theirs = transformers.masking_utils.sdpa_mask(*said, allow_is_causal_skip=False)
-            assert isinstance(ours, module.Visible)
+            assert isinstance(ours, masks.Visible)
             assert torch.equal(ours.dense(), theirs), (m, n, q_offset, k_offset)
             assert torch.equal(ours[:, :, :, : n - 1], theirs[..., : n - 1])  # whoever cuts it gets a mask
             if attention_mask is None and "chunked" not in name and "packed" not in name:
@@ -424,7 +426,7 @@ def test_a_mask_of_ones_own_is_laid_out() -> None:
         return key % 2 == 0
 
     for function in (even, and_masks(causal_mask_function, even)):
-        mask = module.mask(1, 5, 5, 0, 0, function)
+        mask = masks.mask(1, 5, 5, 0, 0, function)
         assert type(mask) is Tensor
         assert torch.equal(
             mask, transformers.masking_utils.sdpa_mask(1, 5, 5, 0, 0, function, allow_is_causal_skip=False)
@@ -456,9 +458,25 @@ def test_a_mask_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match=r"attention_mask must be of four dimensions .* got torch.bool \(2, 7\)"):
         module.attention(nn.Identity(), q, k, k, torch.ones(2, 7, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"attention_mask must be for .* \(5, 7\), got \(5, 5\)"):
-        module.attention(nn.Identity(), q, k, k, module.mask(2, 5, 5))
+        module.attention(nn.Identity(), q, k, k, masks.mask(2, 5, 5))
     with pytest.raises(ValueError, match="sliding_window=3 cannot be honoured without a mask"):
         module.attention(nn.Identity(), q, q, q, None, is_causal=False, sliding_window=3)
+
+
+def test_a_model_that_adds_to_its_mask_is_refused_by_name() -> None:
+    sizes = {
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "q_lora_rank": 8,
+        "qk_rope_head_dim": 4,
+        "moe_intermediate_size": 16,
+    }
+    config = transformers.DeepseekV4Config(**SIZES | sizes, n_routed_experts=4, sliding_window=4)
+    model = transformers.DeepseekV4ForCausalLM._from_config(config, attn_implementation="posenc").eval()
+    with pytest.raises(
+        ValueError, match=r"deepseek_v4 cannot run through posenc: it joins .* attn_implementation='eager'"
+    ):
+        model(IDS)
 
 
 # -- training, generation, compilation --------------------------------------------------------------------------------

@@ -195,3 +195,24 @@ def test_ready_schedules_are_those_of_the_configurations(
 ) -> None:
     config = transformers.AutoConfig.for_model(model_type, **given)
     assert repr(scheme_from_config(config).schedule) == repr(ready)
+
+
+def test_a_model_of_two_stacks_inside_another_is_read_as_by_itself() -> None:
+    blip = {"model_type": "blip-2", "text_config": {"model_type": "t5", "num_layers": 2, "num_decoder_layers": 3}}
+    for part in (None, "text", "decoder"):
+        said = scheme_from_config(blip, part)
+        assert (said.causal, len(said.schedule)) == (True, 3)
+    said = scheme_from_config(blip, "encoder")
+    assert (said.causal, len(said.schedule)) == (False, 2)
+
+
+def test_gemma_3_inside_of_shieldgemma_2_lets_images_see_themselves() -> None:
+    for model_type in ("gemma3", "shieldgemma2"):
+        said = scheme_from_config({"model_type": model_type, "text_config": {"num_hidden_layers": 2}})
+        assert all(layer.images for layer in said.layers)
+
+
+def test_what_a_model_of_several_has_by_default_is_its_own() -> None:
+    """Sizes and windows of its other parts have names of the same kind."""
+    for model_type in ("musicflamingo", "vibevoice_asr", "llava"):
+        assert scheme_from_config({"model_type": model_type}).causal

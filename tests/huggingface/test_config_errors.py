@@ -236,6 +236,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"model_type": "gemma2", "use_bidirectional_attention": True},
         "gemma2's use_bidirectional_attention must be false: only causal attention is read, got True",
     ),
+    ({"model_type": "llama", "is_causal": False}, "llama's is_causal must be true: only causal .* is read, got False"),
+    (
+        {"model_type": "llava", "text_config": {"model_type": "llama"}, "rope_theta": 5.0},
+        "llava has the key 'rope_theta' = 5.0, which is about positions, beside its text_config, where",
+    ),
+    (
+        {"model_type": "gemma3", "sliding_window": 7},
+        "gemma3 has the key 'sliding_window' = 7, which is about positions, beside its text_config",
+    ),
+    (
+        {"model_type": "blip-2", "text_config": {"model_type": "opt"}, "part": "decoder"},
+        "part must be None for opt, which is one model, got 'decoder'",
+    ),
     ({"model_type": "rwkv"}, "model_type must be one of bert, .*, got 'rwkv'"),
     ({"model_type": "lama"}, r"got 'lama' \(did you mean 'llama'\?\)"),
     ({}, "config must have a model_type, got None"),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from posenc.cli import main
 from posenc.conformance import Model, check
@@ -83,6 +84,7 @@ def config_in(folder: Path, **given: Any) -> str:
             "must be a decoder or an encoder in floating numbers, got one that is an encoder with a",
         ),
         ({"model_type": "llama", "quantization_config": {"quant_method": "gptq"}}, "got one that is quantised"),
+        ({"model_type": "clip"}, "must be one model, got clip, which holds several: save the one of text, to a folder"),
         ({"model_type": "lama"}, "could not be loaded: "),
         ({}, "could not be loaded: "),
     ],
@@ -122,3 +124,13 @@ def test_without_transformers_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPa
 def test_vectors_are_not_for_it(saved: Path) -> None:
     with pytest.raises(ValueError, match="--dim is for a module that takes vectors; hf:"):
         subjects_of(f"hf:{saved}", 8)
+
+
+def test_weights_that_are_lacking_are_named(saved: Path) -> None:
+    weights = load_file(saved / "model.safetensors")
+    del weights["model.layers.0.self_attn.q_proj.weight"]
+    save_file(weights, saved / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        ValueError, match=r"must have all weights of LlamaForCausalLM, and lacks model.layers.0.self_at"
+    ):
+        only(f"hf:{saved}")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from posenc.huggingface.config import Layer as Layer
     from posenc.huggingface.config import ModelPositions as ModelPositions
     from posenc.huggingface.config import scheme_from_config as scheme_from_config
-    from posenc.huggingface.patching import Patched as Patched
+    from posenc.huggingface.patched import Patched as Patched
     from posenc.huggingface.patching import adapt as adapt
     from posenc.huggingface.patching import patch as patch
     from posenc.huggingface.weights import convert_layout as convert_layout
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Public names and where they live. They are imported at first use, so that nothing is paid for what is not used.
 HOMES = {
     "register": "attention",
-    "Patched": "patching",
+    "Patched": "patched",
     "adapt": "patching",
     "patch": "patching",
     "Layer": "config",

@@ -10,14 +10,16 @@ layer's own weights: the scheme is made in every call, so that it holds what the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.backends.attention import attention as posenc_attention
-from posenc.huggingface.attention import REFUSED, Visible, attention, mask
+from posenc.huggingface.attention import REFUSED, attention
+from posenc.huggingface.masks import Visible, mask
 from posenc.huggingface.variants import DividedALiBi, LayerDeBERTa, LayerSwinV2, RoundedALiBi
 from posenc.positions import Positions
 from posenc.scheme import Scheme
@@ -26,132 +28,63 @@ Forward = Callable[..., tuple[Tensor, None]]
 
 
 def _attend(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, cache: Any, output_attentions: bool, **more: Any
+    module: Any, qkv: Iterable[Tensor], given: Mapping[str, Any], dropout: float = 0.0, scaling: float | None = None
 ) -> Tensor:
-    """Attention over all that the cache holds, (batch, tokens, heads x head_dim)."""
+    """Attention over all that the cache holds, (batch, tokens, heads x head_dim). ``given`` is what the layer was
+    called with, beside its tokens.
+    """
+    query, key, value = qkv
+    cache = given.get("layer_past", given.get("past_key_values"))
     if cache is not None:
         key, value = cache.update(key, value, module.layer_idx)
-    out, _ = attention(module, query, key, value, mask, output_attentions=output_attentions, **more)
+    out, _ = attention(
+        module,
+        query,
+        key,
+        value,
+        given.get("attention_mask"),
+        scaling=scaling,
+        dropout=dropout if module.training else 0.0,
+        position_ids=given.get("position_ids"),
+        output_attentions=given.get("output_attentions"),
+    )
     return out.flatten(2)
 
 
-def bloom(
-    self: Any,
-    hidden_states: Tensor,
-    residual: Tensor,
-    alibi: Tensor,
-    attention_mask: Tensor | None,
-    layer_past: Any = None,
-    use_cache: bool = False,
-    output_attentions: bool = False,
-    **_: Any,
-) -> tuple[Tensor, None]:
+def bloom(self: Any, hidden_states: Tensor, residual: Tensor, **given: Any) -> tuple[Tensor, None]:
     """BLOOM: the bias ``alibi`` is not read."""
     if self.pretraining_tp > 1 and self.slow_but_exact:
         raise ValueError("slow_but_exact cannot be honoured by posenc: it is for models that were trained in slices")
-    query, key, value = self._reshape(self.query_key_value(hidden_states))
-    out = _attend(
-        self,
-        query,
-        key,
-        value,
-        attention_mask,
-        layer_past,
-        output_attentions,
-        scaling=self.inv_norm_factor,
-        dropout=self.attention_dropout.p if self.training else 0.0,
-    )
+    qkv = self._reshape(self.query_key_value(hidden_states))
+    out = _attend(self, qkv, given, self.attention_dropout.p, scaling=self.inv_norm_factor)
     return residual + F.dropout(self.dense(out), self.hidden_dropout, self.training), None
 
 
-def mpt(
-    self: Any,
-    hidden_states: Tensor,
-    position_bias: Tensor,
-    past_key_values: Any = None,
-    attention_mask: Tensor | None = None,
-    output_attentions: bool = False,
-    **_: Any,
-) -> tuple[Tensor, None]:
+def mpt(self: Any, hidden_states: Tensor, **given: Any) -> tuple[Tensor, None]:
     """MPT: the bias ``position_bias`` is not read."""
-    batch, tokens = hidden_states.shape[:2]
     mixed = self.Wqkv(hidden_states)
     if self.clip_qkv:
         mixed = mixed.clamp(min=-self.clip_qkv, max=self.clip_qkv)
-    query, key, value = (
-        x.reshape(batch, tokens, self.n_heads, self.head_dim).transpose(1, 2) for x in mixed.chunk(3, dim=2)
-    )
-    out = _attend(
-        self,
-        query,
-        key,
-        value,
-        attention_mask,
-        past_key_values,
-        output_attentions,
-        scaling=self.softmax_scale,
-        dropout=self.attn_dropout_p if self.training else 0.0,
-    )
-    return self.out_proj(out), None
+    qkv = (x.unflatten(2, (self.n_heads, self.head_dim)).transpose(1, 2) for x in mixed.chunk(3, dim=2))
+    return self.out_proj(_attend(self, qkv, given, self.attn_dropout_p, scaling=self.softmax_scale)), None
 
 
-def gptj(
-    self: Any,
-    hidden_states: Tensor,
-    layer_past: Any = None,
-    attention_mask: Tensor | None = None,
-    position_ids: Tensor | None = None,
-    use_cache: bool = False,
-    output_attentions: bool = False,
-    **_: Any,
-) -> tuple[Tensor, None]:
+def gptj(self: Any, hidden_states: Tensor, **given: Any) -> tuple[Tensor, None]:
     """GPT-J: its table of sines is not read."""
-    shape = (*hidden_states.shape[:2], self.num_attention_heads, self.head_dim)
-    query, key, value = (
-        projection(hidden_states).view(shape).transpose(1, 2) for projection in (self.q_proj, self.k_proj, self.v_proj)
-    )
-    out = _attend(
-        self,
-        query,
-        key,
-        value,
-        attention_mask,
-        layer_past,
-        output_attentions,
-        position_ids=position_ids,
-        dropout=self.attn_dropout.p if self.training else 0.0,
-    )
-    return self.resid_dropout(self.out_proj(out)), None
+    heads = (self.num_attention_heads, self.head_dim)
+    projections = (self.q_proj, self.k_proj, self.v_proj)
+    qkv = (projection(hidden_states).unflatten(2, heads).transpose(1, 2) for projection in projections)
+    return self.resid_dropout(self.out_proj(_attend(self, qkv, given, self.attn_dropout.p))), None
 
 
-def falcon(
-    self: Any,
-    hidden_states: Tensor,
-    alibi: Tensor | None,
-    attention_mask: Tensor,
-    position_ids: Tensor | None = None,
-    layer_past: Any = None,
-    use_cache: bool = False,
-    output_attentions: bool = False,
-    position_embeddings: Any = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
+def falcon(self: Any, hidden_states: Tensor, **given: Any) -> tuple[Tensor, None]:
     """Falcon: cos and sin are not read, and no bias is made. Where it has ALiBi it counts tokens, not position_ids, and
     has dropout, which its rotating attention has not."""
-    query, key, value = (part.transpose(1, 2) for part in self._split_heads(self.query_key_value(hidden_states)))
+    qkv = (part.transpose(1, 2) for part in self._split_heads(self.query_key_value(hidden_states)))
     counts = self.config.alibi
-    out = _attend(
-        self,
-        query,
-        key,
-        value,
-        attention_mask,
-        layer_past,
-        output_attentions,
-        position_ids=None if counts else position_ids,
-        dropout=self.attention_dropout.p if counts and self.training else 0.0,
-    )
-    return self.dense(out), None
+    if counts:
+        given["position_ids"] = None
+    return self.dense(_attend(self, qkv, given, self.attention_dropout.p if counts else 0.0)), None
 
 
 ADAPTERS: dict[str, tuple[str, Forward]] = {
@@ -321,16 +254,32 @@ OTHERS = {
 """Families that are neither adapted nor go through transformers' table of attention functions, and why."""
 
 
+def unscaled(self: Any, *given: Any, position_ids: Tensor, **more: Any) -> Any:
+    """Ministral 3 and Mistral 4, whose queries are then not scaled by their position: the factor of position 0 is 1.
+    What they hand on to posenc are therefore no positions, and its `Plan` goes by its source.
+    """
+    return super(type(self), self).forward(*given, position_ids=torch.zeros_like(position_ids), **more)
+
+
 def check_rotates(config: Any) -> None:
     """ValueError where a family that rotates does not with this configuration, so that there is nothing to scale."""
     if config.model_type == "falcon" and config.alibi:
         raise ValueError("falcon with alibi=True does not rotate: there are no frequencies to put a scaling on")
 
 
-def adapted(module: nn.Module, methods: Mapping[str, Callable[..., Any]]) -> type:
-    """A class like the module's, with other methods."""
-    kind = type(module)
-    return type(f"{PREFIX}{kind.__name__}", (kind,), {**methods, "__module__": kind.__module__})
+def adapted(kind: type, methods: Mapping[str, Callable[..., Any]]) -> type:
+    """A class like this one, with other methods. It stands in no module, so its modules are pickled by what made it."""
+
+    def reduced(self: Any, protocol: Any) -> tuple[Any, ...]:
+        return _remade, (kind, methods), vars(self)
+
+    own = {"__module__": kind.__module__, "__reduce_ex__": reduced}
+    return type(f"{PREFIX}{kind.__name__}", (kind,), {**methods, **own})
+
+
+def _remade(kind: type, methods: Mapping[str, Callable[..., Any]]) -> Any:
+    """A module as pickle wants it, still empty."""
+    return object.__new__(adapted(kind, methods))
 
 
 PREFIX = "Posenc"

@@ -12,7 +12,7 @@ from posenc.arguments import check_choice, check_name, shown
 from posenc.huggingface.described import Layer as Layer
 from posenc.huggingface.described import ModelPositions as ModelPositions
 from posenc.huggingface.families import READERS
-from posenc.huggingface.keys import Keys
+from posenc.huggingface.keys import Keys, positional
 
 PARTS = {"text": "text_config", "vision": "vision_config"}
 """What a configuration of several models calls the parts of it that can be read."""
@@ -45,24 +45,26 @@ def scheme_from_config(config: Any, part: str | None = None) -> ModelPositions:
     Errors: ValueError as said, or for a path without a configuration; ModuleNotFoundError without transformers.
     """
     raw = _raw(config)
-    found = config if raw is None else _built(raw)
+    found = whole = config if raw is None else _built(raw)
     inside = None
-    model_type = found.model_type
-    if part in PARTS or (part is None and model_type not in READERS):
-        name = PARTS[part or "text"]
-        if getattr(found, name, None) is not None:
-            inside, found = model_type, getattr(found, name)
+    if part in PARTS or whole.model_type not in READERS:
+        name = PARTS["vision" if part == "vision" else "text"]
+        if getattr(whole, name, None) is not None:
+            found, inside = getattr(whole, name), whole.model_type
             raw = None if raw is None else raw.get(name, raw)
-        elif part is not None:
-            raise ValueError(f"part must be one that {model_type} has, and it has no {name}, got {part!r}")
-    elif model_type in TWO_STACKS:
-        inside = "decoder" if part is None else part
+            _check_outer(whole, name)
+        elif part in PARTS:
+            raise ValueError(f"part must be one that {whole.model_type} has, and it has no {name}, got {part!r}")
+    if found.model_type in TWO_STACKS:
+        inside = "decoder" if part in (None, *PARTS) else part
         check_choice("part", inside, STACKS)
-    elif part is not None:
-        raise ValueError(f"part must be None for {model_type}, which is one model, got {part!r}")
+    elif part not in (None, *PARTS):
+        raise ValueError(f"part must be None for {found.model_type}, which is one model, got {part!r}")
     check_name("model_type", found.model_type, tuple(READERS))
     keys = Keys(found, inside)
     said = READERS[found.model_type](keys)
+    if said.causal:
+        keys.refuse("is_causal", True, why="must be true: only causal attention is read")
     keys.end()
     if raw is not None:
         _check_thetas(raw, found)
@@ -111,6 +113,18 @@ def _check_one(raw: Mapping[str, Any], old: str, new: str) -> None:
     """ValueError where the old name of a key and the new one say different things."""
     if raw.get(old) and raw.get(new) and raw[old] != raw[new]:
         raise ValueError(f"{old} and {new} must say the same where both are given, got {raw[old]} and {raw[new]}")
+
+
+def _check_outer(whole: Any, name: str) -> None:
+    """ValueError for a key about positions that stands beside the configuration of the part that it is meant for. What
+    whole has by default is its own."""
+    part = getattr(whole, name)
+    for key, value in positional(whole):
+        if getattr(part, key, None) != value and key not in vars(type(whole)()):
+            raise ValueError(
+                f"{whole.model_type} has the key {key!r} = {shown(value)}, which is about positions, beside its "
+                f"{name}, where nothing reads it: put it inside"
+            )
 
 
 def _check_thetas(raw: Mapping[str, Any], config: Any) -> None:

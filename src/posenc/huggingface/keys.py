@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from posenc.arguments import is_number, shown
@@ -28,6 +28,14 @@ NOT_POSITIONAL = frozenset(
         "use_sliding_window",  # read by those that have it, inert elsewhere
     }
 )
+
+
+def positional(config: Any) -> Iterator[tuple[str, Any]]:
+    """The keys of a configuration that are about positions and say something: those with a value but None and False."""
+    for name, value in vars(config).items():
+        silent = name.startswith("_") or name in NOT_POSITIONAL or value is None or value is False
+        if not silent and POSITIONAL.search(name.lower()):
+            yield name, value
 
 
 class Keys:
@@ -77,11 +85,8 @@ class Keys:
 
     def end(self) -> None:
         """ValueError for the first key about positions that was not read, and is not None or False."""
-        own = {name: value for name, value in vars(self.config).items() if not name.startswith("_")}
-        for name, value in own.items():
-            if name in self.was_read or name in NOT_POSITIONAL or value is None or value is False:
-                continue
-            if POSITIONAL.search(name.lower()):
+        for name, value in positional(self.config):
+            if name not in self.was_read:
                 raise ValueError(
                     f"{self.model_type} has the key {name!r} = {shown(value)}, which is about positions, and nothing "
                     f"of {self.model_type} reads it"

@@ -53,6 +53,11 @@ def pretrained(place: str) -> Pretrained:
     for name, why in (("is_encoder_decoder", "an encoder with a decoder"), ("quantization_config", "quantised")):
         if getattr(config, name, None):
             raise ValueError(f"hf:{place} must be a decoder or an encoder in floating numbers, got one that is {why}")
+    if not hasattr(config, "vocab_size") and getattr(config, "text_config", None) is not None:
+        raise ValueError(
+            f"hf:{place} must be one model, got {config.model_type}, which holds several: save the one of text, to a "
+            "folder of its own"
+        )
     kind = _class_of(place, config)
     count = _parameters(kind, config)
     if count > MOST:
@@ -92,7 +97,14 @@ def build_pretrained(
     how = {"dtype": torch.float32, "attn_implementation": attn_implementation}
     if seed is None and torch.get_default_device().type != "meta":
         with _without_progress():
-            return made.from_pretrained(place, config=config, **how)
+            model, said = made.from_pretrained(place, config=config, output_loading_info=True, **how)
+        if said["missing_keys"]:
+            lacking = ", ".join(sorted(said["missing_keys"]))
+            raise ValueError(
+                f"hf:{place} must have all weights of {kind}, and lacks {lacking}: save the model again, or copy its "
+                "config.json to a folder of its own, for random ones"
+            )
+        return model
     with torch.random.fork_rng([]):
         torch.manual_seed(seed or 0)
         return made._from_config(config, **how)

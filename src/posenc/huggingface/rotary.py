@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from posenc.huggingface.attention import check_runs
 from posenc.phases import frequencies
 from posenc.positions import Positions
 from posenc.schemes.rope import RoPE
@@ -148,15 +149,20 @@ class PosencRotary(nn.Module):
     that the model expects. ``ropes`` are the rotations by type of layer; None for one that does not turn here, because
     posenc turns its queries and keys in attention: it is given cos 1 and sin 0. Other types turn as they did.
 
-    The module in whose place it stands is kept, and moves with the model.
+    The module in whose place it stands is kept, and moves with the model. ``config`` is the model's, whose attention
+    must be posenc's where posenc turns.
     """
 
     def __init__(
-        self, original: nn.Module, turns: dict[str | None, Turns], ropes: dict[str | None, RoPE | None]
+        self,
+        original: nn.Module,
+        turns: dict[str | None, Turns],
+        ropes: dict[str | None, RoPE | None],
+        config: Any,
     ) -> None:
         super().__init__()
         self.original = original
-        self.turns, self.ropes = turns, ropes
+        self.turns, self.ropes, self.config_of_model = turns, ropes, config
         self.seen: Tensor | None = None  # the position_ids of the last pass, for layers that are not given them
 
     def __getattr__(self, name: str) -> Any:
@@ -177,6 +183,7 @@ class PosencRotary(nn.Module):
             axes = max(turns.allocation) + 1
             ids = ids.expand(axes, *ids.shape[-2:]).movedim(0, -1)
         if rope is None:
+            check_runs(self.config_of_model)
             shape = (*ids.shape[:2], turns.rotary_dim // 2)
             cos, sin = x.new_ones(shape, dtype=torch.float32), x.new_zeros(shape, dtype=torch.float32)
         else:

@@ -1,0 +1,152 @@
+"""The layers of a model of transformers: where it rotates, which channels of queries and keys make up pairs, and by how
+much it scales its scores.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posenc.encoding import Rotation
+from posenc.huggingface.attention import NAME
+from posenc.huggingface.masks import Visible
+from posenc.huggingface.patched import Patched, text_config
+from posenc.huggingface.placing import PLAN, Plan
+from posenc.huggingface.rotary import PosencRotary, Turns, is_rotary
+from posenc.positions import Positions
+from posenc.scheme import Scheme
+from posenc.schemes.rope import RoPE
+from posenc.tiles import Visibility
+
+
+def rotaries(base: Any) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    """Parent, name and rotary module of the text model; those of an image tower belong to another configuration."""
+    config = text_config(base)
+    for parent in base.modules():
+        for name, module in parent.named_children():
+            same = getattr(module, "config", None)
+            if is_rotary(module) and (same is config or type(same) is type(config)):
+                yield parent, name, module
+
+
+def attentions(base: Any) -> list[Any]:
+    """The self-attention of every layer, in order."""
+    config, found = text_config(base), []
+    for module in base.modules():
+        index = getattr(module, "layer_idx", None)
+        takes = inspect.signature(module.forward).parameters
+        if "Attention" not in type(module).__name__ or not isinstance(index, int) or "hidden_states" not in takes:
+            continue
+        same = getattr(module, "config", None)
+        if (same is config or type(same) is type(config)) and not getattr(module, "is_cross_attention", False):
+            found.append(module)
+    return sorted(found, key=lambda module: module.layer_idx)
+
+
+def kind_of(module: Any, turns: Mapping[str | None, Turns]) -> str | None:
+    if set(turns) == {None}:
+        return None
+    return str(module.config.layer_types[module.layer_idx])
+
+
+def rescale(patched: Patched, module: Any, scaling: Any) -> None:
+    """The scale of the scores that goes with another scaling, in models whose own has YaRN's (0.1 mscale_all_dim ln s +
+    1)^2 in it, as DeepSeek-V3's. They are told by the function of transformers that puts it there."""
+    theirs = getattr(sys.modules.get(type(module).__module__), "yarn_apply_mscale", None)
+    if theirs is None or not hasattr(module, "scaling"):
+        return
+    plain = getattr(module, "qk_head_dim", math.nan) ** -0.5
+    own = theirs(module.config.rope_parameters, plain)
+    if not math.isclose(own, module.scaling, rel_tol=1e-9):
+        raise ValueError(
+            f"{type(module).__name__} scales its scores by {module.scaling:g}, and not by 1/sqrt(qk_head_dim) with the "
+            "mscale of its configuration, so posenc cannot tell what would be right with another scaling"
+        )
+    of_all = getattr(scaling, "mscale_all_dim", None) or 0.0
+    new = plain * (0.1 * of_all * math.log(scaling.factor) + 1) ** 2 if of_all else plain
+    if math.isclose(new, module.scaling, rel_tol=1e-9):
+        return
+    said = f"scale of the scores: {new:g}, in place of {module.scaling:g}, since mscale_all_dim is another"
+    patched._set(module, "scaling", new)
+    if said not in patched.changes:
+        patched.changes.append(said)
+
+
+def pairing(base: Any, module: Any, turns: Turns) -> tuple[str, int, int] | None:
+    """Which channels of queries and keys make up pairs, as they reach attention: (layout, first channel, head_dim).
+    None for a layer that does not turn.
+
+    It is not read but tried: the layer is called with what it expects, and with cos 1, sin 0 and posenc's rotation.
+    """
+    if "position_embeddings" not in inspect.signature(module.forward).parameters:
+        raise ValueError(
+            f"{type(module).__name__} does not take position_embeddings, so posenc cannot turn in its place"
+        )
+    probe = copy.deepcopy(module).to(device="cpu", dtype=torch.float64).eval()
+    probe.config._attn_implementation_internal = NAME
+    places = torch.tensor([[0, 2, 3, 7]])
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randn(1, 4, text_config(base).hidden_size, generator=generator, dtype=torch.float64)
+    seen: list[int] = []
+
+    def run(x: Tensor, rotary: PosencRotary, plan: Plan | None) -> Tensor:
+        if plan is not None:
+            probe._modules[PLAN] = plan
+        tokens = Positions(places, order=torch.arange(4)[None])
+        mask = Visible(tokens, tokens, Visibility(is_causal=True), 1)
+        kind = next(iter(rotary.turns))
+        with torch.no_grad():
+            out = probe(
+                hidden_states=x,
+                position_embeddings=rotary(x, places, kind),
+                attention_mask=mask,
+                position_ids=places,
+            )
+        probe._modules.pop(PLAN, None)
+        return out[0] if isinstance(out, tuple) else out
+
+    plain = nn.Identity()
+    off = PosencRotary(plain, {None: turns}, {None: None}, probe.config)
+    watch = _Widths(seen)
+    # Large inputs can saturate a trained layer's softmax, and then positions change nothing; small ones make it flat.
+    for x in (drawn * size for size in (8.0, 1.0, 0.125, 2.0**-6)):
+        own = run(x, PosencRotary(plain, {None: turns}, {None: turns.rope()}, probe.config), None)
+        effect = float((own - run(x, off, Plan(watch))).abs().max())
+        if effect > 1e-6 * float(own.abs().max()):
+            break
+    else:
+        if effect == 0:
+            return None
+    head_dim = seen[0]
+    for first in dict.fromkeys((0, head_dim - turns.rotary_dim)):
+        for layout in ("half", "interleaved"):
+            rope = RoPE(head_dim, turns.base, layout=layout, rotary_dim=turns.rotary_dim, first_channel=first)
+            error = float((own - run(x, off, Plan(rope))).abs().max())
+            if error < 1e-2 * effect:  # another pairing is wrong by about the effect itself
+                return layout, first, head_dim
+    raise ValueError(
+        f"{type(module).__name__} of layer {module.layer_idx} turns its channels in a way that posenc does not know"
+    )
+
+
+class _Widths(Scheme):
+    """Does nothing but note how wide the queries are that it meets."""
+
+    def __init__(self, seen: list[int]) -> None:
+        super().__init__()
+        self._seen = seen
+
+    def rotation(self, positions: Positions, dtype: torch.dtype = torch.float32, context: Any = None) -> Any:
+
+        def note(x: Tensor) -> Tensor:
+            self._seen.append(x.size(-1))
+            return x
+
+        return Rotation(note, note)

@@ -1,0 +1,197 @@
+"""Masks of transformers as posenc needs them: who sees whom as *positions*, in a tensor that is a boolean mask to
+anyone who looks inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from posenc.positions import PADDING, Positions
+from posenc.tiles import Visibility
+from posenc.visibility import visible
+
+
+class Visible(Tensor):
+    """A boolean mask (rows, 1, queries, keys), True = may be seen, that is not laid out: it holds the positions and the
+    visibility that it follows from. Whoever reads or cuts it gets the plain tensor. ``kept`` holds what layers share in
+    this pass, ``is_packed`` says whether a row holds several documents: chunks of one text are told apart in the same
+    way, and are none.
+    """
+
+    queries: Positions
+    keys: Positions
+    visibility: Visibility
+    is_packed: bool
+    kept: dict[Any, Any]
+
+    @staticmethod
+    def __new__(
+        cls, queries: Positions, keys: Positions, visibility: Visibility, rows: int, is_packed: bool = False
+    ) -> Visible:
+        shape = (rows, 1, len(queries), len(keys))
+        made: Visible = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=queries.device)
+        made.queries, made.keys, made.visibility = queries, keys, visibility
+        made.is_packed, made.kept = is_packed, {}
+        return made
+
+    def dense(self) -> Tensor:
+        """The mask, laid out."""
+        seen = visible(self.queries, self.keys, self.visibility)
+        if seen is None:
+            return torch.ones(self.shape, dtype=torch.bool, device=self.device)
+        return seen[:, None].expand(self.shape)
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"Visible({self.queries} to {self.keys}, {self.visibility})"
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch declares it without cls and func
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        args, kwargs = pytree.tree_map_only(Visible, Visible.dense, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+EVERYTHING = Visibility()
+ADDS_TO_MASK = frozenset({"deepseek_v4"})
+"""Models that join a bias to their mask, cast to its dtype: a boolean mask would turn its meaning round."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a mask function of transformers says, as far as it is one of those whose meaning is known."""
+
+    visibility: Visibility = EVERYTHING
+    chunk: int | None = None
+    left_padding: Tensor | None = None
+    document: Tensor | None = None
+    order: Tensor | None = None
+
+
+def read_rule(function: Callable[..., Any]) -> Rule | None:
+    """The rule of a mask function, or None where it is not known. They are closures over what they were made from."""
+    if getattr(function, "__module__", None) != "transformers.masking_utils":
+        return None
+    name = function.__qualname__.removesuffix(".<locals>.inner_mask")
+    names, cells = function.__code__.co_freevars, function.__closure__ or ()
+    held = {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
+    if name == "bidirectional_mask_function":
+        return Rule()
+    if name == "causal_mask_function":
+        return Rule(Visibility(is_causal=True))
+    if name == "sliding_window_overlay" and held["sliding_window"] > 0:
+        return Rule(Visibility(left=held["sliding_window"] - 1))
+    if name == "sliding_window_bidirectional_overlay" and held["sliding_window"] >= 0:
+        return Rule(Visibility(left=held["sliding_window"], right=held["sliding_window"]))
+    if name == "chunked_overlay":
+        return Rule(chunk=held["chunk_size"], left_padding=held["left_padding"])
+    if name == "packed_sequence_mask_function":
+        return Rule(document=held["packed_sequence_mask"])
+    if name == "remap_positions_for_packed_sequence":
+        inner = read_rule(held["mask_function"])
+        return None if inner is None or inner.order is not None else replace(inner, order=held["position_ids"])
+    if name == "and_masks.<locals>.and_mask":
+        return _both([read_rule(part) for part in held["mask_functions"]])
+    return None
+
+
+def _both(rules: list[Rule | None]) -> Rule | None:
+    """What all of them allow; None where that is not known, or one thing is said twice."""
+    fields: dict[str, Any] = {}
+    for rule in rules:
+        if rule is None:
+            return None
+        seen = rule.visibility
+        said = {"is_causal": seen.is_causal or None, "left": seen.left, "right": seen.right, **vars(rule)}
+        del said["visibility"]
+        for name, value in said.items():
+            if value is not None:
+                if name in fields:
+                    return None
+                fields[name] = value
+    sees = {name: fields.pop(name) for name in ("is_causal", "left", "right") if name in fields}
+    return Rule(Visibility(**sees), **fields)
+
+
+def mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] | None = None,
+    attention_mask: Tensor | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    device: torch.device | str = "cpu",
+    **others: Any,
+) -> Tensor | None:
+    """The mask that transformers hands to `attention`: a `Visible`, or a plain boolean mask where the function is
+    somebody's own, where a static cache counts on the device, and in a compiled graph (there None too, as for "sdpa").
+    """
+    from transformers.masking_utils import causal_mask_function, sdpa_mask
+
+    model_type = getattr(others.get("config"), "model_type", None)
+    if model_type in ADDS_TO_MASK:
+        raise ValueError(
+            f"{model_type} cannot run through posenc: it joins what is added to scores to its mask, and posenc's is "
+            "boolean; set attn_implementation='eager'"
+        )
+    function = causal_mask_function if mask_function is None else mask_function
+    is_compiled = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    rule = None if is_compiled or isinstance(q_offset, Tensor) else read_rule(function)
+    if rule is None or batch_size == 0:
+        dense: Tensor | None = sdpa_mask(
+            batch_size,
+            q_length,
+            kv_length,
+            q_offset,
+            kv_offset,
+            function,
+            attention_mask,
+            allow_is_causal_skip=allow_is_causal_skip and is_compiled,
+            allow_is_bidirectional_skip=allow_is_bidirectional_skip and is_compiled,
+            device=device,
+            **others,
+        )
+        return dense
+    is_token = None if attention_mask is None else attention_mask.to(device=device, dtype=torch.bool)
+    if is_token is not None:
+        lacking = kv_offset + kv_length - is_token.size(1)
+        is_token = nn.functional.pad(is_token, (0, max(lacking, 0)))[:, kv_offset : kv_offset + kv_length]
+        is_token = None if bool(is_token.all()) else is_token
+    queries = _positions(rule, q_offset, q_length, None, device)
+    keys = _positions(rule, kv_offset, kv_length, is_token, device)
+    # transformers tells documents apart only where it has found several in a row
+    return Visible(queries, keys, rule.visibility, batch_size, is_packed=rule.document is not None)
+
+
+def _positions(rule: Rule, offset: int, tokens: int, is_token: Tensor | None, device: torch.device | str) -> Positions:
+    """Tokens offset .. offset + tokens - 1 of a text, of which some may be padding."""
+    if rule.chunk is None and rule.document is None and rule.order is None and is_token is None:
+        return Positions.arange(tokens, start=offset, device=device)
+    order = torch.arange(offset, offset + tokens, device=device)[None]
+    coords = order
+    if rule.order is not None:  # the text starts at 0, and transformers sees that all of it is here
+        order = coords = rule.order.long()
+    document = torch.zeros_like(order) if rule.document is None else rule.document.long()
+    if rule.chunk is not None:
+        # A chunk is a document of its own, since nothing in it sees what is outside.
+        before = order.new_zeros(1, 1) if rule.left_padding is None else rule.left_padding[:, None]
+        before = (
+            before % rule.chunk - rule.chunk
+        )  # chunks are counted from one before the text, so that none is below 0
+        chunk = torch.div(order - before, rule.chunk, rounding_mode="floor")
+        document = document * (offset + tokens + 2) + chunk
+    if is_token is not None:
+        document = torch.where(is_token, document, PADDING)
+    rows = max(order.size(0), document.size(0))
+    return Positions(coords.expand(rows, -1), order=order.expand(rows, -1), document=document.expand(rows, -1))

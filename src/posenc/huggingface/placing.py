@@ -1,0 +1,192 @@
+"""Where the tokens of a layer stand, and the encoding of a scheme that was put into it, bound to these places."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from posenc.arguments import shown
+from posenc.encoding import Context, Encoding
+from posenc.givens import is_readable
+from posenc.huggingface.masks import Visible
+from posenc.positions import PADDING, Positions
+from posenc.scheme import Scheme
+from posenc.tiles import Chunk, Visibility, check_window
+
+
+class Plan(nn.Module):
+    """What stands in place of a layer's own positions: a scheme, bound where its queries and keys are, and a window
+    (left, right) or a `Chunk` in place of the model's, None: the model's own. `patch` gives it to a layer's attention
+    by the name PLAN, so a scheme's parameters are the model's. ``source`` is the module that sees the model's
+    position_ids, for layers that are not given them, and with ``by_source`` for all; with ``counts`` a model has none,
+    and tokens are counted."""
+
+    _tied_weights_keys: ClassVar = {"scheme": "scheme"}
+    """What layers may share, as transformers wants it said: save_pretrained writes it once."""
+
+    def __init__(
+        self,
+        scheme: Scheme,
+        window: tuple[int | None, int | None] | Chunk | None = None,
+        source: nn.Module | None = None,
+        counts: bool = False,
+        by_source: bool = False,
+    ) -> None:
+        super().__init__()
+        self.scheme, self.window, self.counts, self.by_source = scheme, window, counts, by_source
+        self._source = (source,)  # in a tuple, so that it is not a part of this module as well
+
+    def position_ids(self) -> Tensor | None:
+        """What the model has given the source in this pass."""
+        seen: Tensor | None = getattr(self._source[0], "seen", None)
+        return seen
+
+
+PLAN = "posenc_plan"
+
+
+def planned(
+    plan: Plan,
+    query: Tensor,
+    queries: Positions,
+    keys: Positions,
+    bias: Tensor | None,
+    seen: Visibility,
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None,
+) -> tuple[Encoding, Visibility]:
+    """The encoding of a layer whose positions posenc has taken over, bound to where the tokens are."""
+    if plan.window is not None:
+        if bias is not None and queries.order.size(1) != keys.order.size(1):
+            raise ValueError(
+                "a window of a schedule needs to know where queries and keys stand, and a mask was given instead: let "
+                "the model make its mask, with a dynamic cache and uncompiled"
+            )
+        chunk = plan.window if isinstance(plan.window, Chunk) else None
+        left, right = (chunk.size - 1, None) if chunk is not None else check_window(plan.window)
+        if keys.layout.start is not None and keys.layout.start[1] > max(0, _reach(queries, left)):
+            raise ValueError(
+                f"the cache of this layer has let go of keys that a window of {plan.window} sees: generate with "
+                "use_cache=False, or a cache that keeps all"
+            )
+        seen = replace(seen, left=None if chunk is not None else left, right=right)
+    kept = attention_mask.kept if isinstance(attention_mask, Visible) else {}
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    if "placed" not in kept:
+        ids = plan.position_ids() if position_ids is None or plan.by_source else position_ids
+        kept["placed"] = place(queries, keys, bias, ids, plan.counts)
+    # What is being learned is bound by every layer for itself: a layer that is computed once more on the way back, to
+    # save memory, must make the same graph again, and must not find what was made without one.
+    learns = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in plan.scheme.parameters())
+    name = (id(plan.scheme), dtype, plan.window if isinstance(plan.window, Chunk) else None)
+    if not learns and name in kept:
+        return kept[name], seen
+    at, there, lengths = kept["placed"]
+    if plan.scheme.needs_lengths and "one text" not in kept:
+        _check_one_text(at, keys, bias, isinstance(attention_mask, Visible) and attention_mask.is_packed)
+        kept["one text"] = True
+    context = Context(lengths=lengths if plan.scheme.needs_lengths else None)
+    encoding = plan.scheme(at, there, dtype=dtype, context=context, doors=("rotate", "score", "value"))
+    if isinstance(plan.window, Chunk):
+        encoding = encoding.in_chunks(plan.window.size)
+    if not learns:
+        kept[name] = encoding
+    return encoding, seen
+
+
+def _reach(queries: Positions, left: int | None) -> int:
+    """The first place that the first query sees, where that is known."""
+    return 0 if left is None or queries.layout.start is None else queries.layout.start[1] - left
+
+
+def place(
+    queries: Positions, keys: Positions, bias: Tensor | None, position_ids: Tensor | None, counts: bool = False
+) -> tuple[Positions, Positions, Tensor]:
+    """Queries and keys with the coordinates that the model gives them, and how long the text of each row is by now.
+
+    ``position_ids`` (rows, queries) are those of the queries. Keys of a cache are counted back from the last query,
+    token by token, padding left out: there they were, unless somebody left places out, which is a ValueError where it
+    can be told. ``bias`` is a mask that says who sees whom in place of the positions. ``counts``: where there are no
+    position_ids, the tokens of the row are counted.
+    """
+    m, n = queries.order.size(1), keys.order.size(1)
+    is_key = keys.document != PADDING if bias is None else _is_seen(bias)
+    slot = torch.arange(n, device=is_key.device)[None]
+    if m == n:
+        slots = slot
+    elif bias is None:
+        slots = queries.order - keys.order[:, :1]
+    else:  # the last key that anyone sees is the last query's own
+        slots = slot.masked_fill(~is_key, 0).amax(1, keepdim=True) + torch.arange(1 - m, 1, device=slot.device)
+    if counts and position_ids is None:
+        count = is_key.long().cumsum(1)
+        position_ids = (count.gather(1, slots.expand(count.size(0), -1)) - 1).clamp(min=0)
+    ids = _ids(queries, keys, bias, position_ids)
+    there, is_here = ids, is_key
+    if m != n:
+        rows = max(is_key.size(0), ids.size(0))
+        slots, ids, is_key = slots.expand(rows, -1), ids.expand(rows, -1), is_key.expand(rows, -1)
+        count = is_key.long().cumsum(1)
+        there = count - count.gather(1, slots[:, -1:]) + ids[:, -1:]
+        is_here = is_key & (slot <= slots[:, -1:])
+        if is_readable(ids):
+            skips = (there.gather(1, slots) != ids) & is_key.gather(1, slots)
+            if bool(skips.any()):
+                raise ValueError(
+                    "position_ids must count the tokens of a cache one by one where posenc places its keys, got some "
+                    "that skip or repeat places"
+                )
+    there, is_here = torch.broadcast_tensors(there, is_here)
+    lengths = there.masked_fill(~is_here, -1).amax(1) + 1
+    return _at(queries, ids), _at(keys, there), lengths
+
+
+def _ids(queries: Positions, keys: Positions, bias: Tensor | None, position_ids: Tensor | None) -> Tensor:
+    """The coordinates of the queries, (rows, queries)."""
+    if position_ids is not None:
+        if position_ids.dim() != 2:
+            raise ValueError(
+                f"position_ids must be (rows, queries) where posenc places tokens, got {shown(position_ids)}"
+            )
+        return position_ids.long()
+    if bias is not None or keys.layout.start is None:
+        raise ValueError(
+            "position_ids do not reach the attention of this layer, and padding, packing or a mask leaves open where "
+            "its tokens are: pass unpadded rows of one text"
+        )
+    return queries.order
+
+
+def _check_one_text(at: Positions, keys: Positions, bias: Tensor | None, is_packed: bool) -> None:
+    """ValueError for rows of several documents, which `place` would give one length: that of the longest. Where a mask
+    does not tell documents apart, places that do not rise do. A compiled graph cannot read them. Beside a cache `place`
+    has seen that they are counted one by one."""
+    ids, run = at.coords, at.layout.run
+    rises = run is not None and run.coords is not None and run.steps == (1,)
+    if not is_packed and not rises and ids.size(1) == keys.order.size(1):
+        if torch.compiler.is_compiling() or ids.device.type == "meta":
+            return
+        is_token = keys.document != PADDING if bias is None else _is_seen(bias)
+        before = ids.masked_fill(~is_token, -1).cummax(1).values[:, :-1]
+        is_packed = bool((is_token[:, 1:] & (ids[:, 1:] <= before)).any())
+    if is_packed:
+        raise ValueError(
+            "a row of several documents has no one length, got position_ids that start again in a row: give each "
+            "document a row of its own, or take a scaling that does not depend on the length, such as YaRN"
+        )
+
+
+def _at(positions: Positions, ids: Tensor) -> Positions:
+    """The same tokens at other coordinates; with their layout where these are the same."""
+    if is_readable(ids) and bool((positions.coords == ids).all()):
+        return positions
+    return Positions(ids, order=positions.order, document=positions.document)
+
+
+def _is_seen(mask: Tensor) -> Tensor:
+    """Which keys any query sees, (rows, keys)."""
+    seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    return seen.any(2).any(1)

@@ -1,0 +1,135 @@
+"""A scaling put on a model's own rotary frequencies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from posenc.arguments import shown
+from posenc.huggingface.adapters import ADAPTERS, check_rotates
+from posenc.huggingface.config import scheme_from_config
+from posenc.huggingface.layers import attentions, kind_of, pairing, rescale, rotaries
+from posenc.huggingface.patched import Patched, named, text_config
+from posenc.huggingface.placing import PLAN, Plan
+from posenc.huggingface.put_schemes import in_words, put_adapted
+from posenc.huggingface.rotary import PosencRotary, Turns, read_turns
+from posenc.phases import frequencies
+from posenc.schemes.rope import RoPE
+
+
+def is_scaling(what: Any) -> bool:
+    """Whether it may be a scaling: one that is made, or a function of theta."""
+    return callable(what) and not isinstance(what, type | nn.Module)
+
+
+def put_scaling(patched: Patched, base: Any, what: Any) -> None:
+    found = list(rotaries(base))
+    check_rotates(text_config(base))
+    if text_config(base).model_type in ADAPTERS and (not found or getattr(what, "needs_lengths", False)):
+        _scale_adapted(patched, base, what)
+        return
+    if not found:
+        raise ValueError(
+            f"{named(base)} has no rotary module that posenc knows, so there are no frequencies to put a scaling on"
+        )
+    for parent, name, module in found:
+        turns = read_turns(module)
+        scalings = _by_type(what, turns)
+        ropes: dict[str | None, RoPE | None] = {}
+        deferred: dict[str | None, RoPE] = {}
+        for kind, turn in turns.items():
+            if kind not in scalings:
+                continue
+            ropes[kind] = rope = turn.rope(scalings[kind])
+            _check_scaling(scalings[kind], rope)
+            if rope.needs_lengths:
+                ropes[kind], deferred[kind] = None, rope
+            where = "every rotating layer" if kind is None else f"layers of type {kind}"
+            own = "" if turn.own == "none" else f", in place of {turn.own}"
+            how = "; in attention, from keys that are kept unrotated" if rope.needs_lengths else ""
+            patched.changes.append(
+                f"{where}: base {turn.base:g}, {turn.rotary_dim} channels, scaled by {scalings[kind]!r}{own}{how}"
+            )
+        rotary = PosencRotary(module, turns, ropes, text_config(base))
+        if deferred:
+            patched._through_posenc()
+            _defer(patched, base, rotary, deferred)
+        patched._replace(parent, name, rotary)
+        for module in attentions(base):
+            kind = kind_of(module, turns)
+            if kind in scalings:
+                rescale(patched, module, scalings[kind])
+
+
+def _scale_adapted(patched: Patched, base: Any, what: Any) -> None:
+    own = scheme_from_config(text_config(base)).schedule
+    if isinstance(what, Mapping) or not any(isinstance(scheme, RoPE) for scheme in own.schemes):
+        raise ValueError(f"{named(base)} has no rotary frequencies to put a scaling on: {', '.join(in_words(own))}")
+    for scheme in own.schemes:
+        if isinstance(scheme, RoPE):
+            _check_scaling(what, scheme)
+            scheme.scaling = what
+    put_adapted(patched, base, own)
+    patched.changes.append(f"every rotating layer: scaled by {what!r}")
+
+
+def _check_scaling(scaling: Any, rope: RoPE) -> None:
+    """ValueError for a function that does not give as many frequencies as it takes, and a factor."""
+    if getattr(scaling, "needs_lengths", False):
+        return
+    theta = frequencies(rope.rotary_dim, rope.base)
+    given = scaling(theta)
+    if not isinstance(given, tuple) or len(given) != 2 or getattr(given[0], "shape", None) != theta.shape:
+        raise ValueError(
+            f"what must give (frequencies, factor) of the frequencies {shown(theta)} that it takes, got {shown(given)}"
+        )
+
+
+def _by_type(what: Any, turns: Mapping[str | None, Turns]) -> dict[str | None, Any]:
+    if not isinstance(what, Mapping):
+        return dict.fromkeys(turns, what)
+    if not what:
+        raise ValueError("what must name the layer types that it maps to scalings, got {}")
+    for kind, scaling in what.items():
+        if kind not in turns:
+            known = ", ".join(str(k) for k in turns)
+            raise ValueError(f"what names layers of type {shown(kind)}, and the model has those of {known}")
+        if not is_scaling(scaling):
+            raise ValueError(f"what must map layer types to scalings, got {shown(scaling)} for {shown(kind)}")
+    return dict(what)
+
+
+def _defer(patched: Patched, base: Any, rotary: PosencRotary, ropes: Mapping[str | None, RoPE]) -> None:
+    """Lets posenc turn queries and keys in the attention of every layer that turns."""
+    turned = False
+    for module in attentions(base):
+        kind = kind_of(module, rotary.turns)
+        if kind not in ropes:
+            continue
+        pairs = pairing(base, module, rotary.turns[kind])
+        if pairs is None:  # a layer without position
+            continue
+        turned = True
+        layout, first, head_dim = pairs
+        rope = ropes[kind]
+        plan = Plan(
+            RoPE(
+                head_dim,
+                rope.base,
+                layout=layout,  # type: ignore[arg-type]
+                rotary_dim=rope.rotary_dim,
+                scaling=rope.scaling,
+                first_channel=first,
+            ),
+            source=rotary,
+        )
+        patched._replace(module, PLAN, plan)
+    if any(turn.allocation is not None for kind, turn in rotary.turns.items() if kind in ropes):
+        raise ValueError(
+            f"{named(base)} has positions of several axes, and a scaling that depends on the length needs the places "
+            "of all keys of a cache, which it does not give: take one that does not, such as YaRN"
+        )
+    if not turned:
+        raise ValueError(f"{named(base)} has no layer whose rotation posenc can do in attention")

@@ -1,0 +1,75 @@
+"""What the readers of all families share: a configuration's keys in, `ModelPositions` out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from posenc.huggingface.described import Layer, ModelPositions
+from posenc.huggingface.keys import Keys
+from posenc.schedule import Schedule
+from posenc.scheme import Scheme
+from posenc.tiles import Window
+
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+
+
+def head_dim_of(keys: Keys) -> int:
+    """head_dim, or hidden_size by the number of heads."""
+    found = keys.get("head_dim")
+    return int(keys("hidden_size") // keys("num_attention_heads") if found is None else found)
+
+
+def alike(keys: Keys, scheme: Scheme, window: Window = None, layer: Layer | None = None, **more: Any) -> ModelPositions:
+    """A model whose layers are all the same."""
+    layers = int(keys("num_hidden_layers"))
+    return described(keys, [scheme] * layers, [window] * layers, [layer or Layer()] * layers, **more)
+
+
+def described(
+    keys: Keys, schemes: Sequence[Scheme], windows: Sequence[Window], layers: Sequence[Layer], **more: Any
+) -> ModelPositions:
+    """The value, of one entry per layer each."""
+    more.setdefault("length", keys.get("max_position_embeddings"))
+    schedule = Schedule(list(zip(schemes, windows, strict=True)))
+    return ModelPositions(keys.model_type, schedule, tuple(layers), **more)
+
+
+def kinds_of(keys: Keys, *known: str) -> list[str]:
+    """layer_types, one of the ``known`` for each layer."""
+    kinds = list(keys("layer_types"))
+    if len(kinds) != keys("num_hidden_layers"):
+        raise keys.wrong("layer_types", f"must have {keys('num_hidden_layers')} entries like num_hidden_layers")
+    unknown = [kind for kind in kinds if kind not in known]
+    if unknown:
+        raise ValueError(f"{keys.model_type}'s layer_types must be of {', '.join(known)}, got {unknown[0]!r}")
+    return kinds
+
+
+def windows_of(keys: Keys, kinds: Sequence[str], name: str = "sliding_window") -> list[Window]:
+    """The window of the layers that slide."""
+    window = keys.get(name)
+    if SLIDING in kinds and window is None:
+        raise keys.wrong(name, f"must be a number of keys, since layer_types has {SLIDING!r}")
+    return [int(window) if kind == SLIDING else None for kind in kinds]
+
+
+def check_pattern(keys: Keys, name: str, kinds: Sequence[Any], expected: Callable[[int, Any], Any]) -> None:
+    """ValueError where a number that a list was made from is given, and says something else than the list."""
+    value = keys.get(name)
+    if value is None or value == keys.default(name):
+        return
+    if [expected(layer, value) for layer in range(len(kinds))] != list(kinds):
+        raise keys.wrong(name, "contradicts the list of layers that stands beside it")
+
+
+def scaled(factor: float, head_dim: int) -> float | None:
+    """A factor of q . k, unless it is 1/sqrt(head_dim)."""
+    return None if math.isclose(factor, head_dim**-0.5, rel_tol=1e-12) else factor
+
+
+def silent(keys: Keys, name: str) -> tuple[str, ...]:
+    """A remark on a key that published configurations have, and nothing of the model reads."""
+    value = keys.get(name)
+    return () if value is None else (f"{name} = {value} is read by nothing of the model",)

@@ -1,0 +1,95 @@
+"""What patch() is given and a model cannot have: what can be told from the arguments is an error by name, at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+import posenc
+from posenc.huggingface import patch
+from tests.huggingface.test_attention import IDS, built, output
+from tests.huggingface.test_patching import refused
+
+WHAT = r"what must be a scaling, a scheme, a Schedule or \{layer type: scaling\}, got "
+TABLE = posenc.Learned(64, 48)
+SINE = posenc.Sinusoidal(48)
+
+MISFITS: list[tuple[str, Any, str]] = [
+    ("llama", None, f"{WHAT}None"),
+    ("llama", posenc.ALiBi, f"{WHAT}the class ALiBi"),
+    ("llama", posenc.YaRN, f"{WHAT}the class YaRN"),
+    ("llama", torch.nn.Identity(), rf"{WHAT}Identity\(\)"),
+    ("llama", {}, r"what must name the layer types that it maps to scalings, got \{\}"),
+    ("llama", {None: posenc.YaRN}, "what must map layer types to scalings, got the class YaRN for None"),
+    (
+        "llama",
+        {None: posenc.ALiBi(4)},
+        r"what must map layer types to scalings, got ALiBi\(4, form='causal'\) for None",
+    ),
+    ("llama", lambda theta: theta, r"what must give \(frequencies, factor\) .* \(6,\) .*, got torch.float64 \(6,\)"),
+    ("llama", lambda theta: (theta[1:], 1.0), r"what must give \(frequencies, factor\) of the frequencies .* \(6,\)"),
+    ("gptj", lambda theta: theta, r"what must give \(frequencies, factor\) of the frequencies .* \(4,\)"),
+    ("llama", posenc.RoPE(12) + posenc.ALiBi(8), r"ALiBi is made for 8 heads, and LlamaForCausalLM \(llama\) has 4"),
+    ("llama", posenc.RoPE(12, axes=2), "RoPE takes 2 coordinates per token, got positions of 1 axes"),
+    ("llama", posenc.Swin((2, 3), 4), "Swin takes 2 coordinates per token, got positions of 1"),
+    ("gpt2", posenc.Learned(64, 32), r"Learned is made for dim 32, and GPT2LMHeadModel \(gpt2\) has 48"),
+    (
+        "gpt2",
+        posenc.Schedule([(TABLE, None), (SINE + posenc.ALiBi(4), None)]),
+        r"what must add the same to the input in every layer, since GPT2LMHeadModel \(gpt2\) adds to it once, got "
+        "Learned and Sinusoidal: give layers one scheme that adds",
+    ),
+    (
+        "llama",
+        posenc.ALiBi(4, "directed"),
+        r"ALiBi as it is made has heads that see keys after the query alone, and LlamaForCausalLM \(llama\) hides "
+        "these from every query: make it in its causal form",
+    ),
+    (
+        "bert",
+        posenc.ALiBi(4),
+        r"ALiBi as it is made encodes keys behind the query alone, and BertModel \(bert\) lets a query see those after "
+        "it: make it with form='bidirectional' or form='directed'",
+    ),
+    ("bert", TABLE + posenc.T5(4), r"T5 as it is made encodes keys behind .* make it with bidirectional=True"),
+    (
+        "modernbert",
+        posenc.Schedule([(posenc.NoPE(), None), (posenc.ALiBi(4), 4)]),
+        r"ModernBertModel \(modernbert\) lets a query see those after it",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "what", "words"), MISFITS, ids=[f"{m[0]} {m[2][:40]}" for m in MISFITS])
+def test_what_does_not_fit_a_model_is_refused_at_once(name: str, what: Any, words: str) -> None:
+    refused(what, built(name), words)
+
+
+@pytest.mark.parametrize(
+    ("model", "came"), [("llama", "'llama'"), (posenc.YaRN(4.0, 16), r"YaRN\(factor=4.0")], ids=str
+)
+def test_what_is_no_model_is_refused(model: Any, came: str) -> None:
+    with pytest.raises(ValueError, match=f"model must be a model of transformers, got {came}"):
+        patch(model, posenc.YaRN(4.0, 16))
+
+
+def test_what_fits_is_put_in() -> None:
+    """The forms that the errors name, a table that compositions share, or beside another ``dim``, and
+    a scaling that is a function.
+    """
+    shared = posenc.Schedule([(TABLE + posenc.ALiBi(4), None), (TABLE + posenc.NoPE(), 4)])
+    for name, what in [
+        ("bert", posenc.ALiBi(4, "directed")),
+        ("modernbert", posenc.ALiBi(4, "bidirectional")),
+        ("gpt2", shared),
+        ("gpt2", TABLE + posenc.TransformerXL(4, 12, dim=96)),
+        ("llama", lambda theta: (theta / 2, 1.0)),
+    ]:
+        model = built(name)
+        plain = output(model, input_ids=IDS)
+        with patch(model, what):
+            assert float((output(model, input_ids=IDS) - plain).abs().max()) > 1e-3, name
