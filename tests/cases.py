@@ -9,7 +9,16 @@ from torch import Tensor
 from posenc import ALiBi, Positions, RoPE, Scheme, Sinusoidal
 from posenc.schemes.catalog import CATALOG
 from tests.oracles import alibi, attention, case, rope, sinusoidal
-from tests.oracles.case import DIM, HEAD_DIM, HEADS, KV_HEADS, TOKENS, across
+from tests.oracles.case import DIM, HEAD_DIM, HEADS, KV_HEADS, TOKENS
+
+
+def across(bounds: tuple[float, ...], size: torch.Size) -> Tensor:
+    """Numbers below, between and above the bounds in turns, none so near to one that a small step would cross it."""
+    ends = (bounds[0] - 1.0, *bounds, bounds[-1] + 1.0)
+    turn = torch.arange(size.numel()) % (len(ends) - 1)
+    low, high = (torch.tensor(x, dtype=torch.float64)[turn] for x in (ends[:-1], ends[1:]))
+    share = 0.05 + 0.9 * torch.rand(size.numel(), dtype=torch.float64)
+    return (low + (high - low) * share).view(size)
 
 
 def positions_cases() -> dict[str, Positions]:

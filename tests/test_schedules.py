@@ -197,7 +197,7 @@ def test_a_schedule_says_its_layers_bases_scalings_and_windows() -> None:
         "  layer 3: RoPE(64, base=1000000.0, layout='half', rotary_dim=64, axes=1, "
         "scaling=YaRN(factor=4.0, original_length=4096)), whole text\n"
         "  layer 4: NoPE() (no position), whole text\n"
-        "  layer 6: RoPE(64, base=10000.0, layout='half', rotary_dim=64, axes=1), window (2, 1)\n"
+        "  layer 6: RoPE(64, base=10000.0, layout='half', rotary_dim=64, axes=1), window of 2 keys back and 1 ahead\n"
         ")"
     )
 
@@ -213,7 +213,10 @@ def test_the_page_lists_every_schedule_with_its_numbers() -> None:
     assert rows.keys() == made.keys()
     for name, words in rows.items():
         for scheme, window in made[name]():
-            assert window is None or f"{window:,} keys" in words
+            if isinstance(window, posenc.Chunk):
+                assert f"chunks of {window.size:,} tokens" in words
+            else:
+                assert window is None or f"{window:,} keys" in words
             base = getattr(scheme, "base", None)
             assert base is None or f"base {base:,.0f}" in words
 

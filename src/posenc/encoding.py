@@ -14,7 +14,7 @@ backend never knows which scheme it runs: they share the types of this file and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -33,8 +33,8 @@ from posenc.features import (
     wanted_by_both,
 )
 from posenc.freshness import MadeWith, check_fresh
-from posenc.maps import TokenMap, in_bands
-from posenc.pieces import Bias, Function, Piece, Row, Value, reads_vectors
+from posenc.maps import TokenMap, in_bands, one_scale
+from posenc.pieces import Piece, Row, Value, check_sequence, reads_vectors
 from posenc.positions import Positions
 from posenc.trees import register
 
@@ -162,12 +162,7 @@ class Encoding:
                 "a score term needs whole rows of scores and meets one query, but far pairs are turned otherwise than "
                 "near ones: the two cannot be composed"
             )
-        hiding = next((n for n, piece in enumerate(self.pieces) if isinstance(piece, Bias) and piece.hides), None)
-        if hiding is not None and any(isinstance(p, Function) and not p.adds for p in self.pieces[hiding:]):
-            raise ValueError(
-                "a function of the score stands after a bias that hides keys by -inf, of which it would make a score "
-                "that counts: put the scheme of the function before that of the bias"
-            )
+        check_sequence(self.pieces)
         if any(rotation.for_each_other for rotation in self.rotations) and any(map(reads_vectors, self.pieces)):
             raise ValueError(
                 "a score term reads queries or keys by themselves, but they are turned for one another, counted from "
@@ -402,14 +397,6 @@ class Encoding:
             _made_with=self._made_with + other._made_with,
             _opened=self._opened | other._opened,
         )
-
-
-def one_scale(scales: Sequence[float | None]) -> str:
-    """What is said of several rotations that each bring a factor of the inner product."""
-    return (
-        "one rotation alone can bring a scale, since it is the factor of queries and keys as that one makes them, "
-        f"got {', '.join(map(shown, scales))}"
-    )
 
 
 register(Encoding, ("tables", "rotations", "context", "query_features", "key_features"), "posenc.Encoding")

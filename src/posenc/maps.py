@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float
 from torch import Tensor
+
+from posenc.arguments import shown
 
 TokenMap: TypeAlias = Callable[[Tensor], Tensor]
 """A map per token: x (batch, heads, tokens, head_dim) to the same batch, heads and tokens, in the same dtype."""
@@ -34,11 +36,6 @@ class Scaled:
             raise ValueError(f"the scale was made for (batch, heads, tokens) {tuple(made)}, got {tuple(x.shape)}")
         dtype = torch.promote_types(x.dtype, torch.float32)
         return (x.to(dtype) * self.factor.to(dtype)).to(x.dtype)
-
-
-def grown(n: Float64[Tensor, "..."], length: int, strength: float) -> Float64[Tensor, "..."]:
-    """1 + strength ln max(1, n / length): what grows slowly past a length, and is 1 up to it."""
-    return 1 + strength * (n / length).clamp(min=1.0).log()
 
 
 def misfit(made: Sequence[int], x: Tensor) -> str:
@@ -84,3 +81,11 @@ def in_bands(
             f"bands must make queries and keys as wide as the rotation does for near pairs, {widths[0]}, got {widths}"
         )
     return turned
+
+
+def one_scale(scales: Sequence[float | None]) -> str:
+    """What is said of several rotations that each bring a factor of the inner product."""
+    return (
+        "one rotation alone can bring a scale, since it is the factor of queries and keys as that one makes them, "
+        f"got {', '.join(map(shown, scales))}"
+    )

@@ -65,16 +65,19 @@ def phases_by_axis(
     return in_double(torch.stack([coords[..., axis] for axis in allocation], -1)) * theta
 
 
+def grown(n: Float64[Tensor, "..."], length: int, strength: float) -> Float64[Tensor, "..."]:
+    """1 + strength ln max(1, n / length): what grows slowly past a length, and is 1 up to it."""
+    return 1 + strength * (n / length).clamp(min=1.0).log()
+
+
 def drawn(count: int, seed: int, device: torch.device | None = None) -> Float64[Tensor, " count"]:
     """Draws from N(0, 1) that follow from the seed alone: the same on every device, and computed there.
 
     A generator cannot be part of a compiled graph, and numbers kept in a list would be copied to a GPU in every call.
     """
     x = torch.arange(1, count + 1, dtype=torch.int64, device=exact(device)) + seed * 1_000_003
-    for shift, factor in (
-        (30, -4658895280553007687),
-        (27, -7723592293110705685),
-    ):  # splitmix64: a bijection of integers
+    # splitmix64: a bijection of integers.
+    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
         x = (x ^ ((x >> shift) & ((1 << (64 - shift)) - 1))) * factor
     x = x ^ ((x >> 31) & ((1 << 33) - 1))
     uniform = (((x >> 11) & ((1 << 53) - 1)).to(torch.float64) + 0.5) / 2**53

@@ -219,6 +219,21 @@ def reads_vectors(piece: Piece) -> bool:
     return isinstance(piece, Fold) or (isinstance(piece, Meeting) and piece.feature is None)
 
 
+def check_sequence(pieces: tuple[Piece, ...]) -> None:
+    """ValueError where a piece stands after one that it would spoil."""
+    hiding = next((n for n, piece in enumerate(pieces) if isinstance(piece, Bias) and piece.hides), None)
+    if hiding is not None and any(isinstance(p, Function) and not p.adds for p in pieces[hiding:]):
+        raise ValueError(
+            "a function of the score stands after a bias that hides keys by -inf, of which it would make a score "
+            "that counts: put the scheme of the function before that of the bias"
+        )
+    if gives_weights(pieces[:-1]):
+        raise ValueError(
+            "a score term stands after one that gives the logarithms of weights, which are not normalised again, and "
+            "would change them: put the scheme that gives weights last"
+        )
+
+
 def gives_weights(pieces: tuple[Piece, ...]) -> bool:
     """Whether scores are the logarithms of weights in the end, which are not to be normalised."""
     return any(isinstance(piece, Row) and piece.gives_weights for piece in pieces)

@@ -9,7 +9,7 @@ from torch import nn
 
 from posenc.arguments import shown, whole
 from posenc.scheme import Scheme, is_scheme
-from posenc.tiles import Chunk, Window, check_window
+from posenc.tiles import Chunk, Window, check_window, window_words
 
 
 class Schedule(nn.Module):
@@ -69,23 +69,14 @@ class Schedule(nn.Module):
             parts: Any = self.schemes[scheme].parts
             names = " + ".join(f"{type(part).__name__}({part.extra_repr()})" for part in parts)
             names += "" if any(part.doors for part in parts) else " (no position)"
-            seen = (
-                "whole text"
-                if window is None
-                else f"window of {window} keys"
-                if isinstance(window, int)
-                else f"chunks of {window.size} tokens"
-                if isinstance(window, Chunk)
-                else f"window {window}"
-            )
-            words.append(f"  layer{'s' * (len(layers) > 1)} {_runs(layers)}: {names}, {seen}\n")
+            words.append(f"  layer{'s' * (len(layers) > 1)} {ranges(layers)}: {names}, {window_words(window)}\n")
         return f"Schedule(\n{''.join(words)})"
 
 
-def _runs(numbers: Sequence[int]) -> str:
+def ranges(numbers: Sequence[int]) -> str:
     """Ascending numbers, three and more in a row as the first and the last.
 
-    >>> _runs([0, 1, 2, 4, 6, 7])
+    >>> ranges([0, 1, 2, 4, 6, 7])
     '0-2, 4, 6, 7'
     """
     runs: list[list[int]] = []

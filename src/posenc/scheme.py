@@ -20,11 +20,11 @@ from posenc.encoding import (
     Context,
     Encoding,
     Rotation,
-    one_scale,
 )
 from posenc.features import Feature, wanted_by_both
 from posenc.freshness import made_with
 from posenc.horizon import SKIP_BELOW, horizon
+from posenc.maps import one_scale
 from posenc.pieces import Piece, Value
 from posenc.positions import Positions
 

@@ -78,6 +78,18 @@ def check_window(window: Any) -> tuple[int | None, int | None]:
     return whole("window", window) - 1, 0
 
 
+def window_words(window: Window) -> str:
+    """A window as a schedule says it."""
+    if window is None:
+        return "whole text"
+    if isinstance(window, int):
+        return f"window of {window} keys"
+    if isinstance(window, Chunk):
+        return f"chunks of {window.size} tokens"
+    back, ahead = ("all" if end is None else str(end) for end in check_window(window))
+    return f"window of {back} keys back and {ahead} ahead"
+
+
 @dataclass(frozen=True)
 class Tile:
     """Queries ``start`` to ``stop`` against keys ``first`` to ``last`` of some rows of the batch.

@@ -31,7 +31,12 @@ SCHEMES = [n for n in ATTENDING if n not in NOT_HERE and ("score" in built(n).do
 """Those that it can run, that need no features of the tokens and add nothing to the input. What is turned before it is
 called stands for all that is."""
 LEARNED_MAPS = {"swin_v2", "tupe"}  # what they learn goes into the query
-QUICK = ("nope", "rope", "absolute_in_attention", "alibi")  # the others are a compilation each
+# What is not here is a compilation for each kind of positions; one of each kind of piece is tried in `make test`.
+MARKS = {
+    **dict.fromkeys(("nope", "rope", "absolute_in_attention", "alibi"), ()),
+    **dict.fromkeys(("t5", "relative_2d", "transformer_xl", "distance_aware"), (pytest.mark.slow,)),
+}
+SLOWLY = (pytest.mark.slow, pytest.mark.more)
 
 
 def made(name: str) -> Scheme:
@@ -101,9 +106,7 @@ def check_as_exact_as_the_reference(make: Callable[[Callable[[Tensor], Tensor]],
     ("kind", "is_causal"),
     [("plain", True), ("plain", False), ("packed", True), ("padded", False), ("fewer queries", True)],
 )
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SCHEMES]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, SLOWLY)) for name in SCHEMES])
 def test_every_scheme_is_what_the_reference_says(name: str, is_causal: bool, kind: str) -> None:
     scheme = made(name)
     is_causal = is_causal or KINDS[name].looks_back

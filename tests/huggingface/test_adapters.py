@@ -254,7 +254,9 @@ def test_a_model_trains_with_dropout() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.more if name in ("swin", "deberta") else ()) for name in MODELS]
+)
 def test_a_compiled_model_gives_the_same(name: str) -> None:
     _, inputs = MODELS[name]
     if name == "deberta":

@@ -73,7 +73,9 @@ def error(ended: Ended) -> str:
 MOMENTS = {"kill": (1, 1), "full": (1, 1), "twice": (1, 2), "term": (2, 2)}
 
 
-@pytest.mark.parametrize("what", MOMENTS)
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=pytest.mark.more if what in ("full", "term") else ()) for what in MOMENTS]
+)
 def test_stopped_at_anything_it_does_to_a_file(nursery: Nursery, whole: Path, tmp_path: Path, what: str) -> None:
     """Again and again, a little further on each time, so that every kind of moment is met: half of a configuration, a
     checkpoint or a record is written, or all of it and not yet known to be on the disk, or not yet in its place."""

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 HEADS, KV_HEADS, HEAD_DIM = 12, 4, 6
@@ -46,12 +45,3 @@ class Case:
 def rows(positions: Any) -> Any:
     """Coordinates as nested lists, for each of two samples."""
     return positions.expand(2).coords.tolist()
-
-
-def across(bounds: tuple[float, ...], size: torch.Size) -> Tensor:
-    """Numbers below, between and above the bounds in turns, none so near to one that a small step would cross it."""
-    ends = (bounds[0] - 1.0, *bounds, bounds[-1] + 1.0)
-    turn = torch.arange(size.numel()) % (len(ends) - 1)
-    low, high = (torch.tensor(x, dtype=torch.float64)[turn] for x in (ends[:-1], ends[1:]))
-    share = 0.05 + 0.9 * torch.rand(size.numel(), dtype=torch.float64)
-    return (low + (high - low) * share).view(size)

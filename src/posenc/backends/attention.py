@@ -52,7 +52,8 @@ def attention(
       ``query_positions`` and ``key_positions``. By default keys are at 0 .. N-1 and queries are the last M of them.
       With ``query_positions`` alone, as many keys have the same. Without an encoding positions still rule what is seen.
     - ``window``: how far a query sees, counted along the order: a number of keys, of which its own is the last; or
-      (left, right), the number of places back and forth, None for all. A `Chunk` of n: each its own n coordinates.
+      (left, right), the number of places back and forth, None for all. With `Chunk(n)` a query
+      sees the keys of its own chunk alone: of coordinates 0 .. n-1, n .. 2n-1, and so on.
     - ``sinks``: a logit for each head that every query sees beside its keys. It has no value, and takes a share of the
       weights. The log-sum-exp includes it.
     - ``backend``: ``"auto"``, of which `explain` says what it takes; or the name of one, ``"sdpa"``, ``"native"``,

@@ -102,11 +102,6 @@ def call_of(
         scale = encoding.scale if encoding.scale is not None else 1 / math.sqrt(query.size(-1))
     elif not _is_number(scale) or not -math.inf < scale < math.inf:
         raise ValueError(f"scale must be a finite number or None, got {shown(scale)}")
-    if gives_weights(encoding.pieces[:-1]):
-        raise ValueError(
-            "a score term stands after one that gives the logarithms of weights, which are not normalised again, and "
-            "would change them: put the scheme that gives weights last"
-        )
     if attn_mask is not None and attn_mask.is_floating_point() and gives_weights(encoding.pieces):
         raise ValueError(
             "attn_mask is added to scores that are the logarithms of weights and are not normalised again, which would "

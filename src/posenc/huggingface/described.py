@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from posenc.schedule import Schedule
+from posenc.schedule import Schedule, ranges
 from posenc.scheme import Scheme
 from posenc.schemes.nope import NoPE
 from posenc.schemes.rope import RoPE
-from posenc.tiles import Chunk, Window, check_window
+from posenc.tiles import window_words
 
 
 @dataclass(frozen=True)
@@ -83,18 +83,6 @@ class ModelPositions:
         return "\n".join(lines + [f"  {remark}" for remark in self.remarks])
 
 
-def window_words(window: Window) -> str:
-    """A window of a schedule in words."""
-    if window is None:
-        return "whole text"
-    if isinstance(window, int):
-        return f"window of {window} keys"
-    if isinstance(window, Chunk):
-        return f"chunks of {window.size} tokens"
-    back, ahead = ("all" if end is None else str(end) for end in check_window(window))
-    return f"window of {back} keys back and {ahead} ahead"
-
-
 def words(scheme: Scheme) -> str:
     """A scheme in words, with everything it was made with."""
     if len(scheme.parts) > 1:
@@ -117,17 +105,6 @@ def words(scheme: Scheme) -> str:
     if scheme.scaling is not None:
         said.append(repr(scheme.scaling))
     return ", ".join(said)
-
-
-def ranges(numbers: list[int]) -> str:
-    """Layer numbers, runs of three or more as first-last: 0-4, 6, 7."""
-    found: list[list[int]] = []
-    for n in numbers:
-        if found and n == found[-1][-1] + 1:
-            found[-1].append(n)
-        else:
-            found.append([n])
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in found)
 
 
 def runs(allocation: tuple[int, ...]) -> str:

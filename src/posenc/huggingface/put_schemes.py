@@ -12,14 +12,13 @@ from torch import Tensor, nn
 from posenc.forms import coordinates
 from posenc.huggingface.adapters import ADAPTERS, BOUND, adapted, is_adapted, unscaled
 from posenc.huggingface.attention import NAME, check_runs
-from posenc.huggingface.described import ranges
 from posenc.huggingface.layers import attentions, rescale, rotaries
 from posenc.huggingface.patched import Patched, named, text_config
 from posenc.huggingface.placing import PLAN, Plan
 from posenc.huggingface.rotary import PosencRotary, read_turns
 from posenc.pieces import Bias, Meeting
 from posenc.positions import Positions
-from posenc.schedule import Schedule
+from posenc.schedule import Schedule, ranges
 from posenc.scheme import Scheme, bare_parts
 from posenc.tiles import Chunk, check_window
 

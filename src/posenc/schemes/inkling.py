@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from posenc.arguments import number, whole
 from posenc.encoding import Context, Rotation
 from posenc.features import Feature
-from posenc.maps import Scaled, grown, unchanged
-from posenc.phases import in_double
+from posenc.maps import Scaled, unchanged
+from posenc.phases import grown, in_double
 from posenc.pieces import Distance, Meeting
 from posenc.positions import Positions
 from posenc.scheme import Scheme

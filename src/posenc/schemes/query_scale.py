@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from posenc.arguments import check_choice, number, whole
 from posenc.encoding import Context, Rotation
 from posenc.givens import is_readable
-from posenc.maps import Scaled, grown, unchanged
-from posenc.phases import in_double
+from posenc.maps import Scaled, unchanged
+from posenc.phases import grown, in_double
 from posenc.positions import PADDING, PositionError, Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
