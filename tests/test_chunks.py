@@ -82,12 +82,12 @@ def test_a_cache_has_the_chunks_of_the_whole(name: str) -> None:
     schedule = Schedule([(SCHEMES[name]().double(), Chunk(SIZE)), (RoPE(8), None)])
     q, k, v = (drawn(seed) for seed in range(3))
     for positions in (Positions.arange(TOKENS), WHERE["packed"]):
-        whole = ForwardPass(schedule, positions, dtype=torch.float64).attention(q, k, v)
+        whole = ForwardPass(schedule, positions, dtype=torch.float64).attention(q, k, v, layer=0)
         cache, outs = KVCache(), []
         for start, stop in ((0, 3), (3, 12), (12, 13), (13, 14), (14, TOKENS)):
             here = slice(start, stop)
             with ForwardPass(schedule, positions[here], cache, dtype=torch.float64) as step:
-                outs.append(step.attention(q[:, :, here], k[:, :, here], v[:, :, here]))
+                outs.append(step.attention(q[:, :, here], k[:, :, here], v[:, :, here], layer=0))
                 step.attention(q[:, :, here], k[:, :, here], v[:, :, here], layer=1)
         assert all(isinstance(out, Tensor) for out in outs)
         torch.testing.assert_close(torch.cat([out for out in outs if isinstance(out, Tensor)], 2), whole)

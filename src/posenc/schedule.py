@@ -11,6 +11,10 @@ from posenc.arguments import shown, whole
 from posenc.scheme import Scheme, is_scheme
 from posenc.tiles import Chunk, Window, check_window, window_words
 
+BOUND_BY_LAYER = (
+    "a Schedule is bound layer by layer: take scheme, window = schedule[n] in layer n, or a posenc.models.ForwardPass"
+)
+
 
 class Schedule(nn.Module):
     """Which scheme and which window every layer of a model has: RoPE here, NoPE there, another base elsewhere.
@@ -55,6 +59,15 @@ class Schedule(nn.Module):
         number, window = self._layers[whole("layer", layer, 0, len(self) - 1)]
         scheme: Any = self.schemes[number]
         return scheme, window
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all layers have the same scheme and window."""
+        return len(set(self._layers)) == 1
+
+    def forward(self, *_: Any) -> None:
+        """ValueError: a schedule is bound layer by layer."""
+        raise ValueError(BOUND_BY_LAYER)
 
     def number(self, layer: int) -> int:
         """Which of ``schemes`` a layer has."""

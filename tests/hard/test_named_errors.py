@@ -304,6 +304,11 @@ SHARED: list[tuple[dict[str, Any], str]] = [
     ({"query": Q[:, :4]}, "query heads must be a multiple of key heads, got 4 and 3"),
     ({"encoding": "alibi"}, "encoding must be an Encoding, a Scheme or None, got 'alibi'"),
     ({"encoding": ALiBi}, "encoding must be an Encoding, a Scheme or None, got the class ALiBi"),
+    ({"encoding": SCHEDULE}, "a Schedule is bound layer by layer: take scheme, window = …"),
+    (
+        {"query": Q.to(torch.float8_e4m3fn)},
+        "query must be float16, bfloat16, float32 or float64, got torch.float8_e4m3fn",
+    ),
     ({"encoding": LINE}, "encoding must be an Encoding, a Scheme or None, got Positions(…)"),
     ({"encoding": nn.Linear(2, 2)}, "encoding must be an Encoding, a Scheme or None, got Linear(…)"),
     ({"encoding": Sinusoidal(24)}, "Sinusoidal adds to the input, …"),
@@ -635,6 +640,7 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
             "window must be a number of keys, (left, right), a Chunk or None, got 'x'",
         ),
     ],
+    "Schedule.forward": [Row(lambda: SCHEDULE(LINE), "a Schedule is bound layer by layer: take scheme, window = …")],
     **{
         f"Schedule.{name}": [
             Row(partial(find, layer), f"layer must be a whole number within 0..1, got {came}")
@@ -787,9 +793,13 @@ MODELS: dict[str, list[Row]] = {
     ],
     "models.ForwardPass.attention": [
         Row(lambda: PASS.attention(Q, Q[:, :3], Q[:, :3], 2), "layer must be a whole number within 0..1, got 2"),
-        Row(lambda: PASS.attention(Q[:, :, :3], K, V), "query has 3 tokens, but the encoding was made for 5"),
         Row(
-            lambda: PASS.attention(Q, Q[:, :3], Q[:, :3], features={"clock": Q[:, :, :2]}),
+            lambda: PASS.attention(Q, Q[:, :3], Q[:, :3]),
+            "layer must be given, since the layers of the schedule differ: …",
+        ),
+        Row(lambda: PASS.attention(Q[:, :, :3], K, V, 0), "query has 3 tokens, but the encoding was made for 5"),
+        Row(
+            lambda: PASS.attention(Q, Q[:, :3], Q[:, :3], 0, features={"clock": Q[:, :, :2]}),
             "feature 'clock' of the query must be (batch, heads, 5, ...), got torch.float32 (2, 6, 2, 4)",
         ),
     ],

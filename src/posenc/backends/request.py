@@ -14,8 +14,11 @@ from posenc.encoding import Context, Encoding, Rotation
 from posenc.horizon import skipped_by_default
 from posenc.pieces import Bias, gives_weights
 from posenc.positions import Positions
+from posenc.schedule import BOUND_BY_LAYER, Schedule
 from posenc.scheme import Scheme, is_scheme
 from posenc.tiles import Chunk, Visibility, Window, check_window, distances, tiles
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def request(
@@ -63,6 +66,8 @@ def bound(
         raise ValueError(
             f"encoding must be an Encoding, a Scheme or None; pass a mask as attn_mask=, got {shown(encoding)}"
         )
+    if isinstance(encoding, Schedule):
+        raise ValueError(BOUND_BY_LAYER)
     if encoding is not None and not isinstance(encoding, Encoding) and not is_scheme(encoding):
         check_type("encoding", encoding, Encoding, Scheme, None)
     check_type("query_positions", query_positions, Positions, None)
@@ -204,6 +209,8 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not isinstance(x, Tensor) or x.dim() != 4 or not x.is_floating_point():
             raise ValueError(f"{name} must be a floating tensor (batch, heads, tokens, head_dim), got {shown(x)}")
+        if x.dtype not in DTYPES:
+            raise ValueError(f"{name} must be float16, bfloat16, float32 or float64, got {x.dtype}")
         if x.device != query.device:
             raise ValueError(f"{name} must be on {query.device} like query, got {x.device}")
         if x.dtype != query.dtype and not (_is_autocast(query) and _is_autocast(x)):

@@ -232,7 +232,7 @@ class ForwardPass:
         query: Float[Tensor, "batch heads tokens head_dim"],
         key: Float[Tensor, "batch kv_heads tokens head_dim"],
         value: Float[Tensor, "batch kv_heads tokens value_dim"],
-        layer: int = 0,
+        layer: int | None = None,
         *,
         features: Features = NOTHING,
         key_features: Features | None = None,
@@ -245,8 +245,12 @@ class ForwardPass:
         """Attention of the new tokens, as a layer projects them, to all that the cache holds and to one another.
 
         ``features`` are named per-token tensors (batch, heads, tokens, ...) of the queries, ``key_features`` those of
-        the keys (by default the same), which the cache keeps beside its keys. The rest is as for `posenc.attention`.
+        the keys (by default the same), which the cache keeps beside its keys. ``layer`` may be left out where there is
+        no cache and all layers are alike. The rest is as for `posenc.attention`.
         """
+        if layer is None and isinstance(self._schedule, Schedule) and not self._schedule.is_uniform:
+            raise ValueError("layer must be given, since the layers of the schedule differ: pass layer=n in layer n")
+        layer = layer or 0
         scheme, window = self.of_layer(layer)
         encoding, token_doors = self.pairs(layer), self.tokens(layer)
         token_doors.check_added()
