@@ -150,6 +150,11 @@ class XPos(Scheme):
         return True
 
     @property
+    def for_decoders(self) -> bool:
+        """True: keys after the query would be rewarded."""
+        return True
+
+    @property
     def scale(self) -> float:
         """The factor of the inner product: 1 / sqrt(head_dim)."""
         return 1 / math.sqrt(self.head_dim)
