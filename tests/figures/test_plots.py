@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 
 import posenc
 from posenc.figures import command, grids, minilm, overview, pairs, panels, rotations, sentences, spectra, vectors
+from posenc.maps import OfKeyHeads
 from posenc.pieces import Row
 from posenc.positions import PositionError, Positions
 from posenc.schemes.catalog import Shape, catalog
@@ -122,8 +123,11 @@ def turns_pairs(entry) -> bool:
     """Whether it turns pairs of channels, which can be drawn: other maps of the rotate door cannot."""
     coords = torch.arange(2)[:, None].expand(2, entry.least_axes) if entry.least_axes > 1 else torch.arange(2)
     rotation = entry.build(Shape(64, 4, 16, 12)).rotation(posenc.Positions(coords[None]))
-    turn = getattr(rotation.query, "turn", rotation.query) if rotation is not None else None
-    return hasattr(turn, "cos") and rotation.key is rotation.query and not rotation.bands
+    if rotation is None:
+        return False
+    turn = getattr(rotation.query, "turn", rotation.query)
+    key = rotation.key.turn if isinstance(rotation.key, OfKeyHeads) else rotation.key
+    return hasattr(turn, "cos") and key is rotation.query and not rotation.bands
 
 
 @pytest.mark.parametrize("entry", catalog(), ids=lambda entry: entry.name)
@@ -505,6 +509,15 @@ def test_without_positions_a_repeated_word_has_equal_weights_and_with_them_it_ha
         assert apart < 1e-12 if name == "nope" else apart > 0.02
     assert titles(figure)[0] == "nope: equal where framed"
     assert words_in(figure, 0)[0] == f"{weights['nope'][0, 0]:.2f}"[1:]
+
+
+@pytest.mark.parametrize("name", ["fire", "fox", "rope"])
+def test_attention_shows_the_keys_that_are_asked_for_or_those_that_the_scheme_is_for(name: str) -> None:
+    after = np.triu(np.ones((5, 5), dtype=bool), 1)
+    for causal, hidden in ((True, after), (False, 0 * after), (None, (name != "rope") * after)):
+        shown = image(sentences.attention(schemes=(name,), causal=causal))
+        np.testing.assert_array_equal(np.isnan(shown), hidden)
+        np.testing.assert_allclose(np.nansum(shown, axis=1), 1, rtol=1e-12)
 
 
 def test_attention_is_that_of_the_library() -> None:
