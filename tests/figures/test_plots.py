@@ -615,8 +615,14 @@ def test_the_spectrum_of_scalings_of_ones_own_and_of_a_file(tmp_path: Path) -> N
     own = spectra.spectrum({"mine": posenc.LongRoPE(**lists, original_length=4096, factor=4)}, head_dim=8)
     for figure in (of_file, own):
         np.testing.assert_allclose(line(figure, 1, 1), lists["long_factor"], rtol=1e-12)
+    with pytest.raises(
+        ValueError, match=r"^short_factor of .*lists.json must have 8 numbers, one for each pair, got 4$"
+    ):
+        spectra.spectrum(f"longrope:{tmp_path / 'lists.json'}", head_dim=16)
     (tmp_path / "lists.json").write_text("{}")
-    with pytest.raises(ValueError, match="longrope: must name a JSON file with the lists short_factor and long_factor"):
+    with pytest.raises(
+        ValueError, match="longrope:FILE must be a JSON file with the lists short_factor and long_factor"
+    ):
         spectra.spectrum((f"longrope:{tmp_path / 'lists.json'}",))
 
 

@@ -276,7 +276,7 @@ FIGURES: dict[str, list[Row]] = {
             lambda: spectra.spectrum({"mine": 3}),  # type: ignore[dict-item]
             "scalings['mine'] must be a scaling such as YaRN(4.0, 4096), got 3",
         ),
-        Row(lambda: spectra.spectrum("longrope:none.json"), "longrope: must name a JSON file with the lists …"),
+        Row(lambda: spectra.spectrum("longrope:none.json"), "longrope:FILE must be a JSON file with the lists …"),
     ],
     "relative_index": sizes(grids.relative_index, {}, "length"),
     "relative_to_absolute": sizes(grids.relative_to_absolute, {}, "length"),
