@@ -237,6 +237,9 @@ def test_a_scheme_is_shown_with_its_signature_formula_and_claims(capsys: pytest.
     assert "RoPE(head_dim: int, base: float = 10000.0, layout: " in shown
     assert inspect.getdoc(posenc.ALiBi) in shown
     assert ", ".join(sorted(entries_of("rope")[0].laws)) in " ".join(shown.split())
+    assert shown.count("\nfor     decoders and encoders\n") == 2
+    assert main(["schemes", "xpos"]) == 0
+    assert "\nfor     decoders\n" in capsys.readouterr().out
     assert main(["schemes", "nope"]) == 0
     assert capsys.readouterr().out.startswith("NoPE()\n")
     assert main(["schemes", "PRoPE", "rope+ALiBi"]) == 0

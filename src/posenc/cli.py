@@ -108,6 +108,7 @@ def _schemes(arguments: argparse.Namespace) -> int:
     for entry in entries:
         about = {
             "doors": ", ".join(entry.doors) or "none",
+            "for": "decoders" if entry.for_decoders else "decoders and encoders",
             "claims": ", ".join(sorted(entry.laws)) or "nothing",
             "cost": entry.cost,
             "paper": entry.paper,

@@ -100,7 +100,7 @@ class Context:
     """What a scheme may need to know beyond positions, when it is bound.
 
     - ``heads``: which of the scheme's heads the queries hold, where they are a shard of them; None: all. Of a scheme
-      that is built for as many heads as keys have (`MixedRoPE`, `STRING`, `LieRE`) they are those of the keys.
+      whose ``heads_of`` is "key" they are those that the keys hold.
     - ``lengths`` (rows,) or (1,): the length of each row's text, for scalings that depend on it; None: it is taken from
       the positions, row by row.
     """

@@ -38,6 +38,24 @@ class Scaled:
         return (x.to(dtype) * self.factor.to(dtype)).to(x.dtype)
 
 
+@dataclass(frozen=True, eq=False)
+class OfKeyHeads:
+    """A map of keys (batch, heads, tokens, head_dim) of this many heads. The map within takes queries too, which have
+    several times as many."""
+
+    turn: TokenMap
+    heads: int
+
+    def __call__(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> Float[Tensor, "batch heads tokens head_dim"]:
+        """What the map makes of x. ValueError for other heads."""
+        if x.dim() == 4 and x.size(1) != self.heads:
+            raise ValueError(
+                f"the rotation was made for keys of {self.heads} heads, got {x.size(1)}: build it for as many heads as "
+                "keys have"
+            )
+        return self.turn(x)
+
+
 def misfit(made: Sequence[int], x: Tensor) -> str:
     """What is said of an x that is not of the (batch, heads, tokens) that a rotation was made for."""
     of_heads = made[1] != 1 and x.dim() == 4 and x.size(1) != made[1]

@@ -7,20 +7,14 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import reduce
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
 from posenc.arguments import check_type, number, shown, whole
-from posenc.encoding import (
-    DOORS,
-    TURNED_IN_PAIRS,
-    Context,
-    Encoding,
-    Rotation,
-)
+from posenc.encoding import DOORS, TURNED_IN_PAIRS, Context, Encoding, Rotation
 from posenc.features import Feature, wanted_by_both
 from posenc.freshness import made_with
 from posenc.horizon import SKIP_BELOW, horizon
@@ -52,6 +46,9 @@ class Scheme(nn.Module):
     begins_as_nothing: ClassVar[bool] = False
     """Whether what it learns begins as zeros and changes nothing until it is trained: pictures and measurements of the
     scheme by itself then draw it from N(0, 1)."""
+
+    heads_of: ClassVar[Literal["query", "key"]] = "query"
+    """Whose heads ``num_heads`` counts: keys have fewer than queries where several queries share one."""
 
     @property
     def features(self) -> Mapping[str, Feature]:
@@ -108,6 +105,12 @@ class Scheme(nn.Module):
         """The factor of the inner product that its rotation brings along, or None. It holds for queries and keys that
         are rotated already, so it is known without a rotation."""
         return None
+
+    @property
+    def for_decoders(self) -> bool:
+        """Whether it is for causal attention alone: it hides the keys after a query, rewards them, or takes them for
+        nearer than they are."""
+        return False
 
     @property
     def needs_lengths(self) -> bool:
@@ -367,6 +370,11 @@ class Composition(Scheme):
         if len(scales) > 1:
             raise ValueError(one_scale(scales))
         return scales[0] if scales else None
+
+    @property
+    def for_decoders(self) -> bool:
+        """Whether any part is."""
+        return any(part.for_decoders for part in bare_parts(self))
 
     @property
     def needs_lengths(self) -> bool:

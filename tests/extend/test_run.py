@@ -185,6 +185,11 @@ def test_longrope_takes_the_factors_of_a_file(settings: Extension, tmp_path: Pat
     path.write_text(json.dumps({"short_factor": [1.0] * 3, "long_factor": [1.0] * 4}))
     with pytest.raises(ValueError, match=r"short_factor of .* must have 4 numbers, one for each pair, got 3"):
         run.extend(lists, tmp_path / "other")
+    path.write_text("[]")
+    with pytest.raises(
+        ValueError, match="factors must be a JSON file with the lists short_factor and long_factor, got '"
+    ):
+        run.extend(lists, tmp_path / "another")
 
 
 def test_longrope_is_searched_on_text_that_is_not_tested(settings: Extension, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 
 import posenc
 from posenc.figures import command, grids, minilm, overview, pairs, panels, rotations, sentences, spectra, vectors
+from posenc.maps import OfKeyHeads
 from posenc.pieces import Row
 from posenc.positions import PositionError, Positions
 from posenc.schemes.catalog import Shape, catalog
@@ -122,8 +123,11 @@ def turns_pairs(entry) -> bool:
     """Whether it turns pairs of channels, which can be drawn: other maps of the rotate door cannot."""
     coords = torch.arange(2)[:, None].expand(2, entry.least_axes) if entry.least_axes > 1 else torch.arange(2)
     rotation = entry.build(Shape(64, 4, 16, 12)).rotation(posenc.Positions(coords[None]))
-    turn = getattr(rotation.query, "turn", rotation.query) if rotation is not None else None
-    return hasattr(turn, "cos") and rotation.key is rotation.query and not rotation.bands
+    if rotation is None:
+        return False
+    turn = getattr(rotation.query, "turn", rotation.query)
+    key = rotation.key.turn if isinstance(rotation.key, OfKeyHeads) else rotation.key
+    return hasattr(turn, "cos") and key is rotation.query and not rotation.bands
 
 
 @pytest.mark.parametrize("entry", catalog(), ids=lambda entry: entry.name)
@@ -507,6 +511,15 @@ def test_without_positions_a_repeated_word_has_equal_weights_and_with_them_it_ha
     assert words_in(figure, 0)[0] == f"{weights['nope'][0, 0]:.2f}"[1:]
 
 
+@pytest.mark.parametrize("name", ["fire", "fox", "rope"])
+def test_attention_shows_the_keys_that_are_asked_for_or_those_that_the_scheme_is_for(name: str) -> None:
+    after = np.triu(np.ones((5, 5), dtype=bool), 1)
+    for causal, hidden in ((True, after), (False, 0 * after), (None, (name != "rope") * after)):
+        shown = image(sentences.attention(schemes=(name,), causal=causal))
+        np.testing.assert_array_equal(np.isnan(shown), hidden)
+        np.testing.assert_allclose(np.nansum(shown, axis=1), 1, rtol=1e-12)
+
+
 def test_attention_is_that_of_the_library() -> None:
     words = ["we", "saw", "what", "we", "saw"]
     scheme = posenc.Sinusoidal(16) + posenc.ALiBi(2)
@@ -602,8 +615,14 @@ def test_the_spectrum_of_scalings_of_ones_own_and_of_a_file(tmp_path: Path) -> N
     own = spectra.spectrum({"mine": posenc.LongRoPE(**lists, original_length=4096, factor=4)}, head_dim=8)
     for figure in (of_file, own):
         np.testing.assert_allclose(line(figure, 1, 1), lists["long_factor"], rtol=1e-12)
+    with pytest.raises(
+        ValueError, match=r"^short_factor of .*lists.json must have 8 numbers, one for each pair, got 4$"
+    ):
+        spectra.spectrum(f"longrope:{tmp_path / 'lists.json'}", head_dim=16)
     (tmp_path / "lists.json").write_text("{}")
-    with pytest.raises(ValueError, match="longrope: must name a JSON file with the lists short_factor and long_factor"):
+    with pytest.raises(
+        ValueError, match="longrope:FILE must be a JSON file with the lists short_factor and long_factor"
+    ):
         spectra.spectrum((f"longrope:{tmp_path / 'lists.json'}",))
 
 

@@ -161,6 +161,9 @@ FIGURES: dict[str, list[Row]] = {
         *each(overview.overview, {}, "length", (*NO_LINES, (2, "2")), "a whole number of at least 3"),
         Row(partial(overview.overview, family=3), "family must be a str, got 3"),
         Row(
+            partial(overview.overview, "rope", family="score"), "family says …, got 'score' beside schemes: leave one …"
+        ),
+        Row(
             partial(overview.overview, family="rotates"),
             "family must be one of add, rotate, bands, score, content, got 'rotates' (did you mean 'rotate'?)",
         ),
@@ -231,7 +234,7 @@ FIGURES: dict[str, list[Row]] = {
         *named(sentences.attention),
         *[Row(partial(sentences.attention, wrong), words) for wrong, words in SENTENCE],
         *sizes(sentences.attention, {}, "dim", "num_heads", "head_dim"),
-        *flags(sentences.attention, {}, "causal"),
+        Row(partial(sentences.attention, causal=1), "causal must be True, False or None, got 1"),
     ],
     "rope_rotation": [
         *named(rotations.rope_rotation),
@@ -273,7 +276,7 @@ FIGURES: dict[str, list[Row]] = {
             lambda: spectra.spectrum({"mine": 3}),  # type: ignore[dict-item]
             "scalings['mine'] must be a scaling such as YaRN(4.0, 4096), got 3",
         ),
-        Row(lambda: spectra.spectrum("longrope:none.json"), "longrope: must name a JSON file with the lists …"),
+        Row(lambda: spectra.spectrum("longrope:none.json"), "longrope:FILE must be a JSON file with the lists …"),
     ],
     "relative_index": sizes(grids.relative_index, {}, "length"),
     "relative_to_absolute": sizes(grids.relative_to_absolute, {}, "length"),

@@ -34,6 +34,12 @@ MISFITS: list[tuple[str, Any, str]] = [
     ("llama", lambda theta: (theta[1:], 1.0), r"what must give \(frequencies, factor\) of the frequencies .* \(6,\)"),
     ("gptj", lambda theta: theta, r"what must give \(frequencies, factor\) of the frequencies .* \(4,\)"),
     ("llama", posenc.RoPE(12) + posenc.ALiBi(8), r"ALiBi is made for 8 heads, and LlamaForCausalLM \(llama\) has 4"),
+    (
+        "llama",
+        posenc.STRING(12, axes=1, num_heads=4),
+        r"STRING is made for 4 key heads, and LlamaForCausalLM \(llama\) has 2",
+    ),
+    ("bloom", posenc.STRING(12, axes=1, num_heads=2), r"STRING is made for 2 key heads, and \w+ \(bloom\) has 5"),
     ("llama", posenc.RoPE(12, axes=2), "RoPE takes 2 coordinates per token, got positions of 1 axes"),
     ("llama", posenc.Swin((2, 3), 4), "Swin takes 2 coordinates per token, got positions of 1"),
     ("gpt2", posenc.Learned(64, 32), r"Learned is made for dim 32, and GPT2LMHeadModel \(gpt2\) has 48"),
@@ -56,6 +62,16 @@ MISFITS: list[tuple[str, Any, str]] = [
         "it: make it with form='bidirectional' or form='directed'",
     ),
     ("bert", TABLE + posenc.T5(4), r"T5 as it is made encodes keys behind .* make it with bidirectional=True"),
+    (
+        "bert",
+        posenc.StickBreaking(),
+        r"StickBreaking encodes keys behind the query alone, and BertModel \(bert\) lets a query see those after it: "
+        "take a scheme for both sides",
+    ),
+    *[
+        ("bert", TABLE + scheme, rf"{type(scheme).__name__} encodes keys behind the query alone, and BertModel")
+        for scheme in (posenc.FIRE(4), posenc.XPos(12), posenc.DualChunk(12, 8, 2))
+    ],
     (
         "modernbert",
         posenc.Schedule([(posenc.NoPE(), None), (posenc.ALiBi(4), 4)]),
@@ -84,9 +100,11 @@ def test_what_fits_is_put_in() -> None:
     shared = posenc.Schedule([(TABLE + posenc.ALiBi(4), None), (TABLE + posenc.NoPE(), 4)])
     for name, what in [
         ("bert", posenc.ALiBi(4, "directed")),
+        ("bert", posenc.ReRoPE(12, 2)),
         ("modernbert", posenc.ALiBi(4, "bidirectional")),
         ("gpt2", shared),
         ("gpt2", TABLE + posenc.TransformerXL(4, 12, dim=96)),
+        ("llama", posenc.STRING(12, axes=1, num_heads=2)),
         ("llama", lambda theta: (theta / 2, 1.0)),
     ]:
         model = built(name)

@@ -69,8 +69,7 @@ REFUSED = {
         ),
         Row(
             lambda: OF_FOUR(GRID).rotate(torch.ones(1, 4, 3, 8), torch.ones(1, 2, 3, 8)),
-            "the rotation was made for (batch, heads, tokens) (1, 4, 3), got (1, 2, 3, 8): build it for as many heads "
-            "as keys have",
+            "the rotation was made for keys of 4 heads, got 2: build it for as many heads as keys have",
         ),
         Row(
             lambda: OF_FOUR(GRID, context=Context(heads=range(2, 6))),

@@ -13,6 +13,7 @@ import posenc
 from docs import tables
 from posenc import Positions
 from posenc.features import projected_at_random
+from posenc.scheme import awakened
 from posenc.schemes.catalog import CATALOG, entries_in
 from posenc.schemes.entry import FORMULA, Entry, Law, Shape
 from tests.cases import CASES
@@ -134,6 +135,40 @@ def test_a_scheme_is_built_for_as_many_axes_as_it_says(entry: Entry) -> None:
         taken.append(shape.axes)
     blind = Law.ORDER_FREE in entry.laws
     assert taken == ([1, 2, 3] if blind else {"one": [1], "two": [2], "three": [3], "any": [1, 2, 3]}[entry.axes])
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@ENTRIES
+@torch.no_grad()
+def test_what_is_for_decoders_hides_later_keys_or_rewards_them_or_takes_them_for_nearer(
+    entry: Entry, causal: bool
+) -> None:
+    """By the scores of equal tokens in a line without a causal mask, those of the query in the middle. Only the last
+    channel is not 0, which turns too little to come round."""
+    tokens, heads, axes = 25, 4, entry.least_axes
+    line = torch.zeros(1, tokens, axes, dtype=torch.int64)
+    line[..., -1] = torch.arange(tokens)
+    at = Positions(line if axes > 1 else line[..., 0]).with_segment(torch.zeros(1, tokens).long())
+    grid = None if axes == 1 else (*[1] * (axes - 1), tokens)
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        scheme = awakened(entry.build(Shape(8 * heads, heads, 8, tokens, causal=causal, grid=grid)))
+    encoding = scheme(at, dtype=torch.float64)
+    x = torch.zeros(1, tokens, heads, 8, dtype=torch.float64)
+    x[..., -1] = 2
+    x = encoding.add(x.flatten(-2))
+    if encoding.wanted:
+        encoding = encoding.with_projected(projected_at_random(encoding.wanted, x))
+    q = x.unflatten(-1, (heads, 8)).transpose(1, 2)
+    scores = posenc.logits(q, q, encoding)[0, :, tokens // 2]
+    behind, own, ahead = scores[:, : tokens // 2].flip(-1), scores[:, [tokens // 2]], scores[:, tokens // 2 + 1 :]
+    hides = bool(ahead.isneginf().all())
+    rises, falls = ((torch.cat((own, side), 1).diff(dim=1)) for side in (ahead, behind))
+    rewards = bool((rises > 0).all() and (falls < 0).all())
+    takes_for_nearer = bool((ahead == own).any()) and not bool((behind == own).any())
+    assert scheme.for_decoders == (hides or rewards or takes_for_nearer)
+    assert (posenc.NoPE() + scheme).for_decoders == scheme.for_decoders
+    assert entry.for_decoders <= scheme.for_decoders
 
 
 def test_the_doors_are_found_without_drawing_from_the_global_generator() -> None:

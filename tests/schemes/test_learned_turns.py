@@ -9,6 +9,7 @@ from torch import Tensor
 import posenc
 from posenc import STRING, LieRE, MixedRoPE, Positions, RoPE, Scheme
 from posenc.encoding import Context
+from posenc.models import ImageClassifier
 
 HEADS, HEAD_DIM, TOKENS = 4, 8, 7
 PER_HEAD: dict[str, Callable[[int], Scheme]] = {
@@ -98,6 +99,25 @@ def test_queries_turn_with_the_key_that_they_meet(name: str) -> None:
     repeated = key.repeat_interleave(2, 1)
     expected = posenc.logits(query, repeated, wide(scattered(), dtype=torch.float64))
     torch.testing.assert_close(found, expected)
+
+
+@per_head
+@pytest.mark.parametrize(("made", "came"), [(1, 3), (2, 4), (2, 3)])
+def test_keys_of_other_heads_are_refused(name: str, made: int, came: int) -> None:
+    encoding = PER_HEAD[name](made)(scattered())
+    encoding.rotate_query(heads(2 * made))
+    encoding.rotate_key(heads(made))
+    words = f"^the rotation was made for keys of {made} heads, got {came}: build it for as many heads as keys have$"
+    with pytest.raises(ValueError, match=words):
+        encoding.rotate_key(heads(came))
+
+
+@per_head
+def test_a_model_of_grouped_queries_takes_as_many_heads_as_its_keys_have(name: str) -> None:
+    sizes = {"num_classes": 3, "patch": 2, "dim": 4 * HEAD_DIM, "num_layers": 1, "num_heads": 4, "num_kv_heads": 2}
+    ImageClassifier(**sizes, position=PER_HEAD[name](2))(torch.ones(1, 1, 4, 4))
+    with pytest.raises(ValueError, match=r"position must be made for num_heads 2 like the model, got .* for 4"):
+        ImageClassifier(**sizes, position=PER_HEAD[name](4))
 
 
 @per_head

@@ -442,6 +442,32 @@ def test_xpos_refuses_a_window_that_looks_past_a_block() -> None:
         posenc.attention(x, x, x, scheme(few, far))
 
 
+def test_xpos_refuses_a_window_where_distances_are_not_known_unless_the_text_is_short() -> None:
+    """Fractional coordinates, of which no layout says by how much they rise: a block holds 63 places."""
+    scheme, count = XPos(8, scale_base=1.0), torch.arange(200)
+    text = Positions((count + count % 2 / 4)[None])
+    q, k, v = (drawn(1, 1, 200, 8, seed=n) for n in (1, 2, 3))
+    with pytest.raises(ValueError, match="here queries are 199 apart and see keys further ahead"):
+        posenc.attention(q, k, v, scheme, query_positions=text, window=(20, 20))
+    for tokens, seen in ((200, {"is_causal": True}), (200, {"window": 20}), (50, {"window": (20, 20)}), (50, {})):
+        here = [x[:, :, :tokens] for x in (q, k, v)]
+        found = posenc.attention(*here, scheme, query_positions=text[:tokens], **seen)
+        exact = posenc.attention(*(x.double() for x in here), scheme, query_positions=text[:tokens], **seen)
+        # cos, sin, both factors and 8 products are rounded to float32 once each, and q, k and v are below 4.
+        torch.testing.assert_close(found.double(), exact, rtol=0.0, atol=4 * 8 * 16 * 4 * 2.0**-24 * 8**0.5)
+
+
+def test_xpos_knows_the_last_key_without_reading_it_where_keys_are_the_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, for positions whose bounds alone are known."""
+    monkeypatch.setattr("posenc.schemes.xpos.is_readable", lambda _: False)
+    x = torch.ones(1, 1, 3, 2)
+    text = Positions(torch.tensor([[0, 30_000.0, 30_000.5]]))
+    posenc.explain(x, x, x, XPos(2)(text))
+    few, far = Positions.arange(3, start=100), Positions(torch.tensor([[0, 103, 40_000]]))
+    with pytest.raises(ValueError, match="here queries are 2 apart"):
+        posenc.explain(x, x, x, XPos(2)(few, far))
+
+
 def test_xpos_is_nan_and_not_wrong_where_nobody_knows_how_far_queries_are_apart() -> None:
     """As on a GPU, for positions without a layout."""
     rotation = XPos(8).rotation(Positions(FAR))

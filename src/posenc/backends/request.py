@@ -286,7 +286,7 @@ def _check_direction(call: Call, rotations: tuple[Rotation, ...]) -> None:
             f"sees keys after it: pass is_causal=True (an attn_mask may stand beside it), or make it with "
             f"{made[0].looks_back}"
         )
-    ahead = ends[1] if ends is not None else math.inf if call.visibility.furthest is None else 0
+    ahead = ends[1] if ends is not None else math.inf  # a window counts tokens, which may be any distance apart
     for refuses in refusals:
         reason = refuses(call.query.dtype, ahead)
         if reason is not None:

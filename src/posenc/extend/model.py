@@ -194,21 +194,6 @@ def require_room(source: Source, settings: Extension, device: torch.device) -> s
     return words
 
 
-def factors_of(path: str, pairs: int) -> tuple[list[float], list[float]]:
-    """LongRoPE's two lists from a JSON file. ValueError for another form."""
-    try:
-        told = json.loads(Path(path).read_text(encoding="utf-8"))
-        short, long = ([float(x) for x in told[name]] for name in ("short_factor", "long_factor"))
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"factors must be a JSON file with lists short_factor and long_factor, got {path} ({error})"
-        ) from None
-    for name, each in (("short_factor", short), ("long_factor", long)):
-        if len(each) != pairs:
-            raise ValueError(f"{name} of {path} must have {pairs} numbers, one for each pair, got {len(each)}")
-    return short, long
-
-
 def _require_transformers() -> None:
     if importlib.util.find_spec("transformers") is None:
         raise ValueError("extend needs transformers, which is not installed: pip install 'posenc[extend]'")

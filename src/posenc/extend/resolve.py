@@ -2,14 +2,14 @@
 
 import importlib.util
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from posenc.extend import model as models
 from posenc.extend.settings import PLAIN, Extension
-from posenc.scalings import DynamicNTK, Llama3, LongRoPE, NTKAware, PositionInterpolation, YaRN
+from posenc.scalings import LongRoPE
 from posenc.workbench.machine import device_of
+from posenc.workbench.scalings import NAMED, factors_of
 
 
 def resolved(settings: Extension, source: models.Source) -> Extension:
@@ -40,7 +40,7 @@ def check(settings: Extension) -> tuple[Extension, models.Source, str]:
     settings = resolved(settings, source)
     memory = models.require_room(source, settings, device)
     if settings.factors is not None:
-        models.factors_of(settings.factors, pairs_of(source))
+        factors_of(settings.factors, pairs_of(source), "factors")
     if settings.lora and importlib.util.find_spec("peft") is None:
         raise ValueError("--lora needs peft, which is not installed: pip install 'posenc[extend]'")
     if "longrope" in settings.scalings and len(bases := source.bases()) != 1:
@@ -58,14 +58,7 @@ def scaling_of(name: str, settings: Extension, factors: tuple[list[float], list[
         assert factors is not None
         short, long = factors
         return LongRoPE(tuple(short), tuple(long), trained, factor=factor)
-    made: dict[str, Callable[[], Any]] = {
-        "linear": lambda: PositionInterpolation(factor),
-        "ntk": lambda: NTKAware(factor),
-        "dynamic": lambda: DynamicNTK(1.0, trained),  # by n/L for a text of n tokens, and no more
-        "yarn": lambda: YaRN(factor, trained),
-        "llama3": lambda: Llama3(factor, trained),
-    }
-    return made[name]()
+    return NAMED[name](factor, trained)
 
 
 def pairs_of(source: models.Source) -> int:

@@ -27,6 +27,7 @@ from posenc.workbench.files import parse, write_whole
 from posenc.workbench.machine import clock_of, device_of, machine, versions
 from posenc.workbench.progress import Progress
 from posenc.workbench.records import Record, Records
+from posenc.workbench.scalings import factors_of
 
 CONFIG = "extend.json"
 CHECKPOINTS = "checkpoints"
@@ -243,7 +244,7 @@ class _Run:
         """LongRoPE's factors: of a file, or searched."""
         pairs = pairs_of(self.source)
         if self.settings.factors is not None:
-            return models.factors_of(self.settings.factors, pairs)
+            return factors_of(self.settings.factors, pairs, "factors")
         return self._searched(pairs)
 
     def _searched(self, pairs: int) -> tuple[list[float], list[float]]:

@@ -76,8 +76,11 @@ class Seen:
         return places, np.stack(lines, axis=1)
 
 
-def overview(schemes: Schemes | None = None, *, family: str = "score", length: int = 33, dark: bool = False) -> Figure:
-    """A panel for each scheme: what it does to a pair of tokens. By default all of the catalog in a ``family``.
+def overview(
+    schemes: Schemes | None = None, *, family: str | None = None, length: int = 33, dark: bool = False
+) -> Figure:
+    """A panel for each scheme: what it does to a pair of tokens. Where none are named, all of the catalog in a
+    ``family``, by default "score".
 
     The families: ``add``, the inner product of the vectors of two positions; ``rotate``, the score of a query and a key
     that are equal in all channels, and 1 in plain attention; ``bands``, the distance that a pair is turned by;
@@ -85,10 +88,16 @@ def overview(schemes: Schemes | None = None, *, family: str = "score", length: i
     tokens' scores become more by in a decoder, or their weights. Of a scheme for images it is a query in the middle of
     a grid with every patch. Maps show the first head.
 
-    ``length`` is how many tokens stand in a line. Schemes that are made for decoders are drawn for the keys up to a
-    query. Those with parameters are as they begin, or drawn at random where they begin as nothing.
+    ``length`` is how many tokens stand in a line; a grid has 9 x 9 patches. Schemes for decoders alone are drawn for
+    the keys up to a query. Those with parameters are as they begin, or drawn at random where they begin as nothing.
     """
     whole("length", length, least=3)
+    if schemes is not None and family is not None:
+        raise ValueError(
+            f"family says which schemes of the catalog are drawn where none are named, got {family!r} beside "
+            "schemes: leave one of them out"
+        )
+    family = "score" if family is None else family
     check_type("family", family, str)
     check_name("family", family, list(FAMILIES))
     title = FAMILIES[family] if schemes is None else "What the schemes do to two tokens"
@@ -175,7 +184,9 @@ def seen(scheme: Scheme, positions: Positions) -> Seen:
     family = family_of(scheme, positions)
     with panels.fixed_draws():
         values, what = _MEASURES[family](scheme, positions)
-    hidden = panels.hidden(scheme, positions, positions, causal=True if family == "content" else None)
+    # What turns far pairs otherwise does so looking back alone: to keys after the query it is RoPE, or for decoders.
+    causal = True if family in ("content", "bands") else None
+    hidden = panels.hidden(scheme, positions, positions, causal)
     return Seen(panels.numbers(values.masked_fill(hidden, -torch.inf)), what)
 
 

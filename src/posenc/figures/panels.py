@@ -23,17 +23,8 @@ from torch import Tensor
 from posenc.arguments import check_type, shown, whole
 from posenc.positions import Positions
 from posenc.scheme import Scheme, awakened
-from posenc.schemes.alibi import ALiBi
 from posenc.schemes.catalog import catalog, entries_of, scheme_from_names
-from posenc.schemes.dual_chunk import DualChunk
 from posenc.schemes.entry import Shape
-from posenc.schemes.fire import FIRE
-from posenc.schemes.fox import FoX
-from posenc.schemes.re_rope import ReRoPE
-from posenc.schemes.self_extend import SelfExtend
-from posenc.schemes.stick_breaking import StickBreaking
-from posenc.schemes.t5 import T5
-from posenc.schemes.xpos import XPos
 from posenc.tiles import Visibility
 from posenc.visibility import visible
 from posenc.workbench import style
@@ -88,22 +79,10 @@ def named(schemes: Schemes, shape: Shape, doors: Sequence[str] = ()) -> list[Nam
     return found
 
 
-def looks_back(scheme: Scheme) -> bool:
-    """Whether a part of it is made for causal attention: of keys after the query its formula says nothing of use, or
-    it rewards them."""
-    always = DualChunk, FIRE, FoX, ReRoPE, SelfExtend, StickBreaking, XPos
-    return any(
-        isinstance(part, always)
-        or (isinstance(part, ALiBi) and part.form == "causal")
-        or (isinstance(part, T5) and not part.bidirectional)
-        for part in scheme.parts
-    )
-
-
 def hidden(scheme: Scheme, query_positions: Positions, key_positions: Positions, causal: bool | None) -> Tensor:
     """Which keys are left out of a picture, (queries, keys): those after the query where ``causal``; where it is not
-    said, for schemes that `looks_back` is true of."""
-    seen = visible(query_positions, key_positions, Visibility(looks_back(scheme) if causal is None else causal))
+    said, for schemes that are ``for_decoders``."""
+    seen = visible(query_positions, key_positions, Visibility(scheme.for_decoders if causal is None else causal))
     none = torch.zeros(len(query_positions), len(key_positions), dtype=torch.bool)
     return none if seen is None else ~seen[0]
 

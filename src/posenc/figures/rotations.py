@@ -21,6 +21,7 @@ from posenc.figures import panels
 from posenc.figures.panels import Named, Schemes
 from posenc.laws.decay import counterexample, rotary_bound
 from posenc.laws.probe import Probe
+from posenc.maps import OfKeyHeads
 from posenc.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.catalog import catalog
@@ -168,9 +169,11 @@ def turns(scheme: Scheme, length: int) -> NDArray[np.complex128]:
     if axes > 1:
         positions = Positions(positions.coords[..., None].expand(-1, -1, axes))
     rotations: tuple[Any, ...] = scheme.tokens(positions, dtype=torch.float64).rotations
-    of_queries = rotations[0].query if len(rotations) == 1 else None
+    of_queries, of_keys = (rotations[0].query, rotations[0].key) if len(rotations) == 1 else (None, None)
+    if isinstance(of_keys, OfKeyHeads):
+        of_keys = of_keys.turn
     turn = getattr(of_queries, "turn", of_queries)
-    if turn is None or not hasattr(turn, "cos") or rotations[0].key is not of_queries:
+    if turn is None or not hasattr(turn, "cos") or of_keys is not of_queries:
         raise ValueError("schemes must turn pairs of channels, queries and keys alike, got one that does not")
     if rotations[0].bands:
         raise ValueError("schemes must turn near and far pairs alike, got one that has bands")

@@ -119,20 +119,22 @@ def attention(
     dim: int = 64,
     num_heads: int = 8,
     head_dim: int = 32,
-    causal: bool = False,
+    causal: bool | None = None,
     dark: bool = False,
 ) -> Figure:
     """Attention on a sentence, without positions and with them: the weights of the first head, for each scheme.
 
     The embeddings are fixed and Gaussian, one for each word, and so are the projections. Without positions, and without
     a causal mask, a word that stands twice has the same row twice and is given the same weight at both places: its
-    places are framed. Schemes that are made for decoders do not see the words after a query.
+    places are framed. No query sees the words after it where ``causal``, and every query does where it is False; where
+    it is not said, schemes for decoders alone do not. Named ones are built for decoders where ``causal``.
     """
+    panels.check_causal(causal)
     words = panels.words_of(sentence)
     positions = panels.places(len(words))
-    drawn = panels.named(schemes, Shape(dim, num_heads, head_dim, len(words), causal=causal))
+    drawn = panels.named(schemes, Shape(dim, num_heads, head_dim, len(words), causal=causal is True))
     weights, less = [], []  # less: whose rows need not sum to 1
-    masks = [panels.hidden(each.scheme, positions, positions, causal or None) for each in drawn]
+    masks = [panels.hidden(each.scheme, positions, positions, causal) for each in drawn]
     with torch.no_grad():
         for each, mask in zip(drawn, masks, strict=True):
             encoding = each.scheme(positions, dtype=torch.float64)

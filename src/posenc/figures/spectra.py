@@ -1,9 +1,7 @@
 """Figures of scalings: what they do to the wavelengths of rotary pairs."""
 
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,30 +14,13 @@ from numpy.typing import NDArray
 from posenc.arguments import check_name, check_type, number, shown, whole
 from posenc.figures import panels
 from posenc.phases import frequencies
-from posenc.scalings import (
-    DynamicNTK,
-    Llama3,
-    LongRoPE,
-    NTKAware,
-    PositionInterpolation,
-    Proportional,
-    Scaling,
-    YaRN,
-)
+from posenc.scalings import LongRoPE, Scaling
 from posenc.workbench import style
+from posenc.workbench.scalings import NAMED, factors_of
 
 Scalings: TypeAlias = str | Sequence[str] | Mapping[str, Scaling]
 """Names, built for the figure's lengths; or scalings, each with its label."""
 
-SHARE = 0.25  # of the pairs that "proportional" turns, as in Gemma 4
-MADE: dict[str, Callable[[float, int], Scaling]] = {
-    "linear": lambda factor, length: PositionInterpolation(factor),
-    "ntk": lambda factor, length: NTKAware(factor),
-    "dynamic": lambda factor, length: DynamicNTK(1.0, length),  # by n/L, as `posenc extend`
-    "yarn": lambda factor, length: YaRN(factor, length),
-    "llama3": lambda factor, length: Llama3(factor, length),
-    "proportional": lambda factor, length: Proportional(SHARE),
-}
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
@@ -68,7 +49,8 @@ def spectrum(
     if whole("head_dim", head_dim, least=4) % 2:
         raise ValueError(f"head_dim must be even, got {head_dim}")
     wanted = factor * length
-    drawn = {name: _scaled(each, head_dim, base, wanted) for name, each in _named(scalings, factor, length).items()}
+    chosen = _named(scalings, factor, length, head_dim // 2)
+    drawn = {name: _scaled(each, head_dim, base, wanted) for name, each in chosen.items()}
     theta = panels.numbers(frequencies(head_dim, base))
     pairs = np.arange(len(theta))
     with style.context(dark):
@@ -136,7 +118,7 @@ def _scaled(scaling: Scaling, head_dim: int, base: float, wanted: float) -> tupl
     return panels.numbers(found[0] if found.dim() == 2 else found), float(magnitude)
 
 
-def _named(scalings: Scalings, factor: float, length: int) -> dict[str, Scaling]:
+def _named(scalings: Scalings, factor: float, length: int, pairs: int) -> dict[str, Scaling]:
     if isinstance(scalings, str):
         scalings = (scalings,)
     check_type("scalings", scalings, Sequence, Mapping)
@@ -150,21 +132,11 @@ def _named(scalings: Scalings, factor: float, length: int) -> dict[str, Scaling]
         for name in scalings:
             check_type("scalings", name, str)
             if name.startswith("longrope:"):
-                found["longrope"] = _of_file(Path(name.removeprefix("longrope:")), factor, length)
+                lists = factors_of(name.removeprefix("longrope:"), pairs, "longrope:FILE")
+                found["longrope"] = LongRoPE(*lists, length, factor)
                 continue
-            check_name("scalings", name, list(MADE), ", longrope:FILE")
-            found[name] = MADE[name](factor, length)
+            check_name("scalings", name, list(NAMED), ", longrope:FILE")
+            found[name] = NAMED[name](factor, length)
     if not found:
         raise ValueError("scalings must name at least one, got none")
     return found
-
-
-def _of_file(path: Path, factor: float, length: int) -> LongRoPE:
-    try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        short, long = told["short_factor"], told["long_factor"]
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"longrope: must name a JSON file with the lists short_factor and long_factor, got {str(path)!r} ({error})"
-        ) from None
-    return LongRoPE(short, long, length, factor)

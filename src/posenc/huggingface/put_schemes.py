@@ -171,7 +171,7 @@ def _check_scheme(base: Any, scheme: Any) -> None:
     """ValueError for a scheme that this model cannot have, as far as its arguments tell."""
     config = text_config(base)
     heads, has_table = config.num_attention_heads, config.model_type in TABLES
-    wanted = {"num_heads": (heads, "{} heads")}
+    wanted = {}
     several = hasattr(config, "qk_rope_head_dim") or "head_dim" in (getattr(config, "per_layer_attributes", None) or ())
     if not several:
         wanted["head_dim"] = getattr(config, "head_dim", None) or config.hidden_size // heads, "head_dim {}"
@@ -186,12 +186,28 @@ def _check_scheme(base: Any, scheme: Any) -> None:
                 f"{name} needs what each layer makes of its tokens ({', '.join(part.features)}), which the layers of "
                 f"{named(base)} do not make: build it into a model of your own"
             )
+        made = getattr(part, "num_heads", None)
+        counts = _key_heads(base) if part.heads_of == "key" else {heads}
+        if made is not None and made not in counts:
+            raise ValueError(
+                f"{name} is made for {made} {'key ' * (part.heads_of == 'key')}heads, and {named(base)} has "
+                f"{' or '.join(map(str, sorted(counts)))}"
+            )
         dim = {"dim": (config.hidden_size, "dim {}")} if "add" in part.doors else {}
         for argument, (its, words) in (wanted | dim).items():
             made = getattr(part, argument, None)
             if made is not None and made != its:
                 raise ValueError(f"{name} is made for {words.format(made)}, and {named(base)} has {its}")
         _check_bound(base, part)
+
+
+def _key_heads(base: Any) -> set[int]:
+    """How many heads keys have as they reach attention, in each of the layers."""
+    config = text_config(base)
+    if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):  # of Falcon
+        return {1}
+    groups = {getattr(module, "num_key_value_groups", 1) for module in attentions(base)} or {1}
+    return {config.num_attention_heads // group for group in groups}
 
 
 @torch.no_grad()
@@ -203,16 +219,18 @@ def _check_bound(base: Any, part: Scheme) -> None:
     sees = {not always and getattr(module, "is_causal", True) for module in attentions(base)}
     device = next((parameter.device for parameter in part.parameters()), None)
     at, name = Positions.arange(1, device=device), type(part).__name__
-    for piece in part(at).pieces:
+    pieces = part(at).pieces
+    if part.for_decoders and False in sees:
+        other = next((p.distance.looks_back for p in pieces if isinstance(p, Bias) and p.distance.looks_back), None)
+        raise ValueError(
+            f"{name} {'as it is made ' * (other is not None)}encodes keys behind the query alone, and {named(base)} "
+            f"lets a query see those after it: {f'make it with {other}' if other else 'take a scheme for both sides'}"
+        )
+    for piece in pieces:
         if isinstance(piece, Bias | Meeting):
             coordinates(piece.distance, at)
         if not isinstance(piece, Bias):
             continue
-        if piece.distance.looks_back and False in sees:
-            raise ValueError(
-                f"{name} as it is made encodes keys behind the query alone, and {named(base)} lets a query see those "
-                f"after it: make it with {piece.distance.looks_back}"
-            )
         if piece.hides and True in sees and bool(piece.at(torch.tensor([-1], device=device)).isneginf().any()):
             raise ValueError(
                 f"{name} as it is made has heads that see keys after the query alone, and {named(base)} hides these "

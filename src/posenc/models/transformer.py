@@ -15,7 +15,7 @@ from posenc.features import Feature
 from posenc.models.forward_pass import ForwardPass, KVCache
 from posenc.positions import Positions
 from posenc.schedule import Schedule
-from posenc.scheme import Scheme, is_scheme
+from posenc.scheme import Scheme, bare_parts, is_scheme
 from posenc.schemes.nope import NoPE
 
 
@@ -182,8 +182,9 @@ def check_trunk(
             "per_layer gives every layer a table of its own, but inject='input' adds the first one alone: "
             "use inject='every_layer'"
         )
-    for part in position.parts:
-        sizes = {"num_heads": num_heads, "head_dim": dim // num_heads}
+    of_keys = num_heads if num_kv_heads is None else num_kv_heads
+    for part in bare_parts(position):
+        sizes = {"num_heads": of_keys if part.heads_of == "key" else num_heads, "head_dim": dim // num_heads}
         for name, size in (sizes | {"dim": dim} if "add" in part.doors else sizes).items():
             made_for = getattr(part, name, None)
             if isinstance(made_for, int) and made_for != size:

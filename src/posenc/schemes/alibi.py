@@ -59,11 +59,16 @@ class ALiBi(Scheme):
         heads = self.num_heads // 2 if self.form == "directed" else self.num_heads
         return tuple(self._slopes(heads, torch.float64).tolist()) * (self.num_heads // heads)
 
+    @property
+    def for_decoders(self) -> bool:
+        """Whether it is the causal form, which rewards keys after the query."""
+        return self.form == "causal"
+
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
     ) -> tuple[Bias, ...]:
         """The bias, a function of the distance alone and straight from 0 on."""
-        other = "form='bidirectional' or form='directed'" if self.form == "causal" else None
+        other = "form='bidirectional' or form='directed'" if self.for_decoders else None
         distance = Distance("ALiBi", tail="linear", looks_back=other, num_heads=self.num_heads)
         return (Bias(self._bias, distance, hides=self.form == "directed"),)
 

@@ -48,6 +48,11 @@ class DualChunk(BandedRotary):
         self.chunk = whole("chunk", chunk)
         self.local = whole("local", local, 0, self.chunk - 1)
 
+    @property
+    def for_decoders(self) -> bool:
+        """True: keys of later chunks would be met as if they were in the query's own."""
+        return True
+
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:

@@ -143,6 +143,15 @@ class Entry:
 
     @property
     def doors(self) -> tuple[str, ...]:
-        """The doors it opens, found on a small example of itself. PyTorch's global generator stays as it was."""
+        """The doors it opens, found on a small example of itself."""
+        return self._example(causal=True).doors
+
+    @property
+    def for_decoders(self) -> bool:
+        """Whether it is for causal attention alone, and has no form for encoders."""
+        return self._example(causal=False).for_decoders
+
+    def _example(self, causal: bool) -> Scheme:
+        """A small one. PyTorch's global generator stays as it was."""
         with torch.random.fork_rng(devices=()):
-            return self.build(Shape(dim=8, num_heads=2, head_dim=4, max_positions=8)).doors
+            return self.build(Shape(dim=8, num_heads=2, head_dim=4, max_positions=8, causal=causal))

@@ -55,6 +55,11 @@ class FIRE(Scheme):
         self.inner.reset_parameters()
         self.outer.reset_parameters()
 
+    @property
+    def for_decoders(self) -> bool:
+        """True: keys after the query are all at no distance."""
+        return True
+
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
     ) -> tuple[Function, ...]:

@@ -48,6 +48,11 @@ class FoX(Scheme):
         """``forgotten``: a clock whose steps are ln f_t."""
         return {"forgotten": Feature(self.num_heads, map=log_gate, is_clock=True, bias=True)}
 
+    @property
+    def for_decoders(self) -> bool:
+        """True: keys after the query would be rewarded."""
+        return True
+
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
     ) -> tuple[Clock, ...]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import check_choice, number, whole
 from posenc.encoding import Context, Rotation
-from posenc.maps import misfit, shared_by
+from posenc.maps import OfKeyHeads, misfit, shared_by
 from posenc.phases import coords_of, in_double
 from posenc.positions import Positions
 from posenc.scheme import Scheme
@@ -42,6 +42,8 @@ class LieRE(Scheme):
     README and code (models/rope_vit.py), which were read; the paper's text was not. The README has U(0, 2 pi), as here;
     a version of the code takes 1/2 away from the upper triangle.
     """
+
+    heads_of = "key"
 
     def __init__(
         self, head_dim: int, axes: int = 2, block: int = 8, num_heads: int | None = None, extent: float = 16.0
@@ -79,7 +81,7 @@ class LieRE(Scheme):
         summed = torch.einsum("rta,ahnij->rhtnij", in_double(coords), upper - upper.mT)
         matrices = torch.linalg.matrix_exp(summed.contiguous())  # it views its argument
         turn = BlockRotation(matrices.to(dtype=dtype, device=coords.device), self.head_dim)
-        return Rotation(turn, turn)
+        return Rotation(turn, turn if self.num_heads is None else OfKeyHeads(turn, mine.size(1)))
 
 
 @dataclass(frozen=True, eq=False)

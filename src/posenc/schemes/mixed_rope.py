@@ -9,6 +9,7 @@ from torch import nn
 
 from posenc.arguments import check_choice, number, whole
 from posenc.encoding import Context, Rotation
+from posenc.maps import OfKeyHeads
 from posenc.phases import PairRotation, coords_of, in_double
 from posenc.positions import Positions
 from posenc.scheme import Scheme
@@ -39,6 +40,8 @@ class MixedRoPE(Scheme):
     Source: Heo et al. 2024, "Rotary Position Embedding for Vision Transformer", section 3.2; conventions and first
     values as in init_2d_freqs and compute_mixed_cis of the authors' code, which was read.
     """
+
+    heads_of = "key"
 
     def __init__(self, head_dim: int, num_heads: int, base: float = 10.0, *, rotary_dim: int | None = None) -> None:
         super().__init__()
@@ -77,7 +80,7 @@ class MixedRoPE(Scheme):
         mine = self.frequencies if context is None else context.of_heads(self.frequencies, 1)
         f_x, f_y = in_double(mine)[:, :, None]
         turn = PairRotation.by(x * f_x + y * f_y, coords, dtype, "interleaved", self.head_dim)
-        return Rotation(turn, turn)
+        return Rotation(turn, OfKeyHeads(turn, mine.size(1)))
 
 
 ENTRY = Entry(

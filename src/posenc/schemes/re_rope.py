@@ -24,7 +24,8 @@ class ReRoPE(BandedRotary):
     leak = 1/k with k > 1 is the leaky form. Far queries are turned to leak p_i + (1 - leak) w, far keys to leak p_j.
 
     The bands are two calls of attention over the same keys, merged: no pair is computed twice where coordinates rise
-    by one with the order. A cache keeps keys as they are. The formula looks back: keys ahead have f(d) = d.
+    by one with the order. A cache keeps keys as they are. The formula looks back: keys ahead have f(d) = d, as in RoPE.
+    That is no error in an encoder, but there they stand at distances that the model has not seen.
 
     Made for a trained model as it is: w is from an eighth to a half of the trained length. The authors' code also
     multiplies queries by max(1, ln(p + 1) / ln(trained length)); that is ``QueryScale("rerope", length=...)``, which

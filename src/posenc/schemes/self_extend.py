@@ -26,7 +26,8 @@ class SelfExtend(BandedRotary):
     the position, so a shift of all positions changes nothing only if it is a multiple of G.
 
     The bands are two calls of attention over the same keys, merged: no pair is computed twice where coordinates rise
-    by one with the order. A cache keeps keys as they are. The formula looks back: a key ahead has f = d, however far.
+    by one with the order. A cache keeps keys as they are. The formula looks back: a key ahead has f = d, however far,
+    as in RoPE. That is no error in an encoder, but there it may stand at a distance that the model has not seen.
 
     Learned: nothing. Cost: two passes over q and k per layer, and a merge. Shapes: query and key (batch, heads,
     tokens, head_dim), any floating dtype; positions of one coordinate, fractional or negative too.

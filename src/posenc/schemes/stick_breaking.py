@@ -45,6 +45,11 @@ class StickBreaking(Scheme):
         check_flag("sees_itself", sees_itself)
         self.sees_itself = sees_itself
 
+    @property
+    def for_decoders(self) -> bool:
+        """True: keys after the query have no share."""
+        return True
+
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
     ) -> tuple[Row, ...]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import check_choice, number, whole
 from posenc.encoding import Context, Rotation
-from posenc.maps import shared_by
+from posenc.maps import OfKeyHeads, shared_by
 from posenc.phases import PairRotation, coords_of, in_double
 from posenc.positions import Positions
 from posenc.scheme import Scheme
@@ -50,6 +50,8 @@ class STRING(Scheme):
     Source: Schenck et al. 2025, "Learning the RoPEs: Better 2D and 3D Position Encodings with STRING", definition 3.1,
     theorem 3.4 and equations 9 to 11, read in the text; no code of the authors was found.
     """
+
+    heads_of = "key"
 
     def __init__(
         self,
@@ -106,7 +108,7 @@ class STRING(Scheme):
         angle = (in_double(coords)[:, None, :, :, None] * theta.movedim(0, 1)[None, :, None]).sum(-2)
         turn = PairRotation.by(angle, coords, dtype, "half", self.head_dim)
         of_both = InBasis(basis.to(dtype=dtype, device=coords.device), turn)
-        return Rotation(of_both, of_both)
+        return Rotation(of_both, of_both if self.num_heads is None else OfKeyHeads(of_both, theta.size(1)))
 
     def _mine(self, parameter: Tensor, axis: int, context: Context | None) -> Float64[Tensor, "..."]:
         """The parameter in double precision with an axis of heads, those of a shard alone."""

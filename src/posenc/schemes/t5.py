@@ -71,11 +71,16 @@ class T5(Scheme):
         """W uniform within sqrt(6 / (B + H))."""
         nn.init.xavier_uniform_(self.weight)
 
+    @property
+    def for_decoders(self) -> bool:
+        """Whether it is the causal form, which takes keys after the query for the query's own."""
+        return not self.bidirectional
+
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
     ) -> tuple[Bias, ...]:
         """W[bucket(n), h], a function of the distance alone."""
-        other = None if self.bidirectional else "bidirectional=True"
+        other = "bidirectional=True" if self.for_decoders else None
         distance = Distance(
             "T5", integral=True, tail="constant", past=self.edges[-1], looks_back=other, num_heads=self.num_heads
         )

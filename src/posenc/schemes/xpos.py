@@ -74,10 +74,14 @@ class Fading:
         reach = reach_of(dtype, self.fastest)
         if self.span is None or ahead <= 0:
             return None
-        if self.span <= reach:
-            last = float(self.place.max()) if is_readable(self.place) else ahead - self.span / 2
-            if min(last, ahead + self.span / 2) <= reach / 2:
-                return None
+        # Seen from the middle of the queries: the last key, and the furthest that the last query sees.
+        last = math.inf
+        if self.place is self.asking:
+            last = self.span / 2
+        elif is_readable(self.place):
+            last = float(self.place.max())
+        if self.span <= reach and min(last, ahead + self.span / 2) <= reach / 2:
+            return None
         return (
             f"XPos grows for keys after the query, and {dtype} holds that up to {int(reach / 2):,} places after the "
             f"middle of queries that are at most {int(reach):,} apart; here queries are {self.span:,.0f} apart and see "
@@ -143,6 +147,11 @@ class XPos(Scheme):
     @property
     def needs_raw_keys(self) -> bool:
         """True: what is counted from the queries of a call cannot be kept."""
+        return True
+
+    @property
+    def for_decoders(self) -> bool:
+        """True: keys after the query would be rewarded."""
         return True
 
     @property
