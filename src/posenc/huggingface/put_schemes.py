@@ -13,7 +13,7 @@ from posenc.forms import coordinates
 from posenc.huggingface.adapters import ADAPTERS, BOUND, adapted, is_adapted, unscaled
 from posenc.huggingface.attention import NAME, check_runs
 from posenc.huggingface.described import ranges
-from posenc.huggingface.layers import attentions, rescale, rotaries
+from posenc.huggingface.layers import attentions, has_window, rescale, rotaries
 from posenc.huggingface.patched import Patched, named, text_config
 from posenc.huggingface.placing import PLAN, Plan
 from posenc.huggingface.rotary import PosencRotary, read_turns
@@ -143,7 +143,8 @@ def put_scheme(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
     for module in modules:
         scheme, window = schemes[layers.index(module.layer_idx)]
         scaled |= _unscale(patched, module)
-        patched._replace(module, PLAN, Plan(scheme, window, source, by_source=is_adapted(module)))
+        plan = Plan(scheme, window, source, by_source=is_adapted(module), has_window=has_window(module))
+        patched._replace(module, PLAN, plan)
         rescale(patched, module, next((s for s in map(_scaling, scheme.modules()) if s is not None), None))
     if scaled:
         patched.changes.append("the model's own factor of queries by their position: off")
