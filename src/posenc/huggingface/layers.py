@@ -83,7 +83,7 @@ def rescale(patched: Patched, module: Any, scaling: Any) -> None:
     if math.isclose(new, module.scaling, rel_tol=1e-9):
         return
     said = f"scale of the scores: {new:g}, in place of {module.scaling:g}, since mscale_all_dim is another"
-    patched._set(module, "scaling", new)
+    patched.set(module, "scaling", new)
     if said not in patched.changes:
         patched.changes.append(said)
 
