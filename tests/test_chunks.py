@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc import ALiBi, Chunk, Positions, ReRoPE, RoPE, Schedule, Scheme
+from posenc import ALiBi, Chunk, DualChunk, Positions, ReRoPE, RoPE, Schedule, Scheme
+from posenc.layout import PADDING, document_of_chunk
 from posenc.models import ForwardPass, KVCache
 
 TOKENS, SIZE = 23, 5
@@ -74,6 +75,40 @@ def test_the_layout_of_chunks_is_that_of_their_values(where: str) -> None:
     read = Positions(cut.coords, order=cut.order, document=cut.document).layout
     assert cut.layout.rows is not None
     assert cut.layout == read
+
+
+@pytest.mark.parametrize("where", ["a text", "before zero", "packed", "padded"])
+def test_chunks_of_chunks_are_what_both_let_through(where: str) -> None:
+    """Their documents overflow, and neither documents nor chunks fall together for it."""
+    positions = WHERE[where]
+    cut = positions.in_chunks(2).in_chunks(3)
+    assert cut.with_layout(cut.layout).layout == cut.with_layout().layout
+    same = positions.document[:, :, None] == positions.document[:, None]
+    for size in (2, 3):
+        number = torch.div(positions.coords, size, rounding_mode="floor")
+        same &= number[:, :, None] == number[:, None]
+    assert torch.equal(cut.document[:, :, None] == cut.document[:, None], same)
+
+    q, k, v = drawn(1), drawn(2, 2), drawn(3, 2)
+    for scheme in (RoPE(8), posenc.CoPE(8, 4).double(), DualChunk(8, 5, 1)):
+        encoding = scheme(positions, dtype=torch.float64)
+        expected = posenc.attention(q, k, v, encoding, attn_mask=same[:, None], is_causal=True, backend="reference")
+        for backend in ("auto", "reference", "tiled", "native"):
+            found: Any = {"encoding": encoding.in_chunks(2), "window": Chunk(3), "is_causal": True}
+            if backend not in posenc.explain(q, k, v, **found).refusals:
+                out = posenc.attention(q, k, v, **found, backend=backend)
+                torch.testing.assert_close(out, expected, rtol=1e-11, atol=1e-12)
+
+
+def test_no_two_chunks_are_one_document() -> None:
+    document, number = torch.arange(40), torch.arange(-40, 40)
+    once = document_of_chunk(document[:, None], number[None])
+    twice = document_of_chunk(once[..., None], number[None, None])
+    for made in (once, twice):
+        assert made.unique().numel() == made.numel()
+        assert not bool((made == PADDING).any())
+    assert document_of_chunk(document_of_chunk(7, -3), 5) == int(twice[7, 37, 45])
+    assert document_of_chunk(torch.tensor([PADDING]), torch.tensor([4])).tolist() == [PADDING]
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ PADDING = -1  # the document that no token belongs to
 # A layout of more spans than this share of its tokens would describe each token by itself: then nothing is known.
 SPANS_PER_TOKEN = 1 / 8
 FEW_SPANS = 16
+CHUNKS = 2**32 + 7_842_243  # more chunks than a document has, and a factor that spreads what int64 lets overflow
 EXACT = 2**52  # up to here a float64 holds whole numbers, and the difference of any two
 
 
@@ -186,6 +187,23 @@ class Layout:
         """The layout with coordinates unknown."""
         rows = None if self.rows is None else tuple(tuple(replace(s, coords=None) for s in row) for row in self.rows)
         return Layout(self.tokens, rows)
+
+
+@overload
+def document_of_chunk(document: Tensor, number: Tensor) -> Tensor: ...
+@overload
+def document_of_chunk(document: int, number: int) -> int: ...
+def document_of_chunk(document: Any, number: Any) -> Any:
+    """The document that the chunk of this number of a document becomes; padding stays padding.
+
+    Documents from 0 to 2^31 with chunks from -2^31 to 2^31 stay apart. Where chunks are cut into chunks once more the
+    product overflows, of tensors and of whole numbers alike, and documents and both chunks stay apart within 2^20 of
+    zero: no (a, b, c) but zero with a CHUNKS^2 + b CHUNKS + c = 0 modulo 2^64 is nearer to zero than 2^21.
+    """
+    made = document * CHUNKS + CHUNKS // 2 + number
+    if isinstance(made, Tensor):
+        return made.masked_fill(document == PADDING, PADDING)
+    return (made + 2**63) % 2**64 - 2**63
 
 
 def _bounds(

@@ -13,9 +13,7 @@ from torch import Tensor
 from posenc import compat, facts, givens
 from posenc.arguments import check_type, shown, whole
 from posenc.layout import PADDING as PADDING
-from posenc.layout import Layout, Span, join, overlap, read
-
-CHUNKS = 2**32  # more than a document has: numbers of documents that are chunks of another lie within so many
+from posenc.layout import Layout, Span, document_of_chunk, join, overlap, read
 
 
 class PositionError(ValueError):
@@ -317,11 +315,11 @@ class Positions:
         """
         size = whole("size", size)
         number = self.scalar("in_chunks").div(size, rounding_mode="floor").long()
-        document = (self.document * CHUNKS + CHUNKS // 2 + number).masked_fill(self.document == PADDING, PADDING)
+        document = document_of_chunk(self.document, number)
         cut = None if torch.compiler.is_compiling() else self.layout.in_chunks(size)
         if cut is None:
             return self._like(document=document, _layout=Layout(len(self), None, self._layout.bounds), _is_read=False)
-        rows = [tuple(replace(s, document=s.document * CHUNKS + CHUNKS // 2 + n) for s, n in row) for row in cut]
+        rows = [tuple(replace(s, document=document_of_chunk(s.document, n)) for s, n in row) for row in cut]
         return self._like(document=document)._of(Layout(len(self), tuple(rows), self._layout.bounds))
 
     def with_segment(self, segment: Int[Tensor, "rows tokens"]) -> Positions:

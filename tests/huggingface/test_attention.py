@@ -350,6 +350,10 @@ def without(**fields: Any) -> Callable[..., Any]:
     return positions
 
 
+def out_of_chunks(mask: masks.Visible) -> Any:
+    return mask.queries, mask.keys
+
+
 PLANTED: dict[str, tuple[Any, str, Callable[..., Any], str, str]] = {
     "no softcap": (module, "attention", drop("softcap"), "gemma2", "full"),
     "no sinks": (module, "attention", drop("s_aux"), "gpt_oss", "full"),
@@ -357,7 +361,7 @@ PLANTED: dict[str, tuple[Any, str, Callable[..., Any], str, str]] = {
     "padding is seen": (masks, "_positions", without_padding, "llama", "left"),
     "the cache is forgotten": (masks, "_positions", without_offset, "gemma3", "cached"),
     "documents are one": (masks, "_positions", without(document=None), "llama", "packed"),
-    "chunks are one": (masks, "_positions", without(chunk=None), "llama4", "full"),
+    "chunks are one": (masks.Visible, "in_chunks", out_of_chunks, "llama4", "full"),
 }
 
 

@@ -15,6 +15,7 @@ from tests.huggingface.test_attention import IDS, built, output
 from tests.huggingface.test_patching import refused
 
 WHAT = r"what must be a scaling, a scheme, a Schedule or \{layer type: scaling\}, got "
+SCALING = "scaling must give theta' of"
 TABLE = posenc.Learned(64, 48)
 SINE = posenc.Sinusoidal(48)
 
@@ -30,9 +31,11 @@ MISFITS: list[tuple[str, Any, str]] = [
         {None: posenc.ALiBi(4)},
         r"what must map layer types to scalings, got ALiBi\(4, form='causal'\) for None",
     ),
-    ("llama", lambda theta: theta, r"what must give \(frequencies, factor\) .* \(6,\) .*, got torch.float64 \(6,\)"),
-    ("llama", lambda theta: (theta[1:], 1.0), r"what must give \(frequencies, factor\) of the frequencies .* \(6,\)"),
-    ("gptj", lambda theta: theta, r"what must give \(frequencies, factor\) of the frequencies .* \(4,\)"),
+    ("llama", lambda theta: theta, rf"{SCALING} 6 pairs in float64, and a factor, got torch.float64 \(6,\)"),
+    ("llama", lambda theta: (theta[1:], 1.0), f"{SCALING} 6 pairs in float64, and a factor"),
+    ("llama", lambda theta: (theta.float(), 1.0), f"{SCALING} 6 pairs in float64, and a factor"),
+    ("llama", lambda theta: (theta, float("nan")), f"{SCALING} 6 pairs in float64, and a factor"),
+    ("gptj", lambda theta: theta, f"{SCALING} 4 pairs in float64, and a factor"),
     ("llama", posenc.RoPE(12) + posenc.ALiBi(8), r"ALiBi is made for 8 heads, and LlamaForCausalLM \(llama\) has 4"),
     (
         "llama",

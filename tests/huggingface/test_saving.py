@@ -18,7 +18,10 @@ from safetensors.torch import load_model
 
 import posenc
 from posenc.huggingface import adapt, patch
+from posenc.huggingface.adapters import is_adapted
 from tests.huggingface.test_attention import IDS, built, output
+from tests.huggingface.test_patching import same, state
+from tests.huggingface.tiny import config_of
 
 LEARNED: dict[str, tuple[str, Callable[[], Any], int]] = {  # and how many tensors it has
     "llama": ("llama", lambda: posenc.Shaw(12, 8), 2),
@@ -129,3 +132,35 @@ def test_a_patched_model_is_pickled(family: str) -> None:
         for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
             assert torch.equal(output(other, input_ids=IDS), out)
             assert [type(m).__name__ for m in other.modules()] == [type(m).__name__ for m in model.modules()]
+
+
+def small(family: str) -> Any:
+    if family == "swinv2":
+        config: Any = transformers.Swinv2Config(image_size=16, patch_size=2, embed_dim=12, depths=[1], num_heads=[2])
+    else:
+        config = config_of("ministral3")
+    return transformers.AutoModel.from_config(config).eval()
+
+
+@pytest.mark.parametrize("family", ["ministral3", "swinv2"])
+def test_an_attention_may_have_a_class_that_is_derived_from_its_own(family: str) -> None:
+    """As fully_shard and parametrizations derive one of a module that is there."""
+    model = small(family)
+    inputs = {"pixel_values": torch.ones(1, 3, 16, 16)} if family == "swinv2" else {"input_ids": IDS}
+    before = state(model)
+    patched = adapt(model) if family == "swinv2" else patch(model, posenc.NoPE())
+    out = output(model, **inputs)
+    layer = next(module for module in model.modules() if is_adapted(module))
+    kind = type(layer)
+    layer.__class__ = type(f"FSDP{kind.__name__}", (kind,), {})
+    assert torch.equal(output(model, **inputs), out)
+    other = copy.deepcopy(model)
+    assert torch.equal(output(other, **inputs), out)
+    assert type(layer) in map(type, other.modules())
+    assert is_adapted(layer)
+    with pytest.raises(ValueError, match=rf"{kind.__name__} was made FSDP{kind.__name__} since .* take it off, and"):
+        patched.undo()
+    assert torch.equal(output(model, **inputs), out)
+    layer.__class__ = kind
+    patched.undo()
+    assert same(state(model), before)

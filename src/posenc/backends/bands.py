@@ -18,8 +18,8 @@ from posenc.backends import choice
 from posenc.backends.call import Call, Far, counted
 from posenc.backends.merging import merge
 from posenc.backends.reference import REFERENCE
-from posenc.layout import Layout, Span
-from posenc.positions import PADDING, Positions
+from posenc.layout import Layout, Span, document_of_chunk
+from posenc.positions import Positions
 from posenc.tiles import Visibility
 
 MERGED = "by which near pairs and far ones, which are turned otherwise, are merged"
@@ -155,16 +155,13 @@ def _by_chunks(call: Call, start: int | None, end: int | None) -> Call | None:
     assert call.chunk is not None
     queries, keys = call.query_positions, call.key_positions
     cut = [positions.layout.in_chunks(call.chunk) or [] for positions in (queries, keys)]  # which `parts` has seen
-    numbers = [number for layout in cut for row in layout for _, number in row] or [0]
-    least = min(numbers)
-    count = max(numbers) - least + 1
     is_own = start is None and seen.is_causal  # no chunk that is seen comes later
 
     def placed(positions: Positions, of_rows: list[list[tuple[Span, int]]]) -> Positions:
         number = counted(positions, call.chunk)
         if is_own:  # a document for each chunk of each document
-            document = (positions.document * count + number - least).masked_fill(positions.document == PADDING, PADDING)
-            rows = [[replace(s, document=s.document * count + n - least) for s, n in row] for row in of_rows]
+            document = document_of_chunk(positions.document, number)
+            rows = [[replace(s, document=document_of_chunk(s.document, n)) for s, n in row] for row in of_rows]
             there = Positions(positions.coords, order=positions.order, document=document, segment=positions.segment)
         else:  # an order that counts chunks: those before it are of earlier tokens, so that causality hides none
             rows = [[replace(s, order=n, order_step=0) for s, n in row] for row in of_rows]

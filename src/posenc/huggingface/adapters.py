@@ -258,7 +258,8 @@ def unscaled(self: Any, *given: Any, position_ids: Tensor, **more: Any) -> Any:
     """Ministral 3 and Mistral 4, whose queries are then not scaled by their position: the factor of position 0 is 1.
     What they hand on to posenc are therefore no positions, and its `Plan` goes by its source.
     """
-    return super(type(self), self).forward(*given, position_ids=torch.zeros_like(position_ids), **more)
+    own: Any = next(kind for kind in type(self).__mro__ if vars(kind).get("forward") is unscaled)
+    return super(own, self).forward(*given, position_ids=torch.zeros_like(position_ids), **more)
 
 
 def check_rotates(config: Any) -> None:
@@ -268,13 +269,18 @@ def check_rotates(config: Any) -> None:
 
 
 def adapted(kind: type, methods: Mapping[str, Callable[..., Any]]) -> type:
-    """A class like this one, with other methods. It stands in no module, so its modules are pickled by what made it."""
+    """A class like this one, with other methods. It stands in no module, so its modules are pickled by what made it;
+    those of classes derived from it, as by what they are.
+    """
 
-    def reduced(self: Any, protocol: Any) -> tuple[Any, ...]:
+    def reduced(self: Any, protocol: Any) -> Any:
+        if type(self) is not made:
+            return object.__reduce_ex__(self, protocol)
         return _remade, (kind, methods), vars(self)
 
     own = {"__module__": kind.__module__, "__reduce_ex__": reduced}
-    return type(f"{PREFIX}{kind.__name__}", (kind,), {**methods, **own})
+    made = type(f"{PREFIX}{kind.__name__}", (kind,), {**methods, **own})
+    return made
 
 
 def _remade(kind: type, methods: Mapping[str, Callable[..., Any]]) -> Any:
@@ -286,6 +292,8 @@ PREFIX = "Posenc"
 
 
 def is_adapted(module: nn.Module) -> bool:
-    """Whether its class was exchanged."""
-    kind = type(module)
-    return kind.__name__.startswith(PREFIX) and kind.__module__.startswith("transformers.")
+    """Whether its class was exchanged, or is derived from one that was."""
+    return any(
+        kind.__name__.startswith(PREFIX) and kind.__module__.startswith("transformers.")
+        for kind in type(module).__mro__
+    )

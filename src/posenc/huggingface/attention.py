@@ -164,7 +164,7 @@ def _visibility(
         if attention_mask.shape[2:] != (m, n):
             made = tuple(attention_mask.shape[2:])
             raise ValueError(f"attention_mask must be for the (queries, keys) of the layer, {(m, n)}, got {made}")
-        return attention_mask.queries, attention_mask.keys, None, attention_mask.visibility
+        return *attention_mask.in_chunks(), None, attention_mask.visibility
     queries, keys = Positions.arange(m, device=query.device), Positions.arange(n, device=query.device)
     if attention_mask is not None:
         if not isinstance(attention_mask, Tensor) or attention_mask.dim() != 4:

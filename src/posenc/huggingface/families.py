@@ -20,6 +20,7 @@ from posenc.scheme import Scheme
 from posenc.schemes.alibi import ALiBi
 from posenc.schemes.learned import Learned
 from posenc.schemes.nope import NoPE
+from posenc.schemes.swin_v2 import SwinV2
 from posenc.schemes.t5 import T5
 
 Reader = Callable[[Keys], ModelPositions]
@@ -115,6 +116,26 @@ def falcon(keys: Keys) -> ModelPositions:
     return alike(keys, rotary(keys, head_dim))
 
 
+def swinv2(keys: Keys) -> ModelPositions:
+    keys.refuse("use_absolute_embeddings", False, why="must be false: tables for the whole image are not read")
+    image, patch, widest = keys("image_size"), keys("patch_size"), keys("window_size")
+    if not isinstance(image, int) or not isinstance(patch, int):
+        raise keys.wrong("image_size", "must be one number, and patch_size too, for square images")
+    depths, heads, trained = (list(keys(name)) for name in ("depths", "num_heads", "pretrained_window_sizes"))
+    schemes: list[Scheme] = []
+    layers = []
+    for stage, depth in enumerate(depths):
+        side = image // patch // 2**stage
+        window = min(side, widest)
+        before = trained[stage]
+        bias = [SwinV2((window, window), heads[stage], (before, before) if before > 0 else None) for _ in range(depth)]
+        shifts = [widest // 2 if side > window and layer % 2 else 0 for layer in range(depth)]
+        schemes += bias
+        layers += [Layer(patches=window, shift=shift) for shift in shifts]
+    remark = f"of {image // patch} x {image // patch} patches, halved by every stage; each layer has weights of its own"
+    return described(keys, schemes, [None] * len(layers), layers, causal=False, length=None, remarks=(remark,))
+
+
 READERS: dict[str, Reader] = {
     "bert": bert,
     "bloom": bloom,
@@ -148,7 +169,7 @@ READERS: dict[str, Reader] = {
     "qwen3_vl_text": rotating.qwen3_vl,
     "roberta": roberta,
     "smollm3": rotating.smollm3,
-    "swinv2": rotating.swinv2,
+    "swinv2": swinv2,
     "t5": t5,
 }
 """What reads which model_type."""

@@ -50,7 +50,16 @@ def attentions(base: Any) -> list[Any]:
     return sorted(found, key=lambda module: module.layer_idx)
 
 
+def has_window(module: Any) -> bool:
+    """Whether the configuration gives this layer a window or chunks of its own."""
+    kinds = getattr(module.config, "layer_types", None)
+    if kinds is not None:
+        return bool(kinds[module.layer_idx] != "full_attention")
+    return getattr(module.config, "sliding_window", None) is not None
+
+
 def kind_of(module: Any, turns: Mapping[str | None, Turns]) -> str | None:
+    """The type of the layer, by which its frequencies are told apart; None where all layers turn alike."""
     if set(turns) == {None}:
         return None
     return str(module.config.layer_types[module.layer_idx])
@@ -74,7 +83,7 @@ def rescale(patched: Patched, module: Any, scaling: Any) -> None:
     if math.isclose(new, module.scaling, rel_tol=1e-9):
         return
     said = f"scale of the scores: {new:g}, in place of {module.scaling:g}, since mscale_all_dim is another"
-    patched._set(module, "scaling", new)
+    patched.set(module, "scaling", new)
     if said not in patched.changes:
         patched.changes.append(said)
 

@@ -13,42 +13,60 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from posenc.positions import PADDING, Positions
-from posenc.tiles import Visibility
+from posenc.tiles import Chunk, Visibility
 from posenc.visibility import visible
 
 
 class Visible(Tensor):
     """A boolean mask (rows, 1, queries, keys), True = may be seen, that is not laid out: it holds the positions and the
-    visibility that it follows from. Whoever reads or cuts it gets the plain tensor. ``kept`` holds what layers share in
-    this pass, ``is_packed`` says whether a row holds several documents: chunks of one text are told apart in the same
-    way, and are none.
+    visibility that it follows from, and the size of the model's own chunks, counted along the coordinates. Whoever
+    reads or cuts it gets the plain tensor. ``kept`` holds what layers share in this pass, ``is_packed`` says whether a
+    row holds several documents.
     """
 
     queries: Positions
     keys: Positions
     visibility: Visibility
     is_packed: bool
+    chunk_size: int | None
     kept: dict[Any, Any]
 
     @staticmethod
     def __new__(
-        cls, queries: Positions, keys: Positions, visibility: Visibility, rows: int, is_packed: bool = False
+        cls,
+        queries: Positions,
+        keys: Positions,
+        visibility: Visibility,
+        rows: int,
+        is_packed: bool = False,
+        chunk_size: int | None = None,
     ) -> Visible:
         shape = (rows, 1, len(queries), len(keys))
         made: Visible = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=queries.device)
         made.queries, made.keys, made.visibility = queries, keys, visibility
-        made.is_packed, made.kept = is_packed, {}
+        made.is_packed, made.chunk_size, made.kept = is_packed, chunk_size, {}
         return made
+
+    def in_chunks(self) -> tuple[Positions, Positions]:
+        """Queries and keys, where the model has chunks each chunk a document of its own: nothing in it sees what is
+        outside."""
+        if self.chunk_size is None:
+            return self.queries, self.keys
+        if "in chunks" not in self.kept:
+            self.kept["in chunks"] = self.queries.in_chunks(self.chunk_size), self.keys.in_chunks(self.chunk_size)
+        queries, keys = self.kept["in chunks"]
+        return queries, keys
 
     def dense(self) -> Tensor:
         """The mask, laid out."""
-        seen = visible(self.queries, self.keys, self.visibility)
+        seen = visible(*self.in_chunks(), self.visibility)
         if seen is None:
             return torch.ones(self.shape, dtype=torch.bool, device=self.device)
         return seen[:, None].expand(self.shape)
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        return f"Visible({self.queries} to {self.keys}, {self.visibility})"
+        chunks = "" if self.chunk_size is None else f", {Chunk(self.chunk_size)}"
+        return f"Visible({self.queries} to {self.keys}, {self.visibility}{chunks})"
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -168,30 +186,25 @@ def mask(
         lacking = kv_offset + kv_length - is_token.size(1)
         is_token = nn.functional.pad(is_token, (0, max(lacking, 0)))[:, kv_offset : kv_offset + kv_length]
         is_token = None if bool(is_token.all()) else is_token
+    if rule.left_padding is not None and not bool(rule.left_padding.any()):
+        rule = replace(rule, left_padding=None)
     queries = _positions(rule, q_offset, q_length, None, device)
     keys = _positions(rule, kv_offset, kv_length, is_token, device)
     # transformers tells documents apart only where it has found several in a row
-    return Visible(queries, keys, rule.visibility, batch_size, is_packed=rule.document is not None)
+    return Visible(queries, keys, rule.visibility, batch_size, rule.document is not None, rule.chunk)
 
 
 def _positions(rule: Rule, offset: int, tokens: int, is_token: Tensor | None, device: torch.device | str) -> Positions:
     """Tokens offset .. offset + tokens - 1 of a text, of which some may be padding."""
-    if rule.chunk is None and rule.document is None and rule.order is None and is_token is None:
+    if rule.left_padding is None and rule.document is None and rule.order is None and is_token is None:
         return Positions.arange(tokens, start=offset, device=device)
     order = torch.arange(offset, offset + tokens, device=device)[None]
-    coords = order
     if rule.order is not None:  # the text starts at 0, and transformers sees that all of it is here
-        order = coords = rule.order.long()
+        order = rule.order.long()
+    coords = order if rule.left_padding is None else order - rule.left_padding[:, None]  # chunks are counted from there
     document = torch.zeros_like(order) if rule.document is None else rule.document.long()
-    if rule.chunk is not None:
-        # A chunk is a document of its own, since nothing in it sees what is outside.
-        before = order.new_zeros(1, 1) if rule.left_padding is None else rule.left_padding[:, None]
-        before = (
-            before % rule.chunk - rule.chunk
-        )  # chunks are counted from one before the text, so that none is below 0
-        chunk = torch.div(order - before, rule.chunk, rounding_mode="floor")
-        document = document * (offset + tokens + 2) + chunk
     if is_token is not None:
         document = torch.where(is_token, document, PADDING)
-    rows = max(order.size(0), document.size(0))
-    return Positions(coords.expand(rows, -1), order=order.expand(rows, -1), document=document.expand(rows, -1))
+    rows = max(coords.size(0), document.size(0))
+    coords, order, document = (x.expand(rows, -1) for x in (coords, order, document))
+    return Positions(coords, order=order, document=document)

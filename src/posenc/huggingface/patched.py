@@ -23,18 +23,23 @@ class Patched:
         self.model = model
         self.changes: list[str] = []
         self._restore: list[Callable[[], None]] = []
-        self._exchanged: list[nn.Module] = []
+        self._exchanged: list[tuple[nn.Module, type]] = []
 
     def undo(self) -> None:
         """Puts back what was there, bit for bit. Doing it again changes nothing. ValueError, and nothing is put back,
-        while accelerate's hooks hold an attention of posenc's."""
-        for module in self._exchanged:
+        while accelerate's hooks hold an attention of posenc's, or its class is one that was derived from posenc's."""
+        for module, kind in self._exchanged:
             own = vars(module).get("forward")
             if own is not None and not _is_the_class_own(own, module):
                 raise ValueError(
                     f"{type(module).__name__} got a forward of its own on the instance since it was patched, which "
                     "would run posenc's further: take it off with accelerate.hooks.remove_hook_from_submodules(model), "
                     "and undo() then"
+                )
+            if type(module) is not kind:
+                raise ValueError(
+                    f"{kind.__name__} was made {type(module).__name__} since it was patched, as fully_shard and "
+                    "parametrizations do, and undo() would lose that: take it off, and undo() then"
                 )
         self._exchanged.clear()
         while self._restore:
@@ -50,7 +55,11 @@ class Patched:
         done = "patched" if self._restore else "as it was"
         return "\n".join([f"{type(self.model).__name__}, {done}:", *(f"  {change}" for change in self.changes)])
 
-    def _replace(self, parent: nn.Module, name: str, new: nn.Module | None) -> None:
+    def on_undo(self, back: Callable[[], None]) -> None:
+        """Has this called by `undo`, before what it was told earlier."""
+        self._restore.append(back)
+
+    def replace(self, parent: nn.Module, name: str, new: nn.Module | None) -> None:
         """Sets a submodule; None takes it away. Remembers which was there."""
         there = name in parent._modules
         old = parent._modules.get(name)
@@ -66,9 +75,9 @@ class Patched:
         else:
             new.train(parent.training)
             parent._modules[name] = new
-        self._restore.append(back)
+        self.on_undo(back)
 
-    def _exchange(self, module: nn.Module, kind: type) -> None:
+    def exchange(self, module: nn.Module, kind: type) -> None:
         """Makes the module one of another class. ValueError for one whose forward is the instance's own, as the hooks
         of accelerate make it: that of the class is not what runs."""
         was, own = type(module), vars(module).get("forward")
@@ -87,16 +96,16 @@ class Patched:
 
         vars(module).pop("forward", None)
         module.__class__ = kind
-        self._exchanged.append(module)
-        self._restore.append(back)
+        self._exchanged.append((module, kind))
+        self.on_undo(back)
 
-    def _set(self, module: nn.Module, name: str, value: Any) -> None:
+    def set(self, module: nn.Module, name: str, value: Any) -> None:
         """Sets an attribute that is no module."""
         was = getattr(module, name)
-        self._restore.append(lambda: setattr(module, name, was))
+        self.on_undo(lambda: setattr(module, name, was))
         setattr(module, name, value)
 
-    def _through_posenc(self) -> None:
+    def through_posenc(self) -> None:
         """Sets posenc as the attention implementation, of every configuration that has another."""
         model: Any = transformer(self.model)
         configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
@@ -106,7 +115,7 @@ class Patched:
             for config, name in before:
                 config._attn_implementation_internal = name
 
-        self._restore.append(back)
+        self.on_undo(back)
         was = model.config.get_text_config()._attn_implementation
         model.set_attn_implementation(NAME)
         if model.config.get_text_config()._attn_implementation != NAME:
@@ -134,8 +143,10 @@ def transformer(model: nn.Module) -> Any:
 
 
 def text_config(base: Any) -> Any:
+    """The configuration of the part that reads text, which is all of most models."""
     return base.config.get_text_config()
 
 
 def named(base: Any) -> str:
+    """A model as errors call it: its class and its model_type."""
     return f"{type(base).__name__} ({text_config(base).model_type})"

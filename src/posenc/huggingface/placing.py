@@ -22,7 +22,8 @@ class Plan(nn.Module):
     (left, right) or a `Chunk` in place of the model's, None: the model's own. `patch` gives it to a layer's attention
     by the name PLAN, so a scheme's parameters are the model's. ``source`` is the module that sees the model's
     position_ids, for layers that are not given them, and with ``by_source`` for all; with ``counts`` a model has none,
-    and tokens are counted."""
+    and tokens are counted. ``has_window``: the layer has a window or chunks of its own, which a mask that is laid out
+    holds and nobody can take out."""
 
     _tied_weights_keys: ClassVar = {"scheme": "scheme"}
     """What layers may share, as transformers wants it said: save_pretrained writes it once."""
@@ -34,9 +35,11 @@ class Plan(nn.Module):
         source: nn.Module | None = None,
         counts: bool = False,
         by_source: bool = False,
+        has_window: bool = False,
     ) -> None:
         super().__init__()
         self.scheme, self.window, self.counts, self.by_source = scheme, window, counts, by_source
+        self.has_window = has_window
         self._source = (source,)  # in a tuple, so that it is not a part of this module as well
 
     def position_ids(self) -> Tensor | None:
@@ -60,7 +63,9 @@ def planned(
 ) -> tuple[Encoding, Visibility]:
     """The encoding of a layer whose positions posenc has taken over, bound to where the tokens are."""
     if plan.window is not None:
-        if bias is not None and queries.order.size(1) != keys.order.size(1):
+        if isinstance(attention_mask, Visible):
+            queries, keys = attention_mask.queries, attention_mask.keys  # out of the model's own chunks
+        if bias is not None and (plan.has_window or queries.order.size(1) != keys.order.size(1)):
             raise ValueError(
                 "a window of a schedule needs to know where queries and keys stand, and a mask was given instead: let "
                 "the model make its mask, with a dynamic cache and uncompiled"
@@ -75,7 +80,7 @@ def planned(
         seen = replace(seen, left=None if chunk is not None else left, right=right)
     kept = attention_mask.kept if isinstance(attention_mask, Visible) else {}
     dtype = torch.promote_types(query.dtype, torch.float32)
-    if "placed" not in kept:
+    if "placed" not in kept:  # of all layers alike, since a schedule gives every one of them a window
         ids = plan.position_ids() if position_ids is None or plan.by_source else position_ids
         kept["placed"] = place(queries, keys, bias, ids, plan.counts)
     # What is being learned is bound by every layer for itself: a layer that is computed once more on the way back, to

@@ -15,7 +15,6 @@ from posenc.huggingface.patched import Patched, named, text_config
 from posenc.huggingface.placing import PLAN, Plan
 from posenc.huggingface.put_schemes import in_words, put_adapted
 from posenc.huggingface.rotary import PosencRotary, Turns, read_turns
-from posenc.phases import frequencies
 from posenc.schemes.rope import RoPE
 
 
@@ -25,6 +24,7 @@ def is_scaling(what: Any) -> bool:
 
 
 def put_scaling(patched: Patched, base: Any, what: Any) -> None:
+    """Puts a scaling, or one for each type of layers, on the frequencies that the model turns by."""
     found = list(rotaries(base))
     check_rotates(text_config(base))
     if text_config(base).model_type in ADAPTERS and (not found or getattr(what, "needs_lengths", False)):
@@ -43,7 +43,7 @@ def put_scaling(patched: Patched, base: Any, what: Any) -> None:
             if kind not in scalings:
                 continue
             ropes[kind] = rope = turn.rope(scalings[kind])
-            _check_scaling(scalings[kind], rope)
+            _check_scaling(rope)
             if rope.needs_lengths:
                 ropes[kind], deferred[kind] = None, rope
             where = "every rotating layer" if kind is None else f"layers of type {kind}"
@@ -54,13 +54,13 @@ def put_scaling(patched: Patched, base: Any, what: Any) -> None:
             )
         rotary = PosencRotary(module, turns, ropes, text_config(base))
         if deferred:
-            patched._through_posenc()
+            patched.through_posenc()
             _defer(patched, base, rotary, deferred)
-        patched._replace(parent, name, rotary)
-        for module in attentions(base):
-            kind = kind_of(module, turns)
+        patched.replace(parent, name, rotary)
+        for attention in attentions(base):
+            kind = kind_of(attention, turns)
             if kind in scalings:
-                rescale(patched, module, scalings[kind])
+                rescale(patched, attention, scalings[kind])
 
 
 def _scale_adapted(patched: Patched, base: Any, what: Any) -> None:
@@ -69,22 +69,17 @@ def _scale_adapted(patched: Patched, base: Any, what: Any) -> None:
         raise ValueError(f"{named(base)} has no rotary frequencies to put a scaling on: {', '.join(in_words(own))}")
     for scheme in own.schemes:
         if isinstance(scheme, RoPE):
-            _check_scaling(what, scheme)
             scheme.scaling = what
+            _check_scaling(scheme)
     put_adapted(patched, base, own)
     patched.changes.append(f"every rotating layer: scaled by {what!r}")
 
 
-def _check_scaling(scaling: Any, rope: RoPE) -> None:
-    """ValueError for a function that does not give as many frequencies as it takes, and a factor."""
-    if getattr(scaling, "needs_lengths", False):
-        return
-    theta = frequencies(rope.rotary_dim, rope.base)
-    given = scaling(theta)
-    if not isinstance(given, tuple) or len(given) != 2 or getattr(given[0], "shape", None) != theta.shape:
-        raise ValueError(
-            f"what must give (frequencies, factor) of the frequencies {shown(theta)} that it takes, got {shown(given)}"
-        )
+def _check_scaling(rope: RoPE) -> None:
+    """ValueError for a scaling that does not give as many frequencies as it takes, and a factor. One by length is
+    found out in the first pass."""
+    if not rope.needs_lengths:
+        rope.frequencies()
 
 
 def _by_type(what: Any, turns: Mapping[str | None, Turns]) -> dict[str | None, Any]:
@@ -125,7 +120,7 @@ def _defer(patched: Patched, base: Any, rotary: PosencRotary, ropes: Mapping[str
             ),
             source=rotary,
         )
-        patched._replace(module, PLAN, plan)
+        patched.replace(module, PLAN, plan)
     if any(turn.allocation is not None for kind, turn in rotary.turns.items() if kind in ropes):
         raise ValueError(
             f"{named(base)} has positions of several axes, and a scaling that depends on the length needs the places "

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from posenc.forms import coordinates
 from posenc.huggingface.adapters import ADAPTERS, BOUND, adapted, is_adapted, unscaled
 from posenc.huggingface.attention import NAME, check_runs
-from posenc.huggingface.layers import attentions, rescale, rotaries
+from posenc.huggingface.layers import attentions, has_window, rescale, rotaries
 from posenc.huggingface.patched import Patched, named, text_config
 from posenc.huggingface.placing import PLAN, Plan
 from posenc.huggingface.rotary import PosencRotary, read_turns
@@ -58,16 +58,16 @@ def put_adapted(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
     def back() -> None:
         config._attn_implementation_internal = was
 
-    patched._restore.append(back)
+    patched.on_undo(back)
     config._attn_implementation_internal = NAME  # so that the model asks for posenc's mask
     for module in base.modules():
         if getattr(module, "use_alibi", False):  # Falcon would lay the mask out, to add its bias to it
-            patched._set(module, "use_alibi", False)
+            patched.set(module, "use_alibi", False)
     counts = config.model_type in ("bloom", "mpt") or getattr(config, "alibi", False)
     for n, module in enumerate(modules):
         scheme, window = schemes[n]
-        patched._exchange(module, adapted(type(module), {"forward": forward}))
-        patched._replace(module, PLAN, Plan(scheme, window, counts=counts))
+        patched.exchange(module, adapted(type(module), {"forward": forward}))
+        patched.replace(module, PLAN, Plan(scheme, window, counts=counts))
     patched.changes.append("attention: posenc's, in place of the model's own")
     patched.changes.extend(in_words(what))
 
@@ -80,7 +80,7 @@ def put_bound(patched: Patched, base: Any) -> None:
     for module in base.modules():
         methods = classes.get(type(module).__name__)
         if methods is not None:
-            patched._exchange(module, adapted(type(module), methods))
+            patched.exchange(module, adapted(type(module), methods))
     patched.changes.append("attention: posenc's, in place of the model's own, with the weights of each layer")
     said: dict[str, list[int]] = {}
     for layer, scheme in enumerate(schemes):
@@ -108,6 +108,7 @@ def _give_back(table: PosencTable, original: nn.Embedding) -> None:
 
 
 def put_scheme(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
+    """Puts a scheme, or one for each layer with its window, in place of the model's rotation or learned table."""
     modules, config = attentions(base), text_config(base)
     if config.model_type in ADAPTERS:
         put_adapted(patched, base, what)
@@ -122,27 +123,28 @@ def put_scheme(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
     layers = sorted({module.layer_idx for module in modules})
     schemes = _by_layer(base, what, len(layers))
     adder = _adder(base, schemes)
-    patched._through_posenc()
+    patched.through_posenc()
     source: nn.Module | None = None
     for parent, name, module in found:
         turns = read_turns(module)
         source = PosencRotary(module, turns, dict.fromkeys(turns), config)
-        patched._replace(parent, name, source)
+        patched.replace(parent, name, source)
         patched.changes.append("the model's own rotation: off")
     if table is not None:
         for parent in list(base.modules()):
             original = parent._modules.get(table)
             if isinstance(original, nn.Embedding):
                 source = PosencTable(original.weight, adder, config)
-                patched._replace(parent, table, source)
-                patched._restore.append(partial(_give_back, source, original))
+                patched.replace(parent, table, source)
+                patched.on_undo(partial(_give_back, source, original))
                 instead = "nothing" if adder is None else repr(adder)
                 patched.changes.append(f"the model's learned table {table}: not added, {instead} is")
     scaled = False
     for module in modules:
         scheme, window = schemes[layers.index(module.layer_idx)]
         scaled |= _unscale(patched, module)
-        patched._replace(module, PLAN, Plan(scheme, window, source, by_source=is_adapted(module)))
+        plan = Plan(scheme, window, source, by_source=is_adapted(module), has_window=has_window(module))
+        patched.replace(module, PLAN, plan)
         rescale(patched, module, next((s for s in map(_scaling, scheme.modules()) if s is not None), None))
     if scaled:
         patched.changes.append("the model's own factor of queries by their position: off")
@@ -154,11 +156,11 @@ def _unscale(patched: Patched, module: Any) -> bool:
     did. The latter is told by the function of transformers that gives the factor.
     """
     if getattr(module, "attn_temperature_tuning", False):
-        patched._set(module, "attn_temperature_tuning", False)
+        patched.set(module, "attn_temperature_tuning", False)
         return True
     if not hasattr(sys.modules.get(type(module).__module__), "get_llama_4_attn_scale"):
         return False
-    patched._exchange(module, adapted(type(module), {"forward": unscaled}))
+    patched.exchange(module, adapted(type(module), {"forward": unscaled}))
     return True
 
 

@@ -27,7 +27,6 @@ from posenc.schemes.axial_rope import AxialRoPE
 from posenc.schemes.nope import NoPE
 from posenc.schemes.query_scale import QueryScale
 from posenc.schemes.rope import RoPE
-from posenc.schemes.swin_v2 import SwinV2
 from posenc.tiles import Chunk, Window
 
 # -- decoders ----------------------------------------------------------------------------------------------------------
@@ -287,23 +286,3 @@ def dinov3(keys: Keys) -> ModelPositions:
     prefix = 1 + int(keys.get("num_register_tokens", 0))
     remark = f"the first {prefix} tokens do not turn: positions are scheme.grid(height, width, prefix={prefix})"
     return alike(keys, rope, causal=False, remarks=(remark,))
-
-
-def swinv2(keys: Keys) -> ModelPositions:
-    keys.refuse("use_absolute_embeddings", False, why="must be false: tables for the whole image are not read")
-    image, patch, widest = keys("image_size"), keys("patch_size"), keys("window_size")
-    if not isinstance(image, int) or not isinstance(patch, int):
-        raise keys.wrong("image_size", "must be one number, and patch_size too, for square images")
-    depths, heads, trained = (list(keys(name)) for name in ("depths", "num_heads", "pretrained_window_sizes"))
-    schemes: list[Scheme] = []
-    layers = []
-    for stage, depth in enumerate(depths):
-        side = image // patch // 2**stage
-        window = min(side, widest)
-        before = trained[stage]
-        bias = [SwinV2((window, window), heads[stage], (before, before) if before > 0 else None) for _ in range(depth)]
-        shifts = [widest // 2 if side > window and layer % 2 else 0 for layer in range(depth)]
-        schemes += bias
-        layers += [Layer(patches=window, shift=shift) for shift in shifts]
-    remark = f"of {image // patch} x {image // patch} patches, halved by every stage; each layer has weights of its own"
-    return described(keys, schemes, [None] * len(layers), layers, causal=False, length=None, remarks=(remark,))
