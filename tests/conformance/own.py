@@ -137,7 +137,8 @@ def call_encoder(made: Any, ids: Tensor, positions: Tensor | None = None, docume
 
 
 def build_classifier(name: str) -> nn.Module:
-    shape = Shape(DIM, HEADS, HEAD_DIM, LONGEST, causal=False, grid=(64, 64))
+    side = WINDOWS.get(name, 64)
+    shape = Shape(DIM, HEADS, HEAD_DIM, LONGEST, causal=False, grid=(side, side))
     return ImageClassifier(10, 2, DIM, 2, HEADS, position=scheme_from_names(name, shape))
 
 
@@ -219,7 +220,7 @@ def classifier(entry: Entry) -> Subject:
         **{
             **claims(entry),
             "axes": 2,
-            "max_positions": 64 if entry.axes == "two" and "length_free" not in entry.laws else None,
+            "max_positions": WINDOWS.get(entry.name, 64) if entry.axes == "two" and "length_free" not in entry.laws else None,
         },
     )
 
