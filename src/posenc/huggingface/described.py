@@ -130,8 +130,12 @@ def ranges(numbers: list[int]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in found)
 
 
+AXES = ("time", "row", "column")
+"""What the coordinates of a text with images are; of other models no pairs have axes of their own."""
+
+
 def runs(allocation: tuple[int, ...]) -> str:
-    """The axes of pairs: 16 x 0, 24 x 1, 24 x 2; a list with many runs as it is."""
+    """The axes of pairs: 16 time, 24 row, 24 column; a list with many runs as it is."""
     found: list[list[int]] = []
     for axis in allocation:
         if found and found[-1][1] == axis:
@@ -140,4 +144,4 @@ def runs(allocation: tuple[int, ...]) -> str:
             found.append([1, axis])
     if len(found) > 6:
         return "".join(map(str, allocation))
-    return ", ".join(f"{count} x {axis}" for count, axis in found)
+    return ", ".join(f"{count} {AXES[axis]}" for count, axis in found)
