@@ -220,7 +220,9 @@ def classifier(entry: Entry) -> Subject:
         **{
             **claims(entry),
             "axes": 2,
-            "max_positions": WINDOWS.get(entry.name, 64) if entry.axes == "two" and "length_free" not in entry.laws else None,
+            "max_positions": WINDOWS.get(entry.name, 64)
+            if entry.axes == "two" and "length_free" not in entry.laws
+            else None,
         },
     )
 

@@ -26,7 +26,7 @@ import transformers
 
 import posenc.huggingface as hf
 from posenc.huggingface import attention as module
-from posenc.huggingface import masks
+from posenc.huggingface import loading, masks
 from posenc.huggingface.adapters import ADAPTERS, BOUND
 
 transformers.logging.set_verbosity_error()
@@ -355,9 +355,9 @@ def out_of_chunks(mask: masks.Visible) -> Any:
 
 
 PLANTED: dict[str, tuple[Any, str, Callable[..., Any], str, str]] = {
-    "no softcap": (module, "attention", drop("softcap"), "gemma2", "full"),
-    "no sinks": (module, "attention", drop("s_aux"), "gpt_oss", "full"),
-    "no scaling": (module, "attention", drop("scaling"), "gemma2", "full"),
+    "no softcap": (loading, "attention", drop("softcap"), "gemma2", "full"),
+    "no sinks": (loading, "attention", drop("s_aux"), "gpt_oss", "full"),
+    "no scaling": (loading, "attention", drop("scaling"), "gemma2", "full"),
     "padding is seen": (masks, "_positions", without_padding, "llama", "left"),
     "the cache is forgotten": (masks, "_positions", without_offset, "gemma3", "cached"),
     "documents are one": (masks, "_positions", without(document=None), "llama", "packed"),
@@ -476,11 +476,8 @@ def test_a_model_that_adds_to_its_mask_is_refused_by_name() -> None:
         "moe_intermediate_size": 16,
     }
     config = transformers.DeepseekV4Config(**SIZES | sizes, n_routed_experts=4, sliding_window=4)
-    model = transformers.DeepseekV4ForCausalLM._from_config(config, attn_implementation="posenc").eval()
-    with pytest.raises(
-        ValueError, match=r"deepseek_v4 cannot run through posenc: it joins .* attn_implementation='eager'"
-    ):
-        model(IDS)
+    with pytest.raises(ValueError, match=r"cannot be honoured by DeepseekV4ForCausalLM .* attn_implementation='eager'"):
+        transformers.DeepseekV4ForCausalLM._from_config(config, attn_implementation="posenc")
 
 
 # -- training, generation, compilation --------------------------------------------------------------------------------

@@ -252,7 +252,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "rwkv"}, "model_type must be one of bert, .*, got 'rwkv'"),
     ({"model_type": "lama"}, r"got 'lama' \(did you mean 'llama'\?\)"),
     ({}, "config must have a model_type, got None"),
-    ({"model_type": "gemma3", "part": "vision"}, "model_type must be one of .*, got 'siglip_vision_model'"),
+    (
+        {"model_type": "gemma3", "part": "vision"},
+        r"part must be 'text' for gemma3, whose vision part \(siglip_vision_model\) is not read, got 'vision'",
+    ),
+    ({"model_type": "qwen2_vl", "part": "vision"}, r"for qwen2_vl, whose vision part \(qwen2_vl_vision\) is not read"),
     ({"model_type": "llama", "part": "text"}, "part must be one that llama has, and it has no text_config, got 'text'"),
     ({"model_type": "llama", "part": "decoder"}, "part must be None for llama, which is one model, got 'decoder'"),
     ({"model_type": "t5", "part": "both"}, "part must be 'encoder' or 'decoder', got 'both'"),
@@ -349,7 +353,7 @@ PUBLISHED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"model_type": "qwen2_vl", "rope_theta": 1e6, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
-        "pairs by axis 16 x 0, 24 x 1, 24 x 2",
+        "pairs by axis 16 time, 24 row, 24 column",
     ),
     (
         {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "sliding_window": 1024}},

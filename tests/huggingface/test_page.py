@@ -37,6 +37,7 @@ def test_every_family_has_a_row_and_every_row_a_family() -> None:
     assert named == set(READERS)
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft's
 def test_the_examples_run_and_print_what_stands_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scaling = {"rope_type": "linear", "factor": 8.0}
     transformers.Gemma3TextConfig(num_hidden_layers=6, rope_scaling=scaling).save_pretrained(tmp_path)

@@ -73,6 +73,7 @@ def test_it_says_what_it_changed_and_puts_it_back() -> None:
         "LlamaForCausalLM, patched:",
         "  every rotating layer: base 10000, 12 channels, scaled by DynamicNTK(factor=2.0, original_length=16); in "
         "attention, from keys that are kept unrotated",
+        "  DynamicNTK is made for 16 positions, the configuration says 64",
         "  attention: through posenc, in place of 'sdpa'",
     ]
     assert not torch.equal(output(model, input_ids=LONG), plain)
@@ -81,6 +82,19 @@ def test_it_says_what_it_changed_and_puts_it_back() -> None:
     assert repr(patched).startswith("LlamaForCausalLM, as it was:")
     assert same(state(model), before)
     assert torch.equal(output(model, input_ids=LONG), plain)
+
+
+def test_a_scaling_for_another_length_than_the_models_is_remarked() -> None:
+    remark = "YaRN is made for 8192 positions, the configuration says 64"
+    with patch(built("llama"), YaRN(4.0, 8192)) as patched:
+        assert remark in patched.changes
+    with patch(built("llama"), YaRN(4.0, 64)) as patched:
+        assert "is made for" not in repr(patched)
+    own = MSCALE | {"original_max_position_embeddings": 16}
+    scaled = built("deepseek_v3", rope_parameters=own, max_position_embeddings=64)
+    for length, is_known in ((16, True), (64, True), (32, False)):
+        with patch(scaled, YaRN(2.0, length)) as patched:
+            assert ("YaRN is made for 32 positions, the configuration says 16" in patched.changes) is not is_known
 
 
 # -- scalings ---------------------------------------------------------------------------------------------------------
@@ -492,7 +506,7 @@ def refused(what: Any, model: Any, words: str) -> None:
 def test_what_is_not_understood_is_refused_by_name() -> None:
     llama = built("llama")
     refused("yarn", llama, "what must be a scaling, a scheme, a Schedule .* got 'yarn'")
-    refused({"local": YaRN(4.0, 16)}, llama, "what names layers of type 'local', and the model has those of None")
+    refused({"local": YaRN(4.0, 16)}, llama, r"of type 'local', and LlamaForCausalLM \(llama\) has no layer types")
     refused(posenc.Sinusoidal(48), llama, r"Sinusoidal adds to the input, and LlamaForCausalLM \(llama\) has no table")
     refused(posenc.ALiBi(8), llama, r"ALiBi is made for 8 heads, and LlamaForCausalLM \(llama\) has 4")
     refused(posenc.RoPE(64), llama, r"RoPE is made for head_dim 64, and LlamaForCausalLM \(llama\) has ")

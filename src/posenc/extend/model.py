@@ -130,7 +130,7 @@ def load(source: Source, dtype: str, attention: str, device: torch.device) -> Lo
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
-    from posenc.huggingface.attention import register
+    from posenc.huggingface.loading import register
 
     register()
     options: dict[str, Any] = {} if source.gguf is None else {"gguf_file": source.gguf}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Public names and where they live. They are imported at first use, so that nothing is paid for what is not used.
 HOMES = {
-    "register": "attention",
+    "register": "loading",
     "Patched": "patched",
     "adapt": "patching",
     "patch": "patching",
@@ -52,6 +52,6 @@ def __dir__() -> list[str]:
 
 
 if importlib.util.find_spec("transformers") is not None:
-    from posenc.huggingface.attention import register
+    from posenc.huggingface.loading import register
 
     register()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.backends.attention import attention as posenc_attention
-from posenc.huggingface.attention import REFUSED, attention
+from posenc.huggingface.attention import EAGER, REFUSED, attention
 from posenc.huggingface.masks import Visible, mask
 from posenc.huggingface.variants import DividedALiBi, LayerDeBERTa, LayerSwinV2, RoundedALiBi
 from posenc.positions import Positions
@@ -213,7 +213,7 @@ def _no_weights(output_attentions: bool | None) -> None:
     if output_attentions:
         raise ValueError(
             "output_attentions cannot be honoured by posenc, got True: "
-            + REFUSED["output_attentions"].replace("set attn_implementation='eager'", "undo()")
+            + REFUSED["output_attentions"].replace(EAGER, "undo()")
         )
 
 

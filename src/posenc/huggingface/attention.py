@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from posenc.arguments import shown
 from posenc.backends.attention import attention as posenc_attention
 from posenc.encoding import Context, Encoding
-from posenc.huggingface.masks import Visible, mask
+from posenc.huggingface.masks import Visible
 from posenc.huggingface.placing import PLAN, Plan, planned
 from posenc.pieces import Distance, Function
 from posenc.positions import Positions
@@ -43,29 +43,18 @@ DOCUMENTS = (
     "documents are told apart by position_ids that start again, without attention_mask and with use_cache=False; leave "
     "it out"
 )
+EAGER = "set attn_implementation='eager'"
 # What changes the scores, and posenc cannot take from here; why, or what to do instead.
 REFUSED = {
-    "output_attentions": "no weights are made; set attn_implementation='eager' to look at them",
+    "output_attentions": f"no weights are made; {EAGER} to look at them",
     "cache": "a paged cache is for continuous batching; use model.generate, or another attention implementation",
     "cu_seq_lens_q": DOCUMENTS,
     "cu_seq_lens_k": DOCUMENTS,
     "seq_idx": DOCUMENTS,
-    "indices": "posenc has no attention to picked keys; set attn_implementation='eager'",
-    "block_indices": "posenc has no attention to picked blocks of keys; set attn_implementation='eager'",
-    "head_mask": "posenc does not weigh heads; set attn_implementation='eager'",
+    "indices": f"posenc has no attention to picked keys; {EAGER}",
+    "block_indices": f"posenc has no attention to picked blocks of keys; {EAGER}",
+    "head_mask": f"posenc does not weigh heads; {EAGER}",
 }
-
-
-def register() -> None:
-    """Makes "posenc" an attention implementation of transformers, with its mask. Importing ``posenc.huggingface`` does
-    so; doing it again changes nothing.
-
-    >>> model.set_attn_implementation("posenc")
-    """
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, mask)
 
 
 def check_runs(config: Any) -> None:
@@ -103,12 +92,13 @@ def attention(
 
     ValueError for anything else that would change the scores, by its name.
     """
-    _check_others(others)
-    queries, keys, bias, seen = _visibility(module, query, key, attention_mask, is_causal, sliding_window)
     plan: Plan | None = getattr(module, PLAN, None)
+    _check_others(others, is_patched=plan is not None)
+    queries, keys, bias, seen = _visibility(module, query, key, attention_mask, is_causal, sliding_window)
     if plan is None:
         encoding = Encoding(queries, keys, context=Context())
     else:
+        _check_read(plan)
         encoding, seen = planned(plan, query, queries, keys, bias, seen, attention_mask, position_ids)
     if softcap is not None:
         capped = Function(squash, _Constant(float(softcap)), Distance("softcap", tail="constant"), formula="cap")
@@ -137,7 +127,7 @@ def attention(
     return result.transpose(1, 2).contiguous(), None
 
 
-def _check_others(others: Mapping[str, Any]) -> None:
+def _check_others(others: Mapping[str, Any], is_patched: bool) -> None:
     """ValueError for what would be lost."""
     if not torch.compiler.is_compiling():  # some families keep weights that they are asked for, and ask nobody for them
         from transformers.utils.output_capturing import _active_collector
@@ -147,7 +137,20 @@ def _check_others(others: Mapping[str, Any]) -> None:
         if value is None or value is False or name in SILENT:
             continue
         why = REFUSED.get(name, "posenc does not know whether it changes the scores, and drops nothing silently")
+        if is_patched:  # another attention would leave it without positions
+            why = why.replace(EAGER, f"undo() the patch and {EAGER}")
         raise ValueError(f"{name} cannot be honoured by attn_implementation='posenc', got {shown(value)}: {why}")
+
+
+def _check_read(plan: Plan) -> None:
+    """ValueError where PEFT has wrapped a module of a scheme: its weights are read, and it is not called."""
+    for name, module in plan.scheme.named_modules():
+        if "base_layer" in module._modules:
+            raise ValueError(
+                f"{name} of {type(plan.scheme).__name__} is wrapped by PEFT, and a scheme reads its weights without "
+                "calling it: call get_peft_model first and patch() then, or give its configuration "
+                f"exclude_modules='.*{PLAN}.*'"
+            )
 
 
 def _visibility(

@@ -60,6 +60,11 @@ def scheme_from_config(config: Any, part: str | None = None) -> ModelPositions:
         check_choice("part", inside, STACKS)
     elif part not in (None, *PARTS):
         raise ValueError(f"part must be None for {found.model_type}, which is one model, got {part!r}")
+    if part == "vision" and found.model_type not in READERS:
+        raise ValueError(
+            f"part must be 'text' for {whole.model_type}, whose vision part ({found.model_type}) is not read, got "
+            "'vision'"
+        )
     check_name("model_type", found.model_type, tuple(READERS))
     keys = Keys(found, inside)
     said = READERS[found.model_type](keys)

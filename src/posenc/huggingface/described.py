@@ -107,8 +107,12 @@ def words(scheme: Scheme) -> str:
     return ", ".join(said)
 
 
+AXES = ("time", "row", "column")
+"""What the coordinates of a text with images are; of other models no pairs have axes of their own."""
+
+
 def runs(allocation: tuple[int, ...]) -> str:
-    """The axes of pairs: 16 x 0, 24 x 1, 24 x 2; a list with many runs as it is."""
+    """The axes of pairs: 16 time, 24 row, 24 column; a list with many runs as it is."""
     found: list[list[int]] = []
     for axis in allocation:
         if found and found[-1][1] == axis:
@@ -117,4 +121,4 @@ def runs(allocation: tuple[int, ...]) -> str:
             found.append([1, axis])
     if len(found) > 6:
         return "".join(map(str, allocation))
-    return ", ".join(f"{count} x {axis}" for count, axis in found)
+    return ", ".join(f"{count} {AXES[axis]}" for count, axis in found)

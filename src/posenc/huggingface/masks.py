@@ -75,12 +75,22 @@ class Visible(Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         args, kwargs = pytree.tree_map_only(Visible, Visible.dense, (args, kwargs or {}))
-        return func(*args, **kwargs)
+        made = func(*args, **kwargs)
+        if func.overloadpacket.__name__ in ARITHMETIC and made.is_floating_point():
+            raise ValueError(
+                "attn_implementation='posenc' gives a boolean mask, and this layer joins it to its scores as numbers, "
+                "True as 1: its attention is not posenc's. Give the layer the model's configuration, if it has a copy "
+                "of its own, or set attn_implementation='eager'; posenc.huggingface.adapt(model) says whether posenc "
+                "has an attention for a model that takes no other"
+            )
+        return made
 
+
+ARITHMETIC = frozenset({"add", "add_", "cat", "mul", "mul_"})
+"""Functions of which nobody who knows that the mask is boolean makes floating numbers. torch subtracts
+none by itself."""
 
 EVERYTHING = Visibility()
-ADDS_TO_MASK = frozenset({"deepseek_v4"})
-"""Models that join a bias to their mask, cast to its dtype: a boolean mask would turn its meaning round."""
 
 
 @dataclass(frozen=True)
@@ -157,12 +167,6 @@ def mask(
     """
     from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-    model_type = getattr(others.get("config"), "model_type", None)
-    if model_type in ADDS_TO_MASK:
-        raise ValueError(
-            f"{model_type} cannot run through posenc: it joins what is added to scores to its mask, and posenc's is "
-            "boolean; set attn_implementation='eager'"
-        )
     function = causal_mask_function if mask_function is None else mask_function
     is_compiled = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
     rule = None if is_compiled or isinstance(q_offset, Tensor) else read_rule(function)

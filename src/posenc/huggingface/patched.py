@@ -123,6 +123,10 @@ class Patched:
                 f"{type(model).__name__} has an attention of its own, which takes no other: posenc can give it neither "
                 "a scheme nor a scaling that depends on the length"
             )
+        kind = type(text_config(model))
+        for config in configs.values():  # a copied layer may have one of its own, which the model knows nothing of
+            if type(config) is kind:
+                config._attn_implementation_internal = NAME
         if was != NAME:
             self.changes.append(f"attention: through posenc, in place of {was!r}")
 

@@ -10,13 +10,14 @@ from torch import nn
 from posenc.arguments import shown
 from posenc.huggingface.adapters import ADAPTERS, BOUND, OTHERS, PUT_IN_PLACE, as_computed, is_adapted
 from posenc.huggingface.config import scheme_from_config
+from posenc.huggingface.loading import has_own_attention
 from posenc.huggingface.patched import Patched, named, text_config, transformer
 from posenc.huggingface.placing import Plan
 from posenc.huggingface.put_scalings import is_scaling, put_scaling
 from posenc.huggingface.put_schemes import PosencTable, put_adapted, put_bound, put_scheme
 from posenc.huggingface.rotary import PosencRotary
 from posenc.schedule import Schedule
-from posenc.scheme import is_scheme
+from posenc.scheme import bare_parts, is_scheme
 
 
 def patch(model: nn.Module, what: Any) -> Patched:
@@ -53,6 +54,7 @@ def patch(model: nn.Module, what: Any) -> Patched:
             raise ValueError(
                 f"what must be a scaling, a scheme, a Schedule or {{layer type: scaling}}, got {shown(what)}"
             )
+        _heed_peft(patched, base)
     except BaseException:
         patched.undo()
         raise
@@ -74,9 +76,12 @@ def adapt(model: nn.Module) -> Patched:
     patched, base = _begin(model)
     config = text_config(base)
     if config.model_type not in ADAPTERS | BOUND:
+        advice = "use model.set_attn_implementation('posenc')"
+        if has_own_attention(base):
+            advice = "its attention is its own and takes no other, so posenc cannot run it"
         raise ValueError(
-            f"{named(base)} is not among {', '.join(sorted(ADAPTERS | BOUND))}, whose attention posenc exchanges: use "
-            "model.set_attn_implementation('posenc')"
+            f"{named(base)} is not among {', '.join(sorted(ADAPTERS | BOUND))}, whose attention posenc exchanges: "
+            f"{advice}"
         )
     try:
         if config.model_type in BOUND:
@@ -84,6 +89,7 @@ def adapt(model: nn.Module) -> Patched:
         else:
             own = scheme_from_config(config).schedule
             put_adapted(patched, base, Schedule([(as_computed(scheme), window) for scheme, window in own]))
+        _heed_peft(patched, base)
     except BaseException:
         patched.undo()
         raise
@@ -97,3 +103,21 @@ def _begin(model: nn.Module) -> tuple[Patched, Any]:
     if any(isinstance(m, PosencRotary | Plan | PosencTable) or is_adapted(m) for m in base.modules()):
         raise ValueError("model is patched already: undo() that first, one patch replaces what another one reads")
     return Patched(model), base
+
+
+def _heed_peft(patched: Patched, base: Any) -> None:
+    """ValueError for prefix tuning where posenc turns keys; a remark where PEFT would not save what is learned."""
+    wrappers = [getattr(module, "peft_config", None) for module in patched.model.modules()]
+    methods = [config.peft_type for configs in wrappers if isinstance(configs, dict) for config in configs.values()]
+    schemes = [module.scheme for module in base.modules() if isinstance(module, Plan | PosencTable) and module.scheme]
+    turning = [part for scheme in schemes for part in bare_parts(scheme) if "rotate" in part.doors]
+    if "PREFIX_TUNING" in methods and turning:
+        raise ValueError(
+            f"{type(turning[0]).__name__} in attention turns all keys of the cache, and those that prefix tuning has "
+            "learned are turned already: take what turns no keys, a scaling that does not depend on the length, or "
+            "prompt tuning"
+        )
+    learned = [scheme for scheme in schemes if any(p.requires_grad for p in scheme.parameters())]
+    if methods and learned:
+        names = dict.fromkeys(type(part).__name__ for scheme in learned for part in bare_parts(scheme))
+        patched.changes.append(f"PEFT does not save what {' and '.join(names)} learns: save the scheme by itself")

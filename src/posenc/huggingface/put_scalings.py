@@ -36,7 +36,7 @@ def put_scaling(patched: Patched, base: Any, what: Any) -> None:
         )
     for parent, name, module in found:
         turns = read_turns(module)
-        scalings = _by_type(what, turns)
+        scalings = _by_type(base, what, turns)
         ropes: dict[str | None, RoPE | None] = {}
         deferred: dict[str | None, RoPE] = {}
         for kind, turn in turns.items():
@@ -52,6 +52,7 @@ def put_scaling(patched: Patched, base: Any, what: Any) -> None:
             patched.changes.append(
                 f"{where}: base {turn.base:g}, {turn.rotary_dim} channels, scaled by {scalings[kind]!r}{own}{how}"
             )
+            patched.changes += _other_length(scalings[kind], module)
         rotary = PosencRotary(module, turns, ropes, text_config(base))
         if deferred:
             patched.through_posenc()
@@ -75,6 +76,15 @@ def _scale_adapted(patched: Patched, base: Any, what: Any) -> None:
     patched.changes.append(f"every rotating layer: scaled by {what!r}")
 
 
+def _other_length(scaling: Any, rotary: Any) -> list[str]:
+    """A remark on a scaling that is made for other than the model's length, or for other than it was before its own."""
+    made, says = getattr(scaling, "original_length", None), getattr(rotary.config, "max_position_embeddings", None)
+    before = rotary.config.rope_parameters.get("original_max_position_embeddings")
+    if made is None or says is None or made in (says, before):
+        return []
+    return [f"{type(scaling).__name__} is made for {made} positions, the configuration says {before or says}"]
+
+
 def _check_scaling(rope: RoPE) -> None:
     """ValueError for a scaling that does not give as many frequencies as it takes, and a factor. One by length is
     found out in the first pass."""
@@ -82,12 +92,16 @@ def _check_scaling(rope: RoPE) -> None:
         rope.frequencies()
 
 
-def _by_type(what: Any, turns: Mapping[str | None, Turns]) -> dict[str | None, Any]:
+def _by_type(base: Any, what: Any, turns: Mapping[str | None, Turns]) -> dict[str | None, Any]:
     if not isinstance(what, Mapping):
         return dict.fromkeys(turns, what)
     if not what:
         raise ValueError("what must name the layer types that it maps to scalings, got {}")
     for kind, scaling in what.items():
+        if kind not in turns and None in turns:
+            raise ValueError(
+                f"what names layers of type {shown(kind)}, and {named(base)} has no layer types: give the scaling alone"
+            )
         if kind not in turns:
             known = ", ".join(str(k) for k in turns)
             raise ValueError(f"what names layers of type {shown(kind)}, and the model has those of {known}")

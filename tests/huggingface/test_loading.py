@@ -1,0 +1,148 @@
+"""attn_implementation="posenc" in models and layers that would not run it is an error by name."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+import transformers
+
+import posenc
+from posenc.huggingface import adapt, masks, patch, register
+from tests.huggingface.test_attention import IDS, SIZES, built, output
+
+SMALL = {"n_embd": 48, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "n_positions": 64}
+OWN_ATTENTION: dict[str, dict[str, Any]] = {
+    "bloom": {"n_layer": 2, "n_head": 4},
+    "mpt": {"d_model": 48, "n_layers": 2, "n_heads": 4, "expansion_ratio": 2},
+    "codegen": SMALL,
+    "gptj": SMALL,
+    "falcon": {},
+    "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]], "num_heads": 4},
+    "xglm": {"d_model": 48, "ffn_dim": 64, "num_layers": 2, "attention_heads": 4},
+    "gpt_neox_japanese": {},
+    "roformer": {"is_decoder": True},
+    "rembert": {"is_decoder": True},
+    "trocr": {"d_model": 48, "decoder_ffn_dim": 64, "decoder_layers": 2, "decoder_attention_heads": 4},
+    "big_bird": {"is_decoder": True, "attention_type": "original_full"},
+    "megatron-bert": {"is_decoder": True},
+    "git": {"vision_config": {"hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}},
+}
+
+
+def made(family: str, attention: str) -> Any:
+    kinds = {"num_key_value_heads"}  # a property of some
+    config = transformers.CONFIG_MAPPING[family](
+        **{name: size for name, size in SIZES.items() if name not in kinds} | OWN_ATTENTION[family]
+    )
+    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+
+
+@pytest.mark.parametrize("family", OWN_ATTENTION)
+def test_a_model_with_an_attention_of_its_own_is_refused_when_it_is_loaded(family: str, tmp_path: Path) -> None:
+    made(family, "eager").save_pretrained(tmp_path)
+    with pytest.raises(
+        ValueError, match=rf"cannot be honoured by \w+ \({family}\), whose attention is its own .*adapt"
+    ):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="posenc")
+
+
+def test_git_is_refused_where_it_is_set() -> None:
+    model = made("git", "eager")
+    with pytest.raises(ValueError, match=r"cannot be honoured by GitForCausalLM \(git\)"):
+        model.set_attn_implementation("posenc")
+
+
+def test_adapt_does_not_send_on_to_what_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"\(codegen\) is not among bloom, .*: its attention is its own and takes no"):
+        adapt(made("codegen", "eager"))
+    with pytest.raises(ValueError, match=r"\(llama\) is not among .*: use model.set_attn_implementation\('posenc'\)"):
+        adapt(built("llama"))
+
+
+def test_registering_again_changes_nothing() -> None:
+    asks = transformers.PreTrainedModel.get_correct_attn_implementation
+    register()
+    assert transformers.PreTrainedModel.get_correct_attn_implementation is asks
+
+
+class Mine(transformers.LlamaForCausalLM):
+    """A class of one's own, which goes through the table as what it is derived from does."""
+
+
+def test_a_class_of_ones_own_is_taken_for_what_it_is_derived_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Mine, "__module__", "typed at a prompt")  # transformers cannot read its source
+    model = Mine._from_config(built("llama").config, attn_implementation="posenc")
+    assert model.config._attn_implementation == "posenc"
+
+
+# -- layers with a configuration of their own -------------------------------------------------------------------------
+
+OWN = posenc.LongRoPE([1.0] * 6, [1.0] * 6, 64, 4.0, attention_factor=1.0)
+
+
+def deeper(attention: str) -> Any:
+    """A model with a copy of its last layer, which holds a copy of the configuration."""
+    model = built("llama")
+    model.set_attn_implementation(attention)
+    layers = model.model.layers
+    layers.append(copy.deepcopy(layers[-1]))
+    layers[-1].self_attn.layer_idx = 2
+    model.config.num_hidden_layers = 3
+    return model
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("what", [OWN, posenc.RoPE(12)], ids=["scaling by length", "scheme"])
+def test_a_copied_layer_runs_through_posenc(what: Any, attention: str) -> None:
+    model = deeper(attention)
+    plain = output(model, input_ids=IDS)
+    with patch(model, what):
+        # the same angles, in double precision where transformers has float32, through three layers
+        torch.testing.assert_close(output(model, input_ids=IDS), plain, rtol=0, atol=2e-5)
+    assert torch.equal(output(model, input_ids=IDS), plain)
+    assert model.model.layers[-1].self_attn.config._attn_implementation == attention
+
+
+def test_a_copied_layer_that_adds_the_mask_to_its_scores_is_refused() -> None:
+    model = deeper("eager")
+    model.set_attn_implementation("posenc")
+    with pytest.raises(ValueError, match=r"gives a boolean mask, and this layer joins it to its scores .* if it has a"):
+        output(model, input_ids=IDS)
+
+
+def test_the_mask_is_a_boolean_one_to_who_reads_it() -> None:
+    mask = masks.mask(1, 5, 5)
+    assert mask is not None
+    causal = torch.ones(5, 5, dtype=torch.bool).tril()[None, None]
+    scores = torch.randn(1, 1, 5, 5)
+    assert torch.equal(scores.masked_fill(~mask, -1.0), scores.masked_fill(~causal, -1.0))
+    assert torch.equal(mask * mask, causal)
+    assert torch.equal(mask.float(), causal.float())
+    for join in (lambda: scores + mask, lambda: mask + scores, lambda: scores * mask):
+        with pytest.raises(ValueError, match="gives a boolean mask"):
+            join()
+    with pytest.raises(ValueError, match="gives a boolean mask"):
+        torch.cat((scores, mask))
+
+
+# -- what is looked at on a patched model -----------------------------------------------------------------------------
+
+
+def test_weights_of_a_patched_model_are_refused_with_the_way_out() -> None:
+    model = built("llama")
+    model.set_attn_implementation("eager")
+    plain = model(input_ids=IDS, output_attentions=True).attentions
+    patched = patch(model, posenc.ALiBi(4))
+    with pytest.raises(
+        ValueError, match=r"no weights are made; undo\(\) the patch and set attn_implementation='eager'"
+    ):
+        model(input_ids=IDS, output_attentions=True)
+    patched.undo()
+    assert torch.equal(model(input_ids=IDS, output_attentions=True).attentions[0], plain[0])

@@ -1,0 +1,112 @@
+"""A patched model within PEFT's wrappers: what trains, what is saved, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+
+import peft
+from safetensors.torch import load_model, save_model
+
+import posenc
+from posenc.huggingface import patch
+from posenc.scalings import DynamicNTK, YaRN
+from tests.huggingface.test_attention import IDS, built, output
+
+pytestmark = [  # what PEFT warns of
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:You have passed exclude_modules:UserWarning"),  # where there is none to exclude
+]
+
+
+def lora(model: Any, **options: Any) -> Any:
+    return peft.get_peft_model(model, peft.LoraConfig(**{"r": 2, "target_modules": ["q_proj"]} | options))
+
+
+def trained(model: Any, scheme: posenc.Scheme) -> Tensor:
+    """What it gives after a step of what trains in it, of which the scheme must be."""
+    before = [parameter.clone() for parameter in scheme.parameters()]
+    optimiser = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 5.0)
+    model(input_ids=IDS, labels=IDS).loss.backward()
+    optimiser.step()
+    assert any(not torch.equal(x, y) for x, y in zip(before, scheme.parameters(), strict=True))
+    return output(model.eval(), input_ids=IDS)
+
+
+@pytest.mark.parametrize("first", ["PEFT", "patch"])
+@pytest.mark.parametrize("made", [lambda: posenc.T5(4), lambda: posenc.FIRE(4)], ids=["T5", "FIRE"])
+def test_a_scheme_trains_beside_adapters_and_is_saved_beside_them(made: Any, first: str, tmp_path: Path) -> None:
+    scheme, base = made(), built("llama")
+    if first == "PEFT":
+        model = lora(base, target_modules="all-linear")
+        patched = patch(model, scheme)
+        assert f"PEFT does not save what {type(scheme).__name__} learns: save the scheme by itself" in patched.changes
+    else:
+        patch(base, scheme)
+        model = lora(base, target_modules="all-linear", exclude_modules=".*posenc_plan.*")
+        assert not any(parameter.requires_grad for parameter in scheme.parameters())
+        scheme.requires_grad_()
+    out = trained(model, scheme)
+    model.save_pretrained(tmp_path)
+    save_model(scheme, tmp_path / "scheme.safetensors")
+
+    again, other = peft.PeftModel.from_pretrained(built("llama"), tmp_path).eval(), made()
+    patch(again, other)
+    assert not torch.equal(output(again, input_ids=IDS), out)
+    load_model(other, tmp_path / "scheme.safetensors")
+    assert torch.equal(output(again, input_ids=IDS), out)
+
+
+@pytest.mark.parametrize("what", [posenc.ALiBi(4), YaRN(4.0, 64)], ids=repr)
+def test_where_nothing_is_learned_nothing_is_said_of_saving(what: Any) -> None:
+    assert "PEFT" not in repr(patch(lora(built("llama")), what))
+
+
+def test_a_network_of_a_scheme_that_peft_wraps_is_refused_by_name() -> None:
+    model = built("llama")
+    patch(model, posenc.FIRE(4))
+    wrapped = lora(model, target_modules="all-linear")
+    with pytest.raises(ValueError, match=r"inner of FIRE is wrapped by PEFT.* exclude_modules='\.\*posenc_plan\.\*'"):
+        wrapped(input_ids=IDS)
+
+
+def tuned(kind: Any) -> Any:
+    torch.manual_seed(0)
+    return peft.get_peft_model(built("llama"), kind(task_type="CAUSAL_LM", num_virtual_tokens=5)).eval()
+
+
+OWN = posenc.LongRoPE([1.0] * 6, [1.0] * 6, 64, 4.0, attention_factor=1.0)
+
+
+@pytest.mark.parametrize("what", [OWN, DynamicNTK(2.0, 8), posenc.RoPE(12)], ids=["LongRoPE", "DynamicNTK", "RoPE"])
+def test_prefix_tuning_is_refused_where_posenc_turns_keys(what: Any) -> None:
+    model = tuned(peft.PrefixTuningConfig)
+    plain = output(model, input_ids=IDS)
+    with pytest.raises(ValueError, match=r"RoPE in attention turns all keys of the cache, .* or prompt tuning"):
+        patch(model, what)
+    assert torch.equal(output(model, input_ids=IDS), plain)
+
+
+@pytest.mark.parametrize("kind", ["PrefixTuningConfig", "PromptTuningConfig"])
+def test_what_is_learned_of_a_prefix_or_a_prompt_stays_right(kind: str) -> None:
+    model = tuned(getattr(peft, kind))
+    plain = output(model, input_ids=IDS)
+    for what in (lambda theta: (theta, 1.0), *((OWN, posenc.RoPE(12)) if kind == "PromptTuningConfig" else ())):
+        with patch(model, what):
+            # the same angles, in double precision where transformers has float32, through two layers
+            torch.testing.assert_close(output(model, input_ids=IDS), plain, rtol=0, atol=2e-5)
+
+
+def test_layers_that_peft_replicates_run_through_posenc() -> None:
+    model = lora(built("llama"), layer_replication=[[0, 2], [1, 2]]).eval()
+    plain = output(model, input_ids=IDS)
+    with patch(model, OWN):
+        torch.testing.assert_close(output(model, input_ids=IDS), plain, rtol=0, atol=2e-5)
+    assert torch.equal(output(model, input_ids=IDS), plain)
