@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -117,9 +118,157 @@ def test_mla_has_one_head_of_keys_behind_its_latents() -> None:
     torch.testing.assert_close(after, before)
 
 
+TINY = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 1, "head_dim": 8}
+TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+WITH_NORMS: dict[str, dict[str, Any]] = {
+    "qwen3": {},
+    "olmo2": {},  # all heads at once
+    "lfm2": {"layer_types": ["full_attention"]},  # q_layernorm
+    "hunyuan_v1_dense": {},  # query_layernorm
+    "phi": {"qk_layernorm": True, "partial_rotary_factor": 0.5},  # with bias
+    "stablelm": {"qk_layernorm": True, "partial_rotary_factor": 0.5},  # q_layernorm.norms.0
+    "cohere": {"use_qk_norm": True},  # (heads, head_dim)
+}
+
+
+def turned_in(layout: str, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x rotated by the angles of half layout's cos and sin."""
+    pairs = cos.size(-1) // 2
+    turned, rest = x.split((2 * pairs, x.size(-1) - 2 * pairs), -1)
+    a, b = turned.unflatten(-1, (2, pairs) if layout == "half" else (pairs, 2)).unbind(-2 if layout == "half" else -1)
+    c, s = cos[:, None, :, :pairs], sin[:, None, :, :pairs]
+    new = torch.stack((a * c - b * s, b * c + a * s), -2 if layout == "half" else -1).flatten(-2)
+    return torch.cat((new, rest), -1)
+
+
+@pytest.mark.parametrize("family", WITH_NORMS)
+def test_norms_are_converted_with_their_projections(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The logits of a model are what they were, when its rotation is exchanged and its weights are converted."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.CONFIG_MAPPING[family](**TINY | WITH_NORMS[family])
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    for name, parameter in model.named_parameters():
+        parameter.data = torch.randn_like(parameter) * 0.3 + ("norm" in name)
+    ids = torch.arange(3, 23)[None]
+    layout = "half" if family == "cohere" else "interleaved"
+
+    def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+        if family == "cohere":  # its cos has the angle of each pair twice in a row
+            cos, sin = (torch.cat((each[..., ::2], each[..., ::2]), -1) for each in (cos, sin))
+        return turned_in(layout, q, cos, sin), turned_in(layout, k, cos, sin)
+
+    with torch.no_grad():
+        expected = model(input_ids=ids, use_cache=False).logits
+        monkeypatch.setattr(sys.modules[type(model).__module__], "apply_rotary_pos_emb", rotate)
+        assert (model(input_ids=ids, use_cache=False).logits - expected).abs().max() > 1e-2  # unconverted is nonsense
+        turned = 4 if "partial_rotary_factor" in WITH_NORMS[family] else None
+        model.load_state_dict(convert_layout(model.state_dict(), layout, 8, rotary_dim=turned))
+        torch.testing.assert_close(model(input_ids=ids, use_cache=False).logits, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("heads", "head_dim"), [(8, 8), (16, 8), (3, 8), (1, 8)])
+def test_a_norm_of_heads_by_channels_keeps_its_heads(heads: int, head_dim: int) -> None:
+    state = {f"{side}_proj.weight": torch.randn(heads * head_dim, 5) for side in "qk"}
+    state |= {f"{side}_norm.{kind}": torch.randn(heads, head_dim) for side in "qk" for kind in ("weight", "bias")}
+    converted = convert_layout(state, "interleaved", head_dim)
+    for name in state:
+        flat = state[name].flatten(0, 1) if "norm" in name else state[name]
+        assert torch.equal(converted[name], by_hand(flat, head_dim, head_dim, 0).view_as(state[name]))
+
+
+def test_sides_of_other_widths_are_converted_by_a_call_each() -> None:
+    """DeepSeek-V2-Lite has q_proj and kv_a_proj_with_mqa; its norm of latents stays."""
+    state = {
+        "q_proj.weight": torch.randn(2 * 12, 5),
+        "kv_a_proj_with_mqa.weight": torch.randn(16 + 4, 5),
+        "kv_a_layernorm.weight": torch.randn(16),
+    }
+    with pytest.raises(ValueError, match="state has 'q_proj', and beside it none of k_proj: both sides must be conv"):
+        convert_layout(state, "half", 12, rotary_dim=4, first_channel=8)
+    once = convert_layout(state, "half", 12, rotary_dim=4, first_channel=8, projections=("q_proj",))
+    both = convert_layout(once, "half", 20, rotary_dim=4, first_channel=16, projections=("kv_a_proj_with_mqa",))
+    assert torch.equal(
+        both["q_proj.weight"], interleaved_to_half(state["q_proj.weight"], 12, rotary_dim=4, first_channel=8)
+    )
+    key = interleaved_to_half(state["kv_a_proj_with_mqa.weight"], 20, rotary_dim=4, first_channel=16)
+    assert torch.equal(both["kv_a_proj_with_mqa.weight"], key)
+    assert both["kv_a_layernorm.weight"] is state["kv_a_layernorm.weight"]
+
+
+def test_an_adapter_may_be_of_queries_alone() -> None:
+    state = {"q_proj.lora_A.weight": torch.randn(2, 5), "q_proj.lora_B.weight": torch.randn(24, 2)}
+    converted = convert_layout(state, "interleaved", 12)
+    assert torch.equal(converted["q_proj.lora_B.weight"], by_hand(state["q_proj.lora_B.weight"], 12, 12, 0))
+    assert converted["q_proj.lora_A.weight"] is state["q_proj.lora_A.weight"]
+
+
+def test_layers_of_wider_heads_are_converted_by_a_call_of_their_own() -> None:
+    """Gemma 4: heads of 8 channels in layers of windows, of 16 in those that see the whole text."""
+    layers = [
+        {
+            f"{n}.{side}_{kind}.weight": torch.randn(size)
+            for side, heads in (("q", 2), ("k", 1))
+            for kind, size in (("proj", (heads * width, 5)), ("norm", (width,)))
+        }
+        for n, width in enumerate((8, 16))
+    ]
+    with pytest.raises(
+        ValueError, match=r"'1.q_norm.weight', torch.float32 \(16,\), which is not of a head of head_dim"
+    ):
+        convert_layout(layers[0] | layers[1], "interleaved", 8)
+    for width, layer in zip((8, 16), layers, strict=True):
+        converted = convert_layout(layer, "interleaved", width)
+        assert all(torch.equal(converted[name], by_hand(x, width, width, 0)) for name, x in layer.items())
+
+
+def test_weights_of_a_byte_per_entry_are_no_packed_ones() -> None:
+    """What optimum-quanto keeps of qint8: a number per entry, a scale per row."""
+    state = {f"{side}_proj.weight._data": torch.randint(-8, 8, (24, 5)).to(torch.int8) for side in "qk"}
+    state |= {f"{side}_proj.weight._scale": torch.rand(24, 1) for side in "qk"}
+    converted = convert_layout(state, "interleaved", 12)
+    assert all(torch.equal(converted[name], by_hand(x, 12, 12, 0)) for name, x in state.items())
+
+
+PAIR = {"q_proj.weight": torch.zeros(48, 4), "k_proj.weight": torch.zeros(24, 4)}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (
+            {"q_proj.weight._data._data": torch.zeros(24, 4, dtype=torch.uint8)},
+            r"'q_proj.weight._data._data', torch.uint8 \(24, 4\): what its channels are is not known",
+        ),
+        (
+            {"q_proj.weight": torch.zeros(12, 4, dtype=torch.uint8), "q_proj.weight_scale": torch.ones(1)},
+            r"'q_proj.weight', torch.uint8 \(12, 4\): what its channels are is not known",
+        ),
+        (
+            {"k_proj.weight": torch.zeros(24, 4)},
+            "state has 'k_proj', and beside it none of q_proj: both .* makes queries",
+        ),
+        (
+            {"q_norm.weight": torch.zeros(12), "qkv.weight": torch.zeros(72, 4)},
+            "'q_norm', and beside it none of q_proj",
+        ),
+        (
+            PAIR | {"qk_norm.weight": torch.zeros(12)},
+            "state has 'qk_norm.weight' beside q_proj, and projections do not name 'qk_norm': if it norms queries or",
+        ),
+        (PAIR | {"q_ln.weight": torch.zeros(48)}, "'q_ln.weight' beside q_proj, and projections do not name 'q_ln'"),
+        (
+            PAIR | {"q_norm.scale": torch.zeros(12)},
+            r"'q_norm.scale', torch.float32 \(12,\): what .* known are weight, bias, norms.0.weight",
+        ),
+        (
+            PAIR | {"q_norm.weight": torch.zeros(24)},
+            r"'q_norm.weight', torch.float32 \(24,\), which is not of a head of head_dim = 12 channels nor of all 48",
+        ),
+        (
+            PAIR | {"k_norm.weight": torch.zeros(6, 4)},
+            r"\(6, 4\), which is not of a head of head_dim = 12 channels nor of",
+        ),
         (
             {"q_proj.qweight": torch.zeros(4, 36)},
             r"state has 'q_proj.qweight', torch.float32 \(4, 36\): what its channels",

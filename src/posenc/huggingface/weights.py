@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,23 +35,20 @@ def half_to_interleaved(
     `interleaved_to_half` is the inverse; entries are moved and never changed, so both ways are bit-equal, in any dtype.
     Errors: ValueError for an axis that is no multiple of head_dim, or a rotary_dim that is odd or does not fit.
     """
-    return _moved(x, head_dim, rotary_dim, first_channel, axis, "interleaved")
+    return _moved("x", x, _order(head_dim, rotary_dim, first_channel, "interleaved"), axis)
 
 
 def interleaved_to_half(
     x: Shaped[Tensor, "..."], head_dim: int, *, rotary_dim: int | None = None, first_channel: int = 0, axis: int = 0
 ) -> Shaped[Tensor, "..."]:
     """The inverse of `half_to_interleaved`: channel 2k goes to k, channel 2k + 1 to k + rotary_dim/2."""
-    return _moved(x, head_dim, rotary_dim, first_channel, axis, "half")
+    return _moved("x", x, _order(head_dim, rotary_dim, first_channel, "half"), axis)
 
 
-def _moved(
-    x: Tensor, head_dim: int, rotary_dim: int | None, first_channel: int, axis: int, to: PairLayout, name: str = "x"
-) -> Tensor:
+def _moved(name: str, x: Tensor, order: Tensor, axis: int) -> Tensor:
     check_type(name, x, Tensor)
-    order = _order(head_dim, rotary_dim, first_channel, to)
     axis = whole("axis", axis, -x.dim(), x.dim() - 1)
-    size = x.size(axis)
+    size, head_dim = x.size(axis), len(order)
     if size == 0 or size % head_dim:
         raise ValueError(
             f"{name} must have a multiple of head_dim = {head_dim} entries along axis {axis}, got {tuple(x.shape)}"
@@ -75,11 +72,33 @@ def _order(head_dim: int, rotary_dim: int | None, first_channel: int, to: PairLa
     return every
 
 
-PROJECTIONS = ("q_proj", "k_proj", "q_norm", "k_norm", "query_norm", "key_norm")
-"""Modules that make queries and keys in most models of transformers, and those that norm them head by head."""
+NORMS = tuple(f"{side}_{norm}" for norm in ("norm", "layernorm", "layer_norm") for side in ("q", "k", "query", "key"))
+"""Modules of transformers that norm queries and keys, head by head or all heads at once."""
 
-BY_OUTPUT = ("weight", "bias", "weight_scale", "weight_zero_point", "scales", "zero_point", "lora_magnitude_vector")
+PROJECTIONS = ("q_proj", "k_proj", *NORMS)
+"""Modules that make queries and keys in most models of transformers, and those that norm them."""
+
+OTHER_NORMS = ("v_norm", "q_a_norm", "q_a_layernorm", "kv_a_layernorm", "attn_sub_norm")
+"""Norms beside projections, of what does not turn: values, MLA's latents, the output."""
+
+BY_OUTPUT = (
+    "weight",
+    "bias",
+    "weight_scale",
+    "weight_zero_point",
+    "scales",
+    "zero_point",
+    "weight._data",
+    "weight._scale",
+)
+ADAPTERS = ("lora_B", "lora_embedding_B", "lora_magnitude_vector")
 UNTOUCHED = ("input_scale", "output_scale", "lora_A", "lora_embedding_A")
+
+SIDES = {"queries": {"q", "query"}, "keys": {"k", "key", "kv"}}
+"""Words in the name of a module that say what it makes or norms."""
+
+Found = dict[tuple[str, ...], dict[str, dict[str, str]]]
+"""What is converted: an attention's path, the name of a module in it, a name in the state, and what of it that is."""
 
 
 def convert_layout(
@@ -95,46 +114,129 @@ def convert_layout(
 
     Of every module that is named in ``projections``, weights, biases, LoRA's B (adapters named or not) and scales and
     zero points per output channel are moved as by `half_to_interleaved` or `interleaved_to_half`; LoRA's A, and numbers
-    that are of the whole tensor, stay. Projections that make queries, keys and values at once are not taken apart: cut
-    them first. ``convert_layout(convert_layout(state, "interleaved", d), "half", d)`` is the state again, bit by bit.
+    that are of the whole tensor, stay. A module with "norm" or "ln" in its name is a norm, with weights (head_dim,),
+    (heads head_dim,), (heads, head_dim) or, as StableLM's, a module for each head. Projections that make queries, keys
+    and values at once are not taken apart: cut them first.
+    ``convert_layout(convert_layout(state, "interleaved", d), "half", d)`` is the state again, bit by bit.
 
-    Errors: ValueError for a state without such a module, for a parameter of one whose channels are not known (packed
-    weights, scales of blocks of channels), and as `half_to_interleaved`.
+    Where queries and keys have heads of other widths, as in MLA, each is a call of its own, with ``projections`` of one
+    side; so is each set of layers, where heads are wider in some.
+
+    Errors: ValueError for a state without such a module, for an attention of which ``projections`` names both sides and
+    has one (an adapter may be of one alone), for a parameter whose channels are not known (packed weights, scales of
+    blocks of channels), for norms of other widths or unknown ones beside a projection, and as `half_to_interleaved`.
     """
     check_choice("to", to, ("half", "interleaved"))
-    converted = dict(state)
-    found = False
-    for name, x in state.items():
-        parts = name.split(".")
-        where = [n for n, part in enumerate(parts) if part in projections]
-        if not where:
-            continue
-        found = True
-        inner = [part for part in parts[where[-1] + 1 :] if part != "base_layer"]
-        kind = inner[0] if inner else ""
-        if kind in UNTOUCHED or x.numel() == 1:
-            continue
-        if kind not in (*BY_OUTPUT, "lora_B", "lora_embedding_B"):
-            raise ValueError(
-                f"state has {name!r}, {shown(x)}: what its channels are is not known, so it cannot be converted; "
-                f"known are {', '.join((*BY_OUTPUT, 'lora_B'))}"
-            )
-        rows = _rows(state, parts[: where[-1] + 1])
-        if rows is not None and x.size(0) != rows:
-            raise ValueError(f"state has {name!r}, {shown(x)}, which has not one entry for each of {rows} channels")
-        converted[name] = _moved(x, head_dim, rotary_dim, first_channel, 0, to, name)
+    order = _order(head_dim, rotary_dim, first_channel, to)
+    found = _found(state, projections)
     if not found:
         raise ValueError(f"state must have a module named {', '.join(projections)}, got {_first(state)}")
+    converted = dict(state)
+    for modules in found.values():
+        for module, parameters in modules.items():
+            for name, inner in parameters.items():
+                x = state[name]
+                if inner.split(".")[0] in UNTOUCHED or x.numel() == 1:
+                    continue
+                if _is_norm(module):
+                    beside = [m for m in modules if not _is_norm(m) and _sides([m]) & _sides([module])]
+                    _check_norm(name, x, inner, head_dim, _widths(state, modules, beside))
+                else:
+                    _check_projection(name, x, inner, _widths(state, modules, [module]))
+                converted[name] = _moved(name, x, order, -1 if _is_norm(module) else 0)
+    _check_sides(found, projections)
+    _check_norms(state, found, projections)
     return converted
 
 
-def _rows(state: Mapping[str, Tensor], module: list[str]) -> int | None:
-    """How many channels the module gives, where its weight is there to say so."""
-    for inner in ("weight", "base_layer.weight"):
-        weight = state.get(".".join([*module, inner]))
-        if weight is not None:
-            return weight.size(0)
-    return None
+def _found(state: Mapping[str, Tensor], projections: Sequence[str]) -> Found:
+    found: Found = {}
+    for name in state:
+        parts = name.split(".")
+        where = [n for n, part in enumerate(parts) if part in projections]
+        if where:
+            *path, module = parts[: where[-1] + 1]
+            inner = ".".join(part for part in parts[where[-1] + 1 :] if part != "base_layer")
+            found.setdefault(tuple(path), {}).setdefault(module, {})[name] = inner
+    return found
+
+
+def _is_norm(module: str) -> bool:
+    return "norm" in module.lower() or "ln" in module.split("_")
+
+
+def _sides(modules: Iterable[str]) -> set[str]:
+    return {side for module in modules for side, words in SIDES.items() if words & set(module.lower().split("_"))}
+
+
+def _check_sides(found: Found, projections: Sequence[str]) -> None:
+    """Scores stay as they are where both sides are converted. An adapter may be of one side alone."""
+    named = [name for name in projections if not _is_norm(name)]
+    for path, modules in found.items():
+        weighty = [m for m, inner in modules.items() if any(i.startswith("weight") for i in inner.values())]
+        missing = _sides(named) - _sides(m for m in weighty if not _is_norm(m))
+        if weighty and missing:
+            side = max(missing)
+            others = ", ".join(name for name in named if side in _sides([name]))
+            raise ValueError(
+                f"state has {'.'.join((*path, weighty[0]))!r}, and beside it none of {others}: both sides must be "
+                f"converted; name what makes {side} in projections=, or convert queries and keys by a call each, with "
+                f"projections= of one side"
+            )
+
+
+def _check_norms(state: Mapping[str, Tensor], found: Found, projections: Sequence[str]) -> None:
+    """No norm beside a projection is left out for its name."""
+    for name in state:
+        parts = name.split(".")
+        for n, part in enumerate(parts):
+            if not _is_norm(part) or part in projections or part in OTHER_NORMS:
+                continue
+            beside = [module for module in found.get(tuple(parts[:n]), ()) if not _is_norm(module)]
+            of_the_other_side = _sides([part]) and not _sides([part]) & _sides(beside)
+            if beside and not of_the_other_side:
+                raise ValueError(
+                    f"state has {name!r} beside {beside[0]}, and projections do not name {part!r}: "
+                    f"if it norms queries or keys, name it there, else convert the state without it"
+                )
+
+
+def _check_norm(name: str, x: Tensor, inner: str, head_dim: int, widths: list[int]) -> None:
+    """A norm is of a head, or of all channels that the projection beside it gives."""
+    *within, kind = inner.split(".")
+    if kind not in ("weight", "bias") or not all(part == "norms" or part.isdigit() for part in within):
+        raise _unknown(name, x, ("weight", "bias", "norms.0.weight"))
+    if x.size(-1) != head_dim and (x.dim() > 1 or (widths and x.size(0) not in widths)):
+        width = f" nor of all {widths[0]}" if widths else ""
+        raise ValueError(
+            f"state has {name!r}, {shown(x)}, which is not of a head of head_dim = {head_dim} channels{width}; "
+            f"where heads are wider in some layers, convert those by a call of their own"
+        )
+
+
+def _check_projection(name: str, x: Tensor, inner: str, widths: list[int]) -> None:
+    packed = inner == "weight" and x.dtype is torch.uint8
+    if packed or (inner not in BY_OUTPUT and inner.split(".")[0] not in ADAPTERS):
+        raise _unknown(name, x, (*BY_OUTPUT, *ADAPTERS))
+    if widths and x.size(0) not in widths:
+        raise ValueError(f"state has {name!r}, {shown(x)}, which has not one entry for each of {widths[0]} channels")
+
+
+def _widths(state: Mapping[str, Tensor], modules: Mapping[str, Mapping[str, str]], of: Iterable[str]) -> list[int]:
+    """How many channels each of these modules gives, where its weight is there to say so."""
+    return [
+        state[name].size(0)
+        for module in of
+        for name, inner in modules[module].items()
+        if inner in ("weight", "weight._data")
+    ]
+
+
+def _unknown(name: str, x: Tensor, known: Sequence[str]) -> ValueError:
+    return ValueError(
+        f"state has {name!r}, {shown(x)}: what its channels are is not known, so it cannot be converted; "
+        f"known are {', '.join(known)}"
+    )
 
 
 def _first(state: Mapping[str, Tensor]) -> str:
