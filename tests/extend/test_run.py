@@ -1,6 +1,7 @@
 """posenc extend on a tiny checkpoint: measured once, resumed, refused by name, reported."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import torch
 pytest.importorskip("transformers", reason="transformers needs Python 3.11")
 
 from posenc.cli import main
-from posenc.extend import run
+from posenc.extend import measure, report, run
+from posenc.extend import model as models
 from posenc.extend.settings import Extension
 from posenc.extend.summary import Summary
+from posenc.workbench.progress import Progress
 from posenc.workbench.records import read
 from tests.extend.small import checkpoint, texts
 
@@ -124,6 +127,14 @@ def test_fine_tuning_is_resumed_and_named(settings: Extension, tmp_path: Path) -
     training = next(r for r in records if r["kind"] == "training")
     assert [step for step, _ in training["curve"]] == [1, 2, 3]
     assert {r["scheme"] for r in records} == {"linear, 3 steps"}
+    # The trained length was not asked for; it is what the model is compared with.
+    summary = Summary(records)
+    assert summary.lengths == (32, 128)
+    assert summary.gain("linear, 3 steps", 128) is not None
+    page = report.write(records, tmp_path).read_text()
+    assert "paired difference from the same fine-tuned model on text cropped to 32 tokens" in page
+    assert "Dashed" not in page
+    assert "worse than itself on text cropped to 32" in str(report.terminal_table(records).caption)
     plain = run.extend(replace(tuned, train=0), tmp_path / "plain")
     final = [
         {r["seed"]: r["bits"] for r in each if r["kind"] == "final" and r["scheme"].startswith("linear")}
@@ -132,7 +143,6 @@ def test_fine_tuning_is_resumed_and_named(settings: Extension, tmp_path: Path) -
     assert final[0] != final[1]
 
 
-@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")  # of peft's own
 def test_lora_trains_few_weights_and_changes_the_model(settings: Extension, tmp_path: Path) -> None:
     pytest.importorskip("peft")
     from posenc.extend.model import find, load
@@ -152,6 +162,8 @@ def test_lora_trains_few_weights_and_changes_the_model(settings: Extension, tmp_
         ({"final": 17}, r"final must be at most the shortest length \(16\), got 17"),
         ({"depths": (110,)}, "depths must be percent, 0 to 100, got"),
         ({"factor": 1.0}, "factor must be"),
+        ({"lora": 2}, "lora needs --train N, got lora 2 and nothing to train"),
+        ({"scalings": ("yarm",)}, r"scalings must be .*, got 'yarm' \(did you mean 'yarn'\?\)"),
     ],
 )
 def test_a_wrong_setting_is_named(settings: Extension, change: dict[str, object], said: str) -> None:
@@ -165,7 +177,7 @@ def test_what_is_not_there_is_named(settings: Extension, tmp_path: Path, monkeyp
     with pytest.raises(ValueError, match="too little text: 900 pieces of 129 tokens are needed"):
         run.extend(replace(settings, windows=900), tmp_path / "a")
     monkeypatch.setattr("posenc.extend.model.available_bytes", lambda device: 1000)
-    with pytest.raises(ValueError, match=r"needs about .* GiB for 128 tokens in float32, and 0.0 GiB are free"):
+    with pytest.raises(ValueError, match=r"needs about .* KiB for 128 tokens in float32, and 1.0 KiB are free"):
         run.extend(settings, tmp_path / "b")
 
 
@@ -196,3 +208,190 @@ def test_longrope_is_searched_on_text_that_is_not_tested(settings: Extension, tm
     assert sum(r["scheme"] == "longrope" for r in records) == 6
     with pytest.raises(ValueError, match=r"lengths must be past the trained length \(32\) for a search"):
         run.extend(replace(searched, lengths=(32,)), tmp_path / "short")
+
+
+class Said(Progress):
+    """Keeps the lines that stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def test_the_text_to_train_on_is_read_only_where_training_remains(
+    settings: Extension, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned = replace(settings, scalings=("none",), lengths=(32,), train=1, train_length=32)
+    first = Said()
+    run.extend(tuned, tmp_path, first)
+    assert first.lines[0].startswith("reading ")
+    assert first.lines[1].startswith("counting the tokens of all text that is not tested: ")
+    assert any(line.startswith("time: about 1 second, told by") for line in first.lines)
+    assert any("LlamaForCausalLM, 32 thousand parameters, trained at 32" in line for line in first.lines)
+    monkeypatch.setattr(run.Tokens, "draw", None)
+    again = Said()
+    run.extend(tuned, tmp_path, again)
+    assert not any("counting" in line for line in again.lines)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0.2, "1 second"),
+        (45, "45 seconds"),
+        (89, "89 seconds"),
+        (91, "2 minutes"),
+        (5000, "83 minutes"),
+        (7300, "2 hours"),
+    ],
+)
+def test_a_time_is_said_in_a_unit_that_fits(seconds: float, said: str) -> None:
+    assert run._in_words(seconds) == said
+
+
+def test_what_a_folder_was_begun_with_is_kept(settings: Extension, tmp_path: Path) -> None:
+    free = replace(settings, scalings=("none",), final=None, windows=None, lengths=(64, 128))
+    assert run.extend(free, tmp_path)[-1]["configuration"]["final"] == 32  # the trained length
+    longer = run.extend(replace(free, lengths=(32, 48, 128)), tmp_path)
+    assert {r["tokens"] for r in longer if r["kind"] == "final"} == {32}
+    said = r"lengths must be at least 32 in .*, which scores the last 32 tokens at every length, got 16: give another"
+    with pytest.raises(ValueError, match=said):
+        run.extend(replace(free, lengths=(16, 128)), tmp_path)
+    # Nothing is trained, so no option of training can differ.
+    run.extend(replace(free, learning_rate=1e-3, train_length=64), tmp_path)
+    with pytest.raises(ValueError, match=r"with final 32 there and 16 here: ") as differing:
+        run.extend(replace(free, final=16, learning_rate=1e-3), tmp_path)
+    assert "learning_rate" not in str(differing.value)
+
+
+def test_longrope_is_added_to_a_folder(settings: Extension, tmp_path: Path) -> None:
+    plain = replace(settings, scalings=("none",), lengths=(32, 128))
+    run.extend(plain, tmp_path)
+    both = replace(plain, scalings=("none", "longrope"), search=4)
+    assert sum(r["scheme"] == "longrope" for r in run.extend(both, tmp_path)) == 6
+    with pytest.raises(ValueError, match="with search 4 there and 5 here"):
+        run.extend(replace(both, search=5), tmp_path)
+
+
+def test_wrong_factors_are_said_before_the_first_pass(settings: Extension, tmp_path: Path) -> None:
+    path = tmp_path / "factors.json"
+    path.write_text(json.dumps({"short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 0.0, 4.0]}))
+    with pytest.raises(ValueError, match=r"long_factor\[2\] must be a finite number above 0, got 0\.0"):
+        run.extend(replace(settings, scalings=("none", "longrope"), factors=str(path)), tmp_path / "out")
+    assert read(tmp_path / "out") == []
+
+
+def test_default_lengths_leave_room_for_puzzles(place: Path, settings: Extension, tmp_path: Path) -> None:
+    free = replace(settings, scalings=("none",), lengths=(), tasks=("text", "item"))
+    said = Said()
+    records = run.extend(free, tmp_path / "some", said)
+    assert "left out: 16, 32, 64 tokens, too few for item" in said.lines
+    assert {r["length"] for r in records if r["scheme"] == "none"} == {128}
+    said = Said()
+    records = run.extend(replace(free, factor=2.0), tmp_path / "none", said)
+    assert "left out: item, for which 64 tokens are too few" in said.lines
+    assert {r["kind"] for r in records} == {"final", "by_position"}
+    with pytest.raises(ValueError, match=r"lengths must leave room for item, \d+ tokens of this tokenizer, got 16"):
+        run.extend(replace(free, factor=2.0, tasks=("item",)), tmp_path / "refused")
+
+
+def test_fewer_pieces_are_taken_where_the_text_has_no_more(settings: Extension, tmp_path: Path) -> None:
+    free = replace(settings, scalings=("none",), lengths=(600,), factor=20.0, windows=None)
+    said = Said()
+    records = run.extend(free, tmp_path, said)
+    count = records[-1]["configuration"]["windows"]
+    assert 2 <= count < 8
+    assert any(line.endswith(f"; {count} pieces of 601 tokens are all that it has") for line in said.lines)
+    assert len(run.extend(free, tmp_path)) == len(records)
+
+
+def test_wrong_use_is_told_before_anything_is_written(
+    place: Path, settings: Extension, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(place / "model", bare, ignore=shutil.ignore_patterns("token*"))
+    out = tmp_path / "out"
+    for command, said in (
+        (
+            [settings.model, "--text", "/nowhere"],
+            "text must be of files, folders or globs that match some, got '/nowhere'",
+        ),
+        ([str(bare)], f"model {bare} must come with a tokenizer, and {bare} has none that transformers can read"),
+    ):
+        assert main(["extend", *command, "--out", str(out)]) == 2
+        assert said in capsys.readouterr().err
+        assert not out.exists()
+
+
+def test_a_model_without_all_of_its_weights_is_refused(place: Path, settings: Extension, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "model"
+    shutil.copytree(place / "model", folder)
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"must have all its weights, and 1 are missing, .*: model\.norm\.weight"):
+        run.extend(replace(settings, model=str(folder)), tmp_path / "out")
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-8])
+    with pytest.raises(ValueError, match=r"model .* cannot be loaded: "):
+        run.extend(replace(settings, model=str(folder)), tmp_path / "out")
+
+
+def test_the_trained_length_is_read_or_asked_for(settings: Extension, tmp_path: Path) -> None:
+    from transformers import LlamaConfig, Olmo3Config
+
+    from posenc.extend.model import Source
+
+    def source(config: object) -> Source:
+        return Source("m", "m", None, config, 1)
+
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1e4}
+    plain = {"rope_type": "default", "rope_theta": 1e4}
+    by_layers = {"full_attention": yarn, "sliding_attention": plain}
+    assert source(Olmo3Config(max_position_embeddings=128, rope_parameters=by_layers)).trained == 32
+    assert source(LlamaConfig(max_position_embeddings=64)).trained == 64
+    linear = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
+    with pytest.raises(ValueError, match=r"trained_length must be given, .* has a linear scaling .* 128 tokens"):
+        _ = source(LlamaConfig(max_position_embeddings=128, rope_parameters=linear)).trained
+    folder = checkpoint(tmp_path / "model", max_position_embeddings=128, rope_parameters=linear)
+    given = replace(settings, model=str(folder), trained_length=32, scalings=("none",))
+    assert run.extend(given, tmp_path / "out")[-1]["model"].endswith("trained at 32")
+
+
+def test_a_model_that_computes_its_own_attention_is_refused(settings: Extension, tmp_path: Path) -> None:
+    from transformers import GPTJConfig, GPTJForCausalLM
+
+    folder = checkpoint(tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    GPTJForCausalLM(GPTJConfig(vocab_size=256, n_embd=32, n_layer=1, n_head=4, rotary_dim=4)).save_pretrained(folder)
+    with pytest.raises(
+        ValueError, match=r"attention posenc needs .*, and gptj of .* computes its own: give --attention"
+    ):
+        run.extend(replace(settings, model=str(folder)), tmp_path / "out")
+
+
+def test_a_models_own_scaling_forgets_the_lengths_before(settings: Extension, tmp_path: Path) -> None:
+    """transformers keeps the frequencies of the longest text at lengths that are not below the trained one."""
+    dynamic = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+    folder = checkpoint(tmp_path / "model", rope_parameters=dynamic)
+    tokens, none = torch.arange(129) % 256, torch.tensor([], dtype=torch.int64)
+
+    def loaded() -> torch.nn.Module:
+        model: torch.nn.Module = models.load(models.find(str(folder)), "float32", "sdpa", torch.device("cpu")).model
+        return model
+
+    expected, model = measure.final(loaded(), tokens, 32, 8, none), loaded()
+    measure.final(model, tokens, 128, 8, none)
+    assert not torch.allclose(measure.final(model, tokens, 32, 8, none), expected)
+    measure.begin_anew(model)
+    torch.testing.assert_close(measure.final(model, tokens, 32, 8, none), expected)
+    own = replace(settings, model=str(folder), lengths=(64, 128))
+    alone, after = (
+        Summary(run.extend(replace(own, scalings=scalings), tmp_path / scalings[0])).cropped()
+        for scalings in (("linear",), ("none",))
+    )
+    assert alone == after
