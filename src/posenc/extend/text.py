@@ -43,7 +43,8 @@ class Tokens:
         if len(pieces) < least:
             raise ValueError(
                 f"too little text: {least} pieces of {longest + 1:,} tokens are needed, each inside one file, and "
-                f"{self.about} has {len(pieces)}: give more --text, shorter --lengths or fewer --windows"
+                f"{self.about} has {len(pieces)}: give more --text, shorter --lengths, a smaller --factor or fewer "
+                "--windows"
             )
         chosen = min(wanted, len(pieces))
         self.pieces = [pieces[n * len(pieces) // chosen] for n in range(chosen)]
