@@ -74,10 +74,10 @@ def check_flag(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be True or False, got {shown(value)}")
 
 
-def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
-    """ValueError for what is none of the choices, which are all words or all dtypes."""
+def check_choice(name: str, value: Any, choices: Sequence[Any], more: str = "") -> None:
+    """ValueError, with ``more`` at its end, for what is none of the choices, which are all words or all dtypes."""
     if not isinstance(value, type(choices[0])) or value not in choices:
-        raise ValueError(f"{name} must be {_either(list(map(repr, choices)))}, got {shown(value)}")
+        raise ValueError(f"{name} must be {_either(list(map(repr, choices)))}, got {shown(value)}{more}")
 
 
 def check_name(name: str, value: str, names: Sequence[str], more: str = "") -> None:
@@ -89,9 +89,13 @@ def check_name(name: str, value: str, names: Sequence[str], more: str = "") -> N
     ValueError: figure must be one of lines, table, got 'tabel' (did you mean 'table'?)
     """
     if value not in names:
-        close = difflib.get_close_matches(value, names, n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise ValueError(f"{name} must be one of {', '.join(names)}{more}, got {value!r}{hint}")
+        raise ValueError(f"{name} must be one of {', '.join(names)}{more}, got {value!r}{meant(value, names)}")
+
+
+def meant(value: object, names: Sequence[str]) -> str:
+    """The end of an error: the closest of the names, where one is close."""
+    close = difflib.get_close_matches(value, names, n=1) if isinstance(value, str) else []
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def check_type(name: str, value: Any, *kinds: type | None) -> None:

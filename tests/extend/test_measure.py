@@ -1,6 +1,7 @@
 """What is measured, against the same numbers taken in the plainest way."""
 
 import math
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -141,5 +142,16 @@ def test_an_answer_is_found_if_every_token_is_the_likeliest() -> None:
 
 
 def test_too_short_for_a_question_says_so() -> None:
-    with pytest.raises(ValueError, match=r"lengths must leave room for a question .*, got 20: give longer"):
-        measure.passkey(Letters(), torch.zeros(99, dtype=torch.int64), 20, 50, NONE, np.random.default_rng(0))
+    made = {
+        "passkey": lambda n: measure.passkey(Letters(), torch.zeros(99).long(), n, 50, NONE, np.random.default_rng(0)),
+        "item": lambda n: measure.item(Letters(), n, 50, NONE, np.random.default_rng(0)),
+    }
+    for kind, make in made.items():
+        with pytest.raises(
+            measure.RoomError, match=rf"room for {kind}, \d+ tokens of this tokenizer, got 20: "
+        ) as said:
+            make(20)
+        (least,) = re.findall(r"(\d+) tokens of", str(said.value))
+        make(int(least))  # no more than is needed
+        with pytest.raises(measure.RoomError, match=f"room for {kind}, {least} tokens"):
+            make(int(least) - 1)

@@ -1,6 +1,7 @@
 """posenc extend on a tiny checkpoint: measured once, resumed, refused by name, reported."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,35 +11,15 @@ import torch
 pytest.importorskip("transformers", reason="transformers needs Python 3.11")
 
 from posenc.cli import main
-from posenc.extend import run
+from posenc.extend import measure, report, run
+from posenc.extend import model as models
 from posenc.extend.settings import Extension
 from posenc.extend.summary import Summary
+from posenc.workbench.progress import Progress
 from posenc.workbench.records import read
-from tests.extend.small import checkpoint, texts
+from tests.extend.small import checkpoint
 
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("extend")
-    (folder / "text").mkdir()
-    checkpoint(folder / "model")
-    texts(folder / "text")
-    return folder
-
-
-@pytest.fixture
-def settings(place: Path) -> Extension:
-    return Extension(
-        model=str(place / "model"),
-        text=(str(place / "text"),),
-        scalings=("none", "linear", "dynamic"),
-        lengths=(16, 32, 128),
-        factor=4.0,
-        windows=2,
-        final=8,
-        tasks=("text",),
-        trials=1,
-    )
+CPU = torch.device("cpu")
 
 
 def test_every_scaling_is_measured_once_and_what_is_there_is_kept(settings: Extension, tmp_path: Path) -> None:
@@ -124,6 +105,14 @@ def test_fine_tuning_is_resumed_and_named(settings: Extension, tmp_path: Path) -
     training = next(r for r in records if r["kind"] == "training")
     assert [step for step, _ in training["curve"]] == [1, 2, 3]
     assert {r["scheme"] for r in records} == {"linear, 3 steps"}
+    # The trained length was not asked for; it is what the model is compared with.
+    summary = Summary(records)
+    assert summary.lengths == (32, 128)
+    assert summary.gain("linear, 3 steps", 128) is not None
+    page = report.write(records, tmp_path).read_text()
+    assert "paired difference from the same fine-tuned model on text cropped to 32 tokens" in page
+    assert "Dashed" not in page
+    assert "worse than itself on text cropped to 32" in str(report.terminal_table(records).caption)
     plain = run.extend(replace(tuned, train=0), tmp_path / "plain")
     final = [
         {r["seed"]: r["bits"] for r in each if r["kind"] == "final" and r["scheme"].startswith("linear")}
@@ -132,48 +121,15 @@ def test_fine_tuning_is_resumed_and_named(settings: Extension, tmp_path: Path) -
     assert final[0] != final[1]
 
 
-@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")  # of peft's own
 def test_lora_trains_few_weights_and_changes_the_model(settings: Extension, tmp_path: Path) -> None:
     pytest.importorskip("peft")
     from posenc.extend.model import find, load
     from posenc.extend.tune import Trained, prepared
 
     tuned = replace(settings, lora=2, train=1)
-    model = load(find(settings.model), "float32", "sdpa", torch.device("cpu")).model
+    model = load(find(settings.model), "float32", "sdpa", CPU).model
     count = sum(p.numel() for p in Trained(prepared(model, tuned)).parameters())
     assert 0 < count < 0.1 * sum(p.numel() for p in model.parameters())
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"scalings": ("longrope",)}, "longrope needs its factors: add --search N or --factors FILE"),
-        ({"scalings": ("yarns",)}, r"scalings must be .*, got 'yarns'"),
-        ({"final": 17}, r"final must be at most the shortest length \(16\), got 17"),
-        ({"depths": (110,)}, "depths must be percent, 0 to 100, got"),
-        ({"factor": 1.0}, "factor must be"),
-    ],
-)
-def test_a_wrong_setting_is_named(settings: Extension, change: dict[str, object], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        replace(settings, **change)  # type: ignore[arg-type]
-
-
-def test_what_is_not_there_is_named(settings: Extension, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"model must be smollm2, a folder of a checkpoint, .*got '.*nowhere'"):
-        run.extend(replace(settings, model=str(tmp_path / "nowhere")), tmp_path)
-    with pytest.raises(ValueError, match="too little text: 900 pieces of 129 tokens are needed"):
-        run.extend(replace(settings, windows=900), tmp_path / "a")
-    monkeypatch.setattr("posenc.extend.model.available_bytes", lambda device: 1000)
-    with pytest.raises(ValueError, match=r"needs about .* GiB for 128 tokens in float32, and 0.0 GiB are free"):
-        run.extend(settings, tmp_path / "b")
-
-
-def test_another_extension_in_the_folder_is_refused(settings: Extension, tmp_path: Path) -> None:
-    small = replace(settings, scalings=("none",), lengths=(32,))
-    run.extend(small, tmp_path)
-    with pytest.raises(ValueError, match=r"holds another extension, with factor 4\.0 there and 8\.0 here"):
-        run.extend(replace(small, factor=8.0), tmp_path)
 
 
 def test_longrope_takes_the_factors_of_a_file(settings: Extension, tmp_path: Path) -> None:
@@ -201,3 +157,126 @@ def test_longrope_is_searched_on_text_that_is_not_tested(settings: Extension, tm
     assert sum(r["scheme"] == "longrope" for r in records) == 6
     with pytest.raises(ValueError, match=r"lengths must be past the trained length \(32\) for a search"):
         run.extend(replace(searched, lengths=(32,)), tmp_path / "short")
+
+
+class Said(Progress):
+    """Keeps the lines that stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def test_the_text_to_train_on_is_read_only_where_training_remains(
+    settings: Extension, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned = replace(settings, scalings=("none",), lengths=(32,), train=1, train_length=32)
+    first = Said()
+    run.extend(tuned, tmp_path, first)
+    assert first.lines[0].startswith("reading ")
+    assert first.lines[1].startswith("counting the tokens of all text that is not tested: ")
+    assert any(line.startswith("time: about 1 second, told by") for line in first.lines)
+    assert any("LlamaForCausalLM, 32 thousand parameters, trained at 32" in line for line in first.lines)
+    monkeypatch.setattr(run.Tokens, "draw", None)
+    again = Said()
+    run.extend(tuned, tmp_path, again)
+    assert not any("counting" in line for line in again.lines)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0.2, "1 second"),
+        (45, "45 seconds"),
+        (89, "89 seconds"),
+        (91, "2 minutes"),
+        (5000, "83 minutes"),
+        (7300, "2 hours"),
+    ],
+)
+def test_a_time_is_said_in_a_unit_that_fits(seconds: float, said: str) -> None:
+    assert run._in_words(seconds) == said
+
+
+def test_what_a_folder_was_begun_with_is_kept(settings: Extension, tmp_path: Path) -> None:
+    free = replace(settings, scalings=("none",), final=None, windows=None, lengths=(64, 128))
+    assert run.extend(free, tmp_path)[-1]["configuration"]["final"] == 32  # the trained length
+    longer = run.extend(replace(free, lengths=(32, 48, 128)), tmp_path)
+    assert {r["tokens"] for r in longer if r["kind"] == "final"} == {32}
+    said = r"lengths must be at least 32 in .*, which scores the last 32 tokens at every length, got 16: give another"
+    with pytest.raises(ValueError, match=said):
+        run.extend(replace(free, lengths=(16, 128)), tmp_path)
+    # Nothing is trained, so no option of training can differ.
+    run.extend(replace(free, learning_rate=1e-3, train_length=64), tmp_path)
+    with pytest.raises(ValueError, match=r"with final 32 there and 16 here: ") as differing:
+        run.extend(replace(free, final=16, learning_rate=1e-3), tmp_path)
+    assert "learning_rate" not in str(differing.value)
+
+
+def test_longrope_is_added_to_a_folder(settings: Extension, tmp_path: Path) -> None:
+    plain = replace(settings, scalings=("none",), lengths=(32, 128))
+    run.extend(plain, tmp_path)
+    both = replace(plain, scalings=("none", "longrope"), search=4)
+    assert sum(r["scheme"] == "longrope" for r in run.extend(both, tmp_path)) == 6
+    with pytest.raises(ValueError, match="with search 4 there and 5 here"):
+        run.extend(replace(both, search=5), tmp_path)
+
+
+def test_wrong_factors_are_said_before_the_first_pass(settings: Extension, tmp_path: Path) -> None:
+    path = tmp_path / "factors.json"
+    path.write_text(json.dumps({"short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 0.0, 4.0]}))
+    with pytest.raises(ValueError, match=r"long_factor\[2\] must be a finite number above 0, got 0\.0"):
+        run.extend(replace(settings, scalings=("none", "longrope"), factors=str(path)), tmp_path / "out")
+    assert read(tmp_path / "out") == []
+
+
+def test_default_lengths_leave_room_for_puzzles(place: Path, settings: Extension, tmp_path: Path) -> None:
+    free = replace(settings, scalings=("none",), lengths=(), tasks=("text", "item"))
+    said = Said()
+    records = run.extend(free, tmp_path / "some", said)
+    assert "left out: 16, 32, 64 tokens, too few for item" in said.lines
+    assert {r["length"] for r in records if r["scheme"] == "none"} == {128}
+    said = Said()
+    records = run.extend(replace(free, factor=2.0), tmp_path / "none", said)
+    assert "left out: item, for which 64 tokens are too few" in said.lines
+    assert {r["kind"] for r in records} == {"final", "by_position"}
+    with pytest.raises(ValueError, match=r"lengths must leave room for item, \d+ tokens of this tokenizer, got 16"):
+        run.extend(replace(free, factor=2.0, tasks=("item",)), tmp_path / "refused")
+
+
+def test_fewer_pieces_are_taken_where_the_text_has_no_more(settings: Extension, tmp_path: Path) -> None:
+    free = replace(settings, scalings=("none",), lengths=(600,), factor=20.0, windows=None)
+    said = Said()
+    records = run.extend(free, tmp_path, said)
+    count = records[-1]["configuration"]["windows"]
+    assert 2 <= count < 8
+    assert any(line.endswith(f"; {count} pieces of 601 tokens are all that it has") for line in said.lines)
+    assert len(run.extend(free, tmp_path)) == len(records)
+
+
+def test_a_models_own_scaling_forgets_the_lengths_before(settings: Extension, tmp_path: Path) -> None:
+    """transformers keeps the frequencies of the longest text at lengths that are not below the trained one."""
+    dynamic = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+    folder = checkpoint(tmp_path / "model", rope_parameters=dynamic)
+    tokens, none = torch.arange(129) % 256, torch.tensor([], dtype=torch.int64)
+
+    def loaded() -> torch.nn.Module:
+        model: torch.nn.Module = models.load(models.find(str(folder)), "float32", "sdpa", CPU).model
+        return model
+
+    expected, model = measure.final(loaded(), tokens, 32, 8, none), loaded()
+    measure.final(model, tokens, 128, 8, none)
+    assert not torch.allclose(measure.final(model, tokens, 32, 8, none), expected)
+    measure.begin_anew(model)
+    torch.testing.assert_close(measure.final(model, tokens, 32, 8, none), expected)
+    own = replace(settings, model=str(folder), scalings=("none",), lengths=(64, 128))
+    found = {r["seed"]: r["bits"] for r in run.extend(own, tmp_path / "out") if r["scheme"] == "cropped"}
+    pieces = run.Tokens(
+        own.text, models.load(models.find(str(folder)), "float32", "sdpa", CPU).tokenizer, 128, 8, 2
+    ).pieces
+    each = [float(measure.final(loaded(), piece.tokens, 32, 8, none).sum()) for piece in pieces]
+    expected_bits = [n / math.log(2) / piece.final_bytes for n, piece in zip(each, pieces, strict=True)]
+    assert [found[0], found[1]] == pytest.approx(expected_bits, abs=1e-4)

@@ -40,7 +40,10 @@ def run(arguments: argparse.Namespace) -> int:
     from posenc.extend import report, results  # before an hour of passes: drawing must be possible
 
     out = arguments.out
-    records, stopped = measured(lambda progress: extend(settings, out, progress), out, results.check)
+    try:
+        records, stopped = measured(lambda progress: extend(settings, out, progress), out, results.check)
+    except ValueError as error:  # refused before the first pass
+        return failed(f"{error} (see posenc extend --help)", code=2)
     if records:
         try:
             path = report.write(records, out)

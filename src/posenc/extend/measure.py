@@ -35,6 +35,10 @@ rocket school tiger uncle violin winter bottle circle doctor eagle finger ghost 
 """.split()  # noqa: SIM905 (a literal for each would be sixty lines)
 
 
+class RoomError(ValueError):
+    """A length that is too short for a puzzle."""
+
+
 class Puzzle(NamedTuple):
     """Tokens of a text that ends with an answer, and how many of the last ones are the answer."""
 
@@ -52,6 +56,13 @@ def nats(model: Any, tokens: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
     logits = model(input_ids=ids, use_cache=False, logits_to_keep=places.to(device)).logits[0].float()
     target = tokens.to(device)[places.to(device) + 1]
     return F.cross_entropy(logits, target, reduction="none").double().cpu(), (logits.argmax(-1) == target).cpu()
+
+
+@torch.no_grad()
+def begin_anew(model: Any) -> None:
+    """After this a pass gives what it gives in a model that has seen no text: a scaling that transformers runs may keep
+    the frequencies of the longest one, until it sees a short one."""
+    model(input_ids=torch.zeros((1, 1), dtype=torch.int64, device=next(model.parameters()).device), use_cache=False)
 
 
 def with_begin(tokens: Tensor, length: int, begin: Tensor) -> Tensor:
@@ -97,7 +108,7 @@ def passkey(tokenizer: Any, filler: Tensor, length: int, depth: int, begin: Tens
     asked = _ids(tokenizer, "\nWhat is the pass key? The pass key is")
     answer = _ids(tokenizer, f" {key}")
     room = length + 1 - len(begin) - len(told) - len(asked) - len(answer)
-    _require_room(room, length)
+    _require_room("passkey", room, length)
     at = room * depth // 100
     return Puzzle(torch.cat((begin, filler[:at], told, filler[at:room], asked, answer)), len(answer))
 
@@ -108,7 +119,6 @@ def item(tokenizer: Any, length: int, depth: int, begin: Tensor, rng: np.random.
     head, lines, words = _ids(tokenizer, "A list of words:\n"), list[Tensor](), list[str]()
     tail = len(_ids(tokenizer, _again(99999) + " " + max(WORDS, key=len)))
     room = length + 1 - len(begin) - len(head) - tail
-    _require_room(room, length)
     used = 0
     while True:
         word = str(rng.choice(WORDS))
@@ -119,7 +129,7 @@ def item(tokenizer: Any, length: int, depth: int, begin: Tensor, rng: np.random.
         words.append(word)
         used += len(line)
     if not lines:
-        _require_room(-1, length)
+        _require_room("item", room - len(line), length)
     at = min(len(lines) * depth // 100, len(lines) - 1)
     asked = _ids(tokenizer, _again(at + 1))
     answer = _ids(tokenizer, f" {words[at]}")
@@ -162,9 +172,9 @@ def _ids(tokenizer: Any, text: str) -> Tensor:
     return torch.tensor(of(text))
 
 
-def _require_room(room: int, length: int) -> None:
+def _require_room(kind: str, room: int, length: int) -> None:
     if room < 0:
-        raise ValueError(
-            f"lengths must leave room for a question and its answer, some 60 tokens, got {length}: give longer "
+        raise RoomError(
+            f"lengths must leave room for {kind}, {length - room} tokens of this tokenizer, got {length}: give longer "
             "--lengths, or --tasks text"
         )

@@ -34,12 +34,22 @@ class Source:
 
     @property
     def trained(self) -> int:
-        """The length that it was trained at: what a scaling begins from, else its greatest position."""
+        """The length that it was trained at: what a scaling begins from, else its greatest position. ValueError where
+        its configuration does not say it."""
         rope = getattr(self.text, "rope_parameters", None) or {}
-        length = rope.get("original_max_position_embeddings") if isinstance(rope, dict) else None
-        found = length or getattr(self.text, "max_position_embeddings", None)
+        each = [rope, *(of_layers for of_layers in rope.values() if isinstance(of_layers, dict))]
+        began = [of["original_max_position_embeddings"] for of in each if of.get("original_max_position_embeddings")]
+        found = min(began) if began else getattr(self.text, "max_position_embeddings", None)
+        if not began and any(of.get("rope_type") == "linear" for of in each):  # models of both kinds were released
+            raise ValueError(
+                f"trained_length must be given, since the configuration of {self.name} has a linear scaling and does "
+                f"not say whether {found} tokens are before or after it: add --trained-length N"
+            )
         if not found:
-            raise ValueError(f"trained_length must be given, since the configuration of {self.name} does not say it")
+            raise ValueError(
+                f"trained_length must be given, since the configuration of {self.name} does not say it: "
+                "add --trained-length N"
+            )
         return int(found)
 
     def bytes_needed(self, longest: int, final: int, dtype: str) -> int:
@@ -127,6 +137,7 @@ class Loaded:
 
 def load(source: Source, dtype: str, attention: str, device: torch.device) -> Loaded:
     """Model and tokenizer, in evaluation mode."""
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
@@ -134,22 +145,44 @@ def load(source: Source, dtype: str, attention: str, device: torch.device) -> Lo
 
     register()
     options: dict[str, Any] = {} if source.gguf is None else {"gguf_file": source.gguf}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source.where, **options)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"model {source.name} must come with a tokenizer, and {source.where} has none that transformers can read, "
+            "such as a tokenizer.json: add what tokenizer.save_pretrained writes"
+        ) from error
     logging.disable_progress_bar()
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        source.where, dtype=getattr(torch, dtype), attn_implementation=attention, **options
+    options |= {"dtype": getattr(torch, dtype), "attn_implementation": attention, "output_loading_info": True}
+    own = ValueError(
+        f"attention posenc needs a model that transformers hands an attention, and {source.config.model_type} of "
+        f"{source.name} computes its own: give --attention sdpa"
     )
-    tokenizer = AutoTokenizer.from_pretrained(source.where, **options)
-    logging.enable_progress_bar()
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(source.where, **options)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ValueError(f"model {source.name} cannot be loaded: {' '.join(str(error).split())}") from None
+    except KeyError as error:  # of a model that looks its classes of attention up by name
+        raise own if error.args == (attention,) else error from None
+    finally:
+        logging.enable_progress_bar()
+    model, told = loaded
+    if missing := sorted(told["missing_keys"]):
+        raise ValueError(
+            f"model {source.name} must have all its weights, and {len(missing)} are missing, which would be random: "
+            f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
+        )
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(
             f"the tokenizer of {source.name} must be a fast one, which says where a token lies in the text"
         )
+    if attention == "posenc" and not type(model)._supports_attention_backend:
+        raise own
     model = model.to(device).eval().requires_grad_(False)
     _require_causal(source.name, model)
     count = sum(p.numel() for p in model.parameters())
-    about = (
-        f"{source.name}: {type(model).__name__}, {count / 1e6:,.0f} million parameters, trained at {source.trained:,}"
-    )
+    unit, word = (1e6, "million ") if count >= 1e6 else (1e3, "thousand ") if count >= 1e3 else (1, "")
+    about = f"{source.name}: {type(model).__name__}, {count / unit:,.0f} {word}parameters"
     return Loaded(model, tokenizer, about, _digest(model, tokenizer))
 
 
@@ -177,19 +210,25 @@ def available_bytes(device: torch.device) -> int | None:
             return None
 
 
+def in_words(size: int) -> str:
+    """So many bytes, in a unit that fits."""
+    unit, name = next((each for each in ((2**30, "GiB"), (2**20, "MiB")) if size >= each[0]), (2**10, "KiB"))
+    return f"{size / unit:.1f} {name}"
+
+
 def require_room(source: Source, settings: Extension, device: torch.device) -> str:
     """How much memory it will take, in words. ValueError where there is not so much."""
     longest, there = settings.lengths[-1], available_bytes(device)
     needed = source.bytes_needed(longest, settings.scored, settings.dtype)
-    words = f"about {needed / 2**30:.1f} GiB for {longest:,} tokens in {settings.dtype}"
+    words = f"about {in_words(needed)} for {longest:,} tokens in {settings.dtype}"
     if settings.train:
         tuning = source.bytes_to_train(settings.train_length or longest, settings.dtype, settings.lora > 0)
-        words += f", {tuning / 2**30:.1f} GiB to fine-tune on {settings.train_length:,}"
+        words += f", {in_words(tuning)} to fine-tune on {settings.train_length:,}"
         needed = max(needed, tuning)
     if there is not None and needed > there:
         smaller = "shorter --lengths" + (", --train-length or --lora" if settings.train else ", --dtype bfloat16")
         raise ValueError(
-            f"model {source.name} needs {words}, and {there / 2**30:.1f} GiB are free: give {smaller} or another model"
+            f"model {source.name} needs {words}, and {in_words(there)} are free: give {smaller} or another model"
         )
     return words
 

@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from posenc.extend.settings import SCALINGS
-from posenc.extend.summary import PUZZLES, STRETCHES, Summary
+from posenc.extend.settings import PUZZLES, SCALINGS
+from posenc.extend.summary import STRETCHES, Summary
 from posenc.lab.summary import Interval
 from posenc.workbench import style
 
@@ -21,7 +21,8 @@ Draw = Callable[[Summary, bool], Figure]
 def final(summary: Summary, dark: bool) -> Figure:
     """Bits per byte of the same final tokens against the length of what stands before them."""
     lines = {
-        s: [(float(n), v) for n in summary.lengths if (v := summary.bits(s, n)) is not None] for s in summary.scalings
+        s: [(float(n), v) for n in summary.lengths_of("final") if (v := summary.bits(s, n)) is not None]
+        for s in summary.scalings
     }
     return _lines(summary, lines, dark, "The same final tokens, more context", "tokens shown", "bits per byte")
 
@@ -52,12 +53,13 @@ def _lines(
         if not values:
             axes.text(0.5, 0.5, "not measured yet", transform=axes.transAxes, ha="center")
             return figure
-        baseline = None if spread else summary.cropped()
+        baseline = None if spread else summary.dashed()
         low = min([*values, *([baseline.mean] if baseline else [])])
         trained = [v.mean for points in lines.values() for x, v in points if x <= summary.trained]
         cap = max([baseline.mean if baseline else low, *(v for v in trained if v <= low + MOST)]) + MOST
-        inside = [v for points in lines.values() for _, v in points if v.mean <= cap]
-        low, high = min([low, *(v.low for v in inside)]), min(max(v.high for v in inside), cap)
+        ends = [_ends(v) for points in lines.values() for _, v in points if v.mean <= cap]
+        # An interval of two pieces is many times as wide as what scalings do, and need not be seen whole.
+        low, high = max(min(low, *(a for a, _ in ends)), low - MOST), min(max(b for _, b in ends), cap)
         margin = 0.06 * (high - low) or 0.1
         axes.set_ylim(low - margin, high + margin)
         if baseline:
@@ -92,8 +94,8 @@ def _line(
     inside = [(x, v) for x, v in points if math.isfinite(v.mean) and v.mean <= top]
     axes.vlines(
         [x for x, _ in inside],
-        [v.low for _, v in inside],
-        [min(v.high, top) for _, v in inside],
+        [_ends(v)[0] for _, v in inside],
+        [min(_ends(v)[1], top) for _, v in inside],
         color=look.color,
         linewidth=2.4,
         alpha=0.4,
@@ -117,6 +119,11 @@ def _line(
                 f"↑{words}", (x, top), place, textcoords="offset points", color=look.color, size=7.5, ha="center"
             )
             cut[x] += 1
+
+
+def _ends(value: Interval) -> tuple[float, float]:
+    """Those of its bar; one piece has none."""
+    return (value.low, value.high) if math.isfinite(value.high) else (value.mean, value.mean)
 
 
 def _look(scaling: str, dark: bool) -> style.Look:
@@ -164,9 +171,9 @@ def puzzle(kind: str) -> Draw:
     """How many puzzles of a kind were solved, by depth and length: a panel for each scaling."""
 
     def draw(summary: Summary, dark: bool) -> Figure:
-        scalings, depths = summary.scalings, summary.depths(kind)
+        scalings, depths, lengths = summary.scalings, summary.depths(kind), summary.lengths_of(kind)
         with style.context(dark):
-            wide = max(1.6, 0.62 * len(summary.lengths) + 0.5)
+            wide = max(1.6, 0.62 * len(lengths) + 0.5)
             columns = min(len(scalings), 3) or 1
             rows = -(-len(scalings) // columns) or 1
             height = 0.95 + 0.34 * max(len(depths), 1)
@@ -185,20 +192,21 @@ def puzzle(kind: str) -> Draw:
 
 
 def _grid(axes: Axes, summary: Summary, kind: str, scaling: str, depths: tuple[int, ...], paper: style.Theme) -> None:
+    lengths = summary.lengths_of(kind)
     axes.grid(False)
-    axes.set_xlim(-0.5, len(summary.lengths) - 0.5)
+    axes.set_xlim(-0.5, len(lengths) - 0.5)
     axes.set_ylim(len(depths) - 0.5, -0.5)
     color = paper.palette[3]
     for i, depth in enumerate(depths):
-        for j, length in enumerate(summary.lengths):
+        for j, length in enumerate(lengths):
             found = summary.found(kind, scaling, length, depth)
             share = found[0] / found[1] if found else 0.0
             axes.fill_between([j - 0.5, j + 0.5], i - 0.5, i + 0.5, color=color, alpha=0.75 * share, linewidth=0)
             words = f"{found[0]}/{found[1]}" if found else "–"
             axes.text(j, i, words, ha="center", va="center", size=8.5)
-    axes.set_xticks(range(len(summary.lengths)), [f"{n:,}" for n in summary.lengths], size=7.5, rotation=30)
+    axes.set_xticks(range(len(lengths)), [f"{n:,}" for n in lengths], size=7.5, rotation=30)
     axes.set_yticks(range(len(depths)), [str(d) for d in depths], size=8.5)
-    past = sum(n <= summary.trained for n in summary.lengths)
+    past = sum(n <= summary.trained for n in lengths)
     axes.axvline(past - 0.5, color=paper.faint, linewidth=1, linestyle=":")
 
 

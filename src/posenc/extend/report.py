@@ -11,8 +11,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from posenc.extend import pictures
-from posenc.extend.settings import Extension
-from posenc.extend.summary import PUZZLES, Record, Summary, verdict
+from posenc.extend.settings import PUZZLES, Extension
+from posenc.extend.summary import Record, Summary, verdict
 from posenc.lab.summary import Interval, multiple
 from posenc.workbench import style
 from posenc.workbench.files import write_whole
@@ -39,10 +39,10 @@ def write(records: Sequence[Record], out: str | Path) -> Path:
         summary=summary,
         images=images,
         about=[latest["model"], latest["text"]["about"]],
-        times=[multiple(length, summary.trained) for length in summary.lengths],
+        final_lengths=_heads(summary, "final"),
         rows=[_row(summary, s) for s in summary.scalings],
-        cropped=_shown(summary.cropped()),
-        puzzles=[(kind, PUZZLES[kind], _puzzle_rows(summary, kind)) for kind in summary.kinds()],
+        compared=compared(summary),
+        puzzles=[(kind, PUZZLES[kind], _heads(summary, kind), _puzzle_rows(summary, kind)) for kind in summary.kinds()],
         observed=observed(summary),
         command=command(summary),
         environment=made_with(summary.records, _facts),
@@ -55,17 +55,39 @@ def _facts(record: Record) -> dict[str, Any]:
     return {**record["versions"], **record["machine"]}
 
 
+def _heads(summary: Summary, kind: str) -> list[tuple[str, str]]:
+    """The lengths of a table, each with how many times the trained one it is."""
+    return [(f"{length:,}", multiple(length, summary.trained)) for length in summary.lengths_of(kind)]
+
+
+def compared(summary: Summary) -> str:
+    """What the final tokens at longer lengths are compared with, or that it is missing; empty where there are none."""
+    if not any(length > summary.trained for length in summary.lengths_of("final")):
+        return ""
+    text = f"text cropped to {summary.trained:,} tokens"
+    if summary.configuration.get("train"):
+        there = any(summary.bits(s, summary.trained) for s in summary.scalings)
+        words = f"the same fine-tuned model on {text}"
+    else:
+        there = summary.cropped() is not None
+        mean, interval = _shown(summary.cropped())
+        words = f"the plain model on {text}, which has {mean}{f' ({interval})' if interval else ''}"
+    if not there:
+        return f"What the longer context brings cannot be told yet: {words.partition(', which')[0]} is missing."
+    return f"Past the trained length also the paired difference from {words}: below zero the longer context helps."
+
+
 def _shown(value: Interval | None) -> tuple[str, str]:
     if value is None:
         return "missing", ""
-    return (
-        (f"{value.mean:.3f}", f"{value.low:.3f}–{value.high:.3f}") if math.isfinite(value.mean) else ("not finite", "")
-    )
+    if not math.isfinite(value.mean):
+        return "not finite", ""
+    return f"{value.mean:.3f}", f"{value.low:.3f}–{value.high:.3f}" if math.isfinite(value.high) else "one piece"
 
 
 def _row(summary: Summary, scaling: str) -> dict[str, Any]:
     cells = []
-    for length in summary.lengths:
+    for length in summary.lengths_of("final"):
         gain = summary.gain(scaling, length) if length > summary.trained else None
         word = "" if gain is None else f"{gain.mean:+.3f} {verdict(gain)}".replace("-", "−")
         cells.append((*_shown(summary.bits(scaling, length)), word))
@@ -76,7 +98,7 @@ def _puzzle_rows(summary: Summary, kind: str) -> list[dict[str, Any]]:
     rows = []
     for scaling in summary.scalings:
         cells = []
-        for length in summary.lengths:
+        for length in summary.lengths_of(kind):
             found, bits = summary.found(kind, scaling, length), summary.answer_bits(kind, scaling, length)
             cells.append((f"{found[0]} of {found[1]}" if found else "missing", f"{bits.mean:.1f} bits" if bits else ""))
         rows.append({"scaling": scaling, "cells": cells})
@@ -113,8 +135,7 @@ def observed(summary: Summary) -> list[str]:
 
 def command(summary: Summary) -> str:
     """The command that makes these records again."""
-    given = dict(summary.configuration)
-    given["scalings"] = list(dict.fromkeys(s.partition(",")[0] for s in summary.scalings))  # some may have come later
+    given = summary.asked().to_dict()
     words = ["posenc", "extend", str(given.pop("model"))]
     default = Extension().to_dict()
     for name, value in given.items():
@@ -125,14 +146,13 @@ def command(summary: Summary) -> str:
             items = [str(item) for item in value]
             words += [option, *(items if name == "text" else [",".join(items)])] if items else []
         elif value is not None:
-            words += [option, f"{value:g}" if isinstance(value, float) else str(value)]
+            words += [option, str(value)]
     return shlex.join(words)
 
 
 def terminal_table(records: Sequence[Record]) -> Table:
     """The main numbers, for a terminal."""
     summary = Summary(records)
-    baseline = summary.cropped()
     title = "Bits per byte of the same final tokens, by the tokens before them"
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title)
     table.add_column("scaling")
@@ -140,21 +160,26 @@ def terminal_table(records: Sequence[Record]) -> Table:
         table.add_column(f"{length:,}", justify="right")
     for kind in summary.kinds():
         table.add_column(kind, justify="right")
+    marked = False
     for scaling in summary.scalings:
         cells = []
         for length in summary.lengths:
             value = summary.bits(scaling, length)
             gain = summary.gain(scaling, length) if length > summary.trained else None
             mark = {"better": " <", "worse": " >", "tie": " ="}.get(verdict(gain), "") if gain else ""
+            marked = marked or bool(mark)
             cells.append("–" if value is None else f"{value.mean:.3f}{mark}")
         for kind in summary.kinds():
             counts = [f for n in summary.lengths if n > summary.trained and (f := summary.found(kind, scaling, n))]
             cells.append(f"{sum(a for a, _ in counts)}/{sum(b for _, b in counts)}" if counts else "–")
         table.add_row(scaling, *cells)
-    said = (
-        f"cropped to {summary.trained:,}: {baseline.mean:.3f}; <, =, >: better, tied, worse than that. "
-        if baseline
-        else ""
-    )
-    table.caption = said + ("Puzzles: found past the trained length." if summary.kinds() else "")
+    said = []
+    if marked:
+        plain = summary.cropped()
+        cropped = f"cropped to {summary.trained:,}"
+        begin, other = (f"{cropped}: {plain.mean:.3f}; ", "that") if plain else ("", f"itself on text {cropped}")
+        said.append(f"{begin}<, =, >: better, tied, worse than {other}.")
+    if summary.kinds():
+        said.append("Puzzles: found past the trained length.")
+    table.caption = " ".join(said)
     return table

@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -13,26 +12,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc.extend import measure, results
+from posenc.extend import folder, measure, results
 from posenc.extend import model as models
 from posenc.extend.resolve import check, pairs_of, scaling_of
-from posenc.extend.settings import CROPPED, PLAIN, Extension
+from posenc.extend.settings import CROPPED, PLAIN, PUZZLES, Extension
 from posenc.extend.text import Tokens
 from posenc.extend.tune import prepared, tune
 from posenc.lab.search import Trial, search
 from posenc.lab.train import DivergedError
 from posenc.scalings import LongRoPE
-from posenc.workbench.configuration import differences, fingerprint
-from posenc.workbench.files import parse, write_whole
+from posenc.workbench.configuration import fingerprint
+from posenc.workbench.files import write_whole
 from posenc.workbench.machine import clock_of, device_of, machine, versions
 from posenc.workbench.progress import Progress
 from posenc.workbench.records import Record, Records
 from posenc.workbench.scalings import factors_of
 
-CONFIG = "extend.json"
-CHECKPOINTS = "checkpoints"
-SEARCH = "search.jsonl"
 TRAINING_WORK = 3.0  # passes forward that a step of fine-tuning is worth
+FEW = 1000  # tokens, that no puzzle takes
 
 
 def extend(settings: Extension, out: str | Path, progress: Progress | None = None) -> list[Record]:
@@ -42,11 +39,15 @@ def extend(settings: Extension, out: str | Path, progress: Progress | None = Non
     longest may be added to a folder, all else must be the same. Raises ValueError for too little text, a model that is
     not there or does not fit, and a folder of another extension.
     """
-    settings, source, memory = check(settings)
-    out, progress = Path(out), progress or Progress()
-    with Records(out, results.check) as records, progress:
+    out, progress, by_default = Path(out), progress or Progress(), not settings.lengths
+    settings, source, memory = check(folder.continued(settings, out))
+    with progress:
+        progress.say(f"reading {source.name}, and the text to test on in its tokens")
         loaded = models.load(source, settings.dtype, settings.attention, device_of(settings.device))
         text = Tokens(settings.text, loaded.tokenizer, settings.lengths[-1], settings.scored, settings.windows)
+        settings = replace(settings, windows=len(text.pieces))
+        if by_default:
+            settings = _with_room(settings, loaded, text, progress)
         told = {**versions(), "transformers": _transformers_version()}
         made_with = {name: told[name] for name in ("posenc", "torch", "transformers")}
         identity = {
@@ -57,27 +58,59 @@ def extend(settings: Extension, out: str | Path, progress: Progress | None = Non
             "text_digest": text.digest,
             "factors": _factors_digest(settings.factors),
         }
-        _check_folder(out, identity, records)
+        model = f"{loaded.about}, trained at {settings.trained:,}"
         about = {
             "fingerprint": fingerprint(identity),
             "configuration": settings.to_dict(),
             "text": {"about": text.about, "digest": text.digest},
-            "model": loaded.about,
+            "model": model,
             "versions": told,
             "machine": machine(device_of(settings.device)),
         }
-        run = _Run(settings, source, loaded, text, out, records, about, progress)
-        run.try_all()  # before hours of passes: whatever will be refused
-        progress.begin(run.work())
-        write_whole(out / CONFIG, results.to_json(identity))
-        for line in filter(None, (records.notice, loaded.about, text.about, f"memory: {memory}", run.pace())):
-            progress.say(line)
-        for name in settings.scalings:
-            run.measure(name)
-        run.cropped()
-        if run.diverged:
-            raise RuntimeError("; ".join(run.diverged))
-        return list(records)
+        with Records(out, results.check) as records:
+            folder.require_same(out, identity, records)
+            run = _Run(settings, source, loaded, text, out, records, about, progress)
+            run.try_all()  # before hours of passes: whatever will be refused
+            progress.begin(run.work())
+            write_whole(out / folder.CONFIG, results.to_json(identity))
+            for line in filter(None, (records.notice, model, text.about, f"memory: {memory}", run.pace())):
+                progress.say(line)
+            for name in settings.scalings:
+                run.measure(name)
+            run.cropped()
+            if run.diverged:
+                raise RuntimeError("; ".join(run.diverged))
+            return list(records)
+
+
+def _with_room(settings: Extension, loaded: models.Loaded, text: Tokens, progress: Progress) -> Extension:
+    """The default lengths that have room for the puzzles, or no puzzles where none has."""
+    short: dict[int, str] = {}
+    for kind, number, length in settings.plan(PLAIN):
+        if kind in PUZZLES and length not in short:
+            try:
+                _puzzle(settings, loaded.tokenizer, text, kind, number, length)
+            except measure.RoomError:
+                short[length] = kind
+    lengths = tuple(length for length in settings.lengths if length not in short)
+    if len(lengths) == len(settings.lengths):
+        return settings
+    if lengths:
+        progress.say(f"left out: {', '.join(map(str, short))} tokens, too few for {' and '.join(settings.puzzles)}")
+        return replace(settings, lengths=lengths)
+    if "text" not in settings.tasks:
+        return settings  # refused as lengths that were given are
+    progress.say(f"left out: {' and '.join(settings.puzzles)}, for which {settings.lengths[-1]:,} tokens are too few")
+    return replace(settings, tasks=("text",))
+
+
+def _puzzle(s: Extension, tokenizer: Any, text: Tokens, kind: str, number: int, length: int) -> measure.Puzzle:
+    """The same for every scaling."""
+    begin, rng = measure.beginning(tokenizer), np.random.default_rng((s.seed, number, length))
+    if kind == "item":
+        return measure.item(tokenizer, length, number % 1000, begin, rng)
+    filler = text.pieces[number // 1000 % len(text.pieces)].tokens
+    return measure.passkey(tokenizer, filler, length, number % 1000, begin, rng)
 
 
 @dataclass
@@ -96,55 +129,49 @@ class _Run:
 
     def try_all(self) -> None:
         """ValueError for a scaling that the model does not take, and for texts and puzzles that cannot be made."""
-        s, rng = self.settings, np.random.default_rng(0)
+        s = self.settings
+        ones = [1.0] * pairs_of(self.source)
+        lists = (ones, ones) if s.factors is None else self.factors()
         for name in s.scalings:
-            lists = [1.0] * pairs_of(self.source)
-            with _patched(self.loaded.model, scaling_of(name, s, (lists, lists))):
+            with _patched(self.loaded.model, scaling_of(name, s, lists)):
                 pass
-        for length in s.lengths:
-            if "passkey" in s.tasks:
-                measure.passkey(self.loaded.tokenizer, self.text.pieces[0].tokens, length, 0, self.begin, rng)
-            if "item" in s.tasks:
-                measure.item(self.loaded.tokenizer, length, 0, self.begin, rng)
-        if s.train:
-            self.text.draw(rng, s.train_length or 0)
-        if s.search and "longrope" in s.scalings:
-            self.text.draw(rng, s.lengths[-1] + 1)
+        for kind, number, length in s.plan(PLAIN):
+            # Puzzles differ by a few tokens, so a length far above what one of them takes has room for all.
+            if kind in PUZZLES and (length < FEW or number == s.depths[0]):
+                _puzzle(s, self.loaded.tokenizer, self.text, kind, number, length)
+        drawn = [s.train_length or 0] if s.train and any(map(self.missing, s.scalings)) else []
+        if s.search and "longrope" in s.scalings and self.missing("longrope"):
+            drawn.append(s.lengths[-1] + 1)
+        if drawn:
+            # Every place of it is as likely as any other, so all of it must be counted.
+            self.progress.say(
+                f"counting the tokens of all text that is not tested: {models.in_words(self.text.others)}"
+            )
+        for size in drawn:
+            self.text.draw(np.random.default_rng(0), size)
 
     @cached_property
     def begin(self) -> Tensor:
         return measure.beginning(self.loaded.tokenizer)
 
-    def plan(self) -> Iterator[tuple[str, int, int]]:
-        """(kind, number of the piece or puzzle, length) of everything there is to measure for a scaling. A puzzle's
-        number is 1000 times the trial, plus the depth in percent."""
-        s = self.settings
-        for length in s.lengths:
-            if "text" in s.tasks:
-                for window in range(s.windows):
-                    yield "final", window, length
-                    if length == s.lengths[-1]:
-                        yield "by_position", window, length
-            for kind in ("passkey", "item"):
-                if kind in s.tasks:
-                    yield from ((kind, trial * 1000 + depth, length) for depth in s.depths for trial in range(s.trials))
-
     def missing(self, scheme: str) -> list[tuple[str, int, int]]:
         name = self.settings.name(scheme)
-        return [each for each in self.plan() if not self.records.has(each[0], name, each[1], each[2])]
+        return [each for each in self.settings.plan(scheme) if not self.records.has(each[0], name, *each[1:])]
 
     def work(self) -> float:
         """Multiplications of all that is missing. Places by position come with the pass of the final tokens."""
-        passes = [
-            length for name in self.settings.scalings for kind, _, length in self.missing(name) if kind != "by_position"
-        ]
-        trained, s = self.settings.trained_length or 0, self.settings
+        s = self.settings
+        plain = PLAIN in s.scalings and s.trained in s.lengths  # the cropped text's passes are those
+        names = s.scalings if plain else (*s.scalings, CROPPED)
+        passes = [length for name in names for kind, _, length in self.missing(name) if kind != "by_position"]
         steps = sum(
-            TRAINING_WORK * s.train * self.source.operations(s.train_length or trained)
+            TRAINING_WORK * s.train * self.source.operations(s.train_length or s.trained)
             for name in s.scalings
             if s.train and self.missing(name)
         )
-        lines = len((self.out / SEARCH).read_text().splitlines()) - 1 if (self.out / SEARCH).exists() else 0
+        lines = (
+            len((self.out / folder.SEARCH).read_text().splitlines()) - 1 if (self.out / folder.SEARCH).exists() else 0
+        )
         longrope = "longrope" in s.scalings and self.missing("longrope")
         searched = max(0, s.search - max(lines, 0)) if longrope else 0
         return sum(map(self.source.operations, passes)) + steps + searched * self.source.operations(s.lengths[-1])
@@ -162,7 +189,7 @@ class _Run:
 
         once()
         seconds = clock(once) * work / self.source.operations(len(tokens) - 1)
-        return f"time: about {max(1, round(seconds / 60)):,} minutes, told by a pass over {len(tokens) - 1} tokens"
+        return f"time: about {_in_words(seconds)}, told by a pass over {len(tokens) - 1} tokens"
 
     def measure(self, scheme: str) -> None:
         """All that is missing of one scaling."""
@@ -190,8 +217,9 @@ class _Run:
 
     def _measure(self, model: Any, name: str, kind: str, number: int, length: int) -> set[tuple[str, int, int]]:
         """One pass, and what of the plan it has measured."""
-        s, tokenizer, begin = self.settings, self.loaded.tokenizer, self.begin
+        s, begin = self.settings, self.begin
         made: dict[str, dict[str, Any]]
+        measure.begin_anew(model)
         if kind in ("final", "by_position"):
             piece = self.text.pieces[number]
             if length == s.lengths[-1]:
@@ -200,14 +228,8 @@ class _Run:
             else:
                 made = {"final": self._bits(measure.final(model, piece.tokens, length, s.scored, begin), number)}
         else:
-            depth = number % 1000
-            rng = np.random.default_rng((s.seed, number, length))  # the same puzzle for every scaling
-            if kind == "passkey":
-                filler = self.text.pieces[number // 1000 % s.windows].tokens
-                puzzle = measure.passkey(tokenizer, filler, length, depth, begin, rng)
-            else:
-                puzzle = measure.item(tokenizer, length, depth, begin, rng)
-            made = {kind: {**measure.solved(model, puzzle), "depth": depth}}
+            puzzle = _puzzle(s, self.loaded.tokenizer, self.text, kind, number, length)
+            made = {kind: {**measure.solved(model, puzzle), "depth": number % 1000}}
         for each_kind, result in made.items():
             if not self.records.has(each_kind, name, number, length):
                 self._record(each_kind, name, number, length, result)
@@ -215,30 +237,18 @@ class _Run:
         return {(each_kind, number, length) for each_kind in made}
 
     def cropped(self) -> None:
-        """The baseline: the plain model at the length that it was trained at, on the same tokens. A model that was
-        fine-tuned is compared with itself there, since it has learned more than a length."""
-        s, length = self.settings, self.settings.trained_length or 0
-        if s.train or "text" not in s.tasks or length > s.lengths[-1]:
-            return
-        for window, piece in enumerate(self.text.pieces):
-            if self.records.has("final", CROPPED, window, length):
-                continue
-            plain = next(
-                (
-                    r
-                    for r in self.records
-                    if (r["kind"], r["scheme"], r["seed"], r["length"]) == ("final", PLAIN, window, length)
-                ),
-                None,
-            )
+        """The baseline: the plain model at the length that it was trained at, on the same tokens."""
+        s, there = self.settings, {(r["kind"], r["scheme"], r["seed"], r["length"]): r for r in self.records}
+        for kind, window, length in self.missing(CROPPED):
+            plain = there.get((kind, PLAIN, window, length))
             if plain is not None:  # it is the same pass
                 result = {"bits": plain["bits"], "tokens": plain["tokens"]}
             else:
-                result = self._bits(
-                    measure.final(self.loaded.model, piece.tokens, length, s.scored, self.begin), window
-                )
-                self.progress.advance(self.source.operations(length), f"{CROPPED}: final at {length:,}")
-            self._record("final", CROPPED, window, length, result)
+                measure.begin_anew(self.loaded.model)
+                each = measure.final(self.loaded.model, self.text.pieces[window].tokens, length, s.scored, self.begin)
+                result = self._bits(each, window)
+                self.progress.advance(self.source.operations(length), f"{CROPPED}: {kind} at {length:,}")
+            self._record(kind, CROPPED, window, length, result)
 
     def factors(self) -> tuple[list[float], list[float]]:
         """LongRoPE's factors: of a file, or searched."""
@@ -249,7 +259,7 @@ class _Run:
 
     def _searched(self, pairs: int) -> tuple[list[float], list[float]]:
         """Factors that predict the end of a text best that the model is not tested on."""
-        s, length, trained = self.settings, self.settings.lengths[-1], self.settings.trained_length or 0
+        s, length = self.settings, self.settings.lengths[-1]
         model = self.loaded.model
         text = self.text.draw(np.random.default_rng(s.seed), length + 1)
 
@@ -266,10 +276,10 @@ class _Run:
             pairs=pairs,
             base=self.source.bases().pop(),
             factor=s.factor,
-            original_length=trained,
+            original_length=s.trained,
             evaluations=s.search,
             seed=s.seed,
-            record=self.out / SEARCH,
+            record=self.out / folder.SEARCH,
             of={"fingerprint": self.about["fingerprint"]},
             progress=tick,
         )
@@ -292,7 +302,7 @@ class _Run:
         def draw(rng: np.random.Generator) -> Tensor:
             return torch.cat((self.begin, self.text.draw(rng, length)[len(self.begin) :]))
 
-        path = self.out / CHECKPOINTS / f"{scheme}.safetensors"
+        path = self.out / folder.CHECKPOINTS / f"{scheme}.safetensors"
         try:
             reached = tune(model, draw, s, path, of, tick)
         except DivergedError as error:
@@ -324,22 +334,6 @@ def _patched(model: Any, scaling: Any) -> AbstractContextManager[Any]:
     return made
 
 
-def _check_folder(out: Path, identity: dict[str, Any], records: Records) -> None:
-    """ValueError, saying what differs, if another extension has records in ``out``."""
-    path = out / CONFIG
-    if not path.exists() and not len(records):
-        return
-    if not path.exists():
-        raise ValueError(f"{out} holds records but no {CONFIG} to tell of what: give another folder")
-    try:
-        there = parse(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not as this command writes it ({error}): give another folder") from None
-    measured = len(records) or (out / SEARCH).exists() or (out / CHECKPOINTS).exists()
-    if (differ := differences(there, results.plain(identity))) and measured:
-        raise ValueError(f"{out} holds another extension, with {differ}: give another folder")
-
-
 def _transformers_version() -> str:
     import transformers
 
@@ -348,3 +342,11 @@ def _transformers_version() -> str:
 
 def _factors_digest(path: str | None) -> str | None:
     return None if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+
+
+def _in_words(seconds: float) -> str:
+    """A time that is an estimate."""
+    for size, unit in ((3600, "hour"), (60, "minute")):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.0f} {unit}s"
+    return f"{max(1, round(seconds))} second{'s' if round(seconds) > 1 else ''}"

@@ -1,5 +1,6 @@
 """What one extension is: every choice that changes a measurement, in one frozen value."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,8 @@ from posenc.workbench.configuration import ConfigError, Configuration, option
 SCALINGS = ("none", "linear", "ntk", "dynamic", "yarn", "llama3", "longrope")
 PLAIN = "none"
 CROPPED = "cropped"  # the plain model, shown no more tokens than it was trained on
-TASKS = ("text", "passkey", "item")
+PUZZLES = {"passkey": "a number said once in a text", "item": "the word of a number in a list"}
+TASKS = ("text", *PUZZLES)
 
 # Fields that say what to measure and leave each single measurement as it is.
 EXTENSIBLE = ("scalings", "lengths", "tasks", "depths", "trials", "text")
@@ -33,9 +35,16 @@ class Extension(Configuration):
         (), "files, folders or globs to test on (default: Python's own sources)", commas=False
     )
     tasks: tuple[str, ...] = option(TASKS, "what is measured: " + ", ".join(TASKS), choices=TASKS)
-    windows: int = option(8, "pieces of text, each of the longest length", least=2)
+    windows: int | None = option(
+        None,
+        "pieces of text, each of the longest length (default: the folder's, else 8, or as many as the text has)",
+        least=2,
+    )
     final: int | None = option(
-        None, "tokens at the end of each piece that are scored at every length (default: 256, or the shortest)", least=8
+        None,
+        "tokens at the end of each piece that are scored at every length (default: the folder's, else 256, or the "
+        "shortest of the lengths and the trained one)",
+        least=8,
     )
     depths: tuple[int, ...] = option(
         (10, 50, 90), "where passkey and item are hidden, in percent of the length", least=0
@@ -70,12 +79,57 @@ class Extension(Configuration):
         fine = self.train == 0 or self.lora > 0 or self.dtype == "float32"
         self.require("dtype", fine, "float32 where all weights are trained: half precision loses most small steps")
         self.require("factors", self.factors is None or self.search == 0, "left out where --search finds them")
+        if self.lora and not self.train:
+            raise ConfigError("lora", f"lora needs --train N, got lora {self.lora} and nothing to train")
 
     @property
     def scored(self) -> int:
         """``final``, once it is resolved."""
         assert self.final is not None
         return self.final
+
+    @property
+    def trained(self) -> int:
+        """``trained_length``, once it is resolved."""
+        assert self.trained_length is not None
+        return self.trained_length
+
+    @property
+    def pieces(self) -> int:
+        """``windows``, once it is resolved."""
+        assert self.windows is not None
+        return self.windows
+
+    @property
+    def puzzles(self) -> tuple[str, ...]:
+        """The tasks that are puzzles."""
+        return tuple(kind for kind in PUZZLES if kind in self.tasks)
+
+    def scored_at(self, scaling: str) -> tuple[int, ...]:
+        """The lengths at which final tokens are scored. Longer ones are compared with the trained length: of the plain
+        model, or of a fine-tuned model itself, since it has learned more than a length."""
+        if "text" not in self.tasks:
+            return ()
+        baseline = (self.trained,) if self.trained <= self.lengths[-1] else ()
+        if scaling == CROPPED:
+            return () if self.train else baseline
+        return tuple(sorted({*self.lengths, *(baseline if self.train else ())}))
+
+    def plan(self, scaling: str) -> Iterator[tuple[str, int, int]]:
+        """(kind, number of the piece or puzzle, length) of everything there is to measure of a scaling, or of the
+        cropped text. A puzzle's number is 1000 times the trial, plus the depth in percent."""
+        scored = self.scored_at(scaling)
+        for length in sorted({*self.lengths, *scored}):
+            for window in range(self.pieces if length in scored else 0):
+                yield "final", window, length
+                if length == self.lengths[-1] and scaling != CROPPED:
+                    yield "by_position", window, length
+            if scaling == CROPPED or length not in self.lengths:
+                continue
+            for kind in self.puzzles:
+                yield from (
+                    (kind, trial * 1000 + depth, length) for depth in self.depths for trial in range(self.trials)
+                )
 
     def identity(self) -> dict[str, Any]:
         """What all records of a folder share."""

@@ -1,18 +1,20 @@
 """From records to numbers: what was measured of each scaling, and what is not there."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from posenc.extend.settings import CROPPED
-from posenc.lab.summary import Interval, mean_interval
+from posenc.extend.settings import CROPPED, PUZZLES, TASKS, Extension
+from posenc.lab.summary import Interval
 
 Record = Mapping[str, Any]
+SHARE = 0.95  # of cases that an interval is to hold
 STRETCHES = 8  # of a piece, in which the loss by position is told
-PUZZLES = {"passkey": "a number said once in a text", "item": "the word of a number in a list"}
 
 
 class Summary:
@@ -23,12 +25,14 @@ class Summary:
         self.configuration: Mapping[str, Any] = self.records[-1]["configuration"] if self.records else {}
         self.trained = int(self.configuration.get("trained_length", 0))
         self.scalings = tuple(dict.fromkeys(r["scheme"] for r in self.records if r["scheme"] != CROPPED))
-        self.lengths = tuple(
-            sorted({r["length"] for r in self.records if r["kind"] in ("final", *PUZZLES) and r["scheme"] != CROPPED})
-        )
+        self.lengths = self.lengths_of("final", *PUZZLES)
         self._rows: dict[tuple[str, str, int], dict[int, Record]] = {}
         for r in self.records:
             self._rows.setdefault((r["kind"], r["scheme"], r["length"]), {})[r["seed"]] = r
+
+    def lengths_of(self, *kinds: str) -> tuple[int, ...]:
+        """The lengths at which a scaling was measured."""
+        return tuple(sorted({r["length"] for r in self.records if r["kind"] in kinds and r["scheme"] != CROPPED}))
 
     def rows(self, kind: str, scaling: str, length: int) -> dict[int, Record]:
         """Records by the number of the piece or puzzle."""
@@ -40,6 +44,11 @@ class Summary:
 
     def cropped(self) -> Interval | None:
         return self.bits(CROPPED, self.trained)
+
+    def dashed(self) -> Interval | None:
+        """The cropped text's, where a picture can show it."""
+        found = self.cropped()
+        return found if found and math.isfinite(found.mean) else None
 
     def baseline(self, scaling: str) -> str:
         """What a scaling is compared with past the trained length: the plain model on cropped text; of models that were
@@ -87,26 +96,38 @@ class Summary:
         """The puzzles that there are."""
         return tuple(kind for kind in PUZZLES if any(r["kind"] == kind for r in self.records))
 
-    def missing(self) -> list[str]:
-        """What each scaling lacks of what was asked for, in words."""
-        c, lines = self.configuration, []
-        tasks, depths = c.get("tasks", ()), c.get("depths", ())
-        train = f", {c['train']} steps" if c.get("train") else ""
-        for scaling in c.get("scalings", ()):
-            name = scaling + train
-            wanted = {
-                "final": c["windows"] if "text" in tasks else 0,
-                "passkey": len(depths) * c["trials"] if "passkey" in tasks else 0,
-                "item": len(depths) * c["trials"] if "item" in tasks else 0,
+    def asked(self) -> Extension:
+        """All that the records were asked for: some may have been added later."""
+
+        def every(name: str) -> set[Any]:
+            return {value for r in self.records for value in r["configuration"][name]}
+
+        tasks = every("tasks")
+        return Extension(
+            **{
+                **self.configuration,
+                "scalings": tuple(dict.fromkeys(s for r in self.records for s in r["configuration"]["scalings"])),
+                "lengths": tuple(every("lengths")),
+                "tasks": tuple(task for task in TASKS if task in tasks),
+                "depths": tuple(every("depths")),
+                "trials": max(r["configuration"]["trials"] for r in self.records),
             }
-            gone = [
-                f"{kind} at {length:,} ({len(self.rows(kind, name, length))} of {count})"
-                for kind, count in wanted.items()
-                for length in c["lengths"]
-                if len(self.rows(kind, name, length)) < count
-            ]
+        )
+
+    def missing(self) -> list[str]:
+        """What each scaling, and what they are compared with, lacks of what was asked for, in words."""
+        asked, lines = self.asked(), []
+        for scaling in (*asked.scalings, CROPPED):
+            name, there, gone = asked.name(scaling), Counter[tuple[str, int]](), Counter[tuple[str, int]]()
+            for kind, number, length in asked.plan(scaling):
+                found = number in self.rows(kind, name, length)
+                (there if found else gone)[kind, length] += 1
             if gone:
-                lines.append(f"{name}: {', '.join(gone)}")
+                said = [
+                    f"{kind} at {n:,} ({there[kind, n]} of {there[kind, n] + count})"
+                    for (kind, n), count in gone.items()
+                ]
+                lines.append(f"{name}: {', '.join(said)}")
         return lines
 
 
@@ -121,11 +142,37 @@ def _mean(weighted: Sequence[tuple[float | None, int]]) -> float | None:
 
 
 def _interval(values: Sequence[float | None]) -> Interval | None:
-    """Mean and interval; not a number where some value was none."""
+    """The mean with its 95 % interval by Student's t, as fits few pieces; not a number where some value was none."""
     if not values:
         return None
-    array = np.array([math.nan if v is None else v for v in values], dtype=np.float64)
-    return mean_interval(array) if np.isfinite(array).all() else Interval(math.nan, math.nan, math.nan)
+    if None in values:
+        return Interval(math.nan, math.nan, math.nan)
+    array = np.array(values, dtype=np.float64)
+    mean, count = float(array.mean()), len(array)
+    if count == 1:  # says nothing of how much pieces differ
+        return Interval(mean, -math.inf, math.inf)
+    half = _quantile(count - 1) * float(array.std(ddof=1)) / math.sqrt(count)
+    return Interval(mean, mean - half, mean + half)
+
+
+@cache
+def _quantile(freedom: int) -> float:
+    """What Student's t with so many degrees of freedom stays within in `SHARE` of all cases: Abramowitz & Stegun
+    26.7.3 and 26.7.4, by bisection over theta = atan(t / sqrt(freedom))."""
+
+    def within(theta: float) -> float:
+        odd, square = freedom % 2, math.cos(theta) ** 2
+        terms = [math.cos(theta) if odd else 1.0]
+        for n in range(2 + odd, freedom, 2):
+            terms.append(terms[-1] * square * (n - 1) / n)
+        series = math.sin(theta) * sum(terms if freedom > 1 else ())
+        return 2 / math.pi * (theta + series) if odd else series
+
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if within(middle) < SHARE else (low, middle)
+    return math.sqrt(freedom) * math.tan(low)
 
 
 def verdict(gain: Interval) -> str:

@@ -1,5 +1,6 @@
 """The text: tokens of whole files, and the pieces of it that a model is tested and fine-tuned on."""
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,7 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc.lab.data import Corpus, Text, load
+from posenc.lab.data import Text, load
+
+WINDOWS, LEAST = 8, 2  # pieces, where nothing is said
 
 
 @dataclass(frozen=True)
@@ -24,18 +27,37 @@ class Tokens:
     """Both sides of a text in the tokens of a model. Pieces lie inside one file; those to test on are held out from
     fine-tuning and from the search."""
 
-    def __init__(self, text: tuple[str, ...], tokenizer: Any, longest: int, final: int, windows: int) -> None:
+    def __init__(self, text: tuple[str, ...], tokenizer: Any, longest: int, final: int, windows: int | None) -> None:
         self._tokenizer, self.longest, self.final = tokenizer, longest, final
-        # Enough bytes held out for the pieces, at what a token of a large vocabulary is in most texts.
-        self.corpus: Corpus = load(text, held_out=windows * (longest + 1) * 5)
+        wanted = windows or WINDOWS
+        # Enough bytes held out for the pieces, at what a token of a large vocabulary is in most texts; a third of the
+        # text, which is the most, where files are too short for that.
+        self.corpus = load(text, held_out=wanted * (longest + 1) * 5)
+        pieces = self._all_pieces(self.corpus.validation)
+        if len(pieces) < wanted:
+            more = load(text, held_out=sys.maxsize)
+            if len(others := self._all_pieces(more.validation)) > len(pieces):
+                self.corpus, pieces = more, others
         self.about, self.digest = self.corpus.about, self.corpus.digest
-        pieces = [piece for file in _files(self.corpus.validation) for piece in self._pieces(file)]
-        if len(pieces) < windows:
+        least = windows or LEAST
+        if len(pieces) < least:
             raise ValueError(
-                f"too little text: {windows} pieces of {longest + 1:,} tokens are needed, each inside one file, and "
-                f"{self.about} has {len(pieces)}: give more --text, shorter --lengths or fewer --windows"
+                f"too little text: {least} pieces of {longest + 1:,} tokens are needed, each inside one file, and "
+                f"{self.about} has {len(pieces)}: give more --text, shorter --lengths, a smaller --factor or fewer "
+                "--windows"
             )
-        self.pieces = [pieces[n * len(pieces) // windows] for n in range(windows)]
+        chosen = min(wanted, len(pieces))
+        self.pieces = [pieces[n * len(pieces) // chosen] for n in range(chosen)]
+        if chosen < wanted:
+            self.about += f"; {chosen} pieces of {longest + 1:,} tokens are all that it has"
+
+    @property
+    def others(self) -> int:
+        """Bytes that are not tested."""
+        return len(self.corpus.train.data)
+
+    def _all_pieces(self, side: Text) -> list[Piece]:
+        return [piece for file in _files(side) for piece in self._pieces(file)]
 
     def _pieces(self, file: str) -> Iterator[Piece]:
         """Side by side from the end of a file, which has the most context."""

@@ -2,6 +2,7 @@
 
 import math
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,14 +37,21 @@ def prepared(model: Any, settings: Extension) -> Any:
             from peft import LoraConfig, get_peft_model
         except ModuleNotFoundError:
             raise ValueError("--lora needs peft, which is not installed: pip install 'posenc[extend]'") from None
-        names = {name.rpartition(".")[2] for name, m in model.named_modules() if isinstance(m, nn.Linear)}
-        targets = sorted(names & {"q_proj", "k_proj", "v_proj", "o_proj", "query_key_value", "qkv_proj", "Wqkv"})
+        targets = [
+            f"{name}.{inner}"
+            for name, attention in model.named_modules()
+            if any("Attention" in kind.__name__ for kind in type(attention).__mro__)
+            for inner, projection in attention.named_modules()
+            if isinstance(projection, nn.Linear)
+        ]
         if not targets:
             raise ValueError(f"--lora knows no projections of attention in {type(model).__name__}: train all weights")
         made = LoraConfig(r=settings.lora, lora_alpha=LORA_ALPHA * settings.lora, target_modules=targets)
         with torch.random.fork_rng(devices=[]):  # every scaling begins with the same matrices
             torch.manual_seed(settings.seed)
-            return get_peft_model(model, made)
+            with warnings.catch_warnings():  # peft asks transformers by a name that will go: nothing a user could do
+                warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
+                return get_peft_model(model, made)
     return model.requires_grad_(True)
 
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin
 
-from posenc.arguments import check_choice, check_flag, check_name, number, shown, whole
+from posenc.arguments import check_choice, check_flag, check_name, meant, number, shown, whole
 
 T = TypeVar("T")
 C = TypeVar("C", bound="Configuration")
@@ -112,7 +112,7 @@ def _checked(name: str, value: Any, kind: Any, limits: Mapping[str, Any]) -> Any
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if limits["choices"]:
-        check_choice(name, value, limits["choices"])
+        check_choice(name, value, limits["choices"], meant(value, limits["choices"]))
     elif not isinstance(value, str):
         raise ValueError(f"{name} must be text, got {shown(value)}")
     return value
