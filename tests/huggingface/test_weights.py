@@ -196,6 +196,22 @@ def test_sides_of_other_widths_are_converted_by_a_call_each() -> None:
     assert both["kv_a_layernorm.weight"] is state["kv_a_layernorm.weight"]
 
 
+def test_a_gate_beside_the_queries_is_refused() -> None:
+    """Qwen3-Next's q_proj makes both, head by head: rows would be taken for heads of queries."""
+    state = {
+        "self_attn.q_proj.weight": torch.randn(64, 24),
+        "self_attn.k_proj.weight": torch.randn(16, 24),
+        "self_attn.v_proj.weight": torch.randn(16, 24),
+        "self_attn.o_proj.weight": torch.randn(24, 32),
+    }
+    with pytest.raises(ValueError, match=r"'self_attn.q_proj.weight'.* makes more than the queries that o_proj"):
+        convert_layout(state, "interleaved", 8)
+    queries = {**state, "self_attn.q_proj.weight": torch.randn(32, 24)}
+    assert not torch.equal(
+        convert_layout(queries, "interleaved", 8)["self_attn.k_proj.weight"], queries["self_attn.k_proj.weight"]
+    )
+
+
 def test_an_adapter_may_be_of_queries_alone() -> None:
     state = {"q_proj.lora_A.weight": torch.randn(2, 5), "q_proj.lora_B.weight": torch.randn(24, 2)}
     converted = convert_layout(state, "interleaved", 12)

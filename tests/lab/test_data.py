@@ -55,6 +55,21 @@ def test_one_file_has_its_end_held_out(tmp_path: Path) -> None:
         assert corpus.validation.data.tobytes() == content[-expected:]
 
 
+@pytest.mark.parametrize("more", range(8))
+def test_no_letter_is_cut(tmp_path: Path, more: int) -> None:
+    """Of one file, and of the largest: letters of one to four bytes."""
+    text = "aЖ語😀" * 100 + "b" * more
+    (tmp_path / "one.txt").write_text(text, encoding="utf-8")
+    corpus = data.load([str(tmp_path / "one.txt")])
+    parts = [side.data.tobytes().decode() for side in (corpus.train, corpus.validation)]
+    assert "".join(parts) == text
+    assert all(parts)
+    (tmp_path / "two.txt").write_text("c" * 90, encoding="utf-8")
+    corpus = data.load([str(tmp_path)], least=((1, 100), (1, 100)))
+    assert "the end of the largest file" in corpus.about
+    assert corpus.validation.data.tobytes().decode() in text
+
+
 def test_one_large_file_is_not_held_out_with_the_training_text(tmp_path: Path) -> None:
     for n, size in enumerate((100_000, 5000, 5100)):
         write_text(tmp_path / f"{n}.txt", size, seed=n)

@@ -145,6 +145,7 @@ def convert_layout(
                     _check_projection(name, x, inner, _widths(state, modules, [module]))
                 converted[name] = _moved(name, x, order, -1 if _is_norm(module) else 0)
     _check_sides(found, projections)
+    _check_gates(state, found)
     _check_norms(state, found, projections)
     return converted
 
@@ -182,6 +183,21 @@ def _check_sides(found: Found, projections: Sequence[str]) -> None:
                 f"state has {'.'.join((*path, weighty[0]))!r}, and beside it none of {others}: both sides must be "
                 f"converted; name what makes {side} in projections=, or convert queries and keys by a call each, with "
                 f"projections= of one side"
+            )
+
+
+def _check_gates(state: Mapping[str, Tensor], found: Found) -> None:
+    """A q_proj that also makes a gate, as Qwen3-Next's, has heads that are not all queries."""
+    for path in found:
+        names = [".".join((*path, module, "weight")) for module in ("q_proj", "k_proj", "v_proj", "o_proj")]
+        weights = [state[name] for name in names if name in state]
+        if len(weights) < len(names) or not all(x.dim() == 2 and x.is_floating_point() for x in weights):
+            continue
+        q, k, v, o = weights
+        if q.size(0) * v.size(0) != o.size(1) * k.size(0):
+            raise ValueError(
+                f"state has {names[0]!r}, {shown(q)}, which makes more than the queries that o_proj, {shown(o)}, "
+                "takes: cut the rows of a gate from it first, and put them back"
             )
 
 

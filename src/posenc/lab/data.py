@@ -105,7 +105,8 @@ def load(text: Sequence[str] = (), *, held_out: int = 0, least: Least = ((0, 1),
         raise ValueError(f"text must be of some bytes to split, got {total} in {' '.join(text) or 'the library'}")
     if len(files) == 1:
         how = "its end"
-        train, validation = [files[0][:-wanted]], [files[0][-wanted:]]
+        cut_at = _at_letter(files[0], total - wanted)
+        train, validation = [files[0][:cut_at]], [files[0][cut_at:]]
     else:
         how = "whole files"
         train, validation = [], []
@@ -116,8 +117,8 @@ def load(text: Sequence[str] = (), *, held_out: int = 0, least: Least = ((0, 1),
     sides = _text(train), _text(validation)
     if len(files) > 1 and not _fits(sides, least):
         largest = max(files, key=len)
-        end = min(wanted, int(len(largest) * MOST_HELD_OUT))
-        begin, held_end = largest[: len(largest) - end], largest[len(largest) - end :]
+        end = _at_letter(largest, len(largest) - min(wanted, int(len(largest) * MOST_HELD_OUT)))
+        begin, held_end = largest[:end], largest[end:]
         # Its own parts as files of their own would be on both sides, and so would its end inside another file.
         others = [data for data in files if data not in largest and held_end not in data]
         cut = _text([*others, begin]), _text([held_end])
@@ -131,6 +132,14 @@ def load(text: Sequence[str] = (), *, held_out: int = 0, least: Least = ((0, 1),
     about = f"{where}: {total:,} bytes in {count}, {len(sides[1].data):,} held out ({how})"
     digest = _hash(b"".join(_hash(side.bounds.tobytes() + side.data.tobytes()) for side in sides)).hex()[:16]
     return Corpus(*sides, about, digest)
+
+
+def _at_letter(data: bytes, at: int) -> int:
+    """``at``, or up to 3 bytes before it, where a letter of UTF-8 begins; ``at`` for other data."""
+    begin = at
+    while begin > max(at - 4, 0) and data[begin] & 0xC0 == 0x80:
+        begin -= 1
+    return begin if data[begin] & 0xC0 != 0x80 else at
 
 
 def _fits(sides: tuple[Text, Text], least: Least) -> bool:
