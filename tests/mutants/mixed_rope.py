@@ -24,7 +24,7 @@ def backwards(
     self: MixedRoPE, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
 ) -> Rotation:
     rotation = RIGHT(self, positions, dtype, context)
-    return Rotation(rotation.query, rotation.key.inverse())  # type: ignore[attr-defined]
+    return Rotation(rotation.query, rotation.key.turn.inverse())  # type: ignore[attr-defined]
 
 
 def of_the_first_head(x: Tensor) -> Tensor:

@@ -141,7 +141,7 @@ def load(source: Source, dtype: str, attention: str, device: torch.device) -> Lo
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
-    from posenc.huggingface.loading import register
+    from posenc.huggingface.loading import OwnAttentionError, register
 
     register()
     options: dict[str, Any] = {} if source.gguf is None else {"gguf_file": source.gguf}
@@ -154,16 +154,15 @@ def load(source: Source, dtype: str, attention: str, device: torch.device) -> Lo
         ) from error
     logging.disable_progress_bar()
     options |= {"dtype": getattr(torch, dtype), "attn_implementation": attention, "output_loading_info": True}
-    own = ValueError(
-        f"attention posenc needs a model that transformers hands an attention, and {source.config.model_type} of "
-        f"{source.name} computes its own: give --attention sdpa"
-    )
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(source.where, **options)
+    except OwnAttentionError:
+        raise ValueError(
+            f"attention posenc needs a model that transformers hands an attention, and {source.config.model_type} of "
+            f"{source.name} computes its own: give --attention sdpa, or eager where it has no such"
+        ) from None
     except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"model {source.name} cannot be loaded: {' '.join(str(error).split())}") from None
-    except KeyError as error:  # of a model that looks its classes of attention up by name
-        raise own if error.args == (attention,) else error from None
     finally:
         logging.enable_progress_bar()
     model, told = loaded
@@ -176,8 +175,6 @@ def load(source: Source, dtype: str, attention: str, device: torch.device) -> Lo
         raise ValueError(
             f"the tokenizer of {source.name} must be a fast one, which says where a token lies in the text"
         )
-    if attention == "posenc" and not type(model)._supports_attention_backend:
-        raise own
     model = model.to(device).eval().requires_grad_(False)
     _require_causal(source.name, model)
     count = sum(p.numel() for p in model.parameters())

@@ -15,6 +15,10 @@ ADDS_ITS_MASK = frozenset({"deepseek_v4", "git"})
 a boolean mask would mean something else."""
 
 
+class OwnAttentionError(ValueError):
+    """A model computes its attention itself, and takes no other."""
+
+
 def register() -> None:
     """Makes "posenc" an attention implementation of transformers, with its mask. Importing ``posenc.huggingface`` does
     so; doing it again changes nothing.
@@ -35,7 +39,7 @@ def register() -> None:
         self: PreTrainedModel, requested_attention: str | None, is_init_check: bool = False
     ) -> str:
         if requested_attention == NAME and has_own_attention(self):
-            raise ValueError(
+            raise OwnAttentionError(
                 f"attn_implementation={NAME!r} cannot be honoured by {type(self).__name__} ({self.config.model_type}), "
                 "whose attention is its own and takes no other: load it with attn_implementation='eager'; "
                 "posenc.huggingface.adapt(model) says whether posenc has one for it"
