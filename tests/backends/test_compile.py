@@ -111,7 +111,13 @@ def test_what_the_compiler_makes_of_it_gives_what_eager_gives(name: str, backend
 
 # In training, which has both graphs; or in the forward pass alone, where nothing learned asks for gradients either.
 COUNTED = [
-    pytest.param(name, backend, way, id=f"{name}-{backend}-{way}")
+    pytest.param(
+        name,
+        backend,
+        way,
+        id=f"{name}-{backend}-{way}",
+        marks=pytest.mark.more if name in ("relative_1d", "relative_2d", "shaw keys+t5", "squeezing") else (),
+    )
     for backend, way, names in (
         ("auto", "forward", ("nope", "alibi")),
         ("auto", "training", ("learned", "rope", "shaw", "relative_1d", "transformer_xl", "relative_2d")),

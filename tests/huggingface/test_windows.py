@@ -57,7 +57,9 @@ def test_a_scheme_leaves_the_models_own_chunks() -> None:
         torch.testing.assert_close(slots, output(own, input_ids=IDS)[1], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["mistral", "gemma3", "llama4"])
+@pytest.mark.parametrize(
+    "name", ["mistral", *(pytest.param(name, marks=pytest.mark.more) for name in ("gemma3", "llama4"))]
+)
 def test_a_window_that_a_laid_out_mask_holds_is_refused(name: str) -> None:
     """A compiled graph's holds the model's own, and what its caller meant by a mask nobody knows."""
     model, mask = built(name), torch.ones(13, 13).tril().bool().expand(2, 1, -1, -1)
