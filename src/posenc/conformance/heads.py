@@ -75,9 +75,10 @@ class Rotary(_Heads):
 
     Further claims: ``frequencies``, radians per position of each pair of channels, or ``base``, for
     base^(-2c/rotary_dim); ``layout``, "half" (channels c and c + rotary_dim/2 are a pair) or "interleaved" (2c and 2c +
-    1); ``rotary_dim``, the channels that are rotated (None: all); ``scale``, what the length of a rotated vector is
-    multiplied by (attention factors; None: it depends on the position); ``other_layout``: options that build the same
-    in the other layout.
+    1); ``direction``, "forward" where the first channel x of a pair (x, y) becomes x cos(pθ) - y sin(pθ), "backward"
+    where it becomes x cos(pθ) + y sin(pθ); ``rotary_dim``, the channels that are rotated (None: all); ``scale``, what
+    the length of a rotated vector is multiplied by (attention factors; None: it depends on the position);
+    ``other_layout``: options that build the same in the other layout.
     """
 
     gives: ClassVar[tuple[str, ...]] = ("x", "query", "key", "positions", "offset")
@@ -85,6 +86,7 @@ class Rotary(_Heads):
     frequencies: Sequence[float] | None = None
     base: float | None = None
     layout: str | None = None
+    direction: str | None = None
     rotary_dim: int | None = None
     scale: float | None = 1.0
     other_layout: Mapping[str, Any] = field(default_factory=dict)

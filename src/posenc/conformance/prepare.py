@@ -25,6 +25,17 @@ def _each(name: str, values: Any, kind: type, kinds: str) -> None:
         raise ValueError(f"{name} must be a list or tuple of {kinds}, got {shown(values)}")
 
 
+def _sizes(name: str, values: Any, least: int = 1) -> None:
+    """A whole number for each of several axes."""
+    check_type(name, values, list, tuple)
+    for index, value in enumerate(values):
+        whole(f"{name}[{index}]", value, least)
+
+
+def _window(name: str, value: Any) -> None:
+    whole(name, value) if isinstance(value, int) else _sizes(name, value)
+
+
 def _numbers(name: str, values: Any) -> None:
     check_type(name, values, list, tuple, None)
     for index, value in enumerate(values):
@@ -35,22 +46,30 @@ def _numbers(name: str, values: Any) -> None:
 RULES: dict[str, Callable[[str, Any], object]] = {
     **dict.fromkeys(("options", "varied", "other_layout"), lambda name, value: check_type(name, value, Mapping)),
     **dict.fromkeys(("refused", "backends"), partial(_each, kind=Mapping, kinds="mappings")),
-    **dict.fromkeys(("causal", "linear_memory", "compiles", "exports", "symmetric"), check_flag),
-    **dict.fromkeys(("axes", "max_positions", "distinct_to", "threshold", "heads", "head_dim", "dim"), whole),
+    **dict.fromkeys(
+        ("causal", "linear_memory", "compiles", "exports", "symmetric", "normalized", "order_free"), check_flag
+    ),
+    **dict.fromkeys(("axes", "max_positions", "distinct_to", "threshold", "depth", "heads", "head_dim", "dim"), whole),
+    **dict.fromkeys(("max_grid", "trained_grid"), _sizes),
     **dict.fromkeys(("base", "scale"), partial(number, above=0)),
     **dict.fromkeys(("frequencies", "slopes"), _numbers),
     **dict.fromkeys(("dtype", "computes_in"), partial(check_choice, choices=DTYPES)),
+    "window": _window,
+    "window_shift": partial(_sizes, least=0),
+    "sinks": partial(whole, least=0),
+    "direction": partial(check_choice, choices=("forward", "backward")),
     "layout": partial(check_choice, choices=("half", "interleaved")),
     "state": partial(_each, kind=str, kinds="names"),
     "flat": lambda name, value: check_type(name, value, Mapping, None),
-    "relative": lambda name, value: check_type(name, value, bool, None),
+    **dict.fromkeys(("relative", "directed"), lambda name, value: check_type(name, value, bool, None)),
     "heads_option": lambda name, value: check_type(name, value, str),
     "device": lambda name, value: check_type(name, value, str, torch.device),
     "registers": partial(whole, least=0),
     "seed": partial(whole, least=-(2**63), most=2**64 - 1),  # what a generator takes
 }
 OPTIONAL = {"max_positions", "distinct_to", "threshold", "base", "scale", "frequencies", "slopes", "computes_in"}
-OPTIONAL |= {"layout", "rotary_dim", "flat", "relative"}
+OPTIONAL |= {"layout", "rotary_dim", "flat", "relative", "directed", "direction"}
+OPTIONAL |= {"window", "max_grid", "trained_grid"}
 
 
 def prepared(subject: Subject) -> Subject:

@@ -183,7 +183,7 @@ def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> T
                 if time.monotonic() > until:
                     return TrialResult(trial.name, UNFINISHED, done, f"the time was up after {done} cases")
                 try:
-                    outcome = outcome_of(trial.function, plan.subject, case.batch, **case.values)
+                    case, outcome = _tried(trial, plan, case)
                 except NotApplicableError as error:
                     reasons.append(str(error))
                     continue
@@ -209,18 +209,25 @@ def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> T
     return TrialResult(trial.name, NOT_APPLICABLE, 0, "; ".join(dict.fromkeys(reasons)) or "there is no case of it")
 
 
+def _tried(trial: Trial, plan: Plan, case: Case) -> tuple[Case, Outcome]:
+    """The case, with what the oracle says of it, and what came of it."""
+    if trial.oracle is not None:
+        case = Case(case.batch, {**case.values, **trial.oracle(plan.subject, case.batch)})
+    return case, outcome_of(trial.function, plan.subject, case.batch, **case.values)
+
+
 def _make_smaller(trial: Trial, plan: Plan, found: list[tuple[Case, Outcome]], until: float) -> None:
     """Appends ever smaller cases that show the same."""
     case, first = found[-1]
 
     def shows(smaller: Batch) -> bool:
         try:
-            outcome = outcome_of(trial.function, plan.subject, smaller, **case.values)
+            tried, outcome = _tried(trial, plan, Case(smaller, case.values))
         except NotApplicableError:
             return False
         if outcome.ok or _kind(outcome) != _kind(first):
             return False
-        found.append((Case(smaller, case.values), outcome))
+        found.append((tried, outcome))
         return True
 
     shrink(case.batch, shows, enough=lambda: time.monotonic() > until)

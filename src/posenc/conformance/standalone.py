@@ -26,7 +26,9 @@ from posenc.conformance.trial import Case, Trial
 MARK = "# A finding of posenc check, which this script repeats"  # how every script begins
 CASES = "# -- cases ---"  # what stands above it in a check is plain
 OWN = "posenc.conformance"
-PLAIN = [f"{OWN}.{name}" for name in ("subjects", "heads", "layers", "outcome", "measure", "calls", "repeat")]
+PLAIN = [
+    f"{OWN}.{name}" for name in ("subjects", "heads", "layers", "outcome", "measure", "calls", "captured", "repeat")
+]
 PLAIN += [f"{OWN}.transformers_calls", "posenc.workbench.memory"]
 
 

@@ -105,10 +105,22 @@ class Subject:
 
     - ``causal``: a token sees none after it. ``relative``: moving all positions by the same amount changes nothing;
       False: it does; None: nothing is claimed.
-    - ``max_positions``: positions 0 … max_positions - 1 are those it has.
+    - ``like``: the scheme that it is said to be: one of posenc's, such as ``posenc.T5(12)``; the name of one in the
+      catalog, with options if need be (``"t5"``, ``"t5(num_buckets=16)"``); or a function that gives one. Its
+      parameters are those of the same shapes, or what ``match(made, scheme)`` copies into it.
+    - ``max_positions``: positions 0 … max_positions - 1 are those it has, on every axis. ``max_grid``: how many it has
+      on each axis, where they differ.
     - ``distinct_to``: positions (distances, for a bias) up to which no two neighbours look the same; None: no claim.
     - ``threshold``: the length past which it does something else, such as that which a dynamic scaling begins at;
       outputs may then go by the length so far. None: there is none.
+    - ``window``: a token sees itself and the window - 1 tokens before it, and where it is not causal as many after it;
+      with a ``grid``, (height, width) of the windows that it is cut into, the first of which begin at ``window_shift``.
+      In a model of several layers, in each of ``depth``. ``sinks``: so many first tokens are seen by all, whatever the
+      window.
+    - ``directed``: of two equal tokens, one weighs for the other otherwise than that one for it; False: the same.
+    - ``normalized``: the weights of a row sum to one, so values that are all the same come out as they are.
+    - ``order_free``: positions may change nothing, as in NoPE; else positions that change nothing are a finding.
+    - ``trained_grid``: the rows and columns of a table that is resized for grids of other shapes.
     - ``linear_memory``: the memory of a call grows with the length, not with its square.
     - ``computes_in``: the dtype that it computes in within, where that is a lower one: kernels of bfloat16.
     - ``compiles``, ``exports``: it compiles as one graph, and exports with a dynamic length.
@@ -132,7 +144,18 @@ class Subject:
     options: Mapping[str, Any] = field(default_factory=dict)
     causal: bool = False
     relative: bool | None = None
+    like: Any = None
+    match: Callable[..., Any] | None = None
     max_positions: int | None = None
+    max_grid: Sequence[int] | None = None
+    window: int | Sequence[int] | None = None
+    window_shift: Sequence[int] = (0, 0)
+    depth: int = 1
+    sinks: int = 0
+    directed: bool | None = None
+    normalized: bool = False
+    order_free: bool = False
+    trained_grid: Sequence[int] | None = None
     distinct_to: int | None = None
     threshold: int | None = None
     linear_memory: bool = False
