@@ -159,6 +159,7 @@ def attention(entry: Entry, backend: str, causal: bool) -> Subject:
         head_dim=HEAD_DIM,
         causal=causal,
         jitter=0.3,
+        like=entry.name if backend == "auto" and entry.name not in SIZED | NEEDS_A_LAYER else None,
         **claims(entry),
     )
 
@@ -233,6 +234,7 @@ CANNOT = {
     "sdpa": {"shaw", "distance_aware", "softcap", "cope", "stick_breaking", "re_rope"},
     "tiled": {"relative_2d", "swin", "swin_v2", "fire", "cope", "stick_breaking"},
 }
+SIZED = {"deberta", "cope", "relative_1d", "relative_2d"}  # their tables are as long as Pairs wants them
 OF_ALL_KEYS = {"cope", "fox", "stick_breaking"}
 NEEDS_A_LAYER = {"fox", "inkling"}  # for a feature
 IN_PAIRS = [entry for entry in CATALOG if "add" not in entry.doors]

@@ -9,6 +9,8 @@ from torch.overrides import TorchFunctionMode
 
 from posenc.conformance.subjects import Batch, Subject
 
+UNHEARD = "no softmax of PyTorch's was heard, nor its attention, over as many queries and keys as there are tokens"
+EXCHANGED = "it fits with parameters of one shape in another order: say which is which with match="
 SOFTMAX = (torch.softmax, torch.Tensor.softmax, nn.functional.softmax, torch.special.softmax)
 SDPA = nn.functional.scaled_dot_product_attention
 
@@ -79,3 +81,8 @@ HIDDEN = -1e4  # no score that counts in a softmax is this low; masks of finfo.m
 def of_one_token(batch: Batch) -> Batch:
     """The same batch with one and the same token everywhere: what is left in its scores is that of positions."""
     return replace(batch, ids=[[1] * batch.tokens] * len(batch.ids))
+
+
+def onlookers(subject: Subject, batch: Batch) -> list[int]:
+    """The tokens that see most: the last, and one in the middle where they see both sides."""
+    return [batch.tokens - 1] if subject.causal else [batch.tokens // 2, batch.tokens - 1]

@@ -49,6 +49,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     kind.add_argument(
         "--absolute", action="store_false", dest="relative", default=None, help="moving all positions changes it"
     )
+    module.add_argument("--like", metavar="SCHEME", help="it is this scheme of the catalog: t5, t5(num_buckets=16)")
     module.add_argument("--max-positions", type=int, metavar="N", help="it has positions 0 to N - 1")
     written = parser.add_argument_group("what is written")
     written.add_argument(
@@ -142,7 +143,7 @@ def _subjects(arguments: argparse.Namespace) -> Mapping[str, "Subject"]:
 
     from posenc.conformance.targets import subjects_of
 
-    claims = {name: getattr(arguments, name) for name in ("causal", "relative", "max_positions")}
+    claims = {name: getattr(arguments, name) for name in ("causal", "relative", "like", "max_positions")}
     claims = {name: value for name, value in claims.items() if value is not None}
     asked = {"dtype": arguments.dtype and getattr(torch, arguments.dtype), "device": arguments.device}
     changed = {name: value for name, value in asked.items() if value is not None}

@@ -21,6 +21,12 @@ def attend(
     return weights.to(value.dtype) @ value, scores.logsumexp(-1)
 
 
+def asked(batch: Batch) -> tuple[list[int], list[int]]:
+    """The tokens that are queries, and those that are keys."""
+    everyone = list(range(batch.tokens))
+    return list(batch.queries or everyone), list(batch.keys or everyone)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Heads(Subject):
     """A subject between queries and keys (rows, heads, tokens, head_dim), which are given to it."""
@@ -35,8 +41,7 @@ class _Heads(Subject):
         return self.partial(made, batch, lse=False)[0].transpose(1, 2)
 
     def partial(self, made: Any, batch: Batch, lse: bool = True) -> tuple[Tensor, Tensor]:
-        drawn = (self.vectors(batch, self.heads * self.head_dim, which) for which in (1, 2, 3))
-        query, key, value = (x.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2) for x in drawn)
+        query, key, value = self.content(batch)
         positions = self.places(batch)
         rotated: list[Tensor] = []  # a cache keeps keys as they were rotated when they were new
         parts = []
@@ -46,6 +51,11 @@ class _Heads(Subject):
             vectors = [asking, torch.cat(rotated, 2), value[:, :, columns]]
             parts.append(self._step(made, batch, vectors, rows, columns, lse))
         return torch.cat([out for out, _ in parts], 2), torch.cat([lse for _, lse in parts], 2)
+
+    def content(self, batch: Batch) -> list[Tensor]:
+        """Queries, keys and values (rows, heads, tokens, head_dim)."""
+        drawn = (self.vectors(batch, self.heads * self.head_dim, which) for which in (1, 2, 3))
+        return [x.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2) for x in drawn]
 
     def rotate(self, made: Any, x: Tensor, positions: Tensor, which: int = 0) -> Tensor:
         """x (rows, heads, tokens, head_dim) as a query (0) or a key (1), at positions (rows, tokens[, axes])."""

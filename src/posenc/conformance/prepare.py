@@ -78,7 +78,13 @@ def prepared(subject: Subject) -> Subject:
     _check_claims(subject)
     check_sources(subject)
     _check_parameters(subject)
-    return _that_runs(subject)
+    subject = _that_runs(subject)
+    if subject.like is not None:
+        from posenc.conformance.like import check_like  # needs all backends
+
+        with quiet():
+            check_like(subject)
+    return subject
 
 
 def _check_claims(subject: Subject) -> None:

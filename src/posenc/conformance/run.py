@@ -212,7 +212,7 @@ def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> T
 def _tried(trial: Trial, plan: Plan, case: Case) -> tuple[Case, Outcome]:
     """The case, with what the oracle says of it, and what came of it."""
     if trial.oracle is not None:
-        case = Case(case.batch, {**case.values, **trial.oracle(plan.subject, case.batch)})
+        case = Case(case.batch, {**case.values, **trial.oracle(plan.subject, case.batch, **case.values)})
     return case, outcome_of(trial.function, plan.subject, case.batch, **case.values)
 
 

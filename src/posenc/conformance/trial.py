@@ -39,15 +39,15 @@ class Trial:
     """One thing that is tried: ``function(subject, batch, **values)`` of plain PyTorch, which a script can repeat.
 
     ``cases(plan, **kind)`` gives what it is tried on, the smallest first, or raises `NotApplicableError` with the
-    reason. ``oracle(subject, batch)`` gives further values, what posenc says of this very batch as plain numbers: a
-    smaller batch is asked for anew, and a script holds the last answer.
+    reason. ``oracle(subject, batch, **values)`` gives further values, what posenc says of this very batch as plain
+    numbers: a smaller batch is asked for anew, and a script holds the last answer.
     """
 
     name: str
     function: Callable[..., Outcome | Outcomes]
     cases: Callable[..., Iterator[Case]]
     kind: Mapping[str, Any] = field(default_factory=dict)
-    oracle: Callable[[Subject, Batch], Mapping[str, Any]] | None = None
+    oracle: Callable[..., Mapping[str, Any]] | None = None
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,12 @@ import torch
 from posenc.conformance.calls import instead
 from posenc.conformance.checks.configuration import it_is_refused, refusals
 from posenc.conformance.heads import Bias, Rotary
+from posenc.conformance.like import scheme_of
 from posenc.conformance.outcome import Outcome, Outcomes, near
 from posenc.conformance.subjects import VOCABULARY, Batch, NotApplicableError, Subject, require
 from posenc.conformance.trial import Case, Check, Plan, Trial, texts
+from posenc.scheme import bare_parts
+from posenc.schemes.alibi import ALiBi
 
 
 def the_end_is_named(subject: Subject, batch: Batch, limit: int, compiled: bool) -> Outcome:
@@ -111,6 +114,8 @@ def _slopes(plan: Plan) -> Iterator[Case]:
     require(isinstance(subject, Bias), "a bias alone has slopes")
     assert isinstance(subject, Bias)
     require(subject.slopes or subject.heads_option, "no slopes are claimed (slopes, heads_option)")
+    alibi = subject.like is None or any(isinstance(part, ALiBi) for part in bare_parts(scheme_of(subject)))
+    require(subject.slopes or alibi, "the heads of what it claims to be like are tried as published")
     tokens = min(7, plan.limit)
     batch = plan.line(1, tokens) if subject.can("positions") else plan.text(1, tokens)
     if subject.slopes:

@@ -1,0 +1,277 @@
+"""21. Published: it is the scheme that it is said to be."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.conformance.captured import EXCHANGED, UNHEARD, of_one_token, onlookers, scores_of
+from posenc.conformance.heads import Attention, Bias, Rotary, asked
+from posenc.conformance.layers import Layer, Model
+from posenc.conformance.like import its_forms, its_outputs, its_scores, its_vectors
+from posenc.conformance.measure import fastest
+from posenc.conformance.outcome import Outcome, Outcomes, near
+from posenc.conformance.subjects import Batch, Subject, require
+from posenc.conformance.trial import Case, Check, Plan, Trial
+
+UNIT = 2.0**-23  # of float32, in which phases and logarithms are usual
+
+
+def scores_are_its(
+    subject: Rotary | Bias, batch: Batch, expected: Any, others: dict[str, Any], changed: Mapping[str, Any] = {}
+) -> Outcomes:
+    """What is added to the scores, or the products of what is turned, against those of the scheme. A softmax does not
+    see what is added to a whole row, so rows are counted from what a token gives to itself."""
+    made, places = subject.make(**changed), subject.places(batch)
+    rows, columns = asked(batch)
+    if isinstance(subject, Rotary):
+        drawn = subject.content(batch)[:2]
+        query, key = (subject.rotate(made, x, places, which).double() for which, x in enumerate(drawn))
+        came = (query @ key.mT / subject.head_dim**0.5)[:, :, rows][..., columns]
+    else:
+        came = subject.bias(made, places[:, rows], places[:, columns]).double()
+    itself = [columns.index(n) for n in rows]
+    seen = subject.visible(batch)[:, None, rows][..., columns]
+
+    def from_itself(scores: Tensor) -> Tensor:
+        own = scores[..., range(len(rows)), itself]
+        return (scores - own[..., None]).masked_fill(~seen, 0.0)
+
+    far = float(places.max()) * fastest(subject) if isinstance(subject, Rotary) else 0.0
+    wanted = {name: from_itself(torch.tensor(x, dtype=torch.float64)) for name, x in {"": expected, **others}.items()}
+    require(float(wanted[""].abs().max()) > 0, "the scheme gives nothing to any of these tokens")
+    yield from each_head(from_itself(came), wanted, 1, (4 * far + 32) * UNIT)
+
+
+def each_head(came: Tensor, wanted: dict[str, Tensor], dim: int, share: float) -> Outcomes:
+    """Each head against the scheme's, off by at most that share of the largest number; and, where it is not, which
+    convention of the scheme it is, or how many times the scheme."""
+    expected = wanted.pop("")
+    if came.shape != expected.shape and came.size(dim) != 1:
+        yield "shape", Outcome(False, str(tuple(expected.shape)), str(tuple(came.shape)))
+        return
+    came = came.expand_as(expected)
+    said = name_of(came, expected, wanted, share)
+    for head in range(came.size(dim)):
+        one, other = expected.select(dim, head), came.select(dim, head)
+        ok, says, shows = near(one, other, share * float(one[one.isfinite()].abs().max()))
+        yield f"head {head}", Outcome(ok, says, shows + said)
+
+
+def name_of(came: Tensor, expected: Tensor, others: dict[str, Tensor], share: float) -> str:
+    """What it is in place of what was expected, if that can be told."""
+    for name, other in others.items():
+        if near(other, came, share * float(other[other.isfinite()].abs().max())).ok:
+            require(not name.startswith(EXCHANGED), EXCHANGED)
+            return f". This is {name}"
+    times = float((came * expected).nansum() / (expected * expected).nansum())
+    if abs(times - 1) > share and near(times * expected, came, share * abs(times) * float(expected.abs().max())).ok:
+        return f". This is {times:.6g} times the scheme"
+    return ""
+
+
+def outputs_are_its(
+    subject: Attention,
+    batch: Batch,
+    expected: Any,
+    others: dict[str, Any],
+    tolerance: float,
+    changed: Mapping[str, Any] = {},
+) -> Outcome:
+    """The outputs against those of attention with the scheme, for the same queries, keys and values."""
+    came = batch_of_queries(subject, subject.make(**changed), batch)
+    ok, says, shows = near(torch.tensor(expected, dtype=torch.float64), came, tolerance)
+    for name, other in others.items() if not ok else ():
+        if near(torch.tensor(other, dtype=torch.float64), came, tolerance).ok:
+            require(not name.startswith(EXCHANGED), EXCHANGED)
+            shows += f". This is {name}"
+    return Outcome(ok, says, shows)
+
+
+def batch_of_queries(subject: Subject, made: Any, batch: Batch) -> Tensor:
+    """What comes out for the queries, with nothing owed to padding."""
+    return subject.run(made, batch).detach().double()
+
+
+def vectors_are_its(
+    subject: Layer, batch: Batch, expected: Any, others: dict[str, Any], changed: Mapping[str, Any] = {}
+) -> Outcome:
+    """What a layer adds to its input, whatever that is, or to some times its input, against the vectors of the
+    scheme."""
+    made, front = subject.make(**changed), subject.registers
+    again = replace(batch, ids=[[(7 * n + 5) % 48 for n in row] for row in batch.ids])
+    x, y = (subject.content(b).double() for b in (batch, again))
+    came, then = (subject.run(made, b).detach().double() for b in (batch, again))
+    require(came.shape == x.shape, "its outputs are not as wide as its inputs, so it does not only add to them")
+    times = float(((came - then) * (x - y)).sum() / ((x - y) ** 2).sum())
+    added = came - times * x
+    only = near(added, then - times * y, 64 * UNIT * float(came.abs().max())).ok
+    require(only, "more is done to its inputs than adding")
+    told = torch.tensor(expected, dtype=torch.float64)
+    far = float(subject.places(batch).max()) if batch.grid is None else 0.0
+    tolerance = (4 * far + 64) * UNIT * max(float(told.abs().max()), float(came.abs().max()))
+    ok, says, shows = near(told[:, front:], added[:, front:], tolerance)
+    for name, other in others.items() if not ok else ():
+        if near(torch.tensor(other, dtype=torch.float64)[:, front:], added[:, front:], tolerance).ok:
+            shows += f". This is {name}"
+    if not ok and batch.tokens > 4:
+        apart = (told[0, front:, :, None] - added[0, front:, None, :]).abs().amax(0)
+        if bool((apart.amin(-1) <= tolerance).all()):
+            shows += ". The channels are the scheme's, in another order"
+    return Outcome(ok, says, shows)
+
+
+def scores_heard_are_its(
+    subject: Layer, batch: Batch, expected: Any, forms: Any, changed: Mapping[str, Any] = {}
+) -> Outcomes:
+    """The scores that a softmax is given for tokens that are all the same, at positions that differ, against what the
+    scheme leaves open: what it adds, and some sum of its forms, the same for all pairs of a head."""
+    at, heard = onlookers(subject, batch), scores_of(subject, subject.make(**changed), of_one_token(batch))
+    require(heard, UNHEARD)
+    came, front = heard[0][0][:, at], subject.registers
+    told, open_to = (torch.tensor(x, dtype=torch.float64) for x in (expected, forms))
+    if came.shape != told.shape:
+        yield "shape", Outcome(False, str(tuple(told.shape)), str(tuple(came.shape)))
+        return
+    row = list(range(len(at)))
+    seen = came.isfinite() & told.isfinite()
+    seen[..., :front] = False
+
+    def from_itself(scores: Tensor) -> Tensor:
+        return scores - scores[..., row, at][..., None]
+
+    came, told, open_to = from_itself(came), from_itself(told), from_itself(open_to)
+    for head in range(came.size(0)):
+        here = seen[head]
+        wanted = (came[head] - told[head])[here]
+        basis = open_to[head][:, here]
+        require(wanted.numel() >= 1.5 * len(basis) + 4, "there are too few pairs to tell the scheme from others")
+        left = wanted
+        if len(basis) and float(basis.abs().max()) > 0:
+            left = wanted - basis.T @ torch.linalg.lstsq(basis.T, wanted[:, None], driver="gelsd").solution[:, 0]
+        size = max(float(x[here].abs().max()) for x in (heard[0][0][:, at][head], came[head]))
+        far = float(subject.places(batch).max()) if batch.grid is None and len(basis) else 0.0
+        tolerance = (4 * far + 64) * UNIT * size
+        shown = torch.zeros_like(came[head])
+        shown[here] = left
+        fitted = torch.where(here, came[head] - shown, 0.0)
+        yield f"head {head} [query, key]", near(fitted, torch.where(here, came[head], 0.0), tolerance)
+
+
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+RULER = 300  # distances that are all tried: past it no scheme of text has more than a few steps
+FAR = (0, 1, 3, 8, 20, 46, 90, 127, 128, 300, 511, 512, 513, 1000, 1025, 2047, 4096, 10_000, 40_000, 100_000)
+GRIDS = ((3, 5), (5, 3), (1, 7))
+HEADS = (1, 2, 3, 5, 6, 7, 8, 12, 14, 16, 20, 24, 40)
+
+
+def _require(plan: Plan, *kinds: type) -> None:
+    require(plan.subject.like is not None, "claim like=, the scheme of posenc that it is said to be")
+    require(isinstance(plan.subject, kinds), "of its kind other things are compared")
+
+
+def _told(plan: Plan, long: int) -> Iterator[Batch]:
+    """Rows at awkward places, as far as there are so many positions; by the index where none can be told."""
+    subject = plan.subject
+    if subject.axes > 1:
+        for shape in GRIDS:
+            front = [range(2)] * (subject.axes - 2)
+            places = [list(p) for p in product(*front, *map(range, shape))]
+            if plan.has(max(map(max, places))) and subject.can("positions"):
+                yield replace(plan.text(1, len(places)), positions=[places])
+                mixed = [[p[n - 1] + 3 * n for n in range(subject.axes)] for p in places]
+                if plan.has(max(map(max, mixed))):
+                    yield replace(plan.text(1, len(places)), positions=[mixed])
+        return
+    for tokens in sorted({min(n, plan.limit) for n in (5, 23, long)}):
+        told = subject.can("positions")
+        asked = {tokens - 1} if subject.causal else {tokens - 1, tokens // 3, 0}
+        row = plan.line(1, tokens) if told else plan.text(1, tokens)
+        yield replace(row, queries=tuple(sorted(asked))) if tokens == long and told else row
+    if subject.can("positions"):
+        far = [p for p in FAR if plan.has(p)]
+        if len(far) > 1:
+            yield plan.row(far)
+    elif subject.takes("offset") and plan.has(1006):
+        yield plan.line(1, 7, start=1000)
+
+
+def _scores(plan: Plan) -> Iterator[Case]:
+    _require(plan, Rotary, Bias)
+    for batch in _told(plan, RULER):
+        yield Case(batch)
+
+
+def _other_options(plan: Plan, heads: bool = False) -> Iterator[Case]:
+    """Short rows of what other options build: other numbers of heads, or the options that are claimed to count."""
+    _require(plan, Rotary, Bias)
+    subject = plan.subject
+    if heads:
+        name = getattr(subject, "heads_option", "")
+        require(name, "name the option that says how many heads there are: heads_option=")
+        require(not hasattr(subject.like, "parameters"), "give like as a name or a function, for any number of heads")
+        changes = [{name: n} for n in HEADS]
+    else:
+        require(callable(subject.like) and not hasattr(subject.like, "parameters"), "like is no function of options")
+        changes = [{name: value} for name, value in subject.varied.items()]
+        require(changes, "no option is claimed to count (varied)")
+    for changed in changes:
+        for batch in list(_told(plan, 60))[-2:]:
+            yield Case(batch, {"changed": changed})
+
+
+def _outputs(plan: Plan) -> Iterator[Case]:
+    _require(plan, Attention)
+    for batch in _told(plan, RULER):
+        highest = int(plan.subject.places(batch).max())
+        yield Case(batch, {"tolerance": plan.tolerance(highest)})
+
+
+def _vectors(plan: Plan) -> Iterator[Case]:
+    _require(plan, Layer)
+    require(not isinstance(plan.subject, Model), "tokens are ids, to which nothing is added")
+    for batch in _rows(plan, 40):
+        yield Case(batch)
+
+
+def _rows(plan: Plan, tokens: int) -> Iterator[Batch]:
+    """A row of that many tokens at least, or a grid."""
+    subject = plan.subject
+    if subject.takes("grid"):
+        for height, width in (subject.trained_grid or subject.max_grid or (5, 7), (3, 5)):
+            yield replace(plan.text(1, subject.registers + height * width), grid=(height, width))
+        return
+    tokens = min(tokens, plan.limit)
+    yield plan.text(1, tokens)
+    if subject.can("positions") and subject.axes == 1:
+        places = [p if p < tokens // 2 else p + 1000 for p in range(tokens)]
+        if plan.has(places[-1]):
+            yield plan.row(places)
+
+
+def _heard(plan: Plan) -> Iterator[Case]:
+    _require(plan, Layer)
+    for batch in _rows(plan, 257):
+        yield Case(batch)
+
+
+CHECK = Check(
+    number=21,
+    name="published",
+    rule="It is the scheme that it is said to be: with the same parameters, posenc's gives the same.",
+    why="A bucket that begins one token late, the slope of another head, a ramp the wrong way round: every law holds, "
+    "and weights that were trained elsewhere give another text.",
+    pains=(7, 8, 16),
+    trials=(
+        Trial("scores", scores_are_its, _scores, oracle=its_scores),
+        Trial("other numbers of heads", scores_are_its, _other_options, {"heads": True}, oracle=its_scores),
+        Trial("other options", scores_are_its, _other_options, oracle=its_scores),
+        Trial("outputs", outputs_are_its, _outputs, oracle=its_outputs),
+        Trial("added vectors", vectors_are_its, _vectors, oracle=its_vectors),
+        Trial("scores in a layer", scores_heard_are_its, _heard, oracle=its_forms),
+    ),
+)
