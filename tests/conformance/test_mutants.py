@@ -25,6 +25,7 @@ from tests.conformance.mutants import (
     models,
     parity,
     phase,
+    published,
     purity,
     rotations,
 )
@@ -48,6 +49,7 @@ MODULES: tuple[ModuleType, ...] = (
     compilation,
     bounds,
     grids,
+    published,
 )
 
 MUTANTS = [mutant for module in MODULES for mutant in module.MUTANTS]
@@ -71,7 +73,7 @@ def test_every_pain_has_a_mutant() -> None:
     assert {mutant.pain for mutant in MUTANTS} == set(THREADS)
 
 
-@pytest.mark.parametrize("number", range(1, 21))
+@pytest.mark.parametrize("number", range(1, 22))
 def test_every_check_has_a_mutant_and_is_passed_by_a_twin(number: int) -> None:
     assert number in {mutant.caught_by for mutant in MUTANTS}
     assert any(check(subject, checks=[number]).results[0].status == PASSED for subject in CORRECT)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import shown
 from posenc.backends.attention import attention, logits
-from posenc.conformance.calls import holdings
+from posenc.conformance.calls import holdings, one_line
 from posenc.conformance.captured import EXCHANGED, UNHEARD, of_one_token, onlookers, scores_of
 from posenc.conformance.heads import Attention, Bias, Rotary, asked
 from posenc.conformance.layers import Layer
@@ -23,6 +23,7 @@ from posenc.positions import Positions
 from posenc.scheme import Scheme, bare_parts
 from posenc.schemes.catalog import entries_of
 from posenc.schemes.entry import Shape
+from posenc.schemes.t5 import T5
 
 Said = dict[str, Any]  # plain numbers, which a script can hold
 FORM = 'a scheme of posenc, the name of one such as "t5" or "t5(num_buckets=16)", or a function that gives one'
@@ -31,7 +32,7 @@ FORM = 'a scheme of posenc, the name of one such as "t5" or "t5(num_buckets=16)"
 # -- which scheme ------------------------------------------------------------------------------------------------------
 
 
-def scheme_of(subject: Subject, heads: int | None = None, **changed: Any) -> Scheme:
+def scheme_of(subject: Subject, heads: int | None = None, changed: Mapping[str, Any] = {}) -> Scheme:
     """The scheme that a subject claims to be, in float64, with parameters of its own; for these options of the subject.
 
     ``heads``: those of the subject, where a name says nothing of them. Raises ValueError for what is no scheme.
@@ -143,7 +144,10 @@ def adopt(scheme: Scheme, subject: Subject, made: Any, turn: int = 0) -> Scheme:
     else in their order; ``turn``: in another one. ValueError where there are not as many as the scheme has.
     """
     if subject.match is not None:
-        given = subject.match(made, scheme)
+        try:
+            given = subject.match(made, scheme)
+        except Exception as error:
+            raise ValueError(f"match must give the scheme its parameters, and failed: {one_line(error)}") from error
         return (given if isinstance(given, Scheme) else scheme).double()
     wanted, held = dict(scheme.named_parameters()), _tensors(made)
     for shape in dict.fromkeys(map(_bare, wanted.values())):
@@ -210,7 +214,7 @@ def adopted(subject: Subject, made: Any, heads: int | None, changed: Mapping[str
     """What the subject claims to be, with the parameters of what it made; then what differs from that by convention:
     the scheme with another value of an option that has few, with the sign of all distances turned, and with the axes in
     another order."""
-    usual = scheme_of(subject, heads, **changed)
+    usual = scheme_of(subject, heads, changed)
     usual = adopt(usual, subject, made)
     found = [Convention("", usual)]
     if len({_bare(x) for x in usual.parameters()}) < len(list(usual.parameters())) and subject.match is None:
@@ -261,9 +265,48 @@ def of_each(subject: Subject, batch: Batch, say: Callable[[Convention], Tensor],
     for convention in found[1:]:
         with suppress(ValueError, NotImplementedError):
             other = say(convention)
-            if other.shape == expected.shape and not torch.allclose(other, expected):
+            if other.shape == expected.shape and not torch.allclose(other, expected, equal_nan=True):
                 others[convention.name] = other.tolist()
     return {"expected": expected.tolist(), "others": others}
+
+
+def between_buckets(scheme: Scheme, away: Tensor) -> Tensor:
+    """Where a distance is the very first of a bucket of T5's by a logarithm that is whole: in float32, in which the
+    authors compute it, it comes out a little more or less, and in this bucket or the one before."""
+    found = torch.zeros_like(away, dtype=torch.bool)
+    for part in bare_parts(scheme):
+        if isinstance(part, T5):
+            side = part.num_buckets // 2 if part.bidirectional else part.num_buckets
+            exact, shared = side // 2, side - side // 2
+            whole = {part.max_distance**m * exact ** (shared - m) for m in range(1, shared)}
+            for edge in part.edges:
+                found |= (away == edge) & (edge**shared in whole)
+    return found
+
+
+def scores(
+    subject: Subject,
+    batch: Batch,
+    convention: Convention,
+    query: Tensor,
+    key: Tensor,
+    rows: Sequence[int],
+    columns: Sequence[int],
+) -> Tensor:
+    """The scheme's scores of queries and keys, which are tokens of these numbers; NaN where either of two will do."""
+    of_queries, of_keys = (positions_of(subject, batch, tokens, convention) for tokens in (rows, columns))
+    said = logits(
+        query.double(),
+        key.double(),
+        convention.scheme,
+        query_positions=of_queries,
+        key_positions=of_keys,
+        is_causal=subject.causal,
+    ).detach()
+    if of_keys.coords.dim() > 2:
+        return said
+    away = (of_keys.coords[:, None, :] - of_queries.coords[:, :, None]).abs()
+    return said.masked_fill(between_buckets(convention.scheme, away)[:, None], torch.nan)
 
 
 def its_scores(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, **_: Any) -> Said:
@@ -280,14 +323,7 @@ def its_scores(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, 
         query = key = torch.zeros(len(batch.ids), heads, batch.tokens, subject.head_dim, dtype=torch.float64)
 
     def say(convention: Convention) -> Tensor:
-        return logits(
-            query[:, :, rows].double(),
-            key[:, :, columns].double(),
-            convention.scheme,
-            query_positions=positions_of(subject, batch, rows, convention),
-            key_positions=positions_of(subject, batch, columns, convention),
-            is_causal=subject.causal,
-        ).detach()
+        return scores(subject, batch, convention, query[:, :, rows], key[:, :, columns], rows, columns)
 
     return of_each(subject, batch, say, adopted(subject, made, query.size(1), changed))
 
@@ -345,17 +381,10 @@ def its_forms(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, *
     drawn[:, 0] = 0.0
     query, key = drawn[0].expand(-1, -1, len(at), -1), drawn[1].expand(-1, -1, batch.tokens, -1)
     try:
-        said = logits(
-            query,
-            key,
-            convention.scheme,
-            query_positions=positions_of(subject, batch.pick(everyone, 0), at, convention),
-            key_positions=positions_of(subject, batch.pick(everyone, 0), everyone, convention),
-            is_causal=subject.causal,
-        ).detach()
+        said = scores(subject, batch, convention, query, key, at, everyone)
     except (ValueError, NotImplementedError) as error:
         raise NotApplicableError(f"{type(convention.scheme).__name__} of posenc: {error}") from error
-    expected, free = said[0], (said[1:] - said[0]).transpose(0, 1)  # (heads, forms, queries, keys)
+    expected, free = said[0], (said[1:] - said[0]).nan_to_num(0.0).transpose(0, 1)  # (heads, forms, queries, keys)
     _, s, v = torch.linalg.svd(free[:, :-1].flatten(2), full_matrices=False)
     kept = int((s > ROUND * s.amax().clamp(min=1e-300)).sum(-1).max())
     forms = v[:, :kept]

@@ -26,6 +26,15 @@ def stand_in(*names: str) -> None:
     sys.modules.update({name: StandIn(name) for name in names})
 
 
+def stand_in_unless_here(*names: str) -> None:
+    """The same for modules that are not installed: a subject names a scheme of theirs, which is not asked anything."""
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            stand_in(name)
+
+
 def hold(name: str, text: str, folder: str = "") -> None:
     """Makes the module of that name from the text of its file; ``folder``: where it lies, if it is a package."""
     module = sys.modules[name] = ModuleType(name)

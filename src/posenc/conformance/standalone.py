@@ -192,6 +192,8 @@ class _Files:
         for module, text in self._plain.items():
             yield from [_line(f"{module.replace('.', '/')}.py"), "", *_without_own_imports(text), "", ""]
         yield from [_line("the subject"), "", f"stand_in({', '.join(map(repr, self._stand_ins))})"]
+        if own := [name for name in self._imported if name.split(".")[0] == "posenc"]:
+            yield f"stand_in_unless_here({', '.join(map(repr, own))})"
         folders = dict.fromkeys(_folder(name.split(".")[0]) for name in self._imported)
         yield from [f"sys.path.insert(0, {folder!r})" for folder in folders if folder]
         for module, text in self._held.items():

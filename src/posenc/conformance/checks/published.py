@@ -36,6 +36,8 @@ def scores_are_its(
     itself = [columns.index(n) for n in rows]
     seen = subject.visible(batch)[:, None, rows][..., columns]
 
+    seen = seen & ~torch.tensor(expected, dtype=torch.float64).isnan()  # which the scheme leaves open
+
     def from_itself(scores: Tensor) -> Tensor:
         own = scores[..., range(len(rows)), itself]
         return (scores - own[..., None]).masked_fill(~seen, 0.0)
@@ -165,7 +167,7 @@ def scores_heard_are_its(
 
 RULER = 300  # distances that are all tried: past it no scheme of text has more than a few steps
 FAR = (0, 1, 3, 8, 20, 46, 90, 127, 128, 300, 511, 512, 513, 1000, 1025, 2047, 4096, 10_000, 40_000, 100_000)
-GRIDS = ((3, 5), (5, 3), (1, 7))
+GRIDS = ((3, 5), (5, 3), (1, 7), (7, 9))
 HEADS = (1, 2, 3, 5, 6, 7, 8, 12, 14, 16, 20, 24, 40)
 
 
@@ -242,8 +244,12 @@ def _rows(plan: Plan, tokens: int) -> Iterator[Batch]:
     """A row of that many tokens at least, or a grid."""
     subject = plan.subject
     if subject.takes("grid"):
-        for height, width in (subject.trained_grid or subject.max_grid or (5, 7), (3, 5)):
+        window = None if isinstance(subject.window, int) else subject.window  # one window alone
+        for height, width in [window] if window else (subject.trained_grid or subject.max_grid or (7, 9), (3, 5)):
             yield replace(plan.text(1, subject.registers + height * width), grid=(height, width))
+        return
+    if subject.axes > 1:
+        yield from _told(plan, 0)
         return
     tokens = min(tokens, plan.limit)
     yield plan.text(1, tokens)
