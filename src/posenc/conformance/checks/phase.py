@@ -30,22 +30,23 @@ EARLY, LATE = 64, 257  # rows of a text before anything is lost, and from where 
 def angles_are_exact(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast: torch.dtype | None) -> Outcomes:
     """The rotation of each basis vector in low precision, against the claimed frequencies in float64.
 
-    Where none are claimed: against R(1)^p, with R(1) as the module gives it in float64 in the same call, so that a
-    schedule which looks at the length has seen the same. Where a call takes one position at a time: against the module
+    Where none are claimed: against R(0) (R(0)' R(1))^p, with both as the module gives them in float64 in the same call,
+    so that a schedule which looks at the length has seen the same, and one may count from 1. Where a call takes one position at a time: against the module
     itself in float64.
     """
-    positions = [subject.at(1), *row_of(batch)]
+    positions = [subject.at(0), subject.at(1), *row_of(batch)]
     low = torch.finfo(autocast or dtype)
     made = with_weights_in(subject, dtype)
     for name, which in sides(subject):
         exact = matrices(subject, made, positions, which)
         lengths = exact.double().norm(dim=-2)
         exact = unit(exact)
-        turn = float((exact[0] - torch.eye(subject.head_dim, device=exact.device)).abs().max())
+        start, step = exact[0], exact[0].mT @ exact[1]
+        turn = float((step - torch.eye(subject.head_dim, device=exact.device)).abs().max())
         require(not turn < 2**-23, "position 1 turns nothing")
         expected = claimed(subject, positions, exact)
         if expected is None and subject.takes("positions"):
-            expected = torch.stack([torch.linalg.matrix_power(exact[0], first_axis(p)) for p in positions])
+            expected = torch.stack([start @ torch.linalg.matrix_power(step, first_axis(p)) for p in positions])
         came = unit(lowered(subject, dtype, autocast, matrices, positions, which))
         for n, p in enumerate(positions):
             if float(lengths[n].max()) > low.max or float(lengths[n].min()) < low.tiny:
