@@ -53,13 +53,14 @@ def check_like(subject: Subject) -> None:
     """ValueError where ``like`` is no scheme, has other heads than the subject, or parameters that it is not given."""
     made = subject.make()
     heads = _heads_of(subject, made)
-    scheme = adopt(scheme_of(subject, heads), subject, made)
+    scheme = scheme_of(subject, heads)
     wanted = next((n for part in bare_parts(scheme) if (n := getattr(part, "num_heads", None)) is not None), None)
     if None not in (heads, wanted) and wanted != heads and {"score", "value"} & set(scheme.doors):
         raise ValueError(
             f"like must have as many heads as the subject, {heads}, got {wanted} of {type(scheme).__name__}: say "
             f"heads={wanted} and build so many, or give like those of the subject"
         )
+    adopt(scheme, subject, made)
 
 
 def _heads_of(subject: Subject, made: Any) -> int | None:
