@@ -13,14 +13,17 @@ UNHEARD = "no softmax of PyTorch's was heard, nor its attention, over as many qu
 EXCHANGED = "it fits with parameters of one shape in another order: say which is which with match="
 SOFTMAX = (torch.softmax, torch.Tensor.softmax, nn.functional.softmax, torch.special.softmax)
 SDPA = nn.functional.scaled_dot_product_attention
+PRODUCTS = (nn.functional.linear, torch.addmm, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.einsum)
 
 
-class _Heard(TorchFunctionMode):
-    """Keeps what every softmax over the last dimension is given, and the scores of PyTorch's own attention."""
+class Heard(TorchFunctionMode):
+    """Keeps what every softmax over the last dimension is given, and the scores of PyTorch's own attention; and what
+    comes of every product with a matrix before the first of those."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scores: list[Tensor] = []
+        self.products: list[Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -32,7 +35,10 @@ class _Heard(TorchFunctionMode):
         elif func is SDPA:
             with torch.no_grad():
                 self.scores.append(_sdpa_scores(*args, **kwargs))
-        return func(*args, **kwargs)
+        out = func(*args, **kwargs)
+        if func in PRODUCTS and not self.scores and isinstance(out, Tensor):
+            self.products.append(out.detach())
+        return out
 
 
 def _sdpa_scores(
@@ -64,10 +70,20 @@ def scores_of(subject: Subject, made: Any, batch: Batch) -> list[Tensor]:
 
     What is hidden by a number far below all others is -inf. Scores that no softmax of PyTorch's sees are not there.
     """
-    with _Heard() as heard, torch.no_grad():
+    return of_all_tokens(heard_in(subject, made, batch).scores, batch)
+
+
+def heard_in(subject: Subject, made: Any, batch: Batch) -> Heard:
+    """What is heard in one run."""
+    with Heard() as heard, torch.no_grad():
         subject.run(made, batch)
+    return heard
+
+
+def of_all_tokens(heard: list[Tensor], batch: Batch) -> list[Tensor]:
+    """Those scores that are of all tokens of a batch, (rows, heads, tokens, tokens)."""
     found = []
-    for scores in heard.scores:
+    for scores in heard:
         if scores.dim() == 3 and scores.size(0) % len(batch.ids) == 0:  # (rows x heads, queries, keys)
             scores = scores.unflatten(0, (len(batch.ids), -1))
         if scores.dim() == 4 and scores.shape[-2:] == (batch.tokens,) * 2 and scores.size(0) == len(batch.ids):

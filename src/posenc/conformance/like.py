@@ -1,9 +1,9 @@
-"""What posenc's own scheme says where a subject is claimed to be like it. Scripts hold its numbers, not this file."""
+"""The scheme that a subject is said to be, with the parameters of the subject."""
 
 import ast
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, permutations
@@ -13,17 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from posenc.arguments import shown
-from posenc.backends.attention import attention, logits
 from posenc.conformance.calls import holdings, one_line
-from posenc.conformance.captured import EXCHANGED, UNHEARD, of_one_token, onlookers, scores_of
-from posenc.conformance.heads import Attention, Bias, Rotary, asked
+from posenc.conformance.captured import EXCHANGED, scores_of
+from posenc.conformance.heads import Bias
 from posenc.conformance.layers import Layer
-from posenc.conformance.subjects import Batch, NotApplicableError, Subject, require
-from posenc.positions import Positions
+from posenc.conformance.subjects import Batch, Subject
 from posenc.scheme import Scheme, bare_parts
 from posenc.schemes.catalog import entries_of
 from posenc.schemes.entry import Shape
-from posenc.schemes.t5 import T5
 
 Said = dict[str, Any]  # plain numbers, which a script can hold
 FORM = 'a scheme of posenc, the name of one such as "t5" or "t5(num_buckets=16)", or a function that gives one'
@@ -196,10 +193,9 @@ def _bare(x: Tensor) -> tuple[int, ...]:
     return tuple(n for n in x.shape if n != 1)
 
 
-# -- what it says ------------------------------------------------------------------------------------------------------
+# -- its conventions ---------------------------------------------------------------------------------------------------
 
 TURNS = 6  # orders of three parameters
-ROUND = 1e-10  # what of a basis is less than this share of the rest is rounding
 
 
 @dataclass(frozen=True)
@@ -241,155 +237,3 @@ def _choices(scheme: Scheme) -> Iterator[tuple[str, Any]]:
         now = getattr(scheme, name, None)
         values = get_args(kind) if get_origin(kind) is Literal else (True, False) if kind is bool else ()
         yield from ((name, value) for value in values if value != now)
-
-
-def positions_of(subject: Subject, batch: Batch, tokens: Sequence[int], convention: Convention) -> Positions:
-    """Where these tokens of a batch stand, for the scheme."""
-    places = subject.places(batch).cpu()
-    if batch.grid is not None and places.dim() == 2:
-        raster = torch.cartesian_prod(*map(torch.arange, batch.grid))
-        places = torch.cat((raster.new_zeros(subject.registers, 2), raster)).expand(len(batch.ids), -1, -1)
-    order = torch.tensor(batch.order or [list(range(batch.tokens))])
-    document = torch.tensor(batch.document or [[0] * batch.tokens])
-    coords = convention.places(places[:, tokens])
-    return Positions(coords, order=order[:, tokens], document=document[:, tokens])
-
-
-def of_each(subject: Subject, batch: Batch, say: Callable[[Convention], Tensor], found: list[Convention]) -> Said:
-    """What the first convention says, which NotApplicableError refuses where it has no such positions; and what the
-    others say, by name, as far as it is something else."""
-    try:
-        expected = say(found[0])
-    except (ValueError, NotImplementedError) as error:
-        raise NotApplicableError(f"{type(found[0].scheme).__name__} of posenc: {error}") from error
-    others = {}
-    for convention in found[1:]:
-        with suppress(ValueError, NotImplementedError):
-            other = say(convention)
-            if other.shape == expected.shape and not torch.allclose(other, expected, equal_nan=True):
-                others[convention.name] = other.tolist()
-    return {"expected": expected.tolist(), "others": others}
-
-
-def between_buckets(scheme: Scheme, away: Tensor) -> Tensor:
-    """Where a distance is the very first of a bucket of T5's by a logarithm that is whole: in float32, in which the
-    authors compute it, it comes out a little more or less, and in this bucket or the one before."""
-    found = torch.zeros_like(away, dtype=torch.bool)
-    for part in bare_parts(scheme):
-        if isinstance(part, T5):
-            side = part.num_buckets // 2 if part.bidirectional else part.num_buckets
-            exact, shared = side // 2, side - side // 2
-            whole = {part.max_distance**m * exact ** (shared - m) for m in range(1, shared)}
-            for edge in part.edges:
-                found |= (away == edge) & (edge**shared in whole)
-    return found
-
-
-def scores(
-    subject: Subject,
-    batch: Batch,
-    convention: Convention,
-    query: Tensor,
-    key: Tensor,
-    rows: Sequence[int],
-    columns: Sequence[int],
-) -> Tensor:
-    """The scheme's scores of queries and keys, which are tokens of these numbers; NaN where either of two will do."""
-    of_queries, of_keys = (positions_of(subject, batch, tokens, convention) for tokens in (rows, columns))
-    said = logits(
-        query.double(),
-        key.double(),
-        convention.scheme,
-        query_positions=of_queries,
-        key_positions=of_keys,
-        is_causal=subject.causal,
-    ).detach()
-    if of_keys.coords.dim() > 2:
-        return said
-    away = (of_keys.coords[:, None, :] - of_queries.coords[:, :, None]).abs()
-    return said.masked_fill(between_buckets(convention.scheme, away)[:, None], torch.nan)
-
-
-def its_scores(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, **_: Any) -> Said:
-    """The scheme's scores, (rows, heads, queries, keys): for a rotation those of the subject's own queries and keys,
-    for a bias those of zeros."""
-    assert isinstance(subject, Rotary | Bias)
-    made, (rows, columns) = subject.make(**changed), asked(batch)
-    query: Tensor
-    key: Tensor
-    if isinstance(subject, Rotary):
-        query, key = subject.content(batch)[:2]
-    else:
-        heads = subject.bias(made, *(subject.places(batch)[:, tokens] for tokens in (rows, columns))).size(1)
-        query = key = torch.zeros(len(batch.ids), heads, batch.tokens, subject.head_dim, dtype=torch.float64)
-
-    def say(convention: Convention) -> Tensor:
-        return scores(subject, batch, convention, query[:, :, rows], key[:, :, columns], rows, columns)
-
-    return of_each(subject, batch, say, adopted(subject, made, query.size(1), changed))
-
-
-def its_outputs(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, **_: Any) -> Said:
-    """The outputs of attention with the scheme, (rows, queries, heads, head_dim)."""
-    assert isinstance(subject, Attention)
-    query, key, value = (x.double() for x in subject.content(batch))
-    rows, columns = asked(batch)
-
-    def say(convention: Convention) -> Tensor:
-        out = attention(
-            query[:, :, rows],
-            key[:, :, columns],
-            value[:, :, columns],
-            convention.scheme,
-            query_positions=positions_of(subject, batch, rows, convention),
-            key_positions=positions_of(subject, batch, columns, convention),
-            is_causal=subject.causal,
-            backend="reference",
-        )
-        assert isinstance(out, Tensor)
-        return out.detach().transpose(1, 2)
-
-    return of_each(subject, batch, say, adopted(subject, subject.make(**changed), subject.heads, changed))
-
-
-def its_vectors(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, **_: Any) -> Said:
-    """The vectors that the scheme adds, (rows, tokens, dim)."""
-
-    def say(convention: Convention) -> Tensor:
-        table = convention.scheme.table(positions_of(subject, batch, range(batch.tokens), convention), torch.float64)
-        if table is None:
-            raise ValueError("it adds no vectors")
-        return table.detach().expand(len(batch.ids), -1, -1)
-
-    return of_each(subject, batch, say, adopted(subject, subject.make(**changed), None, changed))
-
-
-def its_forms(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, **_: Any) -> Said:
-    """What the scheme leaves open of the scores of tokens that are all the same, of contents that nobody knows.
-
-    A score of query q and key k is b(r) + q.a(r) + k.c(r) + q.M(r)k. ``expected`` is b, (heads, queries, keys), for
-    those `onlookers`; ``forms`` (heads, forms, queries, keys) span what a, c and M can make of any q and k.
-    """
-    made, at = subject.make(**changed), onlookers(subject, batch)
-    heard = scores_of(subject, made, of_one_token(batch))
-    require(heard, UNHEARD)
-    convention, everyone = adopted(subject, made, heard[0].size(1), changed)[0], range(batch.tokens)
-    head_dim = getattr(convention.scheme, "head_dim", 4)
-    count = 4 * head_dim + 9
-    drawn = torch.randn(
-        2, count + 2, heard[0].size(1), 1, head_dim, generator=torch.Generator().manual_seed(3)
-    ).double()
-    drawn[:, 0] = 0.0
-    query, key = drawn[0].expand(-1, -1, len(at), -1), drawn[1].expand(-1, -1, batch.tokens, -1)
-    try:
-        said = scores(subject, batch, convention, query, key, at, everyone)
-    except (ValueError, NotImplementedError) as error:
-        raise NotApplicableError(f"{type(convention.scheme).__name__} of posenc: {error}") from error
-    expected, free = said[0], (said[1:] - said[0]).nan_to_num(0.0).transpose(0, 1)  # (heads, forms, queries, keys)
-    _, s, v = torch.linalg.svd(free[:, :-1].flatten(2), full_matrices=False)
-    kept = int((s > ROUND * s.amax().clamp(min=1e-300)).sum(-1).max())
-    forms = v[:, :kept]
-    last = free[:, -1].flatten(1)
-    left = last - torch.einsum("hfn,hfm,hm->hn", forms, forms, last)
-    require(float(left.abs().max()) <= 1e-6 * float(last.abs().max()) + 1e-12, "the scheme is no sum of products")
-    return {"expected": expected.tolist(), "forms": forms.unflatten(-1, free.shape[2:]).tolist()}

@@ -31,8 +31,8 @@ def angles_are_exact(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast
     """The rotation of each basis vector in low precision, against the claimed frequencies in float64.
 
     Where none are claimed: against R(0) (R(0)' R(1))^p, with both as the module gives them in float64 in the same call,
-    so that a schedule which looks at the length has seen the same, and one may count from 1. Where a call takes one position at a time: against the module
-    itself in float64.
+    so that a schedule which looks at the length has seen the same, and one may count from 1. Where a call takes one
+    position at a time: against the module itself in float64.
     """
     positions = [subject.at(0), subject.at(1), *row_of(batch)]
     low = torch.finfo(autocast or dtype)

@@ -11,8 +11,8 @@ from torch import Tensor
 from posenc.conformance.captured import EXCHANGED, UNHEARD, of_one_token, onlookers, scores_of
 from posenc.conformance.heads import Attention, Bias, Rotary, asked
 from posenc.conformance.layers import Layer, Model
-from posenc.conformance.like import its_forms, its_outputs, its_scores, its_vectors
 from posenc.conformance.measure import fastest
+from posenc.conformance.oracles import its_forms, its_outputs, its_scores, its_scores_of_what_is_heard, its_vectors
 from posenc.conformance.outcome import Outcome, Outcomes, near
 from posenc.conformance.subjects import Batch, Subject, require
 from posenc.conformance.trial import Case, Check, Plan, Trial
@@ -163,6 +163,26 @@ def scores_heard_are_its(
         yield f"head {head} [query, key]", near(fitted, torch.where(here, came[head], 0.0), tolerance)
 
 
+def scores_of_contents_are_its(
+    subject: Layer, batch: Batch, expected: Any, changed: Mapping[str, Any] = {}
+) -> Outcomes:
+    """The scores that a softmax is given, against those of the scheme for the same queries and keys."""
+    at, heard = onlookers(subject, batch), scores_of(subject, subject.make(**changed), batch)
+    require(heard, UNHEARD)
+    came, told = heard[0][:, :, at], torch.tensor(expected, dtype=torch.float64)
+    seen = came.isfinite() & told.isfinite()
+    seen[..., : subject.registers] = False
+
+    def from_itself(scores: Tensor) -> Tensor:
+        return (scores - scores[..., range(len(at)), at][..., None]).masked_fill(~seen, 0.0)
+
+    size = float(told[seen].abs().max())
+    far = float(subject.places(batch).max()) if batch.grid is None else 0.0
+    for head in range(came.size(1)):
+        one, other = (from_itself(x)[:, head] for x in (told, came))
+        yield f"head {head} [row, query, key]", near(one, other, (4 * far + 64) * UNIT * size)
+
+
 # -- cases -------------------------------------------------------------------------------------------------------------
 
 RULER = 300  # distances that are all tried: past it no scheme of text has more than a few steps
@@ -259,9 +279,22 @@ def _rows(plan: Plan, tokens: int) -> Iterator[Batch]:
             yield plan.row(places)
 
 
+def _contents(plan: Plan) -> Iterator[Case]:
+    _require(plan, Layer)
+    for row in _rows(plan, 40):
+        tokens, (ids,) = row.tokens, row.ids
+        require(tokens >= 4, "there are too few tokens")
+        other = [(n + 11) % 48 for n in ids]
+        half = tokens // 2  # queries of the later half, keys of the earlier
+        rows = [ids, ids[:half] + other[half:], other[:half] + ids[half:], other]
+        yield Case(replace(row, ids=rows, positions=row.positions and row.positions * 4))
+
+
 def _heard(plan: Plan) -> Iterator[Case]:
     _require(plan, Layer)
-    for batch in _rows(plan, 257):
+    threshold = plan.subject.threshold  # on both sides of it
+    around = [plan.text(1, n) for n in ((threshold, threshold + 1) if threshold else ()) if n <= plan.limit]
+    for batch in (*around, *_rows(plan, 257)):
         yield Case(batch)
 
 
@@ -279,5 +312,6 @@ CHECK = Check(
         Trial("outputs", outputs_are_its, _outputs, oracle=its_outputs),
         Trial("added vectors", vectors_are_its, _vectors, oracle=its_vectors),
         Trial("scores in a layer", scores_heard_are_its, _heard, oracle=its_forms),
+        Trial("contents in a layer", scores_of_contents_are_its, _contents, oracle=its_scores_of_what_is_heard),
     ),
 )

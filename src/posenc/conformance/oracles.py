@@ -1,0 +1,255 @@
+"""What posenc's own scheme says where a subject is said to be like it. Scripts hold its numbers, not this file."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import chain, permutations, product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.backends.attention import attention, logits
+from posenc.conformance.captured import UNHEARD, Heard, heard_in, of_all_tokens, of_one_token, onlookers, scores_of
+from posenc.conformance.heads import Attention, Bias, Rotary, asked
+from posenc.conformance.like import Convention, adopted
+from posenc.conformance.subjects import Batch, NotApplicableError, Subject, require
+from posenc.positions import Positions
+from posenc.scheme import Scheme, bare_parts
+from posenc.schemes.t5 import T5
+
+Said = dict[str, Any]  # plain numbers, which a script can hold
+ROUND = 1e-10  # what of a basis is less than this share of the rest is rounding
+SAME = 1e-4  # two numbers of which one is the other but for rounding to float32 on the way differ by less, in shares
+
+
+def positions_of(subject: Subject, batch: Batch, tokens: Sequence[int], convention: Convention) -> Positions:
+    """Where these tokens of a batch stand, for the scheme."""
+    places = subject.places(batch).cpu()
+    if batch.grid is not None and places.dim() == 2:
+        raster = torch.cartesian_prod(*map(torch.arange, batch.grid))
+        places = torch.cat((raster.new_zeros(subject.registers, 2), raster)).expand(len(batch.ids), -1, -1)
+    order = torch.tensor(batch.order or [list(range(batch.tokens))])
+    document = torch.tensor(batch.document or [[0] * batch.tokens])
+    coords = convention.places(places[:, tokens])
+    return Positions(coords, order=order[:, tokens], document=document[:, tokens])
+
+
+def of_each(subject: Subject, batch: Batch, say: Callable[[Convention], Tensor], found: list[Convention]) -> Said:
+    """What the first convention says, which NotApplicableError refuses where it has no such positions; and what the
+    others say, by name, as far as it is something else."""
+    try:
+        expected = say(found[0])
+    except (ValueError, NotImplementedError) as error:
+        raise NotApplicableError(f"{type(found[0].scheme).__name__} of posenc: {error}") from error
+    others = {}
+    for convention in found[1:]:
+        with suppress(ValueError, NotImplementedError):
+            other = say(convention)
+            if other.shape == expected.shape and not torch.allclose(other, expected, equal_nan=True):
+                others[convention.name] = other.tolist()
+    return {"expected": expected.tolist(), "others": others}
+
+
+def between_buckets(scheme: Scheme, away: Tensor) -> Tensor:
+    """Where a distance is the very first of a bucket of T5's by a logarithm that is whole: in float32, in which the
+    authors compute it, it comes out a little more or less, and in this bucket or the one before."""
+    found = torch.zeros_like(away, dtype=torch.bool)
+    for part in bare_parts(scheme):
+        if isinstance(part, T5):
+            side = part.num_buckets // 2 if part.bidirectional else part.num_buckets
+            exact, shared = side // 2, side - side // 2
+            whole = {part.max_distance**m * exact ** (shared - m) for m in range(1, shared)}
+            for edge in part.edges:
+                found |= (away == edge) & (edge**shared in whole)
+    return found
+
+
+def scores(
+    subject: Subject,
+    batch: Batch,
+    convention: Convention,
+    query: Tensor,
+    key: Tensor,
+    rows: Sequence[int],
+    columns: Sequence[int],
+    scale: float | None = None,
+) -> Tensor:
+    """The scheme's scores of queries and keys, which are tokens of these numbers; NaN where either of two will do."""
+    of_queries, of_keys = (positions_of(subject, batch, tokens, convention) for tokens in (rows, columns))
+    said = logits(
+        query.double(),
+        key.double(),
+        convention.scheme,
+        query_positions=of_queries,
+        key_positions=of_keys,
+        is_causal=subject.causal,
+        scale=scale,
+    ).detach()
+    if of_keys.coords.dim() > 2:
+        return said
+    away = (of_keys.coords[:, None, :] - of_queries.coords[:, :, None]).abs()
+    return said.masked_fill(between_buckets(convention.scheme, away)[:, None], torch.nan)
+
+
+def its_scores(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, **_: Any) -> Said:
+    """The scheme's scores, (rows, heads, queries, keys): for a rotation those of the subject's own queries and keys,
+    for a bias those of zeros."""
+    assert isinstance(subject, Rotary | Bias)
+    made, (rows, columns) = subject.make(**changed), asked(batch)
+    query: Tensor
+    key: Tensor
+    if isinstance(subject, Rotary):
+        query, key = subject.content(batch)[:2]
+    else:
+        heads = subject.bias(made, *(subject.places(batch)[:, tokens] for tokens in (rows, columns))).size(1)
+        query = key = torch.zeros(len(batch.ids), heads, batch.tokens, subject.head_dim, dtype=torch.float64)
+
+    def say(convention: Convention) -> Tensor:
+        return scores(subject, batch, convention, query[:, :, rows], key[:, :, columns], rows, columns)
+
+    return of_each(subject, batch, say, adopted(subject, made, query.size(1), changed))
+
+
+def its_outputs(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, **_: Any) -> Said:
+    """The outputs of attention with the scheme, (rows, queries, heads, head_dim)."""
+    assert isinstance(subject, Attention)
+    query, key, value = (x.double() for x in subject.content(batch))
+    rows, columns = asked(batch)
+
+    def say(convention: Convention) -> Tensor:
+        out = attention(
+            query[:, :, rows],
+            key[:, :, columns],
+            value[:, :, columns],
+            convention.scheme,
+            query_positions=positions_of(subject, batch, rows, convention),
+            key_positions=positions_of(subject, batch, columns, convention),
+            is_causal=subject.causal,
+            backend="reference",
+        )
+        assert isinstance(out, Tensor)
+        return out.detach().transpose(1, 2)
+
+    return of_each(subject, batch, say, adopted(subject, subject.make(**changed), subject.heads, changed))
+
+
+def its_vectors(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, **_: Any) -> Said:
+    """The vectors that the scheme adds, (rows, tokens, dim)."""
+
+    def say(convention: Convention) -> Tensor:
+        table = convention.scheme.table(positions_of(subject, batch, range(batch.tokens), convention), torch.float64)
+        if table is None:
+            raise ValueError("it adds no vectors")
+        return table.detach().expand(len(batch.ids), -1, -1)
+
+    return of_each(subject, batch, say, adopted(subject, subject.make(**changed), None, changed))
+
+
+def its_forms(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, **_: Any) -> Said:
+    """What the scheme leaves open of the scores of tokens that are all the same, of contents that nobody knows.
+
+    A score of query q and key k is b(r) + q.a(r) + k.c(r) + q.M(r)k. ``expected`` is b, (heads, queries, keys), for
+    those `onlookers`; ``forms`` (heads, forms, queries, keys) span what a, c and M can make of any q and k.
+    """
+    made, at = subject.make(**changed), onlookers(subject, batch)
+    heard = scores_of(subject, made, of_one_token(batch))
+    require(heard, UNHEARD)
+    convention, everyone = adopted(subject, made, heard[0].size(1), changed)[0], range(batch.tokens)
+    head_dim = getattr(convention.scheme, "head_dim", 4)
+    count = 4 * head_dim + 9
+    drawn = torch.randn(
+        2, count + 2, heard[0].size(1), 1, head_dim, generator=torch.Generator().manual_seed(3)
+    ).double()
+    drawn[:, 0] = 0.0
+    query, key = drawn[0].expand(-1, -1, len(at), -1), drawn[1].expand(-1, -1, batch.tokens, -1)
+    try:
+        said = scores(subject, batch, convention, query, key, at, everyone)
+    except (ValueError, NotImplementedError) as error:
+        raise NotApplicableError(f"{type(convention.scheme).__name__} of posenc: {error}") from error
+    expected, free = said[0], (said[1:] - said[0]).nan_to_num(0.0).transpose(0, 1)  # (heads, forms, queries, keys)
+    _, s, v = torch.linalg.svd(free[:, :-1].flatten(2), full_matrices=False)
+    kept = int((s > ROUND * s.amax().clamp(min=1e-300)).sum(-1).max())
+    forms = v[:, :kept]
+    last = free[:, -1].flatten(1)
+    left = last - torch.einsum("hfn,hfm,hm->hn", forms, forms, last)
+    require(float(left.abs().max()) <= 1e-6 * float(last.abs().max()) + 1e-12, "the scheme is no sum of products")
+    return {"expected": expected.tolist(), "forms": forms.unflatten(-1, free.shape[2:]).tolist()}
+
+
+# -- of queries and keys that are heard --------------------------------------------------------------------------------
+
+
+def its_scores_of_what_is_heard(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, **_: Any) -> Said:
+    """The scheme's scores of a layer's own queries and keys, (rows, heads, queries, keys), for those `onlookers`.
+
+    Which of what the layer makes are queries and keys is found out from four rows, of which the second has other tokens
+    in one part, the third in another, and the fourth in both. In the scores of the first row less those of the second
+    and third, with those of the fourth, the change of queries meets that of keys, and nothing else is left.
+    """
+    made, at = subject.make(**changed), onlookers(subject, batch)
+    heard = heard_in(subject, made, batch)
+    came = of_all_tokens(heard.scores, batch)
+    require(came, UNHEARD)
+    convention = adopted(subject, made, came[0].size(1), changed)[0]
+    scheme, unturned = convention.scheme, batch
+    if "rotate" in scheme.doors:  # at one position nothing is turned
+        require(subject.can("positions"), "where queries and keys are turned, call must take positions to find them")
+        unturned = replace(batch, positions=[[subject.at(0)] * batch.tokens] * len(batch.ids))
+    number, scale = queries_and_keys(heard_in(subject, made, unturned), unturned, getattr(scheme, "head_dim", None))
+    query, key = pairs_of(heard.products, came[0], getattr(scheme, "head_dim", None))[number]
+    try:
+        given = None if scheme.scale is not None else scale
+        said = scores(subject, batch, convention, query[:, :, at], key, at, range(batch.tokens), given)
+    except (ValueError, NotImplementedError) as error:
+        raise NotApplicableError(f"{type(scheme).__name__} of posenc: {error}") from error
+    return {"expected": said.tolist()}
+
+
+def queries_and_keys(heard: Heard, batch: Batch, head_dim: int | None) -> tuple[int, float]:
+    """Which of the `pairs_of` what is heard are queries and keys, and the factor of their products."""
+    (came, *_), (asking, asked_of) = of_all_tokens(heard.scores, batch), other_tokens(batch)
+    moved = (came[0] - came[1] - came[2] + came[3])[:, asking][..., asked_of]
+    require(moved.isfinite().all(), "some of the scores that would show its queries and keys are hidden")
+    for number, (query, key) in enumerate(pairs_of(heard.products, came, head_dim)):
+        products = (query[0] - query[1])[:, asking] @ (key[0] - key[2])[:, asked_of].mT
+        # A row may have any constant added, such as its greatest score taken off.
+        ours, theirs = (x - x.mean(-1, keepdim=True) for x in (products, moved))
+        scale = float((ours * theirs).sum() / (ours * ours).sum().clamp(min=1e-300))
+        if float(theirs.abs().max()) > 0 and float((scale * ours - theirs).abs().max() / theirs.abs().max()) < SAME:
+            return number, scale
+    raise NotApplicableError(
+        "no products of two of what it makes are its scores, so its queries and keys are not known"
+    )
+
+
+def other_tokens(batch: Batch) -> tuple[list[int], list[int]]:
+    """The tokens that the second row has others in place of, and the third."""
+    require(len(batch.ids) == 4, "the rows are not four")
+    first, second, third, fourth = batch.ids
+    asking, asked_of = ([n for n in range(batch.tokens) if row[n] != first[n]] for row in (second, third))
+    both = [second[n] if n in asking else third[n] for n in range(batch.tokens)]
+    right = both == fourth and asking and len(asked_of) > 1 and not set(asking) & set(asked_of)
+    require(right, "the rows do not differ as they must")
+    return asking, asked_of
+
+
+def pairs_of(products: list[Tensor], scores: Tensor, head_dim: int | None) -> list[tuple[Tensor, Tensor]]:
+    """What may be queries and keys, (rows, heads, tokens, head_dim), of what products with matrices have given: as wide
+    as all heads, two or three of them side by side for all heads or in each, keys perhaps with fewer heads."""
+    rows, heads, tokens = scores.size(0), scores.size(1), scores.size(-1)
+    found = []
+    for x in products:
+        if x.dim() == 2 and x.size(0) == rows * tokens:
+            x = x.unflatten(0, (rows, tokens))
+        if x.dim() != 3 or x.shape[:2] != (rows, tokens):
+            continue
+        for parts, groups in product((1, 2, 3), [n for n in range(1, heads + 1) if heads % n == 0]):
+            width, rest = divmod(x.size(-1), parts * groups)
+            if rest or width != (head_dim or width) or (head_dim is None and groups != heads):
+                continue
+            apart = [x.unflatten(-1, (parts, groups, width)).unbind(2)]
+            apart += [x.unflatten(-1, (groups, parts, width)).unbind(3)] if parts > 1 else []
+            for part in chain.from_iterable(apart):
+                found.append(part.transpose(1, 2).repeat_interleave(heads // groups, 1).double())
+    return [(query, key) for query, key in permutations(found, 2) if query.size(-1) == key.size(-1)]
