@@ -55,10 +55,12 @@ def no_call_changes_another(subject: Subject, batch: Batch, between: str, limit:
         subject = replace(subject, dtype=torch.float32)
     # A length for each, longer than those before: what is remembered by the length, or grown to it, may be so for good.
     longer = with_tokens(batch, min(2 * batch.tokens + 3 + BETWEEN.index(between), limit))
-    made = subject.make()
+    made, before = subject.make(), torch.get_rng_state()
     first = subject.run(made, batch)
     if between == "the same":
-        yield "again", near(first, subject.run(made, batch), 0.0)  # the same arithmetic on the same numbers
+        outcome = near(first, subject.run(made, batch), 0.0)  # the same arithmetic on the same numbers
+        drawn = "" if torch.equal(before, torch.get_rng_state()) else ", by numbers that each call draws: is dropout on?"
+        yield "again", Outcome(outcome.ok, outcome.expected, outcome.came + drawn)
         return
     try:
         call_between(subject, made, between, batch if between == "shorter" else longer)
@@ -96,7 +98,7 @@ def others(subject: Subject) -> Iterator[Any]:
             yield subject.make(**{name: value})
         except (ValueError, TypeError, AssertionError):
             continue
-    yield replace(subject, seed=subject.seed + 1).make()
+    yield subject.drawn_anew().make()
 
 
 def inference_mode_leaves_no_trace(subject: Subject, batch: Batch, highest: int) -> Outcome:
