@@ -17,6 +17,8 @@ from tests.conformance.mutants import (
     configuration,
     distinct,
     grids,
+    lawful,
+    lawful_layers,
     layers,
     layout,
     life_cycle,
@@ -48,6 +50,8 @@ MODULES: tuple[ModuleType, ...] = (
     compilation,
     bounds,
     grids,
+    lawful,
+    lawful_layers,
 )
 
 MUTANTS = [mutant for module in MODULES for mutant in module.MUTANTS]

@@ -19,7 +19,7 @@ def row_of(batch: Batch) -> list[Any]:
 
 
 def first_axis(position: Any) -> int:
-    """The position, or the coordinate that it has on every axis: what a trial expects it may say on the diagonal alone."""
+    """The position, or the coordinate that it has on every axis: off the diagonal nobody knows what to expect."""
     if not isinstance(position, list):
         return position
     require(len(set(position)) == 1, f"{position} is not on the diagonal, where alone it is known what to expect")
@@ -130,7 +130,7 @@ def lowered(
         with torch.autocast(torch.device(subject.device).type, autocast or torch.bfloat16, autocast is not None):
             return measure(low, made, *rest)
     except RuntimeError as error:
-        if "not implemented for" not in str(error):
+        if not any(lack in str(error) for lack in ("not implemented for", "Unexpected floating ScalarType")):
             raise
         raise NotApplicableError(f"in {dtype}, PyTorch says {error}") from None
     except REFUSALS as error:

@@ -141,7 +141,7 @@ def _small(subject: Subject) -> Batch:
 
 
 def _with_padding(subject: Subject) -> Iterator[Batch]:
-    """A row of tokens under one that begins or ends with padding: where attention is causal, tokens that see nothing."""
+    """A row, and one that begins or ends with padding: where attention is causal, there are tokens that see nothing."""
     plan = Plan(subject)
     tokens = min(5, plan.limit)
     if subject.can("padding") and tokens > 2:
@@ -176,8 +176,8 @@ def _check_builds(subject: Subject) -> None:
     if differing:
         seeds = f"seed={subject.seed.__qualname__} does" if callable(subject.seed) else "torch's seed does"
         raise ValueError(
-            f"build must give the same from the same seed, got two builds that differ in {differing}, which {seeds} not "
-            "fix. Where NumPy, Python's random or another library draws it, claim seed=, a function of a number that "
+            f"build must give the same from the same seed, got two that differ in {differing}, which {seeds} not fix. "
+            "Where NumPy, Python's random or another library draws it, claim seed=, a function of a number that "
             "seeds all of them, such as keras.utils.set_random_seed"
         )
 

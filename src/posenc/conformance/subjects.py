@@ -202,6 +202,10 @@ class Subject:
                 made = made.to(self.device, self.dtype).eval()
         return made
 
+    def eps(self, *dtypes: torch.dtype) -> float:
+        """The unit of the coarsest of these dtypes and of what it computes in."""
+        return max(torch.finfo(dtype).eps for dtype in (*dtypes, self.computes_in) if dtype is not None)
+
     def at(self, p: int) -> Any:
         """A position: p, or where it has several axes, p on each."""
         return p if self.axes == 1 else [p] * self.axes

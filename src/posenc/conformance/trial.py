@@ -167,7 +167,7 @@ class Plan:
             low = single.run(single.make(), text).double()
             rounding = max(rounding, 8 * _most(low - out))
         if self.subject.computes_in is not None:
-            rounding = max(rounding, 8 * torch.finfo(self.subject.computes_in).eps * _most(out))
+            rounding = max(rounding, 8 * self.subject.eps() * _most(out))
         return out.double(), turned.double(), rounding
 
     @property

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from posenc.conformance.heads import Rotary
@@ -29,7 +30,8 @@ def rotations_are_as_claimed(subject: Rotary, batch: Batch) -> Outcomes:
             expected[..., : subject.rotary_dim] *= subject.scale
         for n, p in enumerate(positions):
             # Four roundings of the phase to float32, each worth p theta 2^-23, and four of what is turned.
-            tolerance = (4 * first_axis(p) * fastest(subject) + 2) * 2**-23 * (subject.scale or 1.0)
+            phase = 4 * first_axis(p) * fastest(subject) * 2**-23
+            tolerance = (phase + 2 * subject.eps(torch.float32)) * (subject.scale or 1.0)
             yield f"{name} at {p}", near(expected[n], came[n], tolerance)
 
 
