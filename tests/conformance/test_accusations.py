@@ -167,6 +167,13 @@ def test_positions_that_it_lacks_are_no_finding_where_none_are_claimed() -> None
     assert claimed["long, then short"].status == FINDING
 
 
+def test_so_few_positions_that_nothing_can_be_measured_are_said() -> None:
+    few = Layer(build=FromZeros, options={"places": 16}, call=placed, relative=False)
+    found = trials(few, 13)["long, then short"]
+    assert found.status == NOT_APPLICABLE
+    assert found.reason.startswith("claim max_positions, for there are positions that it lacks: IndexError")
+
+
 def fails_when_odd(made: Any, x: Tensor) -> Tensor:
     if x.size(1) % 2 and x.size(1) > 5:
         raise IndexError("an odd one")

@@ -14,20 +14,21 @@ NEAR = 4  # a position that all have
 PAST_THE_END = r"(IndexError|ValueError|AssertionError)\b|RuntimeError: .*(size of tensor|expanded size|must match)"
 
 
-def past_an_unclaimed_end(subject: Subject, case: Case, outcome: Outcome) -> bool:
-    """Whether the case reaches past the end of positions: a plain row that reaches as far raises the same kind of
-    error, and so do all that were tried of those that reach farther, but none that stays near."""
+def unclaimed_end(subject: Subject, case: Case, outcome: Outcome) -> str:
+    """What to claim where the case reaches past the end of positions: a plain row that reaches as far raises the same
+    kind of error, and so do those tried that reach farther, but none that stays near. Else nothing."""
     error = re.match(PAST_THE_END, outcome.came)
     if subject.max_positions is not None or outcome.expected != "an answer" or error is None:
-        return False
+        return ""
     kind = outcome.came.partition(":")[0]
     # A trial may move the batch by as much as one of its values says.
     reach = max([case.batch.tokens - 1, *_numbers(case.batch.positions), *_numbers(case.values)])
     if reach <= NEAR:
-        return False
+        return ""
     given = case.batch.positions is not None
     farther = (reach, reach + 1, 2 * reach + 1)
-    return _error(subject, NEAR, given) == "" and all(_error(subject, p, given) == kind for p in farther)
+    ends = _error(subject, NEAR, given) == "" and all(_error(subject, p, given) == kind for p in farther)
+    return f"claim max_positions, for there are positions that it lacks: {outcome.came}" if ends else ""
 
 
 def _error(subject: Subject, position: int, given: bool) -> str:

@@ -14,7 +14,7 @@ import torch
 
 from posenc.arguments import number, shown, whole
 from posenc.conformance.checks import CHECKS
-from posenc.conformance.ends import past_an_unclaimed_end
+from posenc.conformance.ends import unclaimed_end
 from posenc.conformance.outcome import Outcome, described, outcome_of
 from posenc.conformance.prepare import prepared, quiet
 from posenc.conformance.shrink import shrink
@@ -25,6 +25,7 @@ from posenc.conformance.trial import LENGTHS, LONGEST, Case, Check, Plan, Trial
 from posenc.workbench.progress import Progress
 
 PASSED, FINDING, NOT_APPLICABLE, UNFINISHED = "passed", "finding", "not applicable", "unfinished"
+LONG = Case(Batch([[0] * 24]))  # as far as a plan's own runs reach
 SECONDS = 60.0  # for each check
 SHRINK_SHARE = 0.5  # of those, how long a finding is made smaller
 GRACE = 5.0  # seconds beyond them in which a case that has begun may end by itself
@@ -197,8 +198,8 @@ def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> T
                 again = not (outcome.ok or outcome.finite) and plan.subject.dtype == torch.float64
                 if again:
                     break
-                if not outcome.ok and past_an_unclaimed_end(plan.subject, case, outcome):
-                    reasons.append(f"claim max_positions, for there are positions that it lacks: {outcome.came}")
+                if not outcome.ok and (reason := unclaimed_end(plan.subject, case, outcome)):
+                    reasons.append(reason)
                     continue
                 if not outcome.ok:
                     stop = time.monotonic() + max(until - time.monotonic(), 0) * SHRINK_SHARE
@@ -214,6 +215,8 @@ def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> T
     except Exception as error:  # a plan runs the subject too, to see how exact it can be
         if found:
             raise
+        if reason := unclaimed_end(plan.subject, LONG, Outcome(False, "an answer", described(error))):
+            return TrialResult(trial.name, NOT_APPLICABLE, 0, reason)
         return TrialResult(trial.name, UNFINISHED, done, f"the cases could not be made: {described(error)}")
     if again:  # float32's lowest number, added to a score in float32 and then cast, is lower than any other: -inf
         single = Plan(replace(plan.subject, dtype=torch.float32), plan.lengths, plan.longest, plan.seed)

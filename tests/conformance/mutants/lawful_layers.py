@@ -340,6 +340,29 @@ def swinging(made: Swinging, x: Tensor, grid: tuple[int, int] | None = None) -> 
     return made(x, grid or (1, x.size(1)))
 
 
+# -- a class token, which needs patches --------------------------------------------------------------------------------
+
+
+class Summing(nn.Module):
+    """A class token in front takes in the mean of all patches, which have sines of their rows and columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(DIM, DIM)
+
+    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        rates = 10.0 ** -torch.linspace(0, 1, DIM // 4).double()
+        sides = [torch.arange(size).double()[:, None] * rates for size in grid]
+        rows, columns = (torch.cat((angle.sin(), angle.cos()), -1).to(x.dtype) for angle in sides)
+        places = torch.cat((rows[:, None].expand(*grid, -1), columns[None].expand(*grid, -1)), -1).flatten(0, 1)
+        patches = self.mix(x[:, 1:] + places).tanh()
+        return torch.cat((x[:, :1] + patches.mean(1, keepdim=True), patches), 1)
+
+
+def summing(made: Summing, x: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
+    return made(x, grid or (1, x.size(1) - 1))
+
+
 CORRECT = (
     Layer(build=Decoder, call=decoded, causal=True, relative=True, varied={"base": 20.0}),
     Model(build=Encoder, call=encoded, relative=False, max_positions=128, state=("ids",)),
@@ -352,6 +375,7 @@ CORRECT = (
     Layer(build=DrawnElsewhere, call=placed, relative=False, seed=sow_all),
     Layer(build=SavedMask, call=call_module, causal=True, max_positions=40, state=("bias",)),
     Layer(build=Swinging, call=swinging),
+    Layer(build=Summing, call=summing, registers=1),
 )
 
 
