@@ -1,12 +1,14 @@
 """Whom the checks do not accuse: numbers that float64 alone lacks, draws that torch does not seed, ends that nobody
 claims; and that those who did it are still accused."""
 
+import io
 import random
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 
 from posenc.conformance import Batch, Layer, NotApplicableError, Rotary, check
@@ -14,7 +16,7 @@ from posenc.conformance.checks.configuration import an_option_counts
 from posenc.conformance.checks.shift import moving_all_changes_something
 from posenc.conformance.measure import first_axis
 from posenc.conformance.prepare import prepared
-from posenc.conformance.report import as_data
+from posenc.conformance.report import as_data, shown
 from posenc.conformance.run import FINDING, NOT_APPLICABLE, PASSED, TrialResult
 from posenc.conformance.subjects import Subject
 from tests.conformance.mutants.lawful import CORRECT, DeafSections, Sections, turned_both
@@ -45,6 +47,10 @@ def test_what_float64_alone_makes_infinite_is_run_in_float32_and_the_report_says
     assert report.settings["dtype"] == "torch.float32"
     assert report.settings["note"] == "run in float32: in float64 some of the outputs are not finite"
     assert "note" not in check(RIGHT, checks=[15]).settings
+    (data,) = as_data([report])["subjects"]
+    with (console := Console(width=200, file=io.StringIO())).capture() as said:
+        console.print(shown(data, {}))
+    assert "Decoder: run in float32: in float64 some of the outputs are not finite\n" in said.get()
 
 
 def only_float32(made: Any, x: Tensor) -> Tensor:
