@@ -215,7 +215,9 @@ def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> T
     except Exception as error:  # a plan runs the subject too, to see how exact it can be
         if found:
             raise
-        if reason := unclaimed_end(plan.subject, LONG, Outcome(False, "an answer", described(error))):
+        with quiet():
+            reason = unclaimed_end(plan.subject, LONG, Outcome(False, "an answer", described(error)))
+        if reason:
             return TrialResult(trial.name, NOT_APPLICABLE, 0, reason)
         return TrialResult(trial.name, UNFINISHED, done, f"the cases could not be made: {described(error)}")
     if again:  # float32's lowest number, added to a score in float32 and then cast, is lower than any other: -inf
