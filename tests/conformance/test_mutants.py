@@ -1,57 +1,19 @@
 """The checks are checked: each catches the bugs it names, and accuses nobody who has none."""
 
 from collections.abc import Callable
-from types import ModuleType
+from importlib import import_module
+from pkgutil import iter_modules
 
 import pytest
 
 from posenc.conformance import Subject, check
 from posenc.conformance.run import FINDING, PASSED, UNFINISHED
 from posenc.conformance.threads import THREADS
-from tests.conformance.mutants import (
-    Mutant,
-    attention_functions,
-    biases,
-    bounds,
-    compilation,
-    configuration,
-    distinct,
-    grids,
-    layers,
-    layout,
-    life_cycle,
-    memory,
-    meta,
-    models,
-    parity,
-    phase,
-    published,
-    purity,
-    rotations,
-)
+from tests.conformance import mutants
+from tests.conformance.mutants import Mutant
 from tests.conformance.small import run_alone
 
-MODULES: tuple[ModuleType, ...] = (
-    phase,
-    distinct,
-    meta,
-    life_cycle,
-    purity,
-    rotations,
-    biases,
-    attention_functions,
-    layers,
-    models,
-    configuration,
-    layout,
-    parity,
-    memory,
-    compilation,
-    bounds,
-    grids,
-    published,
-)
-
+MODULES = [import_module(f"{mutants.__name__}.{module.name}") for module in iter_modules(mutants.__path__)]
 MUTANTS = [mutant for module in MODULES for mutant in module.MUTANTS]
 CORRECT = [subject for module in MODULES for subject in module.CORRECT]
 

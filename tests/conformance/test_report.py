@@ -75,6 +75,7 @@ def test_the_data_says_everything(data: Data) -> None:
         "cases": 0,
         "finding": None,
         "reason": "it is of <another> kind",
+        "note": "",
     }
     assert found["found"] == f"a hostile one and 1 more: {CAME}"
     assert found["threads"][0] == "transformers#38224"

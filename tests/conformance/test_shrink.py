@@ -52,6 +52,18 @@ def test_gaps_close_and_every_axis_is_lowered() -> None:
     assert shrink(before_the_first, lambda batch: True).positions == [[-3]]
 
 
+def test_what_stands_on_the_diagonal_stays_on_it() -> None:
+    tried: list[Batch] = []
+
+    def shows(batch: Batch) -> bool:
+        tried.append(batch)
+        return batch.tokens == 3
+
+    found = shrink(Batch(ids=[[1, 2, 3]], positions=[[[7, 7], [9, 9], [5000, 5000]]]), shows)
+    assert found.positions == [[[0, 0], [1, 1], [2, 2]]]
+    assert all(p[0] == p[1] for batch in tried for row in batch.positions or [] for p in row)
+
+
 def test_documents_and_order_are_counted_from_zero() -> None:
     found = shrink(BATCH, lambda batch: batch.tokens == 5 and len(batch.ids) == 2)
     assert found.document == [[0, 0, 1, 1, -1], [0, 0, 0, 1, 1]]

@@ -97,6 +97,8 @@ def gradient_tolerances(subject: Subject, batch: Batch, highest: int) -> dict[st
     sizes = {name: float(gradient.abs().max()) if gradient.numel() else 0.0 for name, gradient in exact.items()}
     # A gradient that is zero where others are not, as that of the bias of all keys, is what rounding leaves of them.
     rounding = 256 * torch.finfo(subject.dtype).eps * max(sizes.values(), default=0.0)
+    if subject.computes_in is not None:
+        rounding = max(rounding, 8 * subject.eps() * max(sizes.values(), default=0.0))
     found = {}
     for name, gradient in exact.items():
         size = sizes[name]

@@ -45,6 +45,8 @@ class Layer(Subject):
 
     def run(self, made: Any, batch: Batch) -> Tensor:
         x = self.content(batch)
+        short = f"a row of {batch.tokens} tokens has no patch behind its {self.registers} registers"
+        require(not self.registers or batch.tokens > self.registers, short)
         require(batch.keys is None, "call gives no log-sum-exp, so parts of the keys cannot be merged")
         if batch.queries is not None:
             require(self.takes("memory"), "call takes no memory, so queries are the keys")

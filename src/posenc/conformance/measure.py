@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.conformance.heads import Rotary
-from posenc.conformance.subjects import REFUSALS, Batch, NotApplicableError, Subject
+from posenc.conformance.subjects import REFUSALS, Batch, NotApplicableError, Subject, require
 
 
 def row_of(batch: Batch) -> list[Any]:
@@ -19,8 +19,11 @@ def row_of(batch: Batch) -> list[Any]:
 
 
 def first_axis(position: Any) -> int:
-    """The position, or its first coordinate: trials of rotations stand on the diagonal, where all are the same."""
-    return position[0] if isinstance(position, list) else position
+    """The position, or the coordinate that it has on every axis: off the diagonal nobody knows what to expect."""
+    if not isinstance(position, list):
+        return position
+    require(len(set(position)) == 1, f"{position} is not on the diagonal, where alone it is known what to expect")
+    return position[0]
 
 
 def of_two_tokens(batch: Batch) -> bool:
@@ -127,7 +130,7 @@ def lowered(
         with torch.autocast(torch.device(subject.device).type, autocast or torch.bfloat16, autocast is not None):
             return measure(low, made, *rest)
     except RuntimeError as error:
-        if "not implemented for" not in str(error):
+        if not any(lack in str(error) for lack in ("not implemented for", "Unexpected floating ScalarType")):
             raise
         raise NotApplicableError(f"in {dtype}, PyTorch says {error}") from None
     except REFUSALS as error:

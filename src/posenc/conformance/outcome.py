@@ -1,6 +1,7 @@
 """What a trial finds. Plain PyTorch: scripts hold a copy."""
 
 import linecache
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -19,6 +20,11 @@ class Outcome(NamedTuple):
     ok: bool
     expected: str
     came: str
+
+    @property
+    def finite(self) -> bool:
+        """Whether it is about numbers, and not about what is none or has none."""
+        return re.search(r"\b(nan|inf|infs|nans)\b|finite", f"{self.expected} {self.came}", re.IGNORECASE) is None
 
 
 Outcomes = Iterator[tuple[str, Outcome]]  # with what each is of

@@ -10,12 +10,14 @@ from inspect import Parameter, signature
 from typing import Any
 
 import torch
+from torch import nn
 
 from posenc.arguments import check_choice, check_flag, check_name, check_type, number, shown, whole
-from posenc.conformance.outcome import described
+from posenc.conformance.checks.purity import equal
+from posenc.conformance.outcome import described, near
 from posenc.conformance.standalone import check_sources
-from posenc.conformance.subjects import Subject
-from posenc.conformance.trial import Plan
+from posenc.conformance.subjects import Batch, NotApplicableError, Subject
+from posenc.conformance.trial import Plan, padded
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # those that outputs can be compared in
 
@@ -65,26 +67,29 @@ RULES: dict[str, Callable[[str, Any], object]] = {
     "heads_option": lambda name, value: check_type(name, value, str),
     "device": lambda name, value: check_type(name, value, str, torch.device),
     "registers": partial(whole, least=0),
-    "seed": partial(whole, least=-(2**63), most=2**64 - 1),  # what a generator takes
+    "seed": lambda name, value: callable(value) or whole(name, value, -(2**63), 2**64 - 1),  # what a generator takes
+    "drawing": partial(whole, least=0),
 }
 OPTIONAL = {"max_positions", "distinct_to", "threshold", "base", "scale", "frequencies", "slopes", "computes_in"}
 OPTIONAL |= {"layout", "rotary_dim", "flat", "relative", "directed", "direction"}
 OPTIONAL |= {"window", "max_grid", "trained_grid"}
 
 
-def prepared(subject: Subject) -> Subject:
-    """The subject as it is checked, in float32 where it does not run in float64. ValueError as `check` has it."""
+def prepared(subject: Subject) -> tuple[Subject, str]:
+    """The subject as it is checked, in float32 where it does not run in float64, and why. ValueError as `check` has
+    it."""
     check_type("subject", subject, Subject)
     _check_claims(subject)
     check_sources(subject)
     _check_parameters(subject)
-    subject = _that_runs(subject)
+    subject, why = _that_runs(subject)
+    _check_builds(subject)
     if subject.like is not None:
         from posenc.conformance.like import check_like  # needs all backends
 
         with quiet():
             check_like(subject)
-    return subject
+    return subject, why
 
 
 def _check_claims(subject: Subject) -> None:
@@ -113,21 +118,92 @@ def _check_parameters(subject: Subject) -> None:
             check_name(f"a parameter of call for a {type(subject).__name__}", parameter.name, subject.gives)
 
 
-def _that_runs(subject: Subject) -> Subject:
-    """The subject in float64, or in float32 where it cannot be run in that. ValueError where it cannot be run."""
-    plan = Plan(subject)
+def _that_runs(subject: Subject) -> tuple[Subject, str]:
+    """The subject in float64, or in float32 where it cannot be run in that, or gives what is not finite there alone,
+    and why. ValueError where it cannot be run."""
+    single = replace(subject, dtype=torch.float32)
     try:
         with quiet():
-            out = subject.run(subject.make(), plan.text(1, min(5, plan.limit)))
+            out = subject.run(subject.make(), _small(subject))
     except Exception as error:
         if subject.dtype == torch.float64:
-            return _that_runs(replace(subject, dtype=torch.float32))
+            return _that_runs(single)[0], f"run in float32: in float64 it raises {described(error)}"
         said = f"the subject does not run: {described(error)}. call is given what its parameters name"
         raise ValueError(said) from error
     if not isinstance(out, torch.Tensor) or out.dim() < 3:
         came = f"one of shape {tuple(out.shape)}" if isinstance(out, torch.Tensor) else type(out).__name__
         raise ValueError(f"call must give a tensor (rows, tokens, …), got {came}")
-    return subject
+    if subject.dtype == torch.float64:
+        for batch in (_small(subject), *_with_padding(subject)):
+            if _is_finite(subject, batch) is False and _is_finite(single, batch):
+                return single, "run in float32: in float64 some of the outputs are not finite"
+    return subject, ""
+
+
+def _small(subject: Subject) -> Batch:
+    plan = Plan(subject)
+    return plan.text(1, min(5, plan.limit))
+
+
+def _with_padding(subject: Subject) -> Iterator[Batch]:
+    """A row, and one that begins or ends with padding: where attention is causal, there are tokens that see nothing."""
+    plan = Plan(subject)
+    tokens = min(5, plan.limit)
+    if subject.can("padding") and tokens > 2:
+        row = [False, False, *[True] * (tokens - 2)]
+        for mask in (row, row[::-1]):
+            for explicit in {False, subject.can("positions")}:
+                yield padded(plan, [mask, [True] * tokens], explicit)
+
+
+def _is_finite(subject: Subject, batch: Batch) -> bool | None:
+    """Whether all that comes out is, and comes out; None: the subject cannot be given such a batch."""
+    try:
+        with quiet():
+            return bool(subject.run(subject.make(), batch).isfinite().all())
+    except NotApplicableError:
+        return None
+    except Exception:
+        return False
+
+
+def _check_builds(subject: Subject) -> None:
+    """ValueError unless two builds from one seed are the same: what else draws, ``seed`` must seed."""
+    batch = _small(subject)
+    with quiet():
+        first, second = subject.make(), subject.make()
+        differing = _differing(first, second)
+        if not differing:
+            out, again, other = (subject.run(made, batch) for made in (first, first, second))
+            # A call that draws for itself is another matter, which the check of purity tells of.
+            if _alike(out, again) and not _alike(out, other):
+                differing = "its outputs"
+    if differing:
+        seeds = f"seed={subject.seed.__qualname__} does" if callable(subject.seed) else "torch's seed does"
+        raise ValueError(
+            f"build must give the same from the same seed, got two that differ in {differing}, which {seeds} not fix. "
+            "Where NumPy, Python's random or another library draws it, claim seed=, a function of a number that "
+            "seeds all of them, such as keras.utils.set_random_seed"
+        )
+
+
+def _differing(first: Any, second: Any) -> str:
+    """A parameter or buffer in which two modules differ."""
+    if not isinstance(first, nn.Module) or not isinstance(second, nn.Module):
+        return ""
+    for kind, of in (("parameter", nn.Module.named_parameters), ("buffer", nn.Module.named_buffers)):
+        ours, theirs = dict(of(first)), dict(of(second))
+        for name in {**ours, **theirs}:
+            if name not in ours or name not in theirs or not _alike(ours[name], theirs[name]):
+                return f"the {kind} {name!r}"
+    return ""
+
+
+def _alike(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors are the same but for rounding: sums may be taken in another order where memory lies
+    otherwise."""
+    numbers = first.is_floating_point() and first.numel() > 0
+    return equal(first, second) or (numbers and near(first, second, 2**-20 * float(first.detach().abs().max())).ok)
 
 
 @contextlib.contextmanager

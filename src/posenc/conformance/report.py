@@ -141,7 +141,8 @@ def shown(subject: Data, places: Mapping[str, str], quiet: bool = False) -> Rend
             table.add_row(str(result["number"]), Text(result["name"]), status, _plain(result["found"]), seconds)
         parts.append(table)
     parts += [_shown_findings(subject, result, places) for result in subject["results"] if result["status"] == FINDING]
-    return Group(*parts, *([] if quiet else [Text(f"{subject['name']}: {summary(subject)}")]))
+    said = [summary(subject), *([note] if (note := subject["settings"].get("note")) else [])]
+    return Group(*parts, *([] if quiet else [_plain(f"{subject['name']}: {line}") for line in said]))
 
 
 def _shown_findings(subject: Data, result: Data, places: Mapping[str, str]) -> RenderableType:
@@ -205,8 +206,14 @@ def _found(result: Data) -> str:
         return str(result["reason"])
     left_out = sum(trial["status"] == NOT_APPLICABLE for trial in result["trials"])
     cases = sum(trial["cases"] for trial in result["trials"])
-    counted = f"{cases} case{'s' * (cases != 1)}"
-    return f"{counted}; {left_out} of {len(result['trials'])} trials not applicable" if left_out else counted
+    words = [f"{cases} case{'s' * (cases != 1)}"]
+    if left_out:
+        words.append(f"{left_out} of {len(result['trials'])} trials not applicable")
+    noted: dict[str, list[str]] = {}
+    for trial in result["trials"]:
+        if trial["note"]:
+            noted.setdefault(trial["note"], []).append(trial["name"])
+    return "; ".join(words + [f"{', '.join(names)}: {note}" for note, names in noted.items()])
 
 
 def _finding(finding: Finding, file: str) -> Data:

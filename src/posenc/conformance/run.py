@@ -6,12 +6,15 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any
 
+import torch
+
 from posenc.arguments import number, shown, whole
 from posenc.conformance.checks import CHECKS
+from posenc.conformance.ends import unclaimed_end
 from posenc.conformance.outcome import Outcome, described, outcome_of
 from posenc.conformance.prepare import prepared, quiet
 from posenc.conformance.shrink import shrink
@@ -22,9 +25,11 @@ from posenc.conformance.trial import LENGTHS, LONGEST, Case, Check, Plan, Trial
 from posenc.workbench.progress import Progress
 
 PASSED, FINDING, NOT_APPLICABLE, UNFINISHED = "passed", "finding", "not applicable", "unfinished"
+LONG = Case(Batch([[0] * 24]))  # as far as a plan's own runs reach
 SECONDS = 60.0  # for each check
 SHRINK_SHARE = 0.5  # of those, how long a finding is made smaller
 GRACE = 5.0  # seconds beyond them in which a case that has begun may end by itself
+IN_FLOAT32 = "run in float32: in float64 there were numbers that are not finite"
 AGAIN = 1.0  # seconds after which a case that went on all the same is stopped again
 
 
@@ -48,6 +53,7 @@ class TrialResult:
     cases: int = 0
     reason: str = ""
     finding: Finding | None = None
+    note: str = ""  # how it was run otherwise than the report says
 
 
 @dataclass(frozen=True)
@@ -130,9 +136,11 @@ def check(
     seed, seconds = whole("seed", seed, 0), number("seconds", seconds)
     if not seconds > 0:
         raise ValueError(f"seconds must be above 0, got {seconds}")
-    subject = prepared(subject)
+    subject, note = prepared(subject)
     report = Report(subject, name or subject.build.__qualname__)
     report.settings.update(seed=seed, lengths=lengths, longest=longest, seconds=seconds, dtype=str(subject.dtype))
+    if note:
+        report.settings["note"] = note
     report.settings["checks"] = [entry.number for entry in wanted]
     progress.begin(len(wanted))
     try:
@@ -175,7 +183,7 @@ def _result(entry: Check, plan: Plan, name: str, seconds: float) -> Result:
 
 
 def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> TrialResult:
-    done, reasons = 0, []
+    done, reasons, again = 0, [], False
     found: list[tuple[Case, Outcome]] = []  # each smaller than the one before it
     try:
         with quiet(), _alarm(until):
@@ -186,6 +194,12 @@ def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> T
                     case, outcome = _tried(trial, plan, case)
                 except NotApplicableError as error:
                     reasons.append(str(error))
+                    continue
+                again = not (outcome.ok or outcome.finite) and plan.subject.dtype == torch.float64
+                if again:
+                    break
+                if not outcome.ok and (reason := unclaimed_end(plan.subject, case, outcome)):
+                    reasons.append(reason)
                     continue
                 if not outcome.ok:
                     stop = time.monotonic() + max(until - time.monotonic(), 0) * SHRINK_SHARE
@@ -201,7 +215,14 @@ def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> T
     except Exception as error:  # a plan runs the subject too, to see how exact it can be
         if found:
             raise
+        with quiet():
+            reason = unclaimed_end(plan.subject, LONG, Outcome(False, "an answer", described(error)))
+        if reason:
+            return TrialResult(trial.name, NOT_APPLICABLE, 0, reason)
         return TrialResult(trial.name, UNFINISHED, done, f"the cases could not be made: {described(error)}")
+    if again:  # float32's lowest number, added to a score in float32 and then cast, is lower than any other: -inf
+        single = Plan(replace(plan.subject, dtype=torch.float32), plan.lengths, plan.longest, plan.seed)
+        return replace(_trial(entry, trial, single, name, until), note=IN_FLOAT32)
     if found:  # the script is made after the alarm, which would stop it halfway
         return TrialResult(trial.name, FINDING, done + 1, "", _finding(entry, trial, plan, name, *found[-1]))
     if done:

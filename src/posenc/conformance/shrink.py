@@ -94,12 +94,16 @@ def _numbered(rows: list[list[int]], *kept: int) -> list[list[int]]:
 
 
 def _lower(batch: Batch) -> Iterator[Batch]:
-    """All rows moved towards 0; then one row; then what stands far after the tokens before it moved towards them."""
+    """All rows moved towards 0; then one row; then what stands far after the tokens before it moved towards them.
+
+    What stands on the diagonal of several axes stays on it, where trials may take it to be.
+    """
     positions = batch.positions or []
-    first = positions[0][0] if positions else []
-    axes: list[int | None] = [*range(len(first))] if isinstance(first, list) else [None]
+    several = bool(positions) and isinstance(positions[0][0], list)
+    diagonal = several and all(len(set(p)) == 1 for row in positions for p in row)
+    axes: list[int | None] = [*range(len(positions[0][0]))] if several and not diagonal else [None] * bool(positions)
     for axis in axes:
-        lines = [[p if axis is None else p[axis] for p in row] for row in positions]
+        lines = [[p[axis or 0] if several else p for p in row] for row in positions]
         moves = [([*range(len(lines))], 0, min(map(min, lines)))]
         moves += [([row], 0, min(line)) for row, line in enumerate(lines)]
         moves += [

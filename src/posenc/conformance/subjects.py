@@ -134,6 +134,8 @@ class Subject:
     - ``registers``: the first tokens of a row with a ``grid`` have no place on it (class tokens, registers).
     - ``jitter``: the parameters are moved by N(0, jitter²) after building, where they begin as zeros or too small for
       positions to matter.
+    - ``seed``: what torch is seeded with before each ``build``; or, where others draw too, a function of a number that
+      seeds them, such as ``keras.utils.set_random_seed``.
     """
 
     by_place: ClassVar[int] = 1  # parameters of call that are given by place, whatever their names
@@ -173,12 +175,24 @@ class Subject:
     jitter: float = 0.0
     dtype: torch.dtype = torch.float64
     device: str = "cpu"
-    seed: int = 0
+    seed: int | Callable[[int], object] = 0
+    drawing: int = 0  # which of the draws: another one has other parameters
+
+    def sow(self) -> None:
+        """Seeds torch, and what else ``seed`` does."""
+        number = self.drawing if callable(self.seed) else self.seed + self.drawing
+        (torch.default_generator if self.device == "cpu" else torch).manual_seed(number)  # torch's takes 1 ms
+        if callable(self.seed):
+            self.seed(number)
+
+    def drawn_anew(self) -> "Subject":
+        """The same, whose parameters are drawn by another seed."""
+        return replace(self, drawing=self.drawing + 1)
 
     def make(self, **changed: Any) -> Any:
         """The thing itself, in the subject's dtype and in evaluation mode, the same at every call."""
         with torch.random.fork_rng(devices=()):
-            (torch.default_generator if self.device == "cpu" else torch).manual_seed(self.seed)  # torch's takes 1 ms
+            self.sow()
             made = self.build(**{**self.options, **changed})
             if isinstance(made, nn.Module):
                 with torch.no_grad():
@@ -187,6 +201,10 @@ class Subject:
                             parameter.add_(self.jitter * torch.randn(parameter.shape))
                 made = made.to(self.device, self.dtype).eval()
         return made
+
+    def eps(self, *dtypes: torch.dtype) -> float:
+        """The unit of the coarsest of these dtypes and of what it computes in."""
+        return max(torch.finfo(dtype).eps for dtype in (*dtypes, self.computes_in) if dtype is not None)
 
     def at(self, p: int) -> Any:
         """A position: p, or where it has several axes, p on each."""

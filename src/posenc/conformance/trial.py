@@ -167,7 +167,7 @@ class Plan:
             low = single.run(single.make(), text).double()
             rounding = max(rounding, 8 * _most(low - out))
         if self.subject.computes_in is not None:
-            rounding = max(rounding, 8 * torch.finfo(self.subject.computes_in).eps * _most(out))
+            rounding = max(rounding, 8 * self.subject.eps() * _most(out))
         return out.double(), turned.double(), rounding
 
     @property
@@ -185,12 +185,20 @@ class Plan:
 
         NotApplicableError where that is a quarter of all that outputs differ by: nothing could be seen.
         """
-        out, _, rounding = self._run
-        tolerance = rounding + 4 * 2**-23 * highest * self.effect
+        out, tolerance = self._run[0], self.rounding(highest)
         spread = _most(out - out.mean(1, keepdim=True)) if out.isfinite().all() else _most(out)
         hidden = f"outputs differ by {spread:.2g} from token to token, of which rounding hides {tolerance:.2g}"
         require(not (out.size(1) > 1 and tolerance > spread / 4), hidden)
         return tolerance
+
+    def rounding(self, highest: int = 0) -> float:
+        """`tolerance`, whether anything can be seen beside it or not."""
+        return self._run[2] + 4 * 2**-23 * highest * self.effect
+
+    @property
+    def noise(self) -> float:
+        """How far two outputs of the very same arithmetic may be apart."""
+        return 16 * torch.finfo(self.subject.dtype).eps * _most(self._run[0])
 
     @cached_property
     def shows_positions(self) -> bool:

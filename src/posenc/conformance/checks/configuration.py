@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from posenc.conformance.heads import Rotary
 from posenc.conformance.measure import claimed, fastest, first_axis, matrices, row_of, sides, unit
 from posenc.conformance.outcome import Outcome, Outcomes, near
-from posenc.conformance.subjects import Batch, Subject, require
+from posenc.conformance.subjects import REFUSALS, Batch, Subject, require
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
 
@@ -29,7 +30,8 @@ def rotations_are_as_claimed(subject: Rotary, batch: Batch) -> Outcomes:
             expected[..., : subject.rotary_dim] *= subject.scale
         for n, p in enumerate(positions):
             # Four roundings of the phase to float32, each worth p theta 2^-23, and four of what is turned.
-            tolerance = (4 * first_axis(p) * fastest(subject) + 2) * 2**-23 * (subject.scale or 1.0)
+            phase = 4 * first_axis(p) * fastest(subject) * 2**-23
+            tolerance = (phase + 2 * subject.eps(torch.float32)) * (subject.scale or 1.0)
             yield f"{name} at {p}", near(expected[n], came[n], tolerance)
 
 
@@ -64,18 +66,44 @@ def it_is_refused(subject: Subject, batch: Batch, changed: dict[str, Any]) -> Ou
 def an_option_counts(
     subject: Subject, batch: Batch, changed: dict[str, Any], starts: list[int], tokens: int, tolerance: float
 ) -> Outcome:
-    """The outputs with an option as it is and with another value, for a row at each of the starts."""
+    """The outputs with an option as it is and with another value, for a row at each of the starts; and where positions
+    have several axes, for rows that are not on their diagonal, on which it is one and the same which axis is which."""
     shows = batch.tokens >= tokens and len(set(batch.ids[0])) > 1
     require(shows, "a row so short or so plain may not show it")  # and shrinking must not get there
     if (found := refusal(subject, changed)) is not None:
         return found
-    usual, other = subject.make(), subject.make(**changed)
-    for start in starts:
-        here = batch if start == 0 else replace(batch, positions=[[subject.at(start + n) for n in range(batch.tokens)]])
-        before, after = subject.run(usual, here), subject.run(other, here)
-        if before.shape != after.shape or not near(before, after, tolerance).ok:
-            return Outcome(True, "another output", "another output")
+    rows = [batch if start == 0 else _placed(subject, batch, start) for start in starts]
+    if subject.axes > 1 and subject.can("positions"):
+        rows += [_placed(subject, batch, start, off_the_diagonal=True) for start in starts]
+    if any(_tell_apart(subject, changed, here, tolerance) for here in rows):
+        return Outcome(True, "another output", "another output")
+    flat = subject.axes > 1 and not subject.can("positions")
+    require(not flat, "give call positions: all its axes are the same here, where an option of one may not show")
+    if not subject.jitter:
+        jittered = replace(subject, jitter=0.1)
+        hidden = "claim jitter=0.02: parameters begin as zeros, or so small that the option does not show"
+        require(not any(_tell_apart(jittered, changed, here, tolerance) for here in rows), hidden)
     return Outcome(False, f"another output, or an error, with {changed}", "the same output as without")
+
+
+def _placed(subject: Subject, batch: Batch, start: int, off_the_diagonal: bool = False) -> Batch:
+    """The row at positions from there on; or after a third of it patches, each on its own row and column."""
+    line = [subject.at(start + n) for n in range(batch.tokens)]
+    if off_the_diagonal:
+        text = batch.tokens // 3
+        front = [start + text] * (subject.axes - 2)
+        line[text:] = [[*front, start + text + n // 5 % 3, start + text + n % 5] for n in range(batch.tokens - text)]
+    return replace(batch, positions=[line])
+
+
+def _tell_apart(subject: Subject, changed: dict[str, Any], batch: Batch, tolerance: float) -> bool:
+    """Whether the option, with its other value, gives another output for this batch, or refuses it."""
+    before = subject.run(subject.make(), batch)
+    try:
+        after = subject.run(subject.make(**changed), batch)
+    except (IndexError, *REFUSALS):  # as of a position past a smaller end
+        return True
+    return before.shape != after.shape or not near(before, after, tolerance).ok
 
 
 def builds_share_nothing(subject: Subject, batch: Batch, changed: dict[str, Any], tolerance: float) -> Outcomes:
@@ -119,7 +147,8 @@ def _counting(plan: Plan) -> Iterator[Case]:
     for batch, values in _varied(plan):
         end = (subject.max_positions or max(STARTS) + batch.tokens) - batch.tokens
         starts = [p for p in STARTS if p <= end and (p == 0 or subject.can("positions"))]
-        yield Case(batch, {**values, "starts": starts, "tokens": batch.tokens})
+        # The same arithmetic on the same numbers: what moves the outputs by no more than float32 rounds counts too.
+        yield Case(batch, {**values, "starts": starts, "tokens": batch.tokens, "tolerance": plan.noise})
 
 
 def refusals(plan: Plan, known: bool) -> Iterator[Case]:

@@ -40,7 +40,7 @@ def rotations_differ(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast
             first = [subject.at(p) for p in range(min(4, subject.max_positions or 4))]
             exact = turned(subject, subject.make(), vector.to(subject.dtype), first, which)[0]
             seen = float(exact.diff(dim=1).abs().max()) / float(exact.abs().max())
-            hidden = 0 < seen < 4 * torch.finfo(autocast or dtype).eps
+            hidden = 0 < seen < 4 * subject.eps(autocast or dtype)
             require(not hidden, f"one step turns less than {autocast or dtype} can tell")
         came = lowered(subject, dtype, autocast, turned, vector.to(dtype), positions, which)[0]
         outcome = neighbours(list(zip(positions, came.unbind(1), strict=True)), step)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posenc.conformance.checks.cache import cached_equals_at_once
 from posenc.conformance.layers import Layer, Model
-from posenc.conformance.measure import of_two_tokens, row_of
+from posenc.conformance.measure import first_axis, of_two_tokens, row_of
 from posenc.conformance.outcome import Outcome, Outcomes, near
 from posenc.conformance.subjects import PADDING, VOCABULARY, Batch, Subject, require
 from posenc.conformance.trial import Case, Check, Plan, Trial
@@ -72,7 +72,7 @@ def any_order_will_do(subject: Subject, batch: Batch, tolerance: float) -> Outco
 
 def text_is_one_axis(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
     """Tokens at (p, p, …), against those at p with one axis."""
-    line, flat = replace(subject, axes=1), replace(batch, positions=[[p[0] for p in row_of(batch)]])
+    line, flat = replace(subject, axes=1), replace(batch, positions=[[first_axis(p) for p in row_of(batch)]])
     return near(line.run(line.make(**(subject.flat or {})), flat), subject.run(subject.make(), batch), tolerance)
 
 

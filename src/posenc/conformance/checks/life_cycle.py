@@ -52,7 +52,7 @@ def cast_and_back_rounds_parameters_alone(
 
 def loaded_by_another_is_as_saved(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
     """The state_dict of one, loaded by one that was built with another seed."""
-    saved, other = require_module(subject.make()), replace(subject, seed=subject.seed + 1).make()
+    saved, other = require_module(subject.make()), subject.drawn_anew().make()
     other.load_state_dict(saved.state_dict())
     return near(subject.run(saved, batch), subject.run(other, batch), tolerance)
 
@@ -60,7 +60,7 @@ def loaded_by_another_is_as_saved(subject: Subject, batch: Batch, tolerance: flo
 def nothing_derived_is_saved(subject: Subject, batch: Batch) -> Outcome:
     """Buffers in the state_dict that are the same whatever was drawn follow from the configuration; but for what the
     subject says is state, and for what torch's own modules keep there."""
-    made, other = require_module(subject.make()), replace(subject, seed=subject.seed + 1).make()
+    made, other = require_module(subject.make()), subject.drawn_anew().make()
     saved, drawn = made.state_dict(), other.state_dict()
     expected = {name for name, _ in made.named_parameters(remove_duplicate=False)} | set(subject.state)
     for path, module in made.named_modules():

@@ -17,7 +17,7 @@ def loaded_is_as_built(subject: Subject, batch: Batch, assign: bool, tolerance: 
     normal = require_module(subject.make())
     expected = subject.run(normal, batch)
     with torch.random.fork_rng(devices=()):
-        torch.manual_seed(subject.seed)
+        subject.sow()
         with torch.device("meta"):
             built = subject.build(**subject.options)
         built = built.to_empty(device=subject.device)

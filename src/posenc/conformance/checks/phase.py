@@ -54,7 +54,7 @@ def angles_are_exact(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast
             # A phase p theta in float32 takes some four roundings of up to a unit (the exponent, the power, its
             # reciprocal, the product), each worth p theta 2^-23 at most. Then cos and sin are rounded to the dtype, and
             # so is what they are multiplied with and added up to: four times half a unit.
-            tolerance = 4 * 2**-23 * first_axis(p) * fastest(subject) + 2 * low.eps
+            tolerance = 4 * 2**-23 * first_axis(p) * fastest(subject) + 2 * subject.eps(autocast or dtype)
             yield f"{name} at {p}", near((exact if expected is None else expected)[n], came[n], tolerance)
 
 
