@@ -291,7 +291,7 @@ MUTANTS = (
     Mutant("sinusoids, from 1", of_sines(FromOne), 21, 5),
     Mutant("sinusoids, every chunk from 0", of_sines(EveryChunkFromZero), 8, 5),
     Mutant("sinusoids, counted in the dtype of x", of_sines(CountedInTheDtype), 1, 1),
-    Mutant("sinusoids, of the first row", of_sines(OfTheFirstRow), 10, 3),
+    Mutant("sinusoids, of the first row", of_sines(OfTheFirstRow), 19, 3),
     Mutant("sinusoids, half less one", of_sines(HalfLessOne, concatenated), 21, 7),
     Mutant("sinusoids, cosines before", of_sines(CosinesBefore, concatenated), 21, 8),
     Mutant("OPT, without its offset", of_opt(WithoutOffset), 21, 5),

@@ -250,13 +250,6 @@ class MPTReversed(MPT):
         return super().slopes().flip(0)
 
 
-class MPTFromTheFirst(MPT):
-    """Queries are taken for the first of the keys."""
-
-    def forward(self, query_length: int, key_length: int) -> Tensor:
-        return super().forward(key_length, key_length)[:, :query_length]
-
-
 class MPTBiasMaxIgnored(MPT):
     def __init__(self, heads: int = 12, alibi_bias_max: int = 8) -> None:
         super().__init__(heads)
@@ -336,7 +329,6 @@ MUTANTS = (
     Mutant("MPT, one formula for any number of heads", of_mpt(MPTByFormula), 19, 16),
     Mutant("MPT, even slopes first", of_mpt(MPTEvenFirst), 19, 16),
     Mutant("MPT, slopes reversed", of_mpt(MPTReversed), 19, 16),
-    Mutant("MPT, queries taken for the first keys", of_mpt(MPTFromTheFirst), 9, 5),
     Mutant("MPT, alibi_bias_max ignored", of_mpt(MPTBiasMaxIgnored, **FEWER), 14, 7),
     Mutant("fairseq, slopes squared", of_fairseq(FairseqDoubled), 21, 16),
     Mutant("fairseq, every other slope from the second", of_fairseq(FairseqEveryOtherFromTheSecond), 21, 16),

@@ -133,4 +133,5 @@ MUTANTS = (
     Mutant("LongRoPE, short for long", of_growing(ShortForLong, like_longrope), 21, 6),
     Mutant("LongRoPE, long from the trained length on", of_growing(LongFromTheLengthOn, like_longrope), 21, 6),
     Mutant("LongRoPE, factors multiplied", of_growing(FactorsMultiplied, like_longrope), 21, 7),
+    Mutant("LongRoPE, the factor alone in the scale", of_growing(ScaleOfTheFactorAlone, like_longrope), 21, 7),
 )

@@ -326,8 +326,8 @@ class ScaleOfTwoTerms(DeBERTa):
         return 1 / (2 * 8) ** 0.5
 
 
-def of_fire(build: Any = FIRE) -> Bias:
-    return Bias(build=build, call=fire, causal=True, like=like_fire, match=match_fire)
+def of_fire(build: Any = FIRE, **claims: Any) -> Bias:
+    return Bias(build=build, call=fire, causal=True, like=like_fire, match=match_fire, **claims)
 
 
 def of_kerple(build: Any = KERPLE, like: Any = like_kerple) -> Bias:
@@ -348,7 +348,7 @@ MUTANTS = (
     Mutant("FIRE, the lesser of position and threshold", of_fire(ThresholdAlone), 21, 18),
     Mutant("FIRE, no logarithm below", of_fire(NormalizedOnce), 21, 18),
     Mutant("FIRE, the logarithm of the share", of_fire(LogarithmOfTheShare), 21, 18),
-    Mutant("FIRE, the multiplier ignored", of_fire(MultiplierIgnored), 16, 9),
+    Mutant("FIRE, the multiplier ignored", of_fire(MultiplierIgnored, jitter=0.2), 21, 9),
     Mutant("FIRE, counted in the dtype of its parameters", of_fire(CountedInTheDtype), 1, 1),
     Mutant("KERPLE, without 1 +", of_kerple(WithoutOne), 21, 16),
     Mutant("KERPLE, far tokens rewarded", of_kerple(Rewarded), 21, 16),

@@ -236,11 +236,11 @@ MUTANTS = (
     Mutant("T5, halves exchanged", of_encoder(HalvesExchanged), 21, 8),
     Mutant("T5, an encoder with a decoder's buckets", of_encoder(NeverBidirectional), 21, 8),
     Mutant("T5, a decoder with an encoder's buckets", of_decoder(AlwaysBidirectional), 21, 8),
-    Mutant("T5, an encoder blind to direction", of_encoder(BlindToDirection), 19, 8),
+    Mutant("T5, an encoder blind to direction", of_encoder(BlindToDirection), 21, 8),
     Mutant("T5, all buckets of a side exact", of_encoder(ExactBeforeHalving), 21, 7),
     Mutant("T5, the bias divided", of_encoder(BiasDivided), 21, 16),
     Mutant("T5, view in the place of permute", of_decoder(Viewed), 8, 11),
     Mutant("T5, the first rows of the bias in decode", of_decoder(FirstRowsInDecode), 8, 5),
     Mutant("T5, one token's bias from the length of new ones", of_decoder(LengthOfNewInDecode), 8, 5),
-    Mutant("T5, the bias of an earlier call", of_decoder(BiasKept), 8, 5),
+    Mutant("T5, the bias of an earlier call", of_decoder(BiasKept), 5, 5),
 )
