@@ -27,6 +27,16 @@ from tests.conformance.mutants import (
     phase,
     purity,
     rotations,
+    text_absolute,
+    text_alibi,
+    text_caches,
+    text_dynamic,
+    text_learned,
+    text_packing,
+    text_relative,
+    text_rotary,
+    text_scalings,
+    text_t5,
 )
 from tests.conformance.small import run_alone
 
@@ -48,6 +58,16 @@ MODULES: tuple[ModuleType, ...] = (
     compilation,
     bounds,
     grids,
+    text_rotary,
+    text_scalings,
+    text_dynamic,
+    text_alibi,
+    text_t5,
+    text_relative,
+    text_learned,
+    text_absolute,
+    text_caches,
+    text_packing,
 )
 
 MUTANTS = [mutant for module in MODULES for mutant in module.MUTANTS]

@@ -296,11 +296,11 @@ MUTANTS = (
     Mutant("sinusoids, cosines before", of_sines(CosinesBefore, concatenated), 21, 8),
     Mutant("OPT, without its offset", of_opt(WithoutOffset), 21, 5),
     Mutant("OPT, without its offset in decode", of_opt(WithoutOffsetInDecode), 8, 5),
-    Mutant("OPT, counted from one", of_opt(CountedFromOne), 21, 5),
+    Mutant("OPT, counted from one", of_opt(CountedFromOne), 19, 5),
     Mutant("OPT, the mask of new tokens", of_opt(MaskOfNewTokens), 8, 5),
     Mutant("OPT, the mask not counted", of_opt(MaskNotCounted), 7, 3),
     Mutant("OPT, places past the end shared", of_opt(PlacesPastTheEndShared), 19, 14),
     Mutant("RoBERTa, padding counts", of_roberta(PaddingCounts), 7, 3),
-    Mutant("RoBERTa, the row of padding", of_roberta(FirstOfPadding), 21, 5),
+    Mutant("RoBERTa, the row of padding", of_roberta(FirstOfPadding), 19, 5),
     Mutant("RoBERTa, places of the first row", of_roberta(PaddingByTheFirstRow), 7, 3),
 )

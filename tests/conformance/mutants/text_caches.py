@@ -144,6 +144,15 @@ class RollingWindow(Window):
     cache = Rolling
 
 
+class Sinks(Window):
+    """The first two tokens are seen by all."""
+
+    sinks = 2
+
+    def sees(self, asking: Tensor, asked: Tensor) -> Tensor:
+        return super().sees(asking, asked) | ((asked < self.sinks) & (asked <= asking[:, None]))
+
+
 def windowed(
     layer: Attention, x: Tensor, positions: Tensor | None = None, cache: Growing | None = None
 ) -> tuple[Tensor, Growing]:
@@ -262,6 +271,10 @@ class WindowInChunksOnly(Window):
         return super().sees(asking, asked) if len(asking) > 1 else torch.ones(1, len(asked)).bool()
 
 
+class OneSink(Sinks):
+    sinks = 1
+
+
 class OneTooFew(Rolling):
     kept = WINDOW - 2
 
@@ -294,8 +307,8 @@ def rope() -> Any:
     return posenc.RoPE(8, 100.0)
 
 
-def of_window(build: Any = Window) -> Layer:
-    return of_cache(build, call=windowed, window=WINDOW, like=None)
+def of_window(build: Any = Window, **claims: Any) -> Layer:
+    return of_cache(build, call=windowed, window=WINDOW, like=None, **claims)
 
 
 CORRECT = (
@@ -303,6 +316,7 @@ CORRECT = (
     of_cache(StaticSlots),
     of_window(),
     of_window(RollingWindow),
+    of_window(Sinks, sinks=2),
 )
 MUTANTS = (
     Mutant("Llama's cache, the slot as position", of_cache(ByCacheSlot), 7, 3),
@@ -321,6 +335,7 @@ MUTANTS = (
     Mutant("a window of one token less", of_window(WindowOneLess), 19, 5),
     Mutant("a window forgotten", of_window(WindowForgotten), 19, 5),
     Mutant("a window, but not of one token", of_window(WindowInChunksOnly), 8, 5),
+    Mutant("a window with one sink of two", of_window(OneSink, sinks=2), 19, 5),
     Mutant("a rolling cache that drops one too many", of_window(RollsTooSoon), 8, 5),
     Mutant("a rolling cache, positions stuck at the window", of_window(StuckAtTheWindow), 8, 5),
 )

@@ -15,7 +15,7 @@ ABOVE = 1e-6
 class FIRE(nn.Module):
     """The authors' module: a network of the distance over the query's position, both through a logarithm."""
 
-    def __init__(self, heads: int = 3, width: int = 32, init_c: float = 0.1, init_L: float = 16.0) -> None:
+    def __init__(self, heads: int = 3, width: int = 8, init_c: float = 0.1, init_L: float = 16.0) -> None:
         super().__init__()
         self.mlp = nn.Sequential(nn.Linear(1, width), nn.ReLU(), nn.Linear(width, heads))
         self.c, self.L_multiplier = nn.Parameter(torch.tensor(init_c)), nn.Parameter(torch.tensor(1.0))
@@ -141,7 +141,7 @@ def deberta(layer: DeBERTa, x: Tensor, positions: Tensor | None = None, padding:
 def like_fire() -> Any:
     import posenc
 
-    return posenc.FIRE(3, 32, 16.0)
+    return posenc.FIRE(3, 8, 16.0)
 
 
 def match_fire(made: FIRE, scheme: Any) -> None:

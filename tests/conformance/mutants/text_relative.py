@@ -366,5 +366,5 @@ MUTANTS = (
     Mutant("skewing, the first rows of the table", of_skewing(FirstRowsOfTheTable), 8, 11),
     Mutant("skewing, the table turned around", of_skewing(TableTurnedAround), 21, 11),
     Mutant("skewing, rectangles as squares", of_skewing(SkewOfASquare), 8, 11),
-    Mutant("skewing, padded at the end", of_skewing(PaddedAtTheEnd), 21, 11),
+    Mutant("skewing, padded at the end", of_skewing(PaddedAtTheEnd), 8, 11),
 )
