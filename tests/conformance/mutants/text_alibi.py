@@ -308,7 +308,7 @@ def of_fairseq(build: Any = Fairseq) -> Layer:
 
 
 def of_encoder(build: Any = Encoder) -> Layer:
-    return Layer(build=build, call=fairseq, dim=48, relative=True, like=alibi_both)
+    return Layer(build=build, call=fairseq, dim=48, relative=True, directed=False, like=alibi_both)
 
 
 FEWER = {"varied": {"alibi_bias_max": 16}, "like": None, "heads_option": ""}

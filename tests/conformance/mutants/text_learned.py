@@ -331,7 +331,7 @@ def of_fire(build: Any = FIRE, **claims: Any) -> Bias:
 
 
 def of_kerple(build: Any = KERPLE, like: Any = like_kerple) -> Bias:
-    said = {"causal": True, "relative": True, "directed": False, "like": like, "match": match_kerple}
+    said = {"causal": True, "relative": True, "like": like, "match": match_kerple}
     return Bias(build=build, call=kerple, **said)
 
 

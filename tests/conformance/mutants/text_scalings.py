@@ -253,7 +253,7 @@ CORRECT = (
 MUTANTS = (
     Mutant("linear, the factor on the wrong side", of_scaled(LinearTheOtherWay, like_linear), 21, 7),
     Mutant("linear, the base multiplied", of_scaled(LinearOfTheBase, like_linear), 21, 7),
-    Mutant("linear, positions rounded down", of_scaled(WholePositions, like_linear), 21, 7),
+    Mutant("linear, positions rounded down", of_scaled(WholePositions, like_linear), 6, 7),
     Mutant("linear, positions rounded down, neighbours", of_scaled(WholePositions, like_linear, distinct_to=64), 2, 7),
     Mutant("NTK, d/(d - 1)", of_scaled(NTKExponent, like_ntk), 21, 7),
     Mutant("YaRN, the ramp inverted", of_yarn(RampInverted), 21, 7),
