@@ -47,7 +47,7 @@ class SizesOfTheOtherSide(Cosines):
     """Rows are counted in the width, columns in the height."""
 
     def coordinates(self, places: Tensor) -> Tensor:
-        most = torch.tensor([side - 1 for side in self.window[::-1]])
+        most = torch.tensor([side - 1 for side in self.window[::-1]], dtype=torch.float64)
         away = (places[:, :, None] - places[:, None, :]).permute(1, 2, 0) / most * 8
         return away.sign() * torch.log2(away.abs() + 1) / math.log2(8)
 
@@ -229,7 +229,13 @@ def axial(build: Any) -> Rotary:
 
 def mixed(build: Any) -> Rotary:
     return Rotary(
-        build=build, call=turn, axes=2, relative=True, layout="interleaved", like=posenc.MixedRoPE(16, 3), match=rates_of
+        build=build,
+        call=turn,
+        axes=2,
+        relative=True,
+        layout="interleaved",
+        like=posenc.MixedRoPE(16, 3),
+        match=rates_of,
     )
 
 

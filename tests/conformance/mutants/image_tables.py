@@ -86,7 +86,7 @@ class ZeroAtTheEnd(Masked):
 
 
 class Detected(Masked):
-    """DETR's sines, not normalised: counted from 1 by sums over what is no mask, row first, sine and cosine in turns."""
+    """DETR's sines, not normalised: counted from 1 by sums of what is no mask, row first, sine and cosine in turns."""
 
     def mesh(self, grid: Grid) -> Tensor:
         real = torch.ones(grid)
@@ -101,24 +101,16 @@ class SumsOverTheRaster(Detected):
     """Columns are summed over the raster, so that they never begin again."""
 
     def mesh(self, grid: Grid) -> Tensor:
-        rows, columns = super().mesh(grid)
+        rows, _ = super().mesh(grid)
         return torch.stack((rows, torch.ones(grid).flatten().cumsum(0)))
 
 
 class Normalised(Detected):
     """DETR's sines, normalised: the last row and the last column are at 2π in every image."""
 
-    def sides(self, grid: Grid) -> Grid:
-        return grid
-
     def mesh(self, grid: Grid) -> Tensor:
-        sides = torch.tensor(self.sides(grid), dtype=torch.float64)[:, None]
+        sides = torch.tensor(grid, dtype=torch.float64)[:, None]
         return super().mesh(grid) / (sides + 1e-6) * 2 * math.pi
-
-
-class ByTheOtherSide(Normalised):
-    def sides(self, grid: Grid) -> Grid:
-        return grid[1], grid[0]
 
 
 # -- learned -----------------------------------------------------------------------------------------------------------
@@ -340,7 +332,6 @@ MUTANTS = (
     Mutant("sines of the column twice", sines(ColumnsTwice), caught_by=20, pain=12),
     Mutant("the class token's zeros at the end", sines(ZeroAtTheEnd), caught_by=20, pain=12),
     Mutant("columns summed over the raster", sines(SumsOverTheRaster, 0), caught_by=20, pain=12),
-    Mutant("normalised by the other side", sines(ByTheOtherSide, 0), caught_by=20, pain=12),
     Mutant("vectors of rows repeated", learned(RowsRepeated, max_positions=12), caught_by=20, pain=12),
     Mutant("rows clamped to the last", learned(ClampedToTheLast, max_positions=12), caught_by=19, pain=14),
     Mutant("resized to exchanged sizes", resized(SizesExchanged), caught_by=20, pain=12),

@@ -236,7 +236,7 @@ class Cosines(Whole):
 
     def coordinates(self, places: Tensor) -> Tensor:
         """From -1 to 1 and then to logarithms."""
-        most = torch.tensor([max(side - 1, 1) for side in self.window])
+        most = torch.tensor([max(side - 1, 1) for side in self.window], dtype=torch.float64)
         away = (places[:, :, None] - places[:, None, :]).permute(1, 2, 0) / most * 8
         return away.sign() * torch.log2(away.abs() + 1) / math.log2(8)
 
@@ -255,7 +255,7 @@ class ByThisGrid(Cosines):
     """Differences are counted in this image's sides, not in those of the window."""
 
     def coordinates(self, places: Tensor) -> Tensor:
-        most = places.amax(1).clamp(min=1)
+        most = places.amax(1).clamp(min=1).double()
         away = (places[:, :, None] - places[:, None, :]).permute(1, 2, 0) / most * 8
         return away.sign() * torch.log2(away.abs() + 1) / math.log2(8)
 
@@ -293,12 +293,13 @@ class ClassAtTheEnd(Classified):
 
 
 class ClassIsAPatch(Classified):
-    """Entries of the class token are those of the corner's patch."""
+    """The class token stands in the corner, and has no entries of its own."""
+
+    def places(self, grid: Grid) -> Tensor:
+        return F.pad(super().places(grid), (1, 0))
 
     def index(self, grid: Grid) -> Tensor:
-        whole = super().index(grid)
-        tokens = torch.arange(whole.size(0)).sub(1).clamp(min=0)
-        return Whole.index(self, grid)[tokens][:, tokens]
+        return Whole.index(self, grid)
 
 
 class Crossed(nn.Module):

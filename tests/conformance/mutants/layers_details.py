@@ -218,18 +218,16 @@ class Conformer(nn.Module):
         padded = F.pad(scores, (1, 0)).view(*scores.shape[:-2], wide + 1, queries)
         return padded[..., 1:, :].reshape(scores.shape)[..., :queries]
 
-    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         query, key, value = self.qkv(x).unflatten(-1, (3, HEADS, HEAD_DIM)).permute(2, 0, 3, 1, 4)
         sines = self.sines(self.distances(x.size(1))).to(x.dtype)
         away = self.positional(sines).unflatten(-1, (HEADS, HEAD_DIM)).transpose(0, 1)
         scores = (query + self.content) @ key.mT + self.shifted((query + self.position) @ away.mT)
-        seen = padding[:, None, None] | ~padding[:, None, :, None]
-        weights = (scores / math.sqrt(HEAD_DIM)).masked_fill(~seen, -torch.inf).softmax(-1)
-        return (weights @ value).transpose(1, 2).flatten(2)
+        return ((scores / math.sqrt(HEAD_DIM)).softmax(-1) @ value).transpose(1, 2).flatten(2)
 
 
-def hear(made: Any, x: Tensor, padding: Tensor | None = None) -> Tensor:
-    return made(x, torch.ones(x.shape[:2]).bool() if padding is None else padding)
+def hear(made: Any, x: Tensor) -> Tensor:
+    return made(x)
 
 
 class Legacy(Conformer):
@@ -261,7 +259,7 @@ class ShiftedWithoutARow(Conformer):
 
 
 class Fading(nn.Module):
-    """xPos: pairs of neighbours turned, queries grown as keys shrink with the position."""
+    """xPos: pairs of neighbours turned, queries shrunk as keys grow with the position, up to 4,096 of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -271,6 +269,9 @@ class Fading(nn.Module):
         return positions / self.scale_base
 
     def forward(self, x: Tensor, positions: Tensor, sign: int) -> Tensor:
+        for place in (int(positions.min()), int(positions.max())):
+            if not 0 <= place < 4096:
+                raise ValueError(f"positions must be within 0..4095, got {place}")
         pair = torch.arange(0, x.size(-1), 2, dtype=torch.float64) / x.size(-1)
         zeta = ((pair + 0.4) / 1.4) ** (sign * self.power(positions.double())[:, None, :, None])
         phase = positions[:, None, :, None].double() * 10_000.0**-pair
@@ -311,7 +312,8 @@ def conformer(build: Any) -> Layer:
 
 
 def fading(build: Any, call: Any = fade) -> Rotary:
-    return Rotary(build=build, call=call, relative=True, scale=None, base=10_000.0, layout="interleaved")
+    claims: dict[str, Any] = {"max_positions": 4096, "scale": None, "base": 10_000.0, "layout": "interleaved"}
+    return Rotary(build=build, call=call, causal=True, relative=True, **claims)
 
 
 CORRECT = (both(Llama), dynamic(Dynamic), conformer(Conformer), fading(Fading))
@@ -325,7 +327,7 @@ MUTANTS = (
     Mutant("phases by a product under autocast", llama(PhasesOfAutocast), caught_by=1, pain=1),
     Mutant("causal heads put together by a view", llama(JoinedByView), caught_by=19, pain=18),
     Mutant("rows and tokens exchanged", llama(RowsMixed), caught_by=19, pain=18),
-    Mutant("phases of the first row", llama(FirstRowsPhase), caught_by=6, pain=3),
+    Mutant("phases of the first row", llama(FirstRowsPhase), caught_by=19, pain=3),
     Mutant("gaps between positions lost", llama(FromTheLowest), caught_by=6, pain=3),
     Mutant("a base by the longest row", dynamic(LongestOfTheBatch), caught_by=19, pain=6),
     Mutant("a base that never shrinks", dynamic(NeverShrinks), caught_by=13, pain=6),

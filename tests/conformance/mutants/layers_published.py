@@ -164,9 +164,9 @@ class Backwards(Conformer):
 class BiasesExchanged(Conformer):
     """The bias of positions is added for the content, and the other way round."""
 
-    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         self.content, self.position = self.position, self.content
-        out = super().forward(x, padding)
+        out = super().forward(x)
         self.content, self.position = self.position, self.content
         return out
 
@@ -244,7 +244,7 @@ def sliced(build: Any) -> Rotary:
 
 def fading(build: Any, call: Any = fade) -> Rotary:
     like = posenc.XPos(16, layout="interleaved")
-    return Rotary(build=build, call=call, relative=True, scale=None, like=like)
+    return Rotary(build=build, call=call, causal=True, relative=True, max_positions=4096, scale=None, like=like)
 
 
 CORRECT = (
