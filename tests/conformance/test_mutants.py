@@ -25,6 +25,7 @@ from tests.conformance.mutants import (
     layers_caches,
     layers_details,
     layers_masks,
+    layers_models,
     layers_published,
     layout,
     life_cycle,
@@ -63,6 +64,7 @@ MODULES: tuple[ModuleType, ...] = (
     layers_caches,
     layers_masks,
     layers_details,
+    layers_models,
     layers_published,
 )
 

@@ -119,9 +119,9 @@ class Normalised(Detected):
 class Rows(Adder):
     """DETR's learned vectors: of the column for half of the channels, of the row for the others."""
 
-    def __init__(self, front: int = 0, limit: int = 12) -> None:
+    def __init__(self, front: int = 0, limits: Grid = (12, 12)) -> None:
         super().__init__(front)
-        self.rows, self.columns = nn.Embedding(limit, 16), nn.Embedding(limit, 16)
+        self.rows, self.columns = (nn.Embedding(limit, 16) for limit in limits)
 
     def of(self, table: nn.Embedding, side: int) -> Tensor:
         if side > table.num_embeddings:
@@ -142,6 +142,22 @@ class RowsRepeated(Rows):
 
     def down(self, rows: Tensor, width: int) -> Tensor:
         return rows.repeat(width, 1)
+
+
+class RowsForColumns(Rows):
+    """Columns are read from the table of rows, which is shorter."""
+
+    def code(self, grid: Grid) -> Tensor:
+        self.of(self.columns, grid[1])
+        columns, rows = self.of(self.rows, grid[1]), self.of(self.rows, grid[0])
+        return torch.cat((columns.repeat(grid[0], 1), self.down(rows, grid[1])), -1)
+
+
+class TablesExchanged(Rows):
+    """The limits are given in the order of columns and rows."""
+
+    def __init__(self, front: int = 0, limits: Grid = (12, 12)) -> None:
+        super().__init__(front, (limits[1], limits[0]))
 
 
 class ClampedToTheLast(Rows):
@@ -322,6 +338,7 @@ CORRECT = (
     sines(Detected, 0),
     sines(Normalised, 0),
     learned(Rows, max_positions=12),
+    learned(Rows, options={"limits": (6, 12)}, max_grid=(6, 12)),
     resized(Resized),
     resized(Resized, 4),
     learned(Convolved, registers=1),
@@ -333,6 +350,18 @@ MUTANTS = (
     Mutant("the class token's zeros at the end", sines(ZeroAtTheEnd), caught_by=20, pain=12),
     Mutant("columns summed over the raster", sines(SumsOverTheRaster, 0), caught_by=20, pain=12),
     Mutant("vectors of rows repeated", learned(RowsRepeated, max_positions=12), caught_by=20, pain=12),
+    Mutant(
+        "columns from the table of rows",
+        learned(RowsForColumns, options={"limits": (6, 12)}, max_grid=(6, 12)),
+        caught_by=20,
+        pain=14,
+    ),
+    Mutant(
+        "limits of rows and columns exchanged",
+        learned(TablesExchanged, options={"limits": (6, 12)}, max_grid=(6, 12)),
+        caught_by=20,
+        pain=14,
+    ),
     Mutant("rows clamped to the last", learned(ClampedToTheLast, max_positions=12), caught_by=19, pain=14),
     Mutant("resized to exchanged sizes", resized(SizesExchanged), caught_by=20, pain=12),
     Mutant("not resized for as many patches", resized(AsManyPatches), caught_by=20, pain=12),

@@ -16,14 +16,14 @@ HEADS, HEAD_DIM = 4, 8
 
 
 class Biased(nn.Module):
-    """Attention with twelve heads in groups of three, and a bias for each head of queries."""
+    """Attention with six heads in groups of three, and a bias for each head of queries."""
 
-    heads, groups = 12, 4
+    heads, groups = 6, 2
     causal = True
 
     def __init__(self) -> None:
         super().__init__()
-        self.query, self.rest = nn.Linear(32, 12 * 8), nn.Linear(32, 2 * 4 * 8)
+        self.query, self.rest = nn.Linear(32, 6 * 8), nn.Linear(32, 2 * 2 * 8)
 
     def bias(self, distance: Tensor) -> Tensor:
         """(heads, tokens, tokens), by how far the key is before the query."""
@@ -41,7 +41,7 @@ class Biased(nn.Module):
         scores = query @ key.mT * self.scale() + self.bias(distance)
         if self.causal:
             scores = scores.masked_fill(distance < 0, -torch.inf)
-        return (scores.softmax(-1) @ value).transpose(1, 2).flatten(2)
+        return (scores.softmax(-1).to(value.dtype) @ value).transpose(1, 2).flatten(2)
 
 
 def attend(made: Any, x: Tensor) -> Tensor:
@@ -52,8 +52,8 @@ class Linear(Biased):
     """ALiBi."""
 
     def slopes(self) -> Tensor:
-        """Those of 8 heads, and every other one of 16."""
-        return 2.0 ** -torch.tensor([1, 2, 3, 4, 5, 6, 7, 8, 0.5, 1.5, 2.5, 3.5])
+        """Those of 4 heads, and every other one of 8."""
+        return 2.0 ** -torch.tensor([2, 4, 6, 8, 1, 3])
 
     def bias(self, distance: Tensor) -> Tensor:
         return -self.slopes()[:, None, None] * distance
@@ -63,14 +63,14 @@ class SlopesOfTheRatio(Linear):
     """2^(-8h/H), which is right for powers of two."""
 
     def slopes(self) -> Tensor:
-        return 2.0 ** (-8 * torch.arange(1, 13) / 12)
+        return 2.0 ** (-8 * torch.arange(1, 7) / 6)
 
 
 class SlopesByGroup(Linear):
     """Slopes stand by the head in its group, and then by the group."""
 
     def slopes(self) -> Tensor:
-        return super().slopes().view(3, 4).T.flatten()
+        return super().slopes().view(2, 3).T.flatten()
 
 
 class SlopesSharedByGroup(Linear):
@@ -92,7 +92,7 @@ class Buckets(Biased):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = nn.Embedding(16, 12)
+        self.table = nn.Embedding(16, 6)
 
     def scale(self) -> float:
         return 1.0
@@ -225,11 +225,11 @@ def table_of(made: Buckets, scheme: Any) -> None:
 
 
 def linear(build: Any) -> Layer:
-    return Layer(build=build, call=attend, causal=True, relative=True, like=posenc.ALiBi(12))
+    return Layer(build=build, call=attend, causal=True, relative=True, like=posenc.ALiBi(6))
 
 
 def buckets(build: Any, both: bool = False) -> Layer:
-    like = posenc.T5(12, num_buckets=16, max_distance=48, bidirectional=both)
+    like = posenc.T5(6, num_buckets=16, max_distance=48, bidirectional=both)
     return Layer(build=build, call=attend, causal=not both, relative=True, like=like, match=table_of)
 
 
