@@ -324,7 +324,7 @@ MUTANTS = (
     Mutant("dropout in evaluation", llama(DropoutAlways), caught_by=5, pain=15),
     Mutant("a layer's input turned in place", llama(TurnedInPlace), caught_by=5, pain=15),
     Mutant("frequencies that no reset fills", llama(GarbageAfterMeta), caught_by=3, pain=2),
-    Mutant("phases by a product under autocast", llama(PhasesOfAutocast), caught_by=1, pain=1),
+    Mutant("a layer's phases by a product", llama(PhasesOfAutocast), caught_by=1, pain=1),
     Mutant("causal heads put together by a view", llama(JoinedByView), caught_by=19, pain=18),
     Mutant("rows and tokens exchanged", llama(RowsMixed), caught_by=19, pain=18),
     Mutant("phases of the first row", llama(FirstRowsPhase), caught_by=19, pain=3),

@@ -323,7 +323,7 @@ MUTANTS = (
     Mutant("the same to hide what comes", encoder(MaskOfOnesCausal, causal=True), caught_by=19, pain=18),
     Mutant("masks by heads and rows", encoder(HeadsOfRows), caught_by=19, pain=18),
     Mutant("the first row's mask repeated", encoder(FirstRowForAll), caught_by=7, pain=3),
-    Mutant("rows taken for tokens", encoder(RowsAndTokensExchanged), caught_by=19, pain=18),
+    Mutant("rows taken for tokens by PyTorch's attention", encoder(RowsAndTokensExchanged), caught_by=19, pain=18),
     Mutant("bounds of documents one later", varlen(OneTokenLater), caught_by=11, pain=4),
     Mutant("rows of one document", varlen(RowsInOneDocument), caught_by=19, pain=4),
     Mutant("positions counted through documents", varlen(CountedThrough), caught_by=11, pain=4),
