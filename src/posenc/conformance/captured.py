@@ -86,8 +86,11 @@ def of_all_tokens(heard: list[Tensor], batch: Batch) -> list[Tensor]:
     for scores in heard:
         if scores.dim() == 3 and scores.size(0) % len(batch.ids) == 0:  # (rows x heads, queries, keys)
             scores = scores.unflatten(0, (len(batch.ids), -1))
+        scores = scores.masked_fill(scores < HIDDEN, -torch.inf)
+        if bool((scores[..., batch.tokens :] == -torch.inf).all()):  # slots of a cache that hold nothing yet
+            scores = scores[..., : batch.tokens]
         if scores.dim() == 4 and scores.shape[-2:] == (batch.tokens,) * 2 and scores.size(0) == len(batch.ids):
-            found.append(scores.masked_fill(scores < HIDDEN, -torch.inf))
+            found.append(scores)
     return found
 
 

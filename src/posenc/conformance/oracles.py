@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from posenc.backends.attention import attention, logits
-from posenc.conformance.captured import UNHEARD, Heard, heard_in, of_all_tokens, of_one_token, onlookers, scores_of
+from posenc.conformance.captured import UNHEARD, heard_in, of_all_tokens, of_one_token, onlookers, scores_of
 from posenc.conformance.heads import Attention, Bias, Rotary, asked
 from posenc.conformance.like import Convention, adopted
 from posenc.conformance.subjects import Batch, NotApplicableError, Subject, require
@@ -196,7 +196,7 @@ def its_scores_of_what_is_heard(subject: Subject, batch: Batch, changed: Mapping
     if "rotate" in scheme.doors:  # at one position nothing is turned
         require(subject.can("positions"), "where queries and keys are turned, call must take positions to find them")
         unturned = replace(batch, positions=[[subject.at(0)] * batch.tokens] * len(batch.ids))
-    number, scale = queries_and_keys(heard_in(subject, made, unturned), unturned, getattr(scheme, "head_dim", None))
+    number, scale = queries_and_keys(subject, made, unturned, convention)
     query, key = pairs_of(heard.products, came[0], getattr(scheme, "head_dim", None))[number]
     try:
         given = None if scheme.scale is not None else scale
@@ -206,21 +206,33 @@ def its_scores_of_what_is_heard(subject: Subject, batch: Batch, changed: Mapping
     return {"expected": said.tolist()}
 
 
-def queries_and_keys(heard: Heard, batch: Batch, head_dim: int | None) -> tuple[int, float]:
+def queries_and_keys(subject: Subject, made: Any, batch: Batch, convention: Convention) -> tuple[int, float]:
     """Which of the `pairs_of` what is heard are queries and keys, and the factor of their products."""
+    heard, everyone = heard_in(subject, made, batch), range(batch.tokens)
     (came, *_), (asking, asked_of) = of_all_tokens(heard.scores, batch), other_tokens(batch)
-    moved = (came[0] - came[1] - came[2] + came[3])[:, asking][..., asked_of]
-    require(moved.isfinite().all(), "some of the scores that would show its queries and keys are hidden")
-    for number, (query, key) in enumerate(pairs_of(heard.products, came, head_dim)):
-        products = (query[0] - query[1])[:, asking] @ (key[0] - key[2])[:, asked_of].mT
-        # A row may have any constant added, such as its greatest score taken off.
-        ours, theirs = (x - x.mean(-1, keepdim=True) for x in (products, moved))
-        scale = float((ours * theirs).sum() / (ours * ours).sum().clamp(min=1e-300))
-        if float(theirs.abs().max()) > 0 and float((scale * ours - theirs).abs().max() / theirs.abs().max()) < SAME:
-            return number, scale
+
+    def moved(scores: Tensor) -> Tensor:
+        """What queries and keys do together, but for what is added to a whole row, such as its greatest score."""
+        together = (scores[0] - scores[1] - scores[2] + scores[3])[:, asking][..., asked_of]
+        return together - together.mean(-1, keepdim=True)
+
+    wanted = moved(came)
+    require(wanted.isfinite().all(), "some of the scores that would show its queries and keys are hidden")
+    for number, (query, key) in enumerate(pairs_of(heard.products, came, getattr(convention.scheme, "head_dim", None))):
+        if share(moved(query @ key.mT), wanted) is not None:
+            # What the scheme makes of them where it turns nothing, longer perhaps.
+            said = scores(subject, batch, convention, query, key, everyone, everyone, 1.0)
+            return number, share(moved(said), wanted) or 1.0
     raise NotApplicableError(
         "no products of two of what it makes are its scores, so its queries and keys are not known"
     )
+
+
+def share(ours: Tensor, theirs: Tensor) -> float | None:
+    """The number that ours must be multiplied by to be theirs; None: there is none."""
+    found = float((ours * theirs).sum() / (ours * ours).sum().clamp(min=1e-300))
+    size = float(theirs.abs().max())
+    return found if size > 0 and float((found * ours - theirs).abs().max()) < SAME * size else None
 
 
 def other_tokens(batch: Batch) -> tuple[list[int], list[int]]:
