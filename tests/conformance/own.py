@@ -189,6 +189,7 @@ def claims(entry: Entry) -> dict[str, Any]:
     return {
         "relative": True if "relative" in entry.laws else None if entry.name in NEITHER else False,
         "axes": entry.least_axes,
+        "order_free": "order_free" in entry.laws,
         "max_positions": LONGEST if entry.name in ends else WINDOWS.get(entry.name),
     }
 

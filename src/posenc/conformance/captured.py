@@ -19,9 +19,13 @@ class _Heard(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.scores: list[Tensor] = []
+        self.inputs: list[list[Tensor]] = [[]]  # of linear layers, before the first scores and between any two
+        self.called: set[str] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        heard = len(self.scores)
+        self.called.add(getattr(func, "__name__", ""))
         if func in SOFTMAX:
             scores = kwargs.get("input", args[0] if args else None)
             dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
@@ -30,6 +34,10 @@ class _Heard(TorchFunctionMode):
         elif func is SDPA:
             with torch.no_grad():
                 self.scores.append(_sdpa_scores(*args, **kwargs))
+        elif func is nn.functional.linear and args:
+            self.inputs[-1].append(args[0].detach())
+        if len(self.scores) > heard:
+            self.inputs.append([])
         return func(*args, **kwargs)
 
 
@@ -62,15 +70,22 @@ def scores_of(subject: Subject, made: Any, batch: Batch) -> list[Tensor]:
 
     What is hidden by a number far below all others is -inf. Scores that no softmax of PyTorch's sees are not there.
     """
+    return [scores for scores, _ in heard_in(subject, made, batch)[0]]
+
+
+def heard_in(subject: Subject, made: Any, batch: Batch) -> tuple[list[tuple[Tensor, list[Tensor]]], set[str]]:
+    """As `scores_of`, with what linear layers were given since the scores before; and the names of all that was called."""
     with _Heard() as heard, torch.no_grad():
         subject.run(made, batch)
     found = []
-    for scores in heard.scores:
+    for scores, inputs in zip(heard.scores, heard.inputs, strict=False):
         if scores.dim() == 3 and scores.size(0) % len(batch.ids) == 0:  # (rows x heads, queries, keys)
             scores = scores.unflatten(0, (len(batch.ids), -1))
+        if scores.dim() == 5:  # (rows, heads of keys, queries of each, queries, keys)
+            scores = scores.flatten(1, 2)
         if scores.dim() == 4 and scores.shape[-2:] == (batch.tokens,) * 2 and scores.size(0) == len(batch.ids):
-            found.append(scores.masked_fill(scores < HIDDEN, -torch.inf))
-    return found
+            found.append((scores.masked_fill(scores < HIDDEN, -torch.inf), inputs))
+    return found, heard.called
 
 
 HIDDEN = -1e4  # no score that counts in a softmax is this low; masks of finfo.min, -1e9 and -1e5 are
