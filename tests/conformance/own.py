@@ -159,7 +159,9 @@ def attention(entry: Entry, backend: str, causal: bool) -> Subject:
         head_dim=HEAD_DIM,
         causal=causal,
         jitter=0.3,
-        **claims(entry),
+        directed=True if "directed" in entry.laws and not causal else None,
+        # Without a causal mask, it counts to the end of the row.
+        **{**claims(entry), **({"relative": None} if entry.name == "cope" and not causal else {})},
     )
 
 
@@ -189,7 +191,7 @@ def claims(entry: Entry) -> dict[str, Any]:
     return {
         "relative": True if "relative" in entry.laws else None if entry.name in NEITHER else False,
         "axes": entry.least_axes,
-        "order_free": "order_free" in entry.laws,
+        "order_free": "order_free" in entry.laws or entry.name in OF_ALL_KEYS,
         "max_positions": LONGEST if entry.name in ends else WINDOWS.get(entry.name),
     }
 

@@ -74,7 +74,7 @@ def scores_of(subject: Subject, made: Any, batch: Batch) -> list[Tensor]:
 
 
 def heard_in(subject: Subject, made: Any, batch: Batch) -> tuple[list[tuple[Tensor, list[Tensor]]], set[str]]:
-    """As `scores_of`, with what linear layers were given since the scores before; and the names of all that was called."""
+    """As `scores_of`, each with what linear layers were given since those before; and the names of all calls."""
     with _Heard() as heard, torch.no_grad():
         subject.run(made, batch)
     found = []

@@ -110,12 +110,9 @@ class Plan:
     def broken(self, rows: int, tokens: int, start: int = 0) -> Batch:
         """Rows of tokens whose positions jump by 2 and later by 1 more than they must, each row at other tokens; such
         rows have 3 more positions than tokens."""
-        lines = []
+        lines, last = [], max(tokens - 1, 1)
         for row in range(rows):
-            first, second = (
-                1 + (tokens // 3 + row) % max(tokens - 1, 1),
-                1 + (2 * tokens // 3 + row) % max(tokens - 1, 1),
-            )
+            first, second = (1 + (part * tokens // 3 + row) % last for part in (1, 2))
             lines.append([self.subject.at(start + p + 2 * (p >= first) + (p >= second)) for p in range(tokens)])
         return replace(self.text(rows, tokens), positions=lines)
 

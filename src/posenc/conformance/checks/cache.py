@@ -104,13 +104,15 @@ def _past_the_window(plan: Plan) -> Iterator[Case]:
     """As long as it takes for the first tokens to be out of a window, and a few more."""
     plan.require_a_cache()
     window = plan.subject.window
-    require(window, "claim window=… if tokens see no more than so many before them")
+    require(window, "claim window=… if a token sees no more than that many tokens, with itself")
     require(isinstance(window, int), "the window is one of a grid")
-    tokens = plan.subject.sinks + plan.subject.depth * int(window) + 4
+    assert isinstance(window, int)
+    tokens = plan.subject.sinks + plan.subject.depth * window + 4
     require(tokens <= plan.limit, f"rows of {tokens} tokens, which a window of {window} needs, are too long")
     batch = plan.text(2, tokens)
-    for chunks in ((tokens - 6, *(1,) * 6), (1,) * tokens, fed(batch, max(int(window) - 1, 2)).chunks):
-        yield Case(replace(batch, chunks=tuple(n for n in chunks if n > 0)), _near(plan, tokens))
+    for first in (max(tokens - 6, 1), 1):
+        yield Case(replace(batch, chunks=(first, *(1,) * (tokens - first))), _near(plan, tokens))
+    yield Case(fed(batch, max(window - 1, 2)), _near(plan, tokens))
 
 
 def _ragged(plan: Plan, with_positions: bool = False) -> Iterator[Case]:

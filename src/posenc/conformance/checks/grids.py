@@ -238,12 +238,14 @@ def _after_an_image(plan: Plan) -> Iterator[Case]:
     image = [[3] * (axes - 2) + [3 + row, 3 + column] for row, column in product(range(2), range(3))]
     text, after = list(first), list(last)
     whole = replace(plan.text(1, 12), positions=[[*text, *image, *after]])
-    for chunks in ((9, 1, 1, 1), (4, 5, 3), (3, 7, 2), (3, *(1,) * 6, 3)):
+    ways: tuple[tuple[int, ...], ...] = ((9, 1, 1, 1), (4, 5, 3), (3, 7, 2), (3, *(1,) * 6, 3))
+    for chunks in ways:
         yield Case(replace(whole, chunks=chunks), {"tolerance": plan.tolerance(9)})
     if axes > 2:
         frames = [[3 + frame, *patch[1:]] for frame in range(2) for patch in image]
         film = replace(plan.text(1, 18), positions=[[*text, *frames, *after]])
-        for chunks in ((9, 6, 3), (5, *(1,) * 10, 3)):
+        ways = ((9, 6, 3), (5, *(1,) * 10, 3))
+        for chunks in ways:
             yield Case(replace(film, chunks=chunks), {"tolerance": plan.tolerance(9)})
 
 

@@ -53,7 +53,7 @@ def _squares(plan: Plan) -> Iterator[Case]:
 
 
 def _places(plan: Plan, cached: bool = False) -> Iterator[Case]:
-    """Rows with gaps, each at other tokens; and, where there is room, one far away, past the threshold if there is one."""
+    """Rows with gaps, each at other tokens; and where there is room, one far away, past a threshold if it has one."""
     plan.require_that_it_can("positions")
     if cached:
         plan.require_a_cache()

@@ -28,9 +28,8 @@ def moving_some_changes_something(subject: Subject, batch: Batch, by: list[int],
     half = batch.tokens // 2
     require(half, "there is one token, and moving it moves all")
     rows = batch.positions or []
-    moved = [
-        [row[:half] + far[half:] for row, far in zip(rows, batch.moved(n).positions or [], strict=True)] for n in by
-    ]
+    away = [batch.moved(n).positions or [] for n in by]
+    moved = [[row[:half] + far[half:] for row, far in zip(rows, there, strict=True)] for there in away]
     moved.append([row[:half] + row[half - 1 : half] + row[half + 1 :] for row in rows])
     for jitter in (subject.jitter, max(subject.jitter, 0.5)):
         tried = replace(subject, jitter=jitter)

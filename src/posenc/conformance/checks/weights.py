@@ -63,9 +63,7 @@ def before_and_after_weigh(subject: Subject, batch: Batch) -> Outcomes:
             yield name, Outcome(not same.ok, said, "the same of every two tokens, to every head")
         else:
             yield f"{name} [head, query, key]", same
-    require(
-        bidirectional, "no attention was heard in which two tokens of the same content see one another and themselves"
-    )
+    require(bidirectional, "no attention was heard in which two tokens of the same content see one another")
 
 
 def _rounding(subject: Subject) -> float:

@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -47,10 +48,13 @@ def what_the_window_shows_counts(subject: Subject, batch: Batch, changed: list[i
     """With another content in one token, the outputs of those that may not see it are the same to the bit. And of those
     that must see it, as far away as the window lets them, one is another: for any of the tokens that are ``changed``,
     since a weight may be too small to be seen."""
+    assert isinstance(subject.window, int)
     made, least, most = subject.make(), shown(subject, batch, at_most=False), shown(subject, batch, at_most=True)
     with torch.no_grad():
         before = subject.run(made, batch)
-        own, edges, sinks = False, {}, {}
+        own = False
+        edges: dict[int, list[tuple[Tensor, int, int, int]]] = {}  # by how far the token is before the query
+        sinks: dict[int, list[tuple[Tensor, int, int, int]]] = {}  # by the token
         for token in (n for n in changed if n < batch.tokens):
             ids = [[(c + 7) % VOCABULARY if n == token else c for n, c in enumerate(row)] for row in batch.ids]
             after = subject.run(made, replace(batch, ids=ids))
@@ -64,20 +68,15 @@ def what_the_window_shows_counts(subject: Subject, batch: Batch, changed: list[i
             for row, query in least[:, :, token].nonzero().tolist():
                 if query != token and token >= subject.sinks:
                     edges.setdefault(query - token, []).append((differs[row, query], row, query, token))
-                elif abs(query - token) >= int(subject.window or 0) * subject.depth:
+                elif abs(query - token) > (subject.window - 1) * subject.depth:
                     sinks.setdefault(token, []).append((differs[row, query], row, query, token))
     require(own, "outputs do not go by the tokens: with another one they are the same")
-    for found in [edges[way] for way in {min(edges, default=0), max(edges, default=0)} if way in edges] + [
-        *sinks.values()
-    ]:
+    ends = {min(edges), max(edges)} if edges else set()
+    for found in (*(edges[way] for way in ends), *sinks.values()):
         _, row, query, token = found[0]
-        said = (
-            f"token {query} of row {row}, with other content in token {token}, {abs(query - token)} away, which it sees"
-        )
-        yield (
-            said,
-            Outcome(any(bool(d) for d, *_ in found), "another output", "the same, here and as far away elsewhere"),
-        )
+        said = f"token {query} of row {row}, with other content in token {token}, which it sees"
+        any_does = any(bool(does) for does, *_ in found)
+        yield said, Outcome(any_does, "another output", "the same, here and wherever one is as far from the other")
 
 
 # -- cases -------------------------------------------------------------------------------------------------------------
@@ -88,10 +87,8 @@ WINDOWS = re.compile(r"window|sliding|local|span|lookback", re.IGNORECASE)
 def _options(subject: Subject) -> list[str]:
     """What it is built or called with that sounds like a window."""
     names = {*subject.options, *inspect.signature(subject.call).parameters}
-    try:
+    with suppress(ValueError):  # of what is not written in Python
         names |= set(inspect.signature(subject.build).parameters)
-    except ValueError:  # of what is not of Python
-        pass
     return sorted(name for name in names if WINDOWS.search(name))
 
 
@@ -103,13 +100,12 @@ def _tokens(plan: Plan) -> int:
         hint = f"; its {' and '.join(named)} may be one" if named else ""
         require(False, f"claim window=… if a token sees no more than that many tokens, with itself{hint}")
     require(not isinstance(subject, Rotary), "a rotation hides nothing")
+    require(not subject.needs("grid"), "call needs a grid, and these are rows of text")
     require(isinstance(subject.window, int), "the window is one of a grid")
-    require(not subject.needs("grid"), "call needs a grid, and a window of one number is one of text")
-    tokens = subject.sinks + subject.depth * (int(subject.window or 0) - 1) + 4
-    reason = (
-        f"past a window of {subject.window} in {subject.depth} layers are rows of {tokens} tokens, above {plan.limit}"
-    )
-    require(tokens <= plan.limit, f"{reason}: build it with a smaller window, or claim its depth")
+    assert isinstance(subject.window, int)
+    tokens = subject.sinks + subject.depth * (subject.window - 1) + 4
+    sight = f"a window of {subject.window} in {subject.depth} layers"
+    require(tokens <= plan.limit, f"{sight} ends past {plan.limit} tokens: build it with a smaller one")
     return tokens
 
 
