@@ -13,6 +13,7 @@ from tests.conformance.mutants import (
     attention_functions,
     biases,
     bounds,
+    claims,
     compilation,
     configuration,
     distinct,
@@ -27,6 +28,7 @@ from tests.conformance.mutants import (
     phase,
     purity,
     rotations,
+    told,
 )
 from tests.conformance.small import run_alone
 
@@ -48,6 +50,8 @@ MODULES: tuple[ModuleType, ...] = (
     compilation,
     bounds,
     grids,
+    claims,
+    told,
 )
 
 MUTANTS = [mutant for module in MODULES for mutant in module.MUTANTS]

@@ -10,7 +10,7 @@ from torch import Tensor
 from posenc.conformance.calls import instead
 from posenc.conformance.captured import heard_in, of_one_token
 from posenc.conformance.heads import Attention
-from posenc.conformance.outcome import Outcome, Outcomes, near
+from posenc.conformance.outcome import Outcome, near
 from posenc.conformance.subjects import Batch, Subject, require
 from posenc.conformance.trial import Case, Plan, Trial
 
@@ -90,15 +90,18 @@ def _alike(inputs: list[Tensor], tokens: int, later: bool) -> tuple[list[int], b
     return same.nonzero().flatten().tolist(), bool(same.sum() == 1 and steps[middle] > steps[0] / 2)
 
 
-def by_the_distance_alone(scores: Tensor, tokens: list[int], eps: float) -> tuple[str, Outcome] | None:
-    """None where scores[q, k] - scores[q, k'] depends on k - q and k' - q alone; else where it does not. A factor of
-    the whole row, as of a temperature that goes by the length, is no matter."""
-    seen = scores.isfinite()
-    spread = float(scores[seen].max() - scores[seen].min()) if seen.any() else 0.0
-    tolerance = OF_ALL * spread + eps * max(float(scores[seen].abs().max()) if seen.any() else 0.0, 1.0)
-    for one, other in combinations(tokens, 2):
+def by_the_distance_alone(
+    scores: Tensor, tokens: list[int], eps: float, longer: Tensor | None = None
+) -> tuple[str, Outcome] | None:
+    """None where scores[q, k] - scores[q, k'] depends on k - q and k' - q alone; else where it does not. Or, with the
+    scores of a ``longer`` row, None where they are the same there. A factor of the whole row, as of a temperature that
+    goes by the length, is no matter."""
+    seen = scores[scores.isfinite()]
+    tolerance = OF_ALL * float(seen.max() - seen.min()) + eps * max(float(seen.abs().max()), 1.0)
+    for one, other in combinations(tokens, 2) if longer is None else zip(tokens, tokens, strict=True):
         ways = [way for k in tokens if (way := k - one) + other in tokens]
-        here, there = scores[:, one, [one + way for way in ways]], scores[:, other, [other + way for way in ways]]
+        here = scores[:, one, [one + way for way in ways]]
+        there = (scores if longer is None else longer)[:, other, [other + way for way in ways]]
         for head in range(len(scores)):
             both = here[head].isfinite() & there[head].isfinite()
             if both.sum() < 2:
@@ -108,29 +111,37 @@ def by_the_distance_alone(scores: Tensor, tokens: list[int], eps: float) -> tupl
             if not near(first, second, tolerance).ok and not near(first, factor * second, tolerance).ok:
                 worst = int((first - second).abs().argmax())
                 a, b = (ways[int(n)] for n in both.nonzero()[[0, worst], 0])
-                return (
-                    f"head {head}: how much further token {one} scores the token {b:+} away than the one {a:+} away",
-                    Outcome(False, f"{float(first[worst]):.6g}", f"{float(second[worst]):.6g} for token {other}"),
-                )
+                said = f"head {head}: how much further token {one} scores the token {b:+} away than the one {a:+} away"
+                where = f"for token {other}" if longer is None else "in a row of one more token"
+                return said, Outcome(False, f"{float(first[worst]):.6g}", f"{float(second[worst]):.6g} {where}")
     return None
 
 
-def scores_go_by_the_distance(subject: Subject, batch: Batch) -> Outcomes:
+def scores_go_by_the_distance(subject: Subject, batch: Batch) -> Outcome:
     """A row of one and the same token: of any two queries, the scores of keys at the same distances differ alike, in
-    every attention that the tokens come to as they were."""
-    tried = False
-    for number, seen in enumerate(scores_of_one_token(subject, subject.make(), batch)):
-        if seen.told_apart and number == 0 and batch.tokens >= FEWEST:
-            came = "each token another, by its place in the row"
-            yield seen.name, Outcome(False, "one and the same token everywhere, as it was given", came)
-        tokens = [n for n in seen.alike if n >= max(subject.sinks, subject.registers)]
+    every attention that the tokens come to as they were; in the first, also if the row has one more token."""
+    made, eps, tried = subject.make(), _eps(subject), False
+    front = max(subject.sinks, subject.registers)
+    for number, (name, scores, alike, told_apart) in enumerate(scores_of_one_token(subject, made, batch)):
+        if told_apart and number == 0 and batch.tokens >= FEWEST:
+            came = f"{name}: each token another, by its place in the row"
+            return Outcome(False, f"{name}: one and the same token everywhere, as it was given", came)
+        tokens = [n for n in alike if n >= front]
         if len(tokens) < FEWEST:
             continue  # layers before it made them differ, as where a row has edges
-        tried, found = True, by_the_distance_alone(seen.scores, tokens, _eps(subject))
-        if found is not None and by_the_distance_alone(seen.scores, tokens[1:], _eps(subject)) is None:
+        found = by_the_distance_alone(scores, tokens, eps)
+        if found is not None and by_the_distance_alone(scores, tokens[1:], eps) is None:
             require(False, "the first token alone is met otherwise than the rest: claim registers=1 if it has no place")
-        yield (f"{seen.name}, {found[0]}", found[1]) if found else (seen.name, Outcome(True, "the same", "the same"))
+        if found is None and number == 0 and subject.threshold is None and batch.tokens < (subject.max_positions or 1e9):
+            longer = scores_of_one_token(subject, made, Batch([[*batch.ids[0], 0]]))[0]
+            kept = [n for n in tokens if n in longer.alike]
+            found = by_the_distance_alone(scores, kept, eps, longer.scores)
+        if found is not None:
+            said, (_, expected, came) = found
+            return Outcome(False, f"{name}, {said}: {expected}", f"{name}, {said}: {came}")
+        tried = True
     require(tried, "no attention has tokens of the same content come to it")
+    return Outcome(True, "the same", "the same")
 
 
 def something_is_absolute(subject: Subject, batch: Batch) -> Outcome:
