@@ -11,7 +11,7 @@ from torch import Tensor
 from posenc.conformance import Batch, Bias, Layer, Rotary, Subject, check
 from posenc.conformance.checks.sharding import shards
 from posenc.conformance.run import FINDING, NOT_APPLICABLE, PASSED, Result
-from tests.conformance.mutants import attention_functions, biases, layers, models, rotations
+from tests.conformance.mutants import attention_functions, biases, claims, layers, models, rotations, told
 
 NUMBERS = tuple(range(6, 14))
 
@@ -158,8 +158,12 @@ def leave(base: float, x: Tensor, positions: Tensor) -> Tensor:
 
 def test_a_scheme_that_positions_do_nothing_to_is_not_said_to_be_relative() -> None:
     (result,) = results(replace(rotations.ROTARY, call=leave), (6,)).values()
-    assert result.status == NOT_APPLICABLE
     assert "outputs do not go by positions" in reasons(result)["relative"]
+    (found,) = (trial.finding for trial in result.trials if trial.status == FINDING)
+    assert found is not None
+    assert "claim order_free=True" in found.came
+    (result,) = results(replace(rotations.ROTARY, call=leave, order_free=True), (6,)).values()
+    assert "positions may change nothing" in reasons(result)["some moved"]
 
 
 class Constant(layers.Rotating):
@@ -175,10 +179,24 @@ def test_outputs_that_know_no_tokens_cannot_leak() -> None:
     assert reasons(result)["derivatives"] == "outputs do not go by the tokens: their derivative is zero"
 
 
+def standing_alone() -> Layer:
+    return replace(layers.STANDING, call=call_without_positions)
+
+
+def call_without_positions(layer: layers.Standing, x: Tensor) -> Tensor:
+    return layer(x, None, None, None, None)[0]
+
+
 @pytest.mark.parametrize(
     ("subject", "number", "trial", "reason"),
     [
         (replace(rotations.ROTARY, relative=None), 6, "relative", "nothing is claimed of moving all positions"),
+        (attention_functions.PAST, 6, "some moved", "call takes no positions of each token"),
+        (told.alone(told.Convolved), 6, "along the index, relative", "a convolution"),
+        (told.alone(told.WithAClassToken), 6, "along the index, relative", "claim registers=1"),
+        (standing_alone(), 6, "along the index, absolute", "what is absolute comes before attention 0"),
+        (claims.rotation(claims.forward), 8, "positions told in decoding alone", "it is not causal"),
+        (claims.whole(claims.Local), 8, "past the window", "claim window=…"),
         (biases.ALIBI, 8, "positions by itself", "it is not causal"),
         (layers.DYNAMIC, 10, "text", "takes no order, so causality goes by the index"),
         (biases.TABLE, 11, "other tokens", "a bias is given no tokens"),

@@ -132,7 +132,12 @@ def scores_go_by_the_distance(subject: Subject, batch: Batch) -> Outcome:
         found = by_the_distance_alone(scores, tokens, eps)
         if found is not None and by_the_distance_alone(scores, tokens[1:], eps) is None:
             require(False, "the first token alone is met otherwise than the rest: claim registers=1 if it has no place")
-        if found is None and number == 0 and subject.threshold is None and batch.tokens < (subject.max_positions or 1e9):
+        if (
+            found is None
+            and number == 0
+            and subject.threshold is None
+            and batch.tokens < (subject.max_positions or 1e9)
+        ):
             longer = scores_of_one_token(subject, made, Batch([[*batch.ids[0], 0]]))[0]
             kept = [n for n in tokens if n in longer.alike]
             found = by_the_distance_alone(scores, kept, eps, longer.scores)
