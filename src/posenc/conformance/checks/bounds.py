@@ -129,8 +129,8 @@ def _causal(plan: Plan) -> Iterator[Case]:
 CHECK = Check(
     number=19,
     name="bounds",
-    rule="What is past the end is refused by name, slopes are right for any number of heads, and neither other rows "
-    "nor later tokens count.",
+    rule="What is past the end is refused by name, slopes are right for any number of heads, and neither other rows, "
+    "nor later tokens, nor what a window hides count.",
     why="An index past a table wraps around, is clamped, or stops the device; and a batch as long as its rows hides "
     "which is which.",
     pains=(14, 16, 18),
