@@ -80,6 +80,8 @@ APPLY: dict[str, tuple[Subject, set[str]]] = {
     "all claims": (
         configuration.rotary(Turn),
         ROTATIONS
+        | TOLD
+        | CACHED
         | {"options count", "unknown options", "nothing is shared", "the other channels", "the other layout"}
         | {"values that are refused"},
     ),
@@ -90,7 +92,7 @@ APPLY: dict[str, tuple[Subject, set[str]]] = {
     ),
     "three axes": (
         grids.sections(grids.Sections),
-        {"angles", "rotations", "lengths", *TOLD, "every axis is seen", "ways apart"}
+        {"angles", "rotations", "lengths", *TOLD, *CACHED, "every axis is seen", "ways apart"}
         | {"moving along an axis", "order of patches", "text alone", "after an image"},
     ),
     "slopes": (

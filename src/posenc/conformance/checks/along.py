@@ -179,7 +179,7 @@ def _rows(plan: Plan, claim: bool) -> Iterator[Case]:
     require(subject.relative is not None, "claim relative=True or relative=False to run this")
     require(subject.relative == claim, f"it claims relative={subject.relative}")
     require(subject.axes == 1, "positions have several axes")
-    require(not subject.needs("grid"), "call needs a grid, and these are rows of text")
+    require(not subject.takes("grid"), "call takes a grid, and these are rows of text")
     for tokens in plan.sizes_above(FEWEST - 1):
         yield Case(plan.text(1, tokens))
 

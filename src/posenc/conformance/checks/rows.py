@@ -70,6 +70,7 @@ def _places(plan: Plan, cached: bool = False) -> Iterator[Case]:
 def _lengths(plan: Plan, cached: bool = False) -> Iterator[Case]:
     """Rows with padding on the left, on the right, and none; one past the threshold, if there is one."""
     plan.require_that_it_can("padding")
+    require(not plan.subject.takes("grid"), "call takes a grid, and these are rows of text")
     if cached:
         plan.require_a_cache()
     threshold = plan.subject.threshold
@@ -88,7 +89,7 @@ def _lengths(plan: Plan, cached: bool = False) -> Iterator[Case]:
 def _longest(plan: Plan) -> Iterator[Case]:
     subject, most = plan.subject, plan.subject.max_positions or 0
     require(most, "claim max_positions=… if there is an end to positions")
-    require(not subject.needs("grid"), "call needs a grid, and these are rows of text")
+    require(not subject.takes("grid"), "call takes a grid, and these are rows of text")
     same = subject.causal and subject.threshold is None
     if subject.can("positions"):
         last = plan.row([most - 1])

@@ -100,7 +100,7 @@ def _tokens(plan: Plan) -> int:
         hint = f"; its {' and '.join(named)} may be one" if named else ""
         require(False, f"claim window=… if a token sees no more than that many tokens, with itself{hint}")
     require(not isinstance(subject, Rotary), "a rotation hides nothing")
-    require(not subject.needs("grid"), "call needs a grid, and these are rows of text")
+    require(not subject.takes("grid"), "call takes a grid, and these are rows of text")
     require(isinstance(subject.window, int), "the window is one of a grid")
     assert isinstance(subject.window, int)
     tokens = subject.sinks + subject.depth * (subject.window - 1) + 4
