@@ -159,6 +159,7 @@ def attention(entry: Entry, backend: str, causal: bool) -> Subject:
         head_dim=HEAD_DIM,
         causal=causal,
         jitter=0.3,
+        normalized=entry.name not in UNEQUAL_VALUES,
         directed=True if "directed" in entry.laws and not causal and entry.name not in ONE_SIDED else None,
         # Without a causal mask, it counts to the end of the row.
         **{**claims(entry), **({"relative": None} if entry.name == "cope" and not causal else {})},
@@ -236,6 +237,7 @@ CANNOT = {
     "sdpa": {"shaw", "distance_aware", "softcap", "cope", "stick_breaking", "re_rope"},
     "tiled": {"relative_2d", "swin", "swin_v2", "fire", "cope", "stick_breaking"},
 }
+UNEQUAL_VALUES = {"rotated_values", "shaw", "stick_breaking"}  # do more to values than weigh them, or leave some over
 ONE_SIDED = {"alibi"}  # directed looking back, and the same to both sides without a causal mask
 OF_ALL_KEYS = {"cope", "fox", "stick_breaking"}
 NEEDS_A_LAYER = {"fox", "inkling"}  # for a feature

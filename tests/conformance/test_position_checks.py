@@ -181,6 +181,10 @@ def test_outputs_that_know_no_tokens_cannot_leak() -> None:
     assert reasons(result)["derivatives"] == "outputs do not go by the tokens: their derivative is zero"
 
 
+def local_of(window: int = 4, lookback: bool = True) -> claims.Local:
+    return claims.Local()
+
+
 def standing_alone() -> Layer:
     return replace(layers.STANDING, call=call_without_positions)
 
@@ -199,6 +203,10 @@ def call_without_positions(layer: layers.Standing, x: Tensor) -> Tensor:
         (standing_alone(), 6, "along the index, absolute", "what is absolute comes before attention 0"),
         (claims.rotation(claims.forward), 8, "positions told in decoding alone", "it is not causal"),
         (claims.whole(claims.Local), 8, "past the window", "claim window=…"),
+        (claims.whole(local_of), 19, "window", "with itself; its lookback and window may be one"),
+        (claims.local(claims.Local), 19, "window, with gaps", "call takes no positions of each token"),
+        (claims.buckets(claims.NotYetLearned, directed=True), 19, "before and after", "no attention was heard that"),
+        (told.alone(told.Alone), 19, "tokens all the same", "claim normalized=True"),
         (biases.ALIBI, 8, "positions by itself", "it is not causal"),
         (layers.DYNAMIC, 10, "text", "takes no order, so causality goes by the index"),
         (biases.TABLE, 11, "other tokens", "a bias is given no tokens"),

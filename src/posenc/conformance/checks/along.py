@@ -97,6 +97,8 @@ def by_the_distance_alone(
     scores of a ``longer`` row, None where they are the same there. A factor of the whole row, as of a temperature that
     goes by the length, is no matter."""
     seen = scores[scores.isfinite()]
+    if not seen.numel():
+        return None
     tolerance = OF_ALL * float(seen.max() - seen.min()) + eps * max(float(seen.abs().max()), 1.0)
     for one, other in combinations(tokens, 2) if longer is None else zip(tokens, tokens, strict=True):
         ways = [way for k in tokens if (way := k - one) + other in tokens]

@@ -10,7 +10,7 @@ from posenc.conformance.calls import instead
 from posenc.conformance.captured import of_one_token
 from posenc.conformance.checks.along import scores_of_one_token
 from posenc.conformance.heads import Attention, Bias, Rotary
-from posenc.conformance.outcome import Outcome, Outcomes, near
+from posenc.conformance.outcome import Outcome, near
 from posenc.conformance.subjects import Batch, Subject, require
 from posenc.conformance.trial import Case, Plan, Trial, padded, two_documents
 
@@ -43,27 +43,25 @@ def equal_tokens_come_out_equal(subject: Subject, batch: Batch) -> Outcome:
     return near(out[:, :1].expand_as(out), out, 64 * _rounding(subject) * float(out.abs().max()))
 
 
-def before_and_after_weigh(subject: Subject, batch: Batch) -> Outcomes:
-    """A row of one and the same token: how much higher one scores another than itself, and that one this one."""
-    tried = False
+def before_and_after_weigh(subject: Subject, batch: Batch) -> Outcome:
+    """A row of one and the same token: how much higher one scores another than itself, and that one this one. Where
+    both sides must differ, in one attention at least; where they must not, in none."""
+    found = []
     for name, scores, alike, _ in scores_of_one_token(subject, subject.make(), batch):
-        if len(alike) < batch.tokens:
-            continue
         away = scores - scores.diagonal(dim1=-2, dim2=-1)[..., None]
-        both = away.isfinite() & away.mT.isfinite() & ~torch.eye(batch.tokens, device=away.device).bool()
-        if not both.any():
-            continue
+        both = away.isfinite() & away.mT.isfinite()
         there, back = away.masked_fill(~both, 0.0), away.mT.masked_fill(~both, 0.0)
-        rounding = 64 * _rounding(subject) * max(float(scores[scores.isfinite()].abs().max()), 1.0)
-        if subject.directed and float(there.abs().max()) <= rounding:
-            continue  # as of a table of zeros, before it is learned
-        tried, same = True, near(there, back, rounding)
-        if subject.directed:
-            said = "another score for a token before than for the same token as far after"
-            yield name, Outcome(not same.ok, said, "the same of every two tokens, to every head")
-        else:
-            yield f"{name} [head, query, key]", same
-    require(tried, "no attention was heard that scores tokens of the same content by where they are, to both sides")
+        rounding = 64 * _rounding(subject) * max(float(scores.masked_fill(~both, 0.0).abs().max()), 1.0)
+        # Else they are level, as of a table of zeros before it is learned.
+        if len(alike) == batch.tokens and float(there.abs().max()) > rounding:
+            found.append((name, near(there, back, rounding)))
+    require(found, "no attention was heard that scores tokens of the same content by where they are, to both sides")
+    wrong = [(name, same) for name, same in found if same.ok == bool(subject.directed)]
+    if not subject.directed and wrong:
+        name, same = wrong[0]
+        return Outcome(False, f"{name} [head, query, key]: {same.expected}", same.came)
+    said = "another score for a token before than for the same token as far after"
+    return Outcome(not subject.directed or len(wrong) < len(found), said, "the same of every two tokens, to every head")
 
 
 def _rounding(subject: Subject) -> float:
