@@ -160,7 +160,10 @@ def attention(entry: Entry, backend: str, causal: bool) -> Subject:
         causal=causal,
         jitter=0.3,
         like=entry.name if backend == "auto" and entry.name not in SIZED | NEEDS_A_LAYER else None,
-        **claims(entry),
+        normalized=entry.name not in UNEQUAL_VALUES,
+        directed=True if "directed" in entry.laws and not causal and entry.name not in ONE_SIDED else None,
+        # Without a causal mask, it counts to the end of the row.
+        **{**claims(entry), **({"relative": None} if entry.name == "cope" and not causal else {})},
     )
 
 
@@ -190,6 +193,7 @@ def claims(entry: Entry) -> dict[str, Any]:
     return {
         "relative": True if "relative" in entry.laws else None if entry.name in NEITHER else False,
         "axes": entry.least_axes,
+        "order_free": "order_free" in entry.laws or entry.name in OF_ALL_KEYS,
         "max_positions": LONGEST if entry.name in ends else WINDOWS.get(entry.name),
     }
 
@@ -235,6 +239,8 @@ CANNOT = {
     "tiled": {"relative_2d", "swin", "swin_v2", "fire", "cope", "stick_breaking"},
 }
 SIZED = {"deberta", "cope", "relative_1d", "relative_2d"}  # their tables are as long as Pairs wants them
+UNEQUAL_VALUES = {"rotated_values", "shaw", "stick_breaking"}  # do more to values than weigh them, or leave some over
+ONE_SIDED = {"alibi"}  # directed looking back, and the same to both sides without a causal mask
 OF_ALL_KEYS = {"cope", "fox", "stick_breaking"}
 NEEDS_A_LAYER = {"fox", "inkling"}  # for a feature
 IN_PAIRS = [entry for entry in CATALOG if "add" not in entry.doors]

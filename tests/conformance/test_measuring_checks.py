@@ -67,34 +67,42 @@ def turn_from_zero(base: float, x: Tensor) -> Tensor:
 
 
 ROTARY: dict[str, Any] = {"build": a_base, "base": 1_000_000.0, "layout": "half"}
-ROTATIONS = {"angles", "rotations", "frequencies", "pairs", "lengths", "as many rows as tokens"}
+ROWS = {"as many rows as tokens", "rows of other lengths"}
+TOLD = {*ROWS, "rows of other places"}  # where positions are told
+CACHED = {"rows of other lengths, cached", "rows of other places, cached"}
+ROTATIONS = {"angles", "rotations", "frequencies", "pairs", "lengths", *ROWS}
 APPLY: dict[str, tuple[Subject, set[str]]] = {
-    "float32": (Rotary(call=turn_in_float32, **ROTARY), ROTATIONS),
-    "the other way": (Rotary(call=turn_the_other_way, **ROTARY), ROTATIONS),
+    "float32": (Rotary(call=turn_in_float32, **ROTARY), ROTATIONS | TOLD),
+    "the other way": (Rotary(call=turn_the_other_way, **ROTARY), ROTATIONS | TOLD),
     "offset": (Rotary(call=turn_from_an_offset, **ROTARY), ROTATIONS),
     "neither positions nor offset": (Rotary(call=turn_from_zero, **ROTARY), ROTATIONS),
-    "no claims": (Rotary(build=Turn, call=turn), {"angles", "rotations", "lengths", "as many rows as tokens"}),
+    "no claims": (Rotary(build=Turn, call=turn), {"angles", "rotations", "lengths", *TOLD}),
     "all claims": (
         configuration.rotary(Turn),
         ROTATIONS
+        | TOLD
+        | CACHED
         | {"options count", "unknown options", "nothing is shared", "the other channels", "the other layout"}
         | {"values that are refused"},
     ),
     "two axes": (
         grids.axial(grids.Axial),
-        {"angles", "rotations", "lengths", "as many rows as tokens", "every axis is seen", "ways apart"}
+        {"angles", "rotations", "lengths", *TOLD, "every axis is seen", "ways apart"}
         | {"moving along an axis", "order of patches"},
     ),
     "three axes": (
         grids.sections(grids.Sections),
-        {"angles", "rotations", "lengths", "as many rows as tokens", "every axis is seen", "ways apart"}
+        {"angles", "rotations", "lengths", *TOLD, *CACHED, "every axis is seen", "ways apart"}
         | {"moving along an axis", "order of patches", "text alone", "after an image"},
     ),
     "slopes": (
         bounds.slopes(bounds.Alibi),
-        {"far positions", "long distances", "biases", "slopes", "as many rows as tokens"},
+        {"far positions", "long distances", "biases", "slopes", *TOLD},
     ),
-    "a table of places": (bounds.table(bounds.Table), {"positions past the end", "as many rows as tokens"}),
+    "a table of places": (
+        bounds.table(bounds.Table),
+        {"positions past the end", "as many rows as tokens", "rows of other places", "the longest row"},
+    ),
     "registers": (
         grids.patches(grids.Patches, registers=2),
         {"positions past the end", "as many rows as tokens", "shape of the grid", "pairs of patches", "registers"},

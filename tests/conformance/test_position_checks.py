@@ -11,7 +11,7 @@ from torch import Tensor
 from posenc.conformance import Batch, Bias, Layer, Rotary, Subject, check
 from posenc.conformance.checks.sharding import shards
 from posenc.conformance.run import FINDING, NOT_APPLICABLE, PASSED, Result
-from tests.conformance.mutants import attention_functions, biases, layers, models, rotations
+from tests.conformance.mutants import attention_functions, biases, claims, layers, models, rotations, told
 
 NUMBERS = tuple(range(6, 14))
 
@@ -38,7 +38,7 @@ APPLY = {
     "attention to what is visible": (attention_functions.VISIBLE, set(NUMBERS)),
     "layer": (layers.ROTATING, {6, 7, 8, 10, 11, 13}),
     "absolute layer": (layers.STANDING, {6, 7, 8, 10, 11, 13}),
-    "layer with a threshold": (layers.DYNAMIC, {8, 13}),
+    "layer with a threshold": (layers.DYNAMIC, {6, 8, 13}),
     "layer with a memory": (layers.CROSSING, {6, 9, 10, 12, 13}),
     "model": (models.LEARNED, {6, 7, 8, 13}),
 }
@@ -145,7 +145,9 @@ def test_no_position_past_the_end_is_asked_for(kind: str, end: int) -> None:
     # That it moves is claimed falsely, and found if there is room to move it; but not past the end.
     (moved,) = results(replace(subject, relative=False), (6,)).values()
     assert moved.status == (FINDING if end > 3 else NOT_APPLICABLE)
-    assert all("outputs that change by" in trial.finding.came for trial in moved.trials if trial.finding)
+    found = {trial.name: trial.finding.came for trial in moved.trials if trial.finding}
+    assert "outputs that change by" in found.get("absolute", "outputs that change by")
+    assert set(found) <= {"absolute", "along the index, absolute"}
 
 
 # -- what cannot be seen is no pass -----------------------------------------------------------------------------------
@@ -158,8 +160,12 @@ def leave(base: float, x: Tensor, positions: Tensor) -> Tensor:
 
 def test_a_scheme_that_positions_do_nothing_to_is_not_said_to_be_relative() -> None:
     (result,) = results(replace(rotations.ROTARY, call=leave), (6,)).values()
-    assert result.status == NOT_APPLICABLE
     assert "outputs do not go by positions" in reasons(result)["relative"]
+    (found,) = (trial.finding for trial in result.trials if trial.status == FINDING)
+    assert found is not None
+    assert "claim order_free=True" in found.came
+    (result,) = results(replace(rotations.ROTARY, call=leave, order_free=True), (6,)).values()
+    assert "positions may change nothing" in reasons(result)["some moved"]
 
 
 class Constant(layers.Rotating):
@@ -175,10 +181,32 @@ def test_outputs_that_know_no_tokens_cannot_leak() -> None:
     assert reasons(result)["derivatives"] == "outputs do not go by the tokens: their derivative is zero"
 
 
+def local_of(window: int = 4, lookback: bool = True) -> claims.Local:
+    return claims.Local()
+
+
+def standing_alone() -> Layer:
+    return replace(layers.STANDING, call=call_without_positions)
+
+
+def call_without_positions(layer: layers.Standing, x: Tensor) -> Tensor:
+    return layer(x, None, None, None, None)[0]
+
+
 @pytest.mark.parametrize(
     ("subject", "number", "trial", "reason"),
     [
         (replace(rotations.ROTARY, relative=None), 6, "relative", "nothing is claimed of moving all positions"),
+        (attention_functions.PAST, 6, "some moved", "call takes no positions of each token"),
+        (told.alone(told.Convolved), 6, "along the index, relative", "a convolution"),
+        (told.alone(told.WithAClassToken), 6, "along the index, relative", "claim registers=1"),
+        (standing_alone(), 6, "along the index, absolute", "what is absolute comes before attention 0"),
+        (claims.rotation(claims.forward), 8, "positions told in decoding alone", "it is not causal"),
+        (claims.whole(claims.Local), 8, "past the window", "claim window=…"),
+        (claims.whole(local_of), 19, "window", "with itself; its lookback and window may be one"),
+        (claims.local(claims.Local), 19, "window, with gaps", "call takes no positions of each token"),
+        (claims.buckets(claims.NotYetLearned, directed=True), 19, "before and after", "no attention was heard that"),
+        (told.alone(told.Alone), 19, "tokens all the same", "claim normalized=True"),
         (biases.ALIBI, 8, "positions by itself", "it is not causal"),
         (layers.DYNAMIC, 10, "text", "takes no order, so causality goes by the index"),
         (biases.TABLE, 11, "other tokens", "a bias is given no tokens"),

@@ -113,6 +113,12 @@ def deaf() -> nn.Module:
     return Deaf(True)
 
 
+def without_positions() -> nn.Module:
+    model = Deaf(True)
+    model.register_module("post_attention_norm", model._modules.pop("places"))
+    return model
+
+
 def by_index() -> nn.Module:
     return ByIndex(True)
 
@@ -162,6 +168,12 @@ def test_what_forward_takes_decides_how_it_is_called(subject: Model, call: str, 
 def test_claims_win() -> None:
     subject = hugging_face(decoder, causal=False, jitter=0.0, dtype=torch.float64, relative=False, max_positions=7)
     assert (subject.causal, subject.jitter, subject.dtype, subject.max_positions) == (False, 0.0, torch.float64, 7)
+
+
+def test_a_model_without_positions_may_ignore_those_that_it_is_told() -> None:
+    assert not hugging_face(decoder).order_free
+    assert hugging_face(without_positions).order_free
+    assert not hugging_face(without_positions, order_free=False).order_free
 
 
 def test_implementations_of_attention_are_backends_where_build_takes_them() -> None:

@@ -24,9 +24,13 @@ class Heard(TorchFunctionMode):
         super().__init__()
         self.scores: list[Tensor] = []
         self.products: list[Tensor] = []
+        self.inputs: list[list[Tensor]] = [[]]  # of linear layers, before the first scores and between any two
+        self.called: set[str] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        heard = len(self.scores)
+        self.called.add(getattr(func, "__name__", ""))
         if func in SOFTMAX:
             scores = kwargs.get("input", args[0] if args else None)
             dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
@@ -35,6 +39,10 @@ class Heard(TorchFunctionMode):
         elif func is SDPA:
             with torch.no_grad():
                 self.scores.append(_sdpa_scores(*args, **kwargs))
+        elif func is nn.functional.linear and args:
+            self.inputs[-1].append(args[0].detach())
+        if len(self.scores) > heard:
+            self.inputs.append([])
         out = func(*args, **kwargs)
         if func in PRODUCTS and not self.scores and isinstance(out, Tensor):
             self.products.append(out.detach())
@@ -70,7 +78,7 @@ def scores_of(subject: Subject, made: Any, batch: Batch) -> list[Tensor]:
 
     What is hidden by a number far below all others is -inf. Scores that no softmax of PyTorch's sees are not there.
     """
-    return of_all_tokens(heard_in(subject, made, batch).scores, batch)
+    return [scores for scores, _ in of_all_tokens(heard_in(subject, made, batch), batch)]
 
 
 def heard_in(subject: Subject, made: Any, batch: Batch) -> Heard:
@@ -80,17 +88,19 @@ def heard_in(subject: Subject, made: Any, batch: Batch) -> Heard:
     return heard
 
 
-def of_all_tokens(heard: list[Tensor], batch: Batch) -> list[Tensor]:
-    """Those scores that are of all tokens of a batch, (rows, heads, tokens, tokens)."""
+def of_all_tokens(heard: Heard, batch: Batch) -> list[tuple[Tensor, list[Tensor]]]:
+    """As `scores_of`, of what was heard, each with what linear layers were given since those before."""
     found = []
-    for scores in heard:
+    for scores, inputs in zip(heard.scores, heard.inputs, strict=False):
         if scores.dim() == 3 and scores.size(0) % len(batch.ids) == 0:  # (rows x heads, queries, keys)
             scores = scores.unflatten(0, (len(batch.ids), -1))
+        if scores.dim() == 5:  # (rows, heads of keys, queries of each, queries, keys)
+            scores = scores.flatten(1, 2)
         scores = scores.masked_fill(scores < HIDDEN, -torch.inf)
         if bool((scores[..., batch.tokens :] == -torch.inf).all()):  # slots of a cache that hold nothing yet
             scores = scores[..., : batch.tokens]
         if scores.dim() == 4 and scores.shape[-2:] == (batch.tokens,) * 2 and scores.size(0) == len(batch.ids):
-            found.append(scores)
+            found.append((scores, inputs))
     return found
 
 

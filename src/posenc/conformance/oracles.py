@@ -189,16 +189,17 @@ def its_scores_of_what_is_heard(subject: Subject, batch: Batch, changed: Mapping
     """
     made, at = subject.make(**changed), onlookers(subject, batch)
     heard = heard_in(subject, made, batch)
-    came = of_all_tokens(heard.scores, batch)
-    require(came, UNHEARD)
-    convention = adopted(subject, made, came[0].size(1), changed)[0]
+    attentions = of_all_tokens(heard, batch)
+    require(attentions, UNHEARD)
+    came, _ = attentions[0]
+    convention = adopted(subject, made, came.size(1), changed)[0]
     scheme, unturned = convention.scheme, batch
     if "rotate" in scheme.doors:  # at one position nothing is turned
         require(subject.can("positions"), "where queries and keys are turned, call must take positions to find them")
         unturned = replace(batch, positions=[[subject.at(0)] * batch.tokens] * len(batch.ids))
-    number, scale = queries_and_keys(subject, made, unturned, convention)
-    query, key = pairs_of(heard.products, came[0], getattr(scheme, "head_dim", None))[number]
     try:
+        number, scale = queries_and_keys(subject, made, unturned, convention)
+        query, key = pairs_of(heard.products, came, getattr(scheme, "head_dim", None))[number]
         given = None if scheme.scale is not None else scale
         said = scores(subject, batch, convention, query[:, :, at], key, at, range(batch.tokens), given)
     except (ValueError, NotImplementedError) as error:
@@ -209,7 +210,7 @@ def its_scores_of_what_is_heard(subject: Subject, batch: Batch, changed: Mapping
 def queries_and_keys(subject: Subject, made: Any, batch: Batch, convention: Convention) -> tuple[int, float]:
     """Which of the `pairs_of` what is heard are queries and keys, and the factor of their products."""
     heard, everyone = heard_in(subject, made, batch), range(batch.tokens)
-    (came, *_), (asking, asked_of) = of_all_tokens(heard.scores, batch), other_tokens(batch)
+    ((came, _), *_), (asking, asked_of) = of_all_tokens(heard, batch), other_tokens(batch)
 
     def moved(scores: Tensor) -> Tensor:
         """What queries and keys do together, but for what is added to a whole row, such as its greatest score."""

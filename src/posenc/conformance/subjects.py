@@ -113,7 +113,8 @@ class Subject:
     - ``distinct_to``: positions (distances, for a bias) up to which no two neighbours look the same; None: no claim.
     - ``threshold``: the length past which it does something else, such as that which a dynamic scaling begins at;
       outputs may then go by the length so far. None: there is none.
-    - ``window``: a token sees itself and the window - 1 tokens before it, and where it is not causal as many after it;
+    - ``window``: a token sees itself and the window - 1 tokens before it, and where it is not causal as many after it,
+      by the index or by the position, which across a gap of positions shows fewer;
       with a ``grid``, (height, width) of the windows that it is cut into, the first of which begin at ``window_shift``.
       In a model of several layers, in each of ``depth``. ``sinks``: so many first tokens are seen by all, whatever the
       window.

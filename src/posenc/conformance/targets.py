@@ -69,6 +69,9 @@ def _refuse_claims(why: str, dim: int | None, claims: Mapping[str, Any]) -> None
         raise ValueError(f"{flag} is for a module; {why}")
 
 
+COUNTING = {"cope", "fox", "stick_breaking"}  # what they go by is the tokens between two, wherever these stand
+
+
 def _of_schemes(names: str, dim: int | None, claims: Mapping[str, Any]) -> Subject:
     """Schemes in a decoder, with what the entry of one alone claims."""
     try:
@@ -85,7 +88,9 @@ def _of_schemes(names: str, dim: int | None, claims: Mapping[str, Any]) -> Subje
     laws = entries[0].laws if len(entries) == 1 else frozenset()
     relative = True if Law.RELATIVE in laws else False if Law.ABSOLUTE in laws else None
     ends = not relative and any("max_positions" in inspect.signature(entry.scheme).parameters for entry in entries)
-    claimed: dict[str, Any] = {"relative": relative, "max_positions": decoder.LONGEST if ends else None}
+    order_free = all(Law.ORDER_FREE in entry.laws or entry.name in COUNTING for entry in entries)
+    claimed: dict[str, Any] = {"relative": relative, "order_free": order_free}
+    claimed["max_positions"] = decoder.LONGEST if ends else None
     build, call = decoder.build_decoder, decoder.call_decoder
     return Model(build=build, call=call, options={"name": names}, causal=True, jitter=0.1, **claimed)
 

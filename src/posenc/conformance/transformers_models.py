@@ -4,10 +4,12 @@ transformers itself is imported by whoever builds the model, never here.
 """
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from posenc.conformance.layers import Model
 from posenc.conformance.subjects import VOCABULARY
@@ -44,8 +46,8 @@ def hugging_face(
     ``documents``: it separates packed documents where ``position_ids`` start again and there is no ``attention_mask``,
     which transformers 5 promises for models that pass positions on to their mask. ``call`` replaces the function that
     calls the model. Further claims are those of `Model`; by default the model is causal if it is a decoder, is moved by
-    a jitter of 0.2, runs in float32, and, if ``build`` takes ``attn_implementation``, gives the same with "eager" as
-    with "sdpa".
+    a jitter of 0.2, runs in float32, may ignore positions (``order_free``) if no part of it is named for them, and, if
+    ``build`` takes ``attn_implementation``, gives the same with "eager" as with "sdpa".
 
     Raises ValueError for what is no such model.
     """
@@ -71,8 +73,20 @@ def hugging_face(
         call = decode_packed if documents else decode_with_positions if "position_ids" in takes else decode_by_index
     elif call is None:
         call = encode_with_positions if "position_ids" in takes else encode_by_index
-    said: dict[str, Any] = {"causal": decodes, "jitter": JITTER, "dtype": DTYPE} | claims
+    said: dict[str, Any] = {"causal": decodes, "jitter": JITTER, "dtype": DTYPE, "order_free": not _places(made)}
+    said |= claims
     if "attn_implementation" in inspect.signature(build).parameters:
         options.setdefault("attn_implementation", made.config._attn_implementation)
         said.setdefault("backends", ({"attn_implementation": "eager"}, {"attn_implementation": "sdpa"}))
     return Model(build=build, call=call, options=options, **said)
+
+
+def _places(model: nn.Module) -> bool:
+    """Whether any part of a model is named for positions. A model without any, as of state spaces and attention, takes
+    position_ids all the same."""
+    named = [*model.named_modules(), *model.named_parameters(), *model.named_buffers()]
+    names = {name.rpartition(".")[2] for name, _ in named} | {type(module).__name__ for module in model.modules()}
+    return any(NAMED.search(name) for name in names)
+
+
+NAMED = re.compile(r"pos(?!t)|rotary|rope|wpe|alibi|relative|place", re.IGNORECASE)

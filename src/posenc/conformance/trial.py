@@ -107,6 +107,15 @@ class Plan:
         lines = [[self.subject.at(p) for p in range(first, first + tokens)] for first in starts]
         return replace(self.text(rows, tokens), positions=lines)
 
+    def broken(self, rows: int, tokens: int, start: int = 0) -> Batch:
+        """Rows of tokens whose positions jump by 2 and later by 1 more than they must, each row at other tokens; such
+        rows have 3 more positions than tokens."""
+        lines, last = [], max(tokens - 1, 1)
+        for row in range(rows):
+            first, second = (1 + (part * tokens // 3 + row) % last for part in (1, 2))
+            lines.append([self.subject.at(start + p + 2 * (p >= first) + (p >= second)) for p in range(tokens)])
+        return replace(self.text(rows, tokens), positions=lines)
+
     def row(self, places: Sequence[int]) -> Batch:
         """A row with a token at each of these positions."""
         return Batch(self.ids(1, len(places)), [[self.subject.at(p) for p in places]])

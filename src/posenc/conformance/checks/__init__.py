@@ -1,9 +1,24 @@
-"""The twenty checks, one a file, in the order of their numbers."""
+"""The checks, one a file, in the order of their numbers. A file without a CHECK has MORE trials of one."""
 
+from dataclasses import replace
 from importlib import import_module
 from pkgutil import iter_modules
 
-from posenc.conformance.trial import Check
+from posenc.conformance.trial import Check, Trial
 
-_files = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
-CHECKS: tuple[Check, ...] = tuple(sorted((file.CHECK for file in _files), key=lambda check: check.number))
+
+def _checks() -> tuple[Check, ...]:
+    checks: dict[int, Check] = {}
+    more: list[tuple[int, tuple[Trial, ...]]] = []
+    for module in iter_modules(__path__):
+        file = import_module(f"{__name__}.{module.name}")
+        if hasattr(file, "CHECK"):
+            checks[file.CHECK.number] = file.CHECK
+        else:
+            more.append(file.MORE)
+    for number, trials in more:
+        checks[number] = replace(checks[number], trials=checks[number].trials + trials)
+    return tuple(checks[number] for number in sorted(checks))
+
+
+CHECKS = _checks()

@@ -69,22 +69,19 @@ def slopes_are_as_published(subject: Bias, batch: Batch, heads: int | None) -> O
     return near(expected.masked_fill(~seen, 0.0), came.masked_fill(~seen, 0.0), 2**-20 * float(expected.abs().max()))
 
 
-def rows_do_not_mix(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:
-    """Each row alone, against itself among the others."""
-    made = subject.make()
-    together = subject.run(made, batch)
-    for row in range(len(batch.ids)):
-        alone = subject.run(made, batch.pick(range(batch.tokens), row))
-        yield f"row {row}", near(alone, together[row : row + 1], tolerance)
-
-
-def later_tokens_do_not_count(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
-    """With others in place of the later half of the tokens, the earlier half comes out the same."""
+def later_tokens_do_not_count(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:
+    """With others in place of the later half of the tokens, the earlier half comes out the same; and with their
+    positions further away, where it is told positions."""
     early = batch.tokens // 2
     require(early, "there is one token, and none later")
     ids = [row[:early] + [(token + 7) % VOCABULARY for token in row[early:]] for row in batch.ids]
     before, after = subject.run(subject.make(), batch), subject.run(subject.make(), replace(batch, ids=ids))
-    return near(before[:, :early], after[:, :early], tolerance)
+    yield "other tokens later", near(before[:, :early], after[:, :early], tolerance)
+    if batch.positions is not None:
+        far = batch.moved(2).positions or []
+        rows = [row[:early] + away[early:] for row, away in zip(batch.positions, far, strict=True)]
+        after = subject.run(subject.make(), replace(batch, positions=rows))
+        yield "later tokens further away", near(before[:, :early], after[:, :early], tolerance)
 
 
 # -- cases -------------------------------------------------------------------------------------------------------------
@@ -124,30 +121,21 @@ def _slopes(plan: Plan) -> Iterator[Case]:
         yield Case(batch, {"heads": heads})
 
 
-def _squares(plan: Plan) -> Iterator[Case]:
-    subject = plan.subject
-    for size in sorted({5, getattr(subject, "heads", 3)}):
-        if size > plan.limit:
-            continue
-        batch = plan.text(size, size)
-        most = (subject.max_positions or 8 * size) - size
-        if subject.can("positions"):
-            rows = [[plan.subject.at(min(7 * row, most) + p) for p in range(size)] for row in range(size)]
-            batch = replace(batch, positions=rows)
-        yield Case(batch, {"tolerance": plan.tolerance(8 * size)})
-
-
 def _causal(plan: Plan) -> Iterator[Case]:
     require(plan.subject.causal, "it is not causal")
     require(not isinstance(plan.subject, Rotary | Bias), "what is causal around it is this package's own")
     yield from texts(plan)
+    if plan.subject.can("positions") and plan.subject.threshold is None:
+        for tokens in plan.sizes_above(1):
+            if plan.has(tokens + 1):
+                yield Case(plan.line(2, tokens), {"tolerance": plan.tolerance(tokens + 2)})
 
 
 CHECK = Check(
     number=19,
     name="bounds",
-    rule="What is past the end is refused by name, slopes are right for any number of heads, and neither other rows "
-    "nor later tokens count.",
+    rule="What is past the end is refused by name, slopes are right for any number of heads, and neither other rows, "
+    "nor later tokens, nor what a window hides count.",
     why="An index past a table wraps around, is clamped, or stops the device; and a batch as long as its rows hides "
     "which is which.",
     pains=(14, 16, 18),
@@ -156,7 +144,6 @@ CHECK = Check(
         Trial("positions past the end, compiled", the_end_is_named, _ends, {"compiled": True}),
         Trial("values that are refused", it_is_refused, refusals, {"known": True}),
         Trial("slopes", slopes_are_as_published, _slopes),
-        Trial("as many rows as tokens", rows_do_not_mix, _squares),
         Trial("later tokens", later_tokens_do_not_count, _causal),
     ),
 )

@@ -3,9 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from posenc.conformance.calls import instead
+from posenc.conformance.layers import Layer
 from posenc.conformance.outcome import Outcomes, near
 from posenc.conformance.subjects import Batch, Subject, require
 from posenc.conformance.trial import Case, Check, Plan, Trial, padded, two_documents
@@ -23,9 +27,26 @@ def cached_equals_at_once(subject: Subject, batch: Batch, tolerance: float) -> O
         yield f"tokens {start} to {end - 1}", near(expected[:, start:], came[:, start:end], tolerance)
 
 
+def told_later_equals_at_once(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:
+    """As `cached_equals_at_once`, where positions are told of the new tokens alone, and the first chunk finds its own,
+    which are the same."""
+    require(batch.positions is not None, "the batch has no positions")
+
+    def call(made: Any, x: Tensor, **given: Any) -> Any:
+        if given.get("cache") is None:
+            given.pop("positions", None)
+        return subject.call(made, x, **given)
+
+    yield from cached_equals_at_once(instead(subject, call), batch, tolerance)
+
+
 # -- cases -------------------------------------------------------------------------------------------------------------
 
 CHUNKS = (1, 3, 7, 64)
+
+
+def _near(plan: Plan, highest: int) -> dict[str, float]:
+    return {"tolerance": plan.tolerance(highest)}
 
 
 def fed(batch: Batch, size: int) -> Batch:
@@ -55,6 +76,43 @@ def _text(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
         # So many tokens one by one would cost more than they show.
         for chunked in _schedules(batch) if tokens <= max(*plan.sizes, large) else [fed(batch, large)]:
             yield Case(chunked, {"tolerance": plan.tolerance(start + tokens + 4)})
+
+
+def _broken(plan: Plan) -> Iterator[Case]:
+    """Positions that jump: between chunks, within them, and where a prompt ends."""
+    plan.require_a_cache()
+    plan.require_that_it_can("positions")
+    for tokens in plan.sizes_above(2)[:2]:
+        if plan.has(tokens + 2):
+            batch = plan.broken(2, tokens)
+            for first in (1 + tokens // 3, 1 + 2 * tokens // 3):
+                yield Case(replace(batch, chunks=(first, *(1,) * (tokens - first))), _near(plan, tokens + 2))
+            yield Case(fed(batch, 3), _near(plan, tokens + 2))
+
+
+def _told_later(plan: Plan) -> Iterator[Case]:
+    plan.require_a_cache()
+    plan.require_that_it_can("positions")
+    require(isinstance(plan.subject, Layer), "the positions of all keys are given at every step")
+    require(not plan.subject.needs("positions"), "call needs positions, and finds none by itself")
+    for tokens in plan.sizes_above(2)[:2]:
+        prompt = (tokens + 1) // 2
+        yield Case(replace(plan.line(2, tokens), chunks=(prompt, *(1,) * (tokens - prompt))), _near(plan, tokens))
+
+
+def _past_the_window(plan: Plan) -> Iterator[Case]:
+    """As long as it takes for the first tokens to be out of a window, and a few more."""
+    plan.require_a_cache()
+    window = plan.subject.window
+    require(window, "claim window=… if a token sees no more than that many tokens, with itself")
+    require(isinstance(window, int), "the window is one of a grid")
+    assert isinstance(window, int)
+    tokens = plan.subject.sinks + plan.subject.depth * window + 4
+    require(tokens <= plan.limit, f"rows of {tokens} tokens, which a window of {window} needs, are too long")
+    batch = plan.text(2, tokens)
+    for first in (max(tokens - 6, 1), 1):
+        yield Case(replace(batch, chunks=(first, *(1,) * (tokens - first))), _near(plan, tokens))
+    yield Case(fed(batch, max(window - 1, 2)), _near(plan, tokens))
 
 
 def _ragged(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
@@ -99,6 +157,9 @@ CHECK = Check(
         Trial("with positions", cached_equals_at_once, _text, {"with_positions": True}),
         Trial("ragged, with positions", cached_equals_at_once, _ragged, {"with_positions": True}),
         Trial("ragged, with a mask alone", cached_equals_at_once, _ragged),
+        Trial("with gaps", cached_equals_at_once, _broken),
+        Trial("positions told in decoding alone", told_later_equals_at_once, _told_later),
+        Trial("past the window", cached_equals_at_once, _past_the_window),
         Trial("packed documents", cached_equals_at_once, _documents),
     ),
 )

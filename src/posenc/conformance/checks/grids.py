@@ -228,16 +228,25 @@ def _text(plan: Plan) -> Iterator[Case]:
 
 
 def _after_an_image(plan: Plan) -> Iterator[Case]:
-    """Three tokens of text, an image of 2 x 3, and text that goes on after its longer side."""
+    """Three tokens of text, an image of 2 x 3, and text that goes on after its longer side; fed so that text, a part of
+    the image, or each of its patches comes later. With three axes, also two frames, of which the second comes later."""
     _require(plan, axes=True)
     require(plan.subject.causal, "it is not causal, so that nothing can go on")
     plan.require_that_it_can("cache")
     require(plan.has(8), "there are too few positions")
-    image = [[3] * (plan.subject.axes - 2) + [3 + row, 3 + column] for row, column in product(range(2), range(3))]
-    places = [*map(plan.subject.at, range(3)), *image, *map(plan.subject.at, range(6, 9))]
-    batch = replace(plan.text(1, len(places)), positions=[places])
-    for chunks in ((9, 1, 1, 1), (4, 5, 3), (3, 7, 2)):
-        yield Case(replace(batch, chunks=chunks), {"tolerance": plan.tolerance(9)})
+    axes, first, last = plan.subject.axes, map(plan.subject.at, range(3)), map(plan.subject.at, range(6, 9))
+    image = [[3] * (axes - 2) + [3 + row, 3 + column] for row, column in product(range(2), range(3))]
+    text, after = list(first), list(last)
+    whole = replace(plan.text(1, 12), positions=[[*text, *image, *after]])
+    ways: tuple[tuple[int, ...], ...] = ((9, 1, 1, 1), (4, 5, 3), (3, 7, 2), (3, *(1,) * 6, 3))
+    for chunks in ways:
+        yield Case(replace(whole, chunks=chunks), {"tolerance": plan.tolerance(9)})
+    if axes > 2:
+        frames = [[3 + frame, *patch[1:]] for frame in range(2) for patch in image]
+        film = replace(plan.text(1, 18), positions=[[*text, *frames, *after]])
+        ways = ((9, 6, 3), (5, *(1,) * 10, 3))
+        for chunks in ways:
+            yield Case(replace(film, chunks=chunks), {"tolerance": plan.tolerance(9)})
 
 
 def _pairs_of_patches(plan: Plan) -> Iterator[Case]:

@@ -32,6 +32,26 @@ def pairs_keep_to_themselves(subject: Rotary, batch: Batch) -> Outcomes:
         yield f"{name} [position, head, to, from]", near(torch.zeros_like(outside), outside, rounding(subject) * size)
 
 
+def pairs_turn_as_claimed(subject: Rotary, batch: Batch) -> Outcomes:
+    """The sign of what the second channel of a pair gets of the first, one position on: plus where it turns forward."""
+    assert subject.layout is not None
+    made, count = subject.make(), (subject.rotary_dim or subject.head_dim) // 2
+    if subject.frequencies is not None:
+        theta = [*map(float, subject.frequencies), *[0.0] * count][:count]
+    elif subject.base is not None:
+        theta = [subject.base ** (-c / count) for c in range(count)]
+    else:
+        theta = [1.0] * count  # it is positive, and less than half a turn, as of every base
+    forward = torch.tensor(theta, dtype=torch.float64).sin().sign() * (1 if subject.direction == "forward" else -1)
+    for name, which in sides(subject):
+        came = matrices(subject, made, row_of(batch), which)[0].double()
+        across = torch.stack([came[:, b, a] for a, b in pairs(subject, subject.layout)], -1).cpu()  # (heads, pairs)
+        turns = (across.abs() > rounding(subject) * came.abs().max().cpu()) & (forward != 0)
+        require(bool(turns.any()), f"positions {row_of(batch)} turn nothing")
+        expected = torch.where(turns, forward, 0.0)
+        yield f"{name} [head, pair], +1 forward", near(expected, torch.where(turns, across.sign(), 0.0), 0.0)
+
+
 def the_rest_is_untouched(subject: Rotary, batch: Batch, dtype: torch.dtype) -> Outcomes:
     """The channels past rotary_dim, which must come out as they went in: to the bit, or to that of a lower dtype."""
     assert subject.rotary_dim is not None
@@ -77,6 +97,7 @@ def layouts_agree(subject: Rotary, batch: Batch) -> Outcomes:
 AT = (1, 2, 7, 100)
 UNCLAIMED = {
     "layout": "no layout is claimed",
+    "direction": 'claim direction="forward" or "backward" to run this',
     "scale": "no scale is claimed",
     "other_layout": "no options are given that build the other layout (other_layout)",
 }
@@ -91,6 +112,12 @@ def _cases(plan: Plan, claims: tuple[str, ...] = ()) -> Iterator[Case]:
     yield Case(plan.row(at))
 
 
+def _one_on(plan: Plan) -> Iterator[Case]:
+    for _ in _cases(plan, ("layout", "direction")):
+        require(plan.has(1), "there is no position but 0")
+        yield Case(plan.row([1]))
+
+
 def _of_the_rest(plan: Plan) -> Iterator[Case]:
     for case in _cases(plan):
         rotary, head_dim = (getattr(plan.subject, name) for name in ("rotary_dim", "head_dim"))
@@ -102,11 +129,13 @@ def _of_the_rest(plan: Plan) -> Iterator[Case]:
 CHECK = Check(
     number=15,
     name="layout",
-    rule="Channels are paired as claimed, the others stay as they are, and lengths stay but for the claimed scale.",
+    rule="Channels are paired and turned as claimed, the others stay as they are, and lengths stay but for the claimed "
+    "scale.",
     why="The layouts have the same shapes: weights of one, run in the other, give text that is only a little worse.",
     pains=(8,),
     trials=(
         Trial("pairs", pairs_keep_to_themselves, _cases, {"claims": ("layout",)}),
+        Trial("direction", pairs_turn_as_claimed, _one_on),
         Trial("the other channels", the_rest_is_untouched, _of_the_rest),
         Trial("lengths", lengths_stay, _cases, {"claims": ("scale",)}),
         Trial("the other layout", layouts_agree, _cases, {"claims": ("layout", "other_layout")}),

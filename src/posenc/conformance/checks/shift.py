@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from posenc.conformance.heads import Bias, Rotary
 from posenc.conformance.outcome import Outcome, near
 from posenc.conformance.subjects import Batch, Subject, require
 from posenc.conformance.trial import Case, Check, Plan, Trial
@@ -19,6 +20,29 @@ def moving_all_changes_nothing(subject: Subject, batch: Batch, by: int, toleranc
         seen = not near(expected, subject.run(subject.make(), apart), tolerance).ok
         require(seen, "outputs do not go by positions: moving all but the first by 1 changes nothing")
     return outcome
+
+
+def moving_some_changes_something(subject: Subject, batch: Batch, by: list[int], tolerance: float) -> Outcome:
+    """The outputs at positions p, and with all tokens but the first half moved, or one moved onto the one before it:
+    any of these must change them. They may not where parameters begin as zeros: then they are moved, too."""
+    half = batch.tokens // 2
+    require(half, "there is one token, and moving it moves all")
+    rows = batch.positions or []
+    away = [batch.moved(n).positions or [] for n in by]
+    moved = [[row[:half] + far[half:] for row, far in zip(rows, there, strict=True)] for there in away]
+    moved.append([row[:half] + row[half - 1 : half] + row[half + 1 :] for row in rows])
+    for jitter in (subject.jitter, max(subject.jitter, 0.5)):
+        tried = replace(subject, jitter=jitter)
+        expected = tried.run(tried.make(), batch)
+        for positions in moved:
+            came = tried.run(tried.make(), replace(batch, positions=positions))
+            if not near(expected, came, tolerance).ok:
+                return Outcome(True, "a change", "a change")
+    return Outcome(
+        False,
+        "outputs that change when some of the tokens are moved to other positions, away from the rest",
+        "the same: the positions that it is given change nothing. If that is meant, claim order_free=True",
+    )
 
 
 def moving_all_changes_something(subject: Subject, batch: Batch, by: list[int], tolerances: list[float]) -> Outcome:
@@ -59,6 +83,7 @@ def _seen(changes: list[float], tolerances: list[float]) -> bool:
 # -- cases -------------------------------------------------------------------------------------------------------------
 
 SHIFTS = (1, 1000, 100_000)
+AWAY = (1, 7, 300)
 
 
 def _require(plan: Plan, claim: str) -> None:
@@ -76,6 +101,31 @@ def _relative(plan: Plan) -> Iterator[Case]:
                 yield Case(plan.line(2, tokens), {"by": by, "tolerance": plan.tolerance(highest)})
 
 
+def _broken(plan: Plan) -> Iterator[Case]:
+    _require(plan, "relative")
+    plan.require_that_it_can("positions")
+    tokens = plan.sizes[-1]
+    require(tokens > 1, "there is one token, and no gap after it")
+    for by in SHIFTS:
+        if plan.has(highest := tokens + 2 + by):
+            yield Case(plan.broken(2, tokens), {"by": by, "tolerance": plan.tolerance(highest)})
+
+
+def _some(plan: Plan) -> Iterator[Case]:
+    subject = plan.subject
+    require(subject.can("positions"), "call takes no positions of each token")
+    require(not subject.order_free, "it claims to be order_free: positions may change nothing")
+    for tokens in plan.sizes_above(3):
+        by = [n for n in AWAY if plan.has(tokens - 1 + n)]
+        if by:
+            tolerance = plan.tolerance(tokens - 1 + by[-1])
+            # In a row of which all tokens are the same to it, or a bias that begins as zeros, nothing could be seen.
+            given = isinstance(subject, Rotary | Bias) or plan.effect > tolerance
+            require(given, "outputs do not go by the order of the tokens either")
+            yield Case(plan.line(2, tokens), {"by": by, "tolerance": tolerance})
+            return
+
+
 def _absolute(plan: Plan) -> Iterator[Case]:
     _require(plan, "absolute")
     for tokens in plan.sizes_above(1):
@@ -88,12 +138,15 @@ def _absolute(plan: Plan) -> Iterator[Case]:
 CHECK = Check(
     number=6,
     name="shift",
-    rule="Moving all positions by the same amount changes nothing in relative schemes, and something in absolute ones.",
+    rule="Moving all positions by the same amount changes nothing in relative schemes, and something in absolute ones; "
+    "moving some of them changes something in both.",
     why="What is called relative and is not answers a text by where it stands in the window: in a later chunk, behind "
     "padding, it is another text.",
     pains=(1, 3),
     trials=(
         Trial("relative", moving_all_changes_nothing, _relative),
+        Trial("relative, with gaps", moving_all_changes_nothing, _broken),
         Trial("absolute", moving_all_changes_something, _absolute),
+        Trial("some moved", moving_some_changes_something, _some),
     ),
 )
