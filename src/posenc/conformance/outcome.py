@@ -1,6 +1,7 @@
 """What a trial finds. Plain PyTorch: scripts hold a copy."""
 
 import linecache
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -39,6 +40,13 @@ def near(expected: Tensor, came: Tensor, tolerance: float) -> Outcome:
         f"{float(expected[tuple(at)]):.6g} at {at}",
         f"{float(came[tuple(at)]):.6g}, off by {worst:.2g} (at most {tolerance:.2g})",
     )
+
+
+def numbers_in(text: str) -> set[int]:
+    """The whole numbers in a text: 1,024 too, and 39 of "0-39"."""
+    written = re.findall(r"(?<!\w)-?\d+(?:[,_]\d{3})*", text)
+    numbers = {int(re.sub("[,_]", "", number)) for number in written}
+    return numbers | {int(number) for number in re.findall(r"(?<=\d-)\d+", text)}
 
 
 def first_failure(outcomes: Iterable[tuple[str, Outcome]]) -> Outcome:

@@ -112,7 +112,7 @@ def _that_runs(subject: Subject) -> Subject:
     plan = Plan(subject)
     try:
         with quiet():
-            out = subject.run(subject.make(), plan.text(1, min(5, plan.limit)))
+            out = subject.run(subject.make(), plan.text(1, plan.room(5)))
     except Exception as error:
         if subject.dtype == torch.float64:
             return _that_runs(replace(subject, dtype=torch.float32))

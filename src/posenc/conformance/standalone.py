@@ -29,6 +29,7 @@ OWN = "posenc.conformance"
 PLAIN = [
     f"{OWN}.{name}" for name in ("subjects", "heads", "layers", "outcome", "measure", "calls", "captured", "repeat")
 ]
+PLAIN += [f"{OWN}.{name}" for name in ("influence", "rasters", "tables")]
 PLAIN += [f"{OWN}.transformers_calls", "posenc.workbench.memory"]
 
 
