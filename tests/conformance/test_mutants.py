@@ -25,6 +25,8 @@ from tests.conformance.mutants import (
     models,
     parity,
     phase,
+    picture_tables,
+    pictures,
     purity,
     rotations,
 )
@@ -48,6 +50,8 @@ MODULES: tuple[ModuleType, ...] = (
     compilation,
     bounds,
     grids,
+    pictures,
+    picture_tables,
 )
 
 MUTANTS = [mutant for module in MODULES for mutant in module.MUTANTS]

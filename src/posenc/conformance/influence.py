@@ -11,6 +11,7 @@ from posenc.conformance.layers import Layer, Model
 from posenc.conformance.outcome import Outcome, Outcomes, near
 from posenc.conformance.subjects import REFUSALS, Batch, NotApplicableError, Subject, require
 
+AT_ONCE = 64  # rows
 NOTHING = 1e-12  # of the largest derivative: what a mask of -100 leaves of a weight is far less
 
 
@@ -18,15 +19,18 @@ def influence(subject: Subject, made: Any, batch: Batch) -> Tensor:
     """The derivative of every output by every vector of a row of one and the same token, (outputs, vectors, dim).
 
     Values are then all the same, so that weights that move against one another move nothing: it is the sum over the
-    heads of the weight, times what the head makes of a vector. The row is run once for each of its tokens, at once.
+    heads of the weight, times what the head makes of a vector. The row is run once for each of its tokens.
     """
     require(isinstance(subject, Layer) and not isinstance(subject, Model), "call takes no vectors")
-    tokens, leaves = batch.tokens, dict[str, Tensor]()
-    every = of_one_token(Batch(batch.ids[:1] * tokens, grid=batch.grid))
+    return torch.cat([_of_some(subject, made, batch, some) for some in torch.arange(batch.tokens).split(AT_ONCE)])
+
+
+def _of_some(subject: Subject, made: Any, batch: Batch, outputs: Tensor) -> Tensor:
+    every, leaves = of_one_token(Batch(batch.ids[:1] * len(outputs), grid=batch.grid)), dict[str, Tensor]()
     with torch.enable_grad():
         out = with_leaves(subject, leaves).run(made, every)
         require(out.requires_grad and leaves, "outputs take no gradient")
-        own = out[range(tokens), range(tokens)].flatten(1)
+        own = out[range(len(outputs)), outputs].flatten(1)
         # Not their plain sum, which a normalisation keeps as it is whatever went in.
         weights = torch.linspace(1, 7, own.size(1), dtype=own.dtype, device=own.device).cos()
         return torch.autograd.grad((own * weights).sum(), next(iter(leaves.values())))[0].double()

@@ -1,16 +1,19 @@
 """Layers that are told the shape of a grid and no more. Plain PyTorch: scripts hold a copy."""
 
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from posenc.conformance.captured import scores_of
 from posenc.conformance.layers import Layer, Model
 from posenc.conformance.outcome import Outcome, Outcomes, near, numbers_in
 from posenc.conformance.subjects import REFUSALS, VOCABULARY, Batch, NotApplicableError, Subject, require
+
+UNSEEN = 50  # what is so far below the highest score of a row has no weight; masks of -100 are
 
 
 def alike(subject: Subject, first: Tensor, second: Tensor) -> bool:
@@ -25,7 +28,7 @@ def the_shape_is_seen(subject: Subject, batch: Batch, tolerance: float) -> Outco
     assert batch.grid is not None
     height, width = batch.grid
     require(height != width and len(set(batch.ids[0])) > 1, "the grid is square, or its patches do not differ")
-    made, front = subject.make(), subject.registers
+    made = subject.make()
     came = subject.run(made, batch)
     lying = subject.run(made, replace(batch, grid=(width, height)))
     for out in (came, lying):
@@ -33,19 +36,26 @@ def the_shape_is_seen(subject: Subject, batch: Batch, tolerance: float) -> Outco
             return Outcome(False, f"a finite output for {batch.tokens} tokens", f"{tuple(out.shape)}, or not finite")
     unseen = []
     for axis, name in enumerate(("rows", "columns")):
-        if batch.grid[axis] < 2:
-            continue
-        places = torch.arange(height * width).view(height, width)
-        order = places.index_select(axis, torch.tensor([1, 0, *range(2, batch.grid[axis])])).flatten() + front
-        turned = [*range(front), *order.tolist()]
-        exchanged = subject.run(made, replace(batch.pick(turned), grid=batch.grid))
-        if not subject.causal and near(came[:, turned], exchanged, tolerance).ok:
-            unseen.append(name)
+        if batch.grid[axis] > 2 and not subject.causal:  # two exchanged are a picture turned over
+            places = torch.arange(height * width).view(height, width)
+            pairs = [(n, n + 1) for n in range(batch.grid[axis] - 1)]
+            if all(near(*_exchanged(subject, made, batch, came, places, axis, pair), tolerance).ok for pair in pairs):
+                unseen.append(name)
     require(unseen != ["rows", "columns"], "outputs do not go by positions")
     if unseen:
         return Outcome(False, f"other outputs with two {unseen[0]} exchanged", "the same, exchanged")
     other = f"something else for {height}x{width} than for {width}x{height}"
     return Outcome(not alike(subject, came, lying), other, "the same")
+
+
+def _exchanged(
+    subject: Subject, made: Any, batch: Batch, came: Tensor, places: Tensor, axis: int, pair: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    """What came, and what comes, with two rows or columns of patches exchanged."""
+    front, line = subject.registers, list(range(places.size(axis)))
+    line[pair[0]], line[pair[1]] = pair[1], pair[0]
+    turned = [*range(front), *(places.index_select(axis, torch.tensor(line)).flatten() + front).tolist()]
+    return came[:, turned], subject.run(made, replace(batch.pick(turned), grid=batch.grid))
 
 
 def the_grid_gives_the_places(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
@@ -74,11 +84,11 @@ def the_same_way_wherever_it_is(subject: Subject, batch: Batch, tolerance: float
     require(pairs != len(first), "no two pairs of patches lie the same way apart")
 
 
-def scores_in_order(subject: Subject, made: Any, batch: Batch) -> Tensor:
-    """The first scores that a softmax is given for a row of one and the same token, (heads, tokens, tokens), less what
-    each gives to itself; in the order of the tokens, whatever order the layer works on them in.
+def heard(subject: Subject, made: Any, batch: Batch) -> Tensor:
+    """The first scores that a softmax is given, (1 + tokens, heads, tokens, tokens), in the order of the tokens, whatever
+    order the layer works on them in: for a row of one and the same token, and for such with another one at 0, 1, 2, … .
 
-    Of the rows that are run, the n-th after the first has another token at n: its row and its column change.
+    Which is which is seen by what changes: nothing changes as much as the row and the column of the other token.
     """
     ids = [[1 + (k == n) for k in range(batch.tokens)] for n in range(-1, batch.tokens)]
     try:
@@ -87,16 +97,47 @@ def scores_in_order(subject: Subject, made: Any, batch: Batch) -> Tensor:
         raise NotApplicableError(f"it refuses a grid of {batch.grid}: {error}") from None
     require(found, "no softmax of PyTorch's is given the scores of all tokens by all")
     scores = found[0]
-    least = 2**-18 * float(scores.masked_fill(~scores.isfinite(), 0.0).abs().max())
-    changed = ((scores[1:] - scores[:1]).abs() > least).any(1).sum(-1)
-    order = changed.argmax(-1)
-    others = changed.scatter(1, order[:, None], 0)
-    told = others.max() <= 1 and len(set(order.tolist())) == batch.tokens
+    changed = changes(scores, 2**-18)
+    counts = changed.sum(-1) + changed.sum(-2)
+    order = counts.argmax(-1)
+    others = counts.scatter(1, order[:, None], 0)
+    told = (others.amax(-1) < counts.amax(-1)).all() and len(set(order.tolist())) == batch.tokens
     require(told, "which of the scores are those of which token cannot be told")
-    scores = scores[0][:, order][:, :, order]
+    return scores[:, :, order][..., order]
+
+
+def changes(scores: Tensor, least: float) -> Tensor:
+    """Where scores of other rows than the first are not those of the first, by more than ``least`` of the largest:
+    (rows - 1, tokens, tokens)."""
+    largest = float(scores.masked_fill(~scores.isfinite(), 0.0).abs().max())
+    return ((scores[1:] - scores[:1]).abs() > least * largest).any(1)
+
+
+def scores_in_order(subject: Subject, made: Any, batch: Batch) -> Tensor:
+    """The first scores that a softmax is given for a row of one and the same token, (heads, tokens, tokens), less what
+    each gives to itself; -inf where they have no weight."""
+    scores = heard(subject, made, batch)[0]
+    scores = scores.masked_fill(scores < scores.amax(-1, keepdim=True) - UNSEEN, -torch.inf)
     own = scores.diagonal(dim1=-2, dim2=-1)[..., None]
     require(own.isfinite().all(), "a token does not see itself")
     return scores - own
+
+
+def a_score_is_of_two_tokens(subject: Subject, batch: Batch) -> Outcomes:
+    """What changes with another token in one place, among scores of other tokens: none; or all of a query's or of a
+    key's, into which other tokens were mixed before."""
+    assert batch.grid is not None
+    scores = heard(subject, subject.make(), batch)
+    changed, same = changes(scores, 2**-10), ~changes(scores, 1e-12)
+    for token, (moved, stayed) in enumerate(zip(changed, same, strict=True)):
+        moved[token], moved[:, token], stayed[token], stayed[:, token] = False, False, False, False
+        stayed &= scores[0].isfinite().all(0)
+        apart = moved & stayed.any(0) & stayed.any(1)[:, None]
+        query, key = (
+            [*map(int, place)] for place in (apart.nonzero()[0] if apart.any() else torch.zeros(2)).view(2, 1)
+        )
+        name = f"with another token at {token}, what {query[0]} gives to {key[0]}"
+        yield name, Outcome(not apart.any(), "as before, as with others", "another score")
 
 
 def fine(subject: Subject, scores: Tensor) -> float:
@@ -114,12 +155,48 @@ def scores_go_by_offsets(subject: Subject, batch: Batch) -> Outcomes:
     scores = scores_in_order(subject, subject.make(), batch)[:, front:, front:]
     seen, tolerance = scores.isfinite().all(0), fine(subject, scores)
     require(float(scores[:, seen].abs().max()) > tolerance, "all tokens give as much to all as to themselves")
-    first: dict[tuple[int, int], tuple[int, int]] = {}
-    for q, k in seen.nonzero().tolist():
-        (a, b), (c, d) = divmod(q, width), divmod(k, width)
-        p, r = first.setdefault((c - a, d - b), (q, k))
-        name = f"patch {[c, d]} as seen from {[a, b]}, as {[*divmod(r, width)]} from {[*divmod(p, width)]}"
-        yield name, near(scores[:, p, r], scores[:, q, k], tolerance)
+    pairs = seen.nonzero().tolist()
+    first: dict[tuple[int, int], list[int]] = {}
+    alike_to = [first.setdefault(way(q, k, width), [q, k]) for q, k in pairs]
+    expected, came = (_at(scores, of) for of in (alike_to, pairs))
+    worst = int((expected - came).abs().amax(0).argmax())
+    (q, k), (p, r) = ([[*divmod(n, width)] for n in of[worst]] for of in (pairs, alike_to))
+    yield f"patch {k} as seen from {q}, as {r} from {p}", near(expected[:, worst], came[:, worst], tolerance)
+
+
+def _at(scores: Tensor, pairs: list[list[int]]) -> Tensor:
+    """What each query gives to its key, (heads, pairs)."""
+    queries, keys = torch.tensor(pairs).T
+    return scores[:, queries, keys]
+
+
+def way(start: int, end: int, width: int) -> tuple[int, int]:
+    """How many rows and columns it is from one patch to another."""
+    return end // width - start // width, end % width - start % width
+
+
+def no_two_offsets_share_a_number(subject: Subject, batch: Batch) -> Outcomes:
+    """In a row of one and the same token, what a patch gives to two others that lie another way from it. The same for
+    both is right where only how far counts, or where a step on one axis is not told from another step on it: then
+    offsets of which one has its rows and one its columns share it too."""
+    assert batch.grid is not None
+    width, front = batch.grid[1], subject.registers
+    scores = scores_in_order(subject, subject.make(), batch)[:, front:, front:]
+    first: dict[tuple[int, int], list[int]] = {}
+    for q, k in scores.isfinite().all(0).nonzero().tolist():
+        first.setdefault(way(q, k, width), [q, k])
+    require(len(first) > 1, "all that is seen lies one way")
+    ways, numbers = list(first), _at(scores, list(first.values())).T
+    apart = torch.cdist(numbers, numbers, p=torch.inf, compute_mode="donot_use_mm_for_euclid_dist")
+    same = apart <= 16 * torch.finfo(subject.dtype).eps * float(numbers.abs().max())
+    number = {one: n for n, one in enumerate(ways)}
+    even = all(same[n, number[-a, -b]] for n, (a, b) in enumerate(ways) if (-a, -b) in number)
+    require(not even, "only how far patches are apart counts, and not in which direction")
+    for n, m in same.triu(1).nonzero().tolist():
+        (a, b), (c, d) = ways[n], ways[m]
+        crossed = [number[one] for one in ((a, d), (c, b)) if one in number]
+        by_axes = a == c or b == d or bool(same[n, crossed].all())
+        yield f"a patch {[c, d]} away, as one {[a, b]} away", Outcome(by_axes, "another score", "the same")
 
 
 def a_register_is_as_far_from_all(subject: Subject, batch: Batch) -> Outcomes:
@@ -140,23 +217,29 @@ def a_register_is_as_far_from_all(subject: Subject, batch: Batch) -> Outcomes:
 
 
 def registers_have_no_place(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:
-    """Registers in front of a grid: exchanging two exchanges what comes out for them; a layer that adds to its input
-    adds nothing to them."""
+    """Registers in front of a grid: where it is relative, exchanging two exchanges what comes out for them; what a layer
+    adds to them is what it adds in a grid lying down, and no vector of a patch."""
+    assert batch.grid is not None
     made, front = subject.make(), subject.registers
-    came, seen = subject.run(made, batch), False
-    if front > 1 and not subject.causal:
-        turned, seen = [1, 0, *range(2, batch.tokens)], True
-        other = subject.run(made, replace(batch.pick(turned), grid=batch.grid))
-        yield "registers 0 and 1 exchanged", near(came[:, turned], other, tolerance)
+    added = None
     if isinstance(subject, Layer) and not isinstance(subject, Model):
-        again = replace(batch, ids=[[(n + 1) % VOCABULARY for n in row] for row in batch.ids])
-        x, y = subject.content(batch)[:, :front], subject.content(again)[:, :front]
-        if came.shape[2:] == x.shape[2:]:
-            added, then = came[:, :front] - x, subject.run(made, again)[:, :front] - y
-            if near(added, then, tolerance).ok:
-                seen = True
-                yield "what is added to registers", near(torch.zeros_like(added), added, tolerance)
-    require(seen, "there is one register, and more is done to it than adding")
+        with suppress(NotApplicableError):
+            added = added_at(subject, made, batch.grid)
+    if added is None:
+        require(front > 1, "there is one register, and more is done to it than adding")
+        require(subject.relative, "it is not claimed to be relative, so each may have a vector of its own")
+        require(not subject.causal, "it is causal, so registers see one another in turn")
+        turned = [1, 0, *range(2, batch.tokens)]
+        came, other = subject.run(made, batch), subject.run(made, replace(batch.pick(turned), grid=batch.grid))
+        yield "registers 0 and 1 exchanged", near(came[:, turned], other, tolerance)
+        return
+    vectors, patches = added[0], added[1].flatten(0, 1)
+    lying = added_at(subject, made, (batch.grid[1], batch.grid[0]))[0]
+    yield "what is added to registers", near(vectors, lying, tolerance)
+    for register, vector in enumerate(vectors):
+        taken = bool(vector.any()) and any(alike(subject, vector, patch) for patch in patches)
+        own = "no vector of a patch"
+        yield f"what is added to register {register}", Outcome(not taken, own, "that of a patch" if taken else own)
 
 
 def each_axis_has_its_own_end(subject: Subject, batch: Batch) -> Outcome:
@@ -232,11 +315,7 @@ def a_place_has_one_vector(subject: Subject, batch: Batch, others: list[tuple[in
     require(spread > 0, "nothing is added that goes by places")
     limited = any(most is not None for most in subject.sides())
     if not limited:
-        held = (
-            [x for x in (*made.parameters(), *made.buffers()) if x.dim() > 1]
-            if isinstance(made, torch.nn.Module)
-            else []
-        )
+        held = [x for x in (*made.parameters(), *made.buffers()) if x.dim() > 1] if isinstance(made, nn.Module) else []
         require(not held, "what it holds may be resized: claim trained_grid, or max_grid or max_positions if it is not")
         share = goes_by_the_share(subject, made, batch.grid, 2**-10 * spread)
         require(not share, "vectors go by the share of the picture that lies before them")

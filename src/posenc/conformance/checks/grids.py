@@ -14,8 +14,10 @@ from posenc.conformance.outcome import Outcome, near
 from posenc.conformance.rasters import (
     a_place_has_one_vector,
     a_register_is_as_far_from_all,
+    a_score_is_of_two_tokens,
     alike,
     each_axis_has_its_own_end,
+    no_two_offsets_share_a_number,
     registers_have_no_place,
     scores_go_by_offsets,
     the_grid_gives_the_places,
@@ -145,6 +147,16 @@ def _offsets(plan: Plan, registers: bool = False) -> Iterator[Case]:
     for shape in dict.fromkeys(shapes if window == (1, 1) else [window]):
         if subject.fits(shape) and shape[0] * shape[1] <= MOST:
             yield Case(_raster(plan, shape))
+
+
+def _of_two(plan: Plan) -> Iterator[Case]:
+    require(not plan.subject.causal, "it is causal, and gates may go by the tokens between")
+    yield from _offsets(plan)
+
+
+def _apart(plan: Plan) -> Iterator[Case]:
+    require(not plan.subject.symmetric, "it claims to be symmetric")
+    yield from _offsets(plan)
 
 
 _NONE = ("it is not claimed to be relative", "no registers are claimed")
@@ -296,6 +308,8 @@ CHECK = Check(
         Trial("grid and coordinates", the_grid_gives_the_places, _rasters, {"coordinates": True}),
         Trial("pairs of patches", the_same_way_wherever_it_is, _pairs_of_patches),
         Trial("scores by offsets", scores_go_by_offsets, _offsets),
+        Trial("scores of two tokens", a_score_is_of_two_tokens, _of_two),
+        Trial("scores apart", no_two_offsets_share_a_number, _apart),
         Trial("windows", windows_are_those_claimed, _whole_windows, {"whole": True}),
         Trial("grids that are not of whole windows", windows_are_those_claimed, _whole_windows, {"whole": False}),
         Trial("what fills windows up", the_border_weighs_nothing, _borders),
