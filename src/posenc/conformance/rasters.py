@@ -85,8 +85,8 @@ def the_same_way_wherever_it_is(subject: Subject, batch: Batch, tolerance: float
 
 
 def heard(subject: Subject, made: Any, batch: Batch) -> Tensor:
-    """The first scores that a softmax is given, (1 + tokens, heads, tokens, tokens), in the order of the tokens, whatever
-    order the layer works on them in: for a row of one and the same token, and for such with another one at 0, 1, 2, … .
+    """The first scores that a softmax is given, (1 + tokens, heads, tokens, tokens), in the order of the tokens, in
+    whatever order the layer has them: for a row of one and the same token, and for such with another one at 0, 1, 2, ….
 
     Which is which is seen by what changes: nothing changes as much as the row and the column of the other token.
     """
@@ -133,11 +133,9 @@ def a_score_is_of_two_tokens(subject: Subject, batch: Batch) -> Outcomes:
         moved[token], moved[:, token], stayed[token], stayed[:, token] = False, False, False, False
         stayed &= scores[0].isfinite().all(0)
         apart = moved & stayed.any(0) & stayed.any(1)[:, None]
-        query, key = (
-            [*map(int, place)] for place in (apart.nonzero()[0] if apart.any() else torch.zeros(2)).view(2, 1)
-        )
-        name = f"with another token at {token}, what {query[0]} gives to {key[0]}"
-        yield name, Outcome(not apart.any(), "as before, as with others", "another score")
+        query, key = apart.nonzero()[0].tolist() if apart.any() else (0, 0)
+        name = f"with another token at {token}, the score of {query} and {key}"
+        yield name, Outcome(not apart.any(), "what it was", "another, and not for all that one of them meets")
 
 
 def fine(subject: Subject, scores: Tensor) -> float:
@@ -217,8 +215,8 @@ def a_register_is_as_far_from_all(subject: Subject, batch: Batch) -> Outcomes:
 
 
 def registers_have_no_place(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:
-    """Registers in front of a grid: where it is relative, exchanging two exchanges what comes out for them; what a layer
-    adds to them is what it adds in a grid lying down, and no vector of a patch."""
+    """Registers in front of a grid: where it is relative, exchanging two exchanges what comes out for them; what is
+    added to them is what is added in a grid lying down, and no vector of a patch."""
     assert batch.grid is not None
     made, front = subject.make(), subject.registers
     added = None

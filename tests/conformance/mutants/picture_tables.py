@@ -257,8 +257,11 @@ class Seer(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.add, self.project = Vit("bilinear"), nn.Linear(DIM, 3 * DIM)
+        self.add, self.project = self.table(), nn.Linear(DIM, 3 * DIM)
         nn.init.normal_(self.project.weight, std=0.25)
+
+    def table(self) -> nn.Module:
+        return Vit("bilinear")
 
     def forward(self, x: Tensor, grid: Grid, padding: Tensor | None) -> Tensor:
         query, key, value = self.project(self.add(x, grid)).chunk(3, -1)
@@ -267,6 +270,25 @@ class Seer(nn.Module):
             assert padding[:, 0].all(), "the class token is no padding"
             scores = scores.masked_fill(~padding[:, None], -torch.inf)
         return scores.softmax(-1) @ value
+
+
+class Distilled(nn.Module):
+    """A table with a vector for the class token, for that of distillation, and for each of up to 7 x 9 places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.front, self.places = nn.Parameter(torch.randn(1, 2, DIM)), CutOut()
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        assert x.size(1) == 2 + grid[0] * grid[1]
+        return torch.cat((x[:, :2] + self.front, self.places(x[:, 2:], grid)), 1)
+
+
+class DeiT(Seer):
+    """One head behind that."""
+
+    def table(self) -> nn.Module:
+        return Distilled()
 
 
 def seen(made: Any, x: Tensor, grid: Grid = TRAINED, padding: Tensor | None = None) -> Tensor:
@@ -293,6 +315,8 @@ CORRECT = (
     adder(Vit, registers=1),  # nobody says that it is resized
     vit(Dino),
     Layer(build=Seer, call=seen, registers=1),
+    adder(Distilled, registers=2, max_grid=(7, 9)),
+    Layer(build=DeiT, call=seen, registers=2, max_grid=(7, 9)),
 )
 MUTANTS = tuple(
     Mutant(name, subject, caught_by=20, pain=12)

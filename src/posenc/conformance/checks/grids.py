@@ -88,7 +88,7 @@ def text_is_one_axis(subject: Subject, batch: Batch, tolerance: float) -> Outcom
 SHAPES = ((3, 5), (5, 3))
 SMALL = ((2, 3), (3, 2))  # of what has fewer rows or columns than five
 STEPS = (1, 37)
-MOST = 256  # patches of a grid in which all pairs are looked at
+FEW, MOST = 64, 256  # patches of a grid in which all pairs are looked at, of several or of one
 
 
 def _require(plan: Plan, axes: bool = False, grid: bool = False) -> None:
@@ -141,12 +141,11 @@ def _offsets(plan: Plan, registers: bool = False) -> Iterator[Case]:
     subject = plan.subject
     _require(plan, grid=True)
     require(subject.registers if registers else subject.relative, _NONE[registers])
-    shapes = [(3, 5), (5, 3), (4, 4), (2, 7), (1, 5), (5, 1)]
-    shapes += [(side[0], side[1]) for side in (subject.trained_grid, subject.max_grid) if side]
-    window = _window(plan)
-    for shape in dict.fromkeys(shapes if window == (1, 1) else [window]):
-        if subject.fits(shape) and shape[0] * shape[1] <= MOST:
-            yield Case(_raster(plan, shape))
+    sides = [(side[0], side[1]) for side in (subject.trained_grid, subject.max_grid) if side]
+    shapes = [(3, 5), (5, 3), (4, 4), (2, 7), (1, 5), (5, 1), *sides] if _window(plan) == (1, 1) else [_window(plan)]
+    fitting = [shape for shape in dict.fromkeys(shapes) if subject.fits(shape) and math.prod(shape) <= MOST]
+    for shape in [shape for shape in fitting if math.prod(shape) <= FEW] or fitting:
+        yield Case(_raster(plan, shape))
 
 
 def _of_two(plan: Plan) -> Iterator[Case]:
