@@ -10,6 +10,7 @@ from posenc.conformance.outcome import Outcome, Outcomes, near
 from posenc.conformance.rasters import added_at, fine, scores_in_order
 from posenc.conformance.subjects import Batch, Subject, require
 
+MOST = 256  # patches of which all pairs are looked at
 FAR = 1.25  # patches of the trained grid: the nearest one is less than one away, and ends may be at the border
 
 
@@ -60,6 +61,7 @@ class _Resized:
         if not self.of_offsets:
             return added_at(self.subject, self.made, grid)[1]
         (height, width), front = grid, self.subject.registers
+        require(height * width <= MOST, f"the scores of a grid of {grid} are too many to look at")
         batch = Batch([[1] * (front + height * width)], grid=grid)
         scores = scores_in_order(self.subject, self.made, batch)[:, front:, front:]
         # All offsets are between the corners and the others: a patch further down and right is seen from the upper

@@ -213,7 +213,8 @@ def _resized(plan: Plan, home: bool = False) -> Iterator[Case]:
     shapes = [(height + 2, width + 1), (height, width + 2), (2 * height, 2 * width - 1), (width, height)]
     shapes += [(max(height - 1, 2), max(width - 2, 2))]
     for shape in [(height, width)] if home else shapes:
-        if shape[0] * shape[1] <= MOST and (home or shape != (height, width)) and plan.subject.fits(shape):
+        tokens = plan.subject.registers + math.prod(shape)
+        if (home or shape != (height, width)) and plan.subject.fits(shape) and tokens <= plan.longest:
             yield Case(_raster(plan, shape))
 
 
