@@ -68,12 +68,17 @@ def the_grid_gives_the_places(subject: Subject, batch: Batch, tolerance: float) 
 
 def the_same_way_wherever_it_is(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:
     """A grid of which every row of the batch shows two patches, behind its registers, all else being padding: those
-    that lie the same way apart come out the same."""
+    that lie the same way apart come out the same. With registers, only if a patch alone behind them comes out the same
+    anywhere: where patches are turned and registers are not, what they give to one another goes by the place."""
     assert batch.grid is not None
     out, width, pairs = subject.run(subject.make(), batch), batch.grid[1], 0
     first: dict[Any, tuple[str, Tensor]] = {}
+    lone: dict[int, Tensor] = {}
     for row, real in enumerate(batch.real):
         kept = [n for n, token in enumerate(real) if token and n >= subject.registers]
+        if len(kept) == 1:
+            alone = lone.setdefault(batch.ids[row][kept[0]], out[row, kept])
+            require(near(alone, out[row, kept], tolerance).ok, "what registers give to a patch goes by its place")
         if len(kept) != 2:
             continue
         (a, b), (c, d) = (divmod(n - subject.registers, width) for n in kept)

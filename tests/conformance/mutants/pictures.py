@@ -30,15 +30,21 @@ class Attending(nn.Module):
         """What is added to the scores (rows, heads, tokens, tokens)."""
         return 0.0
 
-    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid, padding: Tensor | None = None) -> Tensor:
         query, key, value = self.qkv(x).unflatten(-1, (3, HEADS, HEAD_DIM)).permute(2, 0, 3, 1, 4)
         query, key = self.turned(query, grid), self.turned(key, grid)
         scores = query @ key.mT / HEAD_DIM**0.5 + self.meeting(query, grid)
+        if padding is not None:
+            scores = scores.masked_fill(~padding[:, None, None], -torch.inf)
         return x + self.out((scores.softmax(-1) @ value).transpose(1, 2).flatten(2))
 
 
 def see(made: Any, x: Tensor, grid: Grid) -> Tensor:
     return made(x, grid)
+
+
+def see_some(made: Any, x: Tensor, grid: Grid, padding: Tensor | None = None) -> Tensor:
+    return made(x, grid, padding)
 
 
 # -- Swin --------------------------------------------------------------------------------------------------------------
@@ -401,6 +407,8 @@ CORRECT = (
     patches(Bottleneck, max_grid=(16, 16)),
     patches(Neighbourhood, max_grid=(16, 16)),
     patches(AxialRotary, registers=1),
+    Layer(build=AxialRotary, call=see_some, relative=True, registers=1),
+    Layer(build=Beit, call=see_some, relative=True, registers=1, max_grid=(7, 7)),
     Layer(build=Convolved, call=see, registers=1),
 )
 MUTANTS = tuple(

@@ -281,12 +281,13 @@ def _pairs_of_patches(plan: Plan) -> Iterator[Case]:
     require(plan.subject.relative, "it is not claimed to be relative")
     front = plan.subject.registers
     for height, width in _both_ways(plan):
-        ids, document = [], []
+        line = range(front + height * width)
+        ids = [[int(n == place) for n in line] for place in line[front:] if front]  # one patch behind the registers
+        document = [[0 if n < front or token else PADDING for n, token in enumerate(row)] for row in ids]
         for down, right in ((0, 1), (1, 0), (1, 1), (0, 2)):
             for row, column in ((0, 0), (0, width - 1 - right), (height - 1 - down, 0), (1, 1)):
                 if row + down < height and column + right < width:
                     places = {front + row * width + column, front + (row + down) * width + column + right}
-                    line = range(front + height * width)
                     ids.append([1 + (n == max(places)) if n in places else 0 for n in line])
                     document.append([0 if n < front or n in places else PADDING for n in line])
         values = {"tolerance": plan.tolerance(max(height, width))}
