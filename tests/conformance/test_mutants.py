@@ -29,6 +29,7 @@ from tests.conformance.mutants import (
     pictures,
     purity,
     rotations,
+    windows,
 )
 from tests.conformance.small import run_alone
 
@@ -51,6 +52,7 @@ MODULES: tuple[ModuleType, ...] = (
     bounds,
     grids,
     pictures,
+    windows,
     picture_tables,
 )
 

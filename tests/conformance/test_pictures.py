@@ -14,7 +14,7 @@ from posenc.conformance.outcome import numbers_in
 from posenc.conformance.run import NOT_APPLICABLE
 from posenc.conformance.tables import table_of
 from posenc.conformance.trial import Plan
-from tests.conformance.mutants import picture_tables, pictures
+from tests.conformance.mutants import picture_tables, pictures, windows
 from tests.conformance.mutants.pictures import see
 
 
@@ -110,7 +110,7 @@ def reasons(subject: Subject) -> dict[str, str]:
     return {trial.name: trial.reason for trial in result.trials if trial.status == NOT_APPLICABLE}
 
 
-SWIN = pictures.swin(pictures.Swin, shifted=True)
+SWIN = windows.swin(windows.Swin, shifted=True)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ SWIN = pictures.swin(pictures.Swin, shifted=True)
         (lambda: told(relative=True), "scores by offsets", "no softmax of PyTorch's"),
         (lambda: replace(SWIN, window=None), "windows", "no windows of a grid are claimed (window)"),
         (lambda: replace(SWIN, depth=2), "windows", "it has several layers"),
-        (lambda: replace(SWIN, build=pictures.SwinOfWholeWindows), "grids that are not of whole windows", "it refuses"),
+        (lambda: replace(SWIN, build=windows.SwinOfWholeWindows), "grids that are not of whole windows", "it refuses"),
         (lambda: SWIN, "what fills windows up", "it is not claimed to be normalized and relative"),
         (lambda: replace(SWIN, symmetric=True), "scores apart", "it claims to be symmetric"),
         (told, "ends of the axes", "it is not claimed how many rows and columns there are (max_grid, max_positions)"),
