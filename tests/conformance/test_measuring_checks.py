@@ -105,7 +105,8 @@ APPLY: dict[str, tuple[Subject, set[str]]] = {
     ),
     "registers": (
         grids.patches(grids.Patches, registers=2),
-        {"positions past the end", "as many rows as tokens", "shape of the grid", "pairs of patches", "registers"},
+        {"late tokens", "as many rows as tokens", "shape of the grid", "pairs of patches", "registers"}
+        | {"scores by offsets", "scores of two tokens", "scores apart", "scores of registers", "ends of the axes"},
     ),
 }
 

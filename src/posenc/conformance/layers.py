@@ -17,8 +17,8 @@ class Layer(Subject):
     It may take ``positions`` (rows, tokens[, axes]), of the tokens of x; ``padding`` (rows, tokens so far), True where
     there is a token; ``document`` (rows, tokens so far), -1 for padding; ``order`` (rows, tokens), for causality;
     ``cache``, None at first: it then gives (output, cache); ``memory`` (rows, keys, dim), the tokens that are keys,
-    and ``memory_positions``; ``grid``, (height, width). A parameter with a default is left out where there is nothing
-    to say.
+    and ``memory_positions``; ``grid``, (height, width), which every row has that is given no positions, unless it may
+    take a cache. A parameter with a default is left out where there is nothing to say.
     """
 
     by_place: ClassVar[int] = 2
@@ -67,7 +67,11 @@ class Layer(Subject):
         parameters = inspect.signature(self.call).parameters
         places, queries = self.places(batch), "memory" in extra
         end = batch.tokens if queries or not rows else rows[-1] + 1
-        said: dict[str, Any] = {"grid": batch.grid, **extra}
+        grid = batch.grid
+        if grid is None and batch.positions is None and self.on_grids:
+            grid = self.grid_of(batch.tokens)
+            require(grid, f"{batch.tokens} tokens are no grid that it has")
+        said: dict[str, Any] = {"grid": grid, **extra}
         if batch.positions is not None:
             said |= {"positions": places[:, rows], "memory_positions": places if queries else None}
         if batch.document is not None:

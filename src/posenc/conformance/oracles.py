@@ -191,7 +191,7 @@ def its_scores_of_what_is_heard(subject: Subject, batch: Batch, changed: Mapping
     heard = heard_in(subject, made, batch)
     attentions = of_all_tokens(heard, batch)
     require(attentions, UNHEARD)
-    came, _ = attentions[0]
+    came = attentions[0][0]
     convention = adopted(subject, made, came.size(1), changed)[0]
     scheme, unturned = convention.scheme, batch
     if "rotate" in scheme.doors:  # at one position nothing is turned

@@ -47,6 +47,13 @@ def near(expected: Tensor, came: Tensor, tolerance: float) -> Outcome:
     )
 
 
+def numbers_in(text: str) -> set[int]:
+    """The whole numbers in a text: 1,024 too, and 39 of "0-39"."""
+    written = re.findall(r"(?<!\w)-?\d+(?:[,_]\d{3})*", text)
+    numbers = {int(re.sub("[,_]", "", number)) for number in written}
+    return numbers | {int(number) for number in re.findall(r"(?<=\d-)\d+", text)}
+
+
 def first_failure(outcomes: Iterable[tuple[str, Outcome]]) -> Outcome:
     """The first that did not hold, with its name, or that all did."""
     for name, outcome in outcomes:

@@ -142,7 +142,7 @@ def _that_runs(subject: Subject) -> tuple[Subject, str]:
 
 def _small(subject: Subject) -> Batch:
     plan = Plan(subject)
-    return plan.text(1, min(5, plan.limit))
+    return plan.text(1, plan.room(5))
 
 
 def _with_padding(subject: Subject) -> Iterator[Batch]:

@@ -30,6 +30,7 @@ PLAIN = [
     f"{OWN}.{name}" for name in ("subjects", "heads", "layers", "outcome", "measure", "calls", "captured", "repeat")
 ]
 ORACLES = ("like", "match")  # fields that a script needs no more: it holds the numbers that came of them
+PLAIN += [f"{OWN}.{name}" for name in ("influence", "rasters", "tables")]
 PLAIN += [f"{OWN}.transformers_calls", "posenc.workbench.memory"]
 
 

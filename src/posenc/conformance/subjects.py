@@ -4,6 +4,7 @@ Everything in this file is plain PyTorch and imports nothing of posenc: the scri
 """
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
@@ -223,6 +224,34 @@ class Subject:
         """Whether it takes "positions" of each token, "padding", "document" or "order"; whether it has a "cache",
         "queries" that are not the keys, and an "lse"."""
         return self.takes(what)
+
+    @property
+    def on_grids(self) -> bool:
+        """Whether every row without positions is one of patches, and is given its grid. With a cache it may be text."""
+        return self.takes("grid") and not self.takes("cache") and not self.needs("positions")
+
+    def sides(self) -> tuple[int | None, int | None]:
+        """How many rows and how many columns it claims to have; None: any number."""
+        rows, columns = self.max_grid or (self.max_positions, self.max_positions)
+        return rows, columns
+
+    def fits(self, grid: Sequence[int]) -> bool:
+        """Whether it has so many rows and columns, and they are whole windows."""
+        window = self.window if isinstance(self.window, Sequence) else (1, 1)
+        return all(n <= (most or n) and n % part == 0 for n, most, part in zip(grid, self.sides(), window, strict=True))
+
+    def grid_of(self, tokens: int) -> tuple[int, int] | None:
+        """The grid of a row of which nothing is said: as near to a square as there is, but not of one row or column
+        unless it has no more; one row where it is causal, so that the first tokens of it are such a row too."""
+        patches = tokens - self.registers
+        if self.causal:
+            shapes = [(1, patches)]
+        else:
+            least = [min(2, most or 2) for most in self.sides()]
+            lying = [(n, patches // n) for n in range(math.isqrt(max(patches, 0)), 0, -1) if patches % n == 0]
+            both = [shape for short, long in lying for shape in ((short, long), (long, short))]
+            shapes = [shape for shape in both if shape[0] >= least[0] and shape[1] >= least[1]]
+        return next((shape for shape in shapes if patches > 0 and self.fits(shape)), None)
 
     def run(self, made: Any, batch: Batch) -> Tensor:
         """What comes out for every query: (rows, tokens, …)."""

@@ -80,8 +80,19 @@ class Plan:
 
     @property
     def sizes(self) -> list[int]:
-        """The lengths that the subject has positions for."""
+        """The lengths that the subject has positions for, or those of grids near them."""
+        if self.subject.on_grids:
+            return sorted({self.room(n) for n in self.lengths})
         return [n for n in self.lengths if n <= self.limit] or [self.limit]
+
+    def room(self, tokens: int) -> int:
+        """How many tokens a row can have that ought to have so many: the next number that is a grid, or the longest."""
+        return next((n for n in self._grids if n >= tokens), self.limit) if self._grids else min(tokens, self.limit)
+
+    @cached_property
+    def _grids(self) -> list[int]:
+        """All numbers of tokens that a row of patches can have."""
+        return [n for n in range(1, self.longest + 1) if self.subject.on_grids and self.subject.grid_of(n)]
 
     def sizes_above(self, least: int) -> list[int]:
         """Those of more tokens than that."""
@@ -90,7 +101,7 @@ class Plan:
     @property
     def limit(self) -> int:
         """The longest row there may be."""
-        return min(self.longest, self.subject.max_positions or self.longest)
+        return self._grids[-1] if self._grids else min(self.longest, self.subject.max_positions or self.longest)
 
     def ids(self, rows: int, tokens: int) -> list[list[int]]:
         """Contents of tokens."""
@@ -162,7 +173,7 @@ class Plan:
     @cached_property
     def _run(self) -> tuple[Tensor, Tensor, float]:
         """The outputs for one text, for its tokens in another order, and the rounding of float32 on the way to them."""
-        tokens = min(24, self.limit)
+        tokens = self.room(24)
         text = Batch([[(7 * n + 3) % VOCABULARY for n in range(tokens)]])
         out = self.subject.run(self.subject.make(), text)
         # Not in reverse, where what goes by the distance alone gives the same.
@@ -233,6 +244,7 @@ def texts(plan: Plan, **values: Any) -> Iterator[Case]:
 def padded(plan: Plan, mask: list[list[bool]], explicit: bool) -> Batch:
     """Rows with padding where ``mask`` is False; ``explicit``: with positions that count the tokens."""
     rows, tokens = len(mask), len(mask[0])
+    mask = [[n < plan.subject.registers or real for n, real in enumerate(row)] for row in mask]  # those are no padding
     document = [[0 if real else PADDING for real in row] for row in mask]
     batch = replace(plan.text(rows, tokens), document=document)
     count = [[plan.subject.at(sum(row[:n]) if row[n] else 0) for n in range(tokens)] for row in mask]

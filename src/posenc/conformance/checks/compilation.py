@@ -182,6 +182,7 @@ def onnx_is_eager(subject: Subject, batch: Batch, lengths: list[int], axes: int,
 # -- cases -------------------------------------------------------------------------------------------------------------
 
 LENGTHS = (5, 8, 13, 21, 34, 40, 47, 50)
+MOST_PATCHES = 64  # of the grids that are compiled
 BEGINNING = Batch([[0]])  # of the texts, which are as long as a trial says
 ONNX = ("onnx", "onnxscript", "onnxruntime")
 
@@ -189,6 +190,9 @@ ONNX = ("onnx", "onnxscript", "onnxruntime")
 def _lengths(plan: Plan, claim: str) -> list[int]:
     require(getattr(plan.subject, claim), f"it does not claim that it {claim}")
     lengths = [n for n in LENGTHS if n <= plan.limit] if plan.limit >= LENGTHS[-1] else list(range(2, plan.limit + 1))
+    if plan.subject.on_grids:  # one of which the sides are equal, or one is 1, may be compiled for by itself
+        shapes = {n: plan.subject.grid_of(n) for n in range(2, min(plan.limit, MOST_PATCHES) + 1)}
+        lengths = [n for n, shape in shapes.items() if shape and 1 < min(shape) < max(shape)]
     require(len(lengths) >= len(LENGTHS), f"{plan.limit} tokens are too few for {len(LENGTHS)} lengths above 1")
     return lengths[-len(LENGTHS) :]
 

@@ -138,7 +138,7 @@ def _varied(plan: Plan) -> Iterator[Case]:
     """For each option a row, long where positions cannot be given: what an option changes may show only late."""
     require(plan.subject.varied, "no option is claimed to count (varied)")
     for name, value in plan.subject.varied.items():
-        batch = plan.text(1, min(23 if plan.subject.can("positions") else 600, plan.limit))
+        batch = plan.text(1, plan.room(23 if plan.subject.can("positions") else 600))
         yield Case(batch, {"changed": {name: value}, "tolerance": plan.tolerance()})
 
 

@@ -1,25 +1,32 @@
 """20. Grids: every axis counts as itself, whatever the shape of the image and whatever follows it."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from posenc.conformance.checks.cache import cached_equals_at_once
-from posenc.conformance.layers import Layer, Model
+from posenc.conformance.influence import the_border_weighs_nothing, windows_are_those_claimed
 from posenc.conformance.measure import first_axis, of_two_tokens, row_of
-from posenc.conformance.outcome import Outcome, Outcomes, near
-from posenc.conformance.subjects import PADDING, VOCABULARY, Batch, Subject, require
+from posenc.conformance.outcome import Outcome, near
+from posenc.conformance.rasters import (
+    a_place_has_one_vector,
+    a_register_is_as_far_from_all,
+    a_score_is_of_two_tokens,
+    alike,
+    each_axis_has_its_own_end,
+    no_two_offsets_share_a_number,
+    registers_have_no_place,
+    scores_go_by_offsets,
+    the_grid_gives_the_places,
+    the_same_way_wherever_it_is,
+    the_shape_is_seen,
+)
+from posenc.conformance.subjects import PADDING, Batch, Subject, require
+from posenc.conformance.tables import nothing_is_resized_at_home, registers_are_not_resized, rows_stay_rows
 from posenc.conformance.trial import Case, Check, Plan, Trial
-
-
-def alike(subject: Subject, first: Tensor, second: Tensor) -> bool:
-    """Whether two outputs are those of the same calculation."""
-    size = float(first.abs().max())
-    return float((first - second).abs().max()) <= 16 * torch.finfo(subject.dtype).eps * size
 
 
 def every_axis_is_seen(subject: Subject, batch: Batch) -> Outcome:
@@ -76,93 +83,40 @@ def text_is_one_axis(subject: Subject, batch: Batch, tolerance: float) -> Outcom
     return near(line.run(line.make(**(subject.flat or {})), flat), subject.run(subject.make(), batch), tolerance)
 
 
-def the_grid_gives_the_places(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
-    """A grid by its shape, against one by the row and column of each patch."""
-    made = subject.make()
-    places = replace(batch, positions=subject.places(batch).tolist(), grid=None)
-    return near(subject.run(made, places), subject.run(made, batch), tolerance)
-
-
-def the_shape_is_seen(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
-    """The same patches as a grid of h rows and w columns, as one of w rows and h columns, and with two of its rows, or
-    columns, exchanged."""
-    assert batch.grid is not None
-    height, width = batch.grid
-    require(height != width and len(set(batch.ids[0])) > 1, "the grid is square, or its patches do not differ")
-    made, front = subject.make(), subject.registers
-    came = subject.run(made, batch)
-    lying = subject.run(made, replace(batch, grid=(width, height)))
-    for out in (came, lying):
-        if out.shape[:2] != (len(batch.ids), batch.tokens) or not out.isfinite().all():
-            return Outcome(False, f"a finite output for {batch.tokens} tokens", f"{tuple(out.shape)}, or not finite")
-    unseen = []
-    for axis, name in enumerate(("rows", "columns")):
-        if batch.grid[axis] < 2:
-            continue
-        places = torch.arange(height * width).view(height, width)
-        order = places.index_select(axis, torch.tensor([1, 0, *range(2, batch.grid[axis])])).flatten() + front
-        turned = [*range(front), *order.tolist()]
-        exchanged = subject.run(made, replace(batch.pick(turned), grid=batch.grid))
-        if not subject.causal and near(came[:, turned], exchanged, tolerance).ok:
-            unseen.append(name)
-    require(unseen != ["rows", "columns"], "outputs do not go by positions")
-    if unseen:
-        return Outcome(False, f"other outputs with two {unseen[0]} exchanged", "the same, exchanged")
-    other = f"something else for {height}x{width} than for {width}x{height}"
-    return Outcome(not alike(subject, came, lying), other, "the same")
-
-
-def the_same_way_wherever_it_is(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:
-    """A grid of which every row of the batch shows two patches, all else being padding: those that lie the same way
-    apart come out the same."""
-    assert batch.grid is not None
-    out, width, pairs = subject.run(subject.make(), batch), batch.grid[1], 0
-    first: dict[Any, tuple[str, Tensor]] = {}
-    for row, real in enumerate(batch.real):
-        kept = [n for n, token in enumerate(real) if token]
-        if len(kept) != 2 or kept[0] < subject.registers:
-            continue
-        (a, b), (c, d) = (divmod(n - subject.registers, width) for n in kept)
-        way = (c - a, d - b, *(batch.ids[row][n] for n in kept))
-        here = f"{[a, b]} and {[c, d]}"
-        there, expected = first.setdefault(way, (here, out[row, kept]))
-        pairs += 1
-        yield f"patches at {here}, as at {there}", near(expected, out[row, kept], tolerance)
-    require(pairs != len(first), "no two pairs of patches lie the same way apart")
-
-
-def registers_have_no_place(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:
-    """Registers in front of a grid: exchanging two exchanges what comes out for them; a layer that adds to its input
-    adds nothing to them."""
-    made, front = subject.make(), subject.registers
-    came, seen = subject.run(made, batch), False
-    if front > 1 and not subject.causal:
-        turned, seen = [1, 0, *range(2, batch.tokens)], True
-        other = subject.run(made, replace(batch.pick(turned), grid=batch.grid))
-        yield "registers 0 and 1 exchanged", near(came[:, turned], other, tolerance)
-    if isinstance(subject, Layer) and not isinstance(subject, Model):
-        again = replace(batch, ids=[[(n + 1) % VOCABULARY for n in row] for row in batch.ids])
-        x, y = subject.content(batch)[:, :front], subject.content(again)[:, :front]
-        if came.shape[2:] == x.shape[2:]:
-            added, then = came[:, :front] - x, subject.run(made, again)[:, :front] - y
-            if near(added, then, tolerance).ok:
-                seen = True
-                yield "what is added to registers", near(torch.zeros_like(added), added, tolerance)
-    require(seen, "there is one register, and more is done to it than adding")
-
-
 # -- cases -------------------------------------------------------------------------------------------------------------
 
 SHAPES = ((3, 5), (5, 3))
+SMALL = ((2, 3), (3, 2))  # of what has fewer rows or columns than five
 STEPS = (1, 37)
+FEW, MOST = 64, 256  # patches of a grid in which all pairs are looked at, of several or of one
 
 
 def _require(plan: Plan, axes: bool = False, grid: bool = False) -> None:
     require(not grid or plan.subject.takes("grid"), "call takes no grid")
     require(not axes or plan.subject.axes > 1, "positions have one axis")
-    require(plan.has(max(map(max, SHAPES)) - 1), "there are too few positions for the grids")
     if axes:
+        require(plan.has(max(map(max, SHAPES)) - 1), "there are too few positions for the grids")
         plan.require_that_it_can("positions")
+
+
+def _window(plan: Plan) -> tuple[int, int]:
+    """The sides of the windows of a grid, 1 each where none are claimed."""
+    window = plan.subject.window
+    return (1, 1) if isinstance(window, int | None) else (window[0], window[1])
+
+
+def _both_ways(plan: Plan) -> tuple[tuple[int, int], tuple[int, int]]:
+    """A grid that is not square, and the same lying down, both of whole windows."""
+    side = math.lcm(*_window(plan))
+    shapes = [SHAPES, SMALL] if side == 1 else [((side, 2 * side), (2 * side, side))]
+    found = next((pair for pair in shapes if all(map(plan.subject.fits, pair))), None)
+    require(found, "there are too few positions for the grids")
+    return found or SHAPES
+
+
+def _raster(plan: Plan, grid: tuple[int, int], rows: int = 1) -> Batch:
+    """Patches behind the registers, of which the shape alone is given."""
+    return replace(plan.text(rows, plan.subject.registers + grid[0] * grid[1]), grid=grid)
 
 
 def _patches(plan: Plan, shape: tuple[int, int]) -> Batch:
@@ -178,9 +132,90 @@ def _rasters(plan: Plan, coordinates: bool = False, registers: bool = False) -> 
     _require(plan, axes=coordinates, grid=True)
     require(plan.subject.registers or not registers, "no registers are claimed")
     require(not (plan.subject.registers and coordinates), "registers have no coordinates")
-    for shape in (*SHAPES, (1, 5), (5, 1)) if coordinates else SHAPES:
-        batch = replace(plan.text(1, plan.subject.registers + shape[0] * shape[1]), grid=shape)
-        yield Case(batch, {"tolerance": plan.tolerance(max(shape))})
+    for shape in (*_both_ways(plan), *(((1, 5), (5, 1)) if coordinates else ())):
+        yield Case(_raster(plan, shape), {"tolerance": plan.tolerance(max(shape))})
+
+
+def _offsets(plan: Plan, registers: bool = False) -> Iterator[Case]:
+    """Grids in which all patches see all: of many shapes, or of the one window."""
+    subject = plan.subject
+    _require(plan, grid=True)
+    require(subject.registers if registers else subject.relative, _NONE[registers])
+    sides = [(side[0], side[1]) for side in (subject.trained_grid, subject.max_grid) if side]
+    shapes = [(3, 5), (5, 3), (4, 4), (2, 7), (1, 5), (5, 1), *sides] if _window(plan) == (1, 1) else [_window(plan)]
+    fitting = [shape for shape in dict.fromkeys(shapes) if subject.fits(shape) and math.prod(shape) <= MOST]
+    for shape in [shape for shape in fitting if math.prod(shape) <= FEW] or fitting:
+        yield Case(_raster(plan, shape))
+
+
+def _of_two(plan: Plan) -> Iterator[Case]:
+    require(not plan.subject.causal, "it is causal, and gates may go by the tokens between")
+    yield from _offsets(plan)
+
+
+def _apart(plan: Plan) -> Iterator[Case]:
+    require(not plan.subject.symmetric, "it claims to be symmetric")
+    yield from _offsets(plan)
+
+
+_NONE = ("it is not claimed to be relative", "no registers are claimed")
+
+
+def _whole_windows(plan: Plan, whole: bool) -> Iterator[Case]:
+    """Grids of two windows and of three on either axis; and such that are no multiple of them."""
+    subject, (height, width) = plan.subject, _window(plan)
+    _require(plan, grid=True)
+    require((height, width) != (1, 1), "no windows of a grid are claimed (window)")
+    for rows, columns in ((2, 3), (3, 2)):
+        for more in [(0, 0)] if whole else [(1 - height, 0), (0, 1 - width), (1, -1)]:
+            grid = (rows * height + more[0], columns * width + more[1])
+            multiple = grid[0] % height == 0 and grid[1] % width == 0
+            held = all(n <= (most or n) for n, most in zip(grid, subject.sides(), strict=True))
+            if multiple == whole and held and subject.registers + grid[0] * grid[1] <= plan.longest:
+                yield Case(_raster(plan, grid), {"whole": whole})
+
+
+def _borders(plan: Plan) -> Iterator[Case]:
+    require(plan.subject.normalized and plan.subject.relative, "it is not claimed to be normalized and relative")
+    for batch, _ in _whole_windows(plan, whole=False):
+        yield Case(batch, {"tolerance": plan.tolerance(batch.tokens)})
+
+
+def _ends(plan: Plan) -> Iterator[Case]:
+    """Grids of as many rows, or columns, as there may be, and of one more."""
+    _require(plan, grid=True)
+    subject, window = plan.subject, _window(plan)
+    require(any(subject.sides()), "it is not claimed how many rows and columns there are (max_grid, max_positions)")
+    least = [side if side > 1 else min(2, most or 2) for side, most in zip(window, subject.sides(), strict=True)]
+    for axis, most in enumerate(subject.sides()):
+        if most is None:
+            continue
+        for side in (most, most + window[axis]):
+            grid = (side, least[1]) if axis == 0 else (least[0], side)
+            if grid[0] * grid[1] + subject.registers <= plan.longest:
+                yield Case(_raster(plan, grid))
+
+
+def _adders(plan: Plan) -> Iterator[Case]:
+    _require(plan, grid=True)
+    require(plan.subject.trained_grid is None, "its table is claimed to be resized (trained_grid)")
+    shapes = ((3, 5), (5, 3), (4, 4), (2, 7), (7, 2), (1, 5), (5, 1), (2, 3), (3, 2))
+    fitting = list(filter(plan.subject.fits, shapes))
+    require(len(fitting) > 1, "it has one grid and no other")
+    yield Case(_raster(plan, fitting[0]), {"others": fitting[1:]})
+
+
+def _resized(plan: Plan, home: bool = False) -> Iterator[Case]:
+    """The trained grid; or such that are larger, smaller, and as large but of another shape."""
+    _require(plan, grid=True)
+    require(plan.subject.trained_grid, "no table is claimed that is resized (trained_grid)")
+    height, width = plan.subject.trained_grid or (0, 0)
+    shapes = [(height + 2, width + 1), (height, width + 2), (2 * height, 2 * width - 1), (width, height)]
+    shapes += [(max(height - 1, 2), max(width - 2, 2))]
+    for shape in [(height, width)] if home else shapes:
+        tokens = plan.subject.registers + math.prod(shape)
+        if (home or shape != (height, width)) and plan.subject.fits(shape) and tokens <= plan.longest:
+            yield Case(_raster(plan, shape))
 
 
 def _axes(plan: Plan) -> Iterator[Case]:
@@ -254,15 +289,16 @@ def _pairs_of_patches(plan: Plan) -> Iterator[Case]:
     plan.require_that_it_can("padding")
     require(plan.subject.relative, "it is not claimed to be relative")
     front = plan.subject.registers
-    for height, width in SHAPES:
-        ids, document = [], []
+    for height, width in _both_ways(plan):
+        line = range(front + height * width)
+        ids = [[int(n == place) for n in line] for place in line[front:] if front]  # one patch behind the registers
+        document = [[0 if n < front or token else PADDING for n, token in enumerate(row)] for row in ids]
         for down, right in ((0, 1), (1, 0), (1, 1), (0, 2)):
             for row, column in ((0, 0), (0, width - 1 - right), (height - 1 - down, 0), (1, 1)):
                 if row + down < height and column + right < width:
                     places = {front + row * width + column, front + (row + down) * width + column + right}
-                    line = range(front + height * width)
                     ids.append([1 + (n == max(places)) if n in places else 0 for n in line])
-                    document.append([0 if n in places else PADDING for n in line])
+                    document.append([0 if n < front or n in places else PADDING for n in line])
         values = {"tolerance": plan.tolerance(max(height, width))}
         yield Case(Batch(ids, document=document, grid=(height, width)), values)
 
@@ -281,7 +317,19 @@ CHECK = Check(
         Trial("shape of the grid", the_shape_is_seen, _rasters),
         Trial("grid and coordinates", the_grid_gives_the_places, _rasters, {"coordinates": True}),
         Trial("pairs of patches", the_same_way_wherever_it_is, _pairs_of_patches),
+        Trial("scores by offsets", scores_go_by_offsets, _offsets),
+        Trial("scores of two tokens", a_score_is_of_two_tokens, _of_two),
+        Trial("scores apart", no_two_offsets_share_a_number, _apart),
+        Trial("windows", windows_are_those_claimed, _whole_windows, {"whole": True}),
+        Trial("grids that are not of whole windows", windows_are_those_claimed, _whole_windows, {"whole": False}),
+        Trial("what fills windows up", the_border_weighs_nothing, _borders),
+        Trial("ends of the axes", each_axis_has_its_own_end, _ends),
+        Trial("a place has one vector", a_place_has_one_vector, _adders),
+        Trial("the trained grid", nothing_is_resized_at_home, _resized, {"home": True}),
+        Trial("resized tables", rows_stay_rows, _resized),
         Trial("registers", registers_have_no_place, _rasters, {"registers": True}),
+        Trial("scores of registers", a_register_is_as_far_from_all, _offsets, {"registers": True}),
+        Trial("registers in a resized grid", registers_are_not_resized, _resized),
         Trial("text alone", text_is_one_axis, _text),
         Trial("after an image", cached_equals_at_once, _after_an_image),
     ),

@@ -82,13 +82,13 @@ def _copies(plan: Plan, how: str) -> Iterator[Case]:
 
 
 def _casts(plan: Plan) -> Iterator[Case]:
-    lengths = sorted({*plan.sizes, min(FAR, plan.limit)})
+    lengths = sorted({*plan.sizes, plan.room(FAR)})
     for tokens, low, used in product(lengths, plan.low_dtypes, (False, True)):
         yield Case(plan.text(1, tokens), {"low": low, "used": used, "tolerance": plan.tolerance(tokens)})
 
 
 def _once(plan: Plan) -> Iterator[Case]:
-    yield Case(plan.text(1, 1))
+    yield Case(plan.text(1, plan.room(1)))
 
 
 CHECK = Check(

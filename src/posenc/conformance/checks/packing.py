@@ -95,6 +95,7 @@ def _with_positions(plan: Plan) -> Iterator[Case]:
 def _by_documents(plan: Plan) -> Iterator[Case]:
     plan.require_that_it_can("document")
     require(not plan.subject.can("positions"), "call takes positions")
+    require(not plan.subject.takes("grid"), "documents in one grid do not stand where they do alone")
     # What knows neither documents nor positions numbers the tokens of a row through.
     reason = "call takes no positions, so the second document does not stand where it does alone"
     require(plan.subject.takes("document") or plan.subject.relative, reason)

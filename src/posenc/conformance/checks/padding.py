@@ -48,6 +48,7 @@ def _cases(plan: Plan, explicit: bool = False, inside: bool = False) -> Iterator
     if explicit:
         plan.require_that_it_can("positions")
     require(explicit or plan.subject.takes("padding"), "call takes no padding mask by itself")
+    require(explicit or not plan.subject.takes("grid"), "patches stand where they are in the grid, padding or not")
     require(explicit or not plan.subject.needs("positions"), "call needs positions, and finds none by itself")
     for tokens in plan.sizes_above(2):
         for mask in _masks(tokens, inside):

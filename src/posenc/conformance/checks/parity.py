@@ -125,8 +125,8 @@ def _others(plan: Plan) -> list[Mapping[str, Any]]:
 
 def _batches(plan: Plan) -> Iterator[Batch]:
     """Texts around the sizes of blocks; and at one size padded, packed, moved, and with fewer queries than keys."""
-    subject, some = plan.subject, min(SIZES[3], plan.limit)
-    for tokens in sorted({*(n for n in SIZES if n <= plan.limit), some}):
+    subject, some = plan.subject, plan.room(SIZES[3])
+    for tokens in sorted({*(plan.room(n) for n in SIZES if n <= plan.limit), some}):
         yield plan.text(1, tokens)
         if tokens == some > 2:
             if subject.can("queries"):

@@ -168,16 +168,15 @@ def _texts(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
 
 def _between(plan: Plan, which: str) -> Iterator[Case]:
     # bfloat16 holds the first 256 positions: what it spoils in a table that others use after it lies past those.
-    for tokens in [*plan.sizes, *([300] if which == "bfloat16" and plan.limit >= 300 else [])]:
+    for tokens in [*plan.sizes, *([plan.room(300)] if which == "bfloat16" and plan.limit >= 300 else [])]:
         tolerance = 0.0 if which == "the same" else plan.tolerance(2 * tokens + 9)
         yield Case(plan.text(1, tokens), {"between": which, "limit": plan.limit, "tolerance": tolerance})
 
 
 def _trained(plan: Plan) -> Iterator[Case]:
     # Lengths that no other check begins with: what is remembered everywhere by the length would be there already.
-    for tokens in (5, 11):
-        if tokens <= plan.limit:
-            yield Case(plan.text(1, tokens), {"highest": tokens})
+    for tokens in sorted({plan.room(5), plan.room(11)}):
+        yield Case(plan.text(1, tokens), {"highest": tokens})
 
 
 CHECK = Check(

@@ -41,9 +41,7 @@ FAR = 4000  # past the lengths that scalings begin at by default
 
 def _squares(plan: Plan) -> Iterator[Case]:
     subject = plan.subject
-    for size in sorted({5, getattr(subject, "heads", 3)}):
-        if size > plan.limit:
-            continue
+    for size in sorted({plan.room(5), plan.room(getattr(subject, "heads", 3))}):
         batch = plan.text(size, size)
         most = (subject.max_positions or 8 * size) - size
         if subject.can("positions"):

@@ -60,7 +60,7 @@ def _long(plan: Plan) -> Iterator[Case]:
     reason = f"the threshold {threshold} is not below the longest row, {limit}"
     require(threshold is None or threshold < limit, reason)
     for tokens in dict.fromkeys([min((threshold or max(plan.sizes)) + 1, limit), limit]):
-        short = min(SHORT, tokens - 1)
+        short = min(plan.room(SHORT), tokens - 1)
         if short:
             # Phases are the same ones both times, and so are their roundings.
             yield Case(plan.text(1, tokens), {"short": short, "tolerance": plan.tolerance()})

@@ -1,0 +1,90 @@
+"""What the vector of each token moves at every other: who sees whom. Plain PyTorch: scripts hold a copy."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.conformance.calls import with_leaves
+from posenc.conformance.captured import of_one_token
+from posenc.conformance.layers import Layer, Model
+from posenc.conformance.outcome import Outcome, Outcomes, near
+from posenc.conformance.subjects import REFUSALS, Batch, NotApplicableError, Subject, require
+
+AT_ONCE = 64  # rows
+NOTHING = 1e-12  # of the largest derivative: what a mask of -100 leaves of a weight is far less
+
+
+def influence(subject: Subject, made: Any, batch: Batch) -> Tensor:
+    """The derivative of every output by every vector of a row of one and the same token, (outputs, vectors, dim).
+
+    Values are then all the same, so that weights that move against one another move nothing: it is the sum over the
+    heads of the weight, times what the head makes of a vector. The row is run once for each of its tokens.
+    """
+    require(isinstance(subject, Layer) and not isinstance(subject, Model), "call takes no vectors")
+    return torch.cat([_of_some(subject, made, batch, some) for some in torch.arange(batch.tokens).split(AT_ONCE)])
+
+
+def _of_some(subject: Subject, made: Any, batch: Batch, outputs: Tensor) -> Tensor:
+    every, leaves = of_one_token(Batch(batch.ids[:1] * len(outputs), grid=batch.grid)), dict[str, Tensor]()
+    with torch.enable_grad():
+        out = with_leaves(subject, leaves).run(made, every)
+        require(out.requires_grad and leaves, "outputs take no gradient")
+        own = out[range(len(outputs)), outputs].flatten(1)
+        # Not their plain sum, which a normalisation keeps as it is whatever went in.
+        weights = torch.linspace(1, 7, own.size(1), dtype=own.dtype, device=own.device).cos()
+        return torch.autograd.grad((own * weights).sum(), next(iter(leaves.values())))[0].double()
+
+
+def _windows(subject: Subject) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The size of the windows that a grid is cut into, and where the first of them begins."""
+    require(not isinstance(subject.window, int | None), "no windows of a grid are claimed (window)")
+    require(subject.depth == 1, "it has several layers, and what is outside one window is inside another")
+    height, width = subject.window  # type: ignore[misc]
+    down, right = subject.window_shift
+    return (height, width), (down, right)
+
+
+def windows_are_those_claimed(subject: Subject, batch: Batch, whole: bool) -> Outcomes:
+    """What each patch gets of each: something of those in its window, and nothing of others. Where it is relative,
+    whole windows are all the same. ``whole``: the grid is of whole windows; another one may be refused."""
+    assert batch.grid is not None
+    (height, width), (down, right) = _windows(subject)
+    made, front, columns = subject.make(), subject.registers, batch.grid[1]
+    try:
+        found = influence(subject, made, batch)[front:, front:]
+    except (RuntimeError, *REFUSALS) as error:
+        if whole:
+            raise
+        raise NotApplicableError(f"it refuses a grid that is not of whole windows: {error}") from None
+    sizes = found.abs().amax(-1)
+    least, windows = NOTHING * float(sizes.max()), dict[tuple[int, int], list[int]]()
+    for n in range(len(found)):
+        row, column = divmod(n, columns)
+        windows.setdefault(((row - down) // height, (column - right) // width), []).append(n)
+    of = {n: window for window, members in windows.items() for n in members}
+    for q, k in ((q, k) for q in of for k in of if not (subject.causal and k > q)):
+        moves, name = float(sizes[q, k]), f"patch {[*divmod(k, columns)]} at {[*divmod(q, columns)]}"
+        if of[q] == of[k]:
+            yield name, Outcome(moves > least, "counts, in the same window", f"{moves:.2g}")
+        else:
+            yield name, Outcome(moves <= least, "counts nothing, from another window", f"{moves:.2g}")
+    if subject.relative and not subject.causal:
+        full = [members for members in windows.values() if len(members) == height * width]
+        tolerance = 2**-18 * float(sizes.max())
+        for members in full[1:]:
+            name = f"the window of {[*divmod(members[0], columns)]}, as that of {[*divmod(full[0][0], columns)]}"
+            expected, came = (found[m][:, m] for m in (full[0], members))
+            yield name, near(expected, came, tolerance)
+
+
+def the_border_weighs_nothing(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
+    """Patches all alike in a grid that is not of whole windows: where weights sum to one, what fills the windows up
+    takes nothing of them, and all come out the same."""
+    _windows(subject)
+    made = subject.make()
+    try:
+        out = subject.run(made, of_one_token(batch))[:, subject.registers :]
+    except (RuntimeError, *REFUSALS) as error:
+        raise NotApplicableError(f"it refuses a grid that is not of whole windows: {error}") from None
+    return near(out[:, :1].expand_as(out), out, tolerance)
