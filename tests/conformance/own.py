@@ -188,6 +188,7 @@ def claims(entry: Entry) -> dict[str, Any]:
     ends = {"learned", "absolute_in_attention", "tupe"}  # the end of relative_1d is a distance
     return {
         "relative": True if "relative" in entry.laws else None if entry.name in NEITHER else False,
+        "order_free": "order_free" in entry.laws,
         "axes": entry.least_axes,
         "max_positions": LONGEST if entry.name in ends else WINDOWS.get(entry.name),
     }

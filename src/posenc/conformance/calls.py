@@ -120,7 +120,7 @@ def one_line(error: BaseException) -> str:
 
 def require_module(made: Any) -> nn.Module:
     """NotApplicableError unless it is one."""
-    require(isinstance(made, nn.Module), "what build makes is no module")
+    require(isinstance(made, nn.Module), "let build give an nn.Module, to run this")
     return made
 
 

@@ -45,14 +45,16 @@ class Layer(Subject):
 
     def run(self, made: Any, batch: Batch) -> Tensor:
         x = self.content(batch)
-        require(batch.keys is None, "call gives no log-sum-exp, so parts of the keys cannot be merged")
+        require(
+            batch.keys is None, "nothing to do: a layer gives no log-sum-exp, so parts of the keys cannot be merged"
+        )
         if batch.queries is not None:
-            require(self.takes("memory"), "call takes no memory, so queries are the keys")
+            require(self.takes("memory"), "let call take `memory` (rows, keys, dim), for queries are the keys")
             rows = list(batch.queries)
             out = self._call(made, x[:, rows], batch, rows, memory=x)[0]
             alone = self._call(made, x[:, rows[:1]], batch, rows[:1], memory=x)[0]
             same = torch.allclose(out[:, :1], alone, rtol=1e-3, atol=1e-3 * float(out.detach().abs().max()))
-            require(same, "the output of a token depends on the other tokens of x, so they are not only queries")
+            require(same, "let tokens of x be queries alone: the output of one depends on the others")
             return out
         outputs, cache = [], None
         for rows, _, _ in batch.steps():
@@ -85,7 +87,7 @@ class Layer(Subject):
             "cache": bool(batch.chunks),
         }
         for name, it_does in matters.items():
-            require(not it_does or name in parameters, f"call takes no {name}")
+            require(not it_does or name in parameters, f"let call take `{name}`")
         plain = {  # for what has no default where there is nothing to say
             "positions": places[:, rows],
             "padding": torch.ones(len(batch.ids), end, device=self.device).bool(),

@@ -129,6 +129,6 @@ def lowered(
     except RuntimeError as error:
         if "not implemented for" not in str(error):
             raise
-        raise NotApplicableError(f"in {dtype}, PyTorch says {error}") from None
+        raise NotApplicableError(f"nothing to do: in {dtype}, PyTorch says {error}") from None
     except REFUSALS as error:
-        raise NotApplicableError(f"it refuses {autocast or dtype}: {error}") from None
+        raise NotApplicableError(f"nothing to do: it refuses {autocast or dtype}: {error}") from None

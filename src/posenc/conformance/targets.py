@@ -86,6 +86,7 @@ def _of_schemes(names: str, dim: int | None, claims: Mapping[str, Any]) -> Subje
     relative = True if Law.RELATIVE in laws else False if Law.ABSOLUTE in laws else None
     ends = not relative and any("max_positions" in inspect.signature(entry.scheme).parameters for entry in entries)
     claimed: dict[str, Any] = {"relative": relative, "max_positions": decoder.LONGEST if ends else None}
+    claimed["order_free"] = all(Law.ORDER_FREE in entry.laws for entry in entries)
     build, call = decoder.build_decoder, decoder.call_decoder
     return Model(build=build, call=call, options={"name": names}, causal=True, jitter=0.1, **claimed)
 

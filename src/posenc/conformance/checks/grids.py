@@ -26,14 +26,14 @@ def every_axis_is_seen(subject: Subject, batch: Batch) -> Outcome:
     """Patches of a grid, against the same patches with one coordinate set to 0."""
     row = row_of(batch)
     differ = len(set(batch.ids[0])) > 1 and all(len({p[axis] for p in row}) > 1 for axis in range(subject.axes))
-    require(differ, "the patches do not differ, or not on every axis")
+    require(differ, "nothing to do: the patches do not differ, or not on every axis")
     made = subject.make()
     came = subject.run(made, batch)
     seen = []
     for axis in range(subject.axes):
         flat = [[[*p[:axis], 0, *p[axis + 1 :]] for p in row]]
         seen.append(not alike(subject, came, subject.run(made, replace(batch, positions=flat))))
-    require(any(seen), "outputs do not go by positions")
+    require(any(seen), "give it a `jitter`, for its outputs do not go by positions")
     unseen = [axis for axis, found in enumerate(seen) if not found]
     return Outcome(not unseen, "other outputs without any of the axes", f"the same without axes {unseen}")
 
@@ -41,12 +41,15 @@ def every_axis_is_seen(subject: Subject, batch: Batch) -> Outcome:
 def no_two_ways_are_alike(subject: Subject, batch: Batch) -> Outcome:
     """Rows of two patches, each a different way apart: no two rows may come out the same."""
     assert batch.positions is not None
-    require(of_two_tokens(batch), "the rows are not of the same two patches")
+    require(of_two_tokens(batch), "nothing to do: the rows are not of the same two patches")
     came = subject.run(subject.make(), batch).flatten(1)
     ways = [[b - a for a, b in zip(row[0], row[-1], strict=True)] for row in batch.positions]
     apart = torch.cdist(came.double(), came.double(), p=torch.inf, compute_mode="donot_use_mm_for_euclid_dist")
     rounding = 16 * torch.finfo(subject.dtype).eps * float(came.abs().max())
-    require(len(ways) <= 2 or not float(apart.max()) <= rounding, "outputs do not go by positions")
+    require(
+        len(ways) <= 2 or not float(apart.max()) <= rounding,
+        "give it a `jitter`, for its outputs do not go by positions",
+    )
     for i, j in product(range(len(ways)), repeat=2):
         if ways[i] != ways[j] and alike(subject, came[i], came[j]):
             there, here = (batch.positions[n] for n in (i, j))
@@ -88,7 +91,10 @@ def the_shape_is_seen(subject: Subject, batch: Batch, tolerance: float) -> Outco
     columns, exchanged."""
     assert batch.grid is not None
     height, width = batch.grid
-    require(height != width and len(set(batch.ids[0])) > 1, "the grid is square, or its patches do not differ")
+    require(
+        height != width and len(set(batch.ids[0])) > 1,
+        "nothing to do: the grid is square, or its patches do not differ",
+    )
     made, front = subject.make(), subject.registers
     came = subject.run(made, batch)
     lying = subject.run(made, replace(batch, grid=(width, height)))
@@ -105,7 +111,7 @@ def the_shape_is_seen(subject: Subject, batch: Batch, tolerance: float) -> Outco
         exchanged = subject.run(made, replace(batch.pick(turned), grid=batch.grid))
         if not subject.causal and near(came[:, turned], exchanged, tolerance).ok:
             unseen.append(name)
-    require(unseen != ["rows", "columns"], "outputs do not go by positions")
+    require(unseen != ["rows", "columns"], "give it a `jitter`, for its outputs do not go by positions")
     if unseen:
         return Outcome(False, f"other outputs with two {unseen[0]} exchanged", "the same, exchanged")
     other = f"something else for {height}x{width} than for {width}x{height}"
@@ -148,19 +154,23 @@ def registers_have_no_place(subject: Subject, batch: Batch, tolerance: float) ->
             if near(added, then, tolerance).ok:
                 seen = True
                 yield "what is added to registers", near(torch.zeros_like(added), added, tolerance)
-    require(seen, "there is one register, and more is done to it than adding")
+    require(seen, "nothing to do: there is one register, and more is done to it than adding")
 
 
 # -- cases -------------------------------------------------------------------------------------------------------------
 
+AFTER = "Give text after an image the positions that follow the largest of it, whatever slot of the cache it is in."
 SHAPES = ((3, 5), (5, 3))
 STEPS = (1, 37)
 
 
 def _require(plan: Plan, axes: bool = False, grid: bool = False) -> None:
-    require(not grid or plan.subject.takes("grid"), "call takes no grid")
-    require(not axes or plan.subject.axes > 1, "positions have one axis")
-    require(plan.has(max(map(max, SHAPES)) - 1), "there are too few positions for the grids")
+    require(not grid or plan.subject.takes("grid"), "let call take `grid`, (height, width), if it takes images")
+    require(
+        not axes or plan.subject.axes > 1,
+        "claim `axes=2`, and let call take `positions` (rows, tokens, 2), if they are of images",
+    )
+    require(plan.has(max(map(max, SHAPES)) - 1), "let it have `max_positions` of 5 or more, for the grids")
     if axes:
         plan.require_that_it_can("positions")
 
@@ -176,8 +186,11 @@ def _rasters(plan: Plan, coordinates: bool = False, registers: bool = False) -> 
     """One row of patches whose shape alone is given, behind the registers if there are any; of those that have
     ``coordinates`` too, or ``registers``, if asked for."""
     _require(plan, axes=coordinates, grid=True)
-    require(plan.subject.registers or not registers, "no registers are claimed")
-    require(not (plan.subject.registers and coordinates), "registers have no coordinates")
+    require(
+        plan.subject.registers or not registers,
+        "claim `registers=N` if the first tokens of a row have no place on its grid",
+    )
+    require(not (plan.subject.registers and coordinates), "nothing to do: registers have no coordinates")
     for shape in (*SHAPES, (1, 5), (5, 1)) if coordinates else SHAPES:
         batch = replace(plan.text(1, plan.subject.registers + shape[0] * shape[1]), grid=shape)
         yield Case(batch, {"tolerance": plan.tolerance(max(shape))})
@@ -191,7 +204,7 @@ def _axes(plan: Plan) -> Iterator[Case]:
 
 def _ways(plan: Plan) -> Iterator[Case]:
     _require(plan, axes=True)
-    require(not plan.subject.symmetric, "it claims to be symmetric")
+    require(not plan.subject.symmetric, "nothing to do: it claims to be symmetric")
     front = [0] * (plan.subject.axes - 2)
     rows = []
     for down, right in product(range(-2, 3), range(-4, 5)):
@@ -202,7 +215,7 @@ def _ways(plan: Plan) -> Iterator[Case]:
 
 def _moves(plan: Plan) -> Iterator[Case]:
     _require(plan, axes=True)
-    require(plan.subject.relative, "it is not claimed to be relative")
+    require(plan.subject.relative, "claim `relative=True` if moving all positions changes nothing")
     for shape, axis, by in product(SHAPES, range(plan.subject.axes), STEPS):
         if plan.has(highest := max(shape) - 1 + by):
             yield Case(_patches(plan, shape), {"axis": axis, "by": by, "tolerance": plan.tolerance(highest)})
@@ -210,7 +223,7 @@ def _moves(plan: Plan) -> Iterator[Case]:
 
 def _orders(plan: Plan) -> Iterator[Case]:
     _require(plan, axes=True)
-    require(not plan.subject.causal or plan.subject.can("order"), "causality goes by the index")
+    require(not plan.subject.causal or plan.subject.can("order"), plan.lacks("order"))
     for shape in SHAPES:
         batch = _patches(plan, shape)
         if plan.subject.causal:
@@ -220,7 +233,7 @@ def _orders(plan: Plan) -> Iterator[Case]:
 
 def _text(plan: Plan) -> Iterator[Case]:
     _require(plan, axes=True)
-    require(plan.subject.flat is not None, "no options are given for one axis (flat)")
+    require(plan.subject.flat is not None, "name in `flat` the options that build the same for one axis, to run this")
     for start in (0, 1000):
         if plan.has(start + plan.sizes[-1] - 1):
             batch = plan.line(1, plan.sizes[-1], start)
@@ -230,9 +243,9 @@ def _text(plan: Plan) -> Iterator[Case]:
 def _after_an_image(plan: Plan) -> Iterator[Case]:
     """Three tokens of text, an image of 2 x 3, and text that goes on after its longer side."""
     _require(plan, axes=True)
-    require(plan.subject.causal, "it is not causal, so that nothing can go on")
+    require(plan.subject.causal, "nothing to do: what is not causal cannot go on after an image")
     plan.require_that_it_can("cache")
-    require(plan.has(8), "there are too few positions")
+    require(plan.has(8), "let it have `max_positions` of 9 or more")
     image = [[3] * (plan.subject.axes - 2) + [3 + row, 3 + column] for row, column in product(range(2), range(3))]
     places = [*map(plan.subject.at, range(3)), *image, *map(plan.subject.at, range(6, 9))]
     batch = replace(plan.text(1, len(places)), positions=[places])
@@ -243,7 +256,7 @@ def _after_an_image(plan: Plan) -> Iterator[Case]:
 def _pairs_of_patches(plan: Plan) -> Iterator[Case]:
     _require(plan, grid=True)
     plan.require_that_it_can("padding")
-    require(plan.subject.relative, "it is not claimed to be relative")
+    require(plan.subject.relative, "claim `relative=True` if moving all positions changes nothing")
     front = plan.subject.registers
     for height, width in SHAPES:
         ids, document = [], []
@@ -264,16 +277,18 @@ CHECK = Check(
     rule="Rows and columns count each as itself, in grids of any shape; text among images is at its position.",
     why="An axis taken for the other, or a cache slot taken for a position, passes every test on square images.",
     pains=(12, 13),
+    remedy="Take row and column as n // width and n % width, with the width of this very grid, and each axis by "
+    "itself.",
     trials=(
         Trial("every axis is seen", every_axis_is_seen, _axes),
         Trial("ways apart", no_two_ways_are_alike, _ways),
-        Trial("moving along an axis", moving_along_an_axis_changes_nothing, _moves),
+        Trial("moving along an axis", moving_along_an_axis_changes_nothing, _moves, claims=("relative",)),
         Trial("order of patches", any_order_will_do, _orders),
         Trial("shape of the grid", the_shape_is_seen, _rasters),
         Trial("grid and coordinates", the_grid_gives_the_places, _rasters, {"coordinates": True}),
-        Trial("pairs of patches", the_same_way_wherever_it_is, _pairs_of_patches),
+        Trial("pairs of patches", the_same_way_wherever_it_is, _pairs_of_patches, claims=("relative",)),
         Trial("registers", registers_have_no_place, _rasters, {"registers": True}),
-        Trial("text alone", text_is_one_axis, _text),
-        Trial("after an image", cached_equals_at_once, _after_an_image),
+        Trial("text alone", text_is_one_axis, _text, claims=("flat",)),
+        Trial("after an image", cached_equals_at_once, _after_an_image, remedy=AFTER),
     ),
 )

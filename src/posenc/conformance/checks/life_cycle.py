@@ -46,7 +46,7 @@ def cast_and_back_rounds_parameters_alone(
         try:
             replace(subject, dtype=low).run(made, batch)
         except (RuntimeError, *REFUSALS) as error:  # of dtypes, or of what is not implemented for one
-            raise NotApplicableError(f"it does not run in {low}: {one_line(error)}") from error
+            raise NotApplicableError(f"nothing to do: it does not run in {low}: {one_line(error)}") from error
     return near(expected, subject.run(made.to(torch.float32), batch), tolerance)
 
 
@@ -97,6 +97,8 @@ CHECK = Check(
     rule="Copied, pickled, cast to half precision and back, saved and loaded, it is what it was; no table is saved.",
     why="Tables in buffers are rounded with the module and never recover, and saved ones overrule the configuration.",
     pains=(2,),
+    remedy="Keep no table that follows from the options: compute it in forward from integers, or keep it out of "
+    "casts and of the state_dict.",
     trials=(
         Trial("deepcopy", copied_is_as_before, _copies, {"how": "deepcopy"}),
         Trial("pickle", copied_is_as_before, _copies, {"how": "pickle"}),

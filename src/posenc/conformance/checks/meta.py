@@ -40,6 +40,7 @@ CHECK = Check(
     rule='What is built on "meta", given memory, reset and loaded from a state_dict equals a normal build.',
     why="Large models are built without memory, and only parameters are loaded: tables in buffers then hold garbage.",
     pains=(2,),
+    remedy="Compute tables in forward, or fill them in `reset_parameters` too, since no state_dict holds them.",
     trials=(
         Trial("loaded by copying", loaded_is_as_built, texts, {"assign": False}),
         Trial("loaded by assignment", loaded_is_as_built, texts, {"assign": True}),
