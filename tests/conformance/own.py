@@ -151,6 +151,9 @@ def call_classifier(made: Any, x: Tensor, positions: Tensor) -> Tensor:
 
 def attention(entry: Entry, backend: str, causal: bool) -> Subject:
     """A scheme with pair doors or a rotation, as a function between queries and keys."""
+    claimed = claims(entry)
+    if entry.name in OF_ALL_KEYS:  # they go by the order, not by positions: moving those shows nothing
+        claimed["relative"] = None
     return Attention(
         build=Pairs,
         call=attend_to_all_keys if entry.name in OF_ALL_KEYS else attend_with_posenc,
@@ -159,7 +162,7 @@ def attention(entry: Entry, backend: str, causal: bool) -> Subject:
         head_dim=HEAD_DIM,
         causal=causal,
         jitter=0.3,
-        **claims(entry),
+        **claimed,
     )
 
 

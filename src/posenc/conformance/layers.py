@@ -10,6 +10,11 @@ from torch import Tensor
 from posenc.conformance.subjects import PADDING, Batch, Subject, require
 
 
+def kind_of(value: Any) -> str:
+    """What came in place of what was wanted."""
+    return f"{len(value)} values" if isinstance(value, tuple | list) else f"one {type(value).__name__}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Layer(Subject):
     """A module from vectors to vectors: ``call(made, x, …)``, x (rows, tokens, dim), gives (rows, tokens, …).
@@ -98,7 +103,11 @@ class Layer(Subject):
         taken = [name for name in self.gives if name in said or self.needs(name)]
         given = {name: said.get(name, plain.get(name)) for name in taken if name in parameters}
         out = self.call(made, x, **given)
-        return out if "cache" in parameters else (out, None)
+        if "cache" not in parameters:
+            return out, None
+        if not isinstance(out, tuple) or len(out) != 2:
+            raise TypeError(f"call takes a cache, so it must end with `return output, cache`; it gave {kind_of(out)}")
+        return out
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -112,7 +112,7 @@ def as_html(data: Data) -> str:
     """One HTML file that needs nothing else: a table of the checks, every finding with its script, and what was tried
     or why it was not."""
     subjects = [{**subject, "counts": _counts(subject)} for subject in data["subjects"]]
-    return page("posenc.conformance", "check.html.j2", data=data, subjects=subjects, signs=SIGNS)
+    return page("posenc.conformance", "check.html.j2", data=data, subjects=subjects, signs=SIGNS, shortened=shortened)
 
 
 def findings_of(result: Data) -> list[tuple[Data, Data]]:

@@ -124,9 +124,9 @@ class Report:
             silent = all(end.status in (NOT_CHECKED, NOT_APPLICABLE) for _, end in trials)
             if asked or (claim in claimed and silent):
                 said = f"{claim}={shown(claimed[claim])}" if claim in claimed else claim
-                reasons = dict.fromkeys(end.reason for end in asked or [end for _, end in trials])
+                reasons = [end.reason for end in asked or [end for _, end in trials]]
                 helpful = [reason for reason in reasons if not reason.startswith(NOTHING_TO_DO)]
-                found.append(NotChecked(claim, said, "; ".join(helpful or reasons), numbers))
+                found.append(NotChecked(claim, said, "; ".join(dict.fromkeys(helpful or reasons)), numbers))
         return found
 
     @property
@@ -281,9 +281,10 @@ def _make_smaller(trial: Trial, plan: Plan, found: list[tuple[Case, Outcome]], u
 
 
 def _finding(entry: Check, trial: Trial, plan: Plan, name: str, case: Case, found: Outcome) -> Finding:
-    heading = f"{name}: check {entry.number}, {entry.name}, {trial.name}\n{entry.rule}\n{entry.remedy_of(trial)}"
+    heading = [f"{name}: check {entry.number}, {entry.name}, {trial.name}", entry.rule]
+    heading.append(f"What to do: {entry.remedy_of(trial)}")
     with quiet():
-        made = script(plan.subject, trial, case, heading, entry.script_of(trial.name))
+        made = script(plan.subject, trial, case, "\n".join(heading), entry.script_of(trial.name))
     return Finding(found.expected, found.came, case.batch, dict(case.values), made)
 
 

@@ -87,4 +87,5 @@ def _told(part: _Part) -> list[str]:
     said = part.lines[start:end]
     if "" not in said:
         return part.lines
-    return [*part.lines[:start], *said[: said.index("")], " " * first.col_offset + '"""', *part.lines[end:]]
+    first_paragraph = said[: said.index("")]
+    return [*part.lines[:start], *first_paragraph[:-1], first_paragraph[-1] + '"""', *part.lines[end:]]

@@ -8,7 +8,7 @@ from itertools import product
 
 import torch
 
-from posenc.conformance.calls import one_line, poison, require_module
+from posenc.conformance.calls import naming_what_differs, one_line, poison, require_module
 from posenc.conformance.outcome import Outcome, near
 from posenc.conformance.subjects import REFUSALS, Batch, NotApplicableError, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial, texts
@@ -25,7 +25,7 @@ def copied_is_as_before(subject: Subject, batch: Batch, how: str, used: bool, to
     except Exception as error:
         return Outcome(False, "a copy", one_line(error))
     poison(made)
-    return near(expected, subject.run(twin, batch).detach(), tolerance)
+    return naming_what_differs(near(expected, subject.run(twin, batch).detach(), tolerance), subject.make(), twin)
 
 
 def cast_and_back_rounds_parameters_alone(
@@ -47,14 +47,15 @@ def cast_and_back_rounds_parameters_alone(
             replace(subject, dtype=low).run(made, batch)
         except (RuntimeError, *REFUSALS) as error:  # of dtypes, or of what is not implemented for one
             raise NotApplicableError(f"nothing to do: it does not run in {low}: {one_line(error)}") from error
-    return near(expected, subject.run(made.to(torch.float32), batch), tolerance)
+    outcome = near(expected, subject.run(made.to(torch.float32), batch), tolerance)
+    return naming_what_differs(outcome, normal, made)
 
 
 def loaded_by_another_is_as_saved(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
     """The state_dict of one, loaded by one that was built with another seed."""
     saved, other = require_module(subject.make()), replace(subject, seed=subject.seed + 1).make()
     other.load_state_dict(saved.state_dict())
-    return near(subject.run(saved, batch), subject.run(other, batch), tolerance)
+    return naming_what_differs(near(subject.run(saved, batch), subject.run(other, batch), tolerance), saved, other)
 
 
 def nothing_derived_is_saved(subject: Subject, batch: Batch) -> Outcome:
