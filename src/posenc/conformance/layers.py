@@ -12,7 +12,7 @@ from posenc.conformance.subjects import PADDING, Batch, Subject, require
 
 def kind_of(value: Any) -> str:
     """What came in place of what was wanted."""
-    return f"{len(value)} values" if isinstance(value, tuple | list) else f"one {type(value).__name__}"
+    return f"a tuple of {len(value)}" if isinstance(value, tuple) else type(value).__name__
 
 
 @dataclass(frozen=True, kw_only=True)

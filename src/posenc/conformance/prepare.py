@@ -157,7 +157,9 @@ def _that_runs(subject: Subject) -> Subject:
             return _that_runs(replace(subject, dtype=torch.float32))
         raise ValueError(f"the subject does not run: {described(error)}. {_given_to(subject, batch)}") from error
     if not isinstance(out, torch.Tensor):
-        way_out = ": end it with `return output`, or let it take a `cache`, if the second is one"
+        way_out = ": end it with `return output`, or let it take a `cache`, if the second is one" * isinstance(
+            out, tuple
+        )
         raise ValueError(f"call must give a tensor (rows, tokens, …), got {kind_of(out)}{way_out}")
     if out.dim() < 3:
         raise ValueError(f"call must give a tensor (rows, tokens, …), got one of shape {tuple(out.shape)}")

@@ -129,12 +129,9 @@ def finding_text(name: str, result: Data, trial: Data) -> str:
 
 
 def _about_finding(found: Data) -> dict[str, str]:
-    return {
-        "expected": found["expected"],
-        "came": found["came"],
-        "what to do": found["remedy"],
-        "smallest input": shortened(found["input"]),
-    }
+    remedy = {"what to do": found["remedy"]} if found["remedy"] else {}
+    said = {"expected": found["expected"], "came": found["came"]}
+    return said | remedy | {"smallest input": shortened(found["input"])}
 
 
 def shortened(text: str) -> str:
@@ -149,7 +146,7 @@ def _about_check(result: Data) -> dict[str, str]:
 
 def summary(subject: Data) -> str:
     """How many checks ended how, and how many claims are not checked."""
-    words = {FINDING: "with findings", NOT_CHECKED: "not checked"}
+    words = {FINDING: "with findings", NOT_CHECKED: "claims not checked"}
     parts = [f"{count} {words.get(status, status)}" for status, count in _counts(subject).items()]
     return ", ".join(parts + [f"{len(subject['not_run'])} not run" for _ in subject["not_run"][:1]])
 

@@ -68,7 +68,7 @@ class Result:
     @property
     def reason(self) -> str:
         """Why trials were not applicable, or did not finish."""
-        return "; ".join(dict.fromkeys(trial.reason for trial in self.trials if trial.reason))
+        return _said_of([trial.reason for trial in self.trials if trial.reason])
 
     @property
     def threads(self) -> list[str]:
@@ -124,15 +124,20 @@ class Report:
             silent = all(end.status in (NOT_CHECKED, NOT_APPLICABLE) for _, end in trials)
             if asked or (claim in claimed and silent):
                 said = f"{claim}={shown(claimed[claim])}" if claim in claimed else claim
-                reasons = [end.reason for end in asked or [end for _, end in trials]]
-                helpful = [reason for reason in reasons if not reason.startswith(NOTHING_TO_DO)]
-                found.append(NotChecked(claim, said, "; ".join(dict.fromkeys(helpful or reasons)), numbers))
+                reason = _said_of([end.reason for end in asked or [end for _, end in trials]])
+                found.append(NotChecked(claim, said, reason, numbers))
         return found
 
     @property
     def findings(self) -> list[tuple[Check, TrialResult]]:
         """Every finding, with its check."""
         return [(r.check, trial) for r in self.results for trial in r.trials if trial.finding is not None]
+
+
+def _said_of(reasons: list[str]) -> str:
+    """Each reason once; where something can be done, those alone that say what."""
+    helpful = [reason for reason in reasons if not reason.startswith(NOTHING_TO_DO)]
+    return "; ".join(dict.fromkeys(helpful or reasons))
 
 
 def _trials_by_claim() -> dict[str, list[tuple[Check, int]]]:
@@ -282,7 +287,7 @@ def _make_smaller(trial: Trial, plan: Plan, found: list[tuple[Case, Outcome]], u
 
 def _finding(entry: Check, trial: Trial, plan: Plan, name: str, case: Case, found: Outcome) -> Finding:
     heading = [f"{name}: check {entry.number}, {entry.name}, {trial.name}", entry.rule]
-    heading.append(f"What to do: {entry.remedy_of(trial)}")
+    heading += [f"What to do: {remedy}"] if (remedy := entry.remedy_of(trial)) else []
     with quiet():
         made = script(plan.subject, trial, case, "\n".join(heading), entry.script_of(trial.name))
     return Finding(found.expected, found.came, case.batch, dict(case.values), made)

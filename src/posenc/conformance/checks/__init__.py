@@ -1,4 +1,4 @@
-"""The twenty checks, one a file, in the order of their numbers."""
+"""The checks, one a file, in the order of their numbers."""
 
 from importlib import import_module
 from pkgutil import iter_modules
