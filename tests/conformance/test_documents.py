@@ -32,5 +32,18 @@ def test_the_page_has_every_pain_with_its_threads_and_checks(pain: int) -> None:
     assert [int(number) for number in re.findall(r"\d+", checks)] == [c.number for c in CHECKS if pain in c.pains]
 
 
+def test_the_page_has_every_claim_with_the_checks_that_try_it() -> None:
+    tried: dict[str, set[int]] = {}
+    for check in CHECKS:
+        for trial in check.trials:
+            for claim in trial.claims:
+                tried.setdefault(claim, set()).add(check.number)
+    rows = {tuple(re.findall(r"`(\w+)`", row[0])): row[2] for row in ROWS if row[0].startswith("`") and len(row) == 3}
+    assert set(tried) <= {claim for claims in rows for claim in claims}
+    for claims, checks in rows.items():
+        numbers = sorted(set[int]().union(*(tried.get(claim, set()) for claim in claims)))
+        assert checks == (", ".join(map(str, numbers)) or "–"), claims
+
+
 def test_every_check_ends_a_pain() -> None:
     assert all(check.pains for check in CHECKS)

@@ -146,7 +146,8 @@ def _about_check(result: Data) -> dict[str, str]:
 
 def summary(subject: Data) -> str:
     """How many checks ended how, and how many claims are not checked."""
-    words = {FINDING: "with findings", NOT_CHECKED: "claims not checked"}
+    one = len(subject["not_checked"]) == 1
+    words = {FINDING: "with findings", NOT_CHECKED: "claim not checked" if one else "claims not checked"}
     parts = [f"{count} {words.get(status, status)}" for status, count in _counts(subject).items()]
     return ", ".join(parts + [f"{len(subject['not_run'])} not run" for _ in subject["not_run"][:1]])
 

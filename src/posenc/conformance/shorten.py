@@ -28,11 +28,11 @@ def needed(texts: Mapping[str, str], roots: Collection[str]) -> dict[str, str]:
     while wanted - reached:
         reached |= wanted
         wanted = {name for part in every if part.makes & reached and not _imports(part) for name in part.uses}
-    found = {}
+    found, imported = {}, set[str]()  # what a file above has imported is there
     for name, parts in files.items():
         kept = [part for part in parts if part.makes & reached and not _imports(part)]
         used = frozenset[str]().union(*(part.uses for part in kept))
-        imports = [line for part in parts if _imports(part) for line in _import(part.node, used)]
+        imports = [line for part in parts if _imports(part) for line in _import(part.node, used, imported)]
         if kept:
             found[name] = "\n".join([*imports, *(line for part in kept for line in _told(part))]).strip()
     return found
@@ -68,12 +68,14 @@ def _used(node: ast.AST) -> Iterator[str]:
             yield inner.value
 
 
-def _import(node: ast.stmt, used: Collection[str]) -> list[str]:
-    """The import with those names alone that are used; none from posenc, whose files stand beside it."""
+def _import(node: ast.stmt, used: Collection[str], imported: set[str]) -> list[str]:
+    """The import with those names alone that are used and not yet imported; none from posenc, whose files are here."""
     assert isinstance(node, ast.Import | ast.ImportFrom)
     if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("posenc"):
         return []
-    node.names = [alias for alias in node.names if (alias.asname or alias.name.split(".")[0]) in used]
+    names = [(alias, alias.asname or alias.name.split(".")[0]) for alias in node.names]
+    node.names = [alias for alias, name in names if name in used and name not in imported]
+    imported.update(name for _, name in names if name in used)
     return [ast.unparse(node)] if node.names else []
 
 

@@ -16,6 +16,7 @@ from importlib.machinery import ModuleSpec
 from importlib.metadata import packages_distributions
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ def script(subject: Subject, trial: Trial, case: Case, heading: str, file: str =
     values = arguments(dict(case.values))
     lines = [
         f"{MARK}.",
-        *(f"# {line}".rstrip() for line in heading.splitlines()),
+        *(f"# {line}".rstrip() for said in heading.splitlines() for line in wrap(said, 118)),
         "#",
         f"# To run it: python {file}",
         f"# It needs {', '.join(files.needs())}.",

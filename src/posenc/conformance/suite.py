@@ -25,22 +25,22 @@ def conformance_tests(subject: Subject, *, checks: Sequence[int] | None = None, 
     import pytest
 
     entries = chosen(checks)
-    cases = [pytest.param([entry.number], id=f"{entry.number}-{slug(entry.name)}") for entry in entries]
+    cases = [pytest.param(entry.number, id=f"{entry.number}-{slug(entry.name)}") for entry in entries]
     of_claims = [entry.number for entry in entries if any(trial.claims for trial in entry.trials)]
     ended: dict[int, Result] = {}
 
     if of_claims:
         cases.append(pytest.param(None, id="claims"))
 
-    @pytest.mark.parametrize("numbers", cases)
-    def test(numbers: list[int] | None) -> None:
-        wanted = [number for number in of_claims if number not in ended] if numbers is None else numbers
+    @pytest.mark.parametrize("number", cases)
+    def test(number: int | None) -> None:
+        wanted = [number] if number is not None else [other for other in of_claims if other not in ended]
         try:
             report = check(subject, checks=wanted, **settings) if wanted else Report(subject, "")
         except ValueError as error:
             pytest.fail(str(error), pytrace=False)
         ended.update((result.check.number, result) for result in report.results)
-        if numbers is None:
+        if number is None:
             unchecked = Report(subject, "", list(ended.values())).not_checked
             said = [f"not checked: {claim.said}: {claim.reason}" for claim in unchecked]
             if said:
