@@ -151,9 +151,6 @@ def call_classifier(made: Any, x: Tensor, positions: Tensor) -> Tensor:
 
 def attention(entry: Entry, backend: str, causal: bool) -> Subject:
     """A scheme with pair doors or a rotation, as a function between queries and keys."""
-    claimed = claims(entry)
-    if entry.name in OF_ALL_KEYS:  # they go by the order, not by positions: moving those shows nothing
-        claimed["relative"] = None
     return Attention(
         build=Pairs,
         call=attend_to_all_keys if entry.name in OF_ALL_KEYS else attend_with_posenc,
@@ -162,7 +159,7 @@ def attention(entry: Entry, backend: str, causal: bool) -> Subject:
         head_dim=HEAD_DIM,
         causal=causal,
         jitter=0.3,
-        **claimed,
+        **claims(entry),
     )
 
 
@@ -183,14 +180,15 @@ def one_line(entry: Entry) -> Subject:
     )
 
 
-# Their scores go by more than the distance, and yet a short text may be moved. On the diagonal LieRE is relative.
-NEITHER = {"fire", "lie_re", "dual_chunk", "self_extend"}
+# Their scores go by more than the distance, and yet a short text may be moved. On the diagonal LieRE is relative. The
+# last three go by the order, and not by positions: moving those shows nothing.
+NEITHER = {"fire", "lie_re", "dual_chunk", "self_extend", "cope", "fox", "stick_breaking"}
 
 
 def claims(entry: Entry) -> dict[str, Any]:
     ends = {"learned", "absolute_in_attention", "tupe"}  # the end of relative_1d is a distance
     return {
-        "relative": True if "relative" in entry.laws else None if entry.name in NEITHER else False,
+        "relative": None if entry.name in NEITHER else "relative" in entry.laws,
         "order_free": "order_free" in entry.laws,
         "axes": entry.least_axes,
         "max_positions": LONGEST if entry.name in ends else WINDOWS.get(entry.name),

@@ -71,7 +71,7 @@ def test_single_precision_within_and_kinks_are_no_wrong_gradients() -> None:
 def test_what_is_no_module_has_no_life_cycle_to_check() -> None:
     for number in (3, 4):
         assert {(t.status, t.reason) for t in trials(RIGHT, number).values()} == {
-            (NOT_APPLICABLE, "what build makes is no module")
+            (NOT_APPLICABLE, "let build give an nn.Module, to run this")
         }
 
 
@@ -98,9 +98,12 @@ def test_without_anything_to_train_there_are_no_gradients() -> None:
 
 def test_backends_are_named_or_there_is_nothing_to_compare() -> None:
     plain = parity.attention()
-    assert trials(replace(plain, backends=()), 16)["outputs"].reason == "it names no backends"
+    assert (
+        trials(replace(plain, backends=()), 16)["outputs"].reason
+        == "name in `backends` the options that must change nothing, to run this"
+    )
     alone = replace(plain, options={"backend": "dense"}, backends=({"backend": "dense"},))
-    assert trials(alone, 16)["gradients"].reason == "it names no backend but its own"
+    assert trials(alone, 16)["gradients"].reason == "name in `backends` more than its own options, to run this"
 
 
 def test_differences_are_of_double_precision() -> None:
@@ -110,7 +113,9 @@ def test_differences_are_of_double_precision() -> None:
 
 def test_memory_is_measured_where_it_is_claimed_and_there_is_room() -> None:
     claimed = memory.attention(memory.Sloped)
-    assert trials(replace(claimed, linear_memory=False), 17)["growth"].reason == "it does not claim linear memory"
+    assert (
+        trials(replace(claimed, linear_memory=False), 17)["growth"].reason == "claim `linear_memory=True` to run this"
+    )
     short = trials(replace(claimed, max_positions=4095), 17)["growth"]
     assert short.reason == "4096 tokens, which show how memory grows, are more than it has"
     pairs = trials(Bias(build=no_options, call=lines, linear_memory=True), 17)["growth"]
@@ -123,7 +128,7 @@ def test_memory_is_measured_where_it_is_claimed_and_there_is_room() -> None:
 def test_graphs_are_looked_at_where_they_are_claimed_and_there_are_lengths() -> None:
     claimed = compilation.layer(compilation.Attending, compiles=True, exports=True)
     reasons = [trial.reason for trial in trials(replace(claimed, compiles=False, exports=False), 18).values()]
-    assert reasons == ["it does not claim that it compiles"] * 2 + ["it does not claim that it exports"] * 2
+    assert reasons == ["claim `compiles=True` to run this"] * 2 + ["claim `exports=True` to run this"] * 2
     for trial in trials(replace(claimed, max_positions=8), 18).values():
         assert trial.reason == "8 tokens are too few for 8 lengths above 1"
 

@@ -180,9 +180,9 @@ def test_outputs_that_know_no_tokens_cannot_leak() -> None:
     [
         (replace(rotations.ROTARY, relative=None), 6, "relative", "nothing is claimed of moving all positions"),
         (biases.ALIBI, 8, "positions by itself", "it is not causal"),
-        (layers.DYNAMIC, 10, "text", "takes no order, so causality goes by the index"),
+        (layers.DYNAMIC, 10, "text", "let call take `order` (rows, tokens), for causality goes by the index"),
         (biases.TABLE, 11, "other tokens", "a bias is given no tokens"),
-        (models.LEARNED, 12, "zigzag queries", "takes no memory"),
+        (models.LEARNED, 12, "zigzag queries", "let call take `memory` (rows, keys, dim)"),
         (rotations.ROTARY, 13, "cached across it", "it claims no threshold"),
         (replace(rotations.ROTARY, threshold=2000), 13, "long, then short", "2000 is not below the longest row, 70"),
         (replace(layers.CROSSING, causal=True), 9, "any of the keys", "it is causal, and cannot be given the order"),

@@ -48,6 +48,7 @@ def subjects_of(target: str, dim: int | None = None, **claims: Any) -> dict[str,
 
 
 PRETRAINED = "hf:"
+BY_ORDER = {"cope", "fox", "stick_breaking"}  # and not by positions: moving those shows nothing of them
 
 
 def _of_pretrained(target: str, dim: int | None, claims: dict[str, Any]) -> dict[str, Subject]:
@@ -84,6 +85,8 @@ def _of_schemes(names: str, dim: int | None, claims: Mapping[str, Any]) -> Subje
         )
     laws = entries[0].laws if len(entries) == 1 else frozenset()
     relative = True if Law.RELATIVE in laws else False if Law.ABSOLUTE in laws else None
+    if BY_ORDER & {entry.name for entry in entries}:
+        relative = None
     ends = not relative and any("max_positions" in inspect.signature(entry.scheme).parameters for entry in entries)
     claimed: dict[str, Any] = {"relative": relative, "max_positions": decoder.LONGEST if ends else None}
     claimed["order_free"] = all(Law.ORDER_FREE in entry.laws for entry in entries)
