@@ -178,14 +178,19 @@ def test_outputs_that_know_no_tokens_cannot_leak() -> None:
 @pytest.mark.parametrize(
     ("subject", "number", "trial", "reason"),
     [
-        (replace(rotations.ROTARY, relative=None), 6, "relative", "nothing is claimed of moving all positions"),
-        (biases.ALIBI, 8, "positions by itself", "it is not causal"),
+        (
+            replace(rotations.ROTARY, relative=None),
+            6,
+            "relative",
+            "claim `relative=True` if moving all positions changes nothing",
+        ),
+        (biases.ALIBI, 8, "positions by itself", "what is not causal sees later tokens"),
         (layers.DYNAMIC, 10, "text", "let call take `order` (rows, tokens), for causality goes by the index"),
         (biases.TABLE, 11, "other tokens", "a bias is given no tokens"),
         (models.LEARNED, 12, "zigzag queries", "let call take `memory` (rows, keys, dim)"),
-        (rotations.ROTARY, 13, "cached across it", "it claims no threshold"),
-        (replace(rotations.ROTARY, threshold=2000), 13, "long, then short", "2000 is not below the longest row, 70"),
-        (replace(layers.CROSSING, causal=True), 9, "any of the keys", "it is causal, and cannot be given the order"),
+        (rotations.ROTARY, 13, "cached across it", "claim `threshold=N` if"),
+        (replace(rotations.ROTARY, threshold=2000), 13, "long, then short", "run with `--longest 2002`"),
+        (replace(layers.CROSSING, causal=True), 9, "any of the keys", "let call take the order of queries and keys"),
     ],
 )
 def test_what_does_not_apply_says_why(subject: Subject, number: int, trial: str, reason: str) -> None:
