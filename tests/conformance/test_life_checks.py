@@ -119,7 +119,7 @@ def test_memory_is_measured_where_it_is_claimed_and_there_is_room() -> None:
     short = trials(replace(claimed, max_positions=4095), 17)["growth"]
     assert short.reason == "let it have `max_positions` of 4096 or more, which show how memory grows"
     pairs = trials(Bias(build=no_options, call=lines, linear_memory=True), 17)["growth"]
-    assert pairs.reason == "a bias is as large as the number of pairs"
+    assert pairs.reason == "claim no `linear_memory`, for a bias is as large as the number of pairs"
     free = Rotary(build=no_options, call=unchanged, linear_memory=True)
     with pytest.raises(NotApplicableError, match="a call needs no memory that could be counted"):
         memory_grows_with_the_length(free, Batch([[0]]), tokens=8, trained=False, growth=2.5)
