@@ -89,10 +89,10 @@ def unchanged(made: Any, x: Tensor, positions: Tensor) -> Tensor:
 
 def test_without_anything_to_train_there_are_no_gradients() -> None:
     found = trials(Bias(build=no_options, call=lines), 16)
-    assert found["gradients are derivatives"].reason == "no gradient is above the rounding"
-    assert found["each gradient alone"].reason == "there are no two things to train in it"
+    assert found["gradients are derivatives"].reason == "give it a `jitter`, for no gradient is above the rounding"
+    assert found["each gradient alone"].reason == "nothing to do: there are no two things to train in it"
     assert trials(Bias(build=no_options, call=lines), 5)["inference, then training"].reason == (
-        "nothing in it is trained, and call takes no vectors"
+        "nothing to do: nothing in it is trained, and call takes no vectors"
     )
 
 
@@ -108,7 +108,7 @@ def test_backends_are_named_or_there_is_nothing_to_compare() -> None:
 
 def test_differences_are_of_double_precision() -> None:
     found = trials(replace(CAREFUL, dtype=torch.float32), 16)["gradients are derivatives"]
-    assert found.reason == "differences need float64, in which it does not run"
+    assert found.reason == "let it run in float64, which differences need"
 
 
 def test_memory_is_measured_where_it_is_claimed_and_there_is_room() -> None:
@@ -141,13 +141,19 @@ def lengths_alone(made: Any, query_length: int, key_length: int) -> Tensor:
 def test_lengths_as_numbers_are_compiled_and_cannot_be_left_open_in_a_program() -> None:
     found = trials(Bias(build=no_options, call=lengths_alone, compiles=True, exports=True), 18)
     assert found["compiled"].status == PASSED
-    assert found["exported"].reason == "call takes the length as a number, not as the shape of a tensor"
+    assert (
+        found["exported"].reason
+        == "let call take positions, for it takes the length as a number, not as the shape of a tensor"
+    )
 
 
 def test_without_a_compiler_nothing_is_said_of_graphs() -> None:
     claimed = compilation.layer(compilation.Attending, compiles=True)
     with torch.compiler.set_stance("force_eager"):
-        assert trials(claimed, 18)["compiled"].reason == "torch.compile is switched off, or finds nothing to compile"
+        assert (
+            trials(claimed, 18)["compiled"].reason
+            == "unset TORCHDYNAMO_DISABLE, for torch.compile is switched off, or finds nothing to compile"
+        )
 
 
 @pytest.mark.parametrize("missing", ["onnx", "onnxruntime"])
@@ -157,4 +163,4 @@ def test_what_onnx_needs_is_said(missing: str, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("posenc.conformance.checks.compilation.find_spec", find)
     claimed = compilation.layer(compilation.Attending, exports=True)
-    assert trials(claimed, 18)["ONNX"].reason == f"ONNX needs {missing}"
+    assert trials(claimed, 18)["ONNX"].reason == f"install {missing} to run this"

@@ -144,7 +144,7 @@ def leave(made: int, x: Tensor, positions: Tensor) -> Tensor:
 
 def test_a_rotation_that_turns_nothing() -> None:
     subject = Rotary(build=no_options, call=leave, layout="half")
-    assert reasons(subject, 1)["angles"] == "position 1 turns nothing"
+    assert reasons(subject, 1)["angles"] == "let it turn something: position 1 turns nothing"
     assert "turn nothing" in reasons(subject, 15)["pairs"]
     assert statuses(subject, (2,))["rotations"] == FINDING
 
@@ -157,7 +157,7 @@ def test_patches_that_do_not_go_by_places() -> None:
     subject = Layer(build=no_options, call=leave_patches, axes=2)
     found = reasons(subject, 20)
     for trial in ("every axis is seen", "ways apart", "shape of the grid"):
-        assert found[trial] == "outputs do not go by positions"
+        assert found[trial] == "give it a `jitter`, for its outputs do not go by positions"
 
 
 class Faint(phase.Block):

@@ -159,7 +159,7 @@ def leave(base: float, x: Tensor, positions: Tensor) -> Tensor:
 def test_a_scheme_that_positions_do_nothing_to_is_not_said_to_be_relative() -> None:
     (result,) = results(replace(rotations.ROTARY, call=leave), (6,)).values()
     assert result.status == NOT_APPLICABLE
-    assert "outputs do not go by positions" in reasons(result)["relative"]
+    assert "its outputs do not go by positions" in reasons(result)["relative"]
 
 
 class Constant(layers.Rotating):
@@ -171,8 +171,8 @@ class Constant(layers.Rotating):
 
 def test_outputs_that_know_no_tokens_cannot_leak() -> None:
     (result,) = results(Layer(build=Constant, call=layers.call, causal=True), (11,)).values()
-    assert reasons(result)["other tokens"] == "outputs do not go by the tokens: with others they are the same"
-    assert reasons(result)["derivatives"] == "outputs do not go by the tokens: their derivative is zero"
+    assert reasons(result)["other tokens"] == "give it a `jitter`, for its outputs are the same with other tokens"
+    assert reasons(result)["derivatives"] == "give it a `jitter`, for the derivative of its outputs is zero"
 
 
 @pytest.mark.parametrize(
