@@ -169,7 +169,7 @@ class Faint(phase.Block):
 
 def test_outputs_that_positions_hardly_move() -> None:
     found = reasons(Layer(build=Faint, call=phase.layer), 1)
-    assert "which rounding to torch.bfloat16" in found["far positions"]
+    assert "rounding to torch.bfloat16" in found["far positions"]
 
 
 def test_a_step_that_low_precision_cannot_tell() -> None:
