@@ -58,7 +58,7 @@ pictures: $(LAB) ## draw every scheme for docs/schemes.md, on light and on dark 
 		$(BIN)/posenc plot overview --family $$family --out docs/images/overview_$$family-dark.png --dark || exit 1; \
 	done
 
-# All twenty checks on every scheme, backend and model, and on what is right; and what is exported: minutes, so not of
+# All checks on every scheme, backend and model, and on what is right; and what is exported: minutes, so not of
 # `make test`.
 CHECKED := tests/conformance/test_own.py tests/conformance/test_mutants.py tests/backends/test_export.py
 

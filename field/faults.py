@@ -132,7 +132,7 @@ def put(page: str, outcomes: Mapping[Fault, Outcome], folder: str) -> str:
 def _section(outcomes: Mapping[Fault, Outcome], folder: str) -> list[str]:
     lines = [
         "posenc runs models of transformers by its own attention and compares ([huggingface.md](huggingface.md)). This "
-        "is what it met there that none of the twenty checks looks for. Each has a script that needs torch and "
+        "is what it met there that none of the checks looks for. Each has a script that needs torch and "
         "transformers alone, and exits with 1 where the fault is there and with 0 where it is not. "
         "Two more that it met stand above: Falcon with ALiBi "
         "[adds its bias twice](#transformers-falcon-with-alibi-adds-its-bias-twice-under-eager-attention) under eager "

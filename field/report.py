@@ -270,7 +270,7 @@ def _opening(records: Sequence[Data], sure: Sequence[Data], seen: Mapping[Note, 
     counted = ", ".join(f"{len(notes)} {several.get(kind, kind)}" for kind, notes in kinds.items() if notes)
     checks = next((r["results"] for r in records if "results" in r), [])
     return [
-        "# The twenty checks on published packages",
+        "# The checks on published packages",
         "",
         "`posenc check` was run on the positional encodings of published packages, at pinned versions, called as their "
         "documentation or their own code calls them, and held to what they claim. `make field` writes this page. The "

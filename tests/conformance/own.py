@@ -184,14 +184,15 @@ def one_line(entry: Entry) -> Subject:
     )
 
 
-# Their scores go by more than the distance, and yet a short text may be moved. On the diagonal LieRE is relative.
-NEITHER = {"fire", "lie_re", "dual_chunk", "self_extend"}
+# Their scores go by more than the distance, and yet a short text may be moved. On the diagonal LieRE is relative. The
+# last three go by the order, and not by positions: moving those shows nothing.
+NEITHER = {"fire", "lie_re", "dual_chunk", "self_extend", "cope", "fox", "stick_breaking"}
 
 
 def claims(entry: Entry) -> dict[str, Any]:
     ends = {"learned", "absolute_in_attention", "tupe"}  # the end of relative_1d is a distance
     return {
-        "relative": True if "relative" in entry.laws else None if entry.name in NEITHER else False,
+        "relative": None if entry.name in NEITHER else "relative" in entry.laws,
         "axes": entry.least_axes,
         "order_free": "order_free" in entry.laws or entry.name in OF_ALL_KEYS,
         "max_positions": LONGEST if entry.name in ends else WINDOWS.get(entry.name),

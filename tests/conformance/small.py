@@ -102,6 +102,7 @@ FINDS = Check(
     "It <matters>.",
     (7, 8),
     (HOLDS, Trial("a hostile one", is_hostile, _with_values), Trial("another hostile one", is_hostile, _with_values)),
+    "Be <kind>.",
 )
 REFUSES = Check(3, "does not apply", "Nothing.", "For nothing.", (), (REFUSED,))
 WAITS = Check(4, "waits", "It ends.", "Time is short.", (), (Trial("for long", is_slow, _texts),))

@@ -145,6 +145,8 @@ def test_a_file_is_imported_as_a_part_of_its_package(target: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        ([], "TARGET must say what to check, or --explain what the checks do (see"),
+        (["--explain", "7,99"], "checks must be of "),
         (["mine"], "TARGET must be module:name or path/to/file.py:name, or a scheme: scheme must be one of "),
         (["mine:"], "TARGET must be module:name or path/to/file.py:name, got 'mine:'"),
         (["mine:a.b"], "TARGET must be module:name or path/to/file.py:name, got 'mine:a.b'"),
@@ -199,7 +201,7 @@ def test_wrong_use_says_so_in_one_line_and_is_2(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "the following arguments are required: TARGET"),
+        (["--explain", "x"], "argument --explain: must be numbers and ranges such as 1,7-9, got 'x'"),
         (["a:b", "--checks", "7,x"], "argument --checks: must be numbers and ranges such as 1,7-9, got '7,x'"),
         (["a:b", "--checks", "9-7"], "argument --checks: must be numbers and ranges such as 1,7-9, got '9-7'"),
         (["a:b", "--checks", ""], "argument --checks: must be numbers and ranges such as 1,7-9, got ''"),

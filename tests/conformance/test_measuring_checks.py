@@ -153,7 +153,7 @@ def leave(made: int, x: Tensor, positions: Tensor) -> Tensor:
 
 def test_a_rotation_that_turns_nothing() -> None:
     subject = Rotary(build=no_options, call=leave, layout="half")
-    assert reasons(subject, 1)["angles"] == "position 1 turns nothing"
+    assert reasons(subject, 1)["angles"] == "let it turn something: position 1 turns nothing"
     assert "turn nothing" in reasons(subject, 15)["pairs"]
     assert statuses(subject, (2,))["rotations"] == FINDING
 
@@ -166,7 +166,7 @@ def test_patches_that_do_not_go_by_places() -> None:
     subject = Layer(build=no_options, call=leave_patches, axes=2)
     found = reasons(subject, 20)
     for trial in ("every axis is seen", "ways apart", "shape of the grid"):
-        assert found[trial] == "outputs do not go by positions"
+        assert found[trial] == "give it a `jitter`, for its outputs do not go by positions"
 
 
 class Faint(phase.Block):
@@ -178,7 +178,7 @@ class Faint(phase.Block):
 
 def test_outputs_that_positions_hardly_move() -> None:
     found = reasons(Layer(build=Faint, call=phase.layer), 1)
-    assert "which rounding to torch.bfloat16" in found["far positions"]
+    assert "rounding to torch.bfloat16" in found["far positions"]
 
 
 def test_a_step_that_low_precision_cannot_tell() -> None:
@@ -191,16 +191,16 @@ def test_a_step_that_low_precision_cannot_tell() -> None:
     [
         (bounds.beginning(bounds.Beginning), 1, "late tokens", "rows end at 40"),
         (bounds.table(bounds.Table), 1, "far positions", "positions end at 40, where low precision holds them all"),
-        (phase.biased(phase.Buckets), 2, "biases", "not claimed up to where"),
-        (Rotary(build=Turn, call=turn), 14, "frequencies", "neither frequencies nor a base are claimed"),
-        (Rotary(build=Turn, call=turn), 14, "options count", "no option is claimed to count (varied)"),
-        (Rotary(build=Turn, call=turn), 15, "pairs", "no layout is claimed"),
-        (layout.rotary(Turn), 19, "positions past the end", "not claimed how many positions there are"),
-        (phase.biased(phase.Buckets), 19, "slopes", "no slopes are claimed"),
+        (phase.biased(phase.Buckets), 2, "biases", "claim `distinct_to=N`"),
+        (Rotary(build=Turn, call=turn), 14, "frequencies", "claim `base=10_000.0`, or `frequencies`"),
+        (Rotary(build=Turn, call=turn), 14, "options count", "name in `varied` another value of each option"),
+        (Rotary(build=Turn, call=turn), 15, "pairs", 'claim `layout="half"` or'),
+        (layout.rotary(Turn), 19, "positions past the end", "claim `max_positions=N`"),
+        (phase.biased(phase.Buckets), 19, "slopes", "claim `slopes`, or the `heads_option`"),
         (phase.biased(phase.Buckets), 15, "pairs", "a rotation alone has pairs of channels"),
-        (phase.biased(phase.Buckets), 20, "shape of the grid", "call takes no grid"),
-        (grids.axial(grids.Axial), 20, "text alone", "no options are given for one axis (flat)"),
-        (grids.reader(grids.Reader), 20, "order of patches", "causality goes by the index"),
+        (phase.biased(phase.Buckets), 20, "shape of the grid", "let call take `grid`"),
+        (grids.axial(grids.Axial), 20, "text alone", "name in `flat` the options"),
+        (grids.reader(grids.Reader), 20, "order of patches", "let call take `order`"),
         (replace(grids.axial(grids.Axial), symmetric=True), 20, "ways apart", "it claims to be symmetric"),
     ],
 )

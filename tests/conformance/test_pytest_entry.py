@@ -51,15 +51,16 @@ def test_a_finding_fails_with_what_it_is_and_its_script(result: Run) -> None:
     found = result(", checks=[2]")
     found.stdout.fnmatch_lines(
         [
-            "2. finds a lot, a hostile one",
+            "nothing: 2. finds a lot, a hostile one",
             "expected: <b>bold</b> & [[]red[]]markup[[]/red[]]",
             "came: a bell *",
+            "what to do: Be <kind>.",
             "smallest input: ids=*, positions=*, least=3.0",
             "why it matters: It <matters>.",
             "met before in: transformers#38224, *",
             "# A finding of posenc check, which this script repeats.",
             "raise SystemExit(repeat(*",
-            "2. finds a lot, another hostile one",
+            "nothing: 2. finds a lot, another hostile one",
         ]
     )
     found.stdout.no_fnmatch_line("*suite.py*Failed*")  # no traceback through our files

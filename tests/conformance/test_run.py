@@ -142,7 +142,11 @@ def test_a_check_passes_if_something_was_tried_and_held(one_check: Any) -> None:
 
 @pytest.mark.parametrize(
     ("trial", "reason"),
-    [(NEVER, "no such thing here"), (REFUSES, "it is not of this kind"), (NOTHING, "there is no case of it")],
+    [
+        (NEVER, "no such thing here"),
+        (REFUSES, "it is not of this kind"),
+        (NOTHING, "nothing to do: there is no case of it"),
+    ],
 )
 def test_nothing_passes_by_default(one_check: Any, trial: Trial, reason: str) -> None:
     report = one_check(same, trial)

@@ -65,7 +65,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project
 def repeated(subject: Subject, batch: Batch = BATCH, **values: Any) -> str:
     """The script, which came to the same without posenc."""
     made = script(subject, trial_of(sum_of_outputs), Case(batch, values), "a heading\nof two lines")
-    assert made.startswith(f"{MARK}.\n# a heading\n# of two lines\n# It needs torch")
+    heading = "# a heading\n# of two lines\n#\n# To run it: python finding.py\n# It needs torch"
+    assert made.startswith(f"{MARK}.\n{heading}")
     assert run_alone(made) == (1, f"expected: a finding\ncame:     {sum_of_outputs(subject, batch, **values).came}\n")
     return made
 

@@ -1,4 +1,4 @@
-"""What an implementation of positions must survive: twenty checks, for anyone's function, module or model."""
+"""What an implementation of positions must survive: checks for anyone's function, module or model."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

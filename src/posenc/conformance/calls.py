@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from posenc.conformance.outcome import Outcome
 from posenc.conformance.subjects import VOCABULARY, Batch, Subject, require
 
 
@@ -122,7 +123,7 @@ def one_line(error: BaseException) -> str:
 
 def require_module(made: Any) -> nn.Module:
     """NotApplicableError unless it is one."""
-    require(isinstance(made, nn.Module), "what build makes is no module")
+    require(isinstance(made, nn.Module), "let build give an nn.Module, to run this")
     return made
 
 
@@ -134,6 +135,16 @@ def poison(module: nn.Module) -> None:
                 held.fill_(torch.nan)
             else:
                 held.fill_(True if held.dtype == torch.bool else torch.iinfo(held.dtype).max)
+
+
+def naming_what_differs(outcome: Outcome, normal: nn.Module, other: nn.Module) -> Outcome:
+    """The outcome, and where it did not hold, which parameters and buffers are not as in a normal build."""
+    if outcome.ok:
+        return outcome
+    held = [{**dict(module.named_parameters()), **dict(module.named_buffers())} for module in (normal, other)]
+    apart = [name for name, x in held[0].items() if name not in held[1] or not torch.equal(x, held[1][name])]
+    told = f"; {', '.join(apart[:3])} {'is' if len(apart) == 1 else 'are'} not as in a normal build" if apart else ""
+    return outcome._replace(came=outcome.came + told)
 
 
 def holdings(thing: Any, path: str = "it", seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:

@@ -20,19 +20,29 @@ REPORTS = {"json": "report.json", "junit": "report.xml", "html": "report.html"} 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "check",
-        help="is an implementation of positions right: twenty checks",
-        description="Runs twenty checks on any PyTorch implementation of positions, and says of each whether it "
-        "passed, does not apply and why, or what was found: the smallest input, and a script that repeats it without "
-        "posenc. The exit code is 1 where something was found or a check did not finish, and 2 where nothing could be "
-        "checked.",
+        help="is an implementation of positions right: what anyone's must survive",
+        description="Runs its checks on any PyTorch implementation of positions, and says of each whether it passed, "
+        "does not apply and why, or what was found: the smallest input, and a script that repeats it without posenc. "
+        "The exit code is 1 where something was found, a check did not finish, or a claim could not be tried (not "
+        "checked), and 2 where nothing could be checked.",
     )
     parser.set_defaults(run=run)
     parser.add_argument(
         "target",
         metavar="TARGET",
+        nargs="?",
         help="module:name or path/to/file.py:name of a subject of posenc.conformance, of several, of a function that "
         "gives them, of a function or class that gives an nn.Module, or a scheme: rope, rope+alibi, my.py:MyScheme; or "
         "hf:PATH_OR_NAME of a model of transformers, in a folder or on the hub",
+    )
+    parser.add_argument(
+        "--explain",
+        type=_numbers,
+        nargs="?",
+        const=[],
+        metavar="N,N-N",
+        help="say what these checks do, why, and how to claim what they try, and check nothing; without numbers, a "
+        "line for each",
     )
     parser.add_argument("--checks", type=_numbers, metavar="N,N-N", help="numbers of checks (default: all)")
     parser.add_argument("--lengths", type=_numbers, metavar="N,N", help="tokens of a row (default: 1,3,8,23)")
@@ -75,8 +85,15 @@ def _numbers(text: str) -> list[int]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Checks, prints and writes. 0: every check passed or does not apply; 1: something was found, or a check did not
-    finish; 2: wrong use. That no check at all applies is wrong use too: nothing was checked, so nothing passed."""
+    """Checks, prints and writes. 0: every check passed or does not apply, and every claim was tried; 1: something was
+    found, a check did not finish, or a claim is not checked; 2: wrong use. That no check at all applies is wrong use
+    too: nothing was checked, so nothing passed."""
+    if arguments.explain is not None:
+        return _explain(arguments)
+    if arguments.target is None:
+        return failed(
+            "TARGET must say what to check, or --explain what the checks do (see posenc check --help)", code=2
+        )
     from rich.console import Console
 
     from posenc.conformance import report  # before minutes of checking: drawing must be possible
@@ -133,6 +150,17 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     empty = [subject["name"] for subject in data["subjects"] if report.nothing_checked(subject)]
     return failed(f"nothing was checked: no check applies to {', '.join(empty)}", code=2) if empty else 0
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    from posenc.conformance.explain import explained
+
+    try:
+        text = explained(arguments.explain or None)
+    except ValueError as error:
+        return failed(f"{error} (see posenc check --help)", code=2)
+    stdout().print(text, highlight=False, markup=False, soft_wrap=True)
+    return 0
 
 
 def _subjects(arguments: argparse.Namespace) -> Mapping[str, "Subject"]:

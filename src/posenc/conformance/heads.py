@@ -109,8 +109,8 @@ class Rotary(_Heads):
         else:
             start = int(positions[0, 0]) if positions.dim() == 2 else 0
             run = torch.arange(start, start + x.size(2), device=x.device).expand(x.size(0), -1)
-            require(positions.dim() == 2 and torch.equal(positions, run), "call takes no positions of each token")
-            require(not start or "offset" in names, "call takes neither positions nor an offset")
+            require(positions.dim() == 2 and torch.equal(positions, run), "let call take `positions` (rows, tokens)")
+            require(not start or "offset" in names, "let call take `positions` (rows, tokens), or an `offset`")
             if "offset" in names:
                 given["offset"] = start
         out = self.call(made, **given)
@@ -143,7 +143,7 @@ class Bias(_Heads):
             line = torch.arange(keys, device=key_positions.device)
             plain = key_positions.dim() == 2 and torch.equal(key_positions, line.expand_as(key_positions))
             last = plain and torch.equal(query_positions, line[keys - queries :].expand_as(query_positions))
-            require(last, "call takes lengths and no positions")
+            require(last, "let call take `query_positions` and `key_positions` (rows, tokens), for it takes lengths")
             bias = self.call(made, query_length=queries, key_length=keys)
         return bias if bias.dim() == 4 else bias[None]
 
@@ -195,9 +195,12 @@ class Attention(_Heads):
             elif name == "positions":
                 self.require_plain_positions(batch)
                 lower_right = rows == columns[len(columns) - len(rows) :] and columns == list(range(len(columns)))
-                require(lower_right, "call takes no positions, so queries are the last of the keys")
+                require(
+                    lower_right,
+                    "let call take `query_positions` and `key_positions`, for queries are the last of the keys",
+                )
             else:
-                require(self.takes("visible"), f"call takes no query_{name}")
+                require(self.takes("visible"), f"let call take `query_{name}` and `key_{name}` (rows, tokens)")
         if lse:
             return self.call(made, *vectors, **given, return_lse=True)
         out = self.call(made, *vectors, **given)

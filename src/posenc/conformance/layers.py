@@ -10,6 +10,11 @@ from torch import Tensor
 from posenc.conformance.subjects import PADDING, Batch, Subject, require
 
 
+def kind_of(value: Any) -> str:
+    """What came in place of what was wanted."""
+    return f"a tuple of {len(value)}" if isinstance(value, tuple) else type(value).__name__
+
+
 @dataclass(frozen=True, kw_only=True)
 class Layer(Subject):
     """A module from vectors to vectors: ``call(made, x, …)``, x (rows, tokens, dim), gives (rows, tokens, …).
@@ -45,16 +50,20 @@ class Layer(Subject):
 
     def run(self, made: Any, batch: Batch) -> Tensor:
         x = self.content(batch)
-        short = f"a row of {batch.tokens} tokens has no patch behind its {self.registers} registers"
-        require(not self.registers or batch.tokens > self.registers, short)
-        require(batch.keys is None, "call gives no log-sum-exp, so parts of the keys cannot be merged")
+        require(
+            not self.registers or batch.tokens > self.registers,
+            f"nothing to do: a row of {batch.tokens} tokens has no patch behind its {self.registers} registers",
+        )
+        require(
+            batch.keys is None, "nothing to do: a layer gives no log-sum-exp, so parts of the keys cannot be merged"
+        )
         if batch.queries is not None:
-            require(self.takes("memory"), "call takes no memory, so queries are the keys")
+            require(self.takes("memory"), "let call take `memory` (rows, keys, dim), for queries are the keys")
             rows = list(batch.queries)
             out = self._call(made, x[:, rows], batch, rows, memory=x)[0]
             alone = self._call(made, x[:, rows[:1]], batch, rows[:1], memory=x)[0]
             same = torch.allclose(out[:, :1], alone, rtol=1e-3, atol=1e-3 * float(out.detach().abs().max()))
-            require(same, "the output of a token depends on the other tokens of x, so they are not only queries")
+            require(same, "let tokens of x be queries alone: the output of one depends on the others")
             return out
         outputs, cache = [], None
         for rows, _, _ in batch.steps():
@@ -91,7 +100,7 @@ class Layer(Subject):
             "cache": bool(batch.chunks),
         }
         for name, it_does in matters.items():
-            require(not it_does or name in parameters, f"call takes no {name}")
+            require(not it_does or name in parameters, f"let call take `{name}`")
         plain = {  # for what has no default where there is nothing to say
             "positions": places[:, rows],
             "padding": torch.ones(len(batch.ids), end, device=self.device).bool(),
@@ -102,7 +111,11 @@ class Layer(Subject):
         taken = [name for name in self.gives if name in said or self.needs(name)]
         given = {name: said.get(name, plain.get(name)) for name in taken if name in parameters}
         out = self.call(made, x, **given)
-        return out if "cache" in parameters else (out, None)
+        if "cache" not in parameters:
+            return out, None
+        if not isinstance(out, tuple) or len(out) != 2:
+            raise TypeError(f"call takes a cache, so it must end with `return output, cache`; it gave {kind_of(out)}")
+        return out
 
 
 @dataclass(frozen=True, kw_only=True)

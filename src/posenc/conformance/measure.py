@@ -132,6 +132,6 @@ def lowered(
     except RuntimeError as error:
         if not any(lack in str(error) for lack in ("not implemented for", "Unexpected floating ScalarType")):
             raise
-        raise NotApplicableError(f"in {dtype}, PyTorch says {error}") from None
+        raise NotApplicableError(f"nothing to do: in {dtype}, PyTorch says {error}") from None
     except REFUSALS as error:
-        raise NotApplicableError(f"it refuses {autocast or dtype}: {error}") from None
+        raise NotApplicableError(f"nothing to do: it refuses {autocast or dtype}: {error}") from None

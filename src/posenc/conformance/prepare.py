@@ -14,6 +14,8 @@ from torch import nn
 
 from posenc.arguments import check_choice, check_flag, check_name, check_type, number, shown, whole
 from posenc.conformance.checks.purity import equal
+from posenc.conformance.heads import Attention, Bias, Rotary
+from posenc.conformance.layers import Model, kind_of
 from posenc.conformance.outcome import described, near
 from posenc.conformance.standalone import check_sources
 from posenc.conformance.subjects import Batch, NotApplicableError, Subject
@@ -75,6 +77,34 @@ OPTIONAL |= {"layout", "rotary_dim", "flat", "relative", "directed", "direction"
 OPTIONAL |= {"window", "max_grid", "trained_grid"}
 
 
+# What code usually calls the parameters of call, and what they are called here, the first that the subject's kind has.
+USUAL: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        ("position_ids", "pos", "pos_ids", "position", "input_pos", "p", "t", "idx", "indices", "cache_position"),
+        ("positions", "query_positions"),
+    ),
+    **dict.fromkeys(("q_pos", "q_positions", "context_position"), ("query_positions", "positions")),
+    **dict.fromkeys(("k_pos", "k_positions", "memory_position"), ("key_positions", "memory_positions")),
+    **dict.fromkeys(
+        ("attention_mask", "attn_mask", "mask", "key_padding_mask", "padding_mask", "pad_mask"), ("padding", "visible")
+    ),
+    **dict.fromkeys(
+        ("past_key_values", "past_key_value", "past", "layer_past", "kv_cache", "cache_params", "memory_cache"),
+        ("cache",),
+    ),
+    **dict.fromkeys(
+        ("segment_ids", "document_ids", "doc_ids", "sequence_ids", "seq_ids"), ("document", "query_document")
+    ),
+    **dict.fromkeys(("context", "encoder_hidden_states", "kv"), ("memory",)),
+    **dict.fromkeys(("H", "W", "h", "w", "height", "width", "hw", "shape", "grid_size", "grid_thw"), ("grid",)),
+    **dict.fromkeys(("q", "xq", "queries"), ("query",)),
+    **dict.fromkeys(("k", "xk", "keys"), ("key",)),
+    **dict.fromkeys(("start", "start_pos", "seq_offset", "past_length"), ("offset",)),
+    **dict.fromkeys(("seq_len", "seqlen", "length", "q_len", "tgt_len"), ("query_length", "positions")),
+    **dict.fromkeys(("k_len", "kv_len", "src_len"), ("key_length",)),
+}
+
+
 def prepared(subject: Subject) -> tuple[Subject, str]:
     """The subject as it is checked, in float32 where it does not run in float64, and why. ValueError as `check` has
     it."""
@@ -114,28 +144,48 @@ def _check_claims(subject: Subject) -> None:
 def _check_parameters(subject: Subject) -> None:
     """ValueError for a parameter of ``call`` that this kind of subject gives nothing to."""
     for parameter in list(signature(subject.call).parameters.values())[subject.by_place :] if subject.gives else ():
-        if parameter.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
-            check_name(f"a parameter of call for a {type(subject).__name__}", parameter.name, subject.gives)
+        if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD) or parameter.name in subject.gives:
+            continue
+        what, name = f"a parameter of call for a {type(subject).__name__}", parameter.name
+        usual = next((ours for ours in USUAL.get(name, ()) if ours in subject.gives), None)
+        if usual is not None:
+            raise ValueError(
+                f"{what} must be one of {', '.join(subject.gives)}, got {name!r} (did you mean {usual!r}?)"
+            )
+        check_name(what, name, subject.gives)
 
 
 def _that_runs(subject: Subject) -> tuple[Subject, str]:
     """The subject in float64, or in float32 where it cannot be run in that, or gives what is not finite there alone,
     and why. ValueError where it cannot be run."""
-    single = replace(subject, dtype=torch.float32)
+    single, batch = replace(subject, dtype=torch.float32), _small(subject)
+    out: Any  # whatever call gives
     try:
         with quiet():
-            out = subject.run(subject.make(), _small(subject))
+            out = subject.run(subject.make(), batch)
     except Exception as error:
         if subject.dtype == torch.float64:
             return _that_runs(single)[0], f"run in float32: in float64 it raises {described(error)}"
-        said = f"the subject does not run: {described(error)}. call is given what its parameters name"
-        raise ValueError(said) from error
-    if not isinstance(out, torch.Tensor) or out.dim() < 3:
-        came = f"one of shape {tuple(out.shape)}" if isinstance(out, torch.Tensor) else type(out).__name__
-        raise ValueError(f"call must give a tensor (rows, tokens, …), got {came}")
+        raise ValueError(f"the subject does not run: {described(error)}. {_given_to(subject, batch)}") from error
+    if not isinstance(out, torch.Tensor):
+        way_out = ": end it with `return output`, or let it take a `cache`, if the second is one" * isinstance(
+            out, tuple
+        )
+        raise ValueError(f"call must give a tensor (rows, tokens, …), got {kind_of(out)}{way_out}")
+    if out.dim() < 3:
+        raise ValueError(f"call must give a tensor (rows, tokens, …), got one of shape {tuple(out.shape)}")
+    expected = (len(batch.ids), batch.tokens)
+    if out.shape[:2] != expected:
+        turned = out.shape[:2] == expected[::-1]
+        way_out = (
+            "end it with `return output.transpose(0, 1)`" if turned else "each token of x has an output of its own"
+        )
+        raise ValueError(
+            f"call must give (rows, tokens, …), here {expected} and more, got {tuple(out.shape)}: {way_out}"
+        )
     if subject.dtype == torch.float64:
-        for batch in (_small(subject), *_with_padding(subject)):
-            if _is_finite(subject, batch) is False and _is_finite(single, batch):
+        for other in (batch, *_with_padding(subject)):
+            if _is_finite(subject, other) is False and _is_finite(single, other):
                 return single, "run in float32: in float64 some of the outputs are not finite"
     return subject, ""
 
@@ -204,6 +254,37 @@ def _alike(first: torch.Tensor, second: torch.Tensor) -> bool:
     otherwise."""
     numbers = first.is_floating_point() and first.numel() > 0
     return equal(first, second) or (numbers and near(first, second, 2**-20 * float(first.detach().abs().max())).ok)
+
+
+def _given_to(subject: Subject, batch: Batch) -> str:
+    """What call was given where it failed, and what to say otherwise."""
+    if isinstance(subject, Bias):
+        return _heads_of(subject, batch)
+    if isinstance(subject, Rotary | Attention):
+        return (
+            f"Its vectors are (rows, heads, tokens, head_dim) with heads={subject.heads} and "
+            f"head_dim={subject.head_dim}, as the subject claims"
+        )
+    if subject.needs("grid"):
+        return (
+            "Where a row has no grid, `grid` is None: give it a default, the shape that so many tokens have by itself"
+        )
+    x = "ids (rows, tokens)" if isinstance(subject, Model) else f"(rows, tokens, {getattr(subject, 'dim', 'dim')})"
+    return f"x is {x}, as the subject claims, and call is given what its parameters name"
+
+
+def _heads_of(subject: Bias, batch: Batch) -> str:
+    """How many heads a bias has, and with how many it is run."""
+    places = subject.places(batch)
+    try:
+        with quiet():
+            shape = tuple(subject.bias(subject.make(), places, places).shape)
+    except Exception:
+        return "call is given what its parameters name, and gives (heads, queries, keys)"
+    return (
+        f"A bias is run with heads={subject.heads} unless the subject says otherwise, and call gives {shape}: claim "
+        f"`heads={shape[1]}`, or build it with {subject.heads} in `options`"
+    )
 
 
 @contextlib.contextmanager

@@ -12,15 +12,32 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from posenc.conformance.run import FINDING, NOT_APPLICABLE, PASSED, UNFINISHED, Finding, Report, Result
+from posenc.conformance.run import (
+    FINDING,
+    NOT_APPLICABLE,
+    NOT_CHECKED,
+    PASSED,
+    UNFINISHED,
+    Finding,
+    Report,
+    Result,
+)
 from posenc.conformance.standalone import given
+from posenc.conformance.trial import Check, Trial, slug
 from posenc.workbench.machine import versions
 from posenc.workbench.page import page
 
-VERSION = 1  # of the data
+VERSION = 2  # of the data: since 2, what is not checked is not ok
 # The worst first.
-STYLES = {FINDING: "bold red", UNFINISHED: "bold yellow", PASSED: "green", NOT_APPLICABLE: "dim"}
-SIGNS = {FINDING: "✗", UNFINISHED: "?", PASSED: "✓", NOT_APPLICABLE: "–"}
+STYLES = {
+    FINDING: "bold red",
+    UNFINISHED: "bold yellow",
+    NOT_CHECKED: "bold yellow",
+    PASSED: "green",
+    NOT_APPLICABLE: "dim",
+}
+SIGNS = {FINDING: "✗", UNFINISHED: "?", NOT_CHECKED: "!", PASSED: "✓", NOT_APPLICABLE: "–"}
+LINE = 120  # characters of an input that are shown; the data has it whole
 Data = dict[str, Any]
 
 
@@ -51,7 +68,8 @@ def as_json(data: Data) -> str:
 
 
 def as_junit(data: Data) -> str:
-    """JUnit's XML: a suite for each subject, a case for each check. Not applicable is skipped, unfinished an error."""
+    """JUnit's XML: a suite for each subject, a case for each check and for each claim that is not checked. Not
+    applicable is skipped. Unfinished and not checked are errors: nothing was found to be wrong, and nothing passed."""
     root = ElementTree.Element("testsuites", name="posenc check")
 
     def element(parent: ElementTree.Element, tag: str, **named: str) -> ElementTree.Element:
@@ -63,10 +81,10 @@ def as_junit(data: Data) -> str:
             root,
             "testsuite",
             name=name,
-            tests=str(len(subject["results"]) + len(not_run)),
+            tests=str(len(subject["results"]) + len(not_run) + len(subject["not_checked"])),
             failures=str(counts.get(FINDING, 0)),
-            errors=str(counts.get(UNFINISHED, 0) + len(not_run)),
-            skipped=str(counts.get(NOT_APPLICABLE, 0)),
+            errors=str(counts.get(UNFINISHED, 0) + len(not_run) + len(subject["not_checked"])),
+            skipped=str(sum(result["status"] in (NOT_APPLICABLE, NOT_CHECKED) for result in subject["results"])),
             time=f"{sum(result['seconds'] for result in subject['results']):.3f}",
         )
         for result in subject["results"]:
@@ -74,11 +92,15 @@ def as_junit(data: Data) -> str:
             case = element(suite, "testcase", classname=name, name=heading, time=f"{result['seconds']:.3f}")
             for trial, found in findings_of(result):
                 message = f"{trial['name']}: expected {found['expected']}, came {found['came']}"
-                element(case, "failure", type="finding", message=message).text = _xml(finding_text(result, trial))
+                text = finding_text(name, result, trial)
+                element(case, "failure", type="finding", message=message).text = _xml(text)
             if result["status"] == UNFINISHED:
                 element(case, "error", type=UNFINISHED, message=result["found"])
-            elif result["status"] == NOT_APPLICABLE:
+            elif result["status"] in (NOT_APPLICABLE, NOT_CHECKED):  # the claim has a case of its own, below
                 element(case, "skipped", message=result["reason"])
+        for claim in subject["not_checked"]:
+            case = element(suite, "testcase", classname=name, name=f"claim {claim['said']}")
+            element(case, "error", type=NOT_CHECKED, message=claim["reason"])
         for number in not_run:
             case = element(suite, "testcase", classname=name, name=f"{number}.")
             element(case, "error", type=UNFINISHED, message="not run: interrupted")
@@ -90,7 +112,7 @@ def as_html(data: Data) -> str:
     """One HTML file that needs nothing else: a table of the checks, every finding with its script, and what was tried
     or why it was not."""
     subjects = [{**subject, "counts": _counts(subject)} for subject in data["subjects"]]
-    return page("posenc.conformance", "check.html.j2", data=data, subjects=subjects, signs=SIGNS)
+    return page("posenc.conformance", "check.html.j2", data=data, subjects=subjects, signs=SIGNS, shortened=shortened)
 
 
 def findings_of(result: Data) -> list[tuple[Data, Data]]:
@@ -98,16 +120,23 @@ def findings_of(result: Data) -> list[tuple[Data, Data]]:
     return [(trial, trial["finding"]) for trial in result["trials"] if trial["finding"] is not None]
 
 
-def finding_text(result: Data, trial: Data) -> str:
-    """A finding as plain text, with its script."""
+def finding_text(name: str, result: Data, trial: Data) -> str:
+    """A finding of the subject of that name as plain text, with its script."""
     lines = {**_about_finding(trial["finding"]), **_about_check(result)}
-    said = [f"{name}: {text}" for name, text in lines.items()]
-    head = f"{result['number']}. {result['name']}, {trial['name']}"
+    said = [f"{label}: {text}" for label, text in lines.items()]
+    head = f"{name}: {result['number']}. {result['name']}, {trial['name']}"
     return "\n".join([head, *said, "", "A script that repeats it without posenc:", "", trial["finding"]["script"]])
 
 
 def _about_finding(found: Data) -> dict[str, str]:
-    return {"expected": found["expected"], "came": found["came"], "smallest input": found["input"]}
+    remedy = {"what to do": found["remedy"]} if found["remedy"] else {}
+    said = {"expected": found["expected"], "came": found["came"]}
+    return said | remedy | {"smallest input": shortened(found["input"])}
+
+
+def shortened(text: str) -> str:
+    """An input in a line; where it is longer, its beginning, and where it is whole."""
+    return text if len(text) <= LINE else f"{text[:LINE]} … (whole in report.json, and in the script)"
 
 
 def _about_check(result: Data) -> dict[str, str]:
@@ -116,8 +145,9 @@ def _about_check(result: Data) -> dict[str, str]:
 
 
 def summary(subject: Data) -> str:
-    """How many checks ended how."""
-    words = {FINDING: "with findings"}
+    """How many checks ended how, and how many claims are not checked."""
+    one = len(subject["not_checked"]) == 1
+    words = {FINDING: "with findings", NOT_CHECKED: "claim not checked" if one else "claims not checked"}
     parts = [f"{count} {words.get(status, status)}" for status, count in _counts(subject).items()]
     return ", ".join(parts + [f"{len(subject['not_run'])} not run" for _ in subject["not_run"][:1]])
 
@@ -139,6 +169,9 @@ def shown(subject: Data, places: Mapping[str, str], quiet: bool = False) -> Rend
             status = Text(result["status"], style=STYLES[result["status"]])
             seconds = f"{result['seconds']:.1f}"
             table.add_row(str(result["number"]), Text(result["name"]), status, _plain(result["found"]), seconds)
+        for claim in subject["not_checked"]:
+            status = Text(NOT_CHECKED, style=STYLES[NOT_CHECKED])
+            table.add_row("", _plain(f"claim {claim['said']}"), status, _plain(claim["reason"]))
         parts.append(table)
     parts += [_shown_findings(subject, result, places) for result in subject["results"] if result["status"] == FINDING]
     said = [summary(subject), *([note] if (note := subject["settings"].get("note")) else [])]
@@ -171,13 +204,14 @@ def _subject(report: Report, folder: str) -> Data:
         "claims": _jsonable(given(subject)),
         "settings": _jsonable(report.settings),
         "results": [_result(result, folder) for result in report.results],
+        "not_checked": [_jsonable(vars(claim)) for claim in report.not_checked],
         "not_run": _missing(report),
     }
 
 
 def _result(result: Result, folder: str) -> Data:
     entry = result.check
-    files = [f"{folder}{entry.number}-{slug(trial.name)}.py" for trial in result.trials]
+    pairs = list(zip(entry.trials, result.trials, strict=True))
     data: Data = {
         **{name: getattr(entry, name) for name in ("number", "name", "rule", "why")},
         "status": result.status,
@@ -185,8 +219,8 @@ def _result(result: Result, folder: str) -> Data:
         "seconds": round(result.seconds, 3),
         "threads": result.threads,
         "trials": [
-            {**vars(trial), "finding": trial.finding and _finding(trial.finding, file)}
-            for trial, file in zip(result.trials, files, strict=True)
+            {**vars(end), "finding": end.finding and _finding(end.finding, entry, trial, folder)}
+            for trial, end in pairs
         ],
     }
     return {**data, "found": _found(data)}
@@ -202,7 +236,7 @@ def _found(result: Data) -> str:
     if said:
         more = {what: f" and {len(names) - 1} more" * (len(names) > 1) for what, names in said.items()}
         return "; ".join(f"{names[0]}{more[what]}: {what}" for what, names in said.items())
-    if result["status"] == NOT_APPLICABLE:
+    if result["status"] in (NOT_APPLICABLE, NOT_CHECKED):
         return str(result["reason"])
     left_out = sum(trial["status"] == NOT_APPLICABLE for trial in result["trials"])
     cases = sum(trial["cases"] for trial in result["trials"])
@@ -216,7 +250,7 @@ def _found(result: Data) -> str:
     return "; ".join(words + [f"{', '.join(names)}: {note}" for note, names in noted.items()])
 
 
-def _finding(finding: Finding, file: str) -> Data:
+def _finding(finding: Finding, entry: Check, trial: Trial, folder: str) -> Data:
     batch = given(finding.batch)
     return {
         "expected": finding.expected,
@@ -224,14 +258,10 @@ def _finding(finding: Finding, file: str) -> Data:
         "input": ", ".join(f"{name}={value!r}" for name, value in (batch | finding.values).items()),
         "batch": _jsonable(batch),
         "values": _jsonable(finding.values),
-        "file": file,
+        "remedy": entry.remedy_of(trial),
+        "file": folder + entry.script_of(trial.name),
         "script": finding.script,
     }
-
-
-def slug(text: str) -> str:
-    """The words of a text, for a name of a file."""
-    return "-".join(re.findall(r"[a-z0-9]+", text.lower()))
 
 
 def _home(part: Any) -> str:
@@ -244,8 +274,9 @@ def _missing(report: Report) -> list[int]:
 
 
 def _counts(subject: Data) -> dict[str, int]:
-    """How many checks ended how, the worst first."""
-    found = Counter(result["status"] for result in subject["results"])
+    """How many checks ended how, the worst first; not checked are claims."""
+    found = Counter(result["status"] for result in subject["results"] if result["status"] != NOT_CHECKED)
+    found[NOT_CHECKED] = len(subject["not_checked"])
     return {status: found[status] for status in STYLES if found[status]}
 
 

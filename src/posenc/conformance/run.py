@@ -18,14 +18,15 @@ from posenc.conformance.ends import unclaimed_end
 from posenc.conformance.outcome import Outcome, described, outcome_of
 from posenc.conformance.prepare import prepared, quiet
 from posenc.conformance.shrink import shrink
-from posenc.conformance.standalone import script
+from posenc.conformance.standalone import given, script
 from posenc.conformance.subjects import Batch, NotApplicableError, Subject
 from posenc.conformance.threads import THREADS
-from posenc.conformance.trial import LENGTHS, LONGEST, Case, Check, Plan, Trial
+from posenc.conformance.trial import LENGTHS, LONGEST, NOTHING_TO_DO, Case, Check, NotCheckedError, Plan, Trial
 from posenc.workbench.progress import Progress
 
 PASSED, FINDING, NOT_APPLICABLE, UNFINISHED = "passed", "finding", "not applicable", "unfinished"
 LONG = Case(Batch([[0] * 24]))  # as far as a plan's own runs reach
+NOT_CHECKED = "not checked"
 SECONDS = 60.0  # for each check
 SHRINK_SHARE = 0.5  # of those, how long a finding is made smaller
 GRACE = 5.0  # seconds beyond them in which a case that has begun may end by itself
@@ -46,7 +47,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """How one trial of a check ended: "passed" after so many cases, "finding", "not applicable" or "unfinished"."""
+    """How one trial of a check ended: "passed" after so many cases, "finding", "unfinished", "not checked" where what
+    it would try ought to be claimed, or "not applicable"."""
 
     name: str
     status: str
@@ -67,12 +69,12 @@ class Result:
     @property
     def status(self) -> str:
         found = {trial.status for trial in self.trials}
-        return next(status for status in (FINDING, UNFINISHED, PASSED, NOT_APPLICABLE) if status in found)
+        return next(status for status in (FINDING, UNFINISHED, PASSED, NOT_CHECKED, NOT_APPLICABLE) if status in found)
 
     @property
     def reason(self) -> str:
         """Why trials were not applicable, or did not finish."""
-        return "; ".join(dict.fromkeys(trial.reason for trial in self.trials if trial.reason))
+        return _said_of([trial.reason for trial in self.trials if trial.reason])
 
     @property
     def threads(self) -> list[str]:
@@ -89,6 +91,17 @@ class Interrupted(KeyboardInterrupt):
 
 
 @dataclass(frozen=True)
+class NotChecked:
+    """A claim that no trial could try, or that ought to be made: ``said`` such as "compiles=True", why each trial of it
+    could not, and the checks that these are of."""
+
+    claim: str
+    said: str
+    reason: str
+    checks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Report:
     """What the checks said of a subject, and with what they were run."""
 
@@ -99,13 +112,48 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether every check passed or is not applicable."""
-        return all(result.status in (PASSED, NOT_APPLICABLE) for result in self.results)
+        """Whether every check passed or is not applicable, and every claim was tried."""
+        return not self.not_checked and all(result.status in (PASSED, NOT_APPLICABLE) for result in self.results)
+
+    @property
+    def not_checked(self) -> list[NotChecked]:
+        """The claims that no trial could try, of those all of whose checks were run."""
+        claimed = {name: value for name, value in given(self.subject).items() if value is not None}
+        ended = {result.check.number: result.trials for result in self.results}
+        found = []
+        for claim, tried in _trials_by_claim().items():
+            numbers = tuple(sorted({entry.number for entry, _ in tried}))
+            if not set(numbers) <= set(ended):
+                continue
+            trials = [(entry.trials[index], ended[entry.number][index]) for entry, index in tried]
+            asked = [end for trial, end in trials if end.status == NOT_CHECKED and trial.claims[0] == claim]
+            silent = all(end.status in (NOT_CHECKED, NOT_APPLICABLE) for _, end in trials)
+            if asked or (claim in claimed and silent):
+                said = f"{claim}={shown(claimed[claim])}" if claim in claimed else claim
+                reason = _said_of([end.reason for end in asked or [end for _, end in trials]])
+                found.append(NotChecked(claim, said, reason, numbers))
+        return found
 
     @property
     def findings(self) -> list[tuple[Check, TrialResult]]:
         """Every finding, with its check."""
         return [(r.check, trial) for r in self.results for trial in r.trials if trial.finding is not None]
+
+
+def _said_of(reasons: list[str]) -> str:
+    """Each reason once; where something can be done, those alone that say what."""
+    helpful = [reason for reason in reasons if not reason.startswith(NOTHING_TO_DO)]
+    return "; ".join(dict.fromkeys(helpful or reasons))
+
+
+def _trials_by_claim() -> dict[str, list[tuple[Check, int]]]:
+    """The trials that try each claim: their checks, and which of its trials they are."""
+    found: dict[str, list[tuple[Check, int]]] = {}
+    for entry in CHECKS:
+        for index, trial in enumerate(entry.trials):
+            for claim in trial.claims:
+                found.setdefault(claim, []).append((entry, index))
+    return found
 
 
 def check(
@@ -119,7 +167,7 @@ def check(
     seconds: float = SECONDS,
     progress: Progress | None = None,
 ) -> Report:
-    """Runs the checks of these numbers (None: all twenty) on a subject.
+    """Runs the checks of these numbers (None: all) on a subject.
 
     The same subject, settings and seed give the same report, as far as no check runs out of its ``seconds``: it is then
     "unfinished", which is no pass. ``lengths`` are the tokens of a row in most trials, and ``longest`` bounds them all.
@@ -207,6 +255,8 @@ def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> T
                     _make_smaller(trial, plan, found, stop)
                     break
                 done += 1
+    except NotCheckedError as error:
+        return TrialResult(trial.name, NOT_CHECKED, 0, str(error))
     except NotApplicableError as error:
         reasons.append(str(error))
     except _TimeIsUp:
@@ -227,7 +277,9 @@ def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> T
         return TrialResult(trial.name, FINDING, done + 1, "", _finding(entry, trial, plan, name, *found[-1]))
     if done:
         return TrialResult(trial.name, PASSED, done)
-    return TrialResult(trial.name, NOT_APPLICABLE, 0, "; ".join(dict.fromkeys(reasons)) or "there is no case of it")
+    return TrialResult(
+        trial.name, NOT_APPLICABLE, 0, "; ".join(dict.fromkeys(reasons)) or "nothing to do: there is no case of it"
+    )
 
 
 def _tried(trial: Trial, plan: Plan, case: Case) -> tuple[Case, Outcome]:
@@ -255,9 +307,10 @@ def _make_smaller(trial: Trial, plan: Plan, found: list[tuple[Case, Outcome]], u
 
 
 def _finding(entry: Check, trial: Trial, plan: Plan, name: str, case: Case, found: Outcome) -> Finding:
-    heading = f"{name}: check {entry.number}, {entry.name}, {trial.name}\n{entry.rule}"
+    heading = [f"{name}: check {entry.number}, {entry.name}, {trial.name}", entry.rule]
+    heading += [f"What to do: {remedy}"] if (remedy := entry.remedy_of(trial)) else []
     with quiet():
-        made = script(plan.subject, trial, case, heading)
+        made = script(plan.subject, trial, case, "\n".join(heading), entry.script_of(trial.name))
     return Finding(found.expected, found.came, case.batch, dict(case.values), made)
 
 

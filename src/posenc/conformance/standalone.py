@@ -1,25 +1,29 @@
 """A finding as a script: the files that found it, one after the other, so that it runs without them.
 
-Plain files of this package, which import nothing else of it, come first, without their imports of one another; of a
-check, what stands above its cases. The subject's own files are imported; the script holds the text of those that import
-posenc.conformance, in whose place the script itself is imported.
+Plain files of this package, which import nothing else of it, come first: of each what the trial and the subject use,
+of a check what stands above its cases. The subject's own files are imported; the script holds the text of those that
+import posenc.conformance, in whose place the script itself is imported.
 """
 
 import ast
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from enum import Enum
+from functools import cache
 from importlib.machinery import ModuleSpec
+from importlib.metadata import packages_distributions
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import torch
 
 from posenc.conformance import HOMES
-from posenc.conformance.repeat import repeat
+from posenc.conformance.repeat import hold, part_of, repeat, stand_in
+from posenc.conformance.shorten import needed
 from posenc.conformance.subjects import Batch, Subject
 from posenc.conformance.trial import Case, Trial
 
@@ -34,18 +38,24 @@ PLAIN += [f"{OWN}.{name}" for name in ("influence", "rasters", "tables")]
 PLAIN += [f"{OWN}.transformers_calls", "posenc.workbench.memory"]
 
 
-def script(subject: Subject, trial: Trial, case: Case, heading: str) -> str:
+def script(subject: Subject, trial: Trial, case: Case, heading: str, file: str = "finding.py") -> str:
     """A Python script that runs one trial on one case: it prints what was expected and what came, and exits with 1
-    where they differ. ``heading`` is what it says of itself at its beginning.
+    where they differ. ``heading`` is what it says of itself at its beginning, ``file`` what it is to be called.
 
     Raises ValueError as `check_sources` does.
     """
     claims, batch = given(subject), given(case.batch)
     claims = {name: value for name, value in claims.items() if name not in ORACLES}
     files = _Files()
-    for part in (*_parts([subject.build, subject.call, claims, case.values]), *type(subject).__mro__, trial.function):
+    used: list[Any] = [
+        *_parts([subject.build, subject.call, claims, case.values]),
+        type(subject),
+        Batch,
+        trial.function,
+    ]
+    used += [repeat, stand_in, hold, part_of]
+    for part in (*used, *type(subject).__mro__):
         files.add(part.__module__)
-    files.add(repeat.__module__)
 
     def arguments(values: dict[str, Any]) -> list[str]:
         return [f"{key}={literal(value, key)}" for key, value in values.items()]
@@ -53,10 +63,14 @@ def script(subject: Subject, trial: Trial, case: Case, heading: str) -> str:
     values = arguments(dict(case.values))
     lines = [
         f"{MARK}.",
-        *(f"# {line}".rstrip() for line in heading.splitlines()),
+        *(f"# {line}".rstrip() for said in heading.splitlines() for line in wrap(said, 118)),
+        "#",
+        f"# To run it: python {file}",
         f"# It needs {', '.join(files.needs())}.",
+        *(["# To install them: pip install " + " ".join(installed)] if (installed := files.installed()) else []),
+        "# Exit codes: 1 while the finding is there, 0 when it is gone, 2 where it does not apply.",
         "",
-        *files.lines(),
+        *files.lines({part.__name__ for part in used if _is_plain(part.__module__)}),
         "",
         f"subject = {_written(type(subject))}(",
         *(f"    {line}," for line in arguments({"build": subject.build, "call": subject.call, **claims})),
@@ -184,14 +198,22 @@ class _Files:
 
     def needs(self) -> list[str]:
         """What must be installed, or lie where it lies now."""
-        names = dict.fromkeys(name.split(".")[0] for name in ("torch", *self._imported))
-        found = [name for name in names if _spec(name) is not None]
-        return [f"{name} from {_folder(name)}" if _folder(name) else name for name in found]
+        return [f"{name} from {_folder(name)}" if _folder(name) else name for name in self._packages()]
 
-    def lines(self) -> Iterator[str]:
-        """The texts, and what lets them be imported."""
-        for module, text in self._plain.items():
-            yield from [_line(f"{module.replace('.', '/')}.py"), "", *_without_own_imports(text), "", ""]
+    def installed(self) -> list[str]:
+        """What pip is to be asked for: the names under which packages that are imported are published."""
+        found = [name for name in self._packages() if not _folder(name)]
+        return list(dict.fromkeys(_published().get(name, [name])[0] for name in found))
+
+    def _packages(self) -> list[str]:
+        names = dict.fromkeys(name.split(".")[0] for name in ("torch", *self._imported))
+        return [name for name in names if _spec(name) is not None]
+
+    def lines(self, roots: set[str]) -> Iterator[str]:
+        """The texts, of the plain ones what the roots need, and what lets them be imported."""
+        roots = roots.union(*(_own_names(text) for text in self._held.values()))
+        for module, text in needed(self._plain, roots).items():
+            yield from [_line(f"{module.replace('.', '/')}.py"), "", text, "", ""]
         yield from [_line("the subject"), "", f"stand_in({', '.join(map(repr, self._stand_ins))})"]
         if own := [name for name in self._imported if name.split(".")[0] == "posenc"]:
             yield f"stand_in_unless_here({', '.join(map(repr, own))})"
@@ -247,6 +269,12 @@ def _imported_by(module: str, text: str) -> Iterator[str]:
                     yield inner
 
 
+@cache
+def _published() -> Mapping[str, list[str]]:
+    """The names under which packages are published, by those that they are imported by; it takes a second to read."""
+    return packages_distributions()
+
+
 def _spec(package: str) -> ModuleSpec | None:
     """Where a package is found; None for one that is not, of Python itself, or made without a file."""
     try:
@@ -267,10 +295,14 @@ def _line(title: str) -> str:
     return f"# -- {title} ".ljust(120, "-")
 
 
-def _without_own_imports(text: str) -> list[str]:
-    text = text.strip()
-    gone: set[int] = set()
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("posenc."):
-            gone |= set(range(node.lineno, (node.end_lineno or 0) + 1))
-    return [line for number, line in enumerate(text.split("\n"), 1) if number not in gone]
+def _own_names(text: str) -> set[str]:
+    """The names that a file may take from this package: those that it imports from it, and all that it asks of a
+    module, which may be this one."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.ImportFrom):
+            names = {alias.name for alias in node.names}
+            found |= {*names, *HOMES} if "*" in names else names
+    return found

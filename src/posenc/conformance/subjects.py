@@ -260,7 +260,7 @@ class Subject:
     def partial(self, made: Any, batch: Batch, lse: bool = True) -> tuple[Tensor, Tensor]:
         """The output (rows, heads, queries, head_dim), and, where ``lse`` asks for it, the log-sum-exp (rows, heads,
         queries)."""
-        raise NotApplicableError("call gives no log-sum-exp, so parts of the keys cannot be merged")
+        raise NotApplicableError("let call take `return_lse`, for parts of the keys cannot be merged")
 
     def vectors(self, batch: Batch, size: int, which: int = 0) -> Tensor:
         """A vector for each token, the same wherever the token stands: (rows, tokens, size)."""
@@ -283,7 +283,7 @@ class Subject:
         """NotApplicableError where the batch has positions and ``call`` takes none."""
         if batch.positions is not None:
             line = torch.arange(batch.tokens, device=self.device).expand(len(batch.ids), -1)
-            require(torch.equal(self.places(batch), line), f"call takes no {what}")
+            require(torch.equal(self.places(batch), line), f"let call take `{what}` (rows, tokens)")
 
     def visible(self, batch: Batch) -> Tensor:
         """Which token sees which, (rows, tokens, tokens)."""

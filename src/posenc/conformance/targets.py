@@ -87,6 +87,8 @@ def _of_schemes(names: str, dim: int | None, claims: Mapping[str, Any]) -> Subje
         )
     laws = entries[0].laws if len(entries) == 1 else frozenset()
     relative = True if Law.RELATIVE in laws else False if Law.ABSOLUTE in laws else None
+    if COUNTING & {entry.name for entry in entries}:
+        relative = None
     ends = not relative and any("max_positions" in inspect.signature(entry.scheme).parameters for entry in entries)
     order_free = all(Law.ORDER_FREE in entry.laws or entry.name in COUNTING for entry in entries)
     claimed: dict[str, Any] = {"relative": relative, "order_free": order_free}

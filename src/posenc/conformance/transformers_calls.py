@@ -33,7 +33,7 @@ def decode_packed(
     """A decoder that takes a position which does not go up by one for the beginning of a document."""
     if document is None or len(set(document.flatten().tolist()) - {PADDING}) < 2:
         return decode_with_positions(model, ids, positions, padding, cache)
-    known = "packed documents are known by positions alone"
+    known = "nothing to do: packed documents are known by positions alone"
     if positions is None or cache is not None or (document == PADDING).any():
         raise NotApplicableError(f"{known}: with no padding, and no cache")
     starts, jumps = document.diff(dim=-1) != 0, positions.diff(dim=-1) != 1

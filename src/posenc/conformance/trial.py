@@ -1,6 +1,7 @@
 """Checks, the trials they are made of, and the plan by which trials choose their cases."""
 
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -10,21 +11,34 @@ import torch
 from torch import Tensor
 
 from posenc.conformance.outcome import Outcome, Outcomes
-from posenc.conformance.subjects import PADDING, VOCABULARY, Batch, Subject, require
+from posenc.conformance.subjects import PADDING, VOCABULARY, Batch, NotApplicableError, Subject, require
 
 LENGTHS = (1, 3, 8, 23)  # unlucky sizes: of one token, odd, fewer and more than the channels of a head
 LONGEST = 1025
 FAR = 2**20  # how far rotations are followed: what follows from float32 phases is then half a radian
 
-LACKS = {
-    "positions": "takes no positions of each token",
-    "padding": "takes no padding",
-    "document": "takes no document of each token",
-    "order": "takes no order, so causality goes by the index",
-    "cache": "takes no cache",
-    "queries": "takes no memory, so queries are the keys",
-    "lse": "gives no log-sum-exp, so parts of the keys cannot be merged",
+NOTHING_TO_DO = "nothing to do:"  # how the reason begins where no claim and no parameter would help
+LACKS = {  # what call is to take, by what it then can
+    "positions": "let call take `positions` (rows, tokens)",
+    "padding": "let call take `padding` (rows, tokens)",
+    "document": "let call take `document` (rows, tokens)",
+    "order": "let call take `order` (rows, tokens), for causality goes by the index",
+    "cache": "let call take a `cache`, and give it back",
+    "queries": "let call take `memory` (rows, keys, dim), for queries are the keys",
+    "lse": "nothing to do: a layer gives no log-sum-exp, so parts of the keys cannot be merged",
 }
+# Of those between queries and keys, which are given more than `Layer` is.
+LACKS_OF_HEADS = {
+    "positions": "let call take `query_positions` and `key_positions` (rows, tokens)",
+    "padding": "let call take `visible`, or `query_document` and `key_document`",
+    "document": "let call take `visible`, or `query_document` and `key_document`",
+    "order": "let call take `visible`, or `query_order` and `key_order`",
+    "lse": "let call take `return_lse`, for parts of the keys cannot be merged",
+}
+
+
+class NotCheckedError(NotApplicableError):
+    """What a trial would try is not claimed, and must not be passed over in silence: the message says what to claim."""
 
 
 class Case(NamedTuple):
@@ -40,7 +54,9 @@ class Trial:
 
     ``cases(plan, **kind)`` gives what it is tried on, the smallest first, or raises `NotApplicableError` with the
     reason. ``oracle(subject, batch, **values)`` gives further values, what posenc says of this very batch as plain
-    numbers: a smaller batch is asked for anew, and a script holds the last answer.
+    numbers: a smaller batch is asked for anew, and a script holds the last answer. ``claims``: the fields of the
+    subject that it tries, one of which must be tried by one of its trials where it is made. ``remedy``: what to do
+    about a finding, where that is not what its check says.
     """
 
     name: str
@@ -48,11 +64,14 @@ class Trial:
     cases: Callable[..., Iterator[Case]]
     kind: Mapping[str, Any] = field(default_factory=dict)
     oracle: Callable[..., Mapping[str, Any]] | None = None
+    claims: tuple[str, ...] = ()
+    remedy: str = ""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One of the twenty checks: what must hold, why it matters, and which known pains it ends (see `threads`)."""
+    """One of the checks: what must hold, why it matters, which known pains it ends (see `threads`), and what to do
+    where it finds something."""
 
     number: int
     name: str
@@ -60,6 +79,20 @@ class Check:
     why: str
     pains: tuple[int, ...]
     trials: tuple[Trial, ...]
+    remedy: str = ""
+
+    def remedy_of(self, trial: Trial) -> str:
+        """What to do about a finding of this trial."""
+        return trial.remedy or self.remedy
+
+    def script_of(self, trial_name: str) -> str:
+        """The name of the script of a finding."""
+        return f"{self.number}-{slug(trial_name)}.py"
+
+
+def slug(text: str) -> str:
+    """The words of a text, for a name of a file."""
+    return "-".join(re.findall(r"[a-z0-9]+", text.lower()))
 
 
 @dataclass(frozen=True)
@@ -152,13 +185,18 @@ class Plan:
     def require_that_it_can(self, *needs: str) -> None:
         """NotApplicableError unless the subject can all of these (see `Subject.can`)."""
         for what in needs:
-            require(self.subject.can(what), f"call {LACKS[what]}")
+            require(self.subject.can(what), self.lacks(what))
         if "positions" in needs:
-            require(self.shows_positions, "outputs do not go by positions")
+            require(self.shows_positions, "give it a `jitter`, for its outputs do not go by positions")
+
+    def lacks(self, what: str) -> str:
+        """How call is to be written, so that the subject can do this."""
+        between = "query_positions" in self.subject.gives
+        return (LACKS_OF_HEADS if between else {}).get(what, LACKS[what])
 
     def require_a_cache(self) -> None:
         """NotApplicableError unless there is one, of a subject that can have one."""
-        require(self.subject.causal, "it is not causal: tokens see those after them, which no cache has yet")
+        require(self.subject.causal, "nothing to do: what is not causal sees later tokens, which no cache has yet")
         self.require_that_it_can("cache")
 
     def require_any_queries(self) -> None:
@@ -166,7 +204,10 @@ class Plan:
         self.require_that_it_can("queries", "positions")
         # A layer is given the order of the tokens of x alone, and none of its memory.
         ordered = self.subject.can("order") and not self.subject.takes("memory")
-        require(not self.subject.causal or ordered, "it is causal, and cannot be given the order of its tokens")
+        require(
+            not self.subject.causal or ordered,
+            "let call take the order of queries and keys, for causality goes by the index",
+        )
 
     # -- how near is near ---------------------------------------------------------------------------------------------
 
@@ -207,7 +248,10 @@ class Plan:
         """
         out, tolerance = self._run[0], self.rounding(highest)
         spread = _most(out - out.mean(1, keepdim=True)) if out.isfinite().all() else _most(out)
-        hidden = f"outputs differ by {spread:.2g} from token to token, of which rounding hides {tolerance:.2g}"
+        hidden = (
+            f"give it a `jitter`, or larger weights: outputs differ by {spread:.2g} from token to token, of which "
+            f"rounding hides {tolerance:.2g}"
+        )
         require(not (out.size(1) > 1 and tolerance > spread / 4), hidden)
         return tolerance
 

@@ -78,7 +78,7 @@ def line_of_the_first_row(made: list[float], query_positions: Tensor, key_positi
     return line(made, query_positions[:1], key_positions[:1])
 
 
-ALIBI = Bias(build=slopes, call=line, relative=True)
+ALIBI = Bias(build=slopes, call=line, relative=True, slopes=(0.5, 0.25, 0.125))
 TABLE = Bias(build=Table, call=look_up, causal=True)
 SHIFTED = Bias(build=Table, call=look_up_and_shift, causal=True)
 

@@ -190,7 +190,7 @@ def _rows(plan: Plan, claim: bool) -> Iterator[Case]:
 MORE = (
     6,
     (
-        Trial("along the index, relative", scores_go_by_the_distance, _rows, {"claim": True}),
-        Trial("along the index, absolute", something_is_absolute, _rows, {"claim": False}),
+        Trial("along the index, relative", scores_go_by_the_distance, _rows, {"claim": True}, claims=("relative",)),
+        Trial("along the index, absolute", something_is_absolute, _rows, {"claim": False}, claims=("relative",)),
     ),
 )

@@ -2,16 +2,17 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from inspect import signature
 
 import torch
 
 from posenc.conformance.calls import instead
-from posenc.conformance.checks.configuration import it_is_refused, refusals
+from posenc.conformance.checks.configuration import REFUSED, it_is_refused, refusals
 from posenc.conformance.heads import Bias, Rotary
 from posenc.conformance.like import scheme_of
 from posenc.conformance.outcome import Outcome, Outcomes, near, numbers_in
 from posenc.conformance.subjects import VOCABULARY, Batch, NotApplicableError, Subject, require
-from posenc.conformance.trial import Case, Check, Plan, Trial, texts
+from posenc.conformance.trial import Case, Check, NotCheckedError, Plan, Trial, texts
 from posenc.scheme import bare_parts
 from posenc.schemes.alibi import ALiBi
 
@@ -70,7 +71,7 @@ def later_tokens_do_not_count(subject: Subject, batch: Batch, tolerance: float) 
     """With others in place of the later half of the tokens, the earlier half comes out the same; and with their
     positions further away, where it is told positions."""
     early = batch.tokens // 2
-    require(early, "there is one token, and none later")
+    require(early, "nothing to do: there is one token, and none later")
     ids = [row[:early] + [(token + 7) % VOCABULARY for token in row[early:]] for row in batch.ids]
     before, after = subject.run(subject.make(), batch), subject.run(subject.make(), replace(batch, ids=ids))
     yield "other tokens later", near(before[:, :early], after[:, :early], tolerance)
@@ -84,13 +85,17 @@ def later_tokens_do_not_count(subject: Subject, batch: Batch, tolerance: float) 
 # -- cases -------------------------------------------------------------------------------------------------------------
 
 MOST_HEADS = 64
+LONG = 4097  # tokens
+SLOPES = "Take 2^(-8h/H) for a power of two, else those of the power of two below and every other one of twice as many."
+LATER = "Hide every key after the query before the softmax, and take no sum or mean over a whole row."
 
 
 def _ends(plan: Plan, compiled: bool = False) -> Iterator[Case]:
     subject = plan.subject
-    require(subject.max_positions, "it is not claimed how many positions there are (max_positions)")
-    require(subject.compiles or not compiled, "it is not claimed to compile")
-    require(subject.can("positions") or not subject.on_grids, "each axis has an end of its own, which check 20 tries")
+    require(subject.max_positions, "claim `max_positions=N` where positions have an end")
+    require(subject.compiles or not compiled, "claim `compiles=True` to run this")
+    grids = subject.on_grids and not subject.can("positions")
+    require(not grids, "nothing to do: each axis has an end of its own, which check 20 tries")
     limit = subject.max_positions or 0
     values = {"limit": limit, "compiled": compiled}
     if subject.can("positions"):
@@ -100,19 +105,55 @@ def _ends(plan: Plan, compiled: bool = False) -> Iterator[Case]:
         for p in (limit, limit + 1, -1):
             yield Case(plan.row([p]), values)
     else:
-        require(limit < plan.longest, f"call takes no positions, and a row of {limit + 1} tokens is too long")
+        # Where memory grows with the length alone, a row may be as long as it is where that is tried.
+        longest = max(plan.longest, LONG) if subject.linear_memory else plan.longest
+        require(
+            limit < longest, f"{plan.lacks('positions')}, or run it with `--longest {limit + 1}`, to go past the end"
+        )
         yield Case(plan.text(1, limit + 1), values)
+
+
+HEADS_OPTIONS = ("heads", "num_heads", "n_heads", "n_head", "nheads", "num_attention_heads")  # as build may call it
+
+
+def _heads_of_a_line(subject: Bias, batch: Batch) -> int:
+    """The heads of a bias that takes off the distance times a slope, another for each and none that is learned: ALiBi.
+    Else 0."""
+    places = subject.places(batch)
+    bias = subject.bias(subject.make(), places, places)
+    if subject.axes > 1 or batch.tokens < 4 or bias.requires_grad:
+        return 0
+    came = (bias - bias.diagonal(dim1=-2, dim2=-1)[..., None])[0].double()
+    slopes = came[:, 1:, :-1].diagonal(dim1=-2, dim2=-1)[:, 0]
+    away = (places[0, :, None] - places[0, None, :]).clamp(min=0)
+    off = (came - slopes[:, None, None] * away).tril().abs().max()
+    linear = float(off) <= 2**-20 * float(came.tril().abs().max())  # no number at all is not linear either
+    return len(slopes) if linear and len(slopes.unique()) == len(slopes) > 1 else 0
+
+
+def _ways_out(subject: Bias) -> str:
+    """What to claim, so that slopes are tried at other numbers of heads."""
+    has = {*subject.options, *signature(subject.build).parameters}
+    named = next((name for name in HEADS_OPTIONS if name in has), None)
+    if named is None:
+        return "claim `slopes`, or let build take the number of heads and name it in `heads_option`"
+    return f"claim `heads_option={named!r}`, which names the option that says how many heads there are, or `slopes`"
 
 
 def _slopes(plan: Plan) -> Iterator[Case]:
     subject = plan.subject
-    require(isinstance(subject, Bias), "a bias alone has slopes")
+    require(isinstance(subject, Bias), "nothing to do: a bias alone has slopes")
     assert isinstance(subject, Bias)
-    require(subject.slopes or subject.heads_option, "no slopes are claimed (slopes, heads_option)")
     alibi = subject.like is None or any(isinstance(part, ALiBi) for part in bare_parts(scheme_of(subject)))
-    require(subject.slopes or alibi, "the heads of what it claims to be like are tried as published")
+    require(subject.slopes or alibi, "nothing to do: the heads of what it is `like` are tried in check 21")
     tokens = min(7, plan.limit)
     batch = plan.line(1, tokens) if subject.can("positions") else plan.text(1, tokens)
+    if not (subject.slopes or subject.heads_option):
+        if subject.like is None and (heads := _heads_of_a_line(subject, batch)):
+            raise NotCheckedError(
+                f"{_ways_out(subject)}: it is linear in the distance, and runs with {heads} heads alone"
+            )
+        require(False, "claim `slopes`, or the `heads_option` that ALiBi's go by, if it is linear in the distance")
     if subject.slopes:
         yield Case(batch, {"heads": None})
     for heads in range(1, MOST_HEADS + 1) if subject.heads_option else ():
@@ -120,8 +161,10 @@ def _slopes(plan: Plan) -> Iterator[Case]:
 
 
 def _causal(plan: Plan) -> Iterator[Case]:
-    require(plan.subject.causal, "it is not causal")
-    require(not isinstance(plan.subject, Rotary | Bias), "what is causal around it is this package's own")
+    require(plan.subject.causal, "claim `causal=True` if no token sees those after it")
+    require(
+        not isinstance(plan.subject, Rotary | Bias), "nothing to do: what is causal around it is of the check itself"
+    )
     yield from texts(plan)
     if plan.subject.can("positions") and plan.subject.threshold is None:
         for tokens in plan.sizes_above(1):
@@ -137,11 +180,15 @@ CHECK = Check(
     why="An index past a table wraps around, is clamped, or stops the device; and a batch as long as its rows hides "
     "which is which.",
     pains=(14, 16, 18),
+    remedy="Compare positions with the limit before the look-up, and raise an error with the number; take each size "
+    "from its own axis.",
     trials=(
-        Trial("positions past the end", the_end_is_named, _ends),
-        Trial("positions past the end, compiled", the_end_is_named, _ends, {"compiled": True}),
-        Trial("values that are refused", it_is_refused, refusals, {"known": True}),
-        Trial("slopes", slopes_are_as_published, _slopes),
-        Trial("later tokens", later_tokens_do_not_count, _causal),
+        Trial("positions past the end", the_end_is_named, _ends, claims=("max_positions",)),
+        Trial(
+            "positions past the end, compiled", the_end_is_named, _ends, {"compiled": True}, claims=("max_positions",)
+        ),
+        Trial("values that are refused", it_is_refused, refusals, {"known": True}, claims=("refused",), remedy=REFUSED),
+        Trial("slopes", slopes_are_as_published, _slopes, claims=("slopes", "heads_option"), remedy=SLOPES),
+        Trial("later tokens", later_tokens_do_not_count, _causal, remedy=LATER),
     ),
 )

@@ -122,7 +122,10 @@ def _ragged(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
     plan.require_that_it_can("padding")
     if with_positions:
         plan.require_that_it_can("positions")
-    require(with_positions or plan.subject.takes("padding"), "call takes no padding mask by itself")
+    require(
+        with_positions or plan.subject.takes("padding"),
+        "let call take `padding` (rows, tokens), and find positions by itself",
+    )
     for tokens in plan.sizes:
         prompt = tokens - max(tokens // 4, 1)
         if prompt < 2:
@@ -152,6 +155,7 @@ CHECK = Check(
     why="A new token that is given the wrong position, or a mask that is aligned at the wrong corner, makes a model "
     "generate by other rules than those it was trained by; it still speaks, only worse.",
     pains=(5, 6),
+    remedy="Give new tokens the positions that follow the cached ones, and let their mask end at the lower right.",
     trials=(
         Trial("positions by itself", cached_equals_at_once, _text),
         Trial("with positions", cached_equals_at_once, _text, {"with_positions": True}),
@@ -159,7 +163,7 @@ CHECK = Check(
         Trial("ragged, with a mask alone", cached_equals_at_once, _ragged),
         Trial("with gaps", cached_equals_at_once, _broken),
         Trial("positions told in decoding alone", told_later_equals_at_once, _told_later),
-        Trial("past the window", cached_equals_at_once, _past_the_window),
+        Trial("past the window", cached_equals_at_once, _past_the_window, claims=("window",)),
         Trial("packed documents", cached_equals_at_once, _documents),
     ),
 )

@@ -49,7 +49,7 @@ def compiled_is_eager(subject: Subject, batch: Batch, lengths: list[int], axes: 
             if len(graphs) > MOST:
                 few = f"at most {MOST} compilations for {len(lengths)} lengths"
                 return Outcome(False, few, f"{len(graphs)} for {count} lengths")
-    require(graphs, "torch.compile is switched off, or finds nothing to compile")
+    require(graphs, "unset TORCHDYNAMO_DISABLE, for torch.compile is switched off, or finds nothing to compile")
     return all_is_real(graphs)
 
 
@@ -79,7 +79,7 @@ def compiled_trains_as_eager(subject: Subject, batch: Batch, tokens: int, axes: 
     """The gradients of a compiled call against eager's."""
     text = with_tokens(batch, tokens, axes)
     _, expected = gradients_of(subject, subject.make(), text)
-    require(expected, "nothing in it is trained, and call takes no vectors")
+    require(expected, "nothing to do: nothing in it is trained, and call takes no vectors")
     with compiled(subject, "aot_eager") as (compiled_subject, _):
         came = or_why(lambda: gradients_of(compiled_subject, subject.make(), text)[1])
     if isinstance(came, str):
@@ -109,7 +109,7 @@ def exported(
     given = [arguments_of(subject, made, with_tokens(batch, tokens, axes)) for tokens in lengths]
     fixed = {name: x for name, x in given[0].items() if not isinstance(x, Tensor)}
     same = all(other[name] == x for other in given for name, x in fixed.items())
-    require(same, "call takes the length as a number, not as the shape of a tensor")
+    require(same, "let call take positions, for it takes the length as a number, not as the shape of a tensor")
     inputs = [{name: x for name, x in arguments.items() if isinstance(x, Tensor)} for arguments in given]
     sizes = {
         name: {n: torch.export.Dim.DYNAMIC for n, size in enumerate(x.shape) if size != inputs[1][name].size(n)}
@@ -151,7 +151,7 @@ def onnx_is_eager(subject: Subject, batch: Batch, lengths: list[int], axes: int,
     subject, level = replace(subject, dtype=torch.float32), logging.root.manager.disable
     inputs, expected, program = exported(subject, batch, lengths, axes)
     if isinstance(program, str):
-        raise NotApplicableError("there is no program that could be written as ONNX")
+        raise NotApplicableError("nothing to do: there is no program that could be written as ONNX")
     try:
         logging.disable(logging.WARNING)  # which libraries it could convert too, if they were there
         onnx = torch.onnx.export(program, (inputs[0],), dynamo=True, verbose=False)
@@ -161,14 +161,14 @@ def onnx_is_eager(subject: Subject, batch: Batch, lengths: list[int], axes: int,
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        raise NotApplicableError(f"it cannot be written as ONNX: {one_line(cause)}") from error
+        raise NotApplicableError(f"nothing to do: it cannot be written as ONNX: {one_line(cause)}") from error
     finally:
         logging.disable(level)
     try:
         session = onnxruntime.InferenceSession(written, providers=["CPUExecutionProvider"])
     except Exception as error:
         if type(error).__name__ == "NotImplemented":
-            raise NotApplicableError(f"onnxruntime lacks what it needs: {one_line(error)}") from error
+            raise NotApplicableError(f"nothing to do: onnxruntime lacks what it needs: {one_line(error)}") from error
         raise
     names, came = [given.name for given in session.get_inputs()], []
     for given in inputs:
@@ -188,12 +188,15 @@ ONNX = ("onnx", "onnxscript", "onnxruntime")
 
 
 def _lengths(plan: Plan, claim: str) -> list[int]:
-    require(getattr(plan.subject, claim), f"it does not claim that it {claim}")
+    require(getattr(plan.subject, claim), f"claim `{claim}=True` to run this")
     lengths = [n for n in LENGTHS if n <= plan.limit] if plan.limit >= LENGTHS[-1] else list(range(2, plan.limit + 1))
     if plan.subject.on_grids:  # one of which the sides are equal, or one is 1, may be compiled for by itself
         shapes = {n: plan.subject.grid_of(n) for n in range(2, min(plan.limit, MOST_PATCHES) + 1)}
         lengths = [n for n, shape in shapes.items() if shape and 1 < min(shape) < max(shape)]
-    require(len(lengths) >= len(LENGTHS), f"{plan.limit} tokens are too few for {len(LENGTHS)} lengths above 1")
+    require(
+        len(lengths) >= len(LENGTHS),
+        f"let it have more positions: {plan.limit} tokens are too few for {len(LENGTHS)} lengths above 1",
+    )
     return lengths[-len(LENGTHS) :]
 
 
@@ -210,7 +213,7 @@ def _trained(plan: Plan) -> Iterator[Case]:
 def _graphs(plan: Plan, claim: str, every: int = 1, needs: tuple[str, ...] = ()) -> Iterator[Case]:
     lengths = _lengths(plan, claim)[::every]
     missing = [name for name in needs if find_spec(name) is None]
-    require(not missing, f"ONNX needs {', '.join(missing)}")
+    require(not missing, f"install {', '.join(missing)} to run this")
     for axes in _axes_given(plan)[-1 if needs else 0 :]:
         yield Case(BEGINNING, {"lengths": lengths, "axes": axes, "tolerance": plan.tolerance(lengths[-1])})
 
@@ -221,10 +224,11 @@ CHECK = Check(
     rule="One real graph, at most 2 compilations for 8 lengths, and one exported program for all, that equal eager.",
     why="Branches on data break graphs, lengths that are numbers compile anew, and complex numbers cannot be exported.",
     pains=(10, 15),
+    remedy="Branch on no values, take sizes from shapes, read no numbers out of tensors, and use no complex numbers.",
     trials=(
-        Trial("compiled", compiled_is_eager, _graphs, {"claim": "compiles"}),
-        Trial("compiled and trained", compiled_trains_as_eager, _trained),
-        Trial("exported", exported_is_eager, _graphs, {"claim": "exports", "every": 3}),
+        Trial("compiled", compiled_is_eager, _graphs, {"claim": "compiles"}, claims=("compiles",)),
+        Trial("compiled and trained", compiled_trains_as_eager, _trained, claims=("compiles",)),
+        Trial("exported", exported_is_eager, _graphs, {"claim": "exports", "every": 3}, claims=("exports",)),
         Trial("ONNX", onnx_is_eager, _graphs, {"claim": "exports", "every": 3, "needs": ONNX}),
     ),
 )

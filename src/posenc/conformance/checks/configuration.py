@@ -69,7 +69,7 @@ def an_option_counts(
     """The outputs with an option as it is and with another value, for a row at each of the starts; and where positions
     have several axes, for rows that are not on their diagonal, on which it is one and the same which axis is which."""
     shows = batch.tokens >= tokens and len(set(batch.ids[0])) > 1
-    require(shows, "a row so short or so plain may not show it")  # and shrinking must not get there
+    require(shows, "nothing to do: a row so short or so plain may not show it")  # and shrinking must not get there
     if (found := refusal(subject, changed)) is not None:
         return found
     rows = [batch if start == 0 else _placed(subject, batch, start) for start in starts]
@@ -108,7 +108,7 @@ def _tell_apart(subject: Subject, changed: dict[str, Any], batch: Batch, toleran
 
 def builds_share_nothing(subject: Subject, batch: Batch, changed: dict[str, Any], tolerance: float) -> Outcomes:
     """The outputs before and after another was built, and run, with another value of an option."""
-    require(refusal(subject, changed) is None, f"{', '.join(changed)} is refused")
+    require(refusal(subject, changed) is None, f"nothing to do: {', '.join(changed)} is refused")
     made = subject.make()
     before: Tensor = subject.run(made, batch)
     subject.run(subject.make(**changed), batch)
@@ -118,25 +118,31 @@ def builds_share_nothing(subject: Subject, batch: Batch, changed: dict[str, Any]
 
 # -- cases -------------------------------------------------------------------------------------------------------------
 
+FREQUENCIES = "Compute base^(-2c/rotary_dim) in float32 or better from the options, with the scaling that they name."
+REFUSED = "Check options where it is built, and raise a ValueError that names the one which cannot be."
+SHARED = "Keep what follows from options on the one that was built with them, not on the class or in a file's globals."
 GOLDEN = (1, 2, 17, 100, 1000, 10_000)
 STARTS = (0, 4096, 100_000)  # what an option changes may show far away alone
 
 
 def _golden(plan: Plan) -> Iterator[Case]:
     subject = plan.subject
-    require(isinstance(subject, Rotary), "a rotation alone has frequencies")
+    require(isinstance(subject, Rotary), "nothing to do: a rotation alone has frequencies")
     assert isinstance(subject, Rotary)
-    require(subject.frequencies is not None or subject.base is not None, "neither frequencies nor a base are claimed")
+    require(
+        subject.frequencies is not None or subject.base is not None,
+        "claim `base=10_000.0`, or `frequencies`, to run this",
+    )
     given = subject.can("positions") or subject.takes("offset")
     end = min(n for n in (subject.max_positions, subject.threshold, max(GOLDEN) + 1) if n is not None)
     at = [p for p in GOLDEN if p < (end if given else min(end, plan.limit))]
-    require(at, "there is no position but 0")
+    require(at, "let call take `positions` (rows, tokens), for there is no position but 0")
     yield Case(plan.row(at))
 
 
 def _varied(plan: Plan) -> Iterator[Case]:
     """For each option a row, long where positions cannot be given: what an option changes may show only late."""
-    require(plan.subject.varied, "no option is claimed to count (varied)")
+    require(plan.subject.varied, "name in `varied` another value of each option, to run this")
     for name, value in plan.subject.varied.items():
         batch = plan.text(1, plan.room(23 if plan.subject.can("positions") else 600))
         yield Case(batch, {"changed": {name: value}, "tolerance": plan.tolerance()})
@@ -154,7 +160,7 @@ def _counting(plan: Plan) -> Iterator[Case]:
 def refusals(plan: Plan, known: bool) -> Iterator[Case]:
     """What is claimed to be refused: values of options that ``build`` has, or options that are unknown to it."""
     subject = plan.subject
-    words = f"no {'value of an' if known else 'unknown'} option is claimed to be refused (refused)"
+    words = f"name in `refused` {'values' if known else 'unknown options'} that build must refuse, to run this"
     require(subject.refused, words)
     has = {*subject.options, *inspect.signature(subject.build).parameters}
     given = [changed for changed in subject.refused if has.issuperset(names_in(changed, subject.options)) == known]
@@ -169,10 +175,18 @@ CHECK = Check(
     rule="Frequencies and lengths are those of the configuration; each option counts, and an unknown one is refused.",
     why="A key that is misread or passed over leaves a model that runs, with the frequencies of another.",
     pains=(7,),
+    remedy="Read each option where it is used, and raise a ValueError that names one which is unknown or has no "
+    "meaning.",
     trials=(
-        Trial("frequencies", rotations_are_as_claimed, _golden),
-        Trial("options count", an_option_counts, _counting),
-        Trial("unknown options", it_is_refused, refusals, {"known": False}),
-        Trial("nothing is shared", builds_share_nothing, _varied),
+        Trial(
+            "frequencies",
+            rotations_are_as_claimed,
+            _golden,
+            claims=("base", "frequencies", "rotary_dim", "scale"),
+            remedy=FREQUENCIES,
+        ),
+        Trial("options count", an_option_counts, _counting, claims=("varied",)),
+        Trial("unknown options", it_is_refused, refusals, {"known": False}, claims=("refused",), remedy=REFUSED),
+        Trial("nothing is shared", builds_share_nothing, _varied, remedy=SHARED),
     ),
 )

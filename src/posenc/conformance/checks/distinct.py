@@ -24,7 +24,7 @@ def neighbours(rows: list[tuple[Any, Tensor]], step: list[int]) -> Outcome:
         compared += 1
         if torch.equal(first, second):
             return Outcome(False, f"something else at {q} than at {p}", "the same, to the bit")
-    require(compared, "no two positions are neighbours")
+    require(compared, "nothing to do: no two positions are neighbours")
     return Outcome(True, "no two alike", "no two alike")
 
 
@@ -41,7 +41,7 @@ def rotations_differ(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast
             exact = turned(subject, subject.make(), vector.to(subject.dtype), first, which)[0]
             seen = float(exact.diff(dim=1).abs().max()) / float(exact.abs().max())
             hidden = 0 < seen < 4 * subject.eps(autocast or dtype)
-            require(not hidden, f"one step turns less than {autocast or dtype} can tell")
+            require(not hidden, f"claim `distinct_to=N`, for one step turns less than {autocast or dtype} can tell")
         came = lowered(subject, dtype, autocast, turned, vector.to(dtype), positions, which)[0]
         outcome = neighbours(list(zip(positions, came.unbind(1), strict=True)), step)
         yield name, outcome
@@ -68,7 +68,7 @@ def biases_differ(subject: Bias, batch: Batch, dtype: torch.dtype, autocast: tor
 def outputs_differ(subject: Subject, batch: Batch, dtype: torch.dtype, autocast: torch.dtype | None) -> Outcome:
     """Rows of two tokens, of which the second moves on by one from row to row."""
     assert batch.positions is not None
-    require(of_two_tokens(batch), "the rows are not of the same two tokens")
+    require(of_two_tokens(batch), "nothing to do: the rows are not of the same two tokens")
     came = lowered(subject, dtype, autocast, type(subject).run, batch)
     places = [row[-1] for row in batch.positions]
     return neighbours(list(zip(places, came.unbind(0), strict=True)), [1] * subject.axes)
@@ -88,29 +88,29 @@ def _windows(end: int) -> list[int]:
 
 
 def _of_rotations(plan: Plan) -> Iterator[Case]:
-    require(isinstance(plan.subject, Rotary), "a rotation alone can be seen by itself")
+    require(isinstance(plan.subject, Rotary), "nothing to do: a rotation alone can be seen by itself")
     end = min(plan.subject.distinct_to or FAR, plan.reach)
-    require(end > 1, "there is no position but 0")
+    require(end > 1, "let call take `positions` (rows, tokens), for there is no position but 0")
     for values in plan.precisions():
         yield Case(plan.row(_windows(end)), values)
 
 
 def _claimed(plan: Plan) -> int:
-    require(plan.subject.distinct_to, "it is not claimed up to where neighbours are distinct (distinct_to)")
+    require(plan.subject.distinct_to, "claim `distinct_to=N`, up to where no two neighbours look the same")
     return min(plan.subject.distinct_to or 0, plan.reach)
 
 
 def _of_biases(plan: Plan) -> Iterator[Case]:
-    require(isinstance(plan.subject, Bias), "a bias alone has distances")
+    require(isinstance(plan.subject, Bias), "nothing to do: a bias alone has distances")
     end = _claimed(plan)
-    require(plan.subject.axes == 1, "distances on several axes are no line")
+    require(plan.subject.axes == 1, "nothing to do: distances on several axes are no line")
     for values in plan.precisions():
         yield Case(plan.row(_windows(end)), values)
 
 
 def _of_outputs(plan: Plan) -> Iterator[Case]:
     own = isinstance(plan.subject, Bias | Rotary)
-    require(not own, "it is compared by itself, not by what it does to outputs")
+    require(not own, "nothing to do: it is compared by itself, not by what it does to outputs")
     end = _claimed(plan)
     plan.require_that_it_can("positions")
     places = [p for p in _windows(end) if p < 64 or p > ALL_TO or any(abs(p - 2**n) < 4 for n in range(11))]
@@ -125,9 +125,10 @@ CHECK = Check(
     rule="In low precision, no position looks like the one before it, up to the last.",
     why="Where two positions have the same bits, the order of their tokens is lost, and nothing says so.",
     pains=(1,),
+    remedy="Compute phases and distances in float32, with autocast switched off, from integer positions.",
     trials=(
-        Trial("rotations", rotations_differ, _of_rotations),
-        Trial("biases", biases_differ, _of_biases),
-        Trial("outputs", outputs_differ, _of_outputs),
+        Trial("rotations", rotations_differ, _of_rotations, claims=("distinct_to",)),
+        Trial("biases", biases_differ, _of_biases, claims=("distinct_to",)),
+        Trial("outputs", outputs_differ, _of_outputs, claims=("distinct_to",)),
     ),
 )

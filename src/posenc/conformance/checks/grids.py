@@ -33,14 +33,14 @@ def every_axis_is_seen(subject: Subject, batch: Batch) -> Outcome:
     """Patches of a grid, against the same patches with one coordinate set to 0."""
     row = row_of(batch)
     differ = len(set(batch.ids[0])) > 1 and all(len({p[axis] for p in row}) > 1 for axis in range(subject.axes))
-    require(differ, "the patches do not differ, or not on every axis")
+    require(differ, "nothing to do: the patches do not differ, or not on every axis")
     made = subject.make()
     came = subject.run(made, batch)
     seen = []
     for axis in range(subject.axes):
         flat = [[[*p[:axis], 0, *p[axis + 1 :]] for p in row]]
         seen.append(not alike(subject, came, subject.run(made, replace(batch, positions=flat))))
-    require(any(seen), "outputs do not go by positions")
+    require(any(seen), "give it a `jitter`, for its outputs do not go by positions")
     unseen = [axis for axis, found in enumerate(seen) if not found]
     return Outcome(not unseen, "other outputs without any of the axes", f"the same without axes {unseen}")
 
@@ -48,12 +48,15 @@ def every_axis_is_seen(subject: Subject, batch: Batch) -> Outcome:
 def no_two_ways_are_alike(subject: Subject, batch: Batch) -> Outcome:
     """Rows of two patches, each a different way apart: no two rows may come out the same."""
     assert batch.positions is not None
-    require(of_two_tokens(batch), "the rows are not of the same two patches")
+    require(of_two_tokens(batch), "nothing to do: the rows are not of the same two patches")
     came = subject.run(subject.make(), batch).flatten(1)
     ways = [[b - a for a, b in zip(row[0], row[-1], strict=True)] for row in batch.positions]
     apart = torch.cdist(came.double(), came.double(), p=torch.inf, compute_mode="donot_use_mm_for_euclid_dist")
     rounding = 16 * torch.finfo(subject.dtype).eps * float(came.abs().max())
-    require(len(ways) <= 2 or not float(apart.max()) <= rounding, "outputs do not go by positions")
+    require(
+        len(ways) <= 2 or not float(apart.max()) <= rounding,
+        "give it a `jitter`, for its outputs do not go by positions",
+    )
     for i, j in product(range(len(ways)), repeat=2):
         if ways[i] != ways[j] and alike(subject, came[i], came[j]):
             there, here = (batch.positions[n] for n in (i, j))
@@ -85,6 +88,7 @@ def text_is_one_axis(subject: Subject, batch: Batch, tolerance: float) -> Outcom
 
 # -- cases -------------------------------------------------------------------------------------------------------------
 
+AFTER = "Give text after an image the positions that follow the largest of it, whatever slot of the cache it is in."
 SHAPES = ((3, 5), (5, 3))
 SMALL = ((2, 3), (3, 2))  # of what has fewer rows or columns than five
 STEPS = (1, 37)
@@ -92,8 +96,11 @@ FEW, MOST = 64, 256  # patches of a grid in which all pairs are looked at, of se
 
 
 def _require(plan: Plan, axes: bool = False, grid: bool = False) -> None:
-    require(not grid or plan.subject.takes("grid"), "call takes no grid")
-    require(not axes or plan.subject.axes > 1, "positions have one axis")
+    require(not grid or plan.subject.takes("grid"), "let call take `grid`, (height, width), if it takes images")
+    require(
+        not axes or plan.subject.axes > 1,
+        "claim `axes=2`, and let call take `positions` (rows, tokens, 2), if they are of images",
+    )
     if axes:
         require(plan.has(max(map(max, SHAPES)) - 1), "there are too few positions for the grids")
         plan.require_that_it_can("positions")
@@ -130,8 +137,11 @@ def _rasters(plan: Plan, coordinates: bool = False, registers: bool = False) -> 
     """One row of patches whose shape alone is given, behind the registers if there are any; of those that have
     ``coordinates`` too, or ``registers``, if asked for."""
     _require(plan, axes=coordinates, grid=True)
-    require(plan.subject.registers or not registers, "no registers are claimed")
-    require(not (plan.subject.registers and coordinates), "registers have no coordinates")
+    require(
+        plan.subject.registers or not registers,
+        "claim `registers=N` if the first tokens of a row have no place on its grid",
+    )
+    require(not (plan.subject.registers and coordinates), "nothing to do: registers have no coordinates")
     for shape in (*_both_ways(plan), *(((1, 5), (5, 1)) if coordinates else ())):
         yield Case(_raster(plan, shape), {"tolerance": plan.tolerance(max(shape))})
 
@@ -149,23 +159,26 @@ def _offsets(plan: Plan, registers: bool = False) -> Iterator[Case]:
 
 
 def _of_two(plan: Plan) -> Iterator[Case]:
-    require(not plan.subject.causal, "it is causal, and gates may go by the tokens between")
+    require(not plan.subject.causal, "nothing to do: it is causal, and gates may go by the tokens between")
     yield from _offsets(plan)
 
 
 def _apart(plan: Plan) -> Iterator[Case]:
-    require(not plan.subject.symmetric, "it claims to be symmetric")
+    require(not plan.subject.symmetric, "nothing to do: it claims to be symmetric")
     yield from _offsets(plan)
 
 
-_NONE = ("it is not claimed to be relative", "no registers are claimed")
+_NONE = (
+    "claim `relative=True` if moving all positions changes nothing",
+    "claim `registers=N` if the first tokens of a row have no place on its grid",
+)
 
 
 def _whole_windows(plan: Plan, whole: bool) -> Iterator[Case]:
     """Grids of two windows and of three on either axis; and such that are no multiple of them."""
     subject, (height, width) = plan.subject, _window(plan)
     _require(plan, grid=True)
-    require((height, width) != (1, 1), "no windows of a grid are claimed (window)")
+    require((height, width) != (1, 1), "claim `window=(height, width)` if it is cut into windows")
     for rows, columns in ((2, 3), (3, 2)):
         for more in [(0, 0)] if whole else [(1 - height, 0), (0, 1 - width), (1, -1)]:
             grid = (rows * height + more[0], columns * width + more[1])
@@ -176,7 +189,9 @@ def _whole_windows(plan: Plan, whole: bool) -> Iterator[Case]:
 
 
 def _borders(plan: Plan) -> Iterator[Case]:
-    require(plan.subject.normalized and plan.subject.relative, "it is not claimed to be normalized and relative")
+    require(
+        plan.subject.normalized and plan.subject.relative, "claim `normalized=True` and `relative=True` to run this"
+    )
     for batch, _ in _whole_windows(plan, whole=False):
         yield Case(batch, {"tolerance": plan.tolerance(batch.tokens)})
 
@@ -185,7 +200,7 @@ def _ends(plan: Plan) -> Iterator[Case]:
     """Grids of as many rows, or columns, as there may be, and of one more."""
     _require(plan, grid=True)
     subject, window = plan.subject, _window(plan)
-    require(any(subject.sides()), "it is not claimed how many rows and columns there are (max_grid, max_positions)")
+    require(any(subject.sides()), "claim `max_grid=(rows, columns)` or `max_positions=N` where they have an end")
     least = [side if side > 1 else min(2, most or 2) for side, most in zip(window, subject.sides(), strict=True)]
     for axis, most in enumerate(subject.sides()):
         if most is None:
@@ -198,17 +213,17 @@ def _ends(plan: Plan) -> Iterator[Case]:
 
 def _adders(plan: Plan) -> Iterator[Case]:
     _require(plan, grid=True)
-    require(plan.subject.trained_grid is None, "its table is claimed to be resized (trained_grid)")
+    require(plan.subject.trained_grid is None, "nothing to do: its table is claimed to be resized (trained_grid)")
     shapes = ((3, 5), (5, 3), (4, 4), (2, 7), (7, 2), (1, 5), (5, 1), (2, 3), (3, 2))
     fitting = list(filter(plan.subject.fits, shapes))
-    require(len(fitting) > 1, "it has one grid and no other")
+    require(len(fitting) > 1, "nothing to do: it has one grid and no other")
     yield Case(_raster(plan, fitting[0]), {"others": fitting[1:]})
 
 
 def _resized(plan: Plan, home: bool = False) -> Iterator[Case]:
     """The trained grid; or such that are larger, smaller, and as large but of another shape."""
     _require(plan, grid=True)
-    require(plan.subject.trained_grid, "no table is claimed that is resized (trained_grid)")
+    require(plan.subject.trained_grid, "claim `trained_grid=(rows, columns)` if a table is resized for other grids")
     height, width = plan.subject.trained_grid or (0, 0)
     shapes = [(height + 2, width + 1), (height, width + 2), (2 * height, 2 * width - 1), (width, height)]
     shapes += [(max(height - 1, 2), max(width - 2, 2))]
@@ -226,7 +241,7 @@ def _axes(plan: Plan) -> Iterator[Case]:
 
 def _ways(plan: Plan) -> Iterator[Case]:
     _require(plan, axes=True)
-    require(not plan.subject.symmetric, "it claims to be symmetric")
+    require(not plan.subject.symmetric, "nothing to do: it claims to be symmetric")
     front = [0] * (plan.subject.axes - 2)
     rows = []
     for down, right in product(range(-2, 3), range(-4, 5)):
@@ -237,7 +252,7 @@ def _ways(plan: Plan) -> Iterator[Case]:
 
 def _moves(plan: Plan) -> Iterator[Case]:
     _require(plan, axes=True)
-    require(plan.subject.relative, "it is not claimed to be relative")
+    require(plan.subject.relative, "claim `relative=True` if moving all positions changes nothing")
     for shape, axis, by in product(SHAPES, range(plan.subject.axes), STEPS):
         if plan.has(highest := max(shape) - 1 + by):
             yield Case(_patches(plan, shape), {"axis": axis, "by": by, "tolerance": plan.tolerance(highest)})
@@ -245,7 +260,7 @@ def _moves(plan: Plan) -> Iterator[Case]:
 
 def _orders(plan: Plan) -> Iterator[Case]:
     _require(plan, axes=True)
-    require(not plan.subject.causal or plan.subject.can("order"), "causality goes by the index")
+    require(not plan.subject.causal or plan.subject.can("order"), plan.lacks("order"))
     for shape in SHAPES:
         batch = _patches(plan, shape)
         if plan.subject.causal:
@@ -255,7 +270,7 @@ def _orders(plan: Plan) -> Iterator[Case]:
 
 def _text(plan: Plan) -> Iterator[Case]:
     _require(plan, axes=True)
-    require(plan.subject.flat is not None, "no options are given for one axis (flat)")
+    require(plan.subject.flat is not None, "name in `flat` the options that build the same for one axis, to run this")
     for start in (0, 1000):
         if plan.has(start + plan.sizes[-1] - 1):
             batch = plan.line(1, plan.sizes[-1], start)
@@ -266,9 +281,9 @@ def _after_an_image(plan: Plan) -> Iterator[Case]:
     """Three tokens of text, an image of 2 x 3, and text that goes on after its longer side; fed so that text, a part of
     the image, or each of its patches comes later. With three axes, also two frames, of which the second comes later."""
     _require(plan, axes=True)
-    require(plan.subject.causal, "it is not causal, so that nothing can go on")
+    require(plan.subject.causal, "nothing to do: what is not causal cannot go on after an image")
     plan.require_that_it_can("cache")
-    require(plan.has(8), "there are too few positions")
+    require(plan.has(8), "let it have `max_positions` of 9 or more")
     axes, first, last = plan.subject.axes, map(plan.subject.at, range(3)), map(plan.subject.at, range(6, 9))
     image = [[3] * (axes - 2) + [3 + row, 3 + column] for row, column in product(range(2), range(3))]
     text, after = list(first), list(last)
@@ -287,7 +302,7 @@ def _after_an_image(plan: Plan) -> Iterator[Case]:
 def _pairs_of_patches(plan: Plan) -> Iterator[Case]:
     _require(plan, grid=True)
     plan.require_that_it_can("padding")
-    require(plan.subject.relative, "it is not claimed to be relative")
+    require(plan.subject.relative, "claim `relative=True` if moving all positions changes nothing")
     front = plan.subject.registers
     for height, width in _both_ways(plan):
         line = range(front + height * width)
@@ -309,6 +324,8 @@ CHECK = Check(
     rule="Rows and columns count each as itself, in grids of any shape; text among images is at its position.",
     why="An axis taken for the other, or a cache slot taken for a position, passes every test on square images.",
     pains=(12, 13),
+    remedy="Take row and column as n // width and n % width, with the width of this very grid, and each axis by "
+    "itself.",
     trials=(
         Trial("every axis is seen", every_axis_is_seen, _axes),
         Trial("ways apart", no_two_ways_are_alike, _ways),
@@ -316,21 +333,27 @@ CHECK = Check(
         Trial("order of patches", any_order_will_do, _orders),
         Trial("shape of the grid", the_shape_is_seen, _rasters),
         Trial("grid and coordinates", the_grid_gives_the_places, _rasters, {"coordinates": True}),
-        Trial("pairs of patches", the_same_way_wherever_it_is, _pairs_of_patches),
-        Trial("scores by offsets", scores_go_by_offsets, _offsets),
+        Trial("pairs of patches", the_same_way_wherever_it_is, _pairs_of_patches, claims=("relative",)),
+        Trial("scores by offsets", scores_go_by_offsets, _offsets, claims=("relative",)),
         Trial("scores of two tokens", a_score_is_of_two_tokens, _of_two),
         Trial("scores apart", no_two_offsets_share_a_number, _apart),
-        Trial("windows", windows_are_those_claimed, _whole_windows, {"whole": True}),
-        Trial("grids that are not of whole windows", windows_are_those_claimed, _whole_windows, {"whole": False}),
+        Trial("windows", windows_are_those_claimed, _whole_windows, {"whole": True}, claims=("window", "window_shift")),
+        Trial(
+            "grids that are not of whole windows",
+            windows_are_those_claimed,
+            _whole_windows,
+            {"whole": False},
+            claims=("window",),
+        ),
         Trial("what fills windows up", the_border_weighs_nothing, _borders),
-        Trial("ends of the axes", each_axis_has_its_own_end, _ends),
+        Trial("ends of the axes", each_axis_has_its_own_end, _ends, claims=("max_grid", "max_positions")),
         Trial("a place has one vector", a_place_has_one_vector, _adders),
-        Trial("the trained grid", nothing_is_resized_at_home, _resized, {"home": True}),
-        Trial("resized tables", rows_stay_rows, _resized),
+        Trial("the trained grid", nothing_is_resized_at_home, _resized, {"home": True}, claims=("trained_grid",)),
+        Trial("resized tables", rows_stay_rows, _resized, claims=("trained_grid",)),
         Trial("registers", registers_have_no_place, _rasters, {"registers": True}),
         Trial("scores of registers", a_register_is_as_far_from_all, _offsets, {"registers": True}),
         Trial("registers in a resized grid", registers_are_not_resized, _resized),
-        Trial("text alone", text_is_one_axis, _text),
-        Trial("after an image", cached_equals_at_once, _after_an_image),
+        Trial("text alone", text_is_one_axis, _text, claims=("flat",)),
+        Trial("after an image", cached_equals_at_once, _after_an_image, remedy=AFTER),
     ),
 )

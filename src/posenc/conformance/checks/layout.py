@@ -27,7 +27,10 @@ def pairs_keep_to_themselves(subject: Rotary, batch: Batch) -> Outcomes:
         came = matrices(subject, made, row_of(batch), which)
         turns = came * (1 - torch.eye(subject.head_dim, device=subject.device))
         size = float(came.abs().max())
-        require(not float(turns.abs().max()) < rounding(subject) * size, f"positions {row_of(batch)} turn nothing")
+        require(
+            not float(turns.abs().max()) < rounding(subject) * size,
+            f"let it turn something: positions {row_of(batch)} turn nothing",
+        )
         outside = came * (1 - inside)
         yield f"{name} [position, head, to, from]", near(torch.zeros_like(outside), outside, rounding(subject) * size)
 
@@ -94,19 +97,22 @@ def layouts_agree(subject: Rotary, batch: Batch) -> Outcomes:
 
 # -- cases -------------------------------------------------------------------------------------------------------------
 
+LENGTHS = (
+    "Turn each pair by cos and sin of one and the same angle, and claim the `scale` that it multiplies by, if any."
+)
 AT = (1, 2, 7, 100)
 UNCLAIMED = {
-    "layout": "no layout is claimed",
-    "direction": 'claim direction="forward" or "backward" to run this',
-    "scale": "no scale is claimed",
-    "other_layout": "no options are given that build the other layout (other_layout)",
+    "layout": 'claim `layout="half"` or `layout="interleaved"` to run this',
+    "direction": 'claim `direction="forward"` or `direction="backward"` to run this',
+    "scale": "claim a `scale`, where lengths do not go by the position",
+    "other_layout": "name in `other_layout` the options that build the other layout, to run this",
 }
 
 
 def _cases(plan: Plan, claims: tuple[str, ...] = ()) -> Iterator[Case]:
-    require(isinstance(plan.subject, Rotary), "a rotation alone has pairs of channels")
+    require(isinstance(plan.subject, Rotary), "nothing to do: a rotation alone has pairs of channels")
     at = [p for p in AT if p < plan.reach]
-    require(at, "there is no position but 0")
+    require(at, "let call take `positions` (rows, tokens), for there is no position but 0")
     for name in claims:
         require(getattr(plan.subject, name), UNCLAIMED[name])
     yield Case(plan.row(at))
@@ -121,7 +127,7 @@ def _one_on(plan: Plan) -> Iterator[Case]:
 def _of_the_rest(plan: Plan) -> Iterator[Case]:
     for case in _cases(plan):
         rotary, head_dim = (getattr(plan.subject, name) for name in ("rotary_dim", "head_dim"))
-        require((rotary or head_dim) < head_dim, "every channel may be turned")
+        require((rotary or head_dim) < head_dim, "claim a `rotary_dim` where fewer channels are turned")
         for dtype in (plan.subject.dtype, *plan.low_dtypes):
             yield Case(case.batch, {"dtype": dtype})
 
@@ -133,11 +139,18 @@ CHECK = Check(
     "scale.",
     why="The layouts have the same shapes: weights of one, run in the other, give text that is only a little worse.",
     pains=(8,),
+    remedy="Pair the channels as the weights were trained, and turn `rotary_dim` of them alone.",
     trials=(
-        Trial("pairs", pairs_keep_to_themselves, _cases, {"claims": ("layout",)}),
-        Trial("direction", pairs_turn_as_claimed, _one_on),
-        Trial("the other channels", the_rest_is_untouched, _of_the_rest),
-        Trial("lengths", lengths_stay, _cases, {"claims": ("scale",)}),
-        Trial("the other layout", layouts_agree, _cases, {"claims": ("layout", "other_layout")}),
+        Trial("pairs", pairs_keep_to_themselves, _cases, {"claims": ("layout",)}, claims=("layout", "rotary_dim")),
+        Trial("direction", pairs_turn_as_claimed, _one_on, claims=("direction",)),
+        Trial("the other channels", the_rest_is_untouched, _of_the_rest, claims=("rotary_dim",)),
+        Trial("lengths", lengths_stay, _cases, {"claims": ("scale",)}, claims=("scale", "rotary_dim"), remedy=LENGTHS),
+        Trial(
+            "the other layout",
+            layouts_agree,
+            _cases,
+            {"claims": ("layout", "other_layout")},
+            claims=("layout", "other_layout"),
+        ),
     ),
 )

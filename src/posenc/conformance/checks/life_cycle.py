@@ -8,7 +8,7 @@ from itertools import product
 
 import torch
 
-from posenc.conformance.calls import one_line, poison, require_module
+from posenc.conformance.calls import naming_what_differs, one_line, poison, require_module
 from posenc.conformance.outcome import Outcome, near
 from posenc.conformance.subjects import REFUSALS, Batch, NotApplicableError, Subject
 from posenc.conformance.trial import Case, Check, Plan, Trial, texts
@@ -25,7 +25,7 @@ def copied_is_as_before(subject: Subject, batch: Batch, how: str, used: bool, to
     except Exception as error:
         return Outcome(False, "a copy", one_line(error))
     poison(made)
-    return near(expected, subject.run(twin, batch).detach(), tolerance)
+    return naming_what_differs(near(expected, subject.run(twin, batch).detach(), tolerance), subject.make(), twin)
 
 
 def cast_and_back_rounds_parameters_alone(
@@ -46,15 +46,16 @@ def cast_and_back_rounds_parameters_alone(
         try:
             replace(subject, dtype=low).run(made, batch)
         except (RuntimeError, *REFUSALS) as error:  # of dtypes, or of what is not implemented for one
-            raise NotApplicableError(f"it does not run in {low}: {one_line(error)}") from error
-    return near(expected, subject.run(made.to(torch.float32), batch), tolerance)
+            raise NotApplicableError(f"nothing to do: it does not run in {low}: {one_line(error)}") from error
+    outcome = near(expected, subject.run(made.to(torch.float32), batch), tolerance)
+    return naming_what_differs(outcome, normal, made)
 
 
 def loaded_by_another_is_as_saved(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
     """The state_dict of one, loaded by one that was built with another seed."""
     saved, other = require_module(subject.make()), subject.drawn_anew().make()
     other.load_state_dict(saved.state_dict())
-    return near(subject.run(saved, batch), subject.run(other, batch), tolerance)
+    return naming_what_differs(near(subject.run(saved, batch), subject.run(other, batch), tolerance), saved, other)
 
 
 def nothing_derived_is_saved(subject: Subject, batch: Batch) -> Outcome:
@@ -97,6 +98,8 @@ CHECK = Check(
     rule="Copied, pickled, cast to half precision and back, saved and loaded, it is what it was; no table is saved.",
     why="Tables in buffers are rounded with the module and never recover, and saved ones overrule the configuration.",
     pains=(2,),
+    remedy="Keep no table that follows from the options: compute it in forward from integers, or keep it out of "
+    "casts and of the state_dict.",
     trials=(
         Trial("deepcopy", copied_is_as_before, _copies, {"how": "deepcopy"}),
         Trial("pickle", copied_is_as_before, _copies, {"how": "pickle"}),

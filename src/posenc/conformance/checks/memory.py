@@ -22,7 +22,7 @@ def memory_grows_with_the_length(subject: Subject, batch: Batch, tokens: int, tr
     for length in (tokens, 2 * tokens):
         arguments = arguments_of(subject, made, with_tokens(batch, length))
         peaks.append(peak_bytes(lambda given=arguments: one_call(subject, made, given, trained), subject.device))  # type: ignore[misc]
-    require(min(peaks) > 0, "a call needs no memory that could be counted")
+    require(min(peaks) > 0, "nothing to do: a call needs no memory that could be counted")
     ratio = peaks[1] / peaks[0]
     return Outcome(ratio < growth, f"less than {growth} times the memory for twice the tokens", f"{ratio:.2f} times")
 
@@ -68,15 +68,18 @@ def nothing_is_left_behind(subject: Subject, batch: Batch) -> Outcome:
 
 # -- cases -------------------------------------------------------------------------------------------------------------
 
+LEFT = "Detach what is stored on the module, and let go of what a call before it made."
 TOKENS = 2048  # longer than the blocks in which attention is worked on
 GROWTH = 2.5  # twice the length: twice the memory where it is linear, four times where it is square
 
 
 def _linear(plan: Plan) -> Iterator[Case]:
     subject = plan.subject
-    require(subject.linear_memory, "it does not claim linear memory")
-    require(not isinstance(subject, Bias), "a bias is as large as the number of pairs")
-    require(plan.has(2 * TOKENS - 1), f"{2 * TOKENS} tokens, which show how memory grows, are more than it has")
+    require(subject.linear_memory, "claim `linear_memory=True` to run this")
+    require(not isinstance(subject, Bias), "claim no `linear_memory`, for a bias is as large as the number of pairs")
+    require(
+        plan.has(2 * TOKENS - 1), f"let it have `max_positions` of {2 * TOKENS} or more, which show how memory grows"
+    )
     for trained in (False, True):
         yield Case(Batch([[0]]), {"tokens": TOKENS, "trained": trained, "growth": GROWTH})
 
@@ -91,8 +94,9 @@ CHECK = Check(
     rule="Where linear memory is claimed, twice the tokens need less than 2.5 times as much; no call leaves anything.",
     why="A bias for every pair undoes a fused kernel, and one that is kept on the module keeps its graph alive.",
     pains=(9, 10),
+    remedy="Make no matrix of all pairs: compute a bias within the kernel, block by block.",
     trials=(
-        Trial("growth", memory_grows_with_the_length, _linear),
-        Trial("what is left", nothing_is_left_behind, _left),
+        Trial("growth", memory_grows_with_the_length, _linear, claims=("linear_memory",)),
+        Trial("what is left", nothing_is_left_behind, _left, remedy=LEFT),
     ),
 )

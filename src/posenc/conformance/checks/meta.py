@@ -4,7 +4,7 @@ import inspect
 
 import torch
 
-from posenc.conformance.calls import poison, require_module
+from posenc.conformance.calls import naming_what_differs, poison, require_module
 from posenc.conformance.outcome import Outcome, near
 from posenc.conformance.subjects import Batch, Subject
 from posenc.conformance.trial import Check, Trial, texts
@@ -29,7 +29,7 @@ def loaded_is_as_built(subject: Subject, batch: Batch, assign: bool, tolerance: 
                     reset()
     built = built.to(subject.dtype).eval()
     built.load_state_dict(normal.state_dict(), assign=assign)
-    return near(expected, subject.run(built, batch), tolerance)
+    return naming_what_differs(near(expected, subject.run(built, batch), tolerance), normal, built)
 
 
 # -- cases -------------------------------------------------------------------------------------------------------------
@@ -40,6 +40,7 @@ CHECK = Check(
     rule='What is built on "meta", given memory, reset and loaded from a state_dict equals a normal build.',
     why="Large models are built without memory, and only parameters are loaded: tables in buffers then hold garbage.",
     pains=(2,),
+    remedy="Compute tables in forward, or fill them in `reset_parameters` too, since no state_dict holds them.",
     trials=(
         Trial("loaded by copying", loaded_is_as_built, texts, {"assign": False}),
         Trial("loaded by assignment", loaded_is_as_built, texts, {"assign": True}),

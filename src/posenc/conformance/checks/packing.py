@@ -35,7 +35,7 @@ def documents_do_not_leak(subject: Subject, batch: Batch) -> Outcomes:
         ids = torch.where(it, (torch.tensor(batch.ids) + 7) % VOCABULARY, torch.tensor(batch.ids)).tolist()
         after = subject.run(made, replace(batch, ids=ids))
         counted = not torch.equal(before[it], after[it])
-        require(counted, "outputs do not go by the tokens: with others they are the same")
+        require(counted, "give it a `jitter`, for its outputs are the same with other tokens")
         others = _elsewhere(document, it)
         yield f"document {changed} has other tokens", near(others(before), others(after), 0.0)
 
@@ -45,7 +45,7 @@ def documents_take_no_gradient(subject: Subject, batch: Batch) -> Outcomes:
     leaves: dict[str, Tensor] = {}
     document = torch.tensor(batch.document)
     out = with_leaves(subject, leaves).run(subject.make(), batch)
-    require(out.requires_grad, "outputs take no gradient")
+    require(out.requires_grad, "let outputs take gradients, to run this")
     # Not their sum, which a normalisation keeps as it is whatever went in.
     weights = torch.linspace(1, 2, out.numel(), dtype=torch.float64, device=out.device).view_as(out).cos().to(out.dtype)
     for number in _documents_of(document):
@@ -53,7 +53,7 @@ def documents_take_no_gradient(subject: Subject, batch: Batch) -> Outcomes:
         gradients = torch.autograd.grad((out * weights)[it].sum(), content, retain_graph=True, allow_unused=True)
         by_token = [g if g.dim() == 3 else g.transpose(1, 2) for g in gradients if g is not None]  # heads stand before
         counted = any(g[it].any() for g in by_token)
-        require(counted, "outputs do not go by the tokens: their derivative is zero")
+        require(counted, "give it a `jitter`, for the derivative of its outputs is zero")
         others = _elsewhere(document, it)
         for g in by_token:
             yield f"the derivative of document {number} by the others", near(torch.zeros_like(g), others(g), 0.0)
@@ -61,7 +61,7 @@ def documents_take_no_gradient(subject: Subject, batch: Batch) -> Outcomes:
 
 def _documents_of(document: Tensor) -> list[int]:
     documents = sorted(set(document.flatten().tolist()) - {PADDING})
-    require(len(documents) > 1, "there is one document, and no other")
+    require(len(documents) > 1, "nothing to do: there is one document, and no other")
     return documents
 
 
@@ -94,18 +94,20 @@ def _with_positions(plan: Plan) -> Iterator[Case]:
 
 def _by_documents(plan: Plan) -> Iterator[Case]:
     plan.require_that_it_can("document")
-    require(not plan.subject.can("positions"), "call takes positions")
-    require(not plan.subject.takes("grid"), "documents in one grid do not stand where they do alone")
+    require(not plan.subject.can("positions"), "nothing to do: call takes positions")
+    require(not plan.subject.takes("grid"), "nothing to do: documents in one grid do not stand where they do alone")
     # What knows neither documents nor positions numbers the tokens of a row through.
-    reason = "call takes no positions, so the second document does not stand where it does alone"
+    reason = f"{plan.lacks('positions')}, for the second document does not stand where it does alone"
     require(plan.subject.takes("document") or plan.subject.relative, reason)
     for batch in _rows(plan):
         yield Case(replace(batch, positions=None), {"tolerance": plan.tolerance(batch.tokens)})
 
 
 def _leaks(plan: Plan, gradients: bool = False) -> Iterator[Case]:
-    require(not (gradients and isinstance(plan.subject, Model)), "tokens are ids, which have no derivative")
-    require(not isinstance(plan.subject, Bias), "a bias is given no tokens, so it can let none through")
+    require(
+        not (gradients and isinstance(plan.subject, Model)), "nothing to do: tokens are ids, which have no derivative"
+    )
+    require(not isinstance(plan.subject, Bias), "nothing to do: a bias is given no tokens, so it can let none through")
     for batch in _rows(plan):
         yield Case(batch if plan.subject.can("positions") else replace(batch, positions=None))
 
@@ -117,6 +119,7 @@ CHECK = Check(
     why="Documents that see one another, or that go on counting where the last one ended, teach a model texts that "
     "nobody wrote; the loss hardly shows it.",
     pains=(4,),
+    remedy="Let tokens see those of their own document alone, and count positions from 0 in each.",
     trials=(
         Trial("alone, with positions", documents_equal_themselves_alone, _with_positions),
         Trial("alone, with documents alone", documents_equal_themselves_alone, _by_documents),

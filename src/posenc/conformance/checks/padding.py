@@ -47,9 +47,18 @@ def _cases(plan: Plan, explicit: bool = False, inside: bool = False) -> Iterator
     plan.require_that_it_can("padding")
     if explicit:
         plan.require_that_it_can("positions")
-    require(explicit or plan.subject.takes("padding"), "call takes no padding mask by itself")
-    require(explicit or not plan.subject.takes("grid"), "patches stand where they are in the grid, padding or not")
-    require(explicit or not plan.subject.needs("positions"), "call needs positions, and finds none by itself")
+    require(
+        explicit or plan.subject.takes("padding"),
+        "let call take `padding` (rows, tokens), and find positions by itself",
+    )
+    require(
+        explicit or not plan.subject.needs("positions"),
+        "give `positions` a default in call, if it finds them by itself",
+    )
+    require(
+        explicit or not plan.subject.takes("grid"),
+        "nothing to do: patches stand where they are in the grid, padding or not",
+    )
     for tokens in plan.sizes_above(2):
         for mask in _masks(tokens, inside):
             yield Case(padded(plan, mask, explicit), {"tolerance": plan.tolerance(tokens)})
@@ -57,7 +66,7 @@ def _cases(plan: Plan, explicit: bool = False, inside: bool = False) -> Iterator
 
 def _contents(plan: Plan) -> Iterator[Case]:
     plan.require_that_it_can("padding")
-    require(not isinstance(plan.subject, Bias), "a bias is given no tokens, so it can let none through")
+    require(not isinstance(plan.subject, Bias), "nothing to do: a bias is given no tokens, so it can let none through")
     for tokens in plan.sizes_above(2):
         for mask in _masks(tokens, inside=True):
             yield Case(padded(plan, mask, plan.subject.can("positions")))
@@ -69,6 +78,7 @@ CHECK = Check(
     rule="Real tokens come out as they do without padding, whether it is left, right, inside, or mixed by row.",
     why="Where positions are read off the index, left-padded rows of a batch are answered as if they stood elsewhere.",
     pains=(3,),
+    remedy="Take positions from the mask, or from the caller, not from the index; hide padding before the softmax.",
     trials=(
         # Apart, since what goes by the index may get distances and windows right at the ends, and cannot across a gap.
         Trial("with positions, at the ends", padding_changes_nothing, _cases, {"explicit": True}),

@@ -29,7 +29,7 @@ def gradients_agree(subject: Subject, batch: Batch, other: Mapping[str, Any], hi
     _, expected = gradients_of(subject, made, batch)
     _, came = gradients_of(subject, made_as(subject, made, other), batch)
     both = [name for name in expected if name in came]
-    require(both, "nothing in it is trained, and call takes no vectors")
+    require(both, "nothing to do: nothing in it is trained, and call takes no vectors")
     tolerances = gradient_tolerances(subject, batch, highest)
     for name in both:
         neither = expected[name].isnan() & came[name].isnan()  # what is no number under both is no difference
@@ -42,7 +42,7 @@ def alone_as_together(subject: Subject, batch: Batch, other: Mapping[str, Any]) 
     made = made_as(subject, subject.make(), other)
     leaves: dict[str, Tensor] = {}
     _, together = gradients_of(subject, made, batch, leaves)
-    require(len(together) > 1, "there are no two things to train in it")
+    require(len(together) > 1, "nothing to do: there are no two things to train in it")
     parameters, tolerances = parameters_of(made), gradient_tolerances(subject, batch, batch.tokens)
     for name, expected in together.items():
         for held in (parameters, leaves):
@@ -54,7 +54,7 @@ def alone_as_together(subject: Subject, batch: Batch, other: Mapping[str, Any]) 
 
 def gradients_are_derivatives(subject: Subject, batch: Batch, other: Mapping[str, Any]) -> Outcomes:
     """In each parameter and vector, the slope along a line against differences of outputs, in double precision."""
-    require(subject.dtype == torch.float64, "differences need float64, in which it does not run")
+    require(subject.dtype == torch.float64, "let it run in float64, which differences need")
     made = made_as(subject, subject.make(), other)
     leaves: dict[str, Tensor] = {}
     _, gradients = gradients_of(subject, made, batch, leaves)
@@ -66,7 +66,7 @@ def gradients_are_derivatives(subject: Subject, batch: Batch, other: Mapping[str
         seen |= any(max(abs(slope), abs(measured)) > 2 * tolerance for measured, tolerance in tries)
         measured, tolerance = min(tries, key=lambda pair: abs(pair[0] - slope) - pair[1])
         yield f"the slope along {name}", near(torch.tensor([measured]), torch.tensor([slope]), tolerance)
-    require(seen, "no gradient is above the rounding")
+    require(seen, "give it a `jitter`, for no gradient is above the rounding")
 
 
 class _Line:
@@ -116,10 +116,10 @@ SIZES = (1, 127, 128, 129, 1025)  # around the sizes of blocks
 def _others(plan: Plan) -> list[Mapping[str, Any]]:
     """The options of the backends that are not the subject's own."""
     subject = plan.subject
-    require(subject.backends, "it names no backends")
+    require(subject.backends, "name in `backends` the options that must change nothing, to run this")
     own = subject.options
     others = [other for other in subject.backends if any(own.get(key) != value for key, value in other.items())]
-    require(others, "it names no backend but its own")
+    require(others, "name in `backends` more than its own options, to run this")
     return others
 
 
@@ -159,9 +159,10 @@ CHECK = Check(
     rule="Every backend gives the same outputs and gradients, for one token and around the sizes of blocks.",
     why="A fused kernel that drops a bias, its gradient or its alignment still gives plausible numbers.",
     pains=(9, 10, 11),
+    remedy="Pass bias, mask, scale and alignment to every backend, and write the gradient of each.",
     trials=(
-        Trial("outputs", outputs_agree, _cases),
-        Trial("gradients", gradients_agree, _cases, {"gradients": True}),
+        Trial("outputs", outputs_agree, _cases, claims=("backends",)),
+        Trial("gradients", gradients_agree, _cases, {"gradients": True}, claims=("backends",)),
         Trial("each gradient alone", alone_as_together, _small, {"tokens": 9}),
         Trial("gradients are derivatives", gradients_are_derivatives, _small, {"tokens": 5}),
     ),

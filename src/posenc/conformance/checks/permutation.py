@@ -41,6 +41,7 @@ CHECK = Check(
     rule="Tokens put in another order, with their positions, come out the same, in that order.",
     why="What reads a position off the index of a tensor is right until tokens are sorted, dropped, merged or sharded.",
     pains=(3,),
+    remedy="Go by the positions that are given, and by nothing else: no arange over the index.",
     trials=(
         Trial("text", outputs_are_permuted, _cases),
         Trial("packed documents", outputs_are_permuted, _cases, {"needs": ("document",)}),

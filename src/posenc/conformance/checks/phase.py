@@ -43,7 +43,7 @@ def angles_are_exact(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast
         exact = unit(exact)
         start, step = exact[0], exact[0].mT @ exact[1]
         turn = float((step - torch.eye(subject.head_dim, device=exact.device)).abs().max())
-        require(not turn < 2**-23, "position 1 turns nothing")
+        require(not turn < 2**-23, "let it turn something: position 1 turns nothing")
         expected = claimed(subject, positions, exact)
         if expected is None and subject.takes("positions"):
             expected = torch.stack([start @ torch.linalg.matrix_power(step, first_axis(p)) for p in positions])
@@ -89,7 +89,7 @@ def no_worse(
     effect = size_second if effect is None else effect
     tolerance = 4 * max(error, error / max(size_first, 1e-30) * size_second, eps * size_second) + slack * effect
     outcome = near(exact_second, second, tolerance)
-    hidden = f"positions move the outputs by {effect:.2g}, which rounding to {second.dtype} ({tolerance:.2g}) hides"
+    hidden = f"give it a `jitter`: rounding to {second.dtype} ({tolerance:.2g}) hides what positions do ({effect:.2g})"
     require(not (outcome.ok and tolerance > effect / 2), hidden)
     return outcome
 
@@ -99,7 +99,7 @@ def far_as_exact_as_near(
 ) -> Outcome:
     """The error of low precision far from 0, against its error for the same tokens at 0, 1, 2, … ."""
     flat = [first_axis(p) for p in row_of(batch)]
-    require(min(flat), "the tokens begin at 0")
+    require(min(flat), "nothing to do: the tokens begin at 0")
     places = ((batch.moved(-min(flat)),), (batch,))
     return _compared(subject, places, outputs, dtype, autocast, effect, max(flat))
 
@@ -110,7 +110,7 @@ def long_as_exact_as_short(
     """The error of low precision over long distances, against its error over the shortest ones."""
     last = first_axis(row_of(batch)[-1])
     low = autocast or dtype
-    require(last <= torch.finfo(low).max, f"{low} has no numbers like the distance {last}")
+    require(last <= torch.finfo(low).max, f"nothing to do: {low} has no numbers like the distance {last}")
     short = Batch([[0] * SHORT], positions=[[subject.at(p) for p in range(SHORT)]])
     return _compared(subject, ((short,), (batch,)), from_a_distance, dtype, autocast, effect, last)
 
@@ -119,7 +119,7 @@ def late_as_exact_as_early(
     subject: Subject, batch: Batch, dtype: torch.dtype, autocast: torch.dtype | None, effect: float | None
 ) -> Outcome:
     """The error of low precision for the late tokens of a row, against its error for the early ones."""
-    require(batch.tokens > LATE, f"no token is at {LATE} or later")
+    require(batch.tokens > LATE, f"nothing to do: no token is at {LATE} or later")
     places = ((batch, slice(None, EARLY)), (batch, slice(LATE, None)))
     return _compared(subject, places, outputs, dtype, autocast, effect, batch.tokens)
 
@@ -162,19 +162,19 @@ def _outputs_in(plan: Plan) -> Iterator[dict[str, Any]]:
 
 
 def _of_rotations(plan: Plan) -> Iterator[Case]:
-    require(isinstance(plan.subject, Rotary), "a rotation alone has angles")
+    require(isinstance(plan.subject, Rotary), "nothing to do: a rotation alone has angles")
     end = plan.reach
-    require(end > 1, "there is no position but 0")
+    require(end > 1, "let call take `positions` (rows, tokens), for there is no position but 0")
     at = sorted({p for p in AT if p < end} | {end - 1})
     for values in plan.precisions():
         yield Case(plan.row(at), values)
 
 
 def _far(plan: Plan) -> Iterator[Case]:
-    require(not isinstance(plan.subject, Rotary), "of a rotation the angles are measured")
+    require(not isinstance(plan.subject, Rotary), "nothing to do: of a rotation the angles are measured")
     plan.require_that_it_can("positions")
     tokens, end = plan.sizes[-1], min(plan.reach, END)
-    require(end > LATE, f"positions end at {end}, where low precision holds them all")
+    require(end > LATE, f"nothing to do: positions end at {end}, where low precision holds them all")
     # One row ends at the first position that bfloat16 lacks, one at the last.
     for start in sorted({LATE + 1 - tokens, end - tokens}):
         for values in _outputs_in(plan):
@@ -183,20 +183,20 @@ def _far(plan: Plan) -> Iterator[Case]:
 
 
 def _long(plan: Plan) -> Iterator[Case]:
-    require(isinstance(plan.subject, Bias), "a bias alone has distances")
+    require(isinstance(plan.subject, Bias), "nothing to do: a bias alone has distances")
     plan.require_that_it_can("positions")
     tokens = plan.sizes[-1]
     end = min(plan.reach, END)
-    require(end > SHORT, f"positions end at {end}, and there is no distance that is long")
+    require(end > SHORT, f"nothing to do: positions end at {end}, and there is no distance that is long")
     for last in sorted({p for p in (*range(tokens, 8 * tokens, tokens), LATE, end - 1) if tokens <= p < end}):
         for values in _outputs_in(plan):
             yield Case(plan.row([*range(tokens), last]), values)
 
 
 def _late(plan: Plan) -> Iterator[Case]:
-    require(not isinstance(plan.subject, Rotary), "of a rotation the angles are measured")
-    require(not plan.subject.can("positions"), "call takes positions, so that far ones can be given")
-    require(plan.limit >= 300, f"rows end at {plan.limit}, where low precision holds most positions")
+    require(not isinstance(plan.subject, Rotary), "nothing to do: of a rotation the angles are measured")
+    require(not plan.subject.can("positions"), "nothing to do: call takes positions, so that far ones can be given")
+    require(plan.limit >= 300, f"nothing to do: rows end at {plan.limit}, where low precision holds most positions")
     for values in _outputs_in(plan):
         yield Case(plan.text(1, min(plan.limit, 2 * LATE)), values)
 
@@ -207,6 +207,8 @@ CHECK = Check(
     rule="In bfloat16, float16 and under autocast, far positions are as exact as near ones.",
     why="bfloat16 holds no odd integer above 256: positions or phases in it make neighbours one and the same.",
     pains=(1,),
+    remedy="Compute positions, phases, sines and cosines in float32, with autocast switched off, from integer "
+    "positions; cast the result.",
     trials=(
         Trial("angles", angles_are_exact, _of_rotations),
         Trial("far positions", far_as_exact_as_near, _far),

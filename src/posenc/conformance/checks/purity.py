@@ -78,7 +78,7 @@ def no_call_changes_another(subject: Subject, batch: Batch, between: str, limit:
     except (RuntimeError, *REFUSALS) as error:
         if between not in ("bfloat16", "autocast"):
             raise
-        raise NotApplicableError(f"it does not run with {between}: {one_line(error)}") from error
+        raise NotApplicableError(f"nothing to do: it does not run with {between}: {one_line(error)}") from error
     yield "again", near(first, subject.run(made, batch), tolerance)
     if subject.causal and subject.threshold is None:
         start = subject.run(made, replace(longer, ids=[(batch.ids[0] + longer.ids[0])[: longer.tokens]]))
@@ -125,7 +125,7 @@ def inference_mode_leaves_no_trace(subject: Subject, batch: Batch, highest: int)
     outs = [x for out in given for x in (out if isinstance(out, tuple) else (out,))]
     if any(isinstance(x, Tensor) and x.is_inference() for x in outs):
         return Outcome(False, "outputs that can be trained with", "one that was made under inference mode")
-    require(came, "nothing in it is trained, and call takes no vectors")
+    require(came, "nothing to do: nothing in it is trained, and call takes no vectors")
     _, expected = gradients_of(subject, subject.make(), batch)
     tolerances = gradient_tolerances(subject, batch, highest)
     return first_failure([(name, near(expected[name], came[name], tolerances[name])) for name in expected])
@@ -186,6 +186,8 @@ CHECK = Check(
     "call changes what another gives.",
     why="Tables that grow in a call keep the precision, the mode and the configuration of whoever called first.",
     pains=(5, 6, 15),
+    remedy="Write nothing on the module or into the inputs: make tables new in each call, or by the length, dtype "
+    "and device alone.",
     trials=(
         Trial("what is written", nothing_is_written, _texts),
         Trial("inputs", inputs_stay_as_they_are, _texts, {"with_positions": True}),

@@ -58,7 +58,7 @@ def _cases(plan: Plan, lse: bool = False, zigzag: bool = False, documents: bool 
     if zigzag or not plan.subject.takes("offset"):  # a run of tokens has a first one
         plan.require_any_queries()
     if documents:
-        require(not plan.subject.takes("memory"), "call takes a memory, and is not given its documents")
+        require(not plan.subject.takes("memory"), "nothing to do: call takes a memory, and is not given its documents")
         plan.require_that_it_can("document")
     for tokens in plan.sizes_above(2):
         batch = two_documents(plan, tokens) if documents else plan.line(2, tokens)
@@ -72,6 +72,7 @@ CHECK = Check(
     rule="Shards of a sequence, with the positions that tokens have in the whole, give together what the whole gives.",
     why="Under context parallelism, a rank that counts its own tokens from 0 has the right shapes and wrong distances.",
     pains=(16, 17),
+    remedy="Give each shard the positions that its tokens have in the whole, and heads their number in the whole.",
     trials=(
         Trial("contiguous, merged by log-sum-exp", merged_shards_equal_the_whole, _cases, {"lse": True}),
         Trial("zigzag, merged by log-sum-exp", merged_shards_equal_the_whole, _cases, {"lse": True, "zigzag": True}),

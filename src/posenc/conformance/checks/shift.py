@@ -14,11 +14,14 @@ def moving_all_changes_nothing(subject: Subject, batch: Batch, by: int, toleranc
     change them."""
     expected = subject.run(subject.make(), batch)
     outcome = near(expected, subject.run(subject.make(), batch.moved(by)), tolerance)
-    if outcome.ok and subject.can("positions") and batch.positions is not None:
+    if outcome.ok and not subject.order_free and subject.can("positions") and batch.positions is not None:
         away = batch.moved(1).positions or []  # by no more: there may be an end to distances
         apart = Batch(batch.ids, [kept[:1] + row[1:] for kept, row in zip(batch.positions, away, strict=True)])
         seen = not near(expected, subject.run(subject.make(), apart), tolerance).ok
-        require(seen, "outputs do not go by positions: moving all but the first by 1 changes nothing")
+        require(
+            seen,
+            "give it a `jitter`, for its outputs do not go by positions: moving all but the first by 1 changes nothing",
+        )
     return outcome
 
 
@@ -49,14 +52,16 @@ def moving_all_changes_something(subject: Subject, batch: Batch, by: list[int], 
     """The outputs at positions p and at p + by: one of the amounts must change them by more than rounding does for that
     amount."""
     several = all(len(set(row)) > 1 for row in batch.ids)
-    require(several, "attention to one and the same token gives the same from everywhere")
+    require(several, "nothing to do: attention to one and the same token gives the same from everywhere")
     changes = _changes(subject, batch, by)
     if isinstance(changes, Outcome):
         return changes
     if not (found := _seen(changes, tolerances)) and not subject.jitter:
         moved = _changes(replace(subject, jitter=0.1), batch, by[:1])
         plain = not isinstance(moved, Outcome) and moved[0] > 100 * tolerances[0]  # and no rounding of larger outputs
-        require(not plain, "claim jitter=0.02: parameters begin as zeros, or so small that positions hardly count")
+        require(
+            not plain, "claim `jitter=0.02`, for parameters begin as zeros, or so small that positions hardly count"
+        )
     sizes = ", ".join(f"{c:.2g} ({most:.2g})" for c, most in zip(changes, tolerances, strict=True))
     return Outcome(
         found,
@@ -82,15 +87,17 @@ def _seen(changes: list[float], tolerances: list[float]) -> bool:
 
 # -- cases -------------------------------------------------------------------------------------------------------------
 
+ABSOLUTE = "Look positions up as they are given, or claim `relative=True`, if this is what it is to be."
 SHIFTS = (1, 1000, 100_000)
 AWAY = (1, 7, 300)
 
 
 def _require(plan: Plan, claim: str) -> None:
     subject, other = plan.subject, "absolute" if claim == "relative" else "relative"
-    require(subject.relative is not None, "nothing is claimed of moving all positions")
-    require(subject.relative == (claim == "relative"), f"it claims to be {other}")
-    require(subject.can("positions") or subject.takes("offset"), "call takes neither positions nor offset")
+    what = "changes nothing" if claim == "relative" else "changes outputs"
+    require(subject.relative is not None, f"claim `relative={claim == 'relative'}` if moving all positions {what}")
+    require(subject.relative == (claim == "relative"), f"nothing to do: it claims to be {other}")
+    require(subject.can("positions") or subject.takes("offset"), plan.lacks("positions"))
 
 
 def _relative(plan: Plan) -> Iterator[Case]:
@@ -143,10 +150,12 @@ CHECK = Check(
     why="What is called relative and is not answers a text by where it stands in the window: in a later chunk, behind "
     "padding, it is another text.",
     pains=(1, 3),
+    remedy="Compute scores from the difference of the positions that are given, never from the index or from the "
+    "length.",
     trials=(
-        Trial("relative", moving_all_changes_nothing, _relative),
-        Trial("relative, with gaps", moving_all_changes_nothing, _broken),
-        Trial("absolute", moving_all_changes_something, _absolute),
-        Trial("some moved", moving_some_changes_something, _some),
+        Trial("relative", moving_all_changes_nothing, _relative, claims=("relative",)),
+        Trial("relative, with gaps", moving_all_changes_nothing, _broken, claims=("relative",)),
+        Trial("absolute", moving_all_changes_something, _absolute, claims=("relative",), remedy=ABSOLUTE),
+        Trial("some moved", moving_some_changes_something, _some, remedy=ABSOLUTE),
     ),
 )

@@ -10,7 +10,7 @@ from posenc.conformance.trial import Case, Check, Plan, Trial
 
 def queries_equal_rows_of_the_square(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
     """Some tokens as queries of all keys, against the same tokens where all are queries."""
-    require(batch.queries, "there are no queries")
+    require(batch.queries, "nothing to do: there are no queries")
     square = subject.run(subject.make(), replace(batch, queries=None))
     return near(square[:, list(batch.queries or ())], subject.run(subject.make(), batch), tolerance)
 
@@ -25,7 +25,10 @@ def _last(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
     if with_positions:
         plan.require_that_it_can("positions")
     else:
-        require(not plan.subject.takes("memory"), "call takes a memory, and where x stands in it must be given")
+        require(
+            not plan.subject.takes("memory"),
+            "nothing to do: call takes a memory, and where x stands in it must be given",
+        )
     for tokens in plan.sizes:
         for start in (0, 7) if with_positions and plan.has(tokens + 8) else (0,):
             for count in sorted({1, (tokens + 1) // 2, tokens - 1} - {0, tokens}):
@@ -54,6 +57,7 @@ CHECK = Check(
     rule="Some tokens that ask all others get what they get where all ask all: the last of them, or any.",
     why="Indices that are right in a square are wrong in a rectangle: in decoding, in cross-attention, in a block.",
     pains=(5, 11, 18),
+    remedy="Align queries with the last of the keys, and take sizes from queries and keys each by itself.",
     trials=(
         Trial("the last of the keys", queries_equal_rows_of_the_square, _last),
         Trial(

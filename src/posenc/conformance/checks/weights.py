@@ -109,8 +109,8 @@ def _sides(plan: Plan) -> Iterator[Case]:
 MORE = (
     19,
     (
-        Trial("values all the same", values_all_the_same_stay, _values),
-        Trial("tokens all the same", equal_tokens_come_out_equal, _layers),
-        Trial("before and after", before_and_after_weigh, _sides),
+        Trial("values all the same", values_all_the_same_stay, _values, claims=("normalized",)),
+        Trial("tokens all the same", equal_tokens_come_out_equal, _layers, claims=("normalized",)),
+        Trial("before and after", before_and_after_weigh, _sides, claims=("directed",)),
     ),
 )

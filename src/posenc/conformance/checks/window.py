@@ -144,9 +144,17 @@ def _documents(plan: Plan) -> Iterator[Case]:
 MORE = (
     19,
     (
-        Trial("window", what_the_window_shows_counts, _windows),
-        Trial("window, cached", what_the_window_shows_counts, _windows, {"cached": True}),
-        Trial("window, with gaps", what_the_window_shows_counts, _gaps),
-        Trial("window, packed documents", what_the_window_shows_counts, _documents),
+        Trial("window", what_the_window_shows_counts, _windows, claims=("window", "sinks", "depth")),
+        Trial(
+            "window, cached",
+            what_the_window_shows_counts,
+            _windows,
+            {"cached": True},
+            claims=("window", "sinks", "depth"),
+        ),
+        Trial("window, with gaps", what_the_window_shows_counts, _gaps, claims=("window", "sinks", "depth")),
+        Trial(
+            "window, packed documents", what_the_window_shows_counts, _documents, claims=("window", "sinks", "depth")
+        ),
     ),
 )
