@@ -1,4 +1,4 @@
-"""The MSA Transformer divides scores by the depth of the batch: beside a deeper one an alignment comes out otherwise."""
+"""The MSA Transformer divides scores by the depth of the batch: an alignment beside a deeper one is another."""
 
 from importlib.metadata import version
 
