@@ -66,13 +66,12 @@ NOTES_TEXT = (
     ),
     Note(
         "of_keras_hub",
-        (14,),
+        (1, 14),
         'keras-hub: rope_type="dynamic" slows all frequencies',
         WRONG,
         "factor^(dim/(dim - 2)) is to multiply the base; it divides every frequency.",
         "`layers/modeling/rotary_embedding.py`, lines 243-250",
         ("rotary_dynamic",),
-        ("frequencies",),
     ),
     Note(
         "of_keras_hub",
@@ -121,6 +120,15 @@ NOTES_TEXT = (
         "the table is left for several tokens, it is given to all.",
         "`layers/modeling/position_embedding.py`, lines 114 and 118",
         ("learned",),
+    ),
+    Note(
+        "of_keras_hub",
+        (5,),
+        "keras-hub: a layer notes that it was called",
+        TIDY,
+        "Keras sets `_called` on every layer at its first call.",
+        "",
+        trials=("what is written",),
     ),
     # -- fair-esm ------------------------------------------------------------------------------------------------------
     Note(

@@ -47,17 +47,19 @@ def build_alibi(heads):
 
 def build_learned(sequence_length):
     keras.utils.set_random_seed(0)
-    layer = keras_hub.layers.PositionEmbedding(sequence_length)
+    layer = keras_hub.layers.PositionEmbedding(sequence_length, name="positions")
     layer.build((None, sequence_length, 32))
     return layer
 
 
 def build(backbone, **options):
     """A backbone of keras_hub.models. The weights that Keras draws are too small for positions to matter."""
+    keras.utils.clear_session()  # else it names weights by how many were built before
     keras.utils.set_random_seed(0)
     model = getattr(keras_hub.models, backbone)(**options)
     for weight in model.weights:
-        weight.assign(weight.value + 0.2 * torch.randn(weight.shape))
+        with torch.no_grad():
+            weight.value.add_(0.2 * torch.randn_like(weight.value))
     return model
 
 
