@@ -1,32 +1,34 @@
-"""Faults of transformers that no check looks for, met where posenc runs the models; and their section of the page."""
+"""Faults that no check looks for, or in parts that none runs, each with a script; and their sections of the page."""
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
 
 from field import scripts
-from field.notes import LIMIT, MEANT, WRONG
+from field.faults_text import FAULTS_TEXT
+from field.kinds import LIMIT, MEANT, WRONG, Fault
 from field.scripts import Outcome
 
 HEADING = "## Met while running transformers' models\n"
+READ = "## Found by reading\n"
 NEXT = "## Not run\n"
+MET = (
+    "posenc runs models of transformers by its own attention and compares ([huggingface.md](huggingface.md)). This "
+    "is what it met there that none of the twenty checks looks for. Each has a script that needs torch and "
+    "transformers alone, and exits with 1 where the fault is there and with 0 where it is not. "
+    "Two more that it met stand above: Falcon with ALiBi "
+    "[adds its bias twice](#transformers-falcon-with-alibi-adds-its-bias-twice-under-eager-attention) under eager "
+    "attention, and dynamic scaling turns a row "
+    "[by the longest of its batch]"
+    "(#transformers-longrope-and-dynamic-choose-their-frequencies-for-a-batch-as-a-whole)."
+)
+SAID = (
+    "The positional code of these packages was read beside the checks. This is what stands in parts of them that no "
+    "subject runs, or what no check looks for. Scripts exit as above, and need torch and the package."
+)
 
-
-class Fault(NamedTuple):
-    """``script`` is its name in docs/field-scripts, ``where`` the file and function, ``instead`` the way out."""
-
-    script: str
-    title: str
-    kind: str
-    text: str
-    where: str
-    instead: str
-    upstream: str = ""
-
-
-FAULTS = (
+FAULTS: tuple[Fault, ...] = (
     Fault(
         "transformers-llama4-temperature.py",
         "Llama 4: queries are scaled by their place in the cache",
@@ -114,6 +116,7 @@ FAULTS = (
         "`use_cache=False`, and no `attention_mask`.",
         "made for training without padding in transformers#39194; a mask of ones was declined in transformers#46634",
     ),
+    *FAULTS_TEXT,
 )
 
 
@@ -124,29 +127,22 @@ def run(folder: Path, jobs: int) -> dict[Fault, Outcome]:
 
 
 def put(page: str, outcomes: Mapping[Fault, Outcome], folder: str) -> str:
-    """The page with their section, in place of the one that it had; ``folder`` has the scripts, seen from the page."""
+    """The page with their sections, in place of those that it had; ``folder`` has the scripts, seen from the page."""
     before, following, after = page.partition(NEXT)
-    return before.partition(HEADING)[0] + "\n".join([HEADING, *_section(outcomes, folder), ""]) + following + after
+    met = {fault: outcome for fault, outcome in outcomes.items() if fault.package == "transformers"}
+    read = {fault: outcome for fault, outcome in outcomes.items() if fault.package != "transformers"}
+    lines = [HEADING, MET, "", *_section(met, folder), READ, SAID, "", *_section(read, folder), ""]
+    return before.partition(HEADING)[0] + "\n".join(lines) + following + after
 
 
 def _section(outcomes: Mapping[Fault, Outcome], folder: str) -> list[str]:
-    lines = [
-        "posenc runs models of transformers by its own attention and compares ([huggingface.md](huggingface.md)). This "
-        "is what it met there that none of the checks looks for. Each has a script that needs torch and "
-        "transformers alone, and exits with 1 where the fault is there and with 0 where it is not. "
-        "Two more that it met stand above: Falcon with ALiBi "
-        "[adds its bias twice](#transformers-falcon-with-alibi-adds-its-bias-twice-under-eager-attention) under eager "
-        "attention, and dynamic scaling turns a row "
-        "[by the longest of its batch]"
-        "(#transformers-longrope-and-dynamic-choose-their-frequencies-for-a-batch-as-a-whole).",
-        "",
-    ]
+    lines = []
     for fault, outcome in outcomes.items():
         if outcome.fault:
             lines += [
                 f"### {fault.title}",
                 "",
-                f"**{fault.kind.capitalize()}**, transformers {version('transformers')}. {fault.text}",
+                f"**{fault.kind.capitalize()}**, {fault.package} {version(fault.package)}. {fault.text}",
                 "",
                 f"- expected: {outcome.expected}",
                 f"- came: {outcome.came}",
@@ -156,9 +152,11 @@ def _section(outcomes: Mapping[Fault, Outcome], folder: str) -> list[str]:
                 *([f"- elsewhere: {fault.upstream}"] if fault.upstream else []),
                 "",
             ]
-    gone = [fault for fault, outcome in outcomes.items() if outcome.fault is False]
-    heading = f"Gone in transformers {version('transformers')}:"
-    lines += _list(heading, [f"{fault.title}, {_link(fault, folder)}" for fault in gone])
+    for package in dict.fromkeys(fault.package for fault in outcomes):
+        gone = [fault for fault, outcome in outcomes.items() if outcome.fault is False and fault.package == package]
+        if gone:
+            heading = f"Gone in {package} {version(package)}:"
+            lines += _list(heading, [f"{fault.title}, {_link(fault, folder)}" for fault in gone])
     unknown = [(fault, outcome.error) for fault, outcome in outcomes.items() if outcome.fault is None]
     return lines + _list("Not run:", [f"{fault.title}, {_link(fault, folder)}: {error}" for fault, error in unknown])
 

@@ -1,28 +1,10 @@
 """What is known of each finding: if it is a mistake, a limitation, or what was meant, and where the code does it."""
 
-from typing import NamedTuple
-
-WRONG = "mistake"  # what it says it does, it does not do
-LIMIT = "limitation"  # it says so, or it fails with an error, or it takes unusual use to meet it
-MEANT = "by design"  # a choice, which who uses it should know of
-TIDY = "housekeeping"  # no output is wrong by this alone
-
-
-class Note(NamedTuple):
-    """Speaks of findings of ``checks`` in subjects of ``file`` (its beginning will do) with these ``names`` (none: all)
-    in trials whose name begins with one of ``trials``. The first note that fits is taken."""
-
-    file: str
-    checks: tuple[int, ...]
-    title: str
-    kind: str
-    text: str
-    where: str = ""
-    names: tuple[str, ...] = ()
-    trials: tuple[str, ...] = ("",)
-
+from field.kinds import LIMIT, MEANT, TIDY, WRONG, Note
+from field.notes_text import NOTES_TEXT
 
 NOTES = (
+    *NOTES_TEXT,
     # -- wrong results -------------------------------------------------------------------------------------------------
     Note(
         "of_transformers_decoders",
@@ -442,7 +424,8 @@ NOTES = (
 
 NOT_RUN = {
     "flash-attention, TransformerEngine, vLLM": "run on a GPU alone",
-    "liger-kernel": "its kernels are Triton's, which on a CPU are interpreted, minutes for each check",
+    "liger-kernel": "its kernels are Triton's, which on a CPU are interpreted, minutes for each check; what was read "
+    "in them stands above, with a script that needs Triton",
     "timm, torchvision": "do not import beside a CPU build of torch",
     "transformers 4.57.6": "would replace transformers 5; BERT's `relative_key` and Transformer-XL are only there",
 }

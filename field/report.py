@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from field import faults, scripts
-from field.notes import LIMIT, NOT_RUN, NOTES, WRONG, Note
+from field.kinds import LIMIT, WRONG, Note
+from field.notes import NOT_RUN, NOTES
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "field-report.md"
@@ -33,6 +34,7 @@ SCRIPTS = ROOT / "docs" / "field-scripts"
 # The files of field/subjects, those that take longest first, each with the package whose version stands in the report.
 FILES = {
     "of_x_transformers": "x-transformers",
+    "of_keras_hub": "keras-hub",
     "of_transformers_decoders": "transformers",
     "of_transformers_scaling": "transformers",
     "of_transformers_encoders": "transformers",
@@ -44,6 +46,10 @@ FILES = {
     "of_attn_gym": "attn-gym",
     "of_positional_encodings": "positional-encodings",
     "of_self_attention_cv": "self-attention-cv",
+    "of_local_attention": "local-attention",
+    "of_fair_esm": "fair-esm",
+    "of_conformer": "conformer",
+    "of_axial_positional_embedding": "axial-positional-embedding",
     "of_torch": "torch",
 }
 SECONDS = 30.0  # for each check
