@@ -1,29 +1,17 @@
-"""Faults of transformers that no check looks for, met where posenc runs the models; and their section of the page."""
+"""Faults that no check looks for, met with models of transformers or read in the code of others; their section."""
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple
 
 from field import scripts
-from field.notes import LIMIT, MEANT, WRONG
+from field.faults_vision import FAULTS_VISION
+from field.kinds import LIMIT, MEANT, WRONG, Fault
 from field.scripts import Outcome
 
 HEADING = "## Met while running transformers' models\n"
 NEXT = "## Not run\n"
-
-
-class Fault(NamedTuple):
-    """``script`` is its name in docs/field-scripts, ``where`` the file and function, ``instead`` the way out."""
-
-    script: str
-    title: str
-    kind: str
-    text: str
-    where: str
-    instead: str
-    upstream: str = ""
 
 
 FAULTS = (
@@ -114,6 +102,7 @@ FAULTS = (
         "`use_cache=False`, and no `attention_mask`.",
         "made for training without padding in transformers#39194; a mask of ones was declined in transformers#46634",
     ),
+    *FAULTS_VISION,
 )
 
 
@@ -132,8 +121,9 @@ def put(page: str, outcomes: Mapping[Fault, Outcome], folder: str) -> str:
 def _section(outcomes: Mapping[Fault, Outcome], folder: str) -> list[str]:
     lines = [
         "posenc runs models of transformers by its own attention and compares ([huggingface.md](huggingface.md)). This "
-        "is what it met there that none of the twenty checks looks for. Each has a script that needs torch and "
-        "transformers alone, and exits with 1 where the fault is there and with 0 where it is not. "
+        "is what it met there that none of the twenty checks looks for; what is of other packages was read in their "
+        "code. Each has a script that needs torch and the package alone, and exits with 1 where the fault is there and "
+        "with 0 where it is not. "
         "Two more that it met stand above: Falcon with ALiBi "
         "[adds its bias twice](#transformers-falcon-with-alibi-adds-its-bias-twice-under-eager-attention) under eager "
         "attention, and dynamic scaling turns a row "
@@ -146,7 +136,7 @@ def _section(outcomes: Mapping[Fault, Outcome], folder: str) -> list[str]:
             lines += [
                 f"### {fault.title}",
                 "",
-                f"**{fault.kind.capitalize()}**, transformers {version('transformers')}. {fault.text}",
+                f"**{fault.kind.capitalize()}**, {_version(fault)}. {fault.text}",
                 "",
                 f"- expected: {outcome.expected}",
                 f"- came: {outcome.came}",
@@ -156,11 +146,20 @@ def _section(outcomes: Mapping[Fault, Outcome], folder: str) -> list[str]:
                 *([f"- elsewhere: {fault.upstream}"] if fault.upstream else []),
                 "",
             ]
-    gone = [fault for fault, outcome in outcomes.items() if outcome.fault is False]
-    heading = f"Gone in transformers {version('transformers')}:"
-    lines += _list(heading, [f"{fault.title}, {_link(fault, folder)}" for fault in gone])
+    for package in dict.fromkeys(fault.package for fault in outcomes):
+        gone = [fault for fault, outcome in outcomes.items() if outcome.fault is False and fault.package == package]
+        items = [f"{fault.title}, {_link(fault, folder)}" for fault in gone]
+        lines += _list(f"Gone in {_version(gone[0])}:", items) if gone else []
     unknown = [(fault, outcome.error) for fault, outcome in outcomes.items() if outcome.fault is None]
     return lines + _list("Not run:", [f"{fault.title}, {_link(fault, folder)}: {error}" for fault, error in unknown])
+
+
+def _version(fault: Fault) -> str:
+    """The package and its version, or the package alone where it is not installed."""
+    try:
+        return f"{fault.package} {version(fault.package)}"
+    except PackageNotFoundError:
+        return fault.package
 
 
 def _link(fault: Fault, folder: str) -> str:

@@ -1,26 +1,7 @@
 """What is known of each finding: if it is a mistake, a limitation, or what was meant, and where the code does it."""
 
-from typing import NamedTuple
-
-WRONG = "mistake"  # what it says it does, it does not do
-LIMIT = "limitation"  # it says so, or it fails with an error, or it takes unusual use to meet it
-MEANT = "by design"  # a choice, which who uses it should know of
-TIDY = "housekeeping"  # no output is wrong by this alone
-
-
-class Note(NamedTuple):
-    """Speaks of findings of ``checks`` in subjects of ``file`` (its beginning will do) with these ``names`` (none: all)
-    in trials whose name begins with one of ``trials``. The first note that fits is taken."""
-
-    file: str
-    checks: tuple[int, ...]
-    title: str
-    kind: str
-    text: str
-    where: str = ""
-    names: tuple[str, ...] = ()
-    trials: tuple[str, ...] = ("",)
-
+from field.kinds import LIMIT, MEANT, TIDY, WRONG, Note
+from field.notes_vision import NOTES_VISION
 
 NOTES = (
     # -- wrong results -------------------------------------------------------------------------------------------------
@@ -438,11 +419,12 @@ NOTES = (
         "Rows of a table are looked up without a check: on the CPU that is an IndexError, on a GPU an assertion in a "
         "kernel. Position -1 is an error too for embeddings, and the last row for tables that are indexed.",
     ),
+    *NOTES_VISION,
 )
 
 NOT_RUN = {
     "flash-attention, TransformerEngine, vLLM": "run on a GPU alone",
     "liger-kernel": "its kernels are Triton's, which on a CPU are interpreted, minutes for each check",
-    "timm, torchvision": "do not import beside a CPU build of torch",
+    "torchvision": "is not installed beside a CPU build of torch, and what needs it is left out",
     "transformers 4.57.6": "would replace transformers 5; BERT's `relative_key` and Transformer-XL are only there",
 }

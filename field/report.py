@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from field import faults, scripts
-from field.notes import LIMIT, NOT_RUN, NOTES, WRONG, Note
+from field.kinds import LIMIT, WRONG, Note
+from field.notes import NOT_RUN, NOTES
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "field-report.md"
@@ -36,7 +37,11 @@ FILES = {
     "of_transformers_decoders": "transformers",
     "of_transformers_scaling": "transformers",
     "of_transformers_encoders": "transformers",
+    "of_timm": "timm",
+    "of_diffusers": "diffusers",
     "of_rotary_embedding_torch": "rotary-embedding-torch",
+    "of_vit_pytorch": "vit-pytorch",
+    "of_open_clip": "open_clip_torch",
     "of_torchtune": "torchtune",
     "of_equinox": "equinox",
     "of_torchscale": "torchscale",

@@ -8,7 +8,8 @@ import pytest
 
 from field import report
 from field.faults import FAULTS, put
-from field.notes import NOTES, Note
+from field.kinds import Note
+from field.notes import NOTES
 from field.report import FILES, PAGE, ROOT, SCRIPTS, about, confirmed, write
 from field.scripts import Outcome, run
 
