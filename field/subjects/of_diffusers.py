@@ -59,10 +59,11 @@ def rotate_text(module, x, offset):
 
 
 def attend_rotated(x, cos_and_sin, padding, unbind=-1):
-    query, key = (t.unflatten(2, (3, -1)).transpose(1, 2) for t in x.chunk(2, 2))
-    query, key = (embeddings.apply_rotary_emb(t, cos_and_sin, use_real_unbind_dim=unbind) for t in (query, key))
+    """Attention of three heads: queries and keys are the rotated halves of x, values the second as it is."""
+    query, value = (t.unflatten(2, (3, -1)).transpose(1, 2) for t in x.chunk(2, 2))
+    query, key = (embeddings.apply_rotary_emb(t, cos_and_sin, use_real_unbind_dim=unbind) for t in (query, value))
     seen = torch.ones(*x.shape[:2], dtype=torch.bool, device=x.device) if padding is None else padding
-    out = attend(query, key, key, seen[:, None, :].expand(-1, x.size(1), -1))[0]
+    out = attend(query, key, value, seen[:, None, :].expand(-1, x.size(1), -1))[0]
     return out.transpose(1, 2).flatten(2)
 
 

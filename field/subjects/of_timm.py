@@ -26,11 +26,11 @@ def build(module, name, **options):
 
 
 def attend_patches(x, rotations, padding, half):
-    """Attention of three heads, whose queries and keys are the rotated halves of x."""
-    query, key = (t.unflatten(2, (3, 16)).transpose(1, 2) for t in x.chunk(2, 2))
-    query, key = (part("layers", "apply_rot_embed_cat")(t, rotations, half=half) for t in (query, key))
+    """Attention of three heads: queries and keys are the rotated halves of x, values the second as it is."""
+    query, value = (t.unflatten(2, (3, 16)).transpose(1, 2) for t in x.chunk(2, 2))
+    query, key = (part("layers", "apply_rot_embed_cat")(t, rotations, half=half) for t in (query, value))
     seen = torch.ones(*x.shape[:2], dtype=torch.bool, device=x.device) if padding is None else padding
-    out = attend(query, key, key, seen[:, None, :].expand(-1, x.size(1), -1))[0]
+    out = attend(query, key, value, seen[:, None, :].expand(-1, x.size(1), -1))[0]
     return out.transpose(1, 2).flatten(2)
 
 
