@@ -29,9 +29,9 @@ NOTES_VISION = (
         (20,),
         "vit-pytorch: positions of NesT go by the index",
         LIMIT,
-        "The table is one for the square blocks that the model cuts images into. Blocks of another shape are taken too, "
-        "and get its first numbers in raster order, so that 1 × 2 patches are those of 2 × 1. What layers see of positions "
-        "at all is told [below](#vit-pytorch-the-layers-of-nest-do-not-see-its-positions).",
+        "The table is one for the square blocks that the model cuts images into. Blocks of another shape are taken, "
+        "and get its first numbers in raster order, so that 1 × 2 patches are those of 2 × 1. What its layers see of "
+        "positions at all is told [below](#vit-pytorch-the-layers-of-nest-do-not-see-its-positions).",
         "`nest.py`, line 97",
         ("nest",),
     ),
