@@ -41,7 +41,8 @@ NOTES_VISION = (
         "timm: a masked patch keeps its place",
         MEANT,
         "Rotations go by the grid, of which the attention around them hides patches. Those that are left stay where "
-        "they were, as they must in an image; as a text without padding they would move together.",
+        "they were, as they must in an image; as a text without padding they would move together. In pixels, and for "
+        "DINOv3, places are parts of the whole grid, and go by its size too.",
         trials=("with a mask alone",),
     ),
     Note(
@@ -94,6 +95,16 @@ NOTES_VISION = (
         "it in float32. Kandinsky 6, Ideogram 4 and MiniMax H3 have the like: see "
         "[below](#diffusers-phases-and-frequencies-in-buffers-are-cast-with-the-model).",
         "`models/transformers/transformer_kandinsky.py`, line 219",
+        ("text",),
+    ),
+    Note(
+        "of_open_clip",
+        (3,),
+        "open_clip: the causal mask is not restored after a build on meta",
+        LIMIT,
+        "It is a buffer that no checkpoint holds and that only building fills, so that a text tower made on meta and "
+        "given memory has what lay there before in its place.",
+        "`transformer.py`, line 1022",
         ("text",),
     ),
 )

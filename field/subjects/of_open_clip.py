@@ -28,7 +28,7 @@ def build(**options):
 
 def call(model, ids):
     """What its layers give for each token, of a text that is filled up as its tokenizer does."""
-    x, mask = model._embeds(torch.nn.functional.pad(ids, (0, model.context_length - ids.size(1))))
+    x, mask = model._embeds(torch.nn.functional.pad(ids, (0, max(0, model.context_length - ids.size(1)))))
     return model.ln_final(model.transformer(x, attn_mask=mask))[:, : ids.size(1)]
 
 
