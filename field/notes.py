@@ -4,6 +4,7 @@ from field.kinds import LIMIT, MEANT, TIDY, WRONG, Note
 from field.notes_vision import NOTES_VISION
 
 NOTES = (
+    *NOTES_VISION,  # before what is said of all files
     # -- wrong results -------------------------------------------------------------------------------------------------
     Note(
         "of_transformers_decoders",
@@ -419,7 +420,6 @@ NOTES = (
         "Rows of a table are looked up without a check: on the CPU that is an IndexError, on a GPU an assertion in a "
         "kernel. Position -1 is an error too for embeddings, and the last row for tables that are indexed.",
     ),
-    *NOTES_VISION,
 )
 
 NOT_RUN = {
