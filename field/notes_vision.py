@@ -47,6 +47,26 @@ NOTES_VISION = (
     ),
     Note(
         "of_diffusers",
+        (7, 11),
+        "diffusers: OmniGen rotates a batch by the positions of its first row",
+        WRONG,
+        "Cosines and sines of the first row are returned for all. Prompts of other lengths are padded on the left, so "
+        "that their positions differ from the first row's, and they come out other than alone.",
+        "`models/transformers/transformer_omnigen.py`, line 174",
+        ("omnigen",),
+    ),
+    Note(
+        "of_diffusers",
+        (5,),
+        "diffusers: OmniGen writes its frequencies at every call",
+        TIDY,
+        "`inv_freq` is computed anew from the longest position of the batch, and assigned to the module. The next call "
+        "computes its own, so that no output is wrong by it.",
+        "`models/transformers/transformer_omnigen.py`, line 163",
+        ("omnigen",),
+    ),
+    Note(
+        "of_diffusers",
         (7,),
         "diffusers: a masked patch keeps its place",
         MEANT,
