@@ -115,7 +115,7 @@ dinov3 = Layer(
     dim=96,
     axes=2,
     relative=True,
-    varied={"temperature": 10.0, "normalize_coords": "max"},
+    varied={"temperature": 10.0},
 )
 mrope = Layer(
     build=build,
