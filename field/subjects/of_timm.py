@@ -74,7 +74,8 @@ def bias_of_window(module, query_positions, key_positions):
     if places.min() < 0 or (places.amax((0, 1)) >= torch.tensor([5, 6])).any():
         raise NotApplicableError("the window has no such place")
     asked, keys = (p[..., 0] * 6 + p[..., 1] for p in (query_positions, key_positions))
-    return torch.stack([module.get_bias()[0][:, a][:, :, k] for a, k in zip(asked, keys, strict=True)])
+    bias = module.get_bias().flatten(0, -3)  # (heads, places, places), some with an axis for the batch in front
+    return torch.stack([bias[:, a][:, :, k] for a, k in zip(asked, keys, strict=True)])
 
 
 def attend_windows(module, x, grid=None):
