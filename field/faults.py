@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from field import scripts
 from field.faults_text import FAULTS_TEXT
+from field.faults_vision import FAULTS_VISION
 from field.kinds import LIMIT, MEANT, WRONG, Fault
 from field.scripts import Outcome
 
@@ -15,7 +16,7 @@ READ = "## Found by reading\n"
 NEXT = "## Not run\n"
 MET = (
     "posenc runs models of transformers by its own attention and compares ([huggingface.md](huggingface.md)). This "
-    "is what it met there that none of the twenty checks looks for. Each has a script that needs torch and "
+    "is what it met there that none of the checks looks for. Each has a script that needs torch and "
     "transformers alone, and exits with 1 where the fault is there and with 0 where it is not. "
     "Two more that it met stand above: Falcon with ALiBi "
     "[adds its bias twice](#transformers-falcon-with-alibi-adds-its-bias-twice-under-eager-attention) under eager "
@@ -117,6 +118,7 @@ FAULTS: tuple[Fault, ...] = (
         "made for training without padding in transformers#39194; a mask of ones was declined in transformers#46634",
     ),
     *FAULTS_TEXT,
+    *FAULTS_VISION,
 )
 
 
@@ -142,7 +144,7 @@ def _section(outcomes: Mapping[Fault, Outcome], folder: str) -> list[str]:
             lines += [
                 f"### {fault.title}",
                 "",
-                f"**{fault.kind.capitalize()}**, {fault.package} {version(fault.package)}. {fault.text}",
+                f"**{fault.kind.capitalize()}**, {_version(fault)}. {fault.text}",
                 "",
                 f"- expected: {outcome.expected}",
                 f"- came: {outcome.came}",
@@ -154,11 +156,18 @@ def _section(outcomes: Mapping[Fault, Outcome], folder: str) -> list[str]:
             ]
     for package in dict.fromkeys(fault.package for fault in outcomes):
         gone = [fault for fault, outcome in outcomes.items() if outcome.fault is False and fault.package == package]
-        if gone:
-            heading = f"Gone in {package} {version(package)}:"
-            lines += _list(heading, [f"{fault.title}, {_link(fault, folder)}" for fault in gone])
+        items = [f"{fault.title}, {_link(fault, folder)}" for fault in gone]
+        lines += _list(f"Gone in {_version(gone[0])}:", items) if gone else []
     unknown = [(fault, outcome.error) for fault, outcome in outcomes.items() if outcome.fault is None]
     return lines + _list("Not run:", [f"{fault.title}, {_link(fault, folder)}: {error}" for fault, error in unknown])
+
+
+def _version(fault: Fault) -> str:
+    """The package and its version, or the package alone where it is not installed."""
+    try:
+        return f"{fault.package} {version(fault.package)}"
+    except PackageNotFoundError:
+        return fault.package
 
 
 def _link(fault: Fault, folder: str) -> str:

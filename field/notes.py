@@ -2,9 +2,11 @@
 
 from field.kinds import LIMIT, MEANT, TIDY, WRONG, Note
 from field.notes_text import NOTES_TEXT
+from field.notes_vision import NOTES_VISION
 
 NOTES = (
-    *NOTES_TEXT,
+    *NOTES_TEXT,  # before what is said of all files
+    *NOTES_VISION,
     # -- wrong results -------------------------------------------------------------------------------------------------
     Note(
         "of_transformers_decoders",
@@ -426,6 +428,6 @@ NOT_RUN = {
     "flash-attention, TransformerEngine, vLLM": "run on a GPU alone",
     "liger-kernel": "its kernels are Triton's, which on a CPU are interpreted, minutes for each check; what was read "
     "in them stands above, with a script that needs Triton",
-    "timm, torchvision": "do not import beside a CPU build of torch",
+    "torchvision": "is not installed beside a CPU build of torch, and what needs it is left out",
     "transformers 4.57.6": "would replace transformers 5; BERT's `relative_key` and Transformer-XL are only there",
 }

@@ -1,0 +1,27 @@
+"""NaViT of nested tensors cannot be trained with its default token_dropout_prob."""
+
+import importlib.util
+import sys
+import types
+from importlib.metadata import version
+
+import torch
+
+# The package's own __init__ imports torchvision, which this does not need.
+parent = types.ModuleType("vit_pytorch")
+parent.__path__ = list(importlib.util.find_spec("vit_pytorch").submodule_search_locations)
+sys.modules["vit_pytorch"] = parent
+
+from vit_pytorch.na_vit_nested_tensor import NaViT
+
+print(f"vit-pytorch {version('vit-pytorch')}, torch {torch.__version__}")
+options = {"patch_size": 16, "num_classes": 4, "dim": 32, "depth": 1, "heads": 2, "mlp_dim": 32}
+model = NaViT(image_size=64, **options)
+images = [torch.zeros(3, 64, 32), torch.zeros(3, 32, 32)]
+
+print("expected: logits for 2 images in training, as in evaluation")
+try:
+    print("came:    ", tuple(model.train()(images).shape))
+except TypeError as error:
+    print("came:     TypeError:", error)
+    raise SystemExit(1) from None

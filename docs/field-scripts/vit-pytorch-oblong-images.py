@@ -1,0 +1,35 @@
+"""ViT-5 and RvT rotate the patches of an oblong image as if it were square."""
+
+import importlib.util
+import sys
+import types
+from importlib.metadata import version
+
+import torch
+
+# The package's own __init__ imports torchvision, which this does not need.
+parent = types.ModuleType("vit_pytorch")
+parent.__path__ = list(importlib.util.find_spec("vit_pytorch").submodule_search_locations)
+sys.modules["vit_pytorch"] = parent
+
+from vit_pytorch.rvt import RvT
+from vit_pytorch.vit_5 import AxialRotaryEmbedding, ViT
+
+print(f"vit-pytorch {version('vit-pytorch')}, torch {torch.__version__}")
+HEIGHT, WIDTH = 2, 8
+rotary = AxialRotaryEmbedding(16, num_registers=0)
+given = torch.zeros(1, HEIGHT * WIDTH, 16)
+came = rotary(given)[0].view(HEIGHT, WIDTH, 16)
+rows_alike = torch.equal(came[0, 0, :8], came[0, WIDTH - 1, :8])  # the half of the channels that is the row's
+options = {"patch_size": 8, "num_classes": 2, "dim": 32, "depth": 1, "heads": 2, "mlp_dim": 32, "dim_head": 16}
+ran = {}
+for name, model in {"ViT-5": ViT(image_size=(64, 32), **options), "RvT": RvT(image_size=64, **options)}.items():
+    try:
+        model(torch.zeros(1, 3, 64, 32))
+        ran[name] = "runs"
+    except RuntimeError as error:
+        ran[name] = f"RuntimeError: {error}"
+
+print("expected: patches of one row of 2 x 8 at one height; images of 8 x 4 patches run")
+print(f"came:     the row's first and last patch {'are' if rows_alike else 'are not'} at one height;", ran)
+raise SystemExit(not rows_alike or set(ran.values()) != {"runs"})
