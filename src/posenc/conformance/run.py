@@ -1,6 +1,7 @@
 """Running the checks on a subject: `check` gives a `Report`."""
 
 import contextlib
+import importlib
 import re
 import signal
 import threading
@@ -177,6 +178,8 @@ def check(
     KeyboardInterrupt.
     """
     progress = Progress() if progress is None else progress
+    # What torch imports late, it must not import against the clock: a module that was stopped halfway stays half made.
+    importlib.import_module("torch._dynamo")
     wanted = chosen(checks)
     lengths, longest = _whole_numbers("lengths", lengths), whole("longest", longest)
     if not lengths or min(lengths) < 1 or longest < max(lengths):
