@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 import posenc
 from posenc.conformance import Bias, Layer, Rotary, Subject, check
-from posenc.conformance.like import adopt, between_buckets, scheme_of
+from posenc.conformance.like import Sizes, adopt, scheme_of
+from posenc.conformance.oracles import between_buckets
 from posenc.conformance.run import FINDING, NOT_APPLICABLE, PASSED
 from tests.conformance.mutants.published import Buckets, Powers, add, of_vectors
 from tests.conformance.small import rotate
@@ -43,7 +44,10 @@ def kernel(made: None, scheme: nn.Module) -> None:
         (5, "like must be a scheme of posenc, the name of one such as "),
         (number, "that gives one, got 5"),
         ("rope2", "scheme must be one of"),
-        ("t5(size=3)", "like must give options that T5 has, num_heads, num_buckets, max_distance, bidirectional; got"),
+        (
+            "t5(size=3)",
+            "that T5 has, num_heads, num_buckets, max_distance, bidirectional; got 'size' in 't5(size=3)'",
+        ),
         ("t5(3)", "with options as name=value, got 't5(3)'"),
         ("t5(num_buckets=)", "with options as name=value"),
         ("rope+alibi", "like must name one scheme, got 'rope+alibi': a function gives a sum of several"),
@@ -66,7 +70,7 @@ def test_a_function_that_does_not_match_is_named() -> None:
 
 def test_a_name_takes_what_the_subject_claims() -> None:
     subject = Rotary(build=nothing, call=rotate, base=500.0, layout="interleaved", head_dim=8, like="rope")
-    assert scheme_of(subject).extra_repr() == "8, base=500.0, layout='interleaved', rotary_dim=8, axes=1"
+    assert scheme_of(subject, Sizes(3, 8)).extra_repr() == "8, base=500.0, layout='interleaved', rotary_dim=8, axes=1"
 
 
 def test_a_function_takes_the_options_it_names() -> None:
@@ -109,6 +113,39 @@ def test_where_a_logarithm_in_float32_may_fall_in_either_bucket() -> None:
     away = torch.arange(300)
     assert away[between_buckets(posenc.T5(3, bidirectional=True), away)].tolist() == [16, 32, 64]
     assert away[between_buckets(posenc.T5(3), away)].tolist() == []
+
+
+class Wide(nn.Module):
+    """Heads that are wider than a third of what comes in, whose products are made by einsum, bmm or a function."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.project, self.how = nn.Linear(32, 3 * 3 * 20), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        line = torch.arange(x.size(1))[None]
+        query, key, value = self.project(x).unflatten(-1, (3, 3, 20)).permute(2, 0, 3, 1, 4)
+        query, key = (rotate(10_000.0, y, line) for y in (query, key))
+        if self.how == "sdpa":
+            return nn.functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+        if self.how == "einsum":
+            scores = torch.einsum("bhid,bhjd->bhij", query, key) / 20**0.5
+        else:
+            scores = torch.bmm(query.flatten(0, 1) / 20**0.5, key.flatten(0, 1).mT).view(-1, 3, *[x.size(1)] * 2)
+        return (scores.softmax(-1) @ value).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("how", ["sdpa", "einsum"])
+def test_how_wide_the_heads_of_a_layer_are_is_heard(how: str) -> None:
+    report = check(Layer(build=Wide, call=of_vectors, options={"how": how}, like="rope"), checks=[21])
+    assert report.results[0].status == PASSED
+
+
+def test_where_it_is_not_heard_it_must_be_said() -> None:
+    subject = Layer(build=Wide, call=of_vectors, options={"how": "bmm"}, like="rope")
+    with pytest.raises(ValueError, match=re.escape("like must say how wide heads are, as in 'rope(head_dim=64)'")):
+        check(subject, checks=[21])
+    assert check(replace(subject, like="rope(head_dim=20)"), checks=[21]).results[0].status == PASSED
 
 
 def test_a_scheme_that_gives_nothing_is_not_passed_over() -> None:

@@ -14,6 +14,8 @@ EXCHANGED = "it fits with parameters of one shape in another order: say which is
 SOFTMAX = (torch.softmax, torch.Tensor.softmax, nn.functional.softmax, torch.special.softmax)
 SDPA = nn.functional.scaled_dot_product_attention
 PRODUCTS = (nn.functional.linear, torch.addmm, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.einsum)
+FACTORS = {torch.matmul: 0, torch.bmm: 0, torch.Tensor.matmul: 0, torch.Tensor.__matmul__: 0, torch.Tensor.bmm: 0}
+FACTORS |= {torch.einsum: 1, torch.baddbmm: 1, torch.Tensor.baddbmm: 1}  # where the first factor stands
 
 
 class Heard(TorchFunctionMode):
@@ -26,6 +28,8 @@ class Heard(TorchFunctionMode):
         self.products: list[Tensor] = []
         self.inputs: list[list[Tensor]] = [[]]  # of linear layers, before the first scores and between any two
         self.called: set[str] = set()
+        self.head_dim: int | None = None  # how wide the queries of the first scores are, where that was heard
+        self._widths: dict[torch.Size, int] = {}  # of the first factors of products, by the shape of what came
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -39,13 +43,17 @@ class Heard(TorchFunctionMode):
         elif func is SDPA:
             with torch.no_grad():
                 self.scores.append(_sdpa_scores(*args, **kwargs))
+            self._widths.setdefault(self.scores[-1].shape, kwargs.get("query", args[0] if args else None).size(-1))
         elif func is nn.functional.linear and args:
             self.inputs[-1].append(args[0].detach())
         if len(self.scores) > heard:
             self.inputs.append([])
+            self.head_dim = self.head_dim if heard else self._widths.get(self.scores[0].shape)
         out = func(*args, **kwargs)
         if func in PRODUCTS and not self.scores and isinstance(out, Tensor):
             self.products.append(out.detach())
+        if func in FACTORS and isinstance(factor := args[FACTORS[func]], Tensor):
+            self._widths.setdefault(out.shape, factor.size(-1))
         return out
 
 

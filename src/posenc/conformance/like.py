@@ -2,22 +2,23 @@
 
 import ast
 import copy
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from inspect import signature
 from itertools import islice, permutations
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
 from posenc.arguments import shown
 from posenc.conformance.calls import holdings, one_line
-from posenc.conformance.captured import EXCHANGED, scores_of
+from posenc.conformance.captured import EXCHANGED, Heard, heard_in, of_all_tokens
 from posenc.conformance.heads import Bias
 from posenc.conformance.layers import Layer
 from posenc.conformance.subjects import Batch, Subject
+from posenc.conformance.trial import Plan
 from posenc.scheme import Scheme, bare_parts
 from posenc.schemes.catalog import entries_of
 from posenc.schemes.entry import Shape
@@ -29,18 +30,28 @@ FORM = 'a scheme of posenc, the name of one such as "t5" or "t5(num_buckets=16)"
 # -- which scheme ------------------------------------------------------------------------------------------------------
 
 
-def scheme_of(subject: Subject, heads: int | None = None, changed: Mapping[str, Any] = {}) -> Scheme:
+class Sizes(NamedTuple):
+    """How many heads a subject has, and how wide they are, as far as that is known."""
+
+    heads: int | None = None
+    head_dim: int | None = None
+
+
+UNKNOWN = Sizes()
+
+
+def scheme_of(subject: Subject, sizes: Sizes = UNKNOWN, changed: Mapping[str, Any] = {}) -> Scheme:
     """The scheme that a subject claims to be, in float64, with parameters of its own; for these options of the subject.
 
-    ``heads``: those of the subject, where a name says nothing of them. Raises ValueError for what is no scheme.
+    ``sizes``: where a name says nothing of them. Raises ValueError for what is no scheme.
     """
     like = scheme = subject.like
     with torch.random.fork_rng(devices=()):  # building draws parameters
         if isinstance(like, str):
-            scheme = _named(like, subject, heads)
+            scheme = _named(like, subject, sizes)
         elif callable(like) and not isinstance(like, nn.Module):
             options = {**subject.options, **changed}
-            scheme = like(**{name: options[name] for name in inspect.signature(like).parameters if name in options})
+            scheme = like(**{name: options[name] for name in signature(like).parameters if name in options})
     if not isinstance(scheme, Scheme):
         raise ValueError(f"like must be {FORM}, got {shown(scheme)}")
     return copy.deepcopy(scheme).double()
@@ -49,8 +60,8 @@ def scheme_of(subject: Subject, heads: int | None = None, changed: Mapping[str, 
 def check_like(subject: Subject) -> None:
     """ValueError where ``like`` is no scheme, has other heads than the subject, or parameters that it is not given."""
     made = subject.make()
-    heads = _heads_of(subject, made)
-    scheme = scheme_of(subject, heads)
+    sizes = sizes_of(subject, made)
+    scheme, heads = scheme_of(subject, sizes), sizes.heads
     wanted = next((n for part in bare_parts(scheme) if (n := getattr(part, "num_heads", None)) is not None), None)
     if None not in (heads, wanted) and wanted != heads and {"score", "value"} & set(scheme.doors):
         raise ValueError(
@@ -60,46 +71,52 @@ def check_like(subject: Subject) -> None:
     adopt(scheme, subject, made)
 
 
-def _heads_of(subject: Subject, made: Any) -> int | None:
-    """How many heads a bias has, what a layer gives to its softmax, or the subject claims."""
+def sizes_of(subject: Subject, made: Any) -> Sizes:
+    """Those of a bias, of what a layer gives to its softmax, or what the subject claims."""
     if isinstance(subject, Bias):
         line = torch.arange(2, device=subject.device)[None]
         line = line if subject.axes == 1 else line[..., None].expand(-1, -1, subject.axes)
-        return int(subject.bias(made, line, line).size(1))
+        return Sizes(int(subject.bias(made, line, line).size(1)), subject.head_dim)
     if isinstance(subject, Layer):
-        grid = (1, 2) if subject.needs("grid") else None
-        batch = Batch([[1] * (subject.registers + 2)], grid=grid)
-        heard = scores_of(subject, made, batch)
-        return heard[0].size(1) if heard else None
-    return getattr(subject, "heads", None)
+        plan = Plan(subject)
+        batch = plan.text(1, plan.room(5))
+        return sizes_heard(heard_in(subject, made, batch), batch)
+    return Sizes(getattr(subject, "heads", None), getattr(subject, "head_dim", None))
 
 
-def _named(text: str, subject: Subject, heads: int | None) -> Scheme:
+def sizes_heard(heard: Heard, batch: Batch) -> Sizes:
+    """Those of the first attention that was heard."""
+    scores = of_all_tokens(heard, batch)
+    return Sizes(scores[0][0].size(1), heard.head_dim) if scores else Sizes()
+
+
+def _named(text: str, subject: Subject, sizes: Sizes) -> Scheme:
     """The scheme of a name, for the sizes of the subject and what else it claims, with options written after it."""
     name, _, rest = text.partition("(")
     options = _options(text) if rest else {}
     (entry, *others) = entries_of(name.strip())
     if others:
         raise ValueError(f"like must name one scheme, got {text!r}: a function gives a sum of several")
-    heads = heads or getattr(subject, "heads", None) or _option_of_heads(subject) or 1
-    head_dim = getattr(subject, "head_dim", None) or max(getattr(subject, "dim", heads) // heads, 1)
-    grid = subject.max_grid or subject.trained_grid or (subject.max_positions or 64,) * subject.axes
-    shape = Shape(
-        getattr(subject, "dim", heads * head_dim),
-        heads,
-        head_dim,
-        subject.max_positions or 64,
-        causal=subject.causal,
-        grid=tuple(grid) if subject.axes > 1 else None,
-    )
+    heads = sizes.heads or _option_of_heads(subject) or 1
+    takes = signature(entry.scheme).parameters
+    if unknown := [k for k in options if k not in takes]:
+        raise ValueError(
+            f"like must give options that {entry.scheme.__name__} has, {', '.join(takes)}; got {unknown[0]!r} in "
+            f"{text!r}"
+        )
+    heads = options.get("num_heads", heads)
+    head_dim = options.get("head_dim", sizes.head_dim)
+    if "head_dim" in takes and head_dim is None:
+        raise ValueError(f"like must say how wide heads are, as in '{name.strip()}(head_dim=64)', got {text!r}")
+    head_dim, longest = head_dim or 2, options.get("max_positions", subject.max_positions or 64)
+    grid = subject.max_grid or subject.trained_grid or (longest,) * subject.axes
+    dim = options.get("dim", getattr(subject, "dim", heads * head_dim))
+    shape = Shape(dim, heads, head_dim, longest, causal=subject.causal, grid=tuple(grid) if subject.axes > 1 else None)
     claimed = {k: getattr(subject, k, None) for k in ("base", "layout", "rotary_dim")}
-    usual = entry.build(shape)
-    takes = inspect.signature(type(usual)).parameters
     said = {k: v for k, v in claimed.items() if v is not None and k in takes}
-    unknown = [k for k in options if k not in takes]
-    if unknown:
-        raise ValueError(f"like must give options that {type(usual).__name__} has, {', '.join(takes)}; got {text!r}")
-    return rebuilt(usual, **{**said, **options})
+    usual = entry.build(shape)
+    said |= {k: v for k, v in options.items() if getattr(usual, k, None) != v}
+    return rebuilt(usual, **said)
 
 
 def _options(text: str) -> dict[str, Any]:
@@ -121,7 +138,7 @@ def rebuilt(scheme: Scheme, **changed: Any) -> Scheme:
     if not changed:
         return scheme
     given = {}
-    for name, parameter in inspect.signature(type(scheme)).parameters.items():
+    for name, parameter in signature(type(scheme)).parameters.items():
         if hasattr(scheme, name):
             given[name] = getattr(scheme, name)
         elif parameter.default is parameter.empty and name not in changed:
@@ -207,11 +224,11 @@ class Convention:
     places: Callable[[Tensor], Tensor] = lambda coords: coords
 
 
-def adopted(subject: Subject, made: Any, heads: int | None, changed: Mapping[str, Any]) -> list[Convention]:
+def adopted(subject: Subject, made: Any, sizes: Sizes, changed: Mapping[str, Any]) -> list[Convention]:
     """What the subject claims to be, with the parameters of what it made; then what differs from that by convention:
     the scheme with another value of an option that has few, with the sign of all distances turned, and with the axes in
     another order."""
-    usual = scheme_of(subject, heads, changed)
+    usual = scheme_of(subject, sizes, changed)
     usual = adopt(usual, subject, made)
     found = [Convention("", usual)]
     if len({_bare(x) for x in usual.parameters()}) < len(list(usual.parameters())) and subject.match is None:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from posenc.backends.attention import attention, logits
-from posenc.conformance.captured import UNHEARD, heard_in, of_all_tokens, of_one_token, onlookers, scores_of
+from posenc.conformance.captured import UNHEARD, heard_in, of_all_tokens, of_one_token, onlookers
 from posenc.conformance.heads import Attention, Bias, Rotary, asked
-from posenc.conformance.like import Convention, adopted
+from posenc.conformance.like import UNKNOWN, Convention, Sizes, adopted, sizes_heard, sizes_of
 from posenc.conformance.subjects import Batch, NotApplicableError, Subject, require
 from posenc.positions import Positions
 from posenc.scheme import Scheme, bare_parts
@@ -108,7 +108,7 @@ def its_scores(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, 
     def say(convention: Convention) -> Tensor:
         return scores(subject, batch, convention, query[:, :, rows], key[:, :, columns], rows, columns)
 
-    return of_each(subject, batch, say, adopted(subject, made, query.size(1), changed))
+    return of_each(subject, batch, say, adopted(subject, made, Sizes(query.size(1), subject.head_dim), changed))
 
 
 def its_outputs(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, **_: Any) -> Said:
@@ -131,7 +131,9 @@ def its_outputs(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {},
         assert isinstance(out, Tensor)
         return out.detach().transpose(1, 2)
 
-    return of_each(subject, batch, say, adopted(subject, subject.make(**changed), subject.heads, changed))
+    return of_each(
+        subject, batch, say, adopted(subject, subject.make(**changed), Sizes(subject.heads, subject.head_dim), changed)
+    )
 
 
 def its_vectors(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, **_: Any) -> Said:
@@ -143,7 +145,9 @@ def its_vectors(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {},
             raise ValueError("it adds no vectors")
         return table.detach().expand(len(batch.ids), -1, -1)
 
-    return of_each(subject, batch, say, adopted(subject, subject.make(**changed), None, changed))
+    return of_each(
+        subject, batch, say, adopted(subject, made := subject.make(**changed), sizes_of(subject, made), changed)
+    )
 
 
 def its_forms(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, **_: Any) -> Said:
@@ -153,13 +157,13 @@ def its_forms(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, *
     those `onlookers`; ``forms`` (heads, forms, queries, keys) span what a, c and M can make of any q and k.
     """
     made, at = subject.make(**changed), onlookers(subject, batch)
-    heard = scores_of(subject, made, of_one_token(batch))
-    require(heard, UNHEARD)
-    convention, everyone = adopted(subject, made, heard[0].size(1), changed)[0], range(batch.tokens)
+    sizes = sizes_heard(heard_in(subject, made, same := of_one_token(batch)), same)
+    require(sizes != UNKNOWN, UNHEARD)
+    convention, everyone = adopted(subject, made, sizes, changed)[0], range(batch.tokens)
     head_dim = getattr(convention.scheme, "head_dim", 4)
     count = 4 * head_dim + 9
     drawn = torch.randn(
-        2, count + 2, heard[0].size(1), 1, head_dim, generator=torch.Generator().manual_seed(3)
+        2, count + 2, sizes.heads or 1, 1, head_dim, generator=torch.Generator().manual_seed(3)
     ).double()
     drawn[:, 0] = 0.0
     query, key = drawn[0].expand(-1, -1, len(at), -1), drawn[1].expand(-1, -1, batch.tokens, -1)
@@ -192,7 +196,7 @@ def its_scores_of_what_is_heard(subject: Subject, batch: Batch, changed: Mapping
     attentions = of_all_tokens(heard, batch)
     require(attentions, UNHEARD)
     came = attentions[0][0]
-    convention = adopted(subject, made, came.size(1), changed)[0]
+    convention = adopted(subject, made, Sizes(came.size(1), heard.head_dim), changed)[0]
     scheme, unturned = convention.scheme, batch
     if "rotate" in scheme.doors:  # at one position nothing is turned
         require(subject.can("positions"), "where queries and keys are turned, call must take positions to find them")
