@@ -14,8 +14,12 @@ EXCHANGED = "it fits with parameters of one shape in another order: say which is
 SOFTMAX = (torch.softmax, torch.Tensor.softmax, nn.functional.softmax, torch.special.softmax)
 SDPA = nn.functional.scaled_dot_product_attention
 PRODUCTS = (nn.functional.linear, torch.addmm, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.einsum)
-FACTORS = {torch.matmul: 0, torch.bmm: 0, torch.Tensor.matmul: 0, torch.Tensor.__matmul__: 0, torch.Tensor.bmm: 0}
-FACTORS |= {torch.einsum: 1, torch.baddbmm: 1, torch.Tensor.baddbmm: 1}  # where the first factor stands
+FACTORS = {  # products that scores are, with the place and name of their first factor
+    **dict.fromkeys((torch.matmul, torch.bmm, torch.Tensor.matmul, torch.Tensor.bmm), (0, "input")),
+    **dict.fromkeys((torch.baddbmm, torch.Tensor.baddbmm), (1, "batch1")),
+    torch.Tensor.__matmul__: (0, "self"),
+    torch.einsum: (1, "operands"),
+}
 
 
 class Heard(TorchFunctionMode):
@@ -52,8 +56,11 @@ class Heard(TorchFunctionMode):
         out = func(*args, **kwargs)
         if func in PRODUCTS and not self.scores and isinstance(out, Tensor):
             self.products.append(out.detach())
-        if func in FACTORS and isinstance(factor := args[FACTORS[func]], Tensor):
-            self._widths.setdefault(out.shape, factor.size(-1))
+        if func in FACTORS:
+            place, name = FACTORS[func]
+            factor = kwargs.get(name, args[place] if place < len(args) else None)
+            if isinstance(factor, Tensor):
+                self._widths.setdefault(out.shape, factor.size(-1))
         return out
 
 

@@ -160,7 +160,9 @@ def scores_heard_are_its(
         shown = torch.zeros_like(came[head])
         shown[here] = left
         fitted = torch.where(here, came[head] - shown, 0.0)
-        yield f"head {head} [query, key]", near(fitted, torch.where(here, came[head], 0.0), tolerance)
+        ok, says, shows = near(fitted, torch.where(here, came[head], 0.0), tolerance)
+        scaled = name_of(came[head][here], told[head][here], {}, tolerance / max(size, 1e-300)) if not ok else ""
+        yield f"head {head} [query, key]", Outcome(ok, says, shows + scaled)
 
 
 def scores_of_contents_are_its(
