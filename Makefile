@@ -26,7 +26,7 @@ PEER_PACKAGES := x-transformers einx loguru torch-einops-utils frozendict einops
 	tqdm idna truststore h11 PyYAML safetensors
 
 .DEFAULT_GOAL := help
-.PHONY: help demo smollm2 bench field tables pictures test check mutants triton gpu oldest lint format clean
+.PHONY: help demo smollm2 bench field tables pictures test check mutants survey triton gpu oldest lint format clean
 # Two targets must not install into the same environment at once.
 .NOTPARALLEL:
 
@@ -70,11 +70,14 @@ test: $(DEV) ## set up and run the tests, all but those of `make check`, and som
 	$(PYTEST) -m "(not mutant or sample) and not more" $(addprefix --ignore=,$(CHECKED))
 
 check: $(DEV) ## set up, run posenc check on posenc itself and on what is right, export to ONNX, try schemes alike
-	$(PYTEST) -m "not mutant" $(CHECKED)
+	$(PYTEST) -m "not mutant and not survey" $(CHECKED)
 	$(PYTEST) -m more --ignore=tests/conformance
 
 mutants: $(DEV) ## set up, plant every bug there is a mutant of, and say what caught each
-	$(PYTEST) -m mutant -q
+	$(PYTEST) -m "mutant and not survey" -q
+
+survey: $(DEV) ## set up, run posenc check on all there is in the style of other code, right and wrong: minutes
+	$(PYTEST) -m survey tests/conformance/test_mutants.py -q
 
 # Triton is a gigabyte, so not of `make test`.
 triton: $(TRITON) ## set up with Triton, run the kernels for GPUs in its interpreter, and compile them
