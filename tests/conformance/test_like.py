@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 import posenc
 from posenc.conformance import Bias, Layer, Rotary, Subject, check
-from posenc.conformance.like import adopt, between_buckets, scheme_of
+from posenc.conformance.like import adopt, scheme_of
+from posenc.conformance.oracles import between_buckets
 from posenc.conformance.run import FINDING, NOT_APPLICABLE, PASSED
 from tests.conformance.mutants.published import Buckets, Powers, add, of_vectors
 from tests.conformance.small import rotate
