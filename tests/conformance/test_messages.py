@@ -79,9 +79,9 @@ def with_weights(made: Any, x: Tensor) -> Any:
     return x, x
 
 
-def on_a_grid(made: Any, x: Tensor, grid: tuple[int, int]) -> Tensor:
+def on_a_grid(made: Any, x: Tensor, grid: tuple[int, int], cache: Any = None) -> tuple[Tensor, Any]:
     height, width = grid
-    return x * height * width
+    return x * height * width, cache
 
 
 def tokens_first(made: Any, x: Tensor) -> Tensor:
@@ -144,7 +144,8 @@ def test_what_call_must_give_is_said_in_a_sentence(subject: Subject, message: st
 
 
 def test_with_the_heads_that_it_has_a_bias_runs() -> None:
-    assert prepared(Bias(build=nothing, call=of_twelve_heads, heads=12)).dtype == torch.float64
+    subject, why = prepared(Bias(build=nothing, call=of_twelve_heads, heads=12))
+    assert (subject.dtype, why) == (torch.float64, "")
 
 
 # -- reasons and remedies ----------------------------------------------------------------------------------------------

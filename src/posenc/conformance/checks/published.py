@@ -305,6 +305,7 @@ CHECK = Check(
     why="A bucket that begins one token late, the slope of another head, a ramp the wrong way round: every law holds, "
     "and weights that were trained elsewhere give another text.",
     pains=(7, 8, 16),
+    remedy="Compute it as the paper and its authors' code do: the docstring of the scheme in posenc has the formula.",
     trials=(
         Trial("scores", scores_are_its, _scores, oracle=its_scores, claims=("like",)),
         Trial(
