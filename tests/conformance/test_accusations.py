@@ -237,7 +237,7 @@ def test_without_positions_an_option_of_one_axis_cannot_show() -> None:
 
 def test_expectations_of_one_coordinate_refuse_what_is_off_the_diagonal() -> None:
     assert (first_axis(3), first_axis([4, 4, 4])) == (3, 4)
-    with pytest.raises(NotApplicableError, match=r"\[1, 2\] is not on the diagonal"):
+    with pytest.raises(NotApplicableError, match=r"\[1, 2\] is known on the diagonal alone"):
         first_axis([1, 2])
 
 

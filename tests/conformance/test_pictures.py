@@ -125,7 +125,11 @@ SWIN = windows.swin(windows.Swin, shifted=True)
         (lambda: replace(SWIN, symmetric=True), "scores apart", "it claims to be symmetric"),
         (told, "ends of the axes", "claim `max_grid=(rows, columns)` or `max_positions=N`"),
         (lambda: picture_tables.adder(picture_tables.DetrSine), "a place has one vector", "go by the share"),
-        (lambda: picture_tables.adder(picture_tables.Vit, registers=1), "a place has one vector", "claim `trained_grid` if"),
+        (
+            lambda: picture_tables.adder(picture_tables.Vit, registers=1),
+            "a place has one vector",
+            "claim `trained_grid` if",
+        ),
         (lambda: Layer(build=pictures.Convolved, call=see, registers=1), "a place has one vector", "what it adds goes"),
         (lambda: told(trained_grid=(3, 4)), "resized tables", "it holds no table of 3 x 4 places"),
         (told, "resized tables", "claim `trained_grid=(rows, columns)`"),

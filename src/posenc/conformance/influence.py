@@ -40,7 +40,9 @@ def _of_some(subject: Subject, made: Any, batch: Batch, outputs: Tensor) -> Tens
 def _windows(subject: Subject) -> tuple[tuple[int, int], tuple[int, int]]:
     """The size of the windows that a grid is cut into, and where the first of them begins."""
     require(not isinstance(subject.window, int | None), "claim `window=(height, width)` if it is cut into windows")
-    require(subject.depth == 1, "nothing to do: it has several layers, and what is outside one window is inside another")
+    require(
+        subject.depth == 1, "nothing to do: it has several layers, and what is outside one window is inside another"
+    )
     height, width = subject.window  # type: ignore[misc]
     down, right = subject.window_shift
     return (height, width), (down, right)

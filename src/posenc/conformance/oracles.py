@@ -177,7 +177,10 @@ def its_forms(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, *
     forms = v[:, :kept]
     last = free[:, -1].flatten(1)
     left = last - torch.einsum("hfn,hfm,hm->hn", forms, forms, last)
-    require(float(left.abs().max()) <= 1e-6 * float(last.abs().max()) + 1e-12, "nothing to do: the scheme is no sum of products")
+    require(
+        float(left.abs().max()) <= 1e-6 * float(last.abs().max()) + 1e-12,
+        "nothing to do: the scheme is no sum of products",
+    )
     return {"expected": expected.tolist(), "forms": forms.unflatten(-1, free.shape[2:]).tolist()}
 
 

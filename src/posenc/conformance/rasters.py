@@ -28,7 +28,10 @@ def the_shape_is_seen(subject: Subject, batch: Batch, tolerance: float) -> Outco
     columns, exchanged."""
     assert batch.grid is not None
     height, width = batch.grid
-    require(height != width and len(set(batch.ids[0])) > 1, "nothing to do: the grid is square, or its patches do not differ")
+    require(
+        height != width and len(set(batch.ids[0])) > 1,
+        "nothing to do: the grid is square, or its patches do not differ",
+    )
     made = subject.make()
     came = subject.run(made, batch)
     lying = subject.run(made, replace(batch, grid=(width, height)))
@@ -78,7 +81,10 @@ def the_same_way_wherever_it_is(subject: Subject, batch: Batch, tolerance: float
         kept = [n for n, token in enumerate(real) if token and n >= subject.registers]
         if len(kept) == 1:
             alone = lone.setdefault(batch.ids[row][kept[0]], out[row, kept])
-            require(near(alone, out[row, kept], tolerance).ok, "nothing to do: what registers give to a patch goes by its place")
+            require(
+                near(alone, out[row, kept], tolerance).ok,
+                "nothing to do: what registers give to a patch goes by its place",
+            )
         if len(kept) != 2:
             continue
         (a, b), (c, d) = (divmod(n - subject.registers, width) for n in kept)
@@ -158,7 +164,10 @@ def scores_go_by_offsets(subject: Subject, batch: Batch) -> Outcomes:
     width, front = batch.grid[1], subject.registers
     scores = scores_in_order(subject, subject.make(), batch)[:, front:, front:]
     seen, tolerance = scores.isfinite().all(0), fine(subject, scores)
-    require(float(scores[:, seen].abs().max()) > tolerance, "give it a `jitter`, for all tokens give as much to all as to themselves")
+    require(
+        float(scores[:, seen].abs().max()) > tolerance,
+        "give it a `jitter`, for all tokens give as much to all as to themselves",
+    )
     pairs = seen.nonzero().tolist()
     first: dict[tuple[int, int], list[int]] = {}
     alike_to = [first.setdefault(way(q, k, width), [q, k]) for q, k in pairs]
@@ -269,7 +278,9 @@ def each_axis_has_its_own_end(subject: Subject, batch: Batch) -> Outcome:
 def added_at(subject: Subject, made: Any, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """What is added to registers (registers, dim) and to patches (rows, columns, dim). NotApplicableError where it goes
     by what it is added to."""
-    require(isinstance(subject, Layer) and not isinstance(subject, Model), "nothing to do: call takes no vectors to add to")
+    require(
+        isinstance(subject, Layer) and not isinstance(subject, Model), "nothing to do: call takes no vectors to add to"
+    )
     assert isinstance(subject, Layer)
     front, (height, width) = subject.registers, grid
     tokens = front + height * width

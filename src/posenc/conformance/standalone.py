@@ -33,9 +33,9 @@ OWN = "posenc.conformance"
 PLAIN = [
     f"{OWN}.{name}" for name in ("subjects", "heads", "layers", "outcome", "measure", "calls", "captured", "repeat")
 ]
+PLAIN += [f"{OWN}.{name}" for name in ("influence", "rasters", "tables", "transformers_calls")]
+PLAIN += ["posenc.workbench.memory"]
 ORACLES = ("like", "match")  # fields that a script needs no more: it holds the numbers that came of them
-PLAIN += [f"{OWN}.{name}" for name in ("influence", "rasters", "tables")]
-PLAIN += [f"{OWN}.transformers_calls", "posenc.workbench.memory"]
 
 
 def script(subject: Subject, trial: Trial, case: Case, heading: str, file: str = "finding.py") -> str:

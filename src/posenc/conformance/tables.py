@@ -48,7 +48,10 @@ class _Resized:
         places = table_of(self.made, self.trained, subject.registers, True, dim)
         offsets = table_of(self.made, (2 * height - 1, 2 * width - 1), 3, False, None)
         table = places if places is not None else offsets
-        require(table is not None, f"nothing to do: it holds no table of {height} x {width} places, nor of the offsets between them")
+        require(
+            table is not None,
+            f"nothing to do: it holds no table of {height} x {width} places, nor of the offsets between them",
+        )
         assert table is not None
         self.table, self.of_offsets = table, places is None
 
@@ -77,7 +80,9 @@ class _Resized:
         self.write(torch.arange(self.table.size(0) * self.table.size(1)).view(self.table.shape[:2]))
         steep = self.at(self.trained)
         flat = float((level - level[:1, :1]).abs().max())
-        require(flat <= 2**-18 * float((steep - steep[:1, :1]).abs().max()), "nothing to do: what it gives is not its table")
+        require(
+            flat <= 2**-18 * float((steep - steep[:1, :1]).abs().max()), "nothing to do: what it gives is not its table"
+        )
 
 
 @torch.no_grad()

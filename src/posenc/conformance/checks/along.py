@@ -41,7 +41,10 @@ def weights_by_values(subject: Attention, made: Any, batch: Batch) -> Tensor:
         instead(subject, with_one_value(outs)).run(made, batch)
     nothing, *each = (out[0] for out in outs)
     added = float(nothing.abs().max())
-    require(not added or subject.dtype == torch.float64, "nothing to do: in float32, what is added to values hides small weights")
+    require(
+        not added or subject.dtype == torch.float64,
+        "nothing to do: in float32, what is added to values hides small weights",
+    )
     weights = torch.stack([(out - nothing).norm(dim=-1) for out in each], -1)
     return weights.masked_fill(weights < 1e-8 * added, 0.0)
 
@@ -68,7 +71,9 @@ def scores_of_one_token(subject: Subject, made: Any, batch: Batch) -> list[Seen]
     all_of_it = heard_in(subject, made, batch)
     heard = of_all_tokens(all_of_it, batch)
     require(heard, UNHEARD)
-    require(not all_of_it.called & BLURS, "nothing to do: a convolution, or a pass over tokens, comes before the scores")
+    require(
+        not all_of_it.called & BLURS, "nothing to do: a convolution, or a pass over tokens, comes before the scores"
+    )
     # Before the first attention there may be no linear layer, as in this package's own: tokens are as they came.
     alike = [_alike(inputs, batch.tokens, n > 0) for n, (_, inputs) in enumerate(heard)]
     return [Seen(f"attention {n}", _hidden(s[0]), *alike[n]) for n, (s, _) in enumerate(heard)]
@@ -134,7 +139,9 @@ def scores_go_by_the_distance(subject: Subject, batch: Batch) -> Outcome:
             continue  # layers before it made them differ, as where a row has edges
         found = by_the_distance_alone(scores, tokens, eps)
         if found is not None and by_the_distance_alone(scores, tokens[1:], eps) is None:
-            require(False, "claim `registers=1` if the first token has no place: it alone is met otherwise than the rest")
+            require(
+                False, "claim `registers=1` if the first token has no place: it alone is met otherwise than the rest"
+            )
         if (
             found is None
             and number == 0
@@ -160,7 +167,10 @@ def something_is_absolute(subject: Subject, batch: Batch) -> Outcome:
     for name, scores, alike, _ in seen:
         require(len(alike) == batch.tokens, f"nothing to do: what is absolute comes before {name}")
         level = scores - scores.amax(-1, keepdim=True)
-        require(float(level[level.isfinite()].abs().max()) > ROUNDING, f"give it a `jitter`, for {name} scores all keys the same")
+        require(
+            float(level[level.isfinite()].abs().max()) > ROUNDING,
+            f"give it a `jitter`, for {name} scores all keys the same",
+        )
         if by_the_distance_alone(scores, alike, eps) is not None:
             return Outcome(True, "something absolute", "something absolute")
     out = subject.run(made, of_one_token(batch).pick(range(batch.tokens), 0)).detach()

@@ -108,7 +108,10 @@ def _past_the_window(plan: Plan) -> Iterator[Case]:
     require(isinstance(window, int), "nothing to do: the window is one of a grid")
     assert isinstance(window, int)
     tokens = plan.subject.sinks + plan.subject.depth * window + 4
-    require(tokens <= plan.limit, f"build it with a smaller window: one of {window} needs rows of {tokens} tokens, which are too long")
+    require(
+        tokens <= plan.limit,
+        f"build it with a smaller window: one of {window} needs rows of {tokens} tokens, which are too long",
+    )
     batch = plan.text(2, tokens)
     for first in (max(tokens - 6, 1), 1):
         yield Case(replace(batch, chunks=(first, *(1,) * (tokens - first))), _near(plan, tokens))

@@ -14,7 +14,7 @@ from posenc.conformance.layers import Layer, Model
 from posenc.conformance.measure import fastest
 from posenc.conformance.oracles import its_forms, its_outputs, its_scores, its_scores_of_what_is_heard, its_vectors
 from posenc.conformance.outcome import Outcome, Outcomes, near
-from posenc.conformance.subjects import Batch, Subject, require
+from posenc.conformance.subjects import Batch, require
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
 UNIT = 2.0**-23  # of float32, in which phases and logarithms are usual
@@ -84,18 +84,13 @@ def outputs_are_its(
     changed: Mapping[str, Any] = {},
 ) -> Outcome:
     """The outputs against those of attention with the scheme, for the same queries, keys and values."""
-    came = batch_of_queries(subject, subject.make(**changed), batch)
+    came = subject.run(subject.make(**changed), batch).detach().double()
     ok, says, shows = near(torch.tensor(expected, dtype=torch.float64), came, tolerance)
     for name, other in others.items() if not ok else ():
         if near(torch.tensor(other, dtype=torch.float64), came, tolerance).ok:
             require(not name.startswith(EXCHANGED), EXCHANGED)
             shows += f". This is {name}"
     return Outcome(ok, says, shows)
-
-
-def batch_of_queries(subject: Subject, made: Any, batch: Batch) -> Tensor:
-    """What comes out for the queries, with nothing owed to padding."""
-    return subject.run(made, batch).detach().double()
 
 
 def vectors_are_its(
@@ -107,7 +102,10 @@ def vectors_are_its(
     again = replace(batch, ids=[[(7 * n + 5) % 48 for n in row] for row in batch.ids])
     x, y = (subject.content(b).double() for b in (batch, again))
     came, then = (subject.run(made, b).detach().double() for b in (batch, again))
-    require(came.shape == x.shape, "nothing to do: its outputs are not as wide as its inputs, so it does more than add to them")
+    require(
+        came.shape == x.shape,
+        "nothing to do: its outputs are not as wide as its inputs, so it does more than add to them",
+    )
     times = float(((came - then) * (x - y)).sum() / ((x - y) ** 2).sum())
     added = came - times * x
     only = near(added, then - times * y, 64 * UNIT * float(came.abs().max())).ok
@@ -150,7 +148,10 @@ def scores_heard_are_its(
         here = seen[head]
         wanted = (came[head] - told[head])[here]
         basis = open_to[head][:, here]
-        require(wanted.numel() >= 1.5 * len(basis) + 4, "let it have more positions: there are too few pairs to tell the scheme from others")
+        require(
+            wanted.numel() >= 1.5 * len(basis) + 4,
+            "let it have more positions: there are too few pairs to tell the scheme from others",
+        )
         left = wanted
         if len(basis) and float(basis.abs().max()) > 0:
             left = wanted - basis.T @ torch.linalg.lstsq(basis.T, wanted[:, None], driver="gelsd").solution[:, 0]
@@ -238,7 +239,10 @@ def _other_options(plan: Plan, heads: bool = False) -> Iterator[Case]:
         require(not hasattr(subject.like, "parameters"), "give `like` as a name or a function, for any number of heads")
         changes = [{name: n} for n in HEADS]
     else:
-        require(callable(subject.like) and not hasattr(subject.like, "parameters"), "give `like` as a function of the options, to compare others too")
+        require(
+            callable(subject.like) and not hasattr(subject.like, "parameters"),
+            "give `like` as a function of the options, to compare others too",
+        )
         changes = [{name: value} for name, value in subject.varied.items()]
         require(changes, "name in `varied` another value of each option, to run this")
     for changed in changes:

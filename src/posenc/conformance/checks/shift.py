@@ -60,7 +60,8 @@ def moving_all_changes_something(subject: Subject, batch: Batch, by: list[int], 
         moved = _changes(replace(subject, jitter=0.1), batch, by[:1])
         plain = not isinstance(moved, Outcome) and moved[0] > 100 * tolerances[0]  # and no rounding of larger outputs
         require(
-            not plain, "give it a `jitter`, such as 0.02, for parameters begin as zeros, or so small that positions hardly count"
+            not plain,
+            "give it a `jitter`, such as 0.02, for parameters begin as zeros, or so small that positions hardly count",
         )
     sizes = ", ".join(f"{c:.2g} ({most:.2g})" for c, most in zip(changes, tolerances, strict=True))
     return Outcome(

@@ -38,7 +38,9 @@ def equal_tokens_come_out_equal(subject: Subject, batch: Batch) -> Outcome:
     batch = of_one_token(batch)
     made = subject.make()
     _, _, alike, _ = scores_of_one_token(subject, made, batch)[0]
-    require(len(alike) == batch.tokens, "nothing to do: tokens of the same content differ before attention, so values do")
+    require(
+        len(alike) == batch.tokens, "nothing to do: tokens of the same content differ before attention, so values do"
+    )
     out = subject.run(made, batch).detach()[:, 1:]
     return near(out[:, :1].expand_as(out), out, 64 * _rounding(subject) * float(out.abs().max()))
 
@@ -76,7 +78,9 @@ def _values(plan: Plan) -> Iterator[Case]:
     subject = plan.subject
     require(subject.normalized, "claim `normalized=True` if the weights of a row sum to one")
     require(not isinstance(subject, Rotary | Bias), "nothing to do: the softmax around it is the check's own")
-    require(isinstance(subject, Attention), "nothing to do: a layer cannot be given values, and its equal tokens are tried")
+    require(
+        isinstance(subject, Attention), "nothing to do: a layer cannot be given values, and its equal tokens are tried"
+    )
     for tokens in plan.sizes:
         for sharper in (1.0, 16.0):
             yield Case(plan.text(2, tokens), {"sharper": sharper})
@@ -99,7 +103,10 @@ def _layers(plan: Plan) -> Iterator[Case]:
 
 def _sides(plan: Plan) -> Iterator[Case]:
     subject = plan.subject
-    require(subject.directed is not None, "claim `directed=True` if before and after differ, or `directed=False` if they must not")
+    require(
+        subject.directed is not None,
+        "claim `directed=True` if before and after differ, or `directed=False` if they must not",
+    )
     require(not subject.causal, "nothing to do: it is causal, and tokens see none after them")
     require(not subject.takes("grid") and subject.axes == 1, "nothing to do: a place on a grid has more than two sides")
     for tokens in plan.sizes_above(2):
