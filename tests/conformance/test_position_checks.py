@@ -178,7 +178,7 @@ class Constant(layers.Rotating):
 def test_outputs_that_know_no_tokens_cannot_leak() -> None:
     (result,) = results(Layer(build=Constant, call=layers.call, causal=True), (11,)).values()
     assert reasons(result)["other tokens"] == "give it a `jitter`, for its outputs are the same with other tokens"
-    assert reasons(result)["derivatives"] == "outputs do not go by the tokens: their derivative is zero"
+    assert reasons(result)["derivatives"] == "give it a `jitter`, for the derivative of its outputs is zero"
 
 
 def local_of(window: int = 4, lookback: bool = True) -> claims.Local:
