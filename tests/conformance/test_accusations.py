@@ -206,7 +206,7 @@ def test_every_shift_has_its_own_tolerance() -> None:
 
 def test_parameters_that_begin_as_zeros_are_told_what_to_claim() -> None:
     found = trials(Layer(build=FromZeros, call=placed, relative=False, max_positions=64), 6)["absolute"]
-    assert found.reason.startswith("claim jitter=0.02: parameters begin as zeros")
+    assert found.reason.startswith("give it a `jitter`, such as 0.02, for parameters begin as zeros")
     assert found.status == NOT_APPLICABLE
     moved = Layer(build=FromZeros, call=placed, relative=False, max_positions=64, jitter=0.02)
     assert trials(moved, 6)["absolute"].status == PASSED
@@ -237,7 +237,7 @@ def test_without_positions_an_option_of_one_axis_cannot_show() -> None:
 
 def test_expectations_of_one_coordinate_refuse_what_is_off_the_diagonal() -> None:
     assert (first_axis(3), first_axis([4, 4, 4])) == (3, 4)
-    with pytest.raises(NotApplicableError, match=r"\[1, 2\] is not on the diagonal"):
+    with pytest.raises(NotApplicableError, match=r"\[1, 2\] is known on the diagonal alone"):
         first_axis([1, 2])
 
 

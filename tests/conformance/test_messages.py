@@ -1,12 +1,16 @@
 """What a stranger is told: what was expected, what came, and the way out."""
 
+import ast
 import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import posenc.conformance
 from posenc.conformance import Attention, Bias, Layer, Model, Rotary, Subject, check, report
 from posenc.conformance.checks import CHECKS
 from posenc.conformance.explain import BARE
@@ -79,9 +83,9 @@ def with_weights(made: Any, x: Tensor) -> Any:
     return x, x
 
 
-def on_a_grid(made: Any, x: Tensor, grid: tuple[int, int]) -> Tensor:
+def on_a_grid(made: Any, x: Tensor, grid: tuple[int, int], cache: Any = None) -> tuple[Tensor, Any]:
     height, width = grid
-    return x * height * width
+    return x * height * width, cache
 
 
 def tokens_first(made: Any, x: Tensor) -> Tensor:
@@ -144,7 +148,8 @@ def test_what_call_must_give_is_said_in_a_sentence(subject: Subject, message: st
 
 
 def test_with_the_heads_that_it_has_a_bias_runs() -> None:
-    assert prepared(Bias(build=nothing, call=of_twelve_heads, heads=12)).dtype == torch.float64
+    subject, why = prepared(Bias(build=nothing, call=of_twelve_heads, heads=12))
+    assert (subject.dtype, why) == (torch.float64, "")
 
 
 # -- reasons and remedies ----------------------------------------------------------------------------------------------
@@ -160,6 +165,24 @@ def test_reasons_begin_with_what_can_be_done(subject: Subject) -> None:
     reasons = {trial.reason for trial in trials if trial.status == NOT_APPLICABLE}
     assert len(reasons) > 10
     assert [reason for reason in reasons if not reason.startswith(BEGINNINGS)] == []
+
+
+def written_reasons() -> Iterator[tuple[str, str]]:
+    """The place and the beginning of every reason that is written where it is given."""
+    for path in sorted(Path(posenc.conformance.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                at = {"require": 1, "NotApplicableError": 0, "NotCheckedError": 0}.get(node.func.id)
+                reason = None if at is None else node.args[at]
+                start = reason.values[0] if isinstance(reason, ast.JoinedStr) else reason
+                if isinstance(start, ast.Constant):
+                    yield f"{path.name}, line {node.lineno}", str(start.value)
+
+
+def test_reasons_that_are_written_begin_with_what_can_be_done() -> None:
+    reasons = dict(written_reasons())
+    assert len(reasons) > 100
+    assert {place: said for place, said in reasons.items() if not said.startswith(BEGINNINGS)} == {}
 
 
 def test_every_trial_says_what_to_do_about_a_finding() -> None:

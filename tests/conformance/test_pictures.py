@@ -116,19 +116,23 @@ SWIN = windows.swin(windows.Swin, shifted=True)
 @pytest.mark.parametrize(
     ("subject", "trial", "reason"),
     [
-        (told, "scores by offsets", "it is not claimed to be relative"),
-        (lambda: told(relative=True), "scores by offsets", "no softmax of PyTorch's"),
-        (lambda: replace(SWIN, window=None), "windows", "no windows of a grid are claimed (window)"),
+        (told, "scores by offsets", "claim `relative=True`"),
+        (lambda: told(relative=True), "scores by offsets", "let scores go to PyTorch's softmax"),
+        (lambda: replace(SWIN, window=None), "windows", "claim `window=(height, width)`"),
         (lambda: replace(SWIN, depth=2), "windows", "it has several layers"),
         (lambda: replace(SWIN, build=windows.SwinOfWholeWindows), "grids that are not of whole windows", "it refuses"),
-        (lambda: SWIN, "what fills windows up", "it is not claimed to be normalized and relative"),
+        (lambda: SWIN, "what fills windows up", "claim `normalized=True` and `relative=True`"),
         (lambda: replace(SWIN, symmetric=True), "scores apart", "it claims to be symmetric"),
-        (told, "ends of the axes", "it is not claimed how many rows and columns there are (max_grid, max_positions)"),
+        (told, "ends of the axes", "claim `max_grid=(rows, columns)` or `max_positions=N`"),
         (lambda: picture_tables.adder(picture_tables.DetrSine), "a place has one vector", "go by the share"),
-        (lambda: picture_tables.adder(picture_tables.Vit, registers=1), "a place has one vector", "claim trained_grid"),
+        (
+            lambda: picture_tables.adder(picture_tables.Vit, registers=1),
+            "a place has one vector",
+            "claim `trained_grid` if",
+        ),
         (lambda: Layer(build=pictures.Convolved, call=see, registers=1), "a place has one vector", "what it adds goes"),
         (lambda: told(trained_grid=(3, 4)), "resized tables", "it holds no table of 3 x 4 places"),
-        (told, "resized tables", "no table is claimed that is resized (trained_grid)"),
+        (told, "resized tables", "claim `trained_grid=(rows, columns)`"),
     ],
 )
 def test_what_does_not_apply_says_why(subject: Callable[[], Subject], trial: str, reason: str) -> None:

@@ -165,7 +165,7 @@ def test_a_scheme_that_positions_do_nothing_to_is_not_said_to_be_relative() -> N
     assert found is not None
     assert "claim order_free=True" in found.came
     (result,) = results(replace(rotations.ROTARY, call=leave, order_free=True), (6,)).values()
-    assert "positions may change nothing" in reasons(result)["some moved"]
+    assert "it claims to be `order_free`" in reasons(result)["some moved"]
 
 
 class Constant(layers.Rotating):
@@ -177,8 +177,8 @@ class Constant(layers.Rotating):
 
 def test_outputs_that_know_no_tokens_cannot_leak() -> None:
     (result,) = results(Layer(build=Constant, call=layers.call, causal=True), (11,)).values()
-    assert reasons(result)["other tokens"] == "outputs do not go by the tokens: with others they are the same"
-    assert reasons(result)["derivatives"] == "outputs do not go by the tokens: their derivative is zero"
+    assert reasons(result)["other tokens"] == "give it a `jitter`, for its outputs are the same with other tokens"
+    assert reasons(result)["derivatives"] == "give it a `jitter`, for the derivative of its outputs is zero"
 
 
 def local_of(window: int = 4, lookback: bool = True) -> claims.Local:
@@ -196,24 +196,24 @@ def call_without_positions(layer: layers.Standing, x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("subject", "number", "trial", "reason"),
     [
-        (replace(rotations.ROTARY, relative=None), 6, "relative", "nothing is claimed of moving all positions"),
-        (attention_functions.PAST, 6, "some moved", "call takes no positions of each token"),
+        (replace(rotations.ROTARY, relative=None), 6, "relative", "claim `relative=True` if moving"),
+        (attention_functions.PAST, 6, "some moved", "let call take `query_positions`"),
         (told.alone(told.Convolved), 6, "along the index, relative", "a convolution"),
-        (told.alone(told.WithAClassToken), 6, "along the index, relative", "claim registers=1"),
+        (told.alone(told.WithAClassToken), 6, "along the index, relative", "claim `registers=1`"),
         (standing_alone(), 6, "along the index, absolute", "what is absolute comes before attention 0"),
-        (claims.rotation(claims.forward), 8, "positions told in decoding alone", "it is not causal"),
-        (claims.whole(claims.Local), 8, "past the window", "claim window=…"),
+        (claims.rotation(claims.forward), 8, "positions told in decoding alone", "what is not causal"),
+        (claims.whole(claims.Local), 8, "past the window", "claim `window=N`"),
         (claims.whole(local_of), 19, "window", "with itself; its lookback and window may be one"),
-        (claims.local(claims.Local), 19, "window, with gaps", "call takes no positions of each token"),
-        (claims.buckets(claims.NotYetLearned, directed=True), 19, "before and after", "no attention was heard that"),
-        (told.alone(told.Alone), 19, "tokens all the same", "claim normalized=True"),
-        (biases.ALIBI, 8, "positions by itself", "it is not causal"),
-        (layers.DYNAMIC, 10, "text", "takes no order, so causality goes by the index"),
+        (claims.local(claims.Local), 19, "window, with gaps", "let call take `query_positions`"),
+        (claims.buckets(claims.NotYetLearned, directed=True), 19, "before and after", "no attention scores tokens"),
+        (told.alone(told.Alone), 19, "tokens all the same", "claim `normalized=True`"),
+        (biases.ALIBI, 8, "positions by itself", "what is not causal"),
+        (layers.DYNAMIC, 10, "text", "let call take `order` (rows, tokens), for causality"),
         (biases.TABLE, 11, "other tokens", "a bias is given no tokens"),
-        (models.LEARNED, 12, "zigzag queries", "takes no memory"),
-        (rotations.ROTARY, 13, "cached across it", "it claims no threshold"),
-        (replace(rotations.ROTARY, threshold=2000), 13, "long, then short", "2000 is not below the longest row, 70"),
-        (replace(layers.CROSSING, causal=True), 9, "any of the keys", "it is causal, and cannot be given the order"),
+        (models.LEARNED, 12, "zigzag queries", "let call take `memory`"),
+        (rotations.ROTARY, 13, "cached across it", "claim `threshold=N`"),
+        (replace(rotations.ROTARY, threshold=2000), 13, "long, then short", "`--longest 2002`"),
+        (replace(layers.CROSSING, causal=True), 9, "any of the keys", "the order of queries and keys, for causality"),
     ],
 )
 def test_what_does_not_apply_says_why(subject: Subject, number: int, trial: str, reason: str) -> None:

@@ -9,8 +9,8 @@ from torch.overrides import TorchFunctionMode
 
 from posenc.conformance.subjects import Batch, Subject
 
-UNHEARD = "no softmax of PyTorch's was heard, nor its attention, over as many queries and keys as there are tokens"
-EXCHANGED = "it fits with parameters of one shape in another order: say which is which with match="
+UNHEARD = "let scores go to PyTorch's softmax or attention, all tokens by all, for none were heard"
+EXCHANGED = "give `match`, which says which parameter is which: those of one shape fit in another order"
 SOFTMAX = (torch.softmax, torch.Tensor.softmax, nn.functional.softmax, torch.special.softmax)
 SDPA = nn.functional.scaled_dot_product_attention
 PRODUCTS = (nn.functional.linear, torch.addmm, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.einsum)

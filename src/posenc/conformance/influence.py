@@ -12,6 +12,7 @@ from posenc.conformance.outcome import Outcome, Outcomes, near
 from posenc.conformance.subjects import REFUSALS, Batch, NotApplicableError, Subject, require
 
 AT_ONCE = 64  # rows
+NOT_WHOLE = "nothing to do: it refuses a grid that is not of whole windows"
 NOTHING = 1e-12  # of the largest derivative: what a mask of -100 leaves of a weight is far less
 
 
@@ -21,7 +22,7 @@ def influence(subject: Subject, made: Any, batch: Batch) -> Tensor:
     Values are then all the same, so that weights that move against one another move nothing: it is the sum over the
     heads of the weight, times what the head makes of a vector. The row is run once for each of its tokens.
     """
-    require(isinstance(subject, Layer) and not isinstance(subject, Model), "call takes no vectors")
+    require(isinstance(subject, Layer) and not isinstance(subject, Model), "nothing to do: call takes no vectors")
     return torch.cat([_of_some(subject, made, batch, some) for some in torch.arange(batch.tokens).split(AT_ONCE)])
 
 
@@ -29,7 +30,7 @@ def _of_some(subject: Subject, made: Any, batch: Batch, outputs: Tensor) -> Tens
     every, leaves = of_one_token(Batch(batch.ids[:1] * len(outputs), grid=batch.grid)), dict[str, Tensor]()
     with torch.enable_grad():
         out = with_leaves(subject, leaves).run(made, every)
-        require(out.requires_grad and leaves, "outputs take no gradient")
+        require(out.requires_grad and leaves, "let call keep gradients, for who sees whom is read from them")
         own = out[range(len(outputs)), outputs].flatten(1)
         # Not their plain sum, which a normalisation keeps as it is whatever went in.
         weights = torch.linspace(1, 7, own.size(1), dtype=own.dtype, device=own.device).cos()
@@ -38,8 +39,10 @@ def _of_some(subject: Subject, made: Any, batch: Batch, outputs: Tensor) -> Tens
 
 def _windows(subject: Subject) -> tuple[tuple[int, int], tuple[int, int]]:
     """The size of the windows that a grid is cut into, and where the first of them begins."""
-    require(not isinstance(subject.window, int | None), "no windows of a grid are claimed (window)")
-    require(subject.depth == 1, "it has several layers, and what is outside one window is inside another")
+    require(not isinstance(subject.window, int | None), "claim `window=(height, width)` if it is cut into windows")
+    require(
+        subject.depth == 1, "nothing to do: it has several layers, and what is outside one window is inside another"
+    )
     height, width = subject.window  # type: ignore[misc]
     down, right = subject.window_shift
     return (height, width), (down, right)
@@ -56,7 +59,7 @@ def windows_are_those_claimed(subject: Subject, batch: Batch, whole: bool) -> Ou
     except (RuntimeError, *REFUSALS) as error:
         if whole:
             raise
-        raise NotApplicableError(f"it refuses a grid that is not of whole windows: {error}") from None
+        raise NotApplicableError(f"{NOT_WHOLE}: {error}") from None
     sizes = found.abs().amax(-1)
     least, windows = NOTHING * float(sizes.max()), dict[tuple[int, int], list[int]]()
     for n in range(len(found)):
@@ -86,5 +89,5 @@ def the_border_weighs_nothing(subject: Subject, batch: Batch, tolerance: float) 
     try:
         out = subject.run(made, of_one_token(batch))[:, subject.registers :]
     except (RuntimeError, *REFUSALS) as error:
-        raise NotApplicableError(f"it refuses a grid that is not of whole windows: {error}") from None
+        raise NotApplicableError(f"{NOT_WHOLE}: {error}") from None
     return near(out[:, :1].expand_as(out), out, tolerance)

@@ -79,7 +79,7 @@ class Layer(Subject):
         grid = batch.grid
         if grid is None and batch.positions is None and self.on_grids:
             grid = self.grid_of(batch.tokens)
-            require(grid, f"{batch.tokens} tokens are no grid that it has")
+            require(grid, f"nothing to do: {batch.tokens} tokens are no grid that it has")
         said: dict[str, Any] = {"grid": grid, **extra}
         if batch.positions is not None:
             said |= {"positions": places[:, rows], "memory_positions": places if queries else None}

@@ -22,7 +22,7 @@ def first_axis(position: Any) -> int:
     """The position, or the coordinate that it has on every axis: off the diagonal nobody knows what to expect."""
     if not isinstance(position, list):
         return position
-    require(len(set(position)) == 1, f"{position} is not on the diagonal, where alone it is known what to expect")
+    require(len(set(position)) == 1, f"nothing to do: what to expect of {position} is known on the diagonal alone")
     return position[0]
 
 

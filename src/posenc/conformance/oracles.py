@@ -41,7 +41,7 @@ def of_each(subject: Subject, batch: Batch, say: Callable[[Convention], Tensor],
     try:
         expected = say(found[0])
     except (ValueError, NotImplementedError) as error:
-        raise NotApplicableError(f"{type(found[0].scheme).__name__} of posenc: {error}") from error
+        raise _refused(found[0], error) from error
     others = {}
     for convention in found[1:]:
         with suppress(ValueError, NotImplementedError):
@@ -49,6 +49,10 @@ def of_each(subject: Subject, batch: Batch, say: Callable[[Convention], Tensor],
             if other.shape == expected.shape and not torch.allclose(other, expected, equal_nan=True):
                 others[convention.name] = other.tolist()
     return {"expected": expected.tolist(), "others": others}
+
+
+def _refused(convention: Convention, error: Exception) -> NotApplicableError:
+    return NotApplicableError(f"nothing to do: {type(convention.scheme).__name__} of posenc says {error}")
 
 
 def between_buckets(scheme: Scheme, away: Tensor) -> Tensor:
@@ -170,14 +174,17 @@ def its_forms(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, *
     try:
         said = scores(subject, batch, convention, query, key, at, everyone)
     except (ValueError, NotImplementedError) as error:
-        raise NotApplicableError(f"{type(convention.scheme).__name__} of posenc: {error}") from error
+        raise _refused(convention, error) from error
     expected, free = said[0], (said[1:] - said[0]).nan_to_num(0.0).transpose(0, 1)  # (heads, forms, queries, keys)
     _, s, v = torch.linalg.svd(free[:, :-1].flatten(2), full_matrices=False)
     kept = int((s > ROUND * s.amax().clamp(min=1e-300)).sum(-1).max())
     forms = v[:, :kept]
     last = free[:, -1].flatten(1)
     left = last - torch.einsum("hfn,hfm,hm->hn", forms, forms, last)
-    require(float(left.abs().max()) <= 1e-6 * float(last.abs().max()) + 1e-12, "the scheme is no sum of products")
+    require(
+        float(left.abs().max()) <= 1e-6 * float(last.abs().max()) + 1e-12,
+        "nothing to do: the scheme is no sum of products",
+    )
     return {"expected": expected.tolist(), "forms": forms.unflatten(-1, free.shape[2:]).tolist()}
 
 
@@ -199,7 +206,7 @@ def its_scores_of_what_is_heard(subject: Subject, batch: Batch, changed: Mapping
     convention = adopted(subject, made, Sizes(came.size(1), heard.head_dim), changed)[0]
     scheme, unturned = convention.scheme, batch
     if "rotate" in scheme.doors:  # at one position nothing is turned
-        require(subject.can("positions"), "where queries and keys are turned, call must take positions to find them")
+        require(subject.can("positions"), "let call take `positions`, to find queries and keys before they are turned")
         unturned = replace(batch, positions=[[subject.at(0)] * batch.tokens] * len(batch.ids))
     try:
         number, scale = queries_and_keys(subject, made, unturned, convention)
@@ -207,7 +214,7 @@ def its_scores_of_what_is_heard(subject: Subject, batch: Batch, changed: Mapping
         given = None if scheme.scale is not None else scale
         said = scores(subject, batch, convention, query[:, :, at], key, at, range(batch.tokens), given)
     except (ValueError, NotImplementedError) as error:
-        raise NotApplicableError(f"{type(scheme).__name__} of posenc: {error}") from error
+        raise _refused(convention, error) from error
     return {"expected": said.tolist()}
 
 
@@ -222,14 +229,14 @@ def queries_and_keys(subject: Subject, made: Any, batch: Batch, convention: Conv
         return together - together.mean(-1, keepdim=True)
 
     wanted = moved(came)
-    require(wanted.isfinite().all(), "some of the scores that would show its queries and keys are hidden")
+    require(wanted.isfinite().all(), "nothing to do: scores that would show its queries and keys are hidden")
     for number, (query, key) in enumerate(pairs_of(heard.products, came, getattr(convention.scheme, "head_dim", None))):
         if share(moved(query @ key.mT), wanted) is not None:
             # What the scheme makes of them where it turns nothing, longer perhaps.
             said = scores(subject, batch, convention, query, key, everyone, everyone, 1.0)
             return number, share(moved(said), wanted) or 1.0
     raise NotApplicableError(
-        "no products of two of what it makes are its scores, so its queries and keys are not known"
+        "nothing to do: no products of two of what it makes are its scores, so its queries and keys are not known"
     )
 
 
@@ -242,12 +249,12 @@ def share(ours: Tensor, theirs: Tensor) -> float | None:
 
 def other_tokens(batch: Batch) -> tuple[list[int], list[int]]:
     """The tokens that the second row has others in place of, and the third."""
-    require(len(batch.ids) == 4, "the rows are not four")
+    require(len(batch.ids) == 4, "nothing to do: the rows are not four")
     first, second, third, fourth = batch.ids
     asking, asked_of = ([n for n in range(batch.tokens) if row[n] != first[n]] for row in (second, third))
     both = [second[n] if n in asking else third[n] for n in range(batch.tokens)]
     right = both == fourth and asking and len(asked_of) > 1 and not set(asking) & set(asked_of)
-    require(right, "the rows do not differ as they must")
+    require(right, "nothing to do: the rows do not differ as they must")
     return asking, asked_of
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc.conformance.calls import holdings
-from posenc.conformance.captured import scores_of
+from posenc.conformance.captured import UNHEARD, scores_of
 from posenc.conformance.layers import Layer, Model
 from posenc.conformance.outcome import Outcome, Outcomes, near, numbers_in
 from posenc.conformance.subjects import REFUSALS, VOCABULARY, Batch, NotApplicableError, Subject, require
@@ -28,7 +28,10 @@ def the_shape_is_seen(subject: Subject, batch: Batch, tolerance: float) -> Outco
     columns, exchanged."""
     assert batch.grid is not None
     height, width = batch.grid
-    require(height != width and len(set(batch.ids[0])) > 1, "the grid is square, or its patches do not differ")
+    require(
+        height != width and len(set(batch.ids[0])) > 1,
+        "nothing to do: the grid is square, or its patches do not differ",
+    )
     made = subject.make()
     came = subject.run(made, batch)
     lying = subject.run(made, replace(batch, grid=(width, height)))
@@ -42,7 +45,7 @@ def the_shape_is_seen(subject: Subject, batch: Batch, tolerance: float) -> Outco
             pairs = [(n, n + 1) for n in range(batch.grid[axis] - 1)]
             if all(near(*_exchanged(subject, made, batch, came, places, axis, pair), tolerance).ok for pair in pairs):
                 unseen.append(name)
-    require(unseen != ["rows", "columns"], "outputs do not go by positions")
+    require(unseen != ["rows", "columns"], "give it a `jitter`, for its outputs do not go by positions")
     if unseen:
         return Outcome(False, f"other outputs with two {unseen[0]} exchanged", "the same, exchanged")
     other = f"something else for {height}x{width} than for {width}x{height}"
@@ -78,7 +81,10 @@ def the_same_way_wherever_it_is(subject: Subject, batch: Batch, tolerance: float
         kept = [n for n, token in enumerate(real) if token and n >= subject.registers]
         if len(kept) == 1:
             alone = lone.setdefault(batch.ids[row][kept[0]], out[row, kept])
-            require(near(alone, out[row, kept], tolerance).ok, "what registers give to a patch goes by its place")
+            require(
+                near(alone, out[row, kept], tolerance).ok,
+                "nothing to do: what registers give to a patch goes by its place",
+            )
         if len(kept) != 2:
             continue
         (a, b), (c, d) = (divmod(n - subject.registers, width) for n in kept)
@@ -87,7 +93,7 @@ def the_same_way_wherever_it_is(subject: Subject, batch: Batch, tolerance: float
         there, expected = first.setdefault(way, (here, out[row, kept]))
         pairs += 1
         yield f"patches at {here}, as at {there}", near(expected, out[row, kept], tolerance)
-    require(pairs != len(first), "no two pairs of patches lie the same way apart")
+    require(pairs != len(first), "nothing to do: no two pairs of patches lie the same way apart")
 
 
 def heard(subject: Subject, made: Any, batch: Batch) -> Tensor:
@@ -100,15 +106,15 @@ def heard(subject: Subject, made: Any, batch: Batch) -> Tensor:
     try:
         found = scores_of(subject, made, replace(batch, ids=ids))
     except REFUSALS as error:
-        raise NotApplicableError(f"it refuses a grid of {batch.grid}: {error}") from None
-    require(found, "no softmax of PyTorch's is given the scores of all tokens by all")
+        raise NotApplicableError(f"nothing to do: it refuses a grid of {batch.grid}: {error}") from None
+    require(found, UNHEARD)
     scores = found[0]
     changed = changes(scores, 2**-18)
     counts = changed.sum(-1) + changed.sum(-2)
     order = counts.argmax(-1)
     others = counts.scatter(1, order[:, None], 0)
     told = (others.amax(-1) < counts.amax(-1)).all() and len(set(order.tolist())) == batch.tokens
-    require(told, "which of the scores are those of which token cannot be told")
+    require(told, "give it a `jitter`, for it cannot be told which scores are those of which token")
     return scores[:, :, order][..., order]
 
 
@@ -125,7 +131,7 @@ def scores_in_order(subject: Subject, made: Any, batch: Batch) -> Tensor:
     scores = heard(subject, made, batch)[0]
     scores = scores.masked_fill(scores < scores.amax(-1, keepdim=True) - UNSEEN, -torch.inf)
     own = scores.diagonal(dim1=-2, dim2=-1)[..., None]
-    require(own.isfinite().all(), "a token does not see itself")
+    require(own.isfinite().all(), "nothing to do: a token does not see itself")
     return scores - own
 
 
@@ -158,7 +164,10 @@ def scores_go_by_offsets(subject: Subject, batch: Batch) -> Outcomes:
     width, front = batch.grid[1], subject.registers
     scores = scores_in_order(subject, subject.make(), batch)[:, front:, front:]
     seen, tolerance = scores.isfinite().all(0), fine(subject, scores)
-    require(float(scores[:, seen].abs().max()) > tolerance, "all tokens give as much to all as to themselves")
+    require(
+        float(scores[:, seen].abs().max()) > tolerance,
+        "give it a `jitter`, for all tokens give as much to all as to themselves",
+    )
     pairs = seen.nonzero().tolist()
     first: dict[tuple[int, int], list[int]] = {}
     alike_to = [first.setdefault(way(q, k, width), [q, k]) for q, k in pairs]
@@ -189,13 +198,13 @@ def no_two_offsets_share_a_number(subject: Subject, batch: Batch) -> Outcomes:
     first: dict[tuple[int, int], list[int]] = {}
     for q, k in scores.isfinite().all(0).nonzero().tolist():
         first.setdefault(way(q, k, width), [q, k])
-    require(len(first) > 1, "all that is seen lies one way")
+    require(len(first) > 1, "nothing to do: all that is seen lies one way")
     ways, numbers = list(first), _at(scores, list(first.values())).T
     apart = torch.cdist(numbers, numbers, p=torch.inf, compute_mode="donot_use_mm_for_euclid_dist")
     same = apart <= 16 * torch.finfo(subject.dtype).eps * float(numbers.abs().max())
     number = {one: n for n, one in enumerate(ways)}
     even = all(same[n, number[-a, -b]] for n, (a, b) in enumerate(ways) if (-a, -b) in number)
-    require(not even, "only how far patches are apart counts, and not in which direction")
+    require(not even, "nothing to do: only how far patches are apart counts, and not in which direction")
     for n, m in same.triu(1).nonzero().tolist():
         (a, b), (c, d) = ways[n], ways[m]
         crossed = [number[one] for one in ((a, d), (c, b)) if one in number]
@@ -217,7 +226,7 @@ def a_register_is_as_far_from_all(subject: Subject, batch: Batch) -> Outcomes:
             if 2 * same.max() > len(numbers):
                 said += 1
                 yield name, near(numbers[same.argmax()].expand_as(numbers), numbers, tolerance)
-    require(said, "scores of registers go by the place of the patch")
+    require(said, "nothing to do: scores of registers go by the place of the patch")
 
 
 def registers_have_no_place(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:
@@ -230,9 +239,9 @@ def registers_have_no_place(subject: Subject, batch: Batch, tolerance: float) ->
         with suppress(NotApplicableError):
             added = added_at(subject, made, batch.grid)
     if added is None:
-        require(front > 1, "there is one register, and more is done to it than adding")
-        require(subject.relative, "it is not claimed to be relative, so each may have a vector of its own")
-        require(not subject.causal, "it is causal, so registers see one another in turn")
+        require(front > 1, "nothing to do: there is one register, and more is done to it than adding")
+        require(subject.relative, "claim `relative=True` if registers have no vectors of their own")
+        require(not subject.causal, "nothing to do: it is causal, so registers see one another in turn")
         turned = [1, 0, *range(2, batch.tokens)]
         came, other = subject.run(made, batch), subject.run(made, replace(batch.pick(turned), grid=batch.grid))
         yield "registers 0 and 1 exchanged", near(came[:, turned], other, tolerance)
@@ -269,7 +278,9 @@ def each_axis_has_its_own_end(subject: Subject, batch: Batch) -> Outcome:
 def added_at(subject: Subject, made: Any, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """What is added to registers (registers, dim) and to patches (rows, columns, dim). NotApplicableError where it goes
     by what it is added to."""
-    require(isinstance(subject, Layer) and not isinstance(subject, Model), "call takes no vectors to add to")
+    require(
+        isinstance(subject, Layer) and not isinstance(subject, Model), "nothing to do: call takes no vectors to add to"
+    )
     assert isinstance(subject, Layer)
     front, (height, width) = subject.registers, grid
     tokens = front + height * width
@@ -280,11 +291,11 @@ def added_at(subject: Subject, made: Any, grid: tuple[int, int]) -> tuple[Tensor
     try:
         out = subject.run(made, replace(batch, grid=grid)).detach()
     except REFUSALS as error:
-        raise NotApplicableError(f"it refuses a grid of {grid}: {error}") from None
-    require(out.shape == x.shape, "what comes out is not of the size of what goes in")
+        raise NotApplicableError(f"nothing to do: it refuses a grid of {grid}: {error}") from None
+    require(out.shape == x.shape, "nothing to do: what comes out is not of the size of what goes in")
     added = (out - x).double()
     same = near(added[0], added[1], 2**-18 * float(out.abs().max())).ok
-    require(same, "what it adds goes by what it is added to")
+    require(same, "nothing to do: what it adds goes by what it is added to")
     return added[0, :front], added[0, front:].unflatten(0, grid)
 
 
@@ -321,13 +332,13 @@ def a_place_has_one_vector(subject: Subject, batch: Batch, others: list[tuple[in
     held = any(isinstance(x, Tensor) and x.dim() > 1 for _, x in holdings(made))  # before a call, which may keep some
     here = added_at(subject, made, batch.grid)[1]
     spread = float((here - here[:1, :1]).abs().max())
-    require(spread > 0, "nothing is added that goes by places")
+    require(spread > 0, "give it a `jitter`, for nothing is added that goes by places")
     if held:
         limited = any(most is not None for most in subject.sides())
-        require(limited, "its table may be resized: claim trained_grid, or max_grid or max_positions if it is not")
+        require(limited, "claim `trained_grid` if its table is resized, and `max_grid` or `max_positions` if not")
     else:
         share = goes_by_the_share(subject, made, batch.grid, 2**-10 * spread)
-        require(not share, "vectors go by the share of the picture that lies before them")
+        require(not share, "nothing to do: vectors go by the share of the picture that lies before them")
     for rows, columns in others:
         there = added_at(subject, made, (rows, columns))[1]
         for r, c in product(range(min(rows, batch.grid[0])), range(min(columns, batch.grid[1]))):

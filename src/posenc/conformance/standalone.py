@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from posenc.conformance import HOMES
-from posenc.conformance.repeat import hold, part_of, repeat, stand_in
+from posenc.conformance.repeat import hold, part_of, repeat, stand_in, stand_in_unless_here
 from posenc.conformance.shorten import needed
 from posenc.conformance.subjects import Batch, Subject
 from posenc.conformance.trial import Case, Trial
@@ -33,9 +33,9 @@ OWN = "posenc.conformance"
 PLAIN = [
     f"{OWN}.{name}" for name in ("subjects", "heads", "layers", "outcome", "measure", "calls", "captured", "repeat")
 ]
+PLAIN += [f"{OWN}.{name}" for name in ("influence", "rasters", "tables", "transformers_calls")]
+PLAIN += ["posenc.workbench.memory"]
 ORACLES = ("like", "match")  # fields that a script needs no more: it holds the numbers that came of them
-PLAIN += [f"{OWN}.{name}" for name in ("influence", "rasters", "tables")]
-PLAIN += [f"{OWN}.transformers_calls", "posenc.workbench.memory"]
 
 
 def script(subject: Subject, trial: Trial, case: Case, heading: str, file: str = "finding.py") -> str:
@@ -185,6 +185,8 @@ class _Files:
         self._begun.add(module)
         text = _text(module) if _is_plain(module) or _is_local(module) else ""
         imports = dict.fromkeys(_imported_by(module, text))
+        if _is_plain(module):  # all else that it imports of posenc is for its cases, which are cut off
+            imports = {name: None for name in imports if _is_plain(name) or not _is_posenc(name)}
         for name in imports:
             if _is_plain(name) or not _is_own(name):
                 self.add(name)
@@ -212,13 +214,15 @@ class _Files:
     def lines(self, roots: set[str]) -> Iterator[str]:
         """The texts, of the plain ones what the roots need, and what lets them be imported."""
         roots = roots.union(*(_own_names(text) for text in self._held.values()))
+        posenc = [name for name in self._imported if _is_posenc(name)]
+        roots |= {stand_in_unless_here.__name__} if posenc else set()
         for module, text in needed(self._plain, roots).items():
             yield from [_line(f"{module.replace('.', '/')}.py"), "", text, "", ""]
         yield from [_line("the subject"), "", f"stand_in({', '.join(map(repr, self._stand_ins))})"]
-        if own := [name for name in self._imported if name.split(".")[0] == "posenc"]:
-            yield f"stand_in_unless_here({', '.join(map(repr, own))})"
         folders = dict.fromkeys(_folder(name.split(".")[0]) for name in self._imported)
         yield from [f"sys.path.insert(0, {folder!r})" for folder in folders if folder]
+        if posenc:
+            yield f"stand_in_unless_here({', '.join(map(repr, posenc))})"
         for module, text in self._held.items():
             folder = next(iter(getattr(sys.modules[module], "__path__", ())), "")
             start = f"hold({_name(module)!r}, {f'folder={folder!r}, ' * bool(folder)}text='''\\"
@@ -229,6 +233,10 @@ def _is_own(module: str) -> bool:
     return module == OWN or module.startswith(f"{OWN}.")
 
 
+def _is_posenc(module: str) -> bool:
+    return module.split(".")[0] == "posenc"
+
+
 def _is_plain(module: str) -> bool:
     return module in PLAIN or module.startswith(f"{OWN}.checks.")
 
@@ -236,7 +244,7 @@ def _is_plain(module: str) -> bool:
 def _is_local(module: str) -> bool:
     """Whether it is neither installed nor of this package."""
     package = module.split(".")[0]
-    return package == "__main__" or (package != "posenc" and _folder(package) != "")
+    return package == "__main__" or (not _is_posenc(module) and _folder(package) != "")
 
 
 def _text(module: str) -> str:

@@ -41,14 +41,17 @@ class _Resized:
     """A subject with its table, and what becomes of it in a grid."""
 
     def __init__(self, subject: Subject) -> None:
-        require(subject.trained_grid, "no table is claimed that is resized (trained_grid)")
+        require(subject.trained_grid, "claim `trained_grid=(rows, columns)` if a table is resized for other grids")
         height, width = subject.trained_grid or (0, 0)
         self.subject, self.made, self.trained = subject, subject.make(), (height, width)
         dim = subject.dim if isinstance(subject, Layer) else None
         places = table_of(self.made, self.trained, subject.registers, True, dim)
         offsets = table_of(self.made, (2 * height - 1, 2 * width - 1), 3, False, None)
         table = places if places is not None else offsets
-        require(table is not None, f"it holds no table of {height} x {width} places, nor of the offsets between them")
+        require(
+            table is not None,
+            f"nothing to do: it holds no table of {height} x {width} places, nor of the offsets between them",
+        )
         assert table is not None
         self.table, self.of_offsets = table, places is None
 
@@ -61,7 +64,7 @@ class _Resized:
         if not self.of_offsets:
             return added_at(self.subject, self.made, grid)[1]
         (height, width), front = grid, self.subject.registers
-        require(height * width <= MOST, f"the scores of a grid of {grid} are too many to look at")
+        require(height * width <= MOST, f"nothing to do: the scores of a grid of {grid} are too many to look at")
         batch = Batch([[1] * (front + height * width)], grid=grid)
         scores = scores_in_order(self.subject, self.made, batch)[:, front:, front:]
         # All offsets are between the corners and the others: a patch further down and right is seen from the upper
@@ -77,7 +80,9 @@ class _Resized:
         self.write(torch.arange(self.table.size(0) * self.table.size(1)).view(self.table.shape[:2]))
         steep = self.at(self.trained)
         flat = float((level - level[:1, :1]).abs().max())
-        require(flat <= 2**-18 * float((steep - steep[:1, :1]).abs().max()), "what it gives is not its table")
+        require(
+            flat <= 2**-18 * float((steep - steep[:1, :1]).abs().max()), "nothing to do: what it gives is not its table"
+        )
 
 
 @torch.no_grad()
@@ -85,7 +90,7 @@ def nothing_is_resized_at_home(subject: Subject, batch: Batch) -> Outcome:
     """At the trained grid, what is added is the table itself."""
     assert batch.grid is not None
     resized = _Resized(subject)
-    require(not resized.of_offsets, "its table is of offsets, which scores hold beside others")
+    require(not resized.of_offsets, "nothing to do: its table is of offsets, which scores hold beside others")
     drawn = resized.table.clone()
     resized.require_that_it_is_read()
     resized.table.copy_(drawn)
@@ -120,7 +125,7 @@ def registers_are_not_resized(subject: Subject, batch: Batch) -> Outcome:
     """What is added to registers in a grid of another shape, against what is at the trained one."""
     assert batch.grid is not None
     resized = _Resized(subject)
-    require(not resized.of_offsets, "its table is of offsets")
+    require(not resized.of_offsets, "nothing to do: its table is of offsets")
     expected, came = (added_at(subject, resized.made, grid)[0] for grid in (resized.trained, batch.grid))
     largest = float(torch.cat((expected, resized.table.double().flatten(0, 1))).abs().max())
     return near(expected, came, 2**-18 * largest)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc.conformance.calls import instead
-from posenc.conformance.captured import heard_in, of_all_tokens, of_one_token
+from posenc.conformance.captured import UNHEARD, heard_in, of_all_tokens, of_one_token
 from posenc.conformance.heads import Attention
 from posenc.conformance.outcome import Outcome, near
 from posenc.conformance.subjects import Batch, Subject, require
@@ -41,7 +41,10 @@ def weights_by_values(subject: Attention, made: Any, batch: Batch) -> Tensor:
         instead(subject, with_one_value(outs)).run(made, batch)
     nothing, *each = (out[0] for out in outs)
     added = float(nothing.abs().max())
-    require(not added or subject.dtype == torch.float64, "in float32, what is added to values hides small weights")
+    require(
+        not added or subject.dtype == torch.float64,
+        "nothing to do: in float32, what is added to values hides small weights",
+    )
     weights = torch.stack([(out - nothing).norm(dim=-1) for out in each], -1)
     return weights.masked_fill(weights < 1e-8 * added, 0.0)
 
@@ -67,8 +70,10 @@ def scores_of_one_token(subject: Subject, made: Any, batch: Batch) -> list[Seen]
         return [Seen("attention", _hidden(scores), list(range(batch.tokens)))]
     all_of_it = heard_in(subject, made, batch)
     heard = of_all_tokens(all_of_it, batch)
-    require(heard, "no scores of attention were heard: they go to no softmax of PyTorch's")
-    require(not all_of_it.called & BLURS, "a convolution, or what goes from token to token, comes before the scores")
+    require(heard, UNHEARD)
+    require(
+        not all_of_it.called & BLURS, "nothing to do: a convolution, or a pass over tokens, comes before the scores"
+    )
     # Before the first attention there may be no linear layer, as in this package's own: tokens are as they came.
     alike = [_alike(inputs, batch.tokens, n > 0) for n, (_, inputs) in enumerate(heard)]
     return [Seen(f"attention {n}", _hidden(s[0]), *alike[n]) for n, (s, _) in enumerate(heard)]
@@ -134,7 +139,9 @@ def scores_go_by_the_distance(subject: Subject, batch: Batch) -> Outcome:
             continue  # layers before it made them differ, as where a row has edges
         found = by_the_distance_alone(scores, tokens, eps)
         if found is not None and by_the_distance_alone(scores, tokens[1:], eps) is None:
-            require(False, "the first token alone is met otherwise than the rest: claim registers=1 if it has no place")
+            require(
+                False, "claim `registers=1` if the first token has no place: it alone is met otherwise than the rest"
+            )
         if (
             found is None
             and number == 0
@@ -148,7 +155,7 @@ def scores_go_by_the_distance(subject: Subject, batch: Batch) -> Outcome:
             said, (_, expected, came) = found
             return Outcome(False, f"{name}, {said}: {expected}", f"{name}, {said}: {came}")
         tried = True
-    require(tried, "no attention has tokens of the same content come to it")
+    require(tried, "nothing to do: no attention has tokens of the same content come to it")
     return Outcome(True, "the same", "the same")
 
 
@@ -158,9 +165,12 @@ def something_is_absolute(subject: Subject, batch: Batch) -> Outcome:
     made, eps = subject.make(), _eps(subject)
     seen = scores_of_one_token(subject, made, batch)
     for name, scores, alike, _ in seen:
-        require(len(alike) == batch.tokens, f"what is absolute comes before {name}")
+        require(len(alike) == batch.tokens, f"nothing to do: what is absolute comes before {name}")
         level = scores - scores.amax(-1, keepdim=True)
-        require(float(level[level.isfinite()].abs().max()) > ROUNDING, f"{name} scores all keys the same")
+        require(
+            float(level[level.isfinite()].abs().max()) > ROUNDING,
+            f"give it a `jitter`, for {name} scores all keys the same",
+        )
         if by_the_distance_alone(scores, alike, eps) is not None:
             return Outcome(True, "something absolute", "something absolute")
     out = subject.run(made, of_one_token(batch).pick(range(batch.tokens), 0)).detach()
@@ -179,10 +189,10 @@ def _eps(subject: Subject) -> float:
 
 def _rows(plan: Plan, claim: bool) -> Iterator[Case]:
     subject = plan.subject
-    require(subject.relative is not None, "claim relative=True or relative=False to run this")
-    require(subject.relative == claim, f"it claims relative={subject.relative}")
-    require(subject.axes == 1, "positions have several axes")
-    require(not subject.takes("grid"), "call takes a grid, and these are rows of text")
+    require(subject.relative is not None, "claim `relative=True` or `relative=False` to run this")
+    require(subject.relative == claim, f"nothing to do: it claims `relative={subject.relative}`")
+    require(subject.axes == 1, "nothing to do: positions have several axes")
+    require(not subject.takes("grid"), "nothing to do: call takes a grid, and these are rows of text")
     for tokens in plan.sizes_above(FEWEST - 1):
         yield Case(plan.text(1, tokens))
 

@@ -22,7 +22,7 @@ def the_end_is_named(subject: Subject, batch: Batch, limit: int, compiled: bool)
     flat = subject.places(batch).flatten().tolist()
     outside = [p for p in flat if not 0 <= p < limit]
     past = outside and (not isinstance(subject, Bias) or max(flat) - min(flat) >= limit)
-    require(past, "no position, or for a bias no distance, is past the end")
+    require(past, "nothing to do: no position, or for a bias no distance, is past the end")
     tried = subject
     if compiled:
         torch._dynamo.reset()

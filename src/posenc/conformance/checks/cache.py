@@ -30,7 +30,7 @@ def cached_equals_at_once(subject: Subject, batch: Batch, tolerance: float) -> O
 def told_later_equals_at_once(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:
     """As `cached_equals_at_once`, where positions are told of the new tokens alone, and the first chunk finds its own,
     which are the same."""
-    require(batch.positions is not None, "the batch has no positions")
+    require(batch.positions is not None, "nothing to do: the batch has no positions")
 
     def call(made: Any, x: Tensor, **given: Any) -> Any:
         if given.get("cache") is None:
@@ -93,8 +93,8 @@ def _broken(plan: Plan) -> Iterator[Case]:
 def _told_later(plan: Plan) -> Iterator[Case]:
     plan.require_a_cache()
     plan.require_that_it_can("positions")
-    require(isinstance(plan.subject, Layer), "the positions of all keys are given at every step")
-    require(not plan.subject.needs("positions"), "call needs positions, and finds none by itself")
+    require(isinstance(plan.subject, Layer), "nothing to do: the positions of all keys are given at every step")
+    require(not plan.subject.needs("positions"), "nothing to do: call needs positions, and finds none by itself")
     for tokens in plan.sizes_above(2)[:2]:
         prompt = (tokens + 1) // 2
         yield Case(replace(plan.line(2, tokens), chunks=(prompt, *(1,) * (tokens - prompt))), _near(plan, tokens))
@@ -104,11 +104,14 @@ def _past_the_window(plan: Plan) -> Iterator[Case]:
     """As long as it takes for the first tokens to be out of a window, and a few more."""
     plan.require_a_cache()
     window = plan.subject.window
-    require(window, "claim window=… if a token sees no more than that many tokens, with itself")
-    require(isinstance(window, int), "the window is one of a grid")
+    require(window, "claim `window=N` if a token sees no more than that many tokens, with itself")
+    require(isinstance(window, int), "nothing to do: the window is one of a grid")
     assert isinstance(window, int)
     tokens = plan.subject.sinks + plan.subject.depth * window + 4
-    require(tokens <= plan.limit, f"rows of {tokens} tokens, which a window of {window} needs, are too long")
+    require(
+        tokens <= plan.limit,
+        f"build it with a smaller window: one of {window} needs rows of {tokens} tokens, which are too long",
+    )
     batch = plan.text(2, tokens)
     for first in (max(tokens - 6, 1), 1):
         yield Case(replace(batch, chunks=(first, *(1,) * (tokens - first))), _near(plan, tokens))

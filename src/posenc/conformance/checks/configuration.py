@@ -81,7 +81,9 @@ def an_option_counts(
     require(not flat, "give call positions: all its axes are the same here, where an option of one may not show")
     if not subject.jitter:
         jittered = replace(subject, jitter=0.1)
-        hidden = "claim jitter=0.02: parameters begin as zeros, or so small that the option does not show"
+        hidden = (
+            "give it a `jitter`, such as 0.02, for parameters begin as zeros, or so small that the option does not show"
+        )
         require(not any(_tell_apart(jittered, changed, here, tolerance) for here in rows), hidden)
     return Outcome(False, f"another output, or an error, with {changed}", "the same output as without")
 

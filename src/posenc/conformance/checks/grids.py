@@ -102,7 +102,7 @@ def _require(plan: Plan, axes: bool = False, grid: bool = False) -> None:
         "claim `axes=2`, and let call take `positions` (rows, tokens, 2), if they are of images",
     )
     if axes:
-        require(plan.has(max(map(max, SHAPES)) - 1), "there are too few positions for the grids")
+        require(plan.has(max(map(max, SHAPES)) - 1), "let it have more positions: there are too few for the grids")
         plan.require_that_it_can("positions")
 
 
@@ -117,7 +117,7 @@ def _both_ways(plan: Plan) -> tuple[tuple[int, int], tuple[int, int]]:
     side = math.lcm(*_window(plan))
     shapes = [SHAPES, SMALL] if side == 1 else [((side, 2 * side), (2 * side, side))]
     found = next((pair for pair in shapes if all(map(plan.subject.fits, pair))), None)
-    require(found, "there are too few positions for the grids")
+    require(found, "let it have more positions: there are too few for the grids")
     return found or SHAPES
 
 

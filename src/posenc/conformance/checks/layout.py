@@ -50,7 +50,7 @@ def pairs_turn_as_claimed(subject: Rotary, batch: Batch) -> Outcomes:
         came = matrices(subject, made, row_of(batch), which)[0].double()
         across = torch.stack([came[:, b, a] for a, b in pairs(subject, subject.layout)], -1).cpu()  # (heads, pairs)
         turns = (across.abs() > rounding(subject) * came.abs().max().cpu()) & (forward != 0)
-        require(bool(turns.any()), f"positions {row_of(batch)} turn nothing")
+        require(bool(turns.any()), f"nothing to do: positions {row_of(batch)} turn nothing")
         expected = torch.where(turns, forward, 0.0)
         yield f"{name} [head, pair], +1 forward", near(expected, torch.where(turns, across.sign(), 0.0), 0.0)
 
@@ -120,7 +120,7 @@ def _cases(plan: Plan, claims: tuple[str, ...] = ()) -> Iterator[Case]:
 
 def _one_on(plan: Plan) -> Iterator[Case]:
     for _ in _cases(plan, ("layout", "direction")):
-        require(plan.has(1), "there is no position but 0")
+        require(plan.has(1), "let call take `positions` (rows, tokens), for there is no position but 0")
         yield Case(plan.row([1]))
 
 

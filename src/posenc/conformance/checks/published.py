@@ -14,7 +14,7 @@ from posenc.conformance.layers import Layer, Model
 from posenc.conformance.measure import fastest
 from posenc.conformance.oracles import its_forms, its_outputs, its_scores, its_scores_of_what_is_heard, its_vectors
 from posenc.conformance.outcome import Outcome, Outcomes, near
-from posenc.conformance.subjects import Batch, Subject, require
+from posenc.conformance.subjects import Batch, require
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
 UNIT = 2.0**-23  # of float32, in which phases and logarithms are usual
@@ -44,7 +44,7 @@ def scores_are_its(
 
     far = float(places.max()) * fastest(subject) if isinstance(subject, Rotary) else 0.0
     wanted = {name: from_itself(torch.tensor(x, dtype=torch.float64)) for name, x in {"": expected, **others}.items()}
-    require(float(wanted[""].abs().max()) > 0, "the scheme gives nothing to any of these tokens")
+    require(float(wanted[""].abs().max()) > 0, "nothing to do: the scheme gives nothing to any of these tokens")
     yield from each_head(from_itself(came), wanted, 1, (4 * far + 32) * UNIT)
 
 
@@ -84,18 +84,13 @@ def outputs_are_its(
     changed: Mapping[str, Any] = {},
 ) -> Outcome:
     """The outputs against those of attention with the scheme, for the same queries, keys and values."""
-    came = batch_of_queries(subject, subject.make(**changed), batch)
+    came = subject.run(subject.make(**changed), batch).detach().double()
     ok, says, shows = near(torch.tensor(expected, dtype=torch.float64), came, tolerance)
     for name, other in others.items() if not ok else ():
         if near(torch.tensor(other, dtype=torch.float64), came, tolerance).ok:
             require(not name.startswith(EXCHANGED), EXCHANGED)
             shows += f". This is {name}"
     return Outcome(ok, says, shows)
-
-
-def batch_of_queries(subject: Subject, made: Any, batch: Batch) -> Tensor:
-    """What comes out for the queries, with nothing owed to padding."""
-    return subject.run(made, batch).detach().double()
 
 
 def vectors_are_its(
@@ -107,11 +102,14 @@ def vectors_are_its(
     again = replace(batch, ids=[[(7 * n + 5) % 48 for n in row] for row in batch.ids])
     x, y = (subject.content(b).double() for b in (batch, again))
     came, then = (subject.run(made, b).detach().double() for b in (batch, again))
-    require(came.shape == x.shape, "its outputs are not as wide as its inputs, so it does not only add to them")
+    require(
+        came.shape == x.shape,
+        "nothing to do: its outputs are not as wide as its inputs, so it does more than add to them",
+    )
     times = float(((came - then) * (x - y)).sum() / ((x - y) ** 2).sum())
     added = came - times * x
     only = near(added, then - times * y, 64 * UNIT * float(came.abs().max())).ok
-    require(only, "more is done to its inputs than adding")
+    require(only, "nothing to do: it does more to its inputs than add to them")
     told = torch.tensor(expected, dtype=torch.float64)
     far = float(subject.places(batch).max()) if batch.grid is None else 0.0
     tolerance = (4 * far + 64) * UNIT * max(float(told.abs().max()), float(came.abs().max()))
@@ -150,7 +148,10 @@ def scores_heard_are_its(
         here = seen[head]
         wanted = (came[head] - told[head])[here]
         basis = open_to[head][:, here]
-        require(wanted.numel() >= 1.5 * len(basis) + 4, "there are too few pairs to tell the scheme from others")
+        require(
+            wanted.numel() >= 1.5 * len(basis) + 4,
+            "let it have more positions: there are too few pairs to tell the scheme from others",
+        )
         left = wanted
         if len(basis) and float(basis.abs().max()) > 0:
             left = wanted - basis.T @ torch.linalg.lstsq(basis.T, wanted[:, None], driver="gelsd").solution[:, 0]
@@ -194,8 +195,8 @@ HEADS = (1, 2, 3, 5, 6, 7, 8, 12, 14, 16, 20, 24, 40)
 
 
 def _require(plan: Plan, *kinds: type) -> None:
-    require(plan.subject.like is not None, "claim like=, the scheme of posenc that it is said to be")
-    require(isinstance(plan.subject, kinds), "of its kind other things are compared")
+    require(plan.subject.like is not None, "claim `like`, the scheme of posenc that it is said to be")
+    require(isinstance(plan.subject, kinds), "nothing to do: other things are compared of its kind")
 
 
 def _told(plan: Plan, long: int) -> Iterator[Batch]:
@@ -236,13 +237,16 @@ def _other_options(plan: Plan, heads: bool = False) -> Iterator[Case]:
     subject = plan.subject
     if heads:
         name = getattr(subject, "heads_option", "")
-        require(name, "name the option that says how many heads there are: heads_option=")
-        require(not hasattr(subject.like, "parameters"), "give like as a name or a function, for any number of heads")
+        require(name, "name in `heads_option` the option that says how many heads there are")
+        require(not hasattr(subject.like, "parameters"), "give `like` as a name or a function, for any number of heads")
         changes = [{name: n} for n in HEADS]
     else:
-        require(callable(subject.like) and not hasattr(subject.like, "parameters"), "like is no function of options")
+        require(
+            callable(subject.like) and not hasattr(subject.like, "parameters"),
+            "give `like` as a function of the options, to compare others too",
+        )
         changes = [{name: value} for name, value in subject.varied.items()]
-        require(changes, "no option is claimed to count (varied)")
+        require(changes, "name in `varied` another value of each option, to run this")
     for changed in changes:
         for batch in list(_told(plan, 60))[-2:]:
             yield Case(batch, {"changed": changed})
@@ -257,7 +261,7 @@ def _outputs(plan: Plan) -> Iterator[Case]:
 
 def _vectors(plan: Plan) -> Iterator[Case]:
     _require(plan, Layer)
-    require(not isinstance(plan.subject, Model), "tokens are ids, to which nothing is added")
+    require(not isinstance(plan.subject, Model), "nothing to do: tokens are ids, to which nothing is added")
     for batch in _rows(plan, 40):
         yield Case(batch)
 
@@ -285,7 +289,7 @@ def _contents(plan: Plan) -> Iterator[Case]:
     _require(plan, Layer)
     for row in _rows(plan, 40):
         tokens, (ids,) = row.tokens, row.ids
-        require(tokens >= 4, "there are too few tokens")
+        require(tokens >= 4, "let it have more positions: there are too few tokens")
         other = [(n + 11) % 48 for n in ids]
         half = tokens // 2  # queries of the later half, keys of the earlier
         rows = [ids, ids[:half] + other[half:], other[:half] + ids[half:], other]
@@ -307,6 +311,7 @@ CHECK = Check(
     why="A bucket that begins one token late, the slope of another head, a ramp the wrong way round: every law holds, "
     "and weights that were trained elsewhere give another text.",
     pains=(7, 8, 16),
+    remedy="Compute it as the paper and its authors' code do: the docstring of the scheme in posenc has the formula.",
     trials=(
         Trial("scores", scores_are_its, _scores, oracle=its_scores, claims=("like",)),
         Trial(

@@ -69,7 +69,7 @@ def _places(plan: Plan, cached: bool = False) -> Iterator[Case]:
 def _lengths(plan: Plan, cached: bool = False) -> Iterator[Case]:
     """Rows with padding on the left, on the right, and none; one past the threshold, if there is one."""
     plan.require_that_it_can("padding")
-    require(not plan.subject.takes("grid"), "call takes a grid, and these are rows of text")
+    require(not plan.subject.takes("grid"), "nothing to do: call takes a grid, and these are rows of text")
     if cached:
         plan.require_a_cache()
     threshold = plan.subject.threshold
@@ -87,13 +87,13 @@ def _lengths(plan: Plan, cached: bool = False) -> Iterator[Case]:
 
 def _longest(plan: Plan) -> Iterator[Case]:
     subject, most = plan.subject, plan.subject.max_positions or 0
-    require(most, "claim max_positions=… if there is an end to positions")
-    require(not subject.takes("grid"), "call takes a grid, and these are rows of text")
+    require(most, "claim `max_positions=N` if there is an end to positions")
+    require(not subject.takes("grid"), "nothing to do: call takes a grid, and these are rows of text")
     same = subject.causal and subject.threshold is None
     if subject.can("positions"):
         last = plan.row([most - 1])
         yield Case(last, {"tolerance": 0.0, "same": False})
-    require(most <= plan.longest, f"a row of {most} tokens is longer than any that is run ({plan.longest})")
+    require(most <= plan.longest, f"run with `--longest {most}`: no row is longer than {plan.longest} tokens")
     yield Case(plan.text(1, most), {"tolerance": plan.tolerance(most), "same": same})
     if subject.can("positions"):
         yield Case(plan.line(1, most), {"tolerance": plan.tolerance(most), "same": same})

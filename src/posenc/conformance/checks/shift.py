@@ -29,7 +29,7 @@ def moving_some_changes_something(subject: Subject, batch: Batch, by: list[int],
     """The outputs at positions p, and with all tokens but the first half moved, or one moved onto the one before it:
     any of these must change them. They may not where parameters begin as zeros: then they are moved, too."""
     half = batch.tokens // 2
-    require(half, "there is one token, and moving it moves all")
+    require(half, "nothing to do: there is one token, and moving it moves all")
     rows = batch.positions or []
     away = [batch.moved(n).positions or [] for n in by]
     moved = [[row[:half] + far[half:] for row, far in zip(rows, there, strict=True)] for there in away]
@@ -60,7 +60,8 @@ def moving_all_changes_something(subject: Subject, batch: Batch, by: list[int], 
         moved = _changes(replace(subject, jitter=0.1), batch, by[:1])
         plain = not isinstance(moved, Outcome) and moved[0] > 100 * tolerances[0]  # and no rounding of larger outputs
         require(
-            not plain, "claim `jitter=0.02`, for parameters begin as zeros, or so small that positions hardly count"
+            not plain,
+            "give it a `jitter`, such as 0.02, for parameters begin as zeros, or so small that positions hardly count",
         )
     sizes = ", ".join(f"{c:.2g} ({most:.2g})" for c, most in zip(changes, tolerances, strict=True))
     return Outcome(
@@ -112,7 +113,7 @@ def _broken(plan: Plan) -> Iterator[Case]:
     _require(plan, "relative")
     plan.require_that_it_can("positions")
     tokens = plan.sizes[-1]
-    require(tokens > 1, "there is one token, and no gap after it")
+    require(tokens > 1, "nothing to do: there is one token, and no gap after it")
     for by in SHIFTS:
         if plan.has(highest := tokens + 2 + by):
             yield Case(plan.broken(2, tokens), {"by": by, "tolerance": plan.tolerance(highest)})
@@ -120,15 +121,15 @@ def _broken(plan: Plan) -> Iterator[Case]:
 
 def _some(plan: Plan) -> Iterator[Case]:
     subject = plan.subject
-    require(subject.can("positions"), "call takes no positions of each token")
-    require(not subject.order_free, "it claims to be order_free: positions may change nothing")
+    require(subject.can("positions"), plan.lacks("positions"))
+    require(not subject.order_free, "nothing to do: it claims to be `order_free`")
     for tokens in plan.sizes_above(3):
         by = [n for n in AWAY if plan.has(tokens - 1 + n)]
         if by:
             tolerance = plan.tolerance(tokens - 1 + by[-1])
             # In a row of which all tokens are the same to it, or a bias that begins as zeros, nothing could be seen.
             given = isinstance(subject, Rotary | Bias) or plan.effect > tolerance
-            require(given, "outputs do not go by the order of the tokens either")
+            require(given, "nothing to do: outputs do not go by the order of the tokens either")
             yield Case(plan.line(2, tokens), {"by": by, "tolerance": tolerance})
             return
 

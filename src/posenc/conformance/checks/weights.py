@@ -38,7 +38,9 @@ def equal_tokens_come_out_equal(subject: Subject, batch: Batch) -> Outcome:
     batch = of_one_token(batch)
     made = subject.make()
     _, _, alike, _ = scores_of_one_token(subject, made, batch)[0]
-    require(len(alike) == batch.tokens, "tokens of the same content differ before attention, so values do")
+    require(
+        len(alike) == batch.tokens, "nothing to do: tokens of the same content differ before attention, so values do"
+    )
     out = subject.run(made, batch).detach()[:, 1:]
     return near(out[:, :1].expand_as(out), out, 64 * _rounding(subject) * float(out.abs().max()))
 
@@ -55,7 +57,7 @@ def before_and_after_weigh(subject: Subject, batch: Batch) -> Outcome:
         # Else they are level, as of a table of zeros before it is learned.
         if len(alike) == batch.tokens and float(there.abs().max()) > rounding:
             found.append((name, near(there, back, rounding)))
-    require(found, "no attention was heard that scores tokens of the same content by where they are, to both sides")
+    require(found, "nothing to do: no attention scores tokens of the same content by where they are, to both sides")
     wrong = [(name, same) for name, same in found if same.ok == bool(subject.directed)]
     if not subject.directed and wrong:
         name, same = wrong[0]
@@ -74,9 +76,11 @@ def _rounding(subject: Subject) -> float:
 
 def _values(plan: Plan) -> Iterator[Case]:
     subject = plan.subject
-    require(subject.normalized, "claim normalized=True if the weights of a row sum to one")
-    require(not isinstance(subject, Rotary | Bias), "the softmax around it is this package's own")
-    require(isinstance(subject, Attention), "a layer cannot be given values: its equal tokens are tried")
+    require(subject.normalized, "claim `normalized=True` if the weights of a row sum to one")
+    require(not isinstance(subject, Rotary | Bias), "nothing to do: the softmax around it is the check's own")
+    require(
+        isinstance(subject, Attention), "nothing to do: a layer cannot be given values, and its equal tokens are tried"
+    )
     for tokens in plan.sizes:
         for sharper in (1.0, 16.0):
             yield Case(plan.text(2, tokens), {"sharper": sharper})
@@ -90,18 +94,21 @@ def _values(plan: Plan) -> Iterator[Case]:
 
 def _layers(plan: Plan) -> Iterator[Case]:
     subject = plan.subject
-    require(subject.normalized, "claim normalized=True if the weights of a row sum to one")
-    require(not isinstance(subject, Attention | Rotary | Bias), "attention is given values")
-    require(not subject.takes("grid") and subject.axes == 1, "what needs a grid has edges on every side")
+    require(subject.normalized, "claim `normalized=True` if the weights of a row sum to one")
+    require(not isinstance(subject, Attention | Rotary | Bias), "nothing to do: attention is given values")
+    require(not subject.takes("grid") and subject.axes == 1, "nothing to do: what needs a grid has edges on every side")
     for tokens in plan.sizes_above(2):
         yield Case(plan.text(1, tokens), {})
 
 
 def _sides(plan: Plan) -> Iterator[Case]:
     subject = plan.subject
-    require(subject.directed is not None, "claim directed=True if before and after differ, False if they must not")
-    require(not subject.causal, "it is causal: tokens see none after them")
-    require(not subject.takes("grid") and subject.axes == 1, "a place on a grid has more than two sides")
+    require(
+        subject.directed is not None,
+        "claim `directed=True` if before and after differ, or `directed=False` if they must not",
+    )
+    require(not subject.causal, "nothing to do: it is causal, and tokens see none after them")
+    require(not subject.takes("grid") and subject.axes == 1, "nothing to do: a place on a grid has more than two sides")
     for tokens in plan.sizes_above(2):
         yield Case(plan.text(1, tokens), {})
 

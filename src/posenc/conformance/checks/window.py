@@ -70,7 +70,7 @@ def what_the_window_shows_counts(subject: Subject, batch: Batch, changed: list[i
                     edges.setdefault(query - token, []).append((differs[row, query], row, query, token))
                 elif abs(query - token) > (subject.window - 1) * subject.depth:
                     sinks.setdefault(token, []).append((differs[row, query], row, query, token))
-    require(own, "outputs do not go by the tokens: with another one they are the same")
+    require(own, "nothing to do: outputs are the same with another token")
     ends = {min(edges), max(edges)} if edges else set()
     for found in (*(edges[way] for way in ends), *sinks.values()):
         _, row, query, token = found[0]
@@ -98,14 +98,14 @@ def _tokens(plan: Plan) -> int:
     if subject.window is None:
         named = _options(subject)
         hint = f"; its {' and '.join(named)} may be one" if named else ""
-        require(False, f"claim window=… if a token sees no more than that many tokens, with itself{hint}")
-    require(not isinstance(subject, Rotary), "a rotation hides nothing")
-    require(not subject.takes("grid"), "call takes a grid, and these are rows of text")
-    require(isinstance(subject.window, int), "the window is one of a grid")
+        require(False, f"claim `window=N` if a token sees no more than that many tokens, with itself{hint}")
+    require(not isinstance(subject, Rotary), "nothing to do: a rotation hides nothing")
+    require(not subject.takes("grid"), "nothing to do: call takes a grid, and these are rows of text")
+    require(isinstance(subject.window, int), "nothing to do: the window is one of a grid")
     assert isinstance(subject.window, int)
     tokens = subject.sinks + subject.depth * (subject.window - 1) + 4
     sight = f"a window of {subject.window} in {subject.depth} layers"
-    require(tokens <= plan.limit, f"{sight} ends past {plan.limit} tokens: build it with a smaller one")
+    require(tokens <= plan.limit, f"build it with a smaller window: {sight} ends past {plan.limit} tokens")
     return tokens
 
 
@@ -129,14 +129,14 @@ def _windows(plan: Plan, cached: bool = False) -> Iterator[Case]:
 def _gaps(plan: Plan) -> Iterator[Case]:
     tokens = _tokens(plan)
     plan.require_that_it_can("positions")
-    require(plan.has(tokens + 2), "there are too few positions for a row with a gap")
+    require(plan.has(tokens + 2), "let it have more positions: there are too few for a row with a gap")
     yield Case(plan.broken(2, tokens), _changed(plan, tokens))
 
 
 def _documents(plan: Plan) -> Iterator[Case]:
     tokens = _tokens(plan)
     plan.require_that_it_can("document")
-    require(not plan.subject.sinks, "it is not claimed whether each document has sinks of its own")
+    require(not plan.subject.sinks, "nothing to do: no claim says whether each document has sinks of its own")
     batch = two_documents(plan, 3 * tokens // 2 if 3 * tokens // 2 <= plan.limit else tokens)
     yield Case(batch if plan.subject.can("positions") else replace(batch, positions=None), _changed(plan, batch.tokens))
 
