@@ -1,5 +1,6 @@
 """The scores that a layer hands to its softmax, seen from outside. Plain PyTorch: scripts hold a copy."""
 
+import inspect
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ UNHEARD = "no softmax of PyTorch's was heard, nor its attention, over as many qu
 EXCHANGED = "it fits with parameters of one shape in another order: say which is which with match="
 SOFTMAX = (torch.softmax, torch.Tensor.softmax, nn.functional.softmax, torch.special.softmax)
 SDPA = nn.functional.scaled_dot_product_attention
+MULTIHEAD = nn.functional.multi_head_attention_forward  # nothing that it calls is heard
 PRODUCTS = (nn.functional.linear, torch.addmm, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.einsum)
 
 
@@ -39,6 +41,10 @@ class Heard(TorchFunctionMode):
         elif func is SDPA:
             with torch.no_grad():
                 self.scores.append(_sdpa_scores(*args, **kwargs))
+        elif func is MULTIHEAD:
+            self.inputs[-1].append(args[0].detach())
+            with torch.no_grad():
+                self.scores.append(_multihead_scores(*args, **kwargs))
         elif func is nn.functional.linear and args:
             self.inputs[-1].append(args[0].detach())
         if len(self.scores) > heard:
@@ -70,6 +76,14 @@ def _sdpa_scores(
     if is_causal:
         scores = scores.masked_fill(~torch.ones(scores.shape[-2:], device=scores.device).bool().tril(), -torch.inf)
     return scores
+
+
+def _multihead_scores(*args: Any, **kwargs: Any) -> Tensor:
+    """What `nn.MultiheadAttention` gives to its softmax, less a constant for each query: the logarithm of its weights."""
+    bound = inspect.signature(MULTIHEAD).bind(*args, **kwargs)
+    bound.arguments.update(need_weights=True, average_attn_weights=False)
+    weights: Tensor = MULTIHEAD(*bound.args, **bound.kwargs)[1]
+    return weights.double().nan_to_num(0.0).log()  # NaN where a query sees nothing
 
 
 def scores_of(subject: Subject, made: Any, batch: Batch) -> list[Tensor]:

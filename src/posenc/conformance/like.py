@@ -17,7 +17,8 @@ from posenc.conformance.calls import holdings, one_line
 from posenc.conformance.captured import EXCHANGED, scores_of
 from posenc.conformance.heads import Bias
 from posenc.conformance.layers import Layer
-from posenc.conformance.subjects import Batch, Subject
+from posenc.conformance.subjects import Subject
+from posenc.conformance.trial import Plan
 from posenc.scheme import Scheme, bare_parts
 from posenc.schemes.catalog import entries_of
 from posenc.schemes.entry import Shape
@@ -67,9 +68,8 @@ def _heads_of(subject: Subject, made: Any) -> int | None:
         line = line if subject.axes == 1 else line[..., None].expand(-1, -1, subject.axes)
         return int(subject.bias(made, line, line).size(1))
     if isinstance(subject, Layer):
-        grid = (1, 2) if subject.needs("grid") else None
-        batch = Batch([[1] * (subject.registers + 2)], grid=grid)
-        heard = scores_of(subject, made, batch)
+        plan = Plan(subject)
+        heard = scores_of(subject, made, plan.text(1, plan.room(subject.registers + 2)))
         return heard[0].size(1) if heard else None
     return getattr(subject, "heads", None)
 
