@@ -92,7 +92,7 @@ def _layers(plan: Plan) -> Iterator[Case]:
     subject = plan.subject
     require(subject.normalized, "claim normalized=True if the weights of a row sum to one")
     require(not isinstance(subject, Attention | Rotary | Bias), "attention is given values")
-    require(not subject.takes("grid") and subject.axes == 1, "what needs a grid has edges on every side")
+    require(subject.axes == 1 or subject.takes("grid"), "positions have several axes")
     for tokens in plan.sizes_above(2):
         yield Case(plan.text(1, tokens), {})
 
@@ -101,7 +101,7 @@ def _sides(plan: Plan) -> Iterator[Case]:
     subject = plan.subject
     require(subject.directed is not None, "claim directed=True if before and after differ, False if they must not")
     require(not subject.causal, "it is causal: tokens see none after them")
-    require(not subject.takes("grid") and subject.axes == 1, "a place on a grid has more than two sides")
+    require(subject.axes == 1 or subject.takes("grid"), "positions have several axes")
     for tokens in plan.sizes_above(2):
         yield Case(plan.text(1, tokens), {})
 
