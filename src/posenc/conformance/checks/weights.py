@@ -92,7 +92,6 @@ def _layers(plan: Plan) -> Iterator[Case]:
     subject = plan.subject
     require(subject.normalized, "claim normalized=True if the weights of a row sum to one")
     require(not isinstance(subject, Attention | Rotary | Bias), "attention is given values")
-    require(subject.axes == 1 or subject.takes("grid"), "positions have several axes")
     for tokens in plan.sizes_above(2):
         yield Case(plan.text(1, tokens), {})
 
