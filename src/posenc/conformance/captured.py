@@ -79,7 +79,7 @@ def _sdpa_scores(
 
 
 def _multihead_scores(*args: Any, **kwargs: Any) -> Tensor:
-    """What `nn.MultiheadAttention` gives to its softmax, less a constant for each query: the logarithm of its weights."""
+    """What `nn.MultiheadAttention` gives to its softmax, but for a constant of each query: its weights' logarithm."""
     bound = inspect.signature(MULTIHEAD).bind(*args, **kwargs)
     bound.arguments.update(need_weights=True, average_attn_weights=False)
     weights: Tensor = MULTIHEAD(*bound.args, **bound.kwargs)[1]

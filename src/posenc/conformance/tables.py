@@ -16,7 +16,7 @@ FAR = 1.25  # patches of the trained grid: the nearest one is less than one away
 
 def table_of(made: Any, grid: tuple[int, int], more: set[int], first: bool, dim: int | None) -> Tensor | None:
     """The part of a parameter, or of a buffer, that has a vector for each place of a grid, (rows, columns, …), as a
-    view of it: found by its shape. ``more``: how many vectors may stand before those, where ``first``, or after them."""
+    view of it: found by its shape. ``more``: how many may stand before those, where ``first``, or after them."""
     if not isinstance(made, nn.Module):
         return None
     height, width = grid
@@ -45,7 +45,7 @@ class _Resized:
         height, width = subject.trained_grid or (0, 0)
         self.subject, self.made, self.trained = subject, subject.make(), (height, width)
         dim = subject.dim if isinstance(subject, Layer) else None
-        front = {0, min(subject.registers, 1), subject.registers}  # the class token alone may have one, or all of them
+        front = {0, min(subject.registers, 1), subject.registers}  # of the class token alone, or of all
         places = table_of(self.made, self.trained, front, True, dim)
         offsets = table_of(self.made, (2 * height - 1, 2 * width - 1), {0, 3}, False, None)
         table = places if places is not None else offsets
