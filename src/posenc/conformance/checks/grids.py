@@ -348,7 +348,7 @@ CHECK = Check(
             {"whole": False},
             claims=("window",),
         ),
-        Trial("what fills windows up", the_border_weighs_nothing, _borders),
+        Trial("what fills windows up", the_border_weighs_nothing, _borders, claims=("normalized",)),
         Trial("ends of the axes", each_axis_has_its_own_end, _ends, claims=("max_grid", "max_positions")),
         Trial("a place has one vector", a_place_has_one_vector, _adders),
         Trial("the trained grid", nothing_is_resized_at_home, _resized, {"home": True}, claims=("trained_grid",)),
