@@ -82,7 +82,8 @@ def _multihead_scores(*args: Any, **kwargs: Any) -> Tensor:
     """What `nn.MultiheadAttention` gives to its softmax, but for a constant of each query: its weights' logarithm."""
     bound = inspect.signature(MULTIHEAD).bind(*args, **kwargs)
     bound.arguments.update(need_weights=True, average_attn_weights=False)
-    weights: Tensor = MULTIHEAD(*bound.args, **bound.kwargs)[1]
+    _, weights = MULTIHEAD(*bound.args, **bound.kwargs)
+    assert weights is not None
     return weights.double().nan_to_num(0.0).log()  # NaN where a query sees nothing
 
 
