@@ -1,5 +1,6 @@
 """The scores that a layer hands to its softmax, seen from outside. Plain PyTorch: scripts hold a copy."""
 
+import inspect
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ UNHEARD = "let scores go to PyTorch's softmax or attention, all tokens by all, f
 EXCHANGED = "give `match`, which says which parameter is which: those of one shape fit in another order"
 SOFTMAX = (torch.softmax, torch.Tensor.softmax, nn.functional.softmax, torch.special.softmax)
 SDPA = nn.functional.scaled_dot_product_attention
+MULTIHEAD = nn.functional.multi_head_attention_forward  # nothing that it calls is heard
 PRODUCTS = (nn.functional.linear, torch.addmm, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.einsum)
 FACTORS = {  # products that scores are, with the place and name of their first factor
     **dict.fromkeys((torch.matmul, torch.bmm, torch.Tensor.matmul, torch.Tensor.bmm), (0, "input")),
@@ -48,6 +50,10 @@ class Heard(TorchFunctionMode):
             with torch.no_grad():
                 self.scores.append(_sdpa_scores(*args, **kwargs))
             self._widths.setdefault(self.scores[-1].shape, kwargs.get("query", args[0] if args else None).size(-1))
+        elif func is MULTIHEAD:
+            self.inputs[-1].append(args[0].detach())
+            with torch.no_grad():
+                self.scores.append(_multihead_scores(*args, **kwargs))
         elif func is nn.functional.linear and args:
             self.inputs[-1].append(args[0].detach())
         if len(self.scores) > heard:
@@ -85,6 +91,15 @@ def _sdpa_scores(
     if is_causal:
         scores = scores.masked_fill(~torch.ones(scores.shape[-2:], device=scores.device).bool().tril(), -torch.inf)
     return scores
+
+
+def _multihead_scores(*args: Any, **kwargs: Any) -> Tensor:
+    """What `nn.MultiheadAttention` gives to its softmax, but for a constant of each query: its weights' logarithm."""
+    bound = inspect.signature(MULTIHEAD).bind(*args, **kwargs)
+    bound.arguments.update(need_weights=True, average_attn_weights=False)
+    _, weights = MULTIHEAD(*bound.args, **bound.kwargs)
+    assert weights is not None
+    return weights.double().nan_to_num(0.0).log()  # NaN where a query sees nothing
 
 
 def scores_of(subject: Subject, made: Any, batch: Batch) -> list[Tensor]:

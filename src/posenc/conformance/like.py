@@ -79,7 +79,7 @@ def sizes_of(subject: Subject, made: Any) -> Sizes:
         return Sizes(int(subject.bias(made, line, line).size(1)), subject.head_dim)
     if isinstance(subject, Layer):
         plan = Plan(subject)
-        batch = plan.text(1, plan.room(5))
+        batch = plan.text(1, plan.room(subject.registers + 2))
         return sizes_heard(heard_in(subject, made, batch), batch)
     return Sizes(getattr(subject, "heads", None), getattr(subject, "head_dim", None))
 

@@ -269,6 +269,9 @@ def _given_to(subject: Subject, batch: Batch) -> str:
         return (
             "Where a row has no grid, `grid` is None: give it a default, the shape that so many tokens have by itself"
         )
+    if subject.on_grids:
+        grid = subject.grid_of(batch.tokens)
+        return f"It was given a grid of {grid}: where it has one grid and no other, claim that as max_grid= and window="
     x = "ids (rows, tokens)" if isinstance(subject, Model) else f"(rows, tokens, {getattr(subject, 'dim', 'dim')})"
     return f"x is {x}, as the subject claims, and call is given what its parameters name"
 

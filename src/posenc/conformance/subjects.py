@@ -230,6 +230,11 @@ class Subject:
         """Whether every row without positions is one of patches, and is given its grid. With a cache it may be text."""
         return self.takes("grid") and not self.takes("cache") and not self.needs("positions")
 
+    @property
+    def extent(self) -> int | None:
+        """So many positions, from 0 on, does it claim to have on every axis; None: any number."""
+        return self.max_positions or (min(self.max_grid) if self.max_grid else None)
+
     def sides(self) -> tuple[int | None, int | None]:
         """How many rows and how many columns it claims to have; None: any number."""
         rows, columns = self.max_grid or (self.max_positions, self.max_positions)

@@ -14,9 +14,9 @@ MOST = 256  # patches of which all pairs are looked at
 FAR = 1.25  # patches of the trained grid: the nearest one is less than one away, and ends may be at the border
 
 
-def table_of(made: Any, grid: tuple[int, int], more: int, first: bool, dim: int | None) -> Tensor | None:
+def table_of(made: Any, grid: tuple[int, int], more: set[int], first: bool, dim: int | None) -> Tensor | None:
     """The part of a parameter, or of a buffer, that has a vector for each place of a grid, (rows, columns, …), as a
-    view of it: found by its shape. ``more``: so many vectors may stand before those, where ``first``, or after them."""
+    view of it: found by its shape. ``more``: how many may stand before those, where ``first``, or after them."""
     if not isinstance(made, nn.Module):
         return None
     height, width = grid
@@ -31,7 +31,7 @@ def table_of(made: Any, grid: tuple[int, int], more: int, first: bool, dim: int 
             return x
         if len(shape) == 3 and shape[1:] == [height, width]:
             return x.permute(1, 2, 0)
-        if len(shape) == 2 and shape[0] in (height * width, height * width + more):
+        if len(shape) == 2 and shape[0] - height * width in more:
             extra = shape[0] - height * width
             return (x[extra:] if first else x[: height * width]).unflatten(0, (height, width))
     return None
@@ -45,8 +45,9 @@ class _Resized:
         height, width = subject.trained_grid or (0, 0)
         self.subject, self.made, self.trained = subject, subject.make(), (height, width)
         dim = subject.dim if isinstance(subject, Layer) else None
-        places = table_of(self.made, self.trained, subject.registers, True, dim)
-        offsets = table_of(self.made, (2 * height - 1, 2 * width - 1), 3, False, None)
+        front = {0, min(subject.registers, 1), subject.registers}  # of the class token alone, or of all
+        places = table_of(self.made, self.trained, front, True, dim)
+        offsets = table_of(self.made, (2 * height - 1, 2 * width - 1), {0, 3}, False, None)
         table = places if places is not None else offsets
         require(
             table is not None,

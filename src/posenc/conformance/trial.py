@@ -124,8 +124,10 @@ class Plan:
 
     @cached_property
     def _grids(self) -> list[int]:
-        """All numbers of tokens that a row of patches can have."""
-        return [n for n in range(1, self.longest + 1) if self.subject.on_grids and self.subject.grid_of(n)]
+        """All numbers of tokens that a row of patches can have, and where it may be told positions, a diagonal too."""
+        told = self.subject.extent if self.subject.can("positions") else None
+        most = min(self.longest, told or self.longest)
+        return [n for n in range(1, most + 1) if self.subject.on_grids and self.subject.grid_of(n)]
 
     def sizes_above(self, least: int) -> list[int]:
         """Those of more tokens than that."""
@@ -134,7 +136,7 @@ class Plan:
     @property
     def limit(self) -> int:
         """The longest row there may be."""
-        return self._grids[-1] if self._grids else min(self.longest, self.subject.max_positions or self.longest)
+        return self._grids[-1] if self._grids else min(self.longest, self.subject.extent or self.longest)
 
     def ids(self, rows: int, tokens: int) -> list[list[int]]:
         """Contents of tokens."""
@@ -166,13 +168,13 @@ class Plan:
 
     def has(self, p: int) -> bool:
         """Whether the subject has that position."""
-        return self.subject.max_positions is None or p < self.subject.max_positions
+        return self.subject.extent is None or p < self.subject.extent
 
     @property
     def reach(self) -> int:
         """How many positions the subject can be given."""
         given = self.subject.can("positions") or self.subject.takes("offset")
-        return min(self.subject.max_positions or FAR, FAR if given else self.limit)
+        return min(self.subject.extent or FAR, FAR if given else self.limit)
 
     def precisions(self) -> Iterator[dict[str, Any]]:
         """All of it in a low dtype, float32 under autocast, and both."""

@@ -299,7 +299,7 @@ def encoder(build: Any, **claims: Any) -> Layer:
 
 
 def varlen(build: Any) -> Layer:
-    return Layer(build=build, call=pack, causal=True, relative=False, max_positions=64, normalized=True)
+    return Layer(build=build, call=pack, causal=True, relative=False, max_positions=64)
 
 
 def around(build: Any) -> Layer:

@@ -161,10 +161,12 @@ def scores_go_by_the_distance(subject: Subject, batch: Batch) -> Outcome:
 
 def something_is_absolute(subject: Subject, batch: Batch) -> Outcome:
     """A row of one and the same token: where scores differ with the distance, and go by it alone, and the tokens come
-    out the same, nothing absolute was done to them."""
+    out the same, nothing absolute was done to them. Something was where each comes to attention as another one."""
     made, eps = subject.make(), _eps(subject)
     seen = scores_of_one_token(subject, made, batch)
-    for name, scores, alike, _ in seen:
+    for name, scores, alike, told_apart in seen:
+        if told_apart:
+            return Outcome(True, "something absolute", "something absolute")
         require(len(alike) == batch.tokens, f"nothing to do: what is absolute comes before {name}")
         level = scores - scores.amax(-1, keepdim=True)
         require(

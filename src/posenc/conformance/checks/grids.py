@@ -179,13 +179,16 @@ def _whole_windows(plan: Plan, whole: bool) -> Iterator[Case]:
     subject, (height, width) = plan.subject, _window(plan)
     _require(plan, grid=True)
     require((height, width) != (1, 1), "claim `window=(height, width)` if it is cut into windows")
-    for rows, columns in ((2, 3), (3, 2)):
-        for more in [(0, 0)] if whole else [(1 - height, 0), (0, 1 - width), (1, -1)]:
-            grid = (rows * height + more[0], columns * width + more[1])
-            multiple = grid[0] % height == 0 and grid[1] % width == 0
-            held = all(n <= (most or n) for n, most in zip(grid, subject.sides(), strict=True))
-            if multiple == whole and held and subject.registers + grid[0] * grid[1] <= plan.longest:
-                yield Case(_raster(plan, grid), {"whole": whole})
+    shapes = [
+        (rows * height + down, columns * width + right)
+        for rows, columns in ((2, 3), (3, 2))
+        for down, right in ([(0, 0)] if whole else [(1 - height, 0), (0, 1 - width), (1, -1)])
+    ]
+    held = [grid for grid in shapes if all(n <= (most or n) for n, most in zip(grid, subject.sides(), strict=True))]
+    for grid in held or [(height, width)] * whole:  # where it has one window and no more, that is seen as a whole
+        multiple = grid[0] % height == 0 and grid[1] % width == 0
+        if multiple == whole and subject.registers + grid[0] * grid[1] <= plan.longest:
+            yield Case(_raster(plan, grid), {"whole": whole})
 
 
 def _borders(plan: Plan) -> Iterator[Case]:
@@ -345,7 +348,7 @@ CHECK = Check(
             {"whole": False},
             claims=("window",),
         ),
-        Trial("what fills windows up", the_border_weighs_nothing, _borders),
+        Trial("what fills windows up", the_border_weighs_nothing, _borders, claims=("normalized",)),
         Trial("ends of the axes", each_axis_has_its_own_end, _ends, claims=("max_grid", "max_positions")),
         Trial("a place has one vector", a_place_has_one_vector, _adders),
         Trial("the trained grid", nothing_is_resized_at_home, _resized, {"home": True}, claims=("trained_grid",)),

@@ -96,7 +96,6 @@ def _layers(plan: Plan) -> Iterator[Case]:
     subject = plan.subject
     require(subject.normalized, "claim `normalized=True` if the weights of a row sum to one")
     require(not isinstance(subject, Attention | Rotary | Bias), "nothing to do: attention is given values")
-    require(not subject.takes("grid") and subject.axes == 1, "nothing to do: what needs a grid has edges on every side")
     for tokens in plan.sizes_above(2):
         yield Case(plan.text(1, tokens), {})
 
@@ -108,7 +107,7 @@ def _sides(plan: Plan) -> Iterator[Case]:
         "claim `directed=True` if before and after differ, or `directed=False` if they must not",
     )
     require(not subject.causal, "nothing to do: it is causal, and tokens see none after them")
-    require(not subject.takes("grid") and subject.axes == 1, "nothing to do: a place on a grid has more than two sides")
+    require(subject.axes == 1 or subject.takes("grid"), "nothing to do: positions have several axes")
     for tokens in plan.sizes_above(2):
         yield Case(plan.text(1, tokens), {})
 
