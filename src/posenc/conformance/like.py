@@ -23,6 +23,7 @@ from posenc.schemes.catalog import entries_of
 from posenc.schemes.entry import Shape
 
 Said = dict[str, Any]  # plain numbers, which a script can hold
+LONGEST = 1025  # tokens of the first grid that a layer has
 FORM = 'a scheme of posenc, the name of one such as "t5" or "t5(num_buckets=16)", or a function that gives one'
 
 
@@ -67,9 +68,9 @@ def _heads_of(subject: Subject, made: Any) -> int | None:
         line = line if subject.axes == 1 else line[..., None].expand(-1, -1, subject.axes)
         return int(subject.bias(made, line, line).size(1))
     if isinstance(subject, Layer):
-        grid = (1, 2) if subject.needs("grid") else None
-        batch = Batch([[1] * (subject.registers + 2)], grid=grid)
-        heard = scores_of(subject, made, batch)
+        sizes = range(subject.registers + 2, LONGEST)
+        tokens = next((n for n in sizes if not subject.on_grids or subject.grid_of(n)), sizes[0])
+        heard = scores_of(subject, made, Batch([[1] * tokens]))
         return heard[0].size(1) if heard else None
     return getattr(subject, "heads", None)
 
