@@ -8,7 +8,11 @@ from itertools import product
 import torch
 
 from posenc.conformance.checks.cache import cached_equals_at_once
-from posenc.conformance.influence import the_border_weighs_nothing, windows_are_those_claimed
+from posenc.conformance.influence import (
+    every_patch_is_at_its_place,
+    the_border_weighs_nothing,
+    windows_are_those_claimed,
+)
 from posenc.conformance.measure import first_axis, of_two_tokens, row_of
 from posenc.conformance.outcome import Outcome, near
 from posenc.conformance.rasters import (
@@ -144,6 +148,12 @@ def _rasters(plan: Plan, coordinates: bool = False, registers: bool = False) -> 
     require(not (plan.subject.registers and coordinates), "nothing to do: registers have no coordinates")
     for shape in (*_both_ways(plan), *(((1, 5), (5, 1)) if coordinates else ())):
         yield Case(_raster(plan, shape), {"tolerance": plan.tolerance(max(shape))})
+
+
+def _images(plan: Plan) -> Iterator[Case]:
+    _require(plan, grid=True)
+    for shape in _both_ways(plan):
+        yield Case(_raster(plan, shape))
 
 
 def _offsets(plan: Plan, registers: bool = False) -> Iterator[Case]:
@@ -346,6 +356,7 @@ CHECK = Check(
             claims=("window",),
         ),
         Trial("what fills windows up", the_border_weighs_nothing, _borders),
+        Trial("what convolutions are given", every_patch_is_at_its_place, _images),
         Trial("ends of the axes", each_axis_has_its_own_end, _ends, claims=("max_grid", "max_positions")),
         Trial("a place has one vector", a_place_has_one_vector, _adders),
         Trial("the trained grid", nothing_is_resized_at_home, _resized, {"home": True}, claims=("trained_grid",)),
