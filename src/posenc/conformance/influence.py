@@ -14,6 +14,7 @@ from posenc.conformance.outcome import Outcome, Outcomes, near
 from posenc.conformance.subjects import REFUSALS, Batch, NotApplicableError, Subject, require
 
 AT_ONCE = 64  # rows
+KINDS = 4  # of two rows: those of one window, those of one stripe, and what is neither or both
 NOTHING = 1e-12  # of the largest derivative: what a mask of -100 leaves of a weight is far less
 
 
@@ -90,6 +91,26 @@ def the_border_weighs_nothing(subject: Subject, batch: Batch, tolerance: float) 
     except (RuntimeError, *REFUSALS) as error:
         raise NotApplicableError(f"it refuses a grid that is not of whole windows: {error}") from None
     return near(out[:, :1].expand_as(out), out, tolerance)
+
+
+def sight_goes_by_rows_and_columns(subject: Subject, batch: Batch) -> Outcomes:
+    """Which patches count for which: it goes by how far they are apart, or else by a few kinds of pairs of rows, and of
+    pairs of columns, as along the axes, in windows, or at a border where a neighbourhood is moved inwards."""
+    assert batch.grid is not None
+    (height, width), front = batch.grid, subject.registers
+    sizes = influence(subject, subject.make(), batch)[front:, front:].abs().amax(-1)
+    sees = sizes > NOTHING * sizes.max()
+    require(not sees.all(), "all patches count for all")
+    of_rows = sees.view(height, width, height, width).transpose(1, 2).reshape(height**2, width**2)
+    few = all(len(of_rows.unique(dim=axis).movedim(axis, 0)) <= KINDS for axis in (0, 1))
+    first: dict[tuple[int, int], tuple[int, int]] = {}
+    for q, k in ((q, k) for q in range(height * width) for k in range(height * width)):
+        (a, b), (c, d) = divmod(q, width), divmod(k, width)
+        at, other = first.setdefault((c - a, d - b), (q, k))
+        same = bool(sees[q, k] == sees[at, other])
+        expected, came = ("counts" if seen else "counts nothing" for seen in (sees[at, other], sees[q, k]))
+        name = f"patch {[c, d]} at {[a, b]}, as {[*divmod(other, width)]} at {[*divmod(at, width)]}"
+        yield name, Outcome(same or few, expected, came)
 
 
 class Images(TorchFunctionMode):

@@ -19,7 +19,6 @@ from posenc.conformance.outcome import Outcome, Outcomes
 from posenc.conformance.subjects import VOCABULARY, Batch, Subject, require
 from posenc.conformance.trial import Case, Plan, Trial, two_documents
 
-
 SEEN = 1e-9  # of the largest weight
 HIDDEN = 1e-30  # what a mask of -100 leaves of it is less
 
@@ -161,7 +160,9 @@ def _alike(plan: Plan) -> Iterator[Case]:
     tokens = _tokens(plan)
     kinds = isinstance(plan.subject, Layer | Attention) and not isinstance(plan.subject, Model)
     require(kinds, "nothing to do: it is given no vectors or values, which would show what counts")
-    require(tokens <= MOST, f"rows of {tokens} tokens are too many to look at every two: build it with a smaller window")
+    require(
+        tokens <= MOST, f"rows of {tokens} tokens are too many to look at every two: build it with a smaller window"
+    )
     yield Case(plan.text(1, tokens))
 
 
