@@ -1,9 +1,11 @@
 """What the vector of each token moves at every other: who sees whom. Plain PyTorch: scripts hold a copy."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from posenc.conformance.calls import with_leaves
 from posenc.conformance.captured import of_one_token
@@ -13,6 +15,7 @@ from posenc.conformance.subjects import REFUSALS, Batch, NotApplicableError, Sub
 
 AT_ONCE = 64  # rows
 NOT_WHOLE = "nothing to do: it refuses a grid that is not of whole windows"
+KINDS = 4  # of two rows: those of one window, those of one stripe, and what is neither or both
 NOTHING = 1e-12  # of the largest derivative: what a mask of -100 leaves of a weight is far less
 
 
@@ -91,3 +94,70 @@ def the_border_weighs_nothing(subject: Subject, batch: Batch, tolerance: float) 
     except (RuntimeError, *REFUSALS) as error:
         raise NotApplicableError(f"{NOT_WHOLE}: {error}") from None
     return near(out[:, :1].expand_as(out), out, tolerance)
+
+
+def sight_goes_by_rows_and_columns(subject: Subject, batch: Batch) -> Outcomes:
+    """Which patches count for which: it goes by how far they are apart, or else by a few kinds of pairs of rows, and of
+    pairs of columns, as along the axes, in windows, or at a border where a neighbourhood is moved inwards."""
+    assert batch.grid is not None
+    (height, width), front = batch.grid, subject.registers
+    sizes = influence(subject, subject.make(), batch)[front:, front:].abs().amax(-1)
+    sees = sizes > NOTHING * sizes.max()
+    require(not sees.all(), "nothing to do: all patches count for all")
+    of_rows = sees.view(height, width, height, width).transpose(1, 2).reshape(height**2, width**2)
+    few = all(len(of_rows.unique(dim=axis).movedim(axis, 0)) <= KINDS for axis in (0, 1))
+    first: dict[tuple[int, int], tuple[int, int]] = {}
+    for q, k in ((q, k) for q in range(height * width) for k in range(height * width)):
+        (a, b), (c, d) = divmod(q, width), divmod(k, width)
+        at, other = first.setdefault((c - a, d - b), (q, k))
+        same = bool(sees[q, k] == sees[at, other])
+        expected, came = ("counts" if seen else "counts nothing" for seen in (sees[at, other], sees[q, k]))
+        name = f"patch {[c, d]} at {[a, b]}, as {[*divmod(other, width)]} at {[*divmod(at, width)]}"
+        yield name, Outcome(same or few, expected, came)
+
+
+class Images(TorchFunctionMode):
+    """Keeps what every convolution over two axes is given; not what looks at one place at a time, to which it is all
+    one in which order they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.conv2d:
+            given = dict(zip(("input", "weight"), args, strict=False)) | kwargs
+            if max(given["weight"].shape[2:]) > 1:
+                self.found.append(given["input"].detach())
+        return func(*args, **kwargs)
+
+
+def every_patch_is_at_its_place(subject: Subject, batch: Batch) -> Outcomes:
+    """What convolutions over the grid are given, and what changes there with another token in one place. Where no two
+    tokens change the same number nothing was mixed yet, and each patch must be in one place: those of a row in one row,
+    those of a column in one column, or the other way round."""
+    assert batch.grid is not None
+    (height, width), front, tried = batch.grid, subject.registers, False
+    ids = [[1 + (k == n) for k in range(batch.tokens)] for n in range(-1, batch.tokens)]
+    with Images() as heard, torch.no_grad():
+        subject.run(subject.make(), replace(batch, ids=ids))
+    for number, image in enumerate(heard.found):
+        if image.dim() != 4 or len(image) != len(ids) or sorted(image.shape[2:]) != sorted(batch.grid):
+            continue
+        changed = (image[1:] - image[:1]).abs() > 2**-18 * image.abs().max()
+        if not changed.any() or (changed.sum(0) > 1).any():
+            continue
+        tried, found = True, [patch.any(0).nonzero() for patch in changed[front:]]
+        alone, place = all(len(places) == 1 for places in found), torch.zeros(height, width, 2)
+        if alone:
+            place = torch.cat(found).view(height, width, 2)
+        straight = alone and any(
+            (place[..., a] == place[:, :1, a]).all() and (place[..., 1 - a] == place[:1, :, 1 - a]).all()
+            for a in (0, 1)
+        )
+        wrong = (n for n, places in enumerate(found) if places.tolist() != [[*divmod(n, width)]])
+        patch = 0 if straight else next(wrong)
+        name = f"patch {[*divmod(patch, width)]} in what convolution {number} is given"
+        yield name, Outcome(bool(straight), f"at {[[*divmod(patch, width)]]}", f"at {found[patch].tolist()}")
+    require(tried, "nothing to do: no convolution over the grid is given patches that nothing was mixed into")

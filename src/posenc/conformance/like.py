@@ -24,6 +24,7 @@ from posenc.schemes.catalog import entries_of
 from posenc.schemes.entry import Shape
 
 Said = dict[str, Any]  # plain numbers, which a script can hold
+LONGEST = 1025  # tokens of the first grid that a layer has
 FORM = 'a scheme of posenc, the name of one such as "t5" or "t5(num_buckets=16)", or a function that gives one'
 
 

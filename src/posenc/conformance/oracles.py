@@ -262,7 +262,7 @@ def pairs_of(products: list[Tensor], scores: Tensor, head_dim: int | None) -> li
     """What may be queries and keys, (rows, heads, tokens, head_dim), of what products with matrices have given: as wide
     as all heads, two or three of them side by side for all heads or in each, keys perhaps with fewer heads."""
     rows, heads, tokens = scores.size(0), scores.size(1), scores.size(-1)
-    found = []
+    found: list[tuple[int, Tensor]] = []
     for x in products:
         if x.dim() == 2 and x.size(0) == rows * tokens:
             x = x.unflatten(0, (rows, tokens))
@@ -270,10 +270,11 @@ def pairs_of(products: list[Tensor], scores: Tensor, head_dim: int | None) -> li
             continue
         for parts, groups in product((1, 2, 3), [n for n in range(1, heads + 1) if heads % n == 0]):
             width, rest = divmod(x.size(-1), parts * groups)
-            if rest or width != (head_dim or width) or (head_dim is None and groups != heads):
+            if rest or width != (head_dim or width):
                 continue
             apart = [x.unflatten(-1, (parts, groups, width)).unbind(2)]
             apart += [x.unflatten(-1, (groups, parts, width)).unbind(3)] if parts > 1 else []
             for part in chain.from_iterable(apart):
-                found.append(part.transpose(1, 2).repeat_interleave(heads // groups, 1).double())
-    return [(query, key) for query, key in permutations(found, 2) if query.size(-1) == key.size(-1)]
+                found.append((groups, part.transpose(1, 2).repeat_interleave(heads // groups, 1).double()))
+    both = ((query, key) for (groups, query), (_, key) in permutations(found, 2) if groups == heads)
+    return [(query, key) for query, key in both if query.size(-1) == key.size(-1)]

@@ -204,6 +204,12 @@ def no_two_offsets_share_a_number(subject: Subject, batch: Batch) -> Outcomes:
     same = apart <= 16 * torch.finfo(subject.dtype).eps * float(numbers.abs().max())
     number = {one: n for n, one in enumerate(ways)}
     even = all(same[n, number[-a, -b]] for n, (a, b) in enumerate(ways) if (-a, -b) in number)
+    if subject.directed and even:
+        yield (
+            "patches to both sides of another, as far away",
+            Outcome(False, "another score for one of them", "the same"),
+        )
+        return
     require(not even, "nothing to do: only how far patches are apart counts, and not in which direction")
     for n, m in same.triu(1).nonzero().tolist():
         (a, b), (c, d) = ways[n], ways[m]
@@ -214,19 +220,34 @@ def no_two_offsets_share_a_number(subject: Subject, batch: Batch) -> Outcomes:
 
 def a_register_is_as_far_from_all(subject: Subject, batch: Batch) -> Outcomes:
     """In a row of one and the same token, what a register gives to the patches, and they to it: where it is one number
-    for most of them, it is for all."""
+    for most of them, it is for all. And where it is relative, and numbers are added to scores, it is in any case."""
     assert batch.grid is not None
-    front, said = subject.registers, 0
-    scores = scores_in_order(subject, subject.make(), batch)
+    front, said, made = subject.registers, 0, subject.make()
+    scores = scores_in_order(subject, made, batch)
     tolerance = fine(subject, scores)
+    added = bool(subject.relative) and places_are_added(subject, heard(subject, made, batch), tolerance)
     for register in range(front):
         of, to = scores[:, register, front:].T, scores[:, front:, register].T
         for name, numbers in ((f"what register {register} gives", of), (f"what is given to {register}", to)):
             same = ((numbers[:, None] - numbers).abs() <= tolerance).all(-1).sum(-1)
-            if 2 * same.max() > len(numbers):
+            if added or 2 * same.max() > len(numbers):
                 said += 1
                 yield name, near(numbers[same.argmax()].expand_as(numbers), numbers, tolerance)
     require(said, "nothing to do: scores of registers go by the place of the patch")
+
+
+def places_are_added(subject: Subject, scores: Tensor, tolerance: float) -> bool:
+    """Whether another token in one patch changes the scores of all other patches for it alike, less what they give to
+    themselves: then places turn no queries and keys, but add to scores."""
+    front = subject.registers
+    own = scores - scores.diagonal(dim1=-2, dim2=-1)[..., None]
+    for token in range(front, scores.size(-1)):
+        asking = [n for n in range(front, scores.size(-1)) if n != token]
+        change = (own[1 + token] - own[0])[:, asking, token]
+        change = change[:, change.isfinite().all(0)]
+        if not near(change[:, :1].expand_as(change), change, tolerance).ok:
+            return False
+    return True
 
 
 def registers_have_no_place(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:

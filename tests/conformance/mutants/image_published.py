@@ -64,6 +64,15 @@ class NoSixteen(Cosines):
         return super().bias(grid) / 16
 
 
+class ByThisGrid(Cosines):
+    """Differences are counted in this image's sides, not in those of the window."""
+
+    def coordinates(self, places: Tensor) -> Tensor:
+        most = places.amax(1).clamp(min=1).double()
+        away = (places[:, :, None] - places[:, None, :]).permute(1, 2, 0) / most * 8
+        return away.sign() * torch.log2(away.abs() + 1) / math.log2(8)
+
+
 class Eva(Turn):
     """Rotary by rows and then by columns, each with the frequencies of half of the channels; neighbours are pairs."""
 
@@ -267,6 +276,7 @@ MUTANTS = (
     Mutant("differences of the other sign", swin(KeyLessQuery), caught_by=21, pain=12),
     Mutant("a window's bias scaled", swin(BiasScaled), caught_by=21, pain=12),
     Mutant("logarithms by the other side", swin_v2(SizesOfTheOtherSide), caught_by=21, pain=12),
+    Mutant("logarithms by this grid's sides", swin_v2(ByThisGrid), caught_by=21, pain=12),
     Mutant("natural logarithms", swin_v2(NaturalLogarithms), caught_by=21, pain=12),
     Mutant("a bias without its 16", swin_v2(NoSixteen), caught_by=21, pain=12),
     Mutant("columns before rows", axial(ColumnsBeforeRows), caught_by=21, pain=12),

@@ -321,6 +321,21 @@ class ClassAtTheOtherEnd(Convolved):
         return torch.cat((patches, front), 1)
 
 
+class ConvolvedAcross(Convolved):
+    """The image lies on its side, as the kernel does; and what looks at one place at a time is given any sides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Conv2d(32, 32, 1)
+
+    def image(self, x: Tensor, grid: Grid) -> Tensor:
+        mixed = self.mix(x.mT.unflatten(-1, (grid[1], grid[0]))).flatten(2)
+        return mixed.unflatten(-1, grid).mT
+
+    def flat(self, image: Tensor) -> Tensor:
+        return image.mT.flatten(2).mT
+
+
 def sines(build: Any, registers: int = 1) -> Layer:
     return Layer(build=build, call=add, options={"front": registers}, registers=registers)
 
@@ -342,6 +357,7 @@ CORRECT = (
     resized(Resized),
     resized(Resized, 4),
     learned(Convolved, registers=1),
+    learned(ConvolvedAcross, registers=1),
 )
 MUTANTS = (
     Mutant("a mesh of the other order", sines(MeshTransposed), caught_by=20, pain=12),
@@ -362,7 +378,7 @@ MUTANTS = (
         caught_by=20,
         pain=14,
     ),
-    Mutant("rows clamped to the last", learned(ClampedToTheLast, max_positions=12), caught_by=19, pain=14),
+    Mutant("rows clamped to the last", learned(ClampedToTheLast, max_positions=12), caught_by=20, pain=14),
     Mutant("resized to exchanged sizes", resized(SizesExchanged), caught_by=20, pain=12),
     Mutant("not resized for as many patches", resized(AsManyPatches), caught_by=20, pain=12),
     Mutant("resized as if it had been square", resized(AsIfSquare), caught_by=20, pain=12),

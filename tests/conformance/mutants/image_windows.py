@@ -251,15 +251,6 @@ class Cosines(Whole):
         return self.proj((scores.softmax(-1) @ value).transpose(1, 2).flatten(2))
 
 
-class ByThisGrid(Cosines):
-    """Differences are counted in this image's sides, not in those of the window."""
-
-    def coordinates(self, places: Tensor) -> Tensor:
-        most = places.amax(1).clamp(min=1).double()
-        away = (places[:, :, None] - places[:, None, :]).permute(1, 2, 0) / most * 8
-        return away.sign() * torch.log2(away.abs() + 1) / math.log2(8)
-
-
 class LogarithmsWithoutASign(Cosines):
     """Left is as right, and up as down."""
 
@@ -360,7 +351,7 @@ def whole(build: Any, **claims: Any) -> Layer:
 
 def windows(build: Any, shift: Grid = (0, 0)) -> Layer:
     claims: dict[str, Any] = {"options": {"shift": shift}, "window": (3, 4), "window_shift": shift}
-    return Layer(build=build, call=look, relative=True, **claims)
+    return Layer(build=build, call=look, relative=True, normalized=True, **claims)
 
 
 def crossed(build: Any) -> Layer:
@@ -391,7 +382,6 @@ MUTANTS = (
     Mutant("shifts of rows and columns exchanged", windows(ShiftsExchanged, (1, 2)), caught_by=20, pain=12),
     Mutant("padding of windows is seen", windows(PaddingSeen), caught_by=20, pain=12),
     Mutant("a mask kept by the number of windows", windows(MaskKept, (1, 2)), caught_by=5, pain=12),
-    Mutant("logarithms by this grid's sides", whole(ByThisGrid), caught_by=20, pain=12),
     Mutant("the class token's entries at the end", whole(ClassAtTheEnd, registers=1), caught_by=20, pain=12),
     Mutant("the class token in the corner", whole(ClassIsAPatch, registers=1), caught_by=20, pain=12),
     Mutant("columns not turned back", crossed(ColumnsNotTurnedBack), caught_by=20, pain=12),

@@ -140,13 +140,6 @@ class BucketsWithoutAFloor(Buckets):
         return exact + (ratio * (buckets - exact)).round().long()
 
 
-class Divided(Buckets):
-    """Scores are divided by the root, which T5 does not do."""
-
-    def scale(self) -> float:
-        return 8**-0.5
-
-
 class OneFurther(Conformer):
     """The middle of the sines is taken one too far."""
 
@@ -263,7 +256,6 @@ MUTANTS = (
     Mutant("buckets of the other side", buckets(BucketsOfTheOtherSide, both=True), caught_by=21, pain=7),
     Mutant("buckets up to 128", buckets(BucketsOfTwo), caught_by=21, pain=7),
     Mutant("buckets rounded", buckets(BucketsWithoutAFloor), caught_by=21, pain=7),
-    Mutant("T5 divided by the root", buckets(Divided), caught_by=21, pain=7),
     Mutant("sines one too far", conformer(OneFurther), caught_by=21, pain=11),
     Mutant("sines backwards", conformer(Backwards), caught_by=21, pain=11),
     Mutant("biases exchanged", conformer(BiasesExchanged), caught_by=21, pain=7),

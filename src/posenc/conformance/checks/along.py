@@ -1,7 +1,8 @@
 """More of check 6, shift: along the index of one row, so that what takes no positions is tried too."""
 
 from collections.abc import Iterator
-from itertools import combinations
+from dataclasses import replace
+from itertools import combinations, zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -74,13 +75,22 @@ def scores_of_one_token(subject: Subject, made: Any, batch: Batch) -> list[Seen]
     require(
         not all_of_it.called & BLURS, "nothing to do: a convolution, or a pass over tokens, comes before the scores"
     )
+    # What another token does not change is no token: vectors of distances, which may be as many as there are tokens.
+    others = of_all_tokens(heard_in(subject, made, replace(batch, ids=[[2] * batch.tokens])), batch)
+    moved = [_moved(x, y) for (_, x), (_, y) in zip_longest(heard, others[: len(heard)], fillvalue=(None, []))]
     # Before the first attention there may be no linear layer, as in this package's own: tokens are as they came.
-    alike = [_alike(inputs, batch.tokens, n > 0) for n, (_, inputs) in enumerate(heard)]
+    alike = [_alike(inputs, batch.tokens, n > 0) for n, inputs in enumerate(moved)]
     return [Seen(f"attention {n}", _hidden(s[0]), *alike[n]) for n, (s, _) in enumerate(heard)]
 
 
 def _hidden(scores: Tensor) -> Tensor:
     return scores.masked_fill(scores < scores.amax(-1, keepdim=True) - HIDES, -torch.inf)
+
+
+def _moved(inputs: list[Tensor], others: list[Tensor]) -> list[Tensor]:
+    """What linear layers were given that is not the same in another run."""
+    both = zip_longest(inputs, others[: len(inputs)])
+    return [x for x, other in both if other is None or not torch.equal(x, other)]
 
 
 def _alike(inputs: list[Tensor], tokens: int, later: bool) -> tuple[list[int], bool]:

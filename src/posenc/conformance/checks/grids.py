@@ -8,7 +8,12 @@ from itertools import product
 import torch
 
 from posenc.conformance.checks.cache import cached_equals_at_once
-from posenc.conformance.influence import the_border_weighs_nothing, windows_are_those_claimed
+from posenc.conformance.influence import (
+    every_patch_is_at_its_place,
+    sight_goes_by_rows_and_columns,
+    the_border_weighs_nothing,
+    windows_are_those_claimed,
+)
 from posenc.conformance.measure import first_axis, of_two_tokens, row_of
 from posenc.conformance.outcome import Outcome, near
 from posenc.conformance.rasters import (
@@ -90,6 +95,7 @@ def text_is_one_axis(subject: Subject, batch: Batch, tolerance: float) -> Outcom
 
 AFTER = "Give text after an image the positions that follow the largest of it, whatever slot of the cache it is in."
 SHAPES = ((3, 5), (5, 3))
+SIGHTS = ((5, 7), (7, 5))
 SMALL = ((2, 3), (3, 2))  # of what has fewer rows or columns than five
 STEPS = (1, 37)
 FEW, MOST = 64, 256  # patches of a grid in which all pairs are looked at, of several or of one
@@ -144,6 +150,22 @@ def _rasters(plan: Plan, coordinates: bool = False, registers: bool = False) -> 
     require(not (plan.subject.registers and coordinates), "nothing to do: registers have no coordinates")
     for shape in (*_both_ways(plan), *(((1, 5), (5, 1)) if coordinates else ())):
         yield Case(_raster(plan, shape), {"tolerance": plan.tolerance(max(shape))})
+
+
+def _images(plan: Plan) -> Iterator[Case]:
+    _require(plan, grid=True)
+    for shape in _both_ways(plan):
+        yield Case(_raster(plan, shape))
+
+
+def _sights(plan: Plan) -> Iterator[Case]:
+    subject = plan.subject
+    _require(plan, grid=True)
+    require(subject.relative, _NONE[False])
+    require(not subject.causal, "nothing to do: it is causal, and goes by the raster")
+    require(subject.window is None, "nothing to do: its windows are claimed, and tried as such")
+    for shape in filter(subject.fits, SIGHTS):
+        yield Case(_raster(plan, shape))
 
 
 def _offsets(plan: Plan, registers: bool = False) -> Iterator[Case]:
@@ -339,7 +361,8 @@ CHECK = Check(
         Trial("pairs of patches", the_same_way_wherever_it_is, _pairs_of_patches, claims=("relative",)),
         Trial("scores by offsets", scores_go_by_offsets, _offsets, claims=("relative",)),
         Trial("scores of two tokens", a_score_is_of_two_tokens, _of_two),
-        Trial("scores apart", no_two_offsets_share_a_number, _apart),
+        Trial("scores apart", no_two_offsets_share_a_number, _apart, claims=("directed",)),
+        Trial("who sees whom", sight_goes_by_rows_and_columns, _sights),
         Trial("windows", windows_are_those_claimed, _whole_windows, {"whole": True}, claims=("window", "window_shift")),
         Trial(
             "grids that are not of whole windows",
@@ -349,6 +372,7 @@ CHECK = Check(
             claims=("window",),
         ),
         Trial("what fills windows up", the_border_weighs_nothing, _borders, claims=("normalized",)),
+        Trial("what convolutions are given", every_patch_is_at_its_place, _images),
         Trial("ends of the axes", each_axis_has_its_own_end, _ends, claims=("max_grid", "max_positions")),
         Trial("a place has one vector", a_place_has_one_vector, _adders),
         Trial("the trained grid", nothing_is_resized_at_home, _resized, {"home": True}, claims=("trained_grid",)),

@@ -85,6 +85,18 @@ def no_call_changes_another(subject: Subject, batch: Batch, between: str, limit:
         yield "at the start of more tokens", near(first[:1], start[:1, : batch.tokens], tolerance)
 
 
+def no_grid_changes_another(
+    subject: Subject, batch: Batch, others: list[tuple[int, int]], tolerance: float
+) -> Outcomes:
+    """As many patches in grids of other shapes, after one of this shape, against what never met it."""
+    made = subject.make()
+    subject.run(made, batch)
+    for grid in others:
+        other = replace(batch, grid=grid)
+        fresh = subject.run(subject.make(), other)
+        yield f"{grid} after {batch.grid}", near(fresh, subject.run(made, other), tolerance)
+
+
 def call_between(subject: Subject, made: Any, how: str, batch: Batch) -> None:
     """A call, or calls, of another kind."""
     modes: dict[str, AbstractContextManager[Any]] = {
@@ -173,6 +185,19 @@ def _between(plan: Plan, which: str) -> Iterator[Case]:
         yield Case(plan.text(1, tokens), {"between": which, "limit": plan.limit, "tolerance": tolerance})
 
 
+def _grids(plan: Plan) -> Iterator[Case]:
+    """As many patches as have several shapes, of two rows and columns or more."""
+    subject = plan.subject
+    require(subject.takes("grid"), "let call take `grid`, (height, width), if it takes images")
+    for tokens in sorted({plan.room(n) for n in (12, 24, 40)}):
+        patches = tokens - subject.registers
+        sides = [n for n in range(2, patches // 2 + 1) if patches % n == 0]
+        shapes = [shape for n in sides if subject.fits(shape := (n, patches // n))]
+        if len(shapes) > 1 and not subject.causal:
+            batch = replace(plan.text(1, tokens), grid=shapes[0])
+            yield Case(batch, {"others": shapes[1:], "tolerance": plan.tolerance(tokens)})
+
+
 def _trained(plan: Plan) -> Iterator[Case]:
     # Lengths that no other check begins with: what is remembered everywhere by the length would be there already.
     for tokens in sorted({plan.room(5), plan.room(11)}):
@@ -192,6 +217,7 @@ CHECK = Check(
         Trial("what is written", nothing_is_written, _texts),
         Trial("inputs", inputs_stay_as_they_are, _texts, {"with_positions": True}),
         *(Trial(f"calls between: {which}", no_call_changes_another, _between, {"which": which}) for which in BETWEEN),
+        Trial("calls between: other grids", no_grid_changes_another, _grids),
         Trial("inference, then training", inference_mode_leaves_no_trace, _trained),
     ),
 )

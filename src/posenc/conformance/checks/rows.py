@@ -1,6 +1,7 @@
 """More of check 19, bounds: rows of a batch are strangers to one another; and the longest row there may be."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -42,7 +43,8 @@ FAR = 4000  # past the lengths that scalings begin at by default
 
 def _squares(plan: Plan) -> Iterator[Case]:
     subject = plan.subject
-    for size in sorted({plan.room(5), plan.room(getattr(subject, "heads", 3))}):
+    several = [plan.room(2 * math.prod(subject.window))] if isinstance(subject.window, Sequence) else []  # windows
+    for size in sorted({plan.room(5), plan.room(getattr(subject, "heads", 3)), *several}):
         batch = plan.text(size, size)
         most = (subject.max_positions or 8 * size) - size
         if subject.can("positions"):

@@ -10,10 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.conformance.heads import Rotary
+from posenc.conformance.captured import of_one_token
+from posenc.conformance.checks.along import weights_by_values
+from posenc.conformance.heads import Attention, Rotary
+from posenc.conformance.influence import influence
+from posenc.conformance.layers import Layer, Model
 from posenc.conformance.outcome import Outcome, Outcomes
 from posenc.conformance.subjects import VOCABULARY, Batch, Subject, require
 from posenc.conformance.trial import Case, Plan, Trial, two_documents
+
+SEEN = 1e-9  # of the largest weight
+HIDDEN = 1e-30  # what a mask of -100 leaves of it is less
 
 
 def shown(subject: Subject, batch: Batch, at_most: bool) -> Tensor:
@@ -79,8 +86,31 @@ def what_the_window_shows_counts(subject: Subject, batch: Batch, changed: list[i
         yield said, Outcome(any_does, "another output", "the same, here and wherever one is as far from the other")
 
 
+def a_window_is_as_wide_for_all(subject: Subject, batch: Batch) -> Outcomes:
+    """A row of one and the same token: where a token counts for one that is so far from it, it counts for all that are,
+    within the window. A weight that is small is none that is hidden."""
+    made, must = subject.make(), shown(subject, batch, at_most=False)[0]
+    if isinstance(subject, Attention):
+        sizes = weights_by_values(subject, made, of_one_token(batch)).amax(0)
+    else:
+        sizes = influence(subject, made, batch).abs().amax(-1)
+    require(float(sizes.max()) > 0, "outputs do not go by the tokens: with another one they are the same")
+    sizes = sizes / sizes.max()
+    ways: dict[int, list[tuple[int, int]]] = {}
+    for query, token in must.nonzero().tolist():
+        if token >= subject.sinks:
+            ways.setdefault(query - token, []).append((query, token))
+    for pairs in ways.values():
+        most = max(float(sizes[pair]) for pair in pairs)
+        for query, token in pairs if most > SEEN else ():
+            size = float(sizes[query, token])
+            said = f"token {query}, with other content in token {token}, which it sees"
+            yield said, Outcome(size > HIDDEN, "another output", "the same, where others as far apart count")
+
+
 # -- cases -------------------------------------------------------------------------------------------------------------
 
+MOST = 256  # tokens of which every two are looked at
 WINDOWS = re.compile(r"window|sliding|local|span|lookback", re.IGNORECASE)
 
 
@@ -126,6 +156,16 @@ def _windows(plan: Plan, cached: bool = False) -> Iterator[Case]:
         yield Case(replace(batch, chunks=chunks), _changed(plan, tokens))
 
 
+def _alike(plan: Plan) -> Iterator[Case]:
+    tokens = _tokens(plan)
+    kinds = isinstance(plan.subject, Layer | Attention) and not isinstance(plan.subject, Model)
+    require(kinds, "nothing to do: it is given no vectors or values, which would show what counts")
+    require(
+        tokens <= MOST, f"rows of {tokens} tokens are too many to look at every two: build it with a smaller window"
+    )
+    yield Case(plan.text(1, tokens))
+
+
 def _gaps(plan: Plan) -> Iterator[Case]:
     tokens = _tokens(plan)
     plan.require_that_it_can("positions")
@@ -152,6 +192,7 @@ MORE = (
             {"cached": True},
             claims=("window", "sinks", "depth"),
         ),
+        Trial("window, everywhere", a_window_is_as_wide_for_all, _alike, claims=("window",)),
         Trial("window, with gaps", what_the_window_shows_counts, _gaps, claims=("window", "sinks", "depth")),
         Trial(
             "window, packed documents", what_the_window_shows_counts, _documents, claims=("window", "sinks", "depth")
