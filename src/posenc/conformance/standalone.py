@@ -211,11 +211,12 @@ class _Files:
 
     def lines(self, roots: set[str]) -> Iterator[str]:
         """The texts, of the plain ones what the roots need, and what lets them be imported."""
-        roots = roots.union(*(_own_names(text) for text in self._held.values()))
+        own = [name for name in self._imported if name.split(".")[0] == "posenc"]
+        roots = roots.union(*(_own_names(text) for text in self._held.values()), own and {"stand_in_unless_here"})
         for module, text in needed(self._plain, roots).items():
             yield from [_line(f"{module.replace('.', '/')}.py"), "", text, "", ""]
         yield from [_line("the subject"), "", f"stand_in({', '.join(map(repr, self._stand_ins))})"]
-        if own := [name for name in self._imported if name.split(".")[0] == "posenc"]:
+        if own:
             yield f"stand_in_unless_here({', '.join(map(repr, own))})"
         folders = dict.fromkeys(_folder(name.split(".")[0]) for name in self._imported)
         yield from [f"sys.path.insert(0, {folder!r})" for folder in folders if folder]
