@@ -187,6 +187,7 @@ def its_parameters(subject: Subject, batch: Batch, changed: Mapping[str, Any] = 
     heard, names = scores_of(subject, made, batch), []
     require(heard, UNHEARD)
     usual = adopted(subject, made, heard[0].size(1), changed)[0].scheme
+    require({"score", "value", "rotate"} & set(usual.doors), "nothing to do: what is added to x is compared itself")
     heads, head_dim = heard[0].size(1), getattr(usual, "head_dim", 4)
     drawn = torch.randn(3, 1, heads, batch.tokens, head_dim, generator=torch.Generator().manual_seed(3)).double()
 
