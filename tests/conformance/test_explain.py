@@ -37,6 +37,7 @@ def test_it_says_what_a_call_must_take_and_a_subject_claim() -> None:
 def test_claims_are_told_as_the_docstrings_have_them() -> None:
     assert claims()["compiles"] == "`compiles`, `exports`: it compiles as one graph, and exports with a dynamic length"
     assert claims()["scale"].startswith("`scale`, what the length of a rotated vector is multiplied by")
+    assert claims()["softmax_scale"].startswith("`softmax_scale`, what products of queries and keys are multiplied by")
     assert {claim for entry in CHECKS for trial in entry.trials for claim in trial.claims} <= set(claims())
 
 

@@ -66,9 +66,9 @@ def needs(trial: Trial) -> str:
 def claims() -> dict[str, str]:
     """What is said of each claim, by its name, as the docstrings of the subjects have it."""
     found: dict[str, str] = {}
-    for kind in (Subject, Rotary, Bias):
+    for kind in (Subject, Rotary, Bias, Layer):
         names = {field.name for field in fields(kind)} - {"build", "call"}
-        text = " ".join((inspect.getdoc(kind) or "").split()).replace("``", "`").partition("laims")[2]
+        text = " ".join((inspect.getdoc(kind) or "").split()).replace("``", "`").partition("laim")[2]
         for said in re.split(r" - (?=`)|[;:] (?:or )?(?=`)", text)[1:]:
             for name in re.findall(r"`(\w+)`", said):
                 if name in names:

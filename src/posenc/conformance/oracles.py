@@ -1,5 +1,6 @@
 """What posenc's own scheme says where a subject is said to be like it. Scripts hold its numbers, not this file."""
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -7,12 +8,13 @@ from itertools import chain, permutations, product
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from posenc.backends.attention import attention, logits
 from posenc.conformance.captured import UNHEARD, heard_in, of_all_tokens, of_one_token, onlookers
 from posenc.conformance.heads import Attention, Bias, Rotary, asked
-from posenc.conformance.like import UNKNOWN, Convention, Sizes, adopted, sizes_heard, sizes_of
+from posenc.conformance.layers import Layer
+from posenc.conformance.like import UNKNOWN, Convention, Sizes, adopt, adopted, sizes_heard, sizes_of
 from posenc.conformance.subjects import Batch, NotApplicableError, Subject, require
 from posenc.positions import Positions
 from posenc.scheme import Scheme, bare_parts
@@ -188,6 +190,40 @@ def its_forms(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, *
     return {"expected": expected.tolist(), "forms": forms.unflatten(-1, free.shape[2:]).tolist()}
 
 
+@torch.no_grad()
+def its_parameters(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, **_: Any) -> Said:
+    """The parameters of the subject that are the scheme's, and that attention with the scheme goes by in this batch."""
+    made = subject.make(**changed)
+    require(isinstance(made, nn.Module), "build makes no module, so its parameters are not known by name")
+    sizes, names = sizes_heard(heard_in(subject, made, batch), batch), []
+    require(sizes != UNKNOWN, UNHEARD)
+    usual = adopted(subject, made, sizes, changed)[0].scheme
+    require({"score", "value", "rotate"} & set(usual.doors), "nothing to do: what is added to x is compared itself")
+    shape = (1, sizes.heads or 1, batch.tokens, getattr(usual, "head_dim", 4))
+    generator = torch.Generator().manual_seed(3)
+    query, key, value = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3))
+
+    def outputs(scheme: Scheme) -> Tensor:
+        at = positions_of(subject, batch, range(batch.tokens), Convention("", scheme))
+        out = attention(query, key, value, scheme, query_positions=at, key_positions=at, is_causal=subject.causal)
+        assert isinstance(out, Tensor)
+        return out
+
+    try:
+        before = outputs(usual)
+        for name, parameter in made.named_parameters():
+            kept = parameter.clone()
+            parameter.add_(torch.linspace(1, 2, parameter.numel()).view_as(parameter).to(parameter))
+            moved = adopt(copy.deepcopy(usual), subject, made)
+            parameter.copy_(kept)
+            if not torch.equal(before, outputs(moved)):
+                names.append(name)
+    except (ValueError, NotImplementedError) as error:
+        raise NotApplicableError(f"{type(usual).__name__} of posenc: {error}") from error
+    require(names, "nothing to do: the scheme has no parameters that attention goes by")
+    return {"names": names}
+
+
 # -- of queries and keys that are heard --------------------------------------------------------------------------------
 
 
@@ -198,6 +234,7 @@ def its_scores_of_what_is_heard(subject: Subject, batch: Batch, changed: Mapping
     in one part, the third in another, and the fourth in both. In the scores of the first row less those of the second
     and third, with those of the fourth, the change of queries meets that of keys, and nothing else is left.
     """
+    assert isinstance(subject, Layer)
     made, at = subject.make(**changed), onlookers(subject, batch)
     heard = heard_in(subject, made, batch)
     attentions = of_all_tokens(heard, batch)
@@ -211,7 +248,7 @@ def its_scores_of_what_is_heard(subject: Subject, batch: Batch, changed: Mapping
     try:
         number, scale = queries_and_keys(subject, made, unturned, convention)
         query, key = pairs_of(heard.products, came, getattr(scheme, "head_dim", None))[number]
-        given = None if scheme.scale is not None else scale
+        given = None if scheme.scale is not None else subject.softmax_scale or scale
         said = scores(subject, batch, convention, query[:, :, at], key, at, range(batch.tokens), given)
     except (ValueError, NotImplementedError) as error:
         raise _refused(convention, error) from error

@@ -55,7 +55,7 @@ RULES: dict[str, Callable[[str, Any], object]] = {
     ),
     **dict.fromkeys(("axes", "max_positions", "distinct_to", "threshold", "depth", "heads", "head_dim", "dim"), whole),
     **dict.fromkeys(("max_grid", "trained_grid"), _sizes),
-    **dict.fromkeys(("base", "scale"), partial(number, above=0)),
+    **dict.fromkeys(("base", "scale", "softmax_scale"), partial(number, above=0)),
     **dict.fromkeys(("frequencies", "slopes"), _numbers),
     **dict.fromkeys(("dtype", "computes_in"), partial(check_choice, choices=DTYPES)),
     "window": _window,
@@ -73,7 +73,7 @@ RULES: dict[str, Callable[[str, Any], object]] = {
     "drawing": partial(whole, least=0),
 }
 OPTIONAL = {"max_positions", "distinct_to", "threshold", "base", "scale", "frequencies", "slopes", "computes_in"}
-OPTIONAL |= {"layout", "rotary_dim", "flat", "relative", "directed", "direction"}
+OPTIONAL |= {"softmax_scale", "layout", "rotary_dim", "flat", "relative", "directed", "direction"}
 OPTIONAL |= {"window", "max_grid", "trained_grid"}
 
 

@@ -201,7 +201,8 @@ class Subject:
                     for parameter in made.parameters():
                         if parameter.requires_grad:  # what is frozen, such as a table of sines, is as it must be
                             parameter.add_(self.jitter * torch.randn(parameter.shape))
-                made = made.to(self.device, self.dtype).eval()
+                made = made.to(self.device, self.dtype)
+                made.eval()  # a `train` of its own may give nothing back
         return made
 
     def eps(self, *dtypes: torch.dtype) -> float:

@@ -323,7 +323,7 @@ MUTANTS = (
     Mutant("Llama's cache, the slot as position in decode", of_cache(BySlotInDecode), 8, 3),
     Mutant("Llama's cache, the first row's offset", of_cache(OffsetOfTheFirstRow), 7, 5),
     Mutant("Llama's cache, deaf to positions", of_cache(DeafToPositions), 7, 3),
-    Mutant("Llama's cache, waves of the first length", of_cache(WavesOfTheFirstLength), 5, 6),
+    Mutant("Llama's cache, waves of the first length", of_cache(WavesOfTheFirstLength), 8, 6),
     Mutant("Llama's cache, positions in bfloat16", of_cache(PositionsInBfloat16), 6, 1),
     Mutant("Llama's cache, every chunk from 0", of_cache(EveryChunkFromZero), 8, 5),
     Mutant("Llama's cache, a chunk sees one token ahead", of_cache(OneTokenAhead), 8, 5),

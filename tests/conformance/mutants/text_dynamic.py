@@ -70,7 +70,7 @@ def like_dynamic() -> Any:
 def like_longrope() -> Any:
     import posenc
 
-    return posenc.RoPE(8, 100.0, scaling=posenc.LongRoPE(list(LongRoPE.short), list(LongRoPE.long), 16, 2.0))
+    return posenc.RoPE(8, 100.0, scaling=posenc.LongRoPE(list(LongRoPE.short), list(LongRoPE.long), 64, 2.0))
 
 
 # -- bugs -------------------------------------------------------------------------------------------------------------
@@ -121,17 +121,22 @@ class ScaleOfTheFactorAlone(LongRoPE):
         return math.sqrt(1 + math.log(self.factor))
 
 
-def of_growing(build: Any = Growing, like: Any = like_dynamic) -> Layer:
-    return Layer(build=build, call=grow, causal=True, threshold=16, like=like)
+def of_growing(build: Any = Growing) -> Layer:
+    return Layer(build=build, call=grow, causal=True, threshold=16, like=like_dynamic)
 
 
-CORRECT = (of_growing(), of_growing(LongRoPE, like_longrope))
+def of_longrope(build: Any = LongRoPE) -> Layer:
+    said = {"causal": True, "threshold": 64, "like": like_longrope, "softmax_scale": 8**-0.5}
+    return Layer(build=build, call=grow, options={"original": 64}, **said)
+
+
+CORRECT = (of_growing(), of_longrope())
 MUTANTS = (
     Mutant("dynamic NTK, by the longest row", of_growing(ByTheLongestRow), 19, 6),
     Mutant("dynamic NTK, without - (f - 1)", of_growing(StretchWithoutTheRest), 21, 6),
     Mutant("dynamic NTK, the last index for the length", of_growing(LastIndexForLength), 21, 6),
-    Mutant("LongRoPE, short for long", of_growing(ShortForLong, like_longrope), 21, 6),
-    Mutant("LongRoPE, long from the trained length on", of_growing(LongFromTheLengthOn, like_longrope), 21, 6),
-    Mutant("LongRoPE, factors multiplied", of_growing(FactorsMultiplied, like_longrope), 21, 7),
-    Mutant("LongRoPE, the factor alone in the scale", of_growing(ScaleOfTheFactorAlone, like_longrope), 21, 7),
+    Mutant("LongRoPE, short for long", of_longrope(ShortForLong), 21, 6),
+    Mutant("LongRoPE, long from the trained length on", of_longrope(LongFromTheLengthOn), 21, 6),
+    Mutant("LongRoPE, factors multiplied", of_longrope(FactorsMultiplied), 21, 7),
+    Mutant("LongRoPE, the factor alone in the scale", of_longrope(ScaleOfTheFactorAlone), 21, 7),
 )

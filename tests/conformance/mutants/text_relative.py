@@ -56,6 +56,24 @@ class Shaw(nn.Module):
         return self.out(joined(weights @ value + torch.einsum("bhqk,bqkd->bhqd", weights, of_values)))
 
 
+class KeptForEvaluation(Shaw):
+    """Its tables are laid aside in evaluation, and made anew after training."""
+
+    kept: tuple[Tensor, Tensor] | None = None
+
+    def train(self, mode: bool = True) -> None:  # type: ignore[override]
+        super().train(mode)
+        self.kept = None
+
+    def tables(self) -> tuple[Tensor, Tensor]:
+        if self.training:
+            return super().tables()
+        if self.kept is None:
+            of_keys, of_values = super().tables()
+            self.kept = of_keys.detach().clone(), of_values.detach().clone()
+        return self.kept
+
+
 def shaw(layer: Shaw, x: Tensor, positions: Tensor | None = None, padding: Tensor | None = None) -> Tensor:
     return layer(x, positions, padding)
 
@@ -342,7 +360,7 @@ def of_skewing(build: Any = Skewing) -> Layer:
     return Layer(build=build, call=skewed, **said)
 
 
-CORRECT = (of_shaw(), of_xl(), of_skewing())
+CORRECT = (of_shaw(), of_shaw(KeptForEvaluation), of_xl(), of_skewing())
 MUTANTS = (
     Mutant("Shaw, clipped one short", of_shaw(ClippedOneShort), 21, 18),
     Mutant("Shaw, the lower clip forgotten", of_shaw(ClippedToTheLeftAlone), 21, 14),

@@ -178,6 +178,13 @@ class BiasDivided(T5):
         return scores + bias / 8**0.5
 
 
+class ProductDivided(T5):
+    """Products are divided by sqrt(d), as T5's are not."""
+
+    def biased(self, scores: Tensor, bias: Tensor) -> Tensor:
+        return scores / 8**0.5 + bias
+
+
 class Viewed(T5):
     """view in the place of permute."""
 
@@ -223,7 +230,13 @@ def of_encoder(build: Any = T5, **claims: Any) -> Layer:
 
 VARIED = {"varied": {"max_distance": 20, "num_buckets": 8}}
 
-CORRECT = (of_decoder(), of_encoder(), of_decoder(**VARIED))
+CORRECT = (
+    of_decoder(),
+    of_encoder(),
+    of_decoder(**VARIED),
+    of_decoder(ProductDivided),  # what others make of T5's bias, who do not claim its scale
+    of_encoder(softmax_scale=1.0),
+)
 MUTANTS = (
     Mutant("T5, one more bucket of its own", of_decoder(OwnBucketsOneMore), 21, 7),
     Mutant("T5, a logarithm to 2", of_decoder(LogarithmToTwo), 21, 7),
@@ -239,6 +252,7 @@ MUTANTS = (
     Mutant("T5, an encoder blind to direction", of_encoder(BlindToDirection), 21, 8),
     Mutant("T5, all buckets of a side exact", of_encoder(ExactBeforeHalving), 21, 7),
     Mutant("T5, the bias divided", of_encoder(BiasDivided), 21, 16),
+    Mutant("T5, products divided", of_encoder(ProductDivided, softmax_scale=1.0), 21, 16),
     Mutant("T5, view in the place of permute", of_decoder(Viewed), 8, 11),
     Mutant("T5, the first rows of the bias in decode", of_decoder(FirstRowsInDecode), 8, 5),
     Mutant("T5, one token's bias from the length of new ones", of_decoder(LengthOfNewInDecode), 8, 5),

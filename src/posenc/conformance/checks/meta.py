@@ -27,7 +27,8 @@ def loaded_is_as_built(subject: Subject, batch: Batch, assign: bool, tolerance: 
                 reset = getattr(module, name, None)
                 if callable(reset) and not inspect.signature(reset).parameters:
                     reset()
-    built = built.to(subject.dtype).eval()
+    built = built.to(subject.dtype)
+    built.eval()
     built.load_state_dict(normal.state_dict(), assign=assign)
     return naming_what_differs(near(expected, subject.run(built, batch), tolerance), normal, built)
 

@@ -12,7 +12,14 @@ from posenc.conformance.captured import EXCHANGED, UNHEARD, of_one_token, onlook
 from posenc.conformance.heads import Attention, Bias, Rotary, asked
 from posenc.conformance.layers import Layer, Model
 from posenc.conformance.measure import fastest
-from posenc.conformance.oracles import its_forms, its_outputs, its_scores, its_scores_of_what_is_heard, its_vectors
+from posenc.conformance.oracles import (
+    its_forms,
+    its_outputs,
+    its_parameters,
+    its_scores,
+    its_scores_of_what_is_heard,
+    its_vectors,
+)
 from posenc.conformance.outcome import Outcome, Outcomes, near
 from posenc.conformance.subjects import Batch, require
 from posenc.conformance.trial import Case, Check, Plan, Trial
@@ -186,6 +193,20 @@ def scores_of_contents_are_its(
         yield f"head {head} [row, query, key]", near(one, other, (4 * far + 64) * UNIT * size)
 
 
+def its_parameters_count(subject: Layer, batch: Batch, names: list[str], changed: Mapping[str, Any] = {}) -> Outcomes:
+    """With other numbers in a parameter that the scheme's outputs go by, other outputs must come."""
+    before = subject.run(subject.make(**changed), batch)
+    for name in names:
+        made = subject.make(**changed)
+        made.train()  # what it keeps for evaluation must be made anew
+        parameter = made.get_parameter(name)
+        with torch.no_grad():
+            parameter.add_(torch.linspace(1, 2, parameter.numel()).view_as(parameter).to(parameter))
+        made.eval()
+        same = torch.equal(before, subject.run(made, batch))
+        yield name, Outcome(not same, "outputs that go by it", "the same, whatever is in it" if same else "others")
+
+
 # -- cases -------------------------------------------------------------------------------------------------------------
 
 RULER = 300  # distances that are all tried: past it no scheme of text has more than a few steps
@@ -304,6 +325,13 @@ def _heard(plan: Plan) -> Iterator[Case]:
         yield Case(batch)
 
 
+def _parameters(plan: Plan) -> Iterator[Case]:
+    _require(plan, Layer)
+    require(plan.effect > plan.rounding(), "give it a `jitter`, for its outputs do not go by positions")
+    for batch in _rows(plan, 12):
+        yield Case(batch)
+
+
 CHECK = Check(
     number=21,
     name="published",
@@ -331,7 +359,8 @@ CHECK = Check(
             scores_of_contents_are_its,
             _contents,
             oracle=its_scores_of_what_is_heard,
-            claims=("like",),
+            claims=("like", "softmax_scale"),
         ),
+        Trial("parameters in a layer", its_parameters_count, _parameters, oracle=its_parameters, claims=("like",)),
     ),
 )
