@@ -1,6 +1,7 @@
 """More of check 6, shift: along the index of one row, so that what takes no positions is tried too."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -69,8 +70,11 @@ def scores_of_one_token(subject: Subject, made: Any, batch: Batch) -> list[Seen]
     heard = of_all_tokens(all_of_it, batch)
     require(heard, "no scores of attention were heard: they go to no softmax of PyTorch's")
     require(not all_of_it.called & BLURS, "a convolution, or what goes from token to token, comes before the scores")
+    another = heard_in(subject, made, replace(batch, ids=[[2] * batch.tokens]))
+    of_places = [x for inputs in another.inputs for x in inputs]  # where they are the same
+    of_tokens = [[x for x in inputs if not any(torch.equal(x, y) for y in of_places)] for _, inputs in heard]
     # Before the first attention there may be no linear layer, as in this package's own: tokens are as they came.
-    alike = [_alike(inputs, batch.tokens, n > 0) for n, (_, inputs) in enumerate(heard)]
+    alike = [_alike(inputs, batch.tokens, n > 0) for n, inputs in enumerate(of_tokens)]
     return [Seen(f"attention {n}", _hidden(s[0]), *alike[n]) for n, (s, _) in enumerate(heard)]
 
 
@@ -80,7 +84,8 @@ def _hidden(scores: Tensor) -> Tensor:
 
 def _alike(inputs: list[Tensor], tokens: int, later: bool) -> tuple[list[int], bool]:
     """The tokens of which linear layers are given the same as of the one in the middle, and whether all are told apart;
-    where none was heard, no token in a ``later`` attention, and all of them in the first."""
+    where none was heard, no token in a ``later`` attention, and all of them in the first. ``inputs``: those that go by
+    what the tokens are, and so not the table of Transformer-XL, which has as many rows."""
     flat = [x.flatten(0, -2).double() for x in inputs if x.shape[:-1].numel() == tokens]
     given = [x for x in flat if x.abs().max()]
     if not given:
