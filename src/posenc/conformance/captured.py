@@ -13,8 +13,8 @@ UNHEARD = "no softmax of PyTorch's was heard, nor its attention, over as many qu
 EXCHANGED = "it fits with parameters of one shape in another order: say which is which with match="
 SOFTMAX = (torch.softmax, torch.Tensor.softmax, nn.functional.softmax, torch.special.softmax)
 SDPA = nn.functional.scaled_dot_product_attention
-ADDITIONS = (torch.add, torch.Tensor.add, torch.Tensor.add_, torch.Tensor.__add__, torch.Tensor.__radd__)
-ADDITIONS += (torch.Tensor.__iadd__,)
+OPERATORS = (torch.Tensor.__add__, torch.Tensor.__radd__, torch.Tensor.__iadd__)
+ADDITIONS = (torch.add, torch.Tensor.add, torch.Tensor.add_, *OPERATORS)
 PRODUCTS = (nn.functional.linear, torch.addmm, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.einsum)
 
 
