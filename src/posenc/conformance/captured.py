@@ -15,6 +15,8 @@ EXCHANGED = "give `match`, which says which parameter is which: those of one sha
 SOFTMAX = (torch.softmax, torch.Tensor.softmax, nn.functional.softmax, torch.special.softmax)
 SDPA = nn.functional.scaled_dot_product_attention
 MULTIHEAD = nn.functional.multi_head_attention_forward  # nothing that it calls is heard
+OPERATORS = (torch.Tensor.__add__, torch.Tensor.__radd__, torch.Tensor.__iadd__)
+ADDITIONS = (torch.add, torch.Tensor.add, torch.Tensor.add_, *OPERATORS)
 PRODUCTS = (nn.functional.linear, torch.addmm, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.einsum)
 FACTORS = {  # products that scores are, with the place and name of their first factor
     **dict.fromkeys((torch.matmul, torch.bmm, torch.Tensor.matmul, torch.Tensor.bmm), (0, "input")),
@@ -70,6 +72,37 @@ class Heard(TorchFunctionMode):
         return out
 
 
+class HeardSums(TorchFunctionMode):
+    """Keeps what comes of additions where tokens and positions meet, of two rows that are each of one token alone: how
+    far it moves from the first of those positions, (tokens, dim), which is the same whatever the token is.
+
+    It hears nothing where they meet otherwise at first, and no more once they are anything but added.
+    """
+
+    def __init__(self, tokens: int, front: int) -> None:
+        super().__init__()
+        self.tokens, self.front, self.ended = tokens, front, False
+        self.sums: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not self.ended and isinstance(out, Tensor) and out.dim() == 3 and out.is_floating_point():
+            x = out.detach().transpose(0, 1) if out.shape[:2] == (self.tokens, 2) else out.detach()
+            if x.shape[:2] == (2, self.tokens):
+                self.hear(x[:, self.front :].double(), func in ADDITIONS)
+        return out
+
+    def hear(self, x: Tensor, added: bool) -> None:
+        by_token, by_place = x - x[:1], x - x[:, :1]
+        rounding = 64 * torch.finfo(torch.float32).eps * float(x.abs().max())
+        if min(float(by_token.abs().max()), float(by_place.abs().max())) <= rounding:
+            return  # not both of them
+        apart = float((by_token - by_token[:, :1]).abs().max()) > rounding
+        self.ended = apart or not (added or self.sums)
+        if added and not apart:
+            self.sums.append(by_place[0])
+
+
 def _sdpa_scores(
     query: Tensor,
     key: Tensor,
@@ -116,6 +149,13 @@ def heard_in(subject: Subject, made: Any, batch: Batch) -> Heard:
     with Heard() as heard, torch.no_grad():
         subject.run(made, batch)
     return heard
+
+
+def sums_in(subject: Subject, made: Any, batch: Batch) -> list[Tensor]:
+    """What positions add to tokens in one run, but for that of the first; the batch has two rows of one token each."""
+    with HeardSums(batch.tokens, subject.registers) as heard, torch.no_grad():
+        subject.run(made, batch)
+    return heard.sums
 
 
 def of_all_tokens(heard: Heard, batch: Batch) -> list[tuple[Tensor, list[Tensor]]]:

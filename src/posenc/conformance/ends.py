@@ -1,5 +1,6 @@
 """Whether an error only says that there is no such position, where nobody has claimed how many there are."""
 
+import builtins
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,17 +11,18 @@ from posenc.conformance.trial import Case
 
 NEAR = 4  # a position that all have
 # What a table says that is read past its end, or is cut to fewer rows than there are tokens; or what is raised on
-# purpose.
-PAST_THE_END = r"(IndexError|ValueError|AssertionError)\b|RuntimeError: .*(size of tensor|expanded size|must match)"
+# purpose. Any class of one's own is, too.
+PAST_THE_END = r"""(?xs) (IndexError|ValueError|AssertionError)\b
+    | RuntimeError: .* (size\ of\ tensor | expanded\ size | must\ match) | .* line\ \d+:\ raise\b"""
 
 
 def unclaimed_end(subject: Subject, case: Case, outcome: Outcome) -> str:
     """What to claim where the case reaches past the end of positions: a plain row that reaches as far raises the same
     kind of error, and so do those tried that reach farther, but none that stays near. Else nothing."""
-    error = re.match(PAST_THE_END, outcome.came)
-    if subject.max_positions is not None or outcome.expected != "an answer" or error is None:
-        return ""
     kind = outcome.came.partition(":")[0]
+    error = re.match(PAST_THE_END, outcome.came) or not hasattr(builtins, kind)
+    if subject.max_positions is not None or outcome.expected != "an answer" or not error:
+        return ""
     # A trial may move the batch by as much as one of its values says.
     reach = max([case.batch.tokens - 1, *_numbers(case.batch.positions), *_numbers(case.values)])
     if reach <= NEAR:

@@ -311,7 +311,7 @@ def of_encoder(build: Any = Encoder) -> Layer:
     return Layer(build=build, call=fairseq, dim=48, relative=True, directed=False, like=alibi_both)
 
 
-FEWER = {"varied": {"alibi_bias_max": 16}, "like": None, "heads_option": ""}
+FEWER = {"varied": {"alibi_bias_max": 16}, "like": None}
 
 CORRECT = (of_bloom(), of_mpt(), of_mpt(**FEWER), of_fairseq(), of_encoder())
 MUTANTS = (

@@ -264,6 +264,22 @@ class Table(nn.Module):
             raise ValueError(f"rows must have at most {PLACES} tokens, got {tokens}")
 
 
+class TooLongError(Exception):
+    """An error of one's own."""
+
+
+class RefusedByAnErrorOfItsOwn(Table):
+    def refuse(self, tokens: int) -> None:
+        if tokens > PLACES:
+            raise TooLongError(f"a row has at most {PLACES} tokens")
+
+
+class RefusedWhileRunning(Table):
+    def refuse(self, tokens: int) -> None:
+        if tokens > PLACES:
+            raise RuntimeError("the row is too long")
+
+
 class OneRowShort(Table):
     rows = PLACES - 1
 
@@ -305,10 +321,12 @@ def alone(build: Any, **claims: Any) -> Layer:
     return Layer(**{"build": build, "call": call_module, "relative": True, **claims})
 
 
-def table(build: Any) -> Model:
-    return Model(build=build, call=call_module, causal=True, relative=False, max_positions=PLACES)
+def table(build: Any, **claims: Any) -> Model:
+    return Model(**{"build": build, "call": call_module, "causal": True, "max_positions": PLACES, **claims})
 
 
+# Of the shifted, the convolved and the smoothed no trial can see a claim, nor of the class token that is not said to be
+# one; and it says so.
 CORRECT = (
     alone(Alone, normalized=True),
     alone(Alone, options={"causal": True}, causal=True, normalized=True),
@@ -319,6 +337,8 @@ CORRECT = (
     alone(WithAClassToken, registers=1),
     alone(WithAClassToken),
     table(Table),
+    table(RefusedByAnErrorOfItsOwn, max_positions=None),
+    table(RefusedWhileRunning, max_positions=None),
 )
 MUTANTS = (
     Mutant("positions are told in vain", told(Deaf), 6, 3),

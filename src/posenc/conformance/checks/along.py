@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations, zip_longest
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import torch
@@ -75,11 +75,11 @@ def scores_of_one_token(subject: Subject, made: Any, batch: Batch) -> list[Seen]
     require(
         not all_of_it.called & BLURS, "nothing to do: a convolution, or a pass over tokens, comes before the scores"
     )
-    # What another token does not change is no token: vectors of distances, which may be as many as there are tokens.
-    others = of_all_tokens(heard_in(subject, made, replace(batch, ids=[[2] * batch.tokens])), batch)
-    moved = [_moved(x, y) for (_, x), (_, y) in zip_longest(heard, others[: len(heard)], fillvalue=(None, []))]
+    another = heard_in(subject, made, replace(batch, ids=[[2] * batch.tokens]))
+    of_places = [x for inputs in another.inputs for x in inputs]  # where they are the same
+    of_tokens = [[x for x in inputs if not any(torch.equal(x, y) for y in of_places)] for _, inputs in heard]
     # Before the first attention there may be no linear layer, as in this package's own: tokens are as they came.
-    alike = [_alike(inputs, batch.tokens, n > 0) for n, inputs in enumerate(moved)]
+    alike = [_alike(inputs, batch.tokens, n > 0) for n, inputs in enumerate(of_tokens)]
     return [Seen(f"attention {n}", _hidden(s[0]), *alike[n]) for n, (s, _) in enumerate(heard)]
 
 
@@ -87,15 +87,10 @@ def _hidden(scores: Tensor) -> Tensor:
     return scores.masked_fill(scores < scores.amax(-1, keepdim=True) - HIDES, -torch.inf)
 
 
-def _moved(inputs: list[Tensor], others: list[Tensor]) -> list[Tensor]:
-    """What linear layers were given that is not the same in another run."""
-    both = zip_longest(inputs, others[: len(inputs)])
-    return [x for x, other in both if other is None or not torch.equal(x, other)]
-
-
 def _alike(inputs: list[Tensor], tokens: int, later: bool) -> tuple[list[int], bool]:
     """The tokens of which linear layers are given the same as of the one in the middle, and whether all are told apart;
-    where none was heard, no token in a ``later`` attention, and all of them in the first."""
+    where none was heard, no token in a ``later`` attention, and all of them in the first. ``inputs``: those that go by
+    what the tokens are, and so not the table of Transformer-XL, which has as many rows."""
     flat = [x.flatten(0, -2).double() for x in inputs if x.shape[:-1].numel() == tokens]
     given = [x for x in flat if x.abs().max()]
     if not given:

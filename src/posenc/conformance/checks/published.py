@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.conformance.captured import EXCHANGED, UNHEARD, of_one_token, onlookers, scores_of
+from posenc.conformance.captured import EXCHANGED, UNHEARD, of_one_token, onlookers, scores_of, sums_in
 from posenc.conformance.heads import Attention, Bias, Rotary, asked
 from posenc.conformance.layers import Layer, Model
 from posenc.conformance.measure import fastest
@@ -129,6 +129,26 @@ def vectors_are_its(
         if bool((apart.amin(-1) <= tolerance).all()):
             shows += ". The channels are the scheme's, in another order"
     return Outcome(ok, says, shows)
+
+
+def sums_heard_are_its(
+    subject: Layer, batch: Batch, expected: Any, others: dict[str, Any], changed: Mapping[str, Any] = {}
+) -> Outcome:
+    """What is added to tokens where they first meet their positions, but for what is the same at all of them, against
+    the vectors of the scheme. Of two rows, each of one token: what the tokens are cancels."""
+    require(len(batch.ids) == 2 and all(len(set(row)) == 1 for row in batch.ids), "the rows are not of one token each")
+    heard, front = sums_in(subject, subject.make(**changed), batch), subject.registers
+    wanted = {name: torch.tensor(x, dtype=torch.float64)[0, front:] for name, x in {"": expected, **others}.items()}
+    wanted = {name: x - x[:1] for name, x in wanted.items()}
+    told = wanted.pop("")
+    heard = [x for x in heard if x.shape == told.shape]  # several where something else is added, too
+    require(heard, "positions are not heard to be added to tokens before anything else is done to both")
+    far = float(subject.places(batch).max()) if batch.grid is None else 0.0
+    tolerance = (4 * far + 64) * UNIT * max(float(x.abs().max()) for x in (told, *heard))
+    if any(near(told, x, tolerance).ok for x in heard):
+        return Outcome(True, "", "")
+    _, says, shows = near(told, heard[0], tolerance)
+    return Outcome(False, says, shows + name_of(heard[0], told, wanted, tolerance / float(told.abs().max())))
 
 
 def scores_heard_are_its(
@@ -287,6 +307,13 @@ def _vectors(plan: Plan) -> Iterator[Case]:
         yield Case(batch)
 
 
+def _sums(plan: Plan) -> Iterator[Case]:
+    _require(plan, Layer)
+    for batch in _rows(plan, 40):
+        ids = [[5] * batch.tokens, [11] * batch.tokens]
+        yield Case(replace(batch, ids=ids, positions=batch.positions and batch.positions * 2))
+
+
 def _rows(plan: Plan, tokens: int) -> Iterator[Batch]:
     """A row of that many tokens at least, or a grid."""
     subject = plan.subject
@@ -348,11 +375,12 @@ CHECK = Check(
             _other_options,
             {"heads": True},
             oracle=its_scores,
-            claims=("like",),
+            claims=("like", "heads_option"),
         ),
         Trial("other options", scores_are_its, _other_options, oracle=its_scores, claims=("like",)),
         Trial("outputs", outputs_are_its, _outputs, oracle=its_outputs, claims=("like",)),
         Trial("added vectors", vectors_are_its, _vectors, oracle=its_vectors, claims=("like",)),
+        Trial("added vectors in a layer", sums_heard_are_its, _sums, oracle=its_vectors, claims=("like",)),
         Trial("scores in a layer", scores_heard_are_its, _heard, oracle=its_forms, claims=("like",)),
         Trial(
             "contents in a layer",
