@@ -185,14 +185,6 @@ def local_of(window: int = 4, lookback: bool = True) -> claims.Local:
     return claims.Local()
 
 
-def standing_alone() -> Layer:
-    return replace(layers.STANDING, call=call_without_positions)
-
-
-def call_without_positions(layer: layers.Standing, x: Tensor) -> Tensor:
-    return layer(x, None, None, None, None)[0]
-
-
 @pytest.mark.parametrize(
     ("subject", "number", "trial", "reason"),
     [
@@ -200,7 +192,6 @@ def call_without_positions(layer: layers.Standing, x: Tensor) -> Tensor:
         (attention_functions.PAST, 6, "some moved", "let call take `query_positions`"),
         (told.alone(told.Convolved), 6, "along the index, relative", "a convolution"),
         (told.alone(told.WithAClassToken), 6, "along the index, relative", "claim `registers=1`"),
-        (standing_alone(), 6, "along the index, absolute", "what is absolute comes before attention 0"),
         (claims.rotation(claims.forward), 8, "positions told in decoding alone", "what is not causal"),
         (claims.whole(claims.Local), 8, "past the window", "claim `window=N`"),
         (claims.whole(local_of), 19, "window", "with itself; its lookback and window may be one"),

@@ -16,7 +16,7 @@ from posenc.conformance.outcome import Outcome, first_failure, near
 from posenc.conformance.subjects import Batch, NotApplicableError, Subject, require
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
-MOST = 2  # compilations: one for the first length, one for all others
+MOST_COMPILED = 2  # compilations: one for the first length, one for all others
 
 
 @contextmanager
@@ -46,8 +46,8 @@ def compiled_is_eager(subject: Subject, batch: Batch, lengths: list[int], axes: 
             agrees = first_failure([(f"{tokens} tokens", near(expected, came, tolerance))])
             if not agrees.ok:
                 return agrees
-            if len(graphs) > MOST:
-                few = f"at most {MOST} compilations for {len(lengths)} lengths"
+            if len(graphs) > MOST_COMPILED:
+                few = f"at most {MOST_COMPILED} compilations for {len(lengths)} lengths"
                 return Outcome(False, few, f"{len(graphs)} for {count} lengths")
     require(graphs, "unset TORCHDYNAMO_DISABLE, for torch.compile is switched off, or finds nothing to compile")
     return all_is_real(graphs)

@@ -136,13 +136,16 @@ def sums_heard_are_its(
 ) -> Outcome:
     """What is added to tokens where they first meet their positions, but for what is the same at all of them, against
     the vectors of the scheme. Of two rows, each of one token: what the tokens are cancels."""
-    require(len(batch.ids) == 2 and all(len(set(row)) == 1 for row in batch.ids), "the rows are not of one token each")
+    require(
+        len(batch.ids) == 2 and all(len(set(row)) == 1 for row in batch.ids),
+        "nothing to do: the rows are not of one token each",
+    )
     heard, front = sums_in(subject, subject.make(**changed), batch), subject.registers
     wanted = {name: torch.tensor(x, dtype=torch.float64)[0, front:] for name, x in {"": expected, **others}.items()}
     wanted = {name: x - x[:1] for name, x in wanted.items()}
     told = wanted.pop("")
     heard = [x for x in heard if x.shape == told.shape]  # several where something else is added, too
-    require(heard, "positions are not heard to be added to tokens before anything else is done to both")
+    require(heard, "let positions be added to tokens before anything else is done to both, for no such sum was heard")
     far = float(subject.places(batch).max()) if batch.grid is None else 0.0
     tolerance = (4 * far + 64) * UNIT * max(float(x.abs().max()) for x in (told, *heard))
     if any(near(told, x, tolerance).ok for x in heard):

@@ -20,7 +20,7 @@ from posenc.conformance.subjects import VOCABULARY, Batch, Subject, require
 from posenc.conformance.trial import Case, Plan, Trial, two_documents
 
 SEEN = 1e-9  # of the largest weight
-HIDDEN = 1e-30  # what a mask of -100 leaves of it is less
+UNSEEN = 1e-30  # what a mask of -100 leaves of it is less
 
 
 def shown(subject: Subject, batch: Batch, at_most: bool) -> Tensor:
@@ -94,7 +94,7 @@ def a_window_is_as_wide_for_all(subject: Subject, batch: Batch) -> Outcomes:
         sizes = weights_by_values(subject, made, of_one_token(batch)).amax(0)
     else:
         sizes = influence(subject, made, batch).abs().amax(-1)
-    require(float(sizes.max()) > 0, "outputs do not go by the tokens: with another one they are the same")
+    require(float(sizes.max()) > 0, "let outputs go by the tokens: with another one they are the same")
     sizes = sizes / sizes.max()
     ways: dict[int, list[tuple[int, int]]] = {}
     for query, token in must.nonzero().tolist():
@@ -105,7 +105,7 @@ def a_window_is_as_wide_for_all(subject: Subject, batch: Batch) -> Outcomes:
         for query, token in pairs if most > SEEN else ():
             size = float(sizes[query, token])
             said = f"token {query}, with other content in token {token}, which it sees"
-            yield said, Outcome(size > HIDDEN, "another output", "the same, where others as far apart count")
+            yield said, Outcome(size > UNSEEN, "another output", "the same, where others as far apart count")
 
 
 # -- cases -------------------------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def _alike(plan: Plan) -> Iterator[Case]:
     kinds = isinstance(plan.subject, Layer | Attention) and not isinstance(plan.subject, Model)
     require(kinds, "nothing to do: it is given no vectors or values, which would show what counts")
     require(
-        tokens <= MOST, f"rows of {tokens} tokens are too many to look at every two: build it with a smaller window"
+        tokens <= MOST, f"build it with a smaller window: rows of {tokens} tokens are too many to look at every two"
     )
     yield Case(plan.text(1, tokens))
 
