@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial, wraps
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -174,7 +174,7 @@ def _inside(thing: Any) -> list[tuple[str, Any]]:
         return [("", thing.__self__)]
     if isinstance(thing, FunctionType):
         return [*_closed_over(thing), ("'s defaults", thing.__defaults__ or ()), ("", vars(thing))]
-    if isinstance(thing, type) or not hasattr(thing, "__dict__"):
+    if isinstance(thing, type | ModuleType) or not hasattr(thing, "__dict__"):
         return []
     named = dict(vars(thing))
     if isinstance(thing, nn.Module):

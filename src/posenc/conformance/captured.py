@@ -146,8 +146,13 @@ def scores_of(subject: Subject, made: Any, batch: Batch) -> list[Tensor]:
 
 def heard_in(subject: Subject, made: Any, batch: Batch) -> Heard:
     """What is heard in one run."""
-    with Heard() as heard, torch.no_grad():
-        subject.run(made, batch)
+    fast = torch.backends.mha.get_fastpath_enabled()  # PyTorch's own layers, in one call that says nothing
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with Heard() as heard, torch.no_grad():
+            subject.run(made, batch)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
     return heard
 
 

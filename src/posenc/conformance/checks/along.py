@@ -168,8 +168,10 @@ def something_is_absolute(subject: Subject, batch: Batch) -> Outcome:
     """A row of one and the same token: where scores differ with the distance, and go by it alone, and the tokens come
     out the same, nothing absolute was done to them. Something was where each comes to attention as another one."""
     made, eps = subject.make(), _eps(subject)
-    seen = scores_of_one_token(subject, made, batch)
-    for name, scores, alike, told_apart in seen:
+    out = subject.run(made, of_one_token(batch).pick(range(batch.tokens), 0)).detach()
+    if not near(out[:, :1].expand_as(out), out, ROUNDING * float(out.abs().max())).ok:
+        return Outcome(True, "something absolute", "something absolute")
+    for name, scores, alike, told_apart in scores_of_one_token(subject, made, batch):
         if told_apart:
             return Outcome(True, "something absolute", "something absolute")
         require(len(alike) == batch.tokens, f"nothing to do: what is absolute comes before {name}")
@@ -180,10 +182,8 @@ def something_is_absolute(subject: Subject, batch: Batch) -> Outcome:
         )
         if by_the_distance_alone(scores, alike, eps) is not None:
             return Outcome(True, "something absolute", "something absolute")
-    out = subject.run(made, of_one_token(batch).pick(range(batch.tokens), 0)).detach()
-    same = near(out[:, :1].expand_as(out), out, ROUNDING * float(out.abs().max())).ok
     came = "scores that go by the distance alone, and one and the same token comes out the same everywhere"
-    return Outcome(not same, "something that goes by the place of a token in its row", came)
+    return Outcome(False, "something that goes by the place of a token in its row", came)
 
 
 def _eps(subject: Subject) -> float:
