@@ -4,6 +4,7 @@ import io
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
@@ -16,6 +17,7 @@ import posenc
 from posenc.conformance import Report, check, report, run
 from posenc.conformance.checks import CHECKS
 from posenc.conformance.run import Interrupted
+from tests.conformance.mutants import published
 from tests.conformance.small import CLOCK, ONE_OF_EACH, RIGHT, WRONG, run_alone
 from tests.workbench.pages import Page
 
@@ -46,6 +48,12 @@ def without_seconds(data: Any) -> Any:
     if isinstance(data, dict):
         return {name: without_seconds(value) for name, value in data.items() if name != "seconds"}
     return [without_seconds(value) for value in data] if isinstance(data, list) else data
+
+
+def test_a_scheme_that_it_is_said_to_be_is_written_as_one_makes_it() -> None:
+    subject = replace(published.CORRECT[0], like=posenc.T5(3, max_distance=64))
+    (found,) = report.as_data([Report(subject, "mine")])["subjects"]
+    assert found["claims"]["like"] == "T5(3, num_buckets=32, max_distance=64, bidirectional=False)"
 
 
 # -- data --------------------------------------------------------------------------------------------------------------

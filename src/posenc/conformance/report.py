@@ -288,7 +288,7 @@ def _jsonable(value: Any) -> Any:
         return [_jsonable(item) for item in value]
     if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and value - value == 0):
         return value
-    return _home(value) if callable(value) else str(value)
+    return _home(value) if hasattr(value, "__qualname__") else " ".join(str(value).split())
 
 
 def _plain(text: str) -> Text:

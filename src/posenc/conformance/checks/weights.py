@@ -73,6 +73,9 @@ def _rounding(subject: Subject) -> float:
 
 # -- cases -------------------------------------------------------------------------------------------------------------
 
+SUMS = "Add and mask scores before the softmax, and change no weight after it."
+SIDES = "Take the sign of the distance, not its size alone, where before and after are to differ."
+
 
 def _values(plan: Plan) -> Iterator[Case]:
     subject = plan.subject
@@ -115,8 +118,8 @@ def _sides(plan: Plan) -> Iterator[Case]:
 MORE = (
     19,
     (
-        Trial("values all the same", values_all_the_same_stay, _values, claims=("normalized",)),
-        Trial("tokens all the same", equal_tokens_come_out_equal, _layers, claims=("normalized",)),
-        Trial("before and after", before_and_after_weigh, _sides, claims=("directed",)),
+        Trial("values all the same", values_all_the_same_stay, _values, claims=("normalized",), remedy=SUMS),
+        Trial("tokens all the same", equal_tokens_come_out_equal, _layers, claims=("normalized",), remedy=SUMS),
+        Trial("before and after", before_and_after_weigh, _sides, claims=("directed",), remedy=SIDES),
     ),
 )
