@@ -292,8 +292,8 @@ def _spec(package: str) -> ModuleSpec | None:
 
 
 def _folder(package: str) -> str:
-    """The folder that a package is imported from, unless it is installed."""
-    spec = _spec(package)
+    """The folder that a package is imported from, unless it is installed, as this one is taken to be."""
+    spec = None if package == "posenc" else _spec(package)
     path = "" if spec is None else next(iter(spec.submodule_search_locations or ()), spec.origin or "")
     folder = Path(path).absolute().parent
     return "" if not path or {"site-packages", "dist-packages"} & set(folder.parts) else str(folder)
