@@ -16,12 +16,11 @@ NOTES_VISION = (
     Note(
         "of_vit_pytorch",
         (1, 2, 4),
-        "vit-pytorch: frequencies of golden gate rotations in bfloat16",
+        "vit-pytorch: frequencies of rotations are cast with the model",
         WRONG,
         "Phases are computed in float32, but of a buffer that is cast with the module. Frequencies go up to 10,000 "
-        "radians for each patch, so that the rounding is of many turns. PoPE and RvT have the same: see "
-        "[below](#vit-pytorch-frequencies-of-rotations-are-cast-with-the-model).",
-        "`vit_nd_rotary.py`, line 74",
+        "radians for each patch, so that the rounding is of many turns. PoPE and RvT have the same.",
+        "`vit_nd_rotary.py`, line 74; `vit_nd_pope.py`, line 79; `rvt.py`, line 35",
         ("golden_gate",),
     ),
     Note(
@@ -109,11 +108,11 @@ NOTES_VISION = (
     Note(
         "of_diffusers",
         (1, 2, 4),
-        "diffusers: phases of Kandinsky 5 in bfloat16",
+        "diffusers: phases and frequencies in buffers are cast with the model",
         LIMIT,
-        "A buffer holds the phases of all positions, and `.to(torch.bfloat16)` rounds them. `from_pretrained` leaves "
-        "it in float32. Kandinsky 6, Ideogram 4 and MiniMax H3 have the like: see "
-        "[below](#diffusers-phases-and-frequencies-in-buffers-are-cast-with-the-model).",
+        "Kandinsky 5 holds the phases of all positions in a buffer, and `.to(torch.bfloat16)` rounds them. "
+        "`from_pretrained` leaves it in float32. Kandinsky 6, Ideogram 4 and MiniMax H3 have the like; for Ideogram 4, "
+        "whose images begin at 65,536, `from_pretrained` does not help.",
         "`models/transformers/transformer_kandinsky.py`, line 219",
         ("text",),
     ),

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from field import faults, scripts
-from field.kinds import LIMIT, WRONG, Note
+from field.kinds import WRONG, Note
 from field.notes import NOT_RUN, NOTES
 
 ROOT = Path(__file__).parent.parent
@@ -58,7 +58,7 @@ FILES = {
 }
 SECONDS = 30.0  # for each check
 PATIENCE = 420.0  # for a subject, with the scripts of its findings: then its process is ended
-SIGNS = {"passed": "✓", "finding": "✗", "not applicable": "·", "unfinished": "?"}
+SIGNS = {"passed": "✓", "finding": "✗", "not applicable": "·", "not checked": "!", "unfinished": "?"}
 Data = dict[str, Any]
 
 
@@ -146,11 +146,18 @@ def _work(file: str, records: Path) -> None:
     for title, subject in module.SUBJECTS:
         name = names[id(subject)]
         if name not in done:
-            begun = time.monotonic()
+            begun, busy = time.monotonic(), _busy()
             records.with_suffix(".begun").write_text(name)
             record = {**_checked(subject, file, name), "key": _key(file), "file": file, "name": name, "title": title}
-            _add(records, {**record, "seconds": round(time.monotonic() - begun, 1)})
-            print(f"{file}:{name}  {_in_short(record)}  {time.monotonic() - begun:.0f} s", flush=True)
+            took, busy = time.monotonic() - begun, _busy() - busy
+            _add(records, {**record, "seconds": round(took, 1), "busy": round(busy, 1)})
+            print(f"{file}:{name}  {_in_short(record)}  {took:.0f} s, busy for {busy:.0f}", flush=True)
+
+
+def _busy() -> float:
+    """The seconds for which this process and those that it has ended have had a processor."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def _checked(subject: Any, file: str, name: str) -> Data:
@@ -250,6 +257,7 @@ def write(records: Sequence[Data]) -> None:
         *_others("Findings that no one has looked into yet", unknown, places),
         *_others("Not confirmed", [one for one in found if not one["confirmed"]], {}),
         *_not_run(records),
+        *_not_checked(records),
         *_reasons(records),
     ]
     PAGE.write_text("\n".join(lines) + "\n")
@@ -275,10 +283,9 @@ def _opening(records: Sequence[Data], sure: Sequence[Data], seen: Mapping[Note, 
 
     import posenc
 
-    kinds = {note.kind: [n for n in seen if n.kind == note.kind] for note in NOTES}
-    several = {WRONG: "mistakes", LIMIT: "limitations"}
-    counted = ", ".join(f"{len(notes)} {several.get(kind, kind)}" for kind, notes in kinds.items() if notes)
     checks = next((r["results"] for r in records if "results" in r), [])
+    run = [record for record in records if "results" in record]
+    packages = {FILES[record["file"]] for record in run}
     return [
         "# The checks on published packages",
         "",
@@ -289,12 +296,16 @@ def _opening(records: Sequence[Data], sure: Sequence[Data], seen: Mapping[Note, 
         "",
         "Every finding below was repeated by a script in a fresh interpreter that cannot import posenc. A finding says "
         "that a rule does not hold, and no more: whether that is a mistake, a limitation that is known, or what was "
-        f"meant stands with each. {len(sure)} findings, which are {len(seen)} different ones: {counted}.",
+        f"meant stands with each. {len(run)} subjects of {len(packages)} packages: {len(sure)} findings, which are "
+        f"{len(seen)} different ones. More was found by reading the code beside the checks.",
+        "",
+        faults.IN_ALL,
         "",
         "## Subjects and checks",
         "",
         "✓ passed, **✗** a mistake, ○ found a limitation, something meant or housekeeping, · does not apply (why "
-        "stands at the end), ? did not finish in time, or was not confirmed.",
+        "stands at the end), ! not checked, though it is a matter of the subject (why, too), ? did not finish in time, "
+        "or was not confirmed.",
         "",
         "; ".join(f"{result['number']} {result['name']}" for result in checks) + ".",
         "",
@@ -377,6 +388,17 @@ def _not_run(records: Sequence[Data]) -> list[str]:
     lines = ["## Not run", ""]
     lines += [f"- {package}, {title}: {_short(reason)}" for package, title, reason in reasons]
     return [*lines, *(f"- {package}: {reason}" for package, reason in NOT_RUN.items()), ""]
+
+
+def _not_checked(records: Sequence[Data]) -> list[str]:
+    """The claims that no trial could try, or that are not made: of each, why, and of which subjects."""
+    why: dict[tuple[str, str], list[str]] = {}
+    for record in records:
+        for claim in record.get("not_checked", ()):
+            why.setdefault((claim["said"], claim["reason"]), []).append(record["title"])
+    lines = ["## Not checked", "", "| claim | why | subjects |", "|---|---|---|"]
+    lines += [f"| `{claim}` | {reason} | {', '.join(titles)} |" for (claim, reason), titles in why.items()]
+    return [*lines, ""] if why else []
 
 
 def _reasons(records: Sequence[Data]) -> list[str]:
