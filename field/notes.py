@@ -249,7 +249,8 @@ NOTES = (
         "Frequencies, scales or tables of cosines are buffers (in rotary-embedding-torch what was computed in "
         "bfloat16 stays remembered), which are cast with the module and keep their rounding.",
         "`rotary_embedding_torch.py`, line 347; `torch_encodings.py`, line 24; torchscale's "
-        "`xpos_relative_position.py`, line 45; torchtune's `position_embeddings.py`, lines 51 and 67",
+        "`xpos_relative_position.py`, line 45; torchtune's `position_embeddings.py`, lines 51 and 67; local-attention's "
+        "`rotary.py`, lines 21 and 31",
         trials=("cast and back",),
     ),
     Note(
@@ -258,7 +259,8 @@ NOTES = (
         "Derived tables in the state_dict",
         TIDY,
         "What follows from the configuration is saved with the weights, so that a checkpoint overrules it.",
-        "`positional_encodings/torch_encodings.py`, line 24; torchscale's `xpos_relative_position.py`, line 45",
+        "`positional_encodings/torch_encodings.py`, line 24; torchscale's `xpos_relative_position.py`, line 45; "
+        "local-attention's `rotary.py`, line 21",
         trials=("what is saved",),
     ),
     Note(
@@ -421,6 +423,7 @@ NOTES = (
         LIMIT,
         "Rows of a table are looked up without a check: on the CPU that is an IndexError, on a GPU an assertion in a "
         "kernel. Position -1 is an error too for embeddings, and the last row for tables that are indexed.",
+        trials=("positions past the end", "the longest row"),
     ),
 )
 

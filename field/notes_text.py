@@ -43,7 +43,18 @@ NOTES_TEXT = (
         "Zeros fill the last window, and without a mask nothing hides them from tokens that look forward.",
         "`local_attention/local_attention.py`, lines 126 and 208",
         ("attention", "encoder"),
-        ("with a mask alone, at the ends", "with documents", "what it holds", "outputs", "past", "text", "constant"),
+        ("with a mask alone", "what it holds", "alone", "rows of other lengths", "values all the same"),
+    ),
+    Note(
+        "of_local_attention",
+        (19,),
+        "local-attention: an exact window has one key more",
+        WRONG,
+        "The documentation says that with `exact_windowsize` each query sees at most as many keys as the window has, "
+        "in the causal setting. It sees itself and `window_size · look_backward` before it.",
+        "`local_attention/local_attention.py`, line 194",
+        ("attention_causal",),
+        ("window",),
     ),
     Note(
         "of_local_attention",

@@ -57,7 +57,7 @@ FILES = {
     "of_torch": "torch",
 }
 SECONDS = 30.0  # for each check
-PATIENCE = 420.0  # for a subject, with the scripts of its findings: then its process is ended
+PATIENCE = 14  # as many times that, for a subject with the scripts of its findings: then its process is ended
 SIGNS = {"passed": "✓", "finding": "✗", "not applicable": "·", "not checked": "!", "unfinished": "?"}
 Data = dict[str, Any]
 
@@ -69,6 +69,7 @@ def main() -> int:
     parser.add_argument(
         "--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes (default: %(default)s)"
     )
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="for each check (default: %(default)g)")
     parser.add_argument("--only", nargs="*", choices=FILES, help="files of field/subjects (default: all)")
     parser.add_argument(
         "--page", action="store_true", help="write the page from the records there are, and run no checks"
@@ -77,13 +78,13 @@ def main() -> int:
     parser.add_argument("--worker", nargs=2, metavar=("FILE", "RECORDS"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
-        _work(arguments.worker[0], Path(arguments.worker[1]))
+        _work(arguments.worker[0], Path(arguments.worker[1]), arguments.seconds)
         return 0
     arguments.out.mkdir(parents=True, exist_ok=True)
     files = arguments.only or list(FILES)
     if not (arguments.page or arguments.faults):
         with ThreadPoolExecutor(arguments.jobs) as pool:
-            list(pool.map(lambda file: _run(file, arguments.out), files))
+            list(pool.map(lambda file: _run(file, arguments.out, arguments.seconds), files))
     if not arguments.faults:
         records = [record for file in FILES for record in _read(arguments.out / f"{file}.jsonl")]
         write(records)
@@ -99,7 +100,7 @@ def main() -> int:
 # -- running -----------------------------------------------------------------------------------------------------------
 
 
-def _run(file: str, out: Path) -> None:
+def _run(file: str, out: Path, seconds: float) -> None:
     """A process for the file, and another one for what is left of it after one that was ended."""
     records = out / f"{file}.jsonl"
     key = _key(file)
@@ -107,10 +108,10 @@ def _run(file: str, out: Path) -> None:
     records.write_text("".join(json.dumps(record) + "\n" for record in kept))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     while True:
-        command = [sys.executable, "-m", "field.report", "--worker", file, str(records)]
+        command = [sys.executable, "-m", "field.report", "--seconds", str(seconds), "--worker", file, str(records)]
         errors = out / f"{file}.err"
         with errors.open("w") as stream, subprocess.Popen(command, cwd=ROOT, env=environment, stderr=stream) as process:
-            ended = _watch(process, records)
+            ended = _watch(process, records, PATIENCE * seconds)
         begun = out / f"{file}.begun"
         if process.returncode == 0:
             begun.unlink(missing_ok=True)
@@ -123,7 +124,7 @@ def _run(file: str, out: Path) -> None:
         begun.unlink()
 
 
-def _watch(process: subprocess.Popen[bytes], records: Path) -> str:
+def _watch(process: subprocess.Popen[bytes], records: Path, patience: float) -> str:
     """Waits for the process as long as its records grow; says so where they did not, or what it ended with."""
     size, waited = -1, 0.0  # not by the clock: this may be stopped with it, and go on
     while process.poll() is None:
@@ -131,14 +132,14 @@ def _watch(process: subprocess.Popen[bytes], records: Path) -> str:
         waited += 0.5
         if records.stat().st_size != size:
             size, waited = records.stat().st_size, 0.0
-        if waited > PATIENCE:
+        if waited > patience:
             process.kill()
             process.wait()
-            return f"no end after {PATIENCE:g} seconds"
+            return f"no end after {patience:g} seconds"
     return f"its process ended with {process.returncode}"
 
 
-def _work(file: str, records: Path) -> None:
+def _work(file: str, records: Path, seconds: float) -> None:
     """The subjects of a file that have no record yet."""
     module = importlib.import_module(f"field.subjects.{file}")
     names = {id(value): name for name, value in vars(module).items()}
@@ -148,9 +149,9 @@ def _work(file: str, records: Path) -> None:
         if name not in done:
             begun, busy = time.monotonic(), _busy()
             records.with_suffix(".begun").write_text(name)
-            record = {**_checked(subject, file, name), "key": _key(file), "file": file, "name": name, "title": title}
+            record = {**_checked(subject, file, name, seconds), "key": _key(file), "file": file, "name": name}
             took, busy = time.monotonic() - begun, _busy() - busy
-            _add(records, {**record, "seconds": round(took, 1), "busy": round(busy, 1)})
+            _add(records, {**record, "title": title, "seconds": round(took, 1), "busy": round(busy, 1)})
             print(f"{file}:{name}  {_in_short(record)}  {took:.0f} s, busy for {busy:.0f}", flush=True)
 
 
@@ -160,13 +161,13 @@ def _busy() -> float:
     return times.user + times.system + times.children_user + times.children_system
 
 
-def _checked(subject: Any, file: str, name: str) -> Data:
+def _checked(subject: Any, file: str, name: str, seconds: float) -> Data:
     """What the checks say of one subject, every finding repeated by its script."""
     from posenc.conformance import check
     from posenc.conformance.report import as_data
 
     try:
-        report = check(subject, name=f"{file.removeprefix('of_')}, {name}", seconds=SECONDS)
+        report = check(subject, name=f"{file.removeprefix('of_')}, {name}", seconds=seconds)
     except ValueError as error:  # it does not run
         return {"failed": " ".join(str(error).split())}
     data = as_data([report])["subjects"][0]
@@ -313,13 +314,13 @@ def _opening(records: Sequence[Data], sure: Sequence[Data], seen: Mapping[Note, 
 
 
 def _table(records: Sequence[Data]) -> list[str]:
-    numbers = range(1, 21)
-    lines = ["| subject | " + " | ".join(map(str, numbers)) + " |", "|---|" + ":-:|" * 20]
+    numbers = sorted({result["number"] for record in records for result in record.get("results", ())})
+    lines = ["| subject | " + " | ".join(map(str, numbers)) + " |", "|---|" + ":-:|" * len(numbers)]
     package = ""
     for record in records:
         if FILES[record["file"]] != package:
             package = FILES[record["file"]]
-            lines.append(f"| **{package} {_version(package)}** |" + " |" * 20)
+            lines.append(f"| **{package} {_version(package)}** |" + " |" * len(numbers))
         if "results" in record:
             signs = {result["number"]: SIGNS[result["status"]] for result in record["results"]}
             for one in findings(record):
