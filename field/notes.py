@@ -279,7 +279,8 @@ NOTES = (
         LIMIT,
         "Slopes, scales or frequencies are buffers that no checkpoint holds and nothing makes again after "
         "`to_empty()`.",
-        "`x_transformers.py`, lines 453 and 646; `rotary_embedding_torch.py`, line 159",
+        "`x_transformers.py`, lines 453 and 646; `rotary_embedding_torch.py`, line 159; local-attention's `rotary.py`, line "
+        "31",
     ),
     Note(
         "of_x_transformers",

@@ -45,6 +45,18 @@ NOTES_VISION = (
         trials=("with a mask alone",),
     ),
     Note(
+        "of_timm",
+        (20,),
+        "timm: shifted windows see across the edge of a map that windows do not divide",
+        WRONG,
+        "Maps are shifted first and padded then, but the mask is made for maps that are padded first: what the shift "
+        "moved from the top to the bottom lies in front of the padding, where the mask expects the map's own last "
+        "rows. Swin, Swin v2 and Swin v2-CR; maps that the window divides are right.",
+        "`models/swin_transformer.py`, lines 557-567; `models/swin_transformer_v2.py`, lines 504-513; "
+        "`models/swin_transformer_v2_cr.py`, lines 442-453",
+        ("swin",),
+    ),
+    Note(
         "of_diffusers",
         (7, 11),
         "diffusers: OmniGen rotates a batch by the positions of its first row",
