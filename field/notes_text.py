@@ -154,6 +154,16 @@ NOTES_TEXT = (
     ),
     Note(
         "of_keras_hub",
+        (3,),
+        "keras-hub: weights that are loaded by assignment are not those that it computes with",
+        LIMIT,
+        "A layer computes with variables of Keras, and names their tensors to PyTorch as parameters. "
+        "`load_state_dict(assign=True)` puts others in the place of the parameters alone. Without `assign` it works.",
+        "`keras/src/backend/torch/layer.py`, lines 24 and 60",
+        trials=("loaded by assignment",),
+    ),
+    Note(
+        "of_keras_hub",
         (5,),
         "keras-hub: a layer notes that it was called",
         TIDY,

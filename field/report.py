@@ -368,7 +368,8 @@ def _shown(one: Mapping[str, Any], place: str) -> list[str]:
 
 
 def _quoted(text: str) -> str:
-    return "`" + _short(text).replace("`", "'").replace("\n", " ") + "`"
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)  # colours
+    return "`" + " ".join(_short(plain).replace("`", "'").split()) + "`"
 
 
 def _short(text: str, most: int = 280) -> str:
