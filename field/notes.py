@@ -249,8 +249,8 @@ NOTES = (
         "Frequencies, scales or tables of cosines are buffers (in rotary-embedding-torch what was computed in "
         "bfloat16 stays remembered), which are cast with the module and keep their rounding.",
         "`rotary_embedding_torch.py`, line 347; `torch_encodings.py`, line 24; torchscale's "
-        "`xpos_relative_position.py`, line 45; torchtune's `position_embeddings.py`, lines 51 and 67; local-attention's "
-        "`rotary.py`, lines 21 and 31",
+        "`xpos_relative_position.py`, line 45; torchtune's `position_embeddings.py`, lines 51 and 67; "
+        "local-attention's `rotary.py`, lines 21 and 31",
         trials=("cast and back",),
     ),
     Note(
@@ -279,8 +279,8 @@ NOTES = (
         LIMIT,
         "Slopes, scales or frequencies are buffers that no checkpoint holds and nothing makes again after "
         "`to_empty()`.",
-        "`x_transformers.py`, lines 453 and 646; `rotary_embedding_torch.py`, line 159; local-attention's `rotary.py`, line "
-        "31",
+        "`x_transformers.py`, lines 453 and 646; `rotary_embedding_torch.py`, line 159; local-attention's "
+        "`rotary.py`, line 31",
     ),
     Note(
         "of_x_transformers",
