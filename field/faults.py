@@ -148,10 +148,13 @@ def put(page: str, outcomes: Mapping[Fault, Outcome], folder: str) -> str:
 
 
 def _counted(page: str) -> str:
-    """The page, whose opening says how many of each kind it has."""
+    """The page, whose opening says how many subjects it has, and how many of each kind of what was found."""
+    rows = page.partition("|:-:|\n")[2].partition("\n\n")[0].splitlines()
+    packages = sum(row.startswith("| **") for row in rows)
     found = Counter(re.findall(r"^\*\*([A-Z][a-z ]+)\*\*, ", page, re.MULTILINE))
     said = [f"{found[kind.capitalize()]} {SEVERAL.get(kind, kind)}" for kind in (WRONG, LIMIT, MEANT, TIDY)]
-    return re.sub(rf"^{IN_ALL}.*$", f"{IN_ALL}{', '.join(said)}.", page, count=1, flags=re.MULTILINE)
+    line = f"{IN_ALL}{len(rows) - packages} subjects of {packages} packages; {', '.join(said)}."
+    return re.sub(rf"^{IN_ALL}.*$", line, page, count=1, flags=re.MULTILINE)
 
 
 def anchor(title: str) -> str:

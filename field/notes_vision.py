@@ -58,7 +58,7 @@ NOTES_VISION = (
     ),
     Note(
         "of_diffusers",
-        (7, 11),
+        (7, 11, 19),
         "diffusers: OmniGen rotates a batch by the positions of its first row",
         WRONG,
         "Cosines and sines of the first row are returned for all. Prompts of other lengths are padded on the left, so "

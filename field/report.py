@@ -252,7 +252,7 @@ def write(records: Sequence[Data]) -> None:
     seen = {note: sorted(ones, key=lambda one: len(json.dumps(one["batch"]))) for note, ones in noted.items() if ones}
     places = _scripts([*(ones for note, ones in seen.items() if note.kind == WRONG), *([one] for one in unknown)])
     lines = [
-        *_opening(records, sure, seen),
+        *_opening(records),
         *_table(records),
         *_notes(seen, places),
         *_others("Findings that no one has looked into yet", unknown, places),
@@ -279,14 +279,12 @@ def note_of(finding: Mapping[str, Any]) -> Note | None:
     return next((note for note in NOTES if about(note, finding)), None)
 
 
-def _opening(records: Sequence[Data], sure: Sequence[Data], seen: Mapping[Note, Sequence[Data]]) -> list[str]:
+def _opening(records: Sequence[Data]) -> list[str]:
     import torch
 
     import posenc
 
     checks = next((r["results"] for r in records if "results" in r), [])
-    run = [record for record in records if "results" in record]
-    packages = {FILES[record["file"]] for record in run}
     return [
         "# The checks on published packages",
         "",
@@ -297,8 +295,7 @@ def _opening(records: Sequence[Data], sure: Sequence[Data], seen: Mapping[Note, 
         "",
         "Every finding below was repeated by a script in a fresh interpreter that cannot import posenc. A finding says "
         "that a rule does not hold, and no more: whether that is a mistake, a limitation that is known, or what was "
-        f"meant stands with each. {len(run)} subjects of {len(packages)} packages: {len(sure)} findings, which are "
-        f"{len(seen)} different ones. More was found by reading the code beside the checks.",
+        "meant stands with each. More was found by reading the code beside the checks, and has scripts too.",
         "",
         faults.IN_ALL,
         "",

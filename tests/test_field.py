@@ -111,9 +111,12 @@ def test_the_section_of_faults_takes_the_place_of_the_one_before() -> None:
 
 def test_what_a_check_finds_too_has_one_section_and_counts_once() -> None:
     known, other, *_ = FAULTS
-    page = f"In all: \n\n## Findings\n\n### {known.title}\n\n**Mistake**, one 1.0. So.\n\n## Not run\n\n- one\n"
+    table = "| subject | 1 |\n|---|:-:|\n| **one 1.0** | |\n| a | **✗** |\n| b | ✓ |\n\n"
+    page = f"In all: \n\n{table}## Findings\n\n### {known.title}\n\n**Mistake**, one 1.0. So.\n\n## Not run\n\n- one\n"
     whole = put(page, {known: Outcome(True, "1", "2"), other: Outcome(True, "1", "2")}, "scripts")
-    assert whole.startswith("In all: 2 mistakes, 0 limitations, 0 by design, 0 housekeeping.\n")
+    assert whole.startswith(
+        "In all: 2 subjects of 1 packages; 2 mistakes, 0 limitations, 0 by design, 0 housekeeping.\n"
+    )
     assert re.findall("^### (.*)$", whole, re.MULTILINE) == [known.title, other.title]
     assert f"\n- [{known.title}](#{anchor(known.title)}), [{known.script}](scripts/{known.script})\n" in whole
     assert put(whole, {known: Outcome(True, "1", "2"), other: Outcome(True, "1", "2")}, "scripts") == whole
