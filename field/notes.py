@@ -4,6 +4,7 @@ from field.kinds import LIMIT, MEANT, TIDY, WRONG, Note
 from field.notes_text import NOTES_TEXT
 from field.notes_vision import NOTES_VISION
 
+OTHER_ROWS = ("rows of other places", "rows of other lengths")
 NOTES = (
     *NOTES_TEXT,  # before what is said of all files
     *NOTES_VISION,
@@ -250,7 +251,9 @@ NOTES = (
         "bfloat16 stays remembered), which are cast with the module and keep their rounding.",
         "`rotary_embedding_torch.py`, line 347; `torch_encodings.py`, line 24; torchscale's "
         "`xpos_relative_position.py`, line 45; torchtune's `position_embeddings.py`, lines 51 and 67; "
-        "local-attention's `rotary.py`, lines 21 and 31",
+        "local-attention's `rotary.py`, lines 21 and 31; `esm/rotary_embedding.py`, line 41, and `esm/modules.py`, "
+        "line 273; timm's `pos_embed_rel.py`, line 475; diffusers' `embeddings.py`, line 1144, and `transformer_wan.py`, "
+        "line 392",
         trials=("cast and back",),
     ),
     Note(
@@ -362,6 +365,27 @@ NOTES = (
     ),
     Note(
         "of_transformers_scaling",
+        (8, 13, 19),
+        "transformers: dynamic and longrope change past a length, and a cache does not",
+        MEANT,
+        "Past the trained length all frequencies change with the length, but a cache keeps keys as they were rotated "
+        "before: a text that is decoded step by step past it gives something else than the same text at once "
+        "(transformers#25104).",
+        "`modeling_rope_utils.py`, lines 47-117",
+        ("dynamic", "longrope"),
+        (
+            "positions by itself",
+            "with",
+            "ragged",
+            "cached",
+            "packed",
+            "long",
+            "far",
+            *(f"{rows}, cached" for rows in OTHER_ROWS),
+        ),
+    ),
+    Note(
+        "of_transformers_scaling",
         (7, 19),
         "transformers: longrope and dynamic choose their frequencies for a batch as a whole",
         MEANT,
@@ -369,7 +393,7 @@ NOTES = (
         "frequencies all its rows are rotated by: the same row gives something else beside a longer one.",
         "`modeling_rope_utils.py`, lines 49 and 79",
         ("longrope", "dynamic"),
-        ("with positions", "with a mask alone, at the ends", "as many rows as tokens"),
+        ("with positions", "with a mask alone, at the ends", "as many rows as tokens", *OTHER_ROWS),
     ),
     Note(
         "of_transformers",
@@ -394,17 +418,6 @@ NOTES = (
         trials=("with a mask alone", "ragged, with a mask alone"),
     ),
     # -- lengths -------------------------------------------------------------------------------------------------------
-    Note(
-        "of_transformers_scaling",
-        (8, 13),
-        "transformers: dynamic and longrope change past a length, and a cache does not",
-        MEANT,
-        "Past the trained length all frequencies change with the length, but a cache keeps keys as they were rotated "
-        "before: a text that is decoded step by step past it gives something else than the same text at once "
-        "(transformers#25104).",
-        "`modeling_rope_utils.py`, lines 47-117",
-        ("dynamic", "longrope"),
-    ),
     Note(
         "of_x_transformers",
         (6, 13),

@@ -198,6 +198,18 @@ NOTES_TEXT = (
         TIDY,
         "`inv_freq` is a persistent buffer, so what a checkpoint holds overrules the configuration.",
         "`esm/rotary_embedding.py`, line 41",
+        names=("rotary", "esm2"),
+        trials=("what is saved",),
+    ),
+    Note(
+        "of_fair_esm",
+        (4,),
+        "fair-esm: ESM-1 saves a number that nothing reads",
+        TIDY,
+        "`_float_tensor` is a persistent buffer of one number, whatever lay in memory there, of which the dtype alone "
+        "counts.",
+        "`esm/modules.py`, line 265",
+        names=("esm1",),
         trials=("what is saved",),
     ),
     Note(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial, wraps
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -149,7 +149,8 @@ def naming_what_differs(outcome: Outcome, normal: nn.Module, other: nn.Module) -
 
 def holdings(thing: Any, path: str = "it", seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
     """Every tensor and every plain value that can be reached from a thing, with the way to it: through modules,
-    objects, collections, and what functions have closed over. Not through what torch itself is made of."""
+    objects, collections, and what functions have closed over. Not through what torch itself is made of, nor through
+    Python's modules, by which everything could be reached."""
     seen = set() if seen is None else seen
     if isinstance(thing, Tensor | int | float | complex | str | bytes | range | torch.dtype | torch.device | None):
         yield path, thing
@@ -174,7 +175,7 @@ def _inside(thing: Any) -> list[tuple[str, Any]]:
         return [("", thing.__self__)]
     if isinstance(thing, FunctionType):
         return [*_closed_over(thing), ("'s defaults", thing.__defaults__ or ()), ("", vars(thing))]
-    if isinstance(thing, type) or not hasattr(thing, "__dict__"):
+    if isinstance(thing, type | ModuleType) or not hasattr(thing, "__dict__"):
         return []
     named = dict(vars(thing))
     if isinstance(thing, nn.Module):
