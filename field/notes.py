@@ -252,8 +252,8 @@ NOTES = (
         "`rotary_embedding_torch.py`, line 347; `torch_encodings.py`, line 24; torchscale's "
         "`xpos_relative_position.py`, line 45; torchtune's `position_embeddings.py`, lines 51 and 67; "
         "local-attention's `rotary.py`, lines 21 and 31; `esm/rotary_embedding.py`, line 41, and `esm/modules.py`, "
-        "line 273; timm's `pos_embed_rel.py`, line 475; diffusers' `embeddings.py`, line 1144, and `transformer_wan.py`, "
-        "line 392",
+        "line 273; timm's `pos_embed_rel.py`, line 475; diffusers' `embeddings.py`, line 1144, and "
+        "`transformer_wan.py`, line 392",
         trials=("cast and back",),
     ),
     Note(
