@@ -394,7 +394,8 @@ def _not_checked(records: Sequence[Data]) -> list[str]:
     why: dict[tuple[str, str], list[str]] = {}
     for record in records:
         for claim in record.get("not_checked", ()):
-            why.setdefault((claim["said"], claim["reason"]), []).append(record["title"])
+            subject = f"{FILES[record['file']]} {record['title']}"
+            why.setdefault((claim["said"], claim["reason"]), []).append(subject)
     lines = ["## Not checked", "", "No trial could try these claims, or they ought to be made and are not.", ""]
     lines += ["| claim | why | subjects |", "|---|---|---|"]
     lines += [f"| `{claim}` | {reason} | {', '.join(titles)} |" for (claim, reason), titles in why.items()]
