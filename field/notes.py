@@ -102,7 +102,7 @@ NOTES = (
     ),
     Note(
         "of_x_transformers",
-        (7, 8),
+        (7, 8, 19),
         "x-transformers: scaled sinusoidal positions cannot be left-padded",
         WRONG,
         "`seq_start_pos` makes positions one row for each sequence, and the module multiplies them as if they were "

@@ -19,7 +19,7 @@ from keras_hub.src.models.roformer_v2.roformer_v2_attention import RoformrPositi
 
 from posenc.conformance import Bias, Layer, Model, Rotary
 
-SMALL = {"vocabulary_size": 64, "hidden_dim": 32, "intermediate_dim": 48, "num_layers": 2}
+SMALL = {"vocabulary_size": 64, "hidden_dim": 32, "intermediate_dim": 48, "num_layers": 1}
 GROUPED = {"num_query_heads": 2, "num_key_value_heads": 1}
 NAMES = {torch.float64: "float64", torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
@@ -188,7 +188,6 @@ mistral = Model(
     causal=True,
     relative=True,
     window=6,
-    depth=2,
     dtype=torch.float32,
 )
 xlnet = Model(
