@@ -328,6 +328,17 @@ NOTES = (
         "labml-nn's `alibi/__init__.py`, line 162",
         trials=("what is written",),
     ),
+    Note(
+        "of_transformers_decoders",
+        (6,),
+        "transformers: Falcon with ALiBi does not look at position_ids",
+        LIMIT,
+        "It takes `position_ids`, by which its rotary sibling goes. ALiBi counts the tokens of `attention_mask`, "
+        "and nothing says that it does not look at them.",
+        "`models/falcon/modeling_falcon.py`, `build_alibi_tensor`",
+        ("falcon_alibi",),
+        ("some moved",),
+    ),
     # -- padding -------------------------------------------------------------------------------------------------------
     Note(
         "of_transformers_decoders",
