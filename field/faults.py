@@ -1,5 +1,7 @@
 """Faults that no check looks for, or in parts that none runs, each with a script; and their sections of the page."""
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
@@ -8,12 +10,14 @@ from pathlib import Path
 from field import scripts
 from field.faults_text import FAULTS_TEXT
 from field.faults_vision import FAULTS_VISION
-from field.kinds import LIMIT, MEANT, WRONG, Fault
+from field.kinds import LIMIT, MEANT, TIDY, WRONG, Fault
 from field.scripts import Outcome
 
 HEADING = "## Met while running transformers' models\n"
 READ = "## Found by reading\n"
 NEXT = "## Not run\n"
+IN_ALL = "In all: "
+SEVERAL = {WRONG: "mistakes", LIMIT: "limitations"}
 MET = (
     "posenc runs models of transformers by its own attention and compares ([huggingface.md](huggingface.md)). This "
     "is what it met there that none of the checks looks for. Each has a script that needs torch and "
@@ -129,12 +133,33 @@ def run(folder: Path, jobs: int) -> dict[Fault, Outcome]:
 
 
 def put(page: str, outcomes: Mapping[Fault, Outcome], folder: str) -> str:
-    """The page with their sections, in place of those that it had; ``folder`` has the scripts, seen from the page."""
+    """The page with their sections, in place of those that it had, and with its counts; ``folder`` has the scripts,
+    seen from the page. What a check has found too stands among its findings, and here its script alone."""
     before, following, after = page.partition(NEXT)
-    met = {fault: outcome for fault, outcome in outcomes.items() if fault.package == "transformers"}
-    read = {fault: outcome for fault, outcome in outcomes.items() if fault.package != "transformers"}
-    lines = [HEADING, MET, "", *_section(met, folder), READ, SAID, "", *_section(read, folder), ""]
-    return before.partition(HEADING)[0] + "\n".join(lines) + following + after
+    before = before.partition(HEADING)[0]
+    known = {fault: outcome for fault, outcome in outcomes.items() if f"\n### {fault.title}\n" in before}
+    new = {fault: outcome for fault, outcome in outcomes.items() if fault not in known or not outcome.fault}
+    met = {fault: outcome for fault, outcome in new.items() if fault.package == "transformers"}
+    read = {fault: outcome for fault, outcome in new.items() if fault.package != "transformers"}
+    again = [f"[{f.title}](#{anchor(f.title)}), {_link(f, folder)}" for f, o in known.items() if o.fault]
+    lines = [HEADING, MET, "", *_section(met, folder), READ, SAID, "", *_section(read, folder)]
+    lines += _list("What the checks find too stands above, and has a script here that was written by hand:", again)
+    return _counted(before + "\n".join([*lines, ""]) + following + after)
+
+
+def _counted(page: str) -> str:
+    """The page, whose opening says how many subjects it has, and how many of each kind of what was found."""
+    rows = page.partition("|:-:|\n")[2].partition("\n\n")[0].splitlines()
+    packages = sum(row.startswith("| **") for row in rows)
+    found = Counter(re.findall(r"^\*\*([A-Z][a-z ]+)\*\*, ", page, re.MULTILINE))
+    said = [f"{found[kind.capitalize()]} {SEVERAL.get(kind, kind)}" for kind in (WRONG, LIMIT, MEANT, TIDY)]
+    line = f"{IN_ALL}{len(rows) - packages} subjects of {packages} packages; {', '.join(said)}."
+    return re.sub(rf"^{IN_ALL}.*$", line, page, count=1, flags=re.MULTILINE)
+
+
+def anchor(title: str) -> str:
+    """What a heading is called in links, on GitHub."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
 def _section(outcomes: Mapping[Fault, Outcome], folder: str) -> list[str]:

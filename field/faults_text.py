@@ -310,7 +310,7 @@ FAULTS_TEXT = (
     Fault(
         "liger-kernel-in-place.py",
         "liger-kernel: queries and keys are rotated in place, which autograd does not see",
-        WRONG,
+        LIMIT,
         "Where queries lie in memory with tokens before heads, as models of transformers have them, the kernel writes "
         "what it rotates over them, and the backward pass over the gradients it is given; neither is marked. What else "
         "uses them, such as a norm or a second rotation, computes with other numbers than it saw. A layer of "

@@ -140,14 +140,14 @@ FAULTS_VISION = (
         WRONG,
         "Its bands, up to π · 112, are a buffer that is cast with the module. The rotations of the same file hold "
         "theirs at float32 or above, and say why.",
-        "`layers/pos_embed_sincos.py`, lines 389 and 403",
+        "`layers/pos_embed_sincos.py`, lines 392 and 403",
         "keep the module in float32.",
         package="timm",
     ),
     Fault(
         "timm-halo-stride.py",
         "timm: HaloAttn with stride 2 learns other offsets than those in pixels",
-        WRONG,
+        LIMIT,
         "Queries of every second pixel are numbered 0, 1, 2, … when their offsets to keys are counted, which are "
         "pixels apart. The same offset has another vector for every query of a block. A comment doubts the stride. "
         "With `avg_down=True` queries are not strided, and it is right.",

@@ -4,6 +4,7 @@ from field.kinds import LIMIT, MEANT, TIDY, WRONG, Note
 from field.notes_text import NOTES_TEXT
 from field.notes_vision import NOTES_VISION
 
+OTHER_ROWS = ("rows of other places", "rows of other lengths")
 NOTES = (
     *NOTES_TEXT,  # before what is said of all files
     *NOTES_VISION,
@@ -101,7 +102,7 @@ NOTES = (
     ),
     Note(
         "of_x_transformers",
-        (7, 8),
+        (7, 8, 19),
         "x-transformers: scaled sinusoidal positions cannot be left-padded",
         WRONG,
         "`seq_start_pos` makes positions one row for each sequence, and the module multiplies them as if they were "
@@ -249,7 +250,10 @@ NOTES = (
         "Frequencies, scales or tables of cosines are buffers (in rotary-embedding-torch what was computed in "
         "bfloat16 stays remembered), which are cast with the module and keep their rounding.",
         "`rotary_embedding_torch.py`, line 347; `torch_encodings.py`, line 24; torchscale's "
-        "`xpos_relative_position.py`, line 45; torchtune's `position_embeddings.py`, lines 51 and 67",
+        "`xpos_relative_position.py`, line 45; torchtune's `position_embeddings.py`, lines 51 and 67; "
+        "local-attention's `rotary.py`, lines 21 and 31; `esm/rotary_embedding.py`, line 41, and `esm/modules.py`, "
+        "line 273; timm's `pos_embed_rel.py`, line 475; diffusers' `embeddings.py`, line 1144, and "
+        "`transformer_wan.py`, line 392",
         trials=("cast and back",),
     ),
     Note(
@@ -258,7 +262,8 @@ NOTES = (
         "Derived tables in the state_dict",
         TIDY,
         "What follows from the configuration is saved with the weights, so that a checkpoint overrules it.",
-        "`positional_encodings/torch_encodings.py`, line 24; torchscale's `xpos_relative_position.py`, line 45",
+        "`positional_encodings/torch_encodings.py`, line 24; torchscale's `xpos_relative_position.py`, line 45; "
+        "local-attention's `rotary.py`, line 21",
         trials=("what is saved",),
     ),
     Note(
@@ -277,7 +282,8 @@ NOTES = (
         LIMIT,
         "Slopes, scales or frequencies are buffers that no checkpoint holds and nothing makes again after "
         "`to_empty()`.",
-        "`x_transformers.py`, lines 453 and 646; `rotary_embedding_torch.py`, line 159",
+        "`x_transformers.py`, lines 453 and 646; `rotary_embedding_torch.py`, line 159; local-attention's "
+        "`rotary.py`, line 31",
     ),
     Note(
         "of_x_transformers",
@@ -322,6 +328,17 @@ NOTES = (
         "labml-nn's `alibi/__init__.py`, line 162",
         trials=("what is written",),
     ),
+    Note(
+        "of_transformers_decoders",
+        (6,),
+        "transformers: Falcon with ALiBi does not look at position_ids",
+        LIMIT,
+        "It takes `position_ids`, by which its rotary sibling goes. ALiBi counts the tokens of `attention_mask`, "
+        "and nothing says that it does not look at them.",
+        "`models/falcon/modeling_falcon.py`, `build_alibi_tensor`",
+        ("falcon_alibi",),
+        ("some moved",),
+    ),
     # -- padding -------------------------------------------------------------------------------------------------------
     Note(
         "of_transformers_decoders",
@@ -359,6 +376,27 @@ NOTES = (
     ),
     Note(
         "of_transformers_scaling",
+        (8, 13, 19),
+        "transformers: dynamic and longrope change past a length, and a cache does not",
+        MEANT,
+        "Past the trained length all frequencies change with the length, but a cache keeps keys as they were rotated "
+        "before: a text that is decoded step by step past it gives something else than the same text at once "
+        "(transformers#25104).",
+        "`modeling_rope_utils.py`, lines 47-117",
+        ("dynamic", "longrope"),
+        (
+            "positions by itself",
+            "with",
+            "ragged",
+            "cached",
+            "packed",
+            "long",
+            "far",
+            *(f"{rows}, cached" for rows in OTHER_ROWS),
+        ),
+    ),
+    Note(
+        "of_transformers_scaling",
         (7, 19),
         "transformers: longrope and dynamic choose their frequencies for a batch as a whole",
         MEANT,
@@ -366,7 +404,7 @@ NOTES = (
         "frequencies all its rows are rotated by: the same row gives something else beside a longer one.",
         "`modeling_rope_utils.py`, lines 49 and 79",
         ("longrope", "dynamic"),
-        ("with positions", "with a mask alone, at the ends", "as many rows as tokens"),
+        ("with positions", "with a mask alone, at the ends", "as many rows as tokens", *OTHER_ROWS),
     ),
     Note(
         "of_transformers",
@@ -392,17 +430,6 @@ NOTES = (
     ),
     # -- lengths -------------------------------------------------------------------------------------------------------
     Note(
-        "of_transformers_scaling",
-        (8, 13),
-        "transformers: dynamic and longrope change past a length, and a cache does not",
-        MEANT,
-        "Past the trained length all frequencies change with the length, but a cache keeps keys as they were rotated "
-        "before: a text that is decoded step by step past it gives something else than the same text at once "
-        "(transformers#25104).",
-        "`modeling_rope_utils.py`, lines 47-117",
-        ("dynamic", "longrope"),
-    ),
-    Note(
         "of_x_transformers",
         (6, 13),
         "x-transformers: xPos far from the start",
@@ -421,6 +448,7 @@ NOTES = (
         LIMIT,
         "Rows of a table are looked up without a check: on the CPU that is an IndexError, on a GPU an assertion in a "
         "kernel. Position -1 is an error too for embeddings, and the last row for tables that are indexed.",
+        trials=("positions past the end", "the longest row"),
     ),
 )
 

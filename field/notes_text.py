@@ -7,23 +7,54 @@ NOTES_TEXT = (
     Note(
         "of_local_attention",
         (8,),
-        "local-attention: a cache that disagrees",
+        "local-attention: a cache keeps rotated keys, which are rotated again",
         WRONG,
-        "From the second step on keys that were rotated are rotated again; with `qk_rmsnorm` scores are multiplied by "
-        "1/√dim_head in place of `qk_scale`; without `exact_windowsize` the last token of each window sees a window "
-        "less. Each stands by itself below.",
-        "`local_attention/transformer.py`, lines 134, 145 and 152",
-        ("decoder", "decoder_xpos", "decoder_normed", "decoder_blocks", "transformer"),
+        "A step with a cache rotates all keys anew, and keeps what came of it in place of the keys as they were. From "
+        "the second step on keys are rotated twice, then three times, so that `generate` of a `LocalTransformer` gives "
+        "other tokens with a cache (the default) than without.",
+        "`local_attention/transformer.py`, `LocalMHA.forward`, lines 152 and 169",
+        ("decoder", "decoder_xpos", "transformer"),
+    ),
+    Note(
+        "of_local_attention",
+        (8,),
+        "local-attention: a cache forgets the scale of qk_rmsnorm",
+        WRONG,
+        "Normed queries and keys are multiplied by `qk_scale`, 8, all at once; a step with a cache multiplies by "
+        "1/√dim_head whatever was asked for.",
+        "`local_attention/transformer.py`, `LocalMHA.forward`, line 134",
+        ("decoder_normed",),
+    ),
+    Note(
+        "of_local_attention",
+        (8,),
+        "local-attention: without exact windows a cache loses one at the end of each",
+        WRONG,
+        "A step keeps the looked-back windows and the tokens of its own, counted as the length modulo the window: for "
+        "the last token of a window that is 0, so that it sees one window less than all at once.",
+        "`local_attention/transformer.py`, `LocalMHA.forward`, line 145",
+        ("decoder_blocks",),
     ),
     Note(
         "of_local_attention",
         (5, 7, 8, 11, 13, 19),
-        "local-attention: tokens that autopad adds are seen",
+        "local-attention: autopad without a mask adds keys",
         WRONG,
         "Zeros fill the last window, and without a mask nothing hides them from tokens that look forward.",
         "`local_attention/local_attention.py`, lines 126 and 208",
         ("attention", "encoder"),
-        ("with a mask alone, at the ends", "with documents", "what it holds", "outputs", "past", "text", "constant"),
+        ("with a mask alone", "what it holds", "alone", "rows of other lengths", "values all the same"),
+    ),
+    Note(
+        "of_local_attention",
+        (19,),
+        "local-attention: an exact window has one key more",
+        WRONG,
+        "The documentation says that with `exact_windowsize` each query sees at most as many keys as the window has, "
+        "in the causal setting. It sees itself and `window_size · look_backward` before it.",
+        "`local_attention/local_attention.py`, line 194",
+        ("attention_causal",),
+        ("window",),
     ),
     Note(
         "of_local_attention",
@@ -42,7 +73,7 @@ NOTES_TEXT = (
         "In place of xPos' scale stands a one in float32, which makes queries and keys float32, while values stay as "
         "they were. Under autocast around a float32 module it runs. The dynamic bias is made in float32 for layers "
         "that were cast.",
-        "`local_attention/rotary.py`, line 42; `local_attention/transformer.py`, line 220",
+        "`local_attention/rotary.py`, line 42; `local_attention/transformer.py`, line 227",
     ),
     # -- keras-hub -----------------------------------------------------------------------------------------------------
     Note(
@@ -57,7 +88,7 @@ NOTES_TEXT = (
     Note(
         "of_keras_hub",
         (7, 19),
-        "keras-hub: XLNet mixes the rows of a batch",
+        "keras-hub: XLNet mixes the relative positions of a batch",
         WRONG,
         "Sinusoids of distances and the padding mask are reshaped where they ought to be transposed, so that a row "
         "gets positions and padding of others.",
@@ -123,6 +154,16 @@ NOTES_TEXT = (
     ),
     Note(
         "of_keras_hub",
+        (3,),
+        "keras-hub: weights that are loaded by assignment are not those that it computes with",
+        LIMIT,
+        "A layer computes with variables of Keras, and names their tensors to PyTorch as parameters. "
+        "`load_state_dict(assign=True)` puts others in the place of the parameters alone. Without `assign` it works.",
+        "`keras/src/backend/torch/layer.py`, lines 24 and 60",
+        trials=("loaded by assignment",),
+    ),
+    Note(
+        "of_keras_hub",
         (5,),
         "keras-hub: a layer notes that it was called",
         TIDY,
@@ -144,9 +185,9 @@ NOTES_TEXT = (
     Note(
         "of_fair_esm",
         (5,),
-        "fair-esm: a table that was made under inference mode cannot be trained with",
+        "fair-esm: after a call under inference mode, no training on that length",
         LIMIT,
-        "It is kept until a sequence of another length comes.",
+        "The table that was kept is one that autograd refuses. A sequence of another length makes a new one.",
         "`esm/rotary_embedding.py`, line 52",
         trials=("inference, then training",),
     ),
@@ -157,6 +198,18 @@ NOTES_TEXT = (
         TIDY,
         "`inv_freq` is a persistent buffer, so what a checkpoint holds overrules the configuration.",
         "`esm/rotary_embedding.py`, line 41",
+        names=("rotary", "esm2"),
+        trials=("what is saved",),
+    ),
+    Note(
+        "of_fair_esm",
+        (4,),
+        "fair-esm: ESM-1 saves a number that nothing reads",
+        TIDY,
+        "`_float_tensor` is a persistent buffer of one number, whatever lay in memory there, of which the dtype alone "
+        "counts.",
+        "`esm/modules.py`, line 265",
+        names=("esm1",),
         trials=("what is saved",),
     ),
     Note(

@@ -16,12 +16,11 @@ NOTES_VISION = (
     Note(
         "of_vit_pytorch",
         (1, 2, 4),
-        "vit-pytorch: frequencies of golden gate rotations in bfloat16",
+        "vit-pytorch: frequencies of rotations are cast with the model",
         WRONG,
         "Phases are computed in float32, but of a buffer that is cast with the module. Frequencies go up to 10,000 "
-        "radians for each patch, so that the rounding is of many turns. PoPE and RvT have the same: see "
-        "[below](#vit-pytorch-frequencies-of-rotations-are-cast-with-the-model).",
-        "`vit_nd_rotary.py`, line 74",
+        "radians for each patch, so that the rounding is of many turns. PoPE and RvT have the same.",
+        "`vit_nd_rotary.py`, line 74; `vit_nd_pope.py`, line 79; `rvt.py`, line 35",
         ("golden_gate",),
     ),
     Note(
@@ -46,8 +45,20 @@ NOTES_VISION = (
         trials=("with a mask alone",),
     ),
     Note(
+        "of_timm",
+        (20,),
+        "timm: shifted windows see across the edge of a map that windows do not divide",
+        WRONG,
+        "Maps are shifted first and padded then, but the mask is made for maps that are padded first: what the shift "
+        "moved from the top to the bottom lies in front of the padding, where the mask expects the map's own last "
+        "rows. Swin, Swin v2 and Swin v2-CR; maps that the window divides are right.",
+        "`models/swin_transformer.py`, lines 557-567; `models/swin_transformer_v2.py`, lines 504-513; "
+        "`models/swin_transformer_v2_cr.py`, lines 442-453",
+        ("swin",),
+    ),
+    Note(
         "of_diffusers",
-        (7, 11),
+        (7, 11, 19),
         "diffusers: OmniGen rotates a batch by the positions of its first row",
         WRONG,
         "Cosines and sines of the first row are returned for all. Prompts of other lengths are padded on the left, so "
@@ -109,11 +120,11 @@ NOTES_VISION = (
     Note(
         "of_diffusers",
         (1, 2, 4),
-        "diffusers: phases of Kandinsky 5 in bfloat16",
+        "diffusers: phases and frequencies in buffers are cast with the model",
         LIMIT,
-        "A buffer holds the phases of all positions, and `.to(torch.bfloat16)` rounds them. `from_pretrained` leaves "
-        "it in float32. Kandinsky 6, Ideogram 4 and MiniMax H3 have the like: see "
-        "[below](#diffusers-phases-and-frequencies-in-buffers-are-cast-with-the-model).",
+        "Kandinsky 5 holds the phases of all positions in a buffer, and `.to(torch.bfloat16)` rounds them. "
+        "`from_pretrained` leaves it in float32. Kandinsky 6, Ideogram 4 and MiniMax H3 have the like; for Ideogram 4, "
+        "whose images begin at 65,536, `from_pretrained` does not help.",
         "`models/transformers/transformer_kandinsky.py`, line 219",
         ("text",),
     ),

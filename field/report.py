@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from field import faults, scripts
-from field.kinds import LIMIT, WRONG, Note
+from field.kinds import WRONG, Note
 from field.notes import NOT_RUN, NOTES
 
 ROOT = Path(__file__).parent.parent
@@ -57,8 +57,8 @@ FILES = {
     "of_torch": "torch",
 }
 SECONDS = 30.0  # for each check
-PATIENCE = 420.0  # for a subject, with the scripts of its findings: then its process is ended
-SIGNS = {"passed": "✓", "finding": "✗", "not applicable": "·", "unfinished": "?"}
+PATIENCE = 14  # as many times that, for a subject with the scripts of its findings: then its process is ended
+SIGNS = {"passed": "✓", "finding": "✗", "not applicable": "·", "not checked": "!", "unfinished": "?"}
 Data = dict[str, Any]
 
 
@@ -69,6 +69,7 @@ def main() -> int:
     parser.add_argument(
         "--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes (default: %(default)s)"
     )
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="for each check (default: %(default)g)")
     parser.add_argument("--only", nargs="*", choices=FILES, help="files of field/subjects (default: all)")
     parser.add_argument(
         "--page", action="store_true", help="write the page from the records there are, and run no checks"
@@ -77,13 +78,13 @@ def main() -> int:
     parser.add_argument("--worker", nargs=2, metavar=("FILE", "RECORDS"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
-        _work(arguments.worker[0], Path(arguments.worker[1]))
+        _work(arguments.worker[0], Path(arguments.worker[1]), arguments.seconds)
         return 0
     arguments.out.mkdir(parents=True, exist_ok=True)
     files = arguments.only or list(FILES)
     if not (arguments.page or arguments.faults):
         with ThreadPoolExecutor(arguments.jobs) as pool:
-            list(pool.map(lambda file: _run(file, arguments.out), files))
+            list(pool.map(lambda file: _run(file, arguments.out, arguments.seconds), files))
     if not arguments.faults:
         records = [record for file in FILES for record in _read(arguments.out / f"{file}.jsonl")]
         write(records)
@@ -99,7 +100,7 @@ def main() -> int:
 # -- running -----------------------------------------------------------------------------------------------------------
 
 
-def _run(file: str, out: Path) -> None:
+def _run(file: str, out: Path, seconds: float) -> None:
     """A process for the file, and another one for what is left of it after one that was ended."""
     records = out / f"{file}.jsonl"
     key = _key(file)
@@ -107,10 +108,10 @@ def _run(file: str, out: Path) -> None:
     records.write_text("".join(json.dumps(record) + "\n" for record in kept))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     while True:
-        command = [sys.executable, "-m", "field.report", "--worker", file, str(records)]
+        command = [sys.executable, "-m", "field.report", "--seconds", str(seconds), "--worker", file, str(records)]
         errors = out / f"{file}.err"
         with errors.open("w") as stream, subprocess.Popen(command, cwd=ROOT, env=environment, stderr=stream) as process:
-            ended = _watch(process, records)
+            ended = _watch(process, records, PATIENCE * seconds)
         begun = out / f"{file}.begun"
         if process.returncode == 0:
             begun.unlink(missing_ok=True)
@@ -123,7 +124,7 @@ def _run(file: str, out: Path) -> None:
         begun.unlink()
 
 
-def _watch(process: subprocess.Popen[bytes], records: Path) -> str:
+def _watch(process: subprocess.Popen[bytes], records: Path, patience: float) -> str:
     """Waits for the process as long as its records grow; says so where they did not, or what it ended with."""
     size, waited = -1, 0.0  # not by the clock: this may be stopped with it, and go on
     while process.poll() is None:
@@ -131,14 +132,14 @@ def _watch(process: subprocess.Popen[bytes], records: Path) -> str:
         waited += 0.5
         if records.stat().st_size != size:
             size, waited = records.stat().st_size, 0.0
-        if waited > PATIENCE:
+        if waited > patience:
             process.kill()
             process.wait()
-            return f"no end after {PATIENCE:g} seconds"
+            return f"no end after {patience:g} seconds"
     return f"its process ended with {process.returncode}"
 
 
-def _work(file: str, records: Path) -> None:
+def _work(file: str, records: Path, seconds: float) -> None:
     """The subjects of a file that have no record yet."""
     module = importlib.import_module(f"field.subjects.{file}")
     names = {id(value): name for name, value in vars(module).items()}
@@ -146,20 +147,27 @@ def _work(file: str, records: Path) -> None:
     for title, subject in module.SUBJECTS:
         name = names[id(subject)]
         if name not in done:
-            begun = time.monotonic()
+            begun, busy = time.monotonic(), _busy()
             records.with_suffix(".begun").write_text(name)
-            record = {**_checked(subject, file, name), "key": _key(file), "file": file, "name": name, "title": title}
-            _add(records, {**record, "seconds": round(time.monotonic() - begun, 1)})
-            print(f"{file}:{name}  {_in_short(record)}  {time.monotonic() - begun:.0f} s", flush=True)
+            record = {**_checked(subject, file, name, seconds), "key": _key(file), "file": file, "name": name}
+            took, busy = time.monotonic() - begun, _busy() - busy
+            _add(records, {**record, "title": title, "seconds": round(took, 1), "busy": round(busy, 1)})
+            print(f"{file}:{name}  {_in_short(record)}  {took:.0f} s, busy for {busy:.0f}", flush=True)
 
 
-def _checked(subject: Any, file: str, name: str) -> Data:
+def _busy() -> float:
+    """The seconds for which this process and those that it has ended have had a processor."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def _checked(subject: Any, file: str, name: str, seconds: float) -> Data:
     """What the checks say of one subject, every finding repeated by its script."""
     from posenc.conformance import check
     from posenc.conformance.report import as_data
 
     try:
-        report = check(subject, name=f"{file.removeprefix('of_')}, {name}", seconds=SECONDS)
+        report = check(subject, name=f"{file.removeprefix('of_')}, {name}", seconds=seconds)
     except ValueError as error:  # it does not run
         return {"failed": " ".join(str(error).split())}
     data = as_data([report])["subjects"][0]
@@ -244,12 +252,13 @@ def write(records: Sequence[Data]) -> None:
     seen = {note: sorted(ones, key=lambda one: len(json.dumps(one["batch"]))) for note, ones in noted.items() if ones}
     places = _scripts([*(ones for note, ones in seen.items() if note.kind == WRONG), *([one] for one in unknown)])
     lines = [
-        *_opening(records, sure, seen),
+        *_opening(records),
         *_table(records),
         *_notes(seen, places),
         *_others("Findings that no one has looked into yet", unknown, places),
         *_others("Not confirmed", [one for one in found if not one["confirmed"]], {}),
         *_not_run(records),
+        *_not_checked(records),
         *_reasons(records),
     ]
     PAGE.write_text("\n".join(lines) + "\n")
@@ -270,14 +279,11 @@ def note_of(finding: Mapping[str, Any]) -> Note | None:
     return next((note for note in NOTES if about(note, finding)), None)
 
 
-def _opening(records: Sequence[Data], sure: Sequence[Data], seen: Mapping[Note, Sequence[Data]]) -> list[str]:
+def _opening(records: Sequence[Data]) -> list[str]:
     import torch
 
     import posenc
 
-    kinds = {note.kind: [n for n in seen if n.kind == note.kind] for note in NOTES}
-    several = {WRONG: "mistakes", LIMIT: "limitations"}
-    counted = ", ".join(f"{len(notes)} {several.get(kind, kind)}" for kind, notes in kinds.items() if notes)
     checks = next((r["results"] for r in records if "results" in r), [])
     return [
         "# The checks on published packages",
@@ -289,12 +295,15 @@ def _opening(records: Sequence[Data], sure: Sequence[Data], seen: Mapping[Note, 
         "",
         "Every finding below was repeated by a script in a fresh interpreter that cannot import posenc. A finding says "
         "that a rule does not hold, and no more: whether that is a mistake, a limitation that is known, or what was "
-        f"meant stands with each. {len(sure)} findings, which are {len(seen)} different ones: {counted}.",
+        "meant stands with each. More was found by reading the code beside the checks, and has scripts too.",
+        "",
+        faults.IN_ALL,
         "",
         "## Subjects and checks",
         "",
         "✓ passed, **✗** a mistake, ○ found a limitation, something meant or housekeeping, · does not apply (why "
-        "stands at the end), ? did not finish in time, or was not confirmed.",
+        "stands at the end), ! not checked, though it is a matter of the subject (why, too), ? did not finish in time, "
+        "or was not confirmed.",
         "",
         "; ".join(f"{result['number']} {result['name']}" for result in checks) + ".",
         "",
@@ -302,13 +311,13 @@ def _opening(records: Sequence[Data], sure: Sequence[Data], seen: Mapping[Note, 
 
 
 def _table(records: Sequence[Data]) -> list[str]:
-    numbers = range(1, 21)
-    lines = ["| subject | " + " | ".join(map(str, numbers)) + " |", "|---|" + ":-:|" * 20]
+    numbers = sorted({result["number"] for record in records for result in record.get("results", ())})
+    lines = ["| subject | " + " | ".join(map(str, numbers)) + " |", "|---|" + ":-:|" * len(numbers)]
     package = ""
     for record in records:
         if FILES[record["file"]] != package:
             package = FILES[record["file"]]
-            lines.append(f"| **{package} {_version(package)}** |" + " |" * 20)
+            lines.append(f"| **{package} {_version(package)}** |" + " |" * len(numbers))
         if "results" in record:
             signs = {result["number"]: SIGNS[result["status"]] for result in record["results"]}
             for one in findings(record):
@@ -356,7 +365,8 @@ def _shown(one: Mapping[str, Any], place: str) -> list[str]:
 
 
 def _quoted(text: str) -> str:
-    return "`" + _short(text).replace("`", "'").replace("\n", " ") + "`"
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)  # colours
+    return "`" + " ".join(_short(plain).replace("`", "'").split()) + "`"
 
 
 def _short(text: str, most: int = 280) -> str:
@@ -377,6 +387,19 @@ def _not_run(records: Sequence[Data]) -> list[str]:
     lines = ["## Not run", ""]
     lines += [f"- {package}, {title}: {_short(reason)}" for package, title, reason in reasons]
     return [*lines, *(f"- {package}: {reason}" for package, reason in NOT_RUN.items()), ""]
+
+
+def _not_checked(records: Sequence[Data]) -> list[str]:
+    """The claims that no trial could try, or that are not made: of each, why, and of which subjects."""
+    why: dict[tuple[str, str], list[str]] = {}
+    for record in records:
+        for claim in record.get("not_checked", ()):
+            subject = f"{FILES[record['file']]} {record['title']}"
+            why.setdefault((claim["said"], claim["reason"]), []).append(subject)
+    lines = ["## Not checked", "", "No trial could try these claims, or they ought to be made and are not.", ""]
+    lines += ["| claim | why | subjects |", "|---|---|---|"]
+    lines += [f"| `{claim}` | {reason} | {', '.join(titles)} |" for (claim, reason), titles in why.items()]
+    return [*lines, ""] if why else []
 
 
 def _reasons(records: Sequence[Data]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from field import report
-from field.faults import FAULTS, put
+from field.faults import FAULTS, anchor, put
 from field.kinds import Note
 from field.notes import NOTES
 from field.report import FILES, PAGE, ROOT, SCRIPTS, about, confirmed, write
@@ -109,6 +109,19 @@ def test_the_section_of_faults_takes_the_place_of_the_one_before() -> None:
     assert all(text.endswith("\n\n## Not run\n\n- one\n") for text in (first, second))
 
 
+def test_what_a_check_finds_too_has_one_section_and_counts_once() -> None:
+    known, other, *_ = FAULTS
+    table = "| subject | 1 |\n|---|:-:|\n| **one 1.0** | |\n| a | **✗** |\n| b | ✓ |\n\n"
+    page = f"In all: \n\n{table}## Findings\n\n### {known.title}\n\n**Mistake**, one 1.0. So.\n\n## Not run\n\n- one\n"
+    whole = put(page, {known: Outcome(True, "1", "2"), other: Outcome(True, "1", "2")}, "scripts")
+    assert whole.startswith(
+        "In all: 2 subjects of 1 packages; 2 mistakes, 0 limitations, 0 by design, 0 housekeeping.\n"
+    )
+    assert re.findall("^### (.*)$", whole, re.MULTILINE) == [known.title, other.title]
+    assert f"\n- [{known.title}](#{anchor(known.title)}), [{known.script}](scripts/{known.script})\n" in whole
+    assert put(whole, {known: Outcome(True, "1", "2"), other: Outcome(True, "1", "2")}, "scripts") == whole
+
+
 def test_scripts_of_faults_are_kept_when_those_of_findings_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,10 +141,10 @@ def test_the_page_has_every_script_and_every_fault_has_one() -> None:
 
 @pytest.mark.parametrize("page", [PAGE, PAGE.with_name("huggingface.md")], ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    for path, anchor in _links(page):
+    for path, heading in _links(page):
         leads = page.parent / path if path else page
         assert leads.exists(), path
-        assert not anchor or anchor in _anchors(leads), anchor
+        assert not heading or heading in _anchors(leads), heading
 
 
 def _links(page: Path) -> list[tuple[str, str]]:
@@ -141,5 +154,4 @@ def _links(page: Path) -> list[tuple[str, str]]:
 
 def _anchors(page: Path) -> set[str]:
     """What the headings of a page are called in links, on GitHub."""
-    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return {anchor(heading) for heading in re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)}

@@ -1,25 +1,44 @@
-# A finding of posenc check, which this script repeats without posenc.
+# A finding of posenc check, which this script repeats.
 # attn_gym, alibi: check 19, bounds, slopes
-# What is past the end is refused by name, slopes are right for any number of heads, and rows do not mix.
+# What is past the end is refused by name, slopes are right for any number of heads, and neither other rows, nor later
+# tokens, nor what a window hides count.
+# What to do: Take 2^(-8h/H) for a power of two, else those of the power of two below and every other one of twice as
+# many.
+#
+# To run it: python 19-slopes.py
+# It needs torch, attn_gym.
+# To install them: pip install torch attn_gym
+# Exit codes: 1 while the finding is there, 0 when it is gone, 2 where it does not apply.
+
+# -- posenc/conformance/subjects.py ------------------------------------------------------------------------------------
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+from typing import Any, ClassVar
 import torch
-from attn_gym.mods import generate_alibi_bias
 from torch import Tensor, nn
 
 PADDING = -1  # the document that no token belongs to
+VOCABULARY = 48  # tokens are drawn from so many
 
 
 class NotApplicableError(Exception):
     """The subject cannot take part in a trial: the message says why."""
 
 
+def require(fine: object, reason: str) -> None:
+    """NotApplicableError with the reason, unless."""
+    if not fine:
+        raise NotApplicableError(reason)
+
+
 @dataclass(frozen=True)
 class Batch:
+    """Rows of tokens, as plain lists: what a subject is run on. All rows have as many tokens."""
+
     ids: list[list[int]]
     positions: list[list[Any]] | None = None
     document: list[list[int]] | None = None
@@ -33,23 +52,107 @@ class Batch:
     def tokens(self) -> int:
         return len(self.ids[0])
 
+    @property
+    def real(self) -> list[list[bool]]:
+        """Where there is a token and no padding."""
+        return [[d != PADDING for d in row] for row in self.document or [[0] * self.tokens] * len(self.ids)]
+
+    def steps(self) -> list[tuple[list[int], list[int], list[int]]]:
+        """Which tokens are queries, which are keys, and which of the keys are new, at each step."""
+        everyone = list(range(self.tokens))
+        if not self.chunks:
+            keys = everyone if self.keys is None else list(self.keys)
+            return [(everyone if self.queries is None else list(self.queries), keys, keys)]
+        ends = pairwise(accumulate(self.chunks, initial=0))
+        return [(everyone[start:end], everyone[:end], everyone[start:end]) for start, end in ends]
+
+    def pick(self, tokens: Sequence[int], *rows: int) -> "Batch":
+        """These tokens alone, in this order, of these rows or of all; without chunks, queries, keys and grid."""
+        rows = rows or tuple(range(len(self.ids)))
+
+        def of(field: list[list[Any]] | None) -> list[list[Any]] | None:
+            return None if field is None else [[field[r][n] for n in tokens] for r in rows]
+
+        return Batch(of(self.ids) or [], of(self.positions), of(self.document), of(self.order))
+
+    def moved(self, by: int, apart: int = 1, axis: int | None = None) -> "Batch":
+        """All positions moved by as much, those of padding too, and so many times as far apart; or along an axis."""
+
+        def there(p: Any, n: int | None = None) -> Any:
+            if isinstance(p, list):
+                return [there(x, n) for n, x in enumerate(p)]
+            return apart * p + by if axis in (None, n) else p
+
+        given = self.positions or [list(range(self.tokens))] * len(self.ids)
+        return replace(self, positions=[[there(p) for p in row] for row in given])
+
+    def owed(self, x: Tensor) -> Tensor:
+        """x (rows, tokens, …) with zeros where there is padding, of which nothing is owed."""
+        if self.document is None:
+            return x
+        real = torch.tensor(self.real, device=x.device)
+        return x.masked_fill(~real.view(*real.shape, *[1] * (x.dim() - 2)), 0.0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
+    """What is checked. One of the kinds below: `Rotary`, `Bias`, `Attention`, `Layer`, `Model`."""
+
+    by_place: ClassVar[int] = 1  # parameters of call that are given by place, whatever their names
+    gives: ClassVar[tuple[str, ...]] = ()  # the names of the others; none: they are not looked at
+
     build: Callable[..., Any]
     call: Callable[..., Any]
     options: Mapping[str, Any] = field(default_factory=dict)
     causal: bool = False
+    relative: bool | None = None
+    like: Any = None
+    match: Callable[..., Any] | None = None
+    max_positions: int | None = None
+    max_grid: Sequence[int] | None = None
+    window: int | Sequence[int] | None = None
+    window_shift: Sequence[int] = (0, 0)
+    depth: int = 1
+    sinks: int = 0
+    directed: bool | None = None
+    normalized: bool = False
+    order_free: bool = False
+    trained_grid: Sequence[int] | None = None
+    distinct_to: int | None = None
+    threshold: int | None = None
+    linear_memory: bool = False
+    computes_in: torch.dtype | None = None
+    compiles: bool = False
+    exports: bool = False
     axes: int = 1
+    varied: Mapping[str, Any] = field(default_factory=dict)
+    refused: Sequence[Mapping[str, Any]] = ()
+    backends: Sequence[Mapping[str, Any]] = ()
+    state: Sequence[str] = ()
+    symmetric: bool = False
+    flat: Mapping[str, Any] | None = None
     registers: int = 0
     jitter: float = 0.0
     dtype: torch.dtype = torch.float64
     device: str = "cpu"
-    seed: int = 0
+    seed: int | Callable[[int], object] = 0
+    drawing: int = 0  # which of the draws: another one has other parameters
+
+    def sow(self) -> None:
+        """Seeds torch, and what else ``seed`` does."""
+        number = self.drawing if callable(self.seed) else self.seed + self.drawing
+        (torch.default_generator if self.device == "cpu" else torch).manual_seed(number)  # torch's takes 1 ms
+        if callable(self.seed):
+            self.seed(number)
+
+    def drawn_anew(self) -> "Subject":
+        """The same, whose parameters are drawn by another seed."""
+        return replace(self, drawing=self.drawing + 1)
 
     def make(self, **changed: Any) -> Any:
+        """The thing itself, in the subject's dtype and in evaluation mode, the same at every call."""
         with torch.random.fork_rng(devices=()):
-            torch.manual_seed(self.seed)
+            self.sow()
             made = self.build(**{**self.options, **changed})
             if isinstance(made, nn.Module):
                 with torch.no_grad():
@@ -59,10 +162,71 @@ class Subject:
                 made = made.to(self.device, self.dtype).eval()
         return made
 
+    def eps(self, *dtypes: torch.dtype) -> float:
+        """The unit of the coarsest of these dtypes and of what it computes in."""
+        return max(torch.finfo(dtype).eps for dtype in (*dtypes, self.computes_in) if dtype is not None)
+
+    def at(self, p: int) -> Any:
+        """A position: p, or where it has several axes, p on each."""
+        return p if self.axes == 1 else [p] * self.axes
+
     def takes(self, name: str) -> bool:
+        """Whether ``call`` has a parameter of that name."""
         return name in inspect.signature(self.call).parameters
 
+    def needs(self, name: str) -> bool:
+        """Whether ``call`` has a parameter of that name and no default for it."""
+        return self.takes(name) and inspect.signature(self.call).parameters[name].default is inspect.Parameter.empty
+
+    def can(self, what: str) -> bool:
+        """Whether it takes "positions" of each token, "padding", "document" or "order"; whether it has a "cache",
+        "queries" that are not the keys, and an "lse"."""
+        return self.takes(what)
+
+    @property
+    def on_grids(self) -> bool:
+        """Whether every row without positions is one of patches, and is given its grid. With a cache it may be text."""
+        return self.takes("grid") and not self.takes("cache") and not self.needs("positions")
+
+    def sides(self) -> tuple[int | None, int | None]:
+        """How many rows and how many columns it claims to have; None: any number."""
+        rows, columns = self.max_grid or (self.max_positions, self.max_positions)
+        return rows, columns
+
+    def fits(self, grid: Sequence[int]) -> bool:
+        """Whether it has so many rows and columns, and they are whole windows."""
+        window = self.window if isinstance(self.window, Sequence) else (1, 1)
+        return all(n <= (most or n) and n % part == 0 for n, most, part in zip(grid, self.sides(), window, strict=True))
+
+    def grid_of(self, tokens: int) -> tuple[int, int] | None:
+        """The grid of a row of which nothing is said: as near to a square as there is, but not of one row or column
+        unless it has no more; one row where it is causal, so that the first tokens of it are such a row too."""
+        patches = tokens - self.registers
+        if self.causal:
+            shapes = [(1, patches)]
+        else:
+            least = [min(2, most or 2) for most in self.sides()]
+            lying = [(n, patches // n) for n in range(math.isqrt(max(patches, 0)), 0, -1) if patches % n == 0]
+            both = [shape for short, long in lying for shape in ((short, long), (long, short))]
+            shapes = [shape for shape in both if shape[0] >= least[0] and shape[1] >= least[1]]
+        return next((shape for shape in shapes if patches > 0 and self.fits(shape)), None)
+
+    def run(self, made: Any, batch: Batch) -> Tensor:
+        """What comes out for every query: (rows, tokens, …)."""
+        raise NotImplementedError
+
+    def partial(self, made: Any, batch: Batch, lse: bool = True) -> tuple[Tensor, Tensor]:
+        """The output (rows, heads, queries, head_dim), and, where ``lse`` asks for it, the log-sum-exp (rows, heads,
+        queries)."""
+        raise NotApplicableError("let call take `return_lse`, for parts of the keys cannot be merged")
+
+    def vectors(self, batch: Batch, size: int, which: int = 0) -> Tensor:
+        """A vector for each token, the same wherever the token stands: (rows, tokens, size)."""
+        table = torch.randn(VOCABULARY, size, generator=torch.Generator().manual_seed(which), dtype=torch.float64)
+        return table[torch.tensor(batch.ids)].to(self.device, self.dtype)
+
     def places(self, batch: Batch) -> Tensor:
+        """The positions of the tokens, (rows, tokens[, axes])."""
         if batch.positions is not None:
             return torch.tensor(batch.positions, device=self.device)
         if batch.grid is not None and self.axes == 2:
@@ -73,25 +237,95 @@ class Subject:
         line = torch.arange(batch.tokens, device=self.device).expand(len(batch.ids), -1)
         return line if self.axes == 1 else line[..., None].expand(-1, -1, self.axes)
 
+    def require_plain_positions(self, batch: Batch, what: str = "positions") -> None:
+        """NotApplicableError where the batch has positions and ``call`` takes none."""
+        if batch.positions is not None:
+            line = torch.arange(batch.tokens, device=self.device).expand(len(batch.ids), -1)
+            require(torch.equal(self.places(batch), line), f"let call take `{what}` (rows, tokens)")
+
     def visible(self, batch: Batch) -> Tensor:
+        """Which token sees which, (rows, tokens, tokens)."""
         shape = (len(batch.ids), batch.tokens)
-        document = torch.tensor(batch.document, device=self.device) if batch.document else torch.zeros(shape).long()
-        order = torch.tensor(batch.order) if batch.order else torch.arange(batch.tokens).expand(shape)
+        document = torch.tensor(batch.document or [[0] * batch.tokens] * shape[0]).view(shape)
+        order = torch.tensor(batch.order or [list(range(batch.tokens))] * shape[0]).view(shape)
         seen = (document[:, :, None] == document[:, None, :]) & (document != PADDING)[:, None, :]
         if self.causal:
             seen = seen & (order[:, None, :] <= order[:, :, None])
         return seen.to(self.device)
 
 
+# -- posenc/conformance/heads.py ---------------------------------------------------------------------------------------
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, visible: Tensor, bias: Tensor | float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """softmax(query key' / √d + bias) value, dense, and the log of the sum of each row; zeros where nothing is seen."""
+    scores = query @ key.transpose(-1, -2) / query.size(-1) ** 0.5 + bias
+    scores = scores.masked_fill(~visible[:, None], -torch.inf)
+    weights = torch.where(visible.any(-1)[:, None, :, None], scores.softmax(-1), 0.0)
+    return weights.to(value.dtype) @ value, scores.logsumexp(-1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Heads(Subject):
+    """A subject between queries and keys (rows, heads, tokens, head_dim), which are given to it."""
+
     heads: int = 3
+    head_dim: int = 16
+
+    def can(self, what: str) -> bool:
+        return what != "positions" or self.takes("positions")  # the rest is done here, around it
+
+    def run(self, made: Any, batch: Batch) -> Tensor:
+        return self.partial(made, batch, lse=False)[0].transpose(1, 2)
+
+    def partial(self, made: Any, batch: Batch, lse: bool = True) -> tuple[Tensor, Tensor]:
+        query, key, value = self.content(batch)
+        positions = self.places(batch)
+        rotated: list[Tensor] = []  # a cache keeps keys as they were rotated when they were new
+        parts = []
+        for rows, columns, new in batch.steps():
+            asking = self.rotate(made, query[:, :, rows], positions[:, rows], 0)
+            rotated.append(self.rotate(made, key[:, :, new], positions[:, new], 1))
+            vectors = [asking, torch.cat(rotated, 2), value[:, :, columns]]
+            parts.append(self._step(made, batch, vectors, rows, columns, lse))
+        return torch.cat([out for out, _ in parts], 2), torch.cat([lse for _, lse in parts], 2)
+
+    def content(self, batch: Batch) -> list[Tensor]:
+        """Queries, keys and values (rows, heads, tokens, head_dim)."""
+        drawn = (self.vectors(batch, self.heads * self.head_dim, which) for which in (1, 2, 3))
+        return [x.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2) for x in drawn]
+
+    def rotate(self, made: Any, x: Tensor, positions: Tensor, which: int = 0) -> Tensor:
+        """x (rows, heads, tokens, head_dim) as a query (0) or a key (1), at positions (rows, tokens[, axes])."""
+        return x
+
+    def bias(self, made: Any, query_positions: Tensor, key_positions: Tensor) -> Tensor | float:
+        """What is added to the scores: (rows, heads, queries, keys)."""
+        return 0.0
+
+    def _step(
+        self, made: Any, batch: Batch, vectors: list[Tensor], rows: list[int], columns: list[int], lse: bool
+    ) -> tuple[Tensor, Tensor]:
+        """What these queries get from these keys, and, where ``lse`` asks for it, the log-sum-exp of their scores."""
+        query, key, value = vectors
+        positions, visible = self.places(batch), self.visible(batch)
+        bias = self.bias(made, positions[:, rows], positions[:, columns])
+        return attend(query, key, value, visible[:, rows][:, :, columns], bias)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bias(_Heads):
+    """What is added to the scores: ``call(made, query_positions, key_positions)``, (rows, queries[, axes]) and (rows,
+    keys[, axes]) of int64, gives (heads, queries, keys) or (rows, heads, queries, keys)."""
+
+    gives: ClassVar[tuple[str, ...]] = ("query_positions", "key_positions", "query_length", "key_length")
+
     slopes: Sequence[float] | None = None
     heads_option: str = ""
+
+    def can(self, what: str) -> bool:
+        return what != "positions" or self.takes("query_positions")
 
     def bias(self, made: Any, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         if self.takes("query_positions"):
@@ -99,33 +333,50 @@ class Bias(_Heads):
         else:
             queries, keys = query_positions.size(1), key_positions.size(1)
             line = torch.arange(keys, device=key_positions.device)
-            if not (
-                key_positions.dim() == 2
-                and torch.equal(key_positions, line.expand_as(key_positions))
-                and torch.equal(query_positions, line[keys - queries :].expand_as(query_positions))
-            ):
-                raise NotApplicableError("call takes lengths and no positions")
+            plain = key_positions.dim() == 2 and torch.equal(key_positions, line.expand_as(key_positions))
+            last = plain and torch.equal(query_positions, line[keys - queries :].expand_as(query_positions))
+            require(last, "let call take `query_positions` and `key_positions` (rows, tokens), for it takes lengths")
             bias = self.call(made, query_length=queries, key_length=keys)
         return bias if bias.dim() == 4 else bias[None]
 
 
+# -- posenc/conformance/outcome.py -------------------------------------------------------------------------------------
+
+import linecache
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from traceback import walk_tb
+from typing import NamedTuple
+
+
 class Outcome(NamedTuple):
+    """Whether it held; what was expected, and what came."""
+
     ok: bool
     expected: str
     came: str
 
+    @property
+    def finite(self) -> bool:
+        """Whether it is about numbers, and not about what is none or has none."""
+        return re.search(r"\b(nan|inf|infs|nans)\b|finite", f"{self.expected} {self.came}", re.IGNORECASE) is None
+
+
+Outcomes = Iterator[tuple[str, Outcome]]  # with what each is of
+
 
 def near(expected: Tensor, came: Tensor, tolerance: float) -> Outcome:
+    """Whether two tensors agree everywhere within ``tolerance``; what is not a number agrees with nothing."""
+    expected, came = expected.detach(), came.detach()
     if expected.shape != came.shape:
         return Outcome(False, f"shape {tuple(expected.shape)}", f"shape {tuple(came.shape)}")
     if expected.numel() == 0:
         return Outcome(True, "nothing", "nothing")
-    off = (came.double() - expected.double()).abs().nan_to_num(torch.inf)
-    worst, flat = float(off.max()), int(off.argmax())
-    at: list[int] = []
-    for size in reversed(off.shape):
-        flat, index = divmod(flat, size)
-        at.insert(0, index)
+    equal = came == expected  # infinite where both are, too
+    off = torch.where(equal, 0.0, (came.double() - expected.double()).abs()).nan_to_num(torch.inf)
+    worst, at = float(off.max()), [int(n) for n in torch.unravel_index(off.argmax(), off.shape)]
     return Outcome(
         worst <= tolerance,
         f"{float(expected[tuple(at)]):.6g} at {at}",
@@ -133,25 +384,52 @@ def near(expected: Tensor, came: Tensor, tolerance: float) -> Outcome:
     )
 
 
-def build_alibi(heads):
-    return generate_alibi_bias(heads), heads
+def first_failure(outcomes: Iterable[tuple[str, Outcome]]) -> Outcome:
+    """The first that did not hold, with its name, or that all did."""
+    for name, outcome in outcomes:
+        if not outcome.ok:
+            return Outcome(False, f"{name}: {outcome.expected}", f"{name}: {outcome.came}")
+    return Outcome(True, "all", "all")
 
 
-def bias(made, query_length, key_length):
-    mod, heads = made
-    h = torch.arange(heads).view(-1, 1, 1)
-    i = torch.arange(key_length - query_length, key_length).view(1, -1, 1)
-    j = torch.arange(key_length).view(1, 1, -1)
-    return mod(torch.zeros(heads, query_length, key_length, dtype=torch.float64), torch.tensor(0), h, i, j)
+def outcome_of(trial: Callable[..., Outcome | Outcomes], subject: Subject, batch: Batch, **values: Any) -> Outcome:
+    """What a trial says of a batch, or the first failure of all that it says; an exception is a finding too, except
+    that it is not applicable."""
+    try:
+        found = trial(subject, batch, **values)
+        return found if isinstance(found, Outcome) else first_failure(list(found))
+    except NotApplicableError:
+        raise
+    except Exception as error:
+        return Outcome(False, "an answer", described(error))
 
+
+def described(error: BaseException) -> str:
+    """What an error says, and the last line on the way to it that is the subject's own: neither installed nor here."""
+    line = ""
+    for frame, number in walk_tb(error.__traceback__):
+        package, file = frame.f_globals.get("__name__", "").split(".")[0], frame.f_code.co_filename
+        here = frame.f_globals is globals() or package == "posenc" or package in sys.stdlib_module_names
+        if not (here or "-packages" in file):
+            line = f" ({Path(file).name}, line {number}: {linecache.getline(file, number).strip()})"
+    return f"{type(error).__name__}: {error}{line}"
+
+
+# -- posenc/conformance/checks/bounds.py -------------------------------------------------------------------------------
 
 def published_slopes(heads: int) -> list[float]:
+    """ALiBi's: 2^(-8h/H), h = 1 .. H, for a power of two; else those of the power of two below, then every other one of
+    twice as many, beginning with the first."""
     power = 2 ** (heads.bit_length() - 1)
     coarse, fine = ([2 ** (-8 * (h + 1) / n) for h in range(n)] for n in (power, 2 * power))
     return [*coarse, *fine[::2][: heads - power]]
 
 
 def slopes_are_as_published(subject: Bias, batch: Batch, heads: int | None) -> Outcome:
+    """What each head takes off for each distance, against its slope; None: against the list that is claimed.
+
+    A softmax does not see what is added to a whole row, so rows are counted from what a token gives to itself.
+    """
     if heads is None:
         slopes, made = list(subject.slopes or ()), subject.make()
     else:
@@ -167,19 +445,109 @@ def slopes_are_as_published(subject: Bias, batch: Batch, heads: int | None) -> O
     return near(expected.masked_fill(~seen, 0.0), came.masked_fill(~seen, 0.0), 2**-20 * float(expected.abs().max()))
 
 
+# -- posenc/conformance/repeat.py --------------------------------------------------------------------------------------
+
+import importlib
+from types import ModuleType
+from unittest.mock import MagicMock
+
+
+class StandIn(ModuleType):
+    """Imported in place of posenc.conformance: it has the names of this script, and all else of it does nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return globals().get(name) or MagicMock(name=name)
+
+
+def stand_in(*names: str) -> None:
+    """Lets modules of these names be imported."""
+    sys.modules.update({name: StandIn(name) for name in names})
+
+
+def hold(name: str, text: str, folder: str = "") -> None:
+    """Makes the module of that name from the text of its file; ``folder``: where it lies, if it is a package."""
+    module = sys.modules[name] = ModuleType(name)
+    module.__file__ = file = f"{name.replace('.', '/')}{'/__init__' * bool(folder)}.py"
+    module.__package__ = name if folder else name.rpartition(".")[0]
+    if folder:
+        module.__path__ = [folder]
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)  # for tracebacks
+    exec(compile(text, file, "exec"), vars(module))
+
+
+def part_of(module: str, name: str) -> Any:
+    """A function or class of a module."""
+    return getattr(importlib.import_module(module), name)
+
+
+def repeat(trial: Callable[..., Outcome | Outcomes], subject: Subject, batch: Batch, **values: Any) -> int:
+    """Prints what was expected and what came. 1: they differ; 0: they do not; 2: the trial does not apply here."""
+    try:
+        outcome = outcome_of(trial, subject, batch, **values)
+    except NotApplicableError as error:
+        print("not applicable:", error)
+        return 2
+    print("expected:", outcome.expected)
+    print("came:    ", outcome.came)
+    return 0 if outcome.ok else 1
+
+
+# -- the subject -------------------------------------------------------------------------------------------------------
+
+stand_in('posenc.conformance', 'posenc.conformance.heads')
+hold('field.subjects.of_attn_gym', text='''\
+"""attention-gym: score mods, called as FlexAttention calls them, with index tensors that broadcast.
+
+A score mod is given q_idx and kv_idx: it is asked for the bias of queries and keys at these.
+"""
+
+import torch
+from attn_gym.mods import generate_alibi_bias
+from attn_gym.mods.sandwich import generate_sandwich_bias
+
+from posenc.conformance import Bias
+
+
+def build_alibi(heads):
+    return generate_alibi_bias(heads), heads
+
+
+def build_sandwich(heads):
+    return generate_sandwich_bias(heads, max_seq_len=2048), heads
+
+
+def bias(made, query_length, key_length):
+    """Queries are the last of the keys: FlexAttention hands a mod their indices, and leaves offsets to who wraps it."""
+    mod, heads = made
+    h = torch.arange(heads).view(-1, 1, 1)
+    i = torch.arange(key_length - query_length, key_length).view(1, -1, 1)
+    j = torch.arange(key_length).view(1, 1, -1)
+    return mod(torch.zeros(heads, query_length, key_length, dtype=torch.float64), torch.tensor(0), h, i, j)
+
+
+alibi = Bias(
+    build=build_alibi, call=bias, options={"heads": 4}, heads=4, causal=True, relative=True, heads_option="heads"
+)
+sandwich = Bias(
+    build=build_sandwich, call=bias, options={"heads": 4}, heads=4, causal=True, relative=True, max_positions=2048
+)
+
+SUBJECTS = (
+    ("generate_alibi_bias", alibi),
+    ("generate_sandwich_bias", sandwich),
+)
+''')
+
 subject = Bias(
-    build=build_alibi,
-    call=bias,
+    build=part_of('field.subjects.of_attn_gym', 'build_alibi'),
+    call=part_of('field.subjects.of_attn_gym', 'bias'),
     options={'heads': 4},
     causal=True,
+    relative=True,
     heads=4,
     heads_option='heads',
 )
 batch = Batch(ids=[[0, 0]])
-try:
-    outcome = slopes_are_as_published(subject, batch, heads=3)
-except Exception as error:
-    outcome = Outcome(False, "an answer", f"{type(error).__name__}: {error}")
-print("expected:", outcome.expected)
-print("came:    ", outcome.came)
-raise SystemExit(0 if outcome.ok else 1)
+raise SystemExit(repeat(slopes_are_as_published, subject, batch, heads=3))

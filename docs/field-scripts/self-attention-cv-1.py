@@ -1,15 +1,22 @@
-# A finding of posenc check, which this script repeats without posenc.
+# A finding of posenc check, which this script repeats.
 # self_attention_cv, square: check 20, grids, moving along an axis
 # Rows and columns count each as itself, in grids of any shape; text among images is at its position.
+# What to do: Take row and column as n // width and n % width, with the width of this very grid, and each axis by
+# itself.
+#
+# To run it: python 20-moving-along-an-axis.py
+# It needs torch.
+# To install them: pip install torch
+# Exit codes: 1 while the finding is there, 0 when it is gone, 2 where it does not apply.
 
-import importlib.util
+# -- posenc/conformance/subjects.py ------------------------------------------------------------------------------------
+
 import inspect
-import sys
-import types
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
-
+from itertools import accumulate, pairwise
+from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
@@ -21,8 +28,16 @@ class NotApplicableError(Exception):
     """The subject cannot take part in a trial: the message says why."""
 
 
+def require(fine: object, reason: str) -> None:
+    """NotApplicableError with the reason, unless."""
+    if not fine:
+        raise NotApplicableError(reason)
+
+
 @dataclass(frozen=True)
 class Batch:
+    """Rows of tokens, as plain lists: what a subject is run on. All rows have as many tokens."""
+
     ids: list[list[int]]
     positions: list[list[Any]] | None = None
     document: list[list[int]] | None = None
@@ -36,23 +51,107 @@ class Batch:
     def tokens(self) -> int:
         return len(self.ids[0])
 
+    @property
+    def real(self) -> list[list[bool]]:
+        """Where there is a token and no padding."""
+        return [[d != PADDING for d in row] for row in self.document or [[0] * self.tokens] * len(self.ids)]
+
+    def steps(self) -> list[tuple[list[int], list[int], list[int]]]:
+        """Which tokens are queries, which are keys, and which of the keys are new, at each step."""
+        everyone = list(range(self.tokens))
+        if not self.chunks:
+            keys = everyone if self.keys is None else list(self.keys)
+            return [(everyone if self.queries is None else list(self.queries), keys, keys)]
+        ends = pairwise(accumulate(self.chunks, initial=0))
+        return [(everyone[start:end], everyone[:end], everyone[start:end]) for start, end in ends]
+
+    def pick(self, tokens: Sequence[int], *rows: int) -> "Batch":
+        """These tokens alone, in this order, of these rows or of all; without chunks, queries, keys and grid."""
+        rows = rows or tuple(range(len(self.ids)))
+
+        def of(field: list[list[Any]] | None) -> list[list[Any]] | None:
+            return None if field is None else [[field[r][n] for n in tokens] for r in rows]
+
+        return Batch(of(self.ids) or [], of(self.positions), of(self.document), of(self.order))
+
+    def moved(self, by: int, apart: int = 1, axis: int | None = None) -> "Batch":
+        """All positions moved by as much, those of padding too, and so many times as far apart; or along an axis."""
+
+        def there(p: Any, n: int | None = None) -> Any:
+            if isinstance(p, list):
+                return [there(x, n) for n, x in enumerate(p)]
+            return apart * p + by if axis in (None, n) else p
+
+        given = self.positions or [list(range(self.tokens))] * len(self.ids)
+        return replace(self, positions=[[there(p) for p in row] for row in given])
+
+    def owed(self, x: Tensor) -> Tensor:
+        """x (rows, tokens, …) with zeros where there is padding, of which nothing is owed."""
+        if self.document is None:
+            return x
+        real = torch.tensor(self.real, device=x.device)
+        return x.masked_fill(~real.view(*real.shape, *[1] * (x.dim() - 2)), 0.0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
+    """What is checked. One of the kinds below: `Rotary`, `Bias`, `Attention`, `Layer`, `Model`."""
+
+    by_place: ClassVar[int] = 1  # parameters of call that are given by place, whatever their names
+    gives: ClassVar[tuple[str, ...]] = ()  # the names of the others; none: they are not looked at
+
     build: Callable[..., Any]
     call: Callable[..., Any]
     options: Mapping[str, Any] = field(default_factory=dict)
     causal: bool = False
+    relative: bool | None = None
+    like: Any = None
+    match: Callable[..., Any] | None = None
+    max_positions: int | None = None
+    max_grid: Sequence[int] | None = None
+    window: int | Sequence[int] | None = None
+    window_shift: Sequence[int] = (0, 0)
+    depth: int = 1
+    sinks: int = 0
+    directed: bool | None = None
+    normalized: bool = False
+    order_free: bool = False
+    trained_grid: Sequence[int] | None = None
+    distinct_to: int | None = None
+    threshold: int | None = None
+    linear_memory: bool = False
+    computes_in: torch.dtype | None = None
+    compiles: bool = False
+    exports: bool = False
     axes: int = 1
+    varied: Mapping[str, Any] = field(default_factory=dict)
+    refused: Sequence[Mapping[str, Any]] = ()
+    backends: Sequence[Mapping[str, Any]] = ()
+    state: Sequence[str] = ()
+    symmetric: bool = False
+    flat: Mapping[str, Any] | None = None
     registers: int = 0
     jitter: float = 0.0
     dtype: torch.dtype = torch.float64
     device: str = "cpu"
-    seed: int = 0
+    seed: int | Callable[[int], object] = 0
+    drawing: int = 0  # which of the draws: another one has other parameters
+
+    def sow(self) -> None:
+        """Seeds torch, and what else ``seed`` does."""
+        number = self.drawing if callable(self.seed) else self.seed + self.drawing
+        (torch.default_generator if self.device == "cpu" else torch).manual_seed(number)  # torch's takes 1 ms
+        if callable(self.seed):
+            self.seed(number)
+
+    def drawn_anew(self) -> "Subject":
+        """The same, whose parameters are drawn by another seed."""
+        return replace(self, drawing=self.drawing + 1)
 
     def make(self, **changed: Any) -> Any:
+        """The thing itself, in the subject's dtype and in evaluation mode, the same at every call."""
         with torch.random.fork_rng(devices=()):
-            torch.manual_seed(self.seed)
+            self.sow()
             made = self.build(**{**self.options, **changed})
             if isinstance(made, nn.Module):
                 with torch.no_grad():
@@ -62,23 +161,71 @@ class Subject:
                 made = made.to(self.device, self.dtype).eval()
         return made
 
+    def eps(self, *dtypes: torch.dtype) -> float:
+        """The unit of the coarsest of these dtypes and of what it computes in."""
+        return max(torch.finfo(dtype).eps for dtype in (*dtypes, self.computes_in) if dtype is not None)
+
+    def at(self, p: int) -> Any:
+        """A position: p, or where it has several axes, p on each."""
+        return p if self.axes == 1 else [p] * self.axes
+
     def takes(self, name: str) -> bool:
+        """Whether ``call`` has a parameter of that name."""
         return name in inspect.signature(self.call).parameters
 
     def needs(self, name: str) -> bool:
+        """Whether ``call`` has a parameter of that name and no default for it."""
         return self.takes(name) and inspect.signature(self.call).parameters[name].default is inspect.Parameter.empty
 
+    def can(self, what: str) -> bool:
+        """Whether it takes "positions" of each token, "padding", "document" or "order"; whether it has a "cache",
+        "queries" that are not the keys, and an "lse"."""
+        return self.takes(what)
+
+    @property
+    def on_grids(self) -> bool:
+        """Whether every row without positions is one of patches, and is given its grid. With a cache it may be text."""
+        return self.takes("grid") and not self.takes("cache") and not self.needs("positions")
+
+    def sides(self) -> tuple[int | None, int | None]:
+        """How many rows and how many columns it claims to have; None: any number."""
+        rows, columns = self.max_grid or (self.max_positions, self.max_positions)
+        return rows, columns
+
+    def fits(self, grid: Sequence[int]) -> bool:
+        """Whether it has so many rows and columns, and they are whole windows."""
+        window = self.window if isinstance(self.window, Sequence) else (1, 1)
+        return all(n <= (most or n) and n % part == 0 for n, most, part in zip(grid, self.sides(), window, strict=True))
+
+    def grid_of(self, tokens: int) -> tuple[int, int] | None:
+        """The grid of a row of which nothing is said: as near to a square as there is, but not of one row or column
+        unless it has no more; one row where it is causal, so that the first tokens of it are such a row too."""
+        patches = tokens - self.registers
+        if self.causal:
+            shapes = [(1, patches)]
+        else:
+            least = [min(2, most or 2) for most in self.sides()]
+            lying = [(n, patches // n) for n in range(math.isqrt(max(patches, 0)), 0, -1) if patches % n == 0]
+            both = [shape for short, long in lying for shape in ((short, long), (long, short))]
+            shapes = [shape for shape in both if shape[0] >= least[0] and shape[1] >= least[1]]
+        return next((shape for shape in shapes if patches > 0 and self.fits(shape)), None)
+
     def run(self, made: Any, batch: Batch) -> Tensor:
+        """What comes out for every query: (rows, tokens, …)."""
         raise NotImplementedError
 
     def partial(self, made: Any, batch: Batch, lse: bool = True) -> tuple[Tensor, Tensor]:
-        raise NotApplicableError("call gives no log-sum-exp, so parts of the keys cannot be merged")
+        """The output (rows, heads, queries, head_dim), and, where ``lse`` asks for it, the log-sum-exp (rows, heads,
+        queries)."""
+        raise NotApplicableError("let call take `return_lse`, for parts of the keys cannot be merged")
 
     def vectors(self, batch: Batch, size: int, which: int = 0) -> Tensor:
+        """A vector for each token, the same wherever the token stands: (rows, tokens, size)."""
         table = torch.randn(VOCABULARY, size, generator=torch.Generator().manual_seed(which), dtype=torch.float64)
         return table[torch.tensor(batch.ids)].to(self.device, self.dtype)
 
     def places(self, batch: Batch) -> Tensor:
+        """The positions of the tokens, (rows, tokens[, axes])."""
         if batch.positions is not None:
             return torch.tensor(batch.positions, device=self.device)
         if batch.grid is not None and self.axes == 2:
@@ -90,24 +237,28 @@ class Subject:
         return line if self.axes == 1 else line[..., None].expand(-1, -1, self.axes)
 
     def require_plain_positions(self, batch: Batch, what: str = "positions") -> None:
-        if batch.positions is not None and not torch.equal(
-            self.places(batch), torch.arange(batch.tokens, device=self.device).expand(len(batch.ids), -1)
-        ):
-            raise NotApplicableError(f"call takes no {what}")
+        """NotApplicableError where the batch has positions and ``call`` takes none."""
+        if batch.positions is not None:
+            line = torch.arange(batch.tokens, device=self.device).expand(len(batch.ids), -1)
+            require(torch.equal(self.places(batch), line), f"let call take `{what}` (rows, tokens)")
 
     def visible(self, batch: Batch) -> Tensor:
+        """Which token sees which, (rows, tokens, tokens)."""
         shape = (len(batch.ids), batch.tokens)
-        document = torch.tensor(batch.document, device=self.device) if batch.document else torch.zeros(shape).long()
-        order = torch.tensor(batch.order) if batch.order else torch.arange(batch.tokens).expand(shape)
+        document = torch.tensor(batch.document or [[0] * batch.tokens] * shape[0]).view(shape)
+        order = torch.tensor(batch.order or [list(range(batch.tokens))] * shape[0]).view(shape)
         seen = (document[:, :, None] == document[:, None, :]) & (document != PADDING)[:, None, :]
         if self.causal:
             seen = seen & (order[:, None, :] <= order[:, :, None])
         return seen.to(self.device)
 
 
+# -- posenc/conformance/heads.py ---------------------------------------------------------------------------------------
+
 def attend(
     query: Tensor, key: Tensor, value: Tensor, visible: Tensor, bias: Tensor | float = 0.0
 ) -> tuple[Tensor, Tensor]:
+    """softmax(query key' / √d + bias) value, dense, and the log of the sum of each row; zeros where nothing is seen."""
     scores = query @ key.transpose(-1, -2) / query.size(-1) ** 0.5 + bias
     scores = scores.masked_fill(~visible[:, None], -torch.inf)
     weights = torch.where(visible.any(-1)[:, None, :, None], scores.softmax(-1), 0.0)
@@ -116,53 +267,76 @@ def attend(
 
 @dataclass(frozen=True, kw_only=True)
 class _Heads(Subject):
+    """A subject between queries and keys (rows, heads, tokens, head_dim), which are given to it."""
+
     heads: int = 3
     head_dim: int = 16
+
+    def can(self, what: str) -> bool:
+        return what != "positions" or self.takes("positions")  # the rest is done here, around it
 
     def run(self, made: Any, batch: Batch) -> Tensor:
         return self.partial(made, batch, lse=False)[0].transpose(1, 2)
 
-    def projected(self, batch: Batch) -> list[Tensor]:
-        size = (self.heads, self.head_dim)
-        return [
-            self.vectors(batch, self.heads * self.head_dim, which).unflatten(-1, size).transpose(1, 2)
-            for which in (1, 2, 3)
-        ]
+    def partial(self, made: Any, batch: Batch, lse: bool = True) -> tuple[Tensor, Tensor]:
+        query, key, value = self.content(batch)
+        positions = self.places(batch)
+        rotated: list[Tensor] = []  # a cache keeps keys as they were rotated when they were new
+        parts = []
+        for rows, columns, new in batch.steps():
+            asking = self.rotate(made, query[:, :, rows], positions[:, rows], 0)
+            rotated.append(self.rotate(made, key[:, :, new], positions[:, new], 1))
+            vectors = [asking, torch.cat(rotated, 2), value[:, :, columns]]
+            parts.append(self._step(made, batch, vectors, rows, columns, lse))
+        return torch.cat([out for out, _ in parts], 2), torch.cat([lse for _, lse in parts], 2)
 
-    def rows_and_columns(self, batch: Batch) -> list[tuple[list[int], list[int], list[int]]]:
-        everyone = list(range(batch.tokens))
-        if not batch.chunks:
-            keys = everyone if batch.keys is None else list(batch.keys)
-            return [(everyone if batch.queries is None else list(batch.queries), keys, keys)]
-        ends = [sum(batch.chunks[: n + 1]) for n in range(len(batch.chunks))]
-        return [
-            (everyone[end - size : end], everyone[:end], everyone[end - size : end])
-            for end, size in zip(ends, batch.chunks, strict=True)
-        ]
+    def content(self, batch: Batch) -> list[Tensor]:
+        """Queries, keys and values (rows, heads, tokens, head_dim)."""
+        drawn = (self.vectors(batch, self.heads * self.head_dim, which) for which in (1, 2, 3))
+        return [x.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2) for x in drawn]
+
+    def rotate(self, made: Any, x: Tensor, positions: Tensor, which: int = 0) -> Tensor:
+        """x (rows, heads, tokens, head_dim) as a query (0) or a key (1), at positions (rows, tokens[, axes])."""
+        return x
+
+    def bias(self, made: Any, query_positions: Tensor, key_positions: Tensor) -> Tensor | float:
+        """What is added to the scores: (rows, heads, queries, keys)."""
+        return 0.0
+
+    def _step(
+        self, made: Any, batch: Batch, vectors: list[Tensor], rows: list[int], columns: list[int], lse: bool
+    ) -> tuple[Tensor, Tensor]:
+        """What these queries get from these keys, and, where ``lse`` asks for it, the log-sum-exp of their scores."""
+        query, key, value = vectors
+        positions, visible = self.places(batch), self.visible(batch)
+        bias = self.bias(made, positions[:, rows], positions[:, columns])
+        return attend(query, key, value, visible[:, rows][:, :, columns], bias)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attention(_Heads):
-    def partial(self, made: Any, batch: Batch, lse: bool = True) -> tuple[Tensor, Tensor]:
-        query, key, value = self.projected(batch)
-        parts = [
-            self._step(made, batch, query[:, :, rows], key[:, :, columns], value[:, :, columns], rows, columns, lse)
-            for rows, columns, _ in self.rows_and_columns(batch)
-        ]
-        return torch.cat([out for out, _ in parts], 2), torch.cat([lse for _, lse in parts], 2)
+    """Attention as a function: ``call(made, query, key, value, …)`` gives (rows, heads, queries, head_dim)."""
+
+    by_place: ClassVar[int] = 4
+    gives: ClassVar[tuple[str, ...]] = (
+        "query_positions",
+        "key_positions",
+        "query_document",
+        "key_document",
+        "query_order",
+        "key_order",
+        "visible",
+        "return_lse",
+    )
+
+    def can(self, what: str) -> bool:
+        if what in ("padding", "document", "order"):
+            return self.takes("visible") or self.takes("query_order" if what == "order" else "query_document")
+        return self.takes({"positions": "query_positions", "lse": "return_lse"}.get(what, "query"))
 
     def _step(
-        self,
-        made: Any,
-        batch: Batch,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        rows: list[int],
-        columns: list[int],
-        lse: bool,
+        self, made: Any, batch: Batch, vectors: list[Tensor], rows: list[int], columns: list[int], lse: bool
     ) -> tuple[Tensor, Tensor]:
-        lower_right = rows == columns[len(columns) - len(rows) :]
         facts = {"positions": self.places(batch)}
         if batch.document is not None or self.needs("query_document"):
             one = [[0] * batch.tokens] * len(batch.ids)
@@ -178,33 +352,56 @@ class Attention(_Heads):
                 given |= {f"query_{name}": value_of[:, rows], f"key_{name}": value_of[:, columns]}
             elif name == "positions":
                 self.require_plain_positions(batch)
-                if not lower_right or columns != list(range(len(columns))):
-                    raise NotApplicableError("call takes no positions, so queries are the last of the keys")
-            elif not self.takes("visible"):
-                raise NotApplicableError(f"call takes no query_{name}")
+                lower_right = rows == columns[len(columns) - len(rows) :] and columns == list(range(len(columns)))
+                require(
+                    lower_right,
+                    "let call take `query_positions` and `key_positions`, for queries are the last of the keys",
+                )
+            else:
+                require(self.takes("visible"), f"let call take `query_{name}` and `key_{name}` (rows, tokens)")
         if lse:
-            return self.call(made, query, key, value, **given, return_lse=True)
-        out = self.call(made, query, key, value, **given)
+            return self.call(made, *vectors, **given, return_lse=True)
+        out = self.call(made, *vectors, **given)
         return out, out.new_full(out.shape[:3], torch.nan)
 
 
+# -- posenc/conformance/outcome.py -------------------------------------------------------------------------------------
+
+import linecache
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from traceback import walk_tb
+from typing import NamedTuple
+
+
 class Outcome(NamedTuple):
+    """Whether it held; what was expected, and what came."""
+
     ok: bool
     expected: str
     came: str
 
+    @property
+    def finite(self) -> bool:
+        """Whether it is about numbers, and not about what is none or has none."""
+        return re.search(r"\b(nan|inf|infs|nans)\b|finite", f"{self.expected} {self.came}", re.IGNORECASE) is None
+
+
+Outcomes = Iterator[tuple[str, Outcome]]  # with what each is of
+
 
 def near(expected: Tensor, came: Tensor, tolerance: float) -> Outcome:
+    """Whether two tensors agree everywhere within ``tolerance``; what is not a number agrees with nothing."""
+    expected, came = expected.detach(), came.detach()
     if expected.shape != came.shape:
         return Outcome(False, f"shape {tuple(expected.shape)}", f"shape {tuple(came.shape)}")
     if expected.numel() == 0:
         return Outcome(True, "nothing", "nothing")
-    off = (came.double() - expected.double()).abs().nan_to_num(torch.inf)
-    worst, flat = float(off.max()), int(off.argmax())
-    at: list[int] = []
-    for size in reversed(off.shape):
-        flat, index = divmod(flat, size)
-        at.insert(0, index)
+    equal = came == expected  # infinite where both are, too
+    off = torch.where(equal, 0.0, (came.double() - expected.double()).abs()).nan_to_num(torch.inf)
+    worst, at = float(off.max()), [int(n) for n in torch.unravel_index(off.argmax(), off.shape)]
     return Outcome(
         worst <= tolerance,
         f"{float(expected[tuple(at)]):.6g} at {at}",
@@ -212,7 +409,128 @@ def near(expected: Tensor, came: Tensor, tolerance: float) -> Outcome:
     )
 
 
+def first_failure(outcomes: Iterable[tuple[str, Outcome]]) -> Outcome:
+    """The first that did not hold, with its name, or that all did."""
+    for name, outcome in outcomes:
+        if not outcome.ok:
+            return Outcome(False, f"{name}: {outcome.expected}", f"{name}: {outcome.came}")
+    return Outcome(True, "all", "all")
+
+
+def outcome_of(trial: Callable[..., Outcome | Outcomes], subject: Subject, batch: Batch, **values: Any) -> Outcome:
+    """What a trial says of a batch, or the first failure of all that it says; an exception is a finding too, except
+    that it is not applicable."""
+    try:
+        found = trial(subject, batch, **values)
+        return found if isinstance(found, Outcome) else first_failure(list(found))
+    except NotApplicableError:
+        raise
+    except Exception as error:
+        return Outcome(False, "an answer", described(error))
+
+
+def described(error: BaseException) -> str:
+    """What an error says, and the last line on the way to it that is the subject's own: neither installed nor here."""
+    line = ""
+    for frame, number in walk_tb(error.__traceback__):
+        package, file = frame.f_globals.get("__name__", "").split(".")[0], frame.f_code.co_filename
+        here = frame.f_globals is globals() or package == "posenc" or package in sys.stdlib_module_names
+        if not (here or "-packages" in file):
+            line = f" ({Path(file).name}, line {number}: {linecache.getline(file, number).strip()})"
+    return f"{type(error).__name__}: {error}{line}"
+
+
+# -- posenc/conformance/rasters.py -------------------------------------------------------------------------------------
+
+def fine(subject: Subject, scores: Tensor) -> float:
+    """How far two equal scores may be apart: 32 roundings of float32, which biases and phases are often computed in."""
+    dtypes = (torch.float32, subject.dtype, subject.computes_in or torch.float32)
+    largest = float(scores.masked_fill(~scores.isfinite(), 0.0).abs().max())
+    return 32 * max(torch.finfo(dtype).eps for dtype in dtypes) * largest
+
+
+# -- posenc/conformance/checks/grids.py --------------------------------------------------------------------------------
+
+def moving_along_an_axis_changes_nothing(
+    subject: Subject, batch: Batch, axis: int, by: int, tolerance: float
+) -> Outcome:
+    """A grid, and the same grid further along one axis."""
+    made = subject.make()
+    return near(subject.run(made, batch), subject.run(made, batch.moved(by, axis=axis)), tolerance)
+
+
+# -- posenc/conformance/repeat.py --------------------------------------------------------------------------------------
+
+import importlib
+from types import ModuleType
+from unittest.mock import MagicMock
+
+
+class StandIn(ModuleType):
+    """Imported in place of posenc.conformance: it has the names of this script, and all else of it does nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return globals().get(name) or MagicMock(name=name)
+
+
+def stand_in(*names: str) -> None:
+    """Lets modules of these names be imported."""
+    sys.modules.update({name: StandIn(name) for name in names})
+
+
+def hold(name: str, text: str, folder: str = "") -> None:
+    """Makes the module of that name from the text of its file; ``folder``: where it lies, if it is a package."""
+    module = sys.modules[name] = ModuleType(name)
+    module.__file__ = file = f"{name.replace('.', '/')}{'/__init__' * bool(folder)}.py"
+    module.__package__ = name if folder else name.rpartition(".")[0]
+    if folder:
+        module.__path__ = [folder]
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)  # for tracebacks
+    exec(compile(text, file, "exec"), vars(module))
+
+
+def part_of(module: str, name: str) -> Any:
+    """A function or class of a module."""
+    return getattr(importlib.import_module(module), name)
+
+
+def repeat(trial: Callable[..., Outcome | Outcomes], subject: Subject, batch: Batch, **values: Any) -> int:
+    """Prints what was expected and what came. 1: they differ; 0: they do not; 2: the trial does not apply here."""
+    try:
+        outcome = outcome_of(trial, subject, batch, **values)
+    except NotApplicableError as error:
+        print("not applicable:", error)
+        return 2
+    print("expected:", outcome.expected)
+    print("came:    ", outcome.came)
+    return 0 if outcome.ok else 1
+
+
+# -- the subject -------------------------------------------------------------------------------------------------------
+
+stand_in('posenc.conformance', 'posenc.conformance.heads', 'posenc.conformance.subjects')
+hold('field.subjects.of_self_attention_cv', text='''\
+"""self-attention-cv: scores from queries and learned vectors, for attention to add to those of the keys.
+
+The modules are made for a fixed number of tokens: fewer are padded with zeros, and the scores of the first are taken.
+The package imports torchvision, which these do not use, so its own __init__ is left out.
+"""
+
+import importlib
+import importlib.util
+import sys
+import types
+
+import torch
+
+from posenc.conformance import Attention, NotApplicableError
+from posenc.conformance.heads import attend
+
+
 def module_of(name):
+    """A module of pos_embeddings, without the package's own __init__."""
     if "self_attention_cv" not in sys.modules:
         parent = types.ModuleType("self_attention_cv")
         parent.__path__ = importlib.util.find_spec("self_attention_cv").submodule_search_locations
@@ -224,7 +542,22 @@ def build(name, **options):
     return module_of(name)(**options)
 
 
+def attention_of_tokens(module, query, key, value, visible):
+    """q · R_j, shared by the heads: of any queries, for the first of its tokens."""
+    return attend(query, key, value, visible[:, 0], module(query)[..., : key.size(2)])[0]
+
+
+def attention_of_distances(module, query, key, value, visible):
+    """q · R_(j - i): queries are all of its tokens, of which these are the last of the first."""
+    tokens = (module.rel_pos_emb.size(-2) + 1) // 2
+    before = key.size(2) - query.size(2)
+    filled = query.new_zeros(*query.shape[:2], tokens, query.size(3))
+    filled[:, :, before : before + query.size(2)] = query
+    return attend(query, key, value, visible[:, 0], module(filled)[:, :, before : key.size(2), : key.size(2)])[0]
+
+
 def attention_of_places(module, query, key, value, visible, query_positions, key_positions):
+    """The scores of patches at any places of its map: each query alone at its place, then those of the keys' places."""
     places = torch.cat((query_positions, key_positions), 1)
     if places.min() < 0 or (places.amax((0, 1)) >= torch.tensor([module.h, module.w])).any():
         raise NotApplicableError("the map has no such place")
@@ -239,31 +572,55 @@ def attention_of_places(module, query, key, value, visible, query_positions, key
     return attend(query, key, value, visible[:, 0], bias)[0]
 
 
-def moved(batch: Batch, axis: int, by: int) -> Batch:
-    rows = [
-        [[p + by * (n == axis) for n, p in enumerate(position)] for position in row] for row in batch.positions or []
-    ]
-    return replace(batch, positions=rows)
-
-
-def moving_along_an_axis_changes_nothing(
-    subject: Subject, batch: Batch, axis: int, by: int, tolerance: float
-) -> Outcome:
-    made = subject.make()
-    return near(subject.run(made, batch), subject.run(made, moved(batch, axis, by)), tolerance)
-
-
-subject = Attention(
+absolute = Attention(
+    build=build,
+    call=attention_of_tokens,
+    options={"name": "AbsPosEmb1D", "tokens": 64, "dim_head": 16},
+    relative=False,
+    max_positions=64,
+)
+relative = Attention(
+    build=build,
+    call=attention_of_distances,
+    options={"name": "RelPosEmb1D", "tokens": 64, "dim_head": 16},
+    relative=True,
+    max_positions=64,
+    varied={"heads": 3},
+)
+square = Attention(
     build=build,
     call=attention_of_places,
-    options={'name': 'RelPosEmb2D', 'feat_map_size': (8, 8), 'dim_head': 16},
+    options={"name": "RelPosEmb2D", "feat_map_size": (8, 8), "dim_head": 16},
     axes=2,
+    relative=True,
+    max_positions=8,
+    varied={"heads": 3},
+)
+oblong = Attention(
+    build=build,
+    call=attention_of_places,
+    options={"name": "RelPosEmb2D", "feat_map_size": (8, 9), "dim_head": 16},
+    axes=2,
+    relative=True,
+    max_positions=8,
+)
+
+SUBJECTS = (
+    ("AbsPosEmb1D", absolute),
+    ("RelPosEmb1D", relative),
+    ("RelPosEmb2D, 8 × 8", square),
+    ("RelPosEmb2D, 8 × 9", oblong),
+)
+''')
+
+subject = Attention(
+    build=part_of('field.subjects.of_self_attention_cv', 'build'),
+    call=part_of('field.subjects.of_self_attention_cv', 'attention_of_places'),
+    options={'name': 'RelPosEmb2D', 'feat_map_size': (8, 8), 'dim_head': 16},
+    relative=True,
+    max_positions=8,
+    axes=2,
+    varied={'heads': 3},
 )
 batch = Batch(ids=[[0, 1]], positions=[[[0, 0], [0, 1]]])
-try:
-    outcome = moving_along_an_axis_changes_nothing(subject, batch, axis=0, by=1, tolerance=8.955024357620965e-06)
-except Exception as error:
-    outcome = Outcome(False, "an answer", f"{type(error).__name__}: {error}")
-print("expected:", outcome.expected)
-print("came:    ", outcome.came)
-raise SystemExit(0 if outcome.ok else 1)
+raise SystemExit(repeat(moving_along_an_axis_changes_nothing, subject, batch, axis=0, by=1, tolerance=7.2257233658596004e-06))

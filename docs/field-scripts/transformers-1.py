@@ -1,14 +1,22 @@
-# A finding of posenc check, which this script repeats without posenc.
+# A finding of posenc check, which this script repeats.
 # transformers_decoders, falcon_alibi: check 16, backend parity, outputs
 # Every backend gives the same outputs and gradients, for one token and around the sizes of blocks.
+# What to do: Pass bias, mask, scale and alignment to every backend, and write the gradient of each.
+#
+# To run it: python 16-outputs.py
+# It needs torch, transformers.
+# To install them: pip install torch transformers
+# Exit codes: 1 while the finding is there, 0 when it is gone, 2 where it does not apply.
+
+# -- posenc/conformance/subjects.py ------------------------------------------------------------------------------------
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+from typing import Any, ClassVar
 import torch
-import transformers
 from torch import Tensor, nn
 
 PADDING = -1  # the document that no token belongs to
@@ -19,8 +27,16 @@ class NotApplicableError(Exception):
     """The subject cannot take part in a trial: the message says why."""
 
 
+def require(fine: object, reason: str) -> None:
+    """NotApplicableError with the reason, unless."""
+    if not fine:
+        raise NotApplicableError(reason)
+
+
 @dataclass(frozen=True)
 class Batch:
+    """Rows of tokens, as plain lists: what a subject is run on. All rows have as many tokens."""
+
     ids: list[list[int]]
     positions: list[list[Any]] | None = None
     document: list[list[int]] | None = None
@@ -36,29 +52,105 @@ class Batch:
 
     @property
     def real(self) -> list[list[bool]]:
-        document = self.document or [[0] * len(row) for row in self.ids]
-        return [[d != PADDING for d in row] for row in document]
+        """Where there is a token and no padding."""
+        return [[d != PADDING for d in row] for row in self.document or [[0] * self.tokens] * len(self.ids)]
+
+    def steps(self) -> list[tuple[list[int], list[int], list[int]]]:
+        """Which tokens are queries, which are keys, and which of the keys are new, at each step."""
+        everyone = list(range(self.tokens))
+        if not self.chunks:
+            keys = everyone if self.keys is None else list(self.keys)
+            return [(everyone if self.queries is None else list(self.queries), keys, keys)]
+        ends = pairwise(accumulate(self.chunks, initial=0))
+        return [(everyone[start:end], everyone[:end], everyone[start:end]) for start, end in ends]
+
+    def pick(self, tokens: Sequence[int], *rows: int) -> "Batch":
+        """These tokens alone, in this order, of these rows or of all; without chunks, queries, keys and grid."""
+        rows = rows or tuple(range(len(self.ids)))
+
+        def of(field: list[list[Any]] | None) -> list[list[Any]] | None:
+            return None if field is None else [[field[r][n] for n in tokens] for r in rows]
+
+        return Batch(of(self.ids) or [], of(self.positions), of(self.document), of(self.order))
+
+    def moved(self, by: int, apart: int = 1, axis: int | None = None) -> "Batch":
+        """All positions moved by as much, those of padding too, and so many times as far apart; or along an axis."""
+
+        def there(p: Any, n: int | None = None) -> Any:
+            if isinstance(p, list):
+                return [there(x, n) for n, x in enumerate(p)]
+            return apart * p + by if axis in (None, n) else p
+
+        given = self.positions or [list(range(self.tokens))] * len(self.ids)
+        return replace(self, positions=[[there(p) for p in row] for row in given])
 
     def owed(self, x: Tensor) -> Tensor:
+        """x (rows, tokens, …) with zeros where there is padding, of which nothing is owed."""
+        if self.document is None:
+            return x
         real = torch.tensor(self.real, device=x.device)
         return x.masked_fill(~real.view(*real.shape, *[1] * (x.dim() - 2)), 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
+    """What is checked. One of the kinds below: `Rotary`, `Bias`, `Attention`, `Layer`, `Model`."""
+
+    by_place: ClassVar[int] = 1  # parameters of call that are given by place, whatever their names
+    gives: ClassVar[tuple[str, ...]] = ()  # the names of the others; none: they are not looked at
+
     build: Callable[..., Any]
     call: Callable[..., Any]
     options: Mapping[str, Any] = field(default_factory=dict)
+    causal: bool = False
+    relative: bool | None = None
+    like: Any = None
+    match: Callable[..., Any] | None = None
+    max_positions: int | None = None
+    max_grid: Sequence[int] | None = None
+    window: int | Sequence[int] | None = None
+    window_shift: Sequence[int] = (0, 0)
+    depth: int = 1
+    sinks: int = 0
+    directed: bool | None = None
+    normalized: bool = False
+    order_free: bool = False
+    trained_grid: Sequence[int] | None = None
+    distinct_to: int | None = None
+    threshold: int | None = None
+    linear_memory: bool = False
+    computes_in: torch.dtype | None = None
+    compiles: bool = False
+    exports: bool = False
     axes: int = 1
+    varied: Mapping[str, Any] = field(default_factory=dict)
+    refused: Sequence[Mapping[str, Any]] = ()
+    backends: Sequence[Mapping[str, Any]] = ()
+    state: Sequence[str] = ()
+    symmetric: bool = False
+    flat: Mapping[str, Any] | None = None
     registers: int = 0
     jitter: float = 0.0
     dtype: torch.dtype = torch.float64
     device: str = "cpu"
-    seed: int = 0
+    seed: int | Callable[[int], object] = 0
+    drawing: int = 0  # which of the draws: another one has other parameters
+
+    def sow(self) -> None:
+        """Seeds torch, and what else ``seed`` does."""
+        number = self.drawing if callable(self.seed) else self.seed + self.drawing
+        (torch.default_generator if self.device == "cpu" else torch).manual_seed(number)  # torch's takes 1 ms
+        if callable(self.seed):
+            self.seed(number)
+
+    def drawn_anew(self) -> "Subject":
+        """The same, whose parameters are drawn by another seed."""
+        return replace(self, drawing=self.drawing + 1)
 
     def make(self, **changed: Any) -> Any:
+        """The thing itself, in the subject's dtype and in evaluation mode, the same at every call."""
         with torch.random.fork_rng(devices=()):
-            torch.manual_seed(self.seed)
+            self.sow()
             made = self.build(**{**self.options, **changed})
             if isinstance(made, nn.Module):
                 with torch.no_grad():
@@ -68,17 +160,71 @@ class Subject:
                 made = made.to(self.device, self.dtype).eval()
         return made
 
+    def eps(self, *dtypes: torch.dtype) -> float:
+        """The unit of the coarsest of these dtypes and of what it computes in."""
+        return max(torch.finfo(dtype).eps for dtype in (*dtypes, self.computes_in) if dtype is not None)
+
+    def at(self, p: int) -> Any:
+        """A position: p, or where it has several axes, p on each."""
+        return p if self.axes == 1 else [p] * self.axes
+
     def takes(self, name: str) -> bool:
+        """Whether ``call`` has a parameter of that name."""
         return name in inspect.signature(self.call).parameters
 
+    def needs(self, name: str) -> bool:
+        """Whether ``call`` has a parameter of that name and no default for it."""
+        return self.takes(name) and inspect.signature(self.call).parameters[name].default is inspect.Parameter.empty
+
+    def can(self, what: str) -> bool:
+        """Whether it takes "positions" of each token, "padding", "document" or "order"; whether it has a "cache",
+        "queries" that are not the keys, and an "lse"."""
+        return self.takes(what)
+
+    @property
+    def on_grids(self) -> bool:
+        """Whether every row without positions is one of patches, and is given its grid. With a cache it may be text."""
+        return self.takes("grid") and not self.takes("cache") and not self.needs("positions")
+
+    def sides(self) -> tuple[int | None, int | None]:
+        """How many rows and how many columns it claims to have; None: any number."""
+        rows, columns = self.max_grid or (self.max_positions, self.max_positions)
+        return rows, columns
+
+    def fits(self, grid: Sequence[int]) -> bool:
+        """Whether it has so many rows and columns, and they are whole windows."""
+        window = self.window if isinstance(self.window, Sequence) else (1, 1)
+        return all(n <= (most or n) and n % part == 0 for n, most, part in zip(grid, self.sides(), window, strict=True))
+
+    def grid_of(self, tokens: int) -> tuple[int, int] | None:
+        """The grid of a row of which nothing is said: as near to a square as there is, but not of one row or column
+        unless it has no more; one row where it is causal, so that the first tokens of it are such a row too."""
+        patches = tokens - self.registers
+        if self.causal:
+            shapes = [(1, patches)]
+        else:
+            least = [min(2, most or 2) for most in self.sides()]
+            lying = [(n, patches // n) for n in range(math.isqrt(max(patches, 0)), 0, -1) if patches % n == 0]
+            both = [shape for short, long in lying for shape in ((short, long), (long, short))]
+            shapes = [shape for shape in both if shape[0] >= least[0] and shape[1] >= least[1]]
+        return next((shape for shape in shapes if patches > 0 and self.fits(shape)), None)
+
     def run(self, made: Any, batch: Batch) -> Tensor:
+        """What comes out for every query: (rows, tokens, …)."""
         raise NotImplementedError
 
+    def partial(self, made: Any, batch: Batch, lse: bool = True) -> tuple[Tensor, Tensor]:
+        """The output (rows, heads, queries, head_dim), and, where ``lse`` asks for it, the log-sum-exp (rows, heads,
+        queries)."""
+        raise NotApplicableError("let call take `return_lse`, for parts of the keys cannot be merged")
+
     def vectors(self, batch: Batch, size: int, which: int = 0) -> Tensor:
+        """A vector for each token, the same wherever the token stands: (rows, tokens, size)."""
         table = torch.randn(VOCABULARY, size, generator=torch.Generator().manual_seed(which), dtype=torch.float64)
         return table[torch.tensor(batch.ids)].to(self.device, self.dtype)
 
     def places(self, batch: Batch) -> Tensor:
+        """The positions of the tokens, (rows, tokens[, axes])."""
         if batch.positions is not None:
             return torch.tensor(batch.positions, device=self.device)
         if batch.grid is not None and self.axes == 2:
@@ -90,116 +236,315 @@ class Subject:
         return line if self.axes == 1 else line[..., None].expand(-1, -1, self.axes)
 
     def require_plain_positions(self, batch: Batch, what: str = "positions") -> None:
-        if batch.positions is not None and not torch.equal(
-            self.places(batch), torch.arange(batch.tokens, device=self.device).expand(len(batch.ids), -1)
-        ):
-            raise NotApplicableError(f"call takes no {what}")
+        """NotApplicableError where the batch has positions and ``call`` takes none."""
+        if batch.positions is not None:
+            line = torch.arange(batch.tokens, device=self.device).expand(len(batch.ids), -1)
+            require(torch.equal(self.places(batch), line), f"let call take `{what}` (rows, tokens)")
+
+    def visible(self, batch: Batch) -> Tensor:
+        """Which token sees which, (rows, tokens, tokens)."""
+        shape = (len(batch.ids), batch.tokens)
+        document = torch.tensor(batch.document or [[0] * batch.tokens] * shape[0]).view(shape)
+        order = torch.tensor(batch.order or [list(range(batch.tokens))] * shape[0]).view(shape)
+        seen = (document[:, :, None] == document[:, None, :]) & (document != PADDING)[:, None, :]
+        if self.causal:
+            seen = seen & (order[:, None, :] <= order[:, :, None])
+        return seen.to(self.device)
+
+
+# -- posenc/conformance/transformers_calls.py --------------------------------------------------------------------------
+
+def decode_with_positions(
+    model: Any, ids: Tensor, positions: Tensor | None = None, padding: Tensor | None = None, cache: Any = None
+) -> tuple[Tensor, Any]:
+    """A decoder that is given positions."""
+    out = _called(model, ids, padding, position_ids=positions, past_key_values=cache, use_cache=True)
+    return _outputs(out), out.past_key_values
+
+
+def _called(model: Any, ids: Tensor, padding: Tensor | None, **given: Any) -> Any:
+    """What a model gives for ids with the padding token where there is none, as a tokenizer gives them, and the mask of
+    all tokens so far."""
+    cache = given.get("past_key_values")
+    if padding is None and given.get("position_ids") is not None:
+        # Without a mask, positions that do not go up by one each would mean packed documents.
+        before = 0 if cache is None else cache.get_seq_length()
+        padding = torch.ones(ids.size(0), before + ids.size(1), dtype=torch.bool, device=ids.device)
+    if padding is not None and getattr(model.config, "pad_token_id", None) is not None:
+        ids = ids.masked_fill(~padding[:, -ids.size(1) :], model.config.pad_token_id)
+    return model(input_ids=ids, attention_mask=None if padding is None else padding.long(), **given)
+
+
+def _outputs(out: Any) -> Tensor:
+    """Logits, or what a model without a head ends with."""
+    return out.logits if getattr(out, "logits", None) is not None else out.last_hidden_state
+
+
+# -- posenc/conformance/layers.py --------------------------------------------------------------------------------------
+
+def kind_of(value: Any) -> str:
+    """What came in place of what was wanted."""
+    return f"a tuple of {len(value)}" if isinstance(value, tuple) else type(value).__name__
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layer(Subject):
+    """A module from vectors to vectors: ``call(made, x, …)``, x (rows, tokens, dim), gives (rows, tokens, …)."""
+
+    by_place: ClassVar[int] = 2
+    gives: ClassVar[tuple[str, ...]] = (
+        "positions",
+        "padding",
+        "document",
+        "order",
+        "cache",
+        "memory",
+        "memory_positions",
+        "grid",
+    )
+
     dim: int = 32
+
+    def can(self, what: str) -> bool:
+        if what == "padding":
+            return self.takes("padding") or self.takes("document")
+        return self.takes({"queries": "memory"}.get(what, what))
 
     def content(self, batch: Batch) -> Tensor:
         return self.vectors(batch, self.dim)
 
     def run(self, made: Any, batch: Batch) -> Tensor:
         x = self.content(batch)
-        if batch.keys is not None:
-            raise NotApplicableError("call gives no log-sum-exp, so parts of the keys cannot be merged")
+        require(
+            not self.registers or batch.tokens > self.registers,
+            f"nothing to do: a row of {batch.tokens} tokens has no patch behind its {self.registers} registers",
+        )
+        require(
+            batch.keys is None, "nothing to do: a layer gives no log-sum-exp, so parts of the keys cannot be merged"
+        )
         if batch.queries is not None:
-            if not self.takes("memory"):
-                raise NotApplicableError("call takes no memory, so queries are the keys")
+            require(self.takes("memory"), "let call take `memory` (rows, keys, dim), for queries are the keys")
             rows = list(batch.queries)
-            return self._call(made, x[:, rows], batch, rows, memory=x)[0]
-        outputs, cache, end = [], None, 0
-        for size in batch.chunks or (batch.tokens,):
-            rows = list(range(end, end + size))
-            end += size
+            out = self._call(made, x[:, rows], batch, rows, memory=x)[0]
+            alone = self._call(made, x[:, rows[:1]], batch, rows[:1], memory=x)[0]
+            same = torch.allclose(out[:, :1], alone, rtol=1e-3, atol=1e-3 * float(out.detach().abs().max()))
+            require(same, "let tokens of x be queries alone: the output of one depends on the others")
+            return out
+        outputs, cache = [], None
+        for rows, _, _ in batch.steps():
             with torch.set_grad_enabled(torch.is_grad_enabled() and not batch.chunks):  # a cache is for inference
                 out, cache = self._call(made, x[:, rows], batch, rows, cache=cache)
             outputs.append(out)
         return torch.cat(outputs, 1) if len(outputs) > 1 else outputs[0]
 
-    def _call(self, made: Any, x: Tensor, batch: Batch, rows: list[int], **known: Any) -> tuple[Tensor, Any]:
+    def _call(self, made: Any, x: Tensor, batch: Batch, rows: list[int], **extra: Any) -> tuple[Tensor, Any]:
         parameters = inspect.signature(self.call).parameters
-        positions = self.places(batch)
-        end = batch.tokens if "memory" in known or not rows else rows[-1] + 1
-        document = torch.tensor(batch.document, device=self.device) if batch.document is not None else None
-        facts: dict[str, Any] = {
-            "positions": positions[:, rows] if batch.positions is not None else None,
-            "padding": document[:, :end] != PADDING if document is not None else None,
-            "document": document[:, :end] if document is not None else None,
-            "order": torch.tensor(batch.order, device=self.device)[:, rows] if batch.order is not None else None,
-            "memory_positions": positions if "memory" in known and batch.positions is not None else None,
-            "grid": batch.grid,
-            "cache": None,
-            "memory": None,
-            **known,
+        places, queries = self.places(batch), "memory" in extra
+        end = batch.tokens if queries or not rows else rows[-1] + 1
+        grid = batch.grid
+        if grid is None and batch.positions is None and self.on_grids:
+            grid = self.grid_of(batch.tokens)
+            require(grid, f"{batch.tokens} tokens are no grid that it has")
+        said: dict[str, Any] = {"grid": grid, **extra}
+        if batch.positions is not None:
+            said |= {"positions": places[:, rows], "memory_positions": places if queries else None}
+        if batch.document is not None:
+            document = torch.tensor(batch.document, device=self.device)[:, :end]
+            said |= {"padding": document != PADDING, "document": document}
+        if batch.order is not None:
+            said["order"] = torch.tensor(batch.order, device=self.device)[:, rows]
+        said = {name: value for name, value in said.items() if value is not None}
+        for name in ("positions", "memory_positions"):
+            if name in said and name not in parameters:
+                self.require_plain_positions(batch, name)
+        matters = {
+            "padding": "padding" in said and not said["padding"].all() and "document" not in parameters,
+            "document": len({d for row in batch.document or () for d in row} - {PADDING}) > 1,
+            "order": "order" in said,
+            "grid": "grid" in said,
+            "cache": bool(batch.chunks),
         }
-        needed = {
-            "positions": positions[:, rows],
+        for name, it_does in matters.items():
+            require(not it_does or name in parameters, f"let call take `{name}`")
+        plain = {  # for what has no default where there is nothing to say
+            "positions": places[:, rows],
             "padding": torch.ones(len(batch.ids), end, device=self.device).bool(),
-        }
-        needed |= {
             "document": torch.zeros(len(batch.ids), end, device=self.device).long(),
-            "memory_positions": positions,
+            "memory_positions": places,
             "memory": x,
         }
-        given = {}
-        for name, value in facts.items():
-            if name not in parameters:
-                if name in ("positions", "memory_positions") and value is not None:
-                    self.require_plain_positions(batch, name)
-                elif (
-                    name == "document"
-                    and document is not None
-                    and len(set(document.flatten().tolist()) - {PADDING}) > 1
-                ):
-                    raise NotApplicableError("call takes no document")
-                elif name == "padding" and value is not None and not value.all() and "document" not in parameters:
-                    raise NotApplicableError("call takes no padding")
-                elif name in ("order", "grid") and value is not None:
-                    raise NotApplicableError(f"call takes no {name}")
-                elif name == "cache" and batch.chunks:
-                    raise NotApplicableError("call takes no cache")
-            elif value is not None:
-                given[name] = value
-            elif parameters[name].default is inspect.Parameter.empty:
-                given[name] = needed.get(name)
+        taken = [name for name in self.gives if name in said or self.needs(name)]
+        given = {name: said.get(name, plain.get(name)) for name in taken if name in parameters}
         out = self.call(made, x, **given)
-        return out if "cache" in parameters else (out, None)
+        if "cache" not in parameters:
+            return out, None
+        if not isinstance(out, tuple) or len(out) != 2:
+            raise TypeError(f"call takes a cache, so it must end with `return output, cache`; it gave {kind_of(out)}")
+        return out
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model(Layer):
+    """A model from token ids to vectors or logits: a `Layer` whose x are ids (rows, tokens) of int64, below 48."""
+
     def content(self, batch: Batch) -> Tensor:
         return torch.tensor(batch.ids, device=self.device)
 
 
+# -- posenc/conformance/outcome.py -------------------------------------------------------------------------------------
+
+import linecache
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from traceback import walk_tb
+from typing import NamedTuple
+
+
 class Outcome(NamedTuple):
+    """Whether it held; what was expected, and what came."""
+
     ok: bool
     expected: str
     came: str
 
+    @property
+    def finite(self) -> bool:
+        """Whether it is about numbers, and not about what is none or has none."""
+        return re.search(r"\b(nan|inf|infs|nans)\b|finite", f"{self.expected} {self.came}", re.IGNORECASE) is None
+
+
+Outcomes = Iterator[tuple[str, Outcome]]  # with what each is of
+
 
 def near(expected: Tensor, came: Tensor, tolerance: float) -> Outcome:
+    """Whether two tensors agree everywhere within ``tolerance``; what is not a number agrees with nothing."""
+    expected, came = expected.detach(), came.detach()
     if expected.shape != came.shape:
         return Outcome(False, f"shape {tuple(expected.shape)}", f"shape {tuple(came.shape)}")
     if expected.numel() == 0:
         return Outcome(True, "nothing", "nothing")
-    off = (came.double() - expected.double()).abs().nan_to_num(torch.inf)
-    worst, flat = float(off.max()), int(off.argmax())
-    at: list[int] = []
-    for size in reversed(off.shape):
-        flat, index = divmod(flat, size)
-        at.insert(0, index)
+    equal = came == expected  # infinite where both are, too
+    off = torch.where(equal, 0.0, (came.double() - expected.double()).abs()).nan_to_num(torch.inf)
+    worst, at = float(off.max()), [int(n) for n in torch.unravel_index(off.argmax(), off.shape)]
     return Outcome(
         worst <= tolerance,
         f"{float(expected[tuple(at)]):.6g} at {at}",
         f"{float(came[tuple(at)]):.6g}, off by {worst:.2g} (at most {tolerance:.2g})",
     )
 
+
+def first_failure(outcomes: Iterable[tuple[str, Outcome]]) -> Outcome:
+    """The first that did not hold, with its name, or that all did."""
+    for name, outcome in outcomes:
+        if not outcome.ok:
+            return Outcome(False, f"{name}: {outcome.expected}", f"{name}: {outcome.came}")
+    return Outcome(True, "all", "all")
+
+
+def outcome_of(trial: Callable[..., Outcome | Outcomes], subject: Subject, batch: Batch, **values: Any) -> Outcome:
+    """What a trial says of a batch, or the first failure of all that it says; an exception is a finding too, except
+    that it is not applicable."""
+    try:
+        found = trial(subject, batch, **values)
+        return found if isinstance(found, Outcome) else first_failure(list(found))
+    except NotApplicableError:
+        raise
+    except Exception as error:
+        return Outcome(False, "an answer", described(error))
+
+
+def described(error: BaseException) -> str:
+    """What an error says, and the last line on the way to it that is the subject's own: neither installed nor here."""
+    line = ""
+    for frame, number in walk_tb(error.__traceback__):
+        package, file = frame.f_globals.get("__name__", "").split(".")[0], frame.f_code.co_filename
+        here = frame.f_globals is globals() or package == "posenc" or package in sys.stdlib_module_names
+        if not (here or "-packages" in file):
+            line = f" ({Path(file).name}, line {number}: {linecache.getline(file, number).strip()})"
+    return f"{type(error).__name__}: {error}{line}"
+
+
+# -- posenc/conformance/checks/parity.py -------------------------------------------------------------------------------
+
+def outputs_agree(subject: Subject, batch: Batch, other: Mapping[str, Any], tolerance: float) -> Outcome:
+    """The outputs with other options against those with the subject's own."""
+    made = subject.make()
+    expected = batch.owed(subject.run(made, batch))
+    return near(expected, batch.owed(subject.run(made_as(subject, made, other), batch)), tolerance)
+
+
+def made_as(subject: Subject, made: Any, other: Mapping[str, Any]) -> Any:
+    """Built with other options, holding what the first one learned."""
+    twin = subject.make(**other)
+    if isinstance(twin, nn.Module) and isinstance(made, nn.Module):
+        twin.load_state_dict(made.state_dict(), strict=False)
+    return twin
+
+
+# -- posenc/conformance/repeat.py --------------------------------------------------------------------------------------
+
+import importlib
+from types import ModuleType
+from unittest.mock import MagicMock
+
+
+class StandIn(ModuleType):
+    """Imported in place of posenc.conformance: it has the names of this script, and all else of it does nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return globals().get(name) or MagicMock(name=name)
+
+
+def stand_in(*names: str) -> None:
+    """Lets modules of these names be imported."""
+    sys.modules.update({name: StandIn(name) for name in names})
+
+
+def hold(name: str, text: str, folder: str = "") -> None:
+    """Makes the module of that name from the text of its file; ``folder``: where it lies, if it is a package."""
+    module = sys.modules[name] = ModuleType(name)
+    module.__file__ = file = f"{name.replace('.', '/')}{'/__init__' * bool(folder)}.py"
+    module.__package__ = name if folder else name.rpartition(".")[0]
+    if folder:
+        module.__path__ = [folder]
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)  # for tracebacks
+    exec(compile(text, file, "exec"), vars(module))
+
+
+def part_of(module: str, name: str) -> Any:
+    """A function or class of a module."""
+    return getattr(importlib.import_module(module), name)
+
+
+def repeat(trial: Callable[..., Outcome | Outcomes], subject: Subject, batch: Batch, **values: Any) -> int:
+    """Prints what was expected and what came. 1: they differ; 0: they do not; 2: the trial does not apply here."""
+    try:
+        outcome = outcome_of(trial, subject, batch, **values)
+    except NotApplicableError as error:
+        print("not applicable:", error)
+        return 2
+    print("expected:", outcome.expected)
+    print("came:    ", outcome.came)
+    return 0 if outcome.ok else 1
+
+
+# -- the subject -------------------------------------------------------------------------------------------------------
+
+stand_in('posenc.conformance', 'posenc.conformance.transformers_models')
+hold('field.subjects.of_transformers_decoders', text='''\
+"""transformers: decoders with random weights, called by input_ids, attention_mask, position_ids and past_key_values.
+
+Claims: rotary and ALiBi models look at distances alone. A vocabulary of 64 leaves room for a padding token. Decoders
+that hand position_ids to their causal mask keep packed documents apart (masking_utils.find_packed_sequence_indices).
+"""
+
+import transformers
+
+from posenc.conformance import hugging_face
 
 SMALL = {
     "vocab_size": 64,
@@ -215,65 +560,66 @@ SMALL = {
 
 
 def build(family, attn_implementation="sdpa", **options):
+    """The causal language model of a family, with random weights."""
     config = transformers.AutoConfig.for_model(family, **{**SMALL, **options}, attn_implementation=attn_implementation)
     return transformers.AutoModelForCausalLM.from_config(config)
 
 
-def decode_with_positions(
-    model: Any, ids: Tensor, positions: Tensor | None = None, padding: Tensor | None = None, cache: Any = None
-) -> tuple[Tensor, Any]:
-    if positions is not None and padding is None:
-        padding = _no_padding(ids, 0 if cache is None else cache.get_seq_length())
-    ids, mask = _padded_inputs(model, ids, padding)
-    out = model(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
-    return _outputs(out), out.past_key_values
+def build_eager(family, **options):
+    """The same for a family that has only the eager implementation."""
+    return build(family, "eager", **options)
 
 
-def _no_padding(ids: Tensor, before: int) -> Tensor:
-    return torch.ones(ids.size(0), before + ids.size(1), dtype=torch.bool, device=ids.device)
+def rotary(family, documents=True, build=build, max_positions=None, **options):
+    """Its claims: distances alone matter, and packed documents are kept apart."""
+    options = {"family": family, **options}
+    return hugging_face(build, options=options, relative=True, documents=documents, max_positions=max_positions)
 
 
-def _padded_inputs(model: Any, ids: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    if padding is None:
-        return ids, None
-    if getattr(model.config, "pad_token_id", None) is not None:
-        ids = ids.masked_fill(~padding[:, -ids.size(1) :], model.config.pad_token_id)
-    return ids, padding.long()
+llama = rotary("llama", num_key_value_heads=2)
+mistral_window = rotary("mistral", num_key_value_heads=2, sliding_window=6)
+qwen2 = rotary("qwen2", num_key_value_heads=2)
+qwen3 = rotary("qwen3", num_key_value_heads=2, head_dim=16)
+gemma2 = rotary("gemma2", build=build_eager, num_key_value_heads=2, head_dim=16, sliding_window=6)
+gemma3 = rotary("gemma3_text", num_key_value_heads=2, head_dim=16, sliding_window=6)
+gpt_neox = rotary("gpt_neox")
+gptj = rotary("gptj", build=build_eager, rotary_dim=4, max_positions=2048)
+phi = rotary("phi")
+falcon = rotary("falcon", documents=False)
+falcon_alibi = hugging_face(build, options={"family": "falcon", "alibi": True}, relative=True)
+bloom = hugging_face(build_eager, options={"family": "bloom"}, relative=True)
+mpt = hugging_face(build_eager, options={"family": "mpt"}, relative=True)
+gpt2 = hugging_face(build, options={"family": "gpt2"}, documents=True, relative=False, max_positions=2048)
+opt = hugging_face(build, options={"family": "opt", "ffn_dim": 48}, relative=False, max_positions=2048)
 
-
-def _outputs(out: Any) -> Tensor:
-    return out.logits if getattr(out, "logits", None) is not None else out.last_hidden_state
-
-
-def outputs_agree(subject: Subject, batch: Batch, other: Mapping[str, Any], tolerance: float) -> Outcome:
-    made = subject.make()
-    expected = batch_owed(batch, subject.run(made, batch))
-    return near(expected, batch_owed(batch, subject.run(made_as(subject, made, other), batch)), tolerance)
-
-
-def made_as(subject: Subject, made: Any, other: Mapping[str, Any]) -> Any:
-    twin = subject.make(**other)
-    if isinstance(twin, nn.Module) and isinstance(made, nn.Module):
-        twin.load_state_dict(made.state_dict(), strict=False)
-    return twin
-
-
-def batch_owed(batch: Batch, out: Tensor) -> Tensor:
-    return out if batch.document is None else batch.owed(out)
-
+SUBJECTS = (
+    ("Llama", llama),
+    ("Mistral, sliding window", mistral_window),
+    ("Qwen2", qwen2),
+    ("Qwen3", qwen3),
+    ("Gemma 2, sliding window", gemma2),
+    ("Gemma 3, sliding window", gemma3),
+    ("GPT-NeoX", gpt_neox),
+    ("GPT-J", gptj),
+    ("Phi", phi),
+    ("Falcon, rotary", falcon),
+    ("Falcon, ALiBi", falcon_alibi),
+    ("BLOOM", bloom),
+    ("MPT", mpt),
+    ("GPT-2", gpt2),
+    ("OPT", opt),
+)
+''')
 
 subject = Model(
-    build=build,
+    build=part_of('field.subjects.of_transformers_decoders', 'build'),
     call=decode_with_positions,
     options={'family': 'falcon', 'alibi': True, 'attn_implementation': 'sdpa'},
+    causal=True,
+    relative=True,
+    backends=({'attn_implementation': 'eager'}, {'attn_implementation': 'sdpa'}),
     jitter=0.2,
     dtype=torch.float32,
 )
 batch = Batch(ids=[[0, 1]])
-try:
-    outcome = outputs_agree(subject, batch, other={'attn_implementation': 'eager'}, tolerance=0.0007013982665284857)
-except Exception as error:
-    outcome = Outcome(False, "an answer", f"{type(error).__name__}: {error}")
-print("expected:", outcome.expected)
-print("came:    ", outcome.came)
-raise SystemExit(0 if outcome.ok else 1)
+raise SystemExit(repeat(outputs_agree, subject, batch, other={'attn_implementation': 'eager'}, tolerance=0.0007031337848957264))

@@ -1,27 +1,46 @@
-# A finding of posenc check, which this script repeats without posenc.
-# transformers_scaling, dynamic: check 5, purity, calls between: inference mode
-# A call writes nothing, neither on the module nor into its inputs, and no call changes what another gives.
+# A finding of posenc check, which this script repeats.
+# transformers_scaling, dynamic: check 5, purity, calls between: longer
+# A call writes nothing into its inputs and nothing on the module but tables that stay as they are, and no call changes
+# what another gives.
+# What to do: Write nothing on the module or into the inputs: make tables new in each call, or by the length, dtype and
+# device alone.
+#
+# To run it: python 5-calls-between-longer.py
+# It needs torch, transformers.
+# To install them: pip install torch transformers
+# Exit codes: 1 while the finding is there, 0 when it is gone, 2 where it does not apply.
+
+# -- posenc/conformance/subjects.py ------------------------------------------------------------------------------------
 
 import inspect
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
-
+from itertools import accumulate, pairwise
+from typing import Any, ClassVar
 import torch
-import transformers
 from torch import Tensor, nn
 
 PADDING = -1  # the document that no token belongs to
 VOCABULARY = 48  # tokens are drawn from so many
+
+REFUSALS = (TypeError, ValueError, NotImplementedError, AssertionError)  # how code says that it takes no such dtype
 
 
 class NotApplicableError(Exception):
     """The subject cannot take part in a trial: the message says why."""
 
 
+def require(fine: object, reason: str) -> None:
+    """NotApplicableError with the reason, unless."""
+    if not fine:
+        raise NotApplicableError(reason)
+
+
 @dataclass(frozen=True)
 class Batch:
+    """Rows of tokens, as plain lists: what a subject is run on. All rows have as many tokens."""
+
     ids: list[list[int]]
     positions: list[list[Any]] | None = None
     document: list[list[int]] | None = None
@@ -35,33 +54,107 @@ class Batch:
     def tokens(self) -> int:
         return len(self.ids[0])
 
-    def pick(self, tokens: Sequence[int], row: int | None = None) -> "Batch":
-        rows = range(len(self.ids)) if row is None else [row]
+    @property
+    def real(self) -> list[list[bool]]:
+        """Where there is a token and no padding."""
+        return [[d != PADDING for d in row] for row in self.document or [[0] * self.tokens] * len(self.ids)]
+
+    def steps(self) -> list[tuple[list[int], list[int], list[int]]]:
+        """Which tokens are queries, which are keys, and which of the keys are new, at each step."""
+        everyone = list(range(self.tokens))
+        if not self.chunks:
+            keys = everyone if self.keys is None else list(self.keys)
+            return [(everyone if self.queries is None else list(self.queries), keys, keys)]
+        ends = pairwise(accumulate(self.chunks, initial=0))
+        return [(everyone[start:end], everyone[:end], everyone[start:end]) for start, end in ends]
+
+    def pick(self, tokens: Sequence[int], *rows: int) -> "Batch":
+        """These tokens alone, in this order, of these rows or of all; without chunks, queries, keys and grid."""
+        rows = rows or tuple(range(len(self.ids)))
 
         def of(field: list[list[Any]] | None) -> list[list[Any]] | None:
             return None if field is None else [[field[r][n] for n in tokens] for r in rows]
 
         return Batch(of(self.ids) or [], of(self.positions), of(self.document), of(self.order))
 
+    def moved(self, by: int, apart: int = 1, axis: int | None = None) -> "Batch":
+        """All positions moved by as much, those of padding too, and so many times as far apart; or along an axis."""
+
+        def there(p: Any, n: int | None = None) -> Any:
+            if isinstance(p, list):
+                return [there(x, n) for n, x in enumerate(p)]
+            return apart * p + by if axis in (None, n) else p
+
+        given = self.positions or [list(range(self.tokens))] * len(self.ids)
+        return replace(self, positions=[[there(p) for p in row] for row in given])
+
+    def owed(self, x: Tensor) -> Tensor:
+        """x (rows, tokens, …) with zeros where there is padding, of which nothing is owed."""
+        if self.document is None:
+            return x
+        real = torch.tensor(self.real, device=x.device)
+        return x.masked_fill(~real.view(*real.shape, *[1] * (x.dim() - 2)), 0.0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
+    """What is checked. One of the kinds below: `Rotary`, `Bias`, `Attention`, `Layer`, `Model`."""
+
+    by_place: ClassVar[int] = 1  # parameters of call that are given by place, whatever their names
+    gives: ClassVar[tuple[str, ...]] = ()  # the names of the others; none: they are not looked at
+
     build: Callable[..., Any]
     call: Callable[..., Any]
     options: Mapping[str, Any] = field(default_factory=dict)
     causal: bool = False
+    relative: bool | None = None
+    like: Any = None
+    match: Callable[..., Any] | None = None
+    max_positions: int | None = None
+    max_grid: Sequence[int] | None = None
+    window: int | Sequence[int] | None = None
+    window_shift: Sequence[int] = (0, 0)
+    depth: int = 1
+    sinks: int = 0
+    directed: bool | None = None
+    normalized: bool = False
+    order_free: bool = False
+    trained_grid: Sequence[int] | None = None
+    distinct_to: int | None = None
     threshold: int | None = None
+    linear_memory: bool = False
+    computes_in: torch.dtype | None = None
+    compiles: bool = False
+    exports: bool = False
     axes: int = 1
     varied: Mapping[str, Any] = field(default_factory=dict)
+    refused: Sequence[Mapping[str, Any]] = ()
+    backends: Sequence[Mapping[str, Any]] = ()
+    state: Sequence[str] = ()
+    symmetric: bool = False
+    flat: Mapping[str, Any] | None = None
     registers: int = 0
     jitter: float = 0.0
     dtype: torch.dtype = torch.float64
     device: str = "cpu"
-    seed: int = 0
+    seed: int | Callable[[int], object] = 0
+    drawing: int = 0  # which of the draws: another one has other parameters
+
+    def sow(self) -> None:
+        """Seeds torch, and what else ``seed`` does."""
+        number = self.drawing if callable(self.seed) else self.seed + self.drawing
+        (torch.default_generator if self.device == "cpu" else torch).manual_seed(number)  # torch's takes 1 ms
+        if callable(self.seed):
+            self.seed(number)
+
+    def drawn_anew(self) -> "Subject":
+        """The same, whose parameters are drawn by another seed."""
+        return replace(self, drawing=self.drawing + 1)
 
     def make(self, **changed: Any) -> Any:
+        """The thing itself, in the subject's dtype and in evaluation mode, the same at every call."""
         with torch.random.fork_rng(devices=()):
-            torch.manual_seed(self.seed)
+            self.sow()
             made = self.build(**{**self.options, **changed})
             if isinstance(made, nn.Module):
                 with torch.no_grad():
@@ -71,20 +164,71 @@ class Subject:
                 made = made.to(self.device, self.dtype).eval()
         return made
 
+    def eps(self, *dtypes: torch.dtype) -> float:
+        """The unit of the coarsest of these dtypes and of what it computes in."""
+        return max(torch.finfo(dtype).eps for dtype in (*dtypes, self.computes_in) if dtype is not None)
+
+    def at(self, p: int) -> Any:
+        """A position: p, or where it has several axes, p on each."""
+        return p if self.axes == 1 else [p] * self.axes
+
     def takes(self, name: str) -> bool:
+        """Whether ``call`` has a parameter of that name."""
         return name in inspect.signature(self.call).parameters
 
+    def needs(self, name: str) -> bool:
+        """Whether ``call`` has a parameter of that name and no default for it."""
+        return self.takes(name) and inspect.signature(self.call).parameters[name].default is inspect.Parameter.empty
+
+    def can(self, what: str) -> bool:
+        """Whether it takes "positions" of each token, "padding", "document" or "order"; whether it has a "cache",
+        "queries" that are not the keys, and an "lse"."""
+        return self.takes(what)
+
+    @property
+    def on_grids(self) -> bool:
+        """Whether every row without positions is one of patches, and is given its grid. With a cache it may be text."""
+        return self.takes("grid") and not self.takes("cache") and not self.needs("positions")
+
+    def sides(self) -> tuple[int | None, int | None]:
+        """How many rows and how many columns it claims to have; None: any number."""
+        rows, columns = self.max_grid or (self.max_positions, self.max_positions)
+        return rows, columns
+
+    def fits(self, grid: Sequence[int]) -> bool:
+        """Whether it has so many rows and columns, and they are whole windows."""
+        window = self.window if isinstance(self.window, Sequence) else (1, 1)
+        return all(n <= (most or n) and n % part == 0 for n, most, part in zip(grid, self.sides(), window, strict=True))
+
+    def grid_of(self, tokens: int) -> tuple[int, int] | None:
+        """The grid of a row of which nothing is said: as near to a square as there is, but not of one row or column
+        unless it has no more; one row where it is causal, so that the first tokens of it are such a row too."""
+        patches = tokens - self.registers
+        if self.causal:
+            shapes = [(1, patches)]
+        else:
+            least = [min(2, most or 2) for most in self.sides()]
+            lying = [(n, patches // n) for n in range(math.isqrt(max(patches, 0)), 0, -1) if patches % n == 0]
+            both = [shape for short, long in lying for shape in ((short, long), (long, short))]
+            shapes = [shape for shape in both if shape[0] >= least[0] and shape[1] >= least[1]]
+        return next((shape for shape in shapes if patches > 0 and self.fits(shape)), None)
+
     def run(self, made: Any, batch: Batch) -> Tensor:
+        """What comes out for every query: (rows, tokens, …)."""
         raise NotImplementedError
 
     def partial(self, made: Any, batch: Batch, lse: bool = True) -> tuple[Tensor, Tensor]:
-        raise NotApplicableError("call gives no log-sum-exp, so parts of the keys cannot be merged")
+        """The output (rows, heads, queries, head_dim), and, where ``lse`` asks for it, the log-sum-exp (rows, heads,
+        queries)."""
+        raise NotApplicableError("let call take `return_lse`, for parts of the keys cannot be merged")
 
     def vectors(self, batch: Batch, size: int, which: int = 0) -> Tensor:
+        """A vector for each token, the same wherever the token stands: (rows, tokens, size)."""
         table = torch.randn(VOCABULARY, size, generator=torch.Generator().manual_seed(which), dtype=torch.float64)
         return table[torch.tensor(batch.ids)].to(self.device, self.dtype)
 
     def places(self, batch: Batch) -> Tensor:
+        """The positions of the tokens, (rows, tokens[, axes])."""
         if batch.positions is not None:
             return torch.tensor(batch.positions, device=self.device)
         if batch.grid is not None and self.axes == 2:
@@ -96,24 +240,28 @@ class Subject:
         return line if self.axes == 1 else line[..., None].expand(-1, -1, self.axes)
 
     def require_plain_positions(self, batch: Batch, what: str = "positions") -> None:
-        if batch.positions is not None and not torch.equal(
-            self.places(batch), torch.arange(batch.tokens, device=self.device).expand(len(batch.ids), -1)
-        ):
-            raise NotApplicableError(f"call takes no {what}")
+        """NotApplicableError where the batch has positions and ``call`` takes none."""
+        if batch.positions is not None:
+            line = torch.arange(batch.tokens, device=self.device).expand(len(batch.ids), -1)
+            require(torch.equal(self.places(batch), line), f"let call take `{what}` (rows, tokens)")
 
     def visible(self, batch: Batch) -> Tensor:
+        """Which token sees which, (rows, tokens, tokens)."""
         shape = (len(batch.ids), batch.tokens)
-        document = torch.tensor(batch.document, device=self.device) if batch.document else torch.zeros(shape).long()
-        order = torch.tensor(batch.order) if batch.order else torch.arange(batch.tokens).expand(shape)
+        document = torch.tensor(batch.document or [[0] * batch.tokens] * shape[0]).view(shape)
+        order = torch.tensor(batch.order or [list(range(batch.tokens))] * shape[0]).view(shape)
         seen = (document[:, :, None] == document[:, None, :]) & (document != PADDING)[:, None, :]
         if self.causal:
             seen = seen & (order[:, None, :] <= order[:, :, None])
         return seen.to(self.device)
 
 
+# -- posenc/conformance/heads.py ---------------------------------------------------------------------------------------
+
 def attend(
     query: Tensor, key: Tensor, value: Tensor, visible: Tensor, bias: Tensor | float = 0.0
 ) -> tuple[Tensor, Tensor]:
+    """softmax(query key' / √d + bias) value, dense, and the log of the sum of each row; zeros where nothing is seen."""
     scores = query @ key.transpose(-1, -2) / query.size(-1) ** 0.5 + bias
     scores = scores.masked_fill(~visible[:, None], -torch.inf)
     weights = torch.where(visible.any(-1)[:, None, :, None], scores.softmax(-1), 0.0)
@@ -122,33 +270,66 @@ def attend(
 
 @dataclass(frozen=True, kw_only=True)
 class _Heads(Subject):
+    """A subject between queries and keys (rows, heads, tokens, head_dim), which are given to it."""
+
     heads: int = 3
     head_dim: int = 16
+
+    def can(self, what: str) -> bool:
+        return what != "positions" or self.takes("positions")  # the rest is done here, around it
 
     def run(self, made: Any, batch: Batch) -> Tensor:
         return self.partial(made, batch, lse=False)[0].transpose(1, 2)
 
-    def projected(self, batch: Batch) -> list[Tensor]:
-        size = (self.heads, self.head_dim)
-        return [
-            self.vectors(batch, self.heads * self.head_dim, which).unflatten(-1, size).transpose(1, 2)
-            for which in (1, 2, 3)
-        ]
+    def partial(self, made: Any, batch: Batch, lse: bool = True) -> tuple[Tensor, Tensor]:
+        query, key, value = self.content(batch)
+        positions = self.places(batch)
+        rotated: list[Tensor] = []  # a cache keeps keys as they were rotated when they were new
+        parts = []
+        for rows, columns, new in batch.steps():
+            asking = self.rotate(made, query[:, :, rows], positions[:, rows], 0)
+            rotated.append(self.rotate(made, key[:, :, new], positions[:, new], 1))
+            vectors = [asking, torch.cat(rotated, 2), value[:, :, columns]]
+            parts.append(self._step(made, batch, vectors, rows, columns, lse))
+        return torch.cat([out for out, _ in parts], 2), torch.cat([lse for _, lse in parts], 2)
 
-    def rows_and_columns(self, batch: Batch) -> list[tuple[list[int], list[int], list[int]]]:
-        everyone = list(range(batch.tokens))
-        if not batch.chunks:
-            keys = everyone if batch.keys is None else list(batch.keys)
-            return [(everyone if batch.queries is None else list(batch.queries), keys, keys)]
-        ends = [sum(batch.chunks[: n + 1]) for n in range(len(batch.chunks))]
-        return [
-            (everyone[end - size : end], everyone[:end], everyone[end - size : end])
-            for end, size in zip(ends, batch.chunks, strict=True)
-        ]
+    def content(self, batch: Batch) -> list[Tensor]:
+        """Queries, keys and values (rows, heads, tokens, head_dim)."""
+        drawn = (self.vectors(batch, self.heads * self.head_dim, which) for which in (1, 2, 3))
+        return [x.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2) for x in drawn]
+
+    def rotate(self, made: Any, x: Tensor, positions: Tensor, which: int = 0) -> Tensor:
+        """x (rows, heads, tokens, head_dim) as a query (0) or a key (1), at positions (rows, tokens[, axes])."""
+        return x
+
+    def bias(self, made: Any, query_positions: Tensor, key_positions: Tensor) -> Tensor | float:
+        """What is added to the scores: (rows, heads, queries, keys)."""
+        return 0.0
+
+    def _step(
+        self, made: Any, batch: Batch, vectors: list[Tensor], rows: list[int], columns: list[int], lse: bool
+    ) -> tuple[Tensor, Tensor]:
+        """What these queries get from these keys, and, where ``lse`` asks for it, the log-sum-exp of their scores."""
+        query, key, value = vectors
+        positions, visible = self.places(batch), self.visible(batch)
+        bias = self.bias(made, positions[:, rows], positions[:, columns])
+        return attend(query, key, value, visible[:, rows][:, :, columns], bias)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rotary(_Heads):
+    """A rotation of queries and keys: ``call(made, x, positions)`` or ``call(made, query, key, positions)``."""
+
+    gives: ClassVar[tuple[str, ...]] = ("x", "query", "key", "positions", "offset")
+
+    frequencies: Sequence[float] | None = None
+    base: float | None = None
+    layout: str | None = None
+    direction: str | None = None
+    rotary_dim: int | None = None
+    scale: float | None = 1.0
+    other_layout: Mapping[str, Any] = field(default_factory=dict)
+
     def rotate(self, made: Any, x: Tensor, positions: Tensor, which: int = 0) -> Tensor:
         names = list(inspect.signature(self.call).parameters)[1:]
         given: dict[str, Any] = {name: x for name in names if name in ("x", "query", "key")}
@@ -157,154 +338,235 @@ class Rotary(_Heads):
         else:
             start = int(positions[0, 0]) if positions.dim() == 2 else 0
             run = torch.arange(start, start + x.size(2), device=x.device).expand(x.size(0), -1)
-            if positions.dim() != 2 or not torch.equal(positions, run):
-                raise NotApplicableError("call takes no positions of each token")
-            if start and "offset" not in names:
-                raise NotApplicableError("call takes neither positions nor an offset")
+            require(positions.dim() == 2 and torch.equal(positions, run), "let call take `positions` (rows, tokens)")
+            require(not start or "offset" in names, "let call take `positions` (rows, tokens), or an `offset`")
             if "offset" in names:
                 given["offset"] = start
         out = self.call(made, **given)
         return out[which] if isinstance(out, tuple) else out
 
-    def partial(self, made: Any, batch: Batch, lse: bool = True) -> tuple[Tensor, Tensor]:
-        query, key, value = self.projected(batch)
-        positions, visible = self.places(batch), self.visible(batch)
-        rotated: list[Tensor] = []  # a cache keeps keys as they were rotated when they were new
-        parts = []
-        for rows, columns, new in self.rows_and_columns(batch):
-            asking = self.rotate(made, query[:, :, rows], positions[:, rows], 0)
-            rotated.append(self.rotate(made, key[:, :, new], positions[:, new], 1))
-            seen = visible[:, rows][:, :, columns]
-            parts.append(attend(asking, torch.cat(rotated, 2), value[:, :, columns], seen))
-        return torch.cat([out for out, _ in parts], 2), torch.cat([lse for _, lse in parts], 2)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Bias(_Heads):
+    """What is added to the scores: ``call(made, query_positions, key_positions)``, (rows, queries[, axes]) and (rows,
+    keys[, axes]) of int64, gives (heads, queries, keys) or (rows, heads, queries, keys)."""
+
+    gives: ClassVar[tuple[str, ...]] = ("query_positions", "key_positions", "query_length", "key_length")
+
+    slopes: Sequence[float] | None = None
+    heads_option: str = ""
+
+    def can(self, what: str) -> bool:
+        return what != "positions" or self.takes("query_positions")
+
     def bias(self, made: Any, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         if self.takes("query_positions"):
             bias = self.call(made, query_positions=query_positions, key_positions=key_positions)
         else:
             queries, keys = query_positions.size(1), key_positions.size(1)
             line = torch.arange(keys, device=key_positions.device)
-            if not (
-                key_positions.dim() == 2
-                and torch.equal(key_positions, line.expand_as(key_positions))
-                and torch.equal(query_positions, line[keys - queries :].expand_as(query_positions))
-            ):
-                raise NotApplicableError("call takes lengths and no positions")
+            plain = key_positions.dim() == 2 and torch.equal(key_positions, line.expand_as(key_positions))
+            last = plain and torch.equal(query_positions, line[keys - queries :].expand_as(query_positions))
+            require(last, "let call take `query_positions` and `key_positions` (rows, tokens), for it takes lengths")
             bias = self.call(made, query_length=queries, key_length=keys)
         return bias if bias.dim() == 4 else bias[None]
 
-    def partial(self, made: Any, batch: Batch, lse: bool = True) -> tuple[Tensor, Tensor]:
-        query, key, value = self.projected(batch)
-        positions, visible = self.places(batch), self.visible(batch)
-        parts = []
-        for rows, columns, _ in self.rows_and_columns(batch):
-            bias = self.bias(made, positions[:, rows], positions[:, columns])
-            seen = visible[:, rows][:, :, columns]
-            parts.append(attend(query[:, :, rows], key[:, :, columns], value[:, :, columns], seen, bias))
-        return torch.cat([out for out, _ in parts], 2), torch.cat([lse for _, lse in parts], 2)
+
+# -- posenc/conformance/transformers_calls.py --------------------------------------------------------------------------
+
+def decode_with_positions(
+    model: Any, ids: Tensor, positions: Tensor | None = None, padding: Tensor | None = None, cache: Any = None
+) -> tuple[Tensor, Any]:
+    """A decoder that is given positions."""
+    out = _called(model, ids, padding, position_ids=positions, past_key_values=cache, use_cache=True)
+    return _outputs(out), out.past_key_values
+
+
+def decode_packed(
+    model: Any,
+    ids: Tensor,
+    positions: Tensor | None = None,
+    padding: Tensor | None = None,
+    document: Tensor | None = None,
+    cache: Any = None,
+) -> tuple[Tensor, Any]:
+    """A decoder that takes a position which does not go up by one for the beginning of a document."""
+    if document is None or len(set(document.flatten().tolist()) - {PADDING}) < 2:
+        return decode_with_positions(model, ids, positions, padding, cache)
+    known = "nothing to do: packed documents are known by positions alone"
+    if positions is None or cache is not None or (document == PADDING).any():
+        raise NotApplicableError(f"{known}: with no padding, and no cache")
+    starts, jumps = document.diff(dim=-1) != 0, positions.diff(dim=-1) != 1
+    require(torch.equal(starts, jumps), f"{known}: each unbroken, the next not following it")
+    return _outputs(model(input_ids=ids, position_ids=positions, use_cache=False)), None
+
+
+def _called(model: Any, ids: Tensor, padding: Tensor | None, **given: Any) -> Any:
+    """What a model gives for ids with the padding token where there is none, as a tokenizer gives them, and the mask of
+    all tokens so far."""
+    cache = given.get("past_key_values")
+    if padding is None and given.get("position_ids") is not None:
+        # Without a mask, positions that do not go up by one each would mean packed documents.
+        before = 0 if cache is None else cache.get_seq_length()
+        padding = torch.ones(ids.size(0), before + ids.size(1), dtype=torch.bool, device=ids.device)
+    if padding is not None and getattr(model.config, "pad_token_id", None) is not None:
+        ids = ids.masked_fill(~padding[:, -ids.size(1) :], model.config.pad_token_id)
+    return model(input_ids=ids, attention_mask=None if padding is None else padding.long(), **given)
+
+
+def _outputs(out: Any) -> Tensor:
+    """Logits, or what a model without a head ends with."""
+    return out.logits if getattr(out, "logits", None) is not None else out.last_hidden_state
+
+
+# -- posenc/conformance/layers.py --------------------------------------------------------------------------------------
+
+def kind_of(value: Any) -> str:
+    """What came in place of what was wanted."""
+    return f"a tuple of {len(value)}" if isinstance(value, tuple) else type(value).__name__
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layer(Subject):
+    """A module from vectors to vectors: ``call(made, x, …)``, x (rows, tokens, dim), gives (rows, tokens, …)."""
+
+    by_place: ClassVar[int] = 2
+    gives: ClassVar[tuple[str, ...]] = (
+        "positions",
+        "padding",
+        "document",
+        "order",
+        "cache",
+        "memory",
+        "memory_positions",
+        "grid",
+    )
+
     dim: int = 32
+
+    def can(self, what: str) -> bool:
+        if what == "padding":
+            return self.takes("padding") or self.takes("document")
+        return self.takes({"queries": "memory"}.get(what, what))
 
     def content(self, batch: Batch) -> Tensor:
         return self.vectors(batch, self.dim)
 
     def run(self, made: Any, batch: Batch) -> Tensor:
         x = self.content(batch)
-        if batch.keys is not None:
-            raise NotApplicableError("call gives no log-sum-exp, so parts of the keys cannot be merged")
+        require(
+            not self.registers or batch.tokens > self.registers,
+            f"nothing to do: a row of {batch.tokens} tokens has no patch behind its {self.registers} registers",
+        )
+        require(
+            batch.keys is None, "nothing to do: a layer gives no log-sum-exp, so parts of the keys cannot be merged"
+        )
         if batch.queries is not None:
-            if not self.takes("memory"):
-                raise NotApplicableError("call takes no memory, so queries are the keys")
+            require(self.takes("memory"), "let call take `memory` (rows, keys, dim), for queries are the keys")
             rows = list(batch.queries)
-            return self._call(made, x[:, rows], batch, rows, memory=x)[0]
-        outputs, cache, end = [], None, 0
-        for size in batch.chunks or (batch.tokens,):
-            rows = list(range(end, end + size))
-            end += size
+            out = self._call(made, x[:, rows], batch, rows, memory=x)[0]
+            alone = self._call(made, x[:, rows[:1]], batch, rows[:1], memory=x)[0]
+            same = torch.allclose(out[:, :1], alone, rtol=1e-3, atol=1e-3 * float(out.detach().abs().max()))
+            require(same, "let tokens of x be queries alone: the output of one depends on the others")
+            return out
+        outputs, cache = [], None
+        for rows, _, _ in batch.steps():
             with torch.set_grad_enabled(torch.is_grad_enabled() and not batch.chunks):  # a cache is for inference
                 out, cache = self._call(made, x[:, rows], batch, rows, cache=cache)
             outputs.append(out)
         return torch.cat(outputs, 1) if len(outputs) > 1 else outputs[0]
 
-    def _call(self, made: Any, x: Tensor, batch: Batch, rows: list[int], **known: Any) -> tuple[Tensor, Any]:
+    def _call(self, made: Any, x: Tensor, batch: Batch, rows: list[int], **extra: Any) -> tuple[Tensor, Any]:
         parameters = inspect.signature(self.call).parameters
-        positions = self.places(batch)
-        end = batch.tokens if "memory" in known or not rows else rows[-1] + 1
-        document = torch.tensor(batch.document, device=self.device) if batch.document is not None else None
-        facts: dict[str, Any] = {
-            "positions": positions[:, rows] if batch.positions is not None else None,
-            "padding": document[:, :end] != PADDING if document is not None else None,
-            "document": document[:, :end] if document is not None else None,
-            "order": torch.tensor(batch.order, device=self.device)[:, rows] if batch.order is not None else None,
-            "memory_positions": positions if "memory" in known and batch.positions is not None else None,
-            "grid": batch.grid,
-            "cache": None,
-            "memory": None,
-            **known,
+        places, queries = self.places(batch), "memory" in extra
+        end = batch.tokens if queries or not rows else rows[-1] + 1
+        grid = batch.grid
+        if grid is None and batch.positions is None and self.on_grids:
+            grid = self.grid_of(batch.tokens)
+            require(grid, f"{batch.tokens} tokens are no grid that it has")
+        said: dict[str, Any] = {"grid": grid, **extra}
+        if batch.positions is not None:
+            said |= {"positions": places[:, rows], "memory_positions": places if queries else None}
+        if batch.document is not None:
+            document = torch.tensor(batch.document, device=self.device)[:, :end]
+            said |= {"padding": document != PADDING, "document": document}
+        if batch.order is not None:
+            said["order"] = torch.tensor(batch.order, device=self.device)[:, rows]
+        said = {name: value for name, value in said.items() if value is not None}
+        for name in ("positions", "memory_positions"):
+            if name in said and name not in parameters:
+                self.require_plain_positions(batch, name)
+        matters = {
+            "padding": "padding" in said and not said["padding"].all() and "document" not in parameters,
+            "document": len({d for row in batch.document or () for d in row} - {PADDING}) > 1,
+            "order": "order" in said,
+            "grid": "grid" in said,
+            "cache": bool(batch.chunks),
         }
-        needed = {
-            "positions": positions[:, rows],
+        for name, it_does in matters.items():
+            require(not it_does or name in parameters, f"let call take `{name}`")
+        plain = {  # for what has no default where there is nothing to say
+            "positions": places[:, rows],
             "padding": torch.ones(len(batch.ids), end, device=self.device).bool(),
-        }
-        needed |= {
             "document": torch.zeros(len(batch.ids), end, device=self.device).long(),
-            "memory_positions": positions,
+            "memory_positions": places,
             "memory": x,
         }
-        given = {}
-        for name, value in facts.items():
-            if name not in parameters:
-                if name in ("positions", "memory_positions") and value is not None:
-                    self.require_plain_positions(batch, name)
-                elif (
-                    name == "document"
-                    and document is not None
-                    and len(set(document.flatten().tolist()) - {PADDING}) > 1
-                ):
-                    raise NotApplicableError("call takes no document")
-                elif name == "padding" and value is not None and not value.all() and "document" not in parameters:
-                    raise NotApplicableError("call takes no padding")
-                elif name in ("order", "grid") and value is not None:
-                    raise NotApplicableError(f"call takes no {name}")
-                elif name == "cache" and batch.chunks:
-                    raise NotApplicableError("call takes no cache")
-            elif value is not None:
-                given[name] = value
-            elif parameters[name].default is inspect.Parameter.empty:
-                given[name] = needed.get(name)
+        taken = [name for name in self.gives if name in said or self.needs(name)]
+        given = {name: said.get(name, plain.get(name)) for name in taken if name in parameters}
         out = self.call(made, x, **given)
-        return out if "cache" in parameters else (out, None)
+        if "cache" not in parameters:
+            return out, None
+        if not isinstance(out, tuple) or len(out) != 2:
+            raise TypeError(f"call takes a cache, so it must end with `return output, cache`; it gave {kind_of(out)}")
+        return out
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model(Layer):
+    """A model from token ids to vectors or logits: a `Layer` whose x are ids (rows, tokens) of int64, below 48."""
+
     def content(self, batch: Batch) -> Tensor:
         return torch.tensor(batch.ids, device=self.device)
 
 
+# -- posenc/conformance/outcome.py -------------------------------------------------------------------------------------
+
+import linecache
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from traceback import walk_tb
+from typing import NamedTuple
+
+
 class Outcome(NamedTuple):
+    """Whether it held; what was expected, and what came."""
+
     ok: bool
     expected: str
     came: str
 
+    @property
+    def finite(self) -> bool:
+        """Whether it is about numbers, and not about what is none or has none."""
+        return re.search(r"\b(nan|inf|infs|nans)\b|finite", f"{self.expected} {self.came}", re.IGNORECASE) is None
+
+
+Outcomes = Iterator[tuple[str, Outcome]]  # with what each is of
+
 
 def near(expected: Tensor, came: Tensor, tolerance: float) -> Outcome:
+    """Whether two tensors agree everywhere within ``tolerance``; what is not a number agrees with nothing."""
+    expected, came = expected.detach(), came.detach()
     if expected.shape != came.shape:
         return Outcome(False, f"shape {tuple(expected.shape)}", f"shape {tuple(came.shape)}")
     if expected.numel() == 0:
         return Outcome(True, "nothing", "nothing")
-    off = (came.double() - expected.double()).abs().nan_to_num(torch.inf)
-    worst, flat = float(off.max()), int(off.argmax())
-    at: list[int] = []
-    for size in reversed(off.shape):
-        flat, index = divmod(flat, size)
-        at.insert(0, index)
+    equal = came == expected  # infinite where both are, too
+    off = torch.where(equal, 0.0, (came.double() - expected.double()).abs()).nan_to_num(torch.inf)
+    worst, at = float(off.max()), [int(n) for n in torch.unravel_index(off.argmax(), off.shape)]
     return Outcome(
         worst <= tolerance,
         f"{float(expected[tuple(at)]):.6g} at {at}",
@@ -312,11 +574,197 @@ def near(expected: Tensor, came: Tensor, tolerance: float) -> Outcome:
     )
 
 
-def first_failure(outcomes: "list[tuple[str, Outcome]]") -> Outcome:
+def first_failure(outcomes: Iterable[tuple[str, Outcome]]) -> Outcome:
+    """The first that did not hold, with its name, or that all did."""
     for name, outcome in outcomes:
         if not outcome.ok:
             return Outcome(False, f"{name}: {outcome.expected}", f"{name}: {outcome.came}")
     return Outcome(True, "all", "all")
+
+
+def outcome_of(trial: Callable[..., Outcome | Outcomes], subject: Subject, batch: Batch, **values: Any) -> Outcome:
+    """What a trial says of a batch, or the first failure of all that it says; an exception is a finding too, except
+    that it is not applicable."""
+    try:
+        found = trial(subject, batch, **values)
+        return found if isinstance(found, Outcome) else first_failure(list(found))
+    except NotApplicableError:
+        raise
+    except Exception as error:
+        return Outcome(False, "an answer", described(error))
+
+
+def described(error: BaseException) -> str:
+    """What an error says, and the last line on the way to it that is the subject's own: neither installed nor here."""
+    line = ""
+    for frame, number in walk_tb(error.__traceback__):
+        package, file = frame.f_globals.get("__name__", "").split(".")[0], frame.f_code.co_filename
+        here = frame.f_globals is globals() or package == "posenc" or package in sys.stdlib_module_names
+        if not (here or "-packages" in file):
+            line = f" ({Path(file).name}, line {number}: {linecache.getline(file, number).strip()})"
+    return f"{type(error).__name__}: {error}{line}"
+
+
+# -- posenc/conformance/calls.py ---------------------------------------------------------------------------------------
+
+def with_tokens(batch: Batch, tokens: int, axes: int = 0) -> Batch:
+    """One row of that many tokens, which begins with the batch's first and goes on by steps of 7; with positions of so
+    many axes, if any."""
+    positions = [[n if axes == 1 else [n] * axes for n in range(tokens)]]
+    return Batch([[(batch.ids[0][0] + 7 * n) % VOCABULARY for n in range(tokens)]], positions if axes else None)
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, in one line, without colours, and without addresses, which differ from run to run."""
+    text = re.sub(r"\x1b\[[0-9;]*m| at 0x[0-9a-fA-F]+", "", str(error))
+    return f"{type(error).__name__}: {text.strip().splitlines()[0] if text.strip() else ''}"
+
+
+# -- posenc/conformance/checks/purity.py -------------------------------------------------------------------------------
+
+from contextlib import AbstractContextManager, nullcontext
+
+BETWEEN = ("the same", "shorter", "longer", "others", "bfloat16", "autocast", "inference mode")
+
+
+def no_call_changes_another(subject: Subject, batch: Batch, between: str, limit: int, tolerance: float) -> Outcomes:
+    """The same call before and after others; where positions can be given, also the first call of what those made
+    longer."""
+    if isinstance(subject, Rotary | Bias):
+        subject = replace(subject, causal=True)  # attention is not theirs, and so the start of a longer row is known
+    if between == "autocast":
+        subject = replace(subject, dtype=torch.float32)
+    # A length for each, longer than those before: what is remembered by the length, or grown to it, may be so for good.
+    longer = with_tokens(batch, min(2 * batch.tokens + 3 + BETWEEN.index(between), limit))
+    made, before = subject.make(), torch.get_rng_state()
+    first = subject.run(made, batch)
+    if between == "the same":
+        outcome = near(first, subject.run(made, batch), 0.0)  # the same arithmetic on the same numbers
+        drawn = (
+            "" if torch.equal(before, torch.get_rng_state()) else ", by numbers that each call draws: is dropout on?"
+        )
+        yield "again", Outcome(outcome.ok, outcome.expected, outcome.came + drawn)
+        return
+    try:
+        call_between(subject, made, between, batch if between == "shorter" else longer)
+        if between in ("bfloat16", "autocast"):  # and of the same shape, which a table may be remembered by
+            call_between(subject, made, between, batch)
+    except (RuntimeError, *REFUSALS) as error:
+        if between not in ("bfloat16", "autocast"):
+            raise
+        raise NotApplicableError(f"nothing to do: it does not run with {between}: {one_line(error)}") from error
+    yield "again", near(first, subject.run(made, batch), tolerance)
+    if subject.causal and subject.threshold is None:
+        start = subject.run(made, replace(longer, ids=[(batch.ids[0] + longer.ids[0])[: longer.tokens]]))
+        yield "at the start of more tokens", near(first[:1], start[:1, : batch.tokens], tolerance)
+
+
+def call_between(subject: Subject, made: Any, how: str, batch: Batch) -> None:
+    """A call, or calls, of another kind."""
+    modes: dict[str, AbstractContextManager[Any]] = {
+        "autocast": torch.autocast(torch.device(subject.device).type, torch.bfloat16),
+        "inference mode": torch.inference_mode(),
+    }
+    if how == "bfloat16":
+        subject = replace(subject, dtype=torch.bfloat16)
+    if how == "shorter":
+        batch = batch.pick(range((batch.tokens + 1) // 2))
+    with modes.get(how, nullcontext()):
+        for other in others(subject) if how == "others" else [made]:
+            subject.run(other, batch)
+
+
+def others(subject: Subject) -> Iterator[Any]:
+    """Built with other options, as far as those are not refused, and with another seed."""
+    for name, value in subject.varied.items():
+        try:
+            yield subject.make(**{name: value})
+        except (ValueError, TypeError, AssertionError):
+            continue
+    yield subject.drawn_anew().make()
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Whether two tensors or plain values are the same, where what is not a number equals itself."""
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return type(a) is type(b) and (a == b or a != a)
+    if (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
+        return False
+    return a.is_meta or bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+# -- posenc/conformance/repeat.py --------------------------------------------------------------------------------------
+
+import importlib
+from types import ModuleType
+from unittest.mock import MagicMock
+
+
+class StandIn(ModuleType):
+    """Imported in place of posenc.conformance: it has the names of this script, and all else of it does nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return globals().get(name) or MagicMock(name=name)
+
+
+def stand_in(*names: str) -> None:
+    """Lets modules of these names be imported."""
+    sys.modules.update({name: StandIn(name) for name in names})
+
+
+def hold(name: str, text: str, folder: str = "") -> None:
+    """Makes the module of that name from the text of its file; ``folder``: where it lies, if it is a package."""
+    module = sys.modules[name] = ModuleType(name)
+    module.__file__ = file = f"{name.replace('.', '/')}{'/__init__' * bool(folder)}.py"
+    module.__package__ = name if folder else name.rpartition(".")[0]
+    if folder:
+        module.__path__ = [folder]
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)  # for tracebacks
+    exec(compile(text, file, "exec"), vars(module))
+
+
+def part_of(module: str, name: str) -> Any:
+    """A function or class of a module."""
+    return getattr(importlib.import_module(module), name)
+
+
+def repeat(trial: Callable[..., Outcome | Outcomes], subject: Subject, batch: Batch, **values: Any) -> int:
+    """Prints what was expected and what came. 1: they differ; 0: they do not; 2: the trial does not apply here."""
+    try:
+        outcome = outcome_of(trial, subject, batch, **values)
+    except NotApplicableError as error:
+        print("not applicable:", error)
+        return 2
+    print("expected:", outcome.expected)
+    print("came:    ", outcome.came)
+    return 0 if outcome.ok else 1
+
+
+# -- the subject -------------------------------------------------------------------------------------------------------
+
+stand_in('posenc.conformance', 'posenc.conformance.heads', 'posenc.conformance.transformers_models')
+hold('field.subjects.of_transformers_scaling', text='''\
+"""transformers: every kind of rope_parameters, by its function of ROPE_INIT_FUNCTIONS and in a whole Llama.
+
+Past the trained length "dynamic" and "longrope" use other frequencies for all positions, by the length of what they are
+given: a whole model claims that as its threshold, and the functions are asked for one length.
+"""
+
+import math
+
+import torch
+import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from posenc.conformance import Rotary, hugging_face
+
+SIZE = 16  # channels of a head
+TRAINED, SHORT = 256, 16  # positions that a rotation, and a whole model, was trained on
+BASE = 10000.0
+SLOWER = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]  # longrope divides each frequency of a long text by one of these
 
 
 def config(trained, attn_implementation="sdpa", **rope_parameters):
@@ -339,133 +787,163 @@ def build_model(trained, attn_implementation="sdpa", **rope_parameters):
     return transformers.LlamaForCausalLM(config(trained, attn_implementation, **rope_parameters))
 
 
-def decode_with_positions(
-    model: Any, ids: Tensor, positions: Tensor | None = None, padding: Tensor | None = None, cache: Any = None
-) -> tuple[Tensor, Any]:
-    if positions is not None and padding is None:
-        padding = _no_padding(ids, 0 if cache is None else cache.get_seq_length())
-    ids, mask = _padded_inputs(model, ids, padding)
-    out = model(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
-    return _outputs(out), out.past_key_values
+def build_rotation(rope_type, trained, seq_len=None, **rope_parameters):
+    made = config(trained, rope_type=rope_type, **rope_parameters)
+    return ROPE_INIT_FUNCTIONS[rope_type](made, torch.device("cpu"), seq_len=seq_len)
 
 
-def decode_packed(
-    model: Any,
-    ids: Tensor,
-    positions: Tensor | None = None,
-    padding: Tensor | None = None,
-    document: Tensor | None = None,
-    cache: Any = None,
-) -> tuple[Tensor, Any]:
-    if document is None or len(set(document.flatten().tolist()) - {PADDING}) < 2:
-        return decode_with_positions(model, ids, positions, padding, cache)
-    starts = document.diff(dim=-1) != 0
-    if positions is None or cache is not None or (document == PADDING).any():
-        raise NotApplicableError("packed documents are told by positions alone: with no padding, and no cache")
-    if positions.shape != document.shape or not torch.equal(starts, positions.diff(dim=-1) != 1):
-        raise NotApplicableError(
-            "packed documents are told by positions alone: each unbroken, the next not following it"
-        )
-    out = model(input_ids=ids, position_ids=positions, use_cache=False)
-    return _outputs(out), None
+def rotate(made, query, key, positions):
+    """As LlamaRotaryEmbedding and LlamaAttention do: phases in float32."""
+    inv_freq, factor = made
+    phases = positions[..., None].float() * inv_freq
+    phases = torch.cat((phases, phases), -1)
+    return apply_rotary_pos_emb(query, key, (phases.cos() * factor).to(query), (phases.sin() * factor).to(query))
 
 
-def _no_padding(ids: Tensor, before: int) -> Tensor:
-    return torch.ones(ids.size(0), before + ids.size(1), dtype=torch.bool, device=ids.device)
+def plain(base=BASE):
+    return [base ** (-2 * c / SIZE) for c in range(SIZE // 2)]
 
 
-def _padded_inputs(model: Any, ids: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    if padding is None:
-        return ids, None
-    if getattr(model.config, "pad_token_id", None) is not None:
-        ids = ids.masked_fill(~padding[:, -ids.size(1) :], model.config.pad_token_id)
-    return ids, padding.long()
+def of_llama3(factor, low, high):
+    """Waves longer than trained/low are slowed by the factor, shorter than trained/high are not; between, a blend."""
+    found = []
+    for f in plain():
+        blend = min(max((TRAINED * f / (2 * math.pi) - low) / (high - low), 0.0), 1.0)
+        found.append((1 - blend) * f / factor + blend * f)
+    return found
 
 
-def _outputs(out: Any) -> Tensor:
-    return out.logits if getattr(out, "logits", None) is not None else out.last_hidden_state
+def of_yarn(factor, fast=32, slow=1):
+    """A ramp over the channels, between those that turn ``fast`` and ``slow`` times in the trained length."""
+    low, high = (SIZE * math.log(TRAINED / (turns * 2 * math.pi)) / (2 * math.log(BASE)) for turns in (fast, slow))
+    low, high = max(math.floor(low), 0), min(math.ceil(high), SIZE - 1)
+    found = []
+    for c, f in enumerate(plain()):
+        ramp = min(max((c - low) / (high - low), 0.0), 1.0)
+        found.append(ramp * f / factor + (1 - ramp) * f)
+    return found
 
 
-def with_tokens(batch: Batch, tokens: int, axes: int = 0) -> Batch:
-    positions = [[n if axes == 1 else [n] * axes for n in range(tokens)]]
-    return Batch([[(batch.ids[0][0] + 7 * n) % VOCABULARY for n in range(tokens)]], positions if axes else None)
+def of_dynamic(factor, length):
+    """The base grows with the length, so that the slowest channel is slowed by as much as the text is too long."""
+    grown = factor * length / TRAINED - (factor - 1)
+    return plain(BASE * grown ** (SIZE / (SIZE - 2)))
 
 
-def one_line(error: BaseException) -> str:
-    text = re.sub(r"\x1b\[[0-9;]*m| at 0x[0-9a-fA-F]+", "", str(error))
-    return f"{type(error).__name__}: {text.strip().splitlines()[0] if text.strip() else ''}"
+def rotation(frequencies, scale=1.0, varied=(), trained=4 * TRAINED, **options):
+    return Rotary(
+        build=build_rotation,
+        call=rotate,
+        options={"trained": trained, "rope_theta": BASE, **options},
+        causal=True,
+        relative=True,
+        layout="half",
+        frequencies=frequencies,
+        scale=scale,
+        varied={"rope_theta": 500.0, **dict(varied)},
+    )
 
 
-BETWEEN = ("the same", "shorter", "longer", "others", "bfloat16", "autocast", "inference mode")
+def model(rope_type, trained, **parameters):
+    options = {"trained": trained, "rope_type": rope_type, "rope_theta": BASE, **parameters}
+    going_by_length = rope_type in ("dynamic", "longrope")
+    return hugging_face(
+        build_model,
+        options=options,
+        documents=True,
+        relative=None if going_by_length else True,
+        threshold=SHORT if going_by_length else None,
+    )
 
 
-def no_call_changes_another(subject: Subject, batch: Batch, between: str, limit: int, tolerance: float) -> Outcome:
-    if isinstance(subject, Rotary | Bias):
-        subject = replace(subject, causal=True)  # attention is not theirs, and so the start of a longer row is known
-    if between == "autocast":
-        subject = replace(subject, dtype=torch.float32)
-    # A length for each, longer than those before: what is remembered by the length, or grown to it, may be so for good.
-    longer = with_tokens(batch, min(2 * batch.tokens + 3 + BETWEEN.index(between), limit))
-    made = subject.make()
-    first = subject.run(made, batch)
-    if between == "the same":
-        return near(first, subject.run(made, batch), 0.0)  # the same arithmetic on the same numbers
-    try:
-        call_between(subject, made, between, batch if between == "shorter" else longer)
-        if between in ("bfloat16", "autocast"):  # and of the same shape, which a table may be remembered by
-            call_between(subject, made, between, batch)
-    except RuntimeError as error:
-        if between not in ("bfloat16", "autocast"):
-            raise
-        raise NotApplicableError(f"it does not run with {between}: {one_line(error)}") from error
-    found = [("again", near(first, subject.run(made, batch), tolerance))]
-    if subject.causal and subject.threshold is None:
-        start = subject.run(made, replace(longer, ids=[(batch.ids[0] + longer.ids[0])[: longer.tokens]]))
-        found.append(("at the start of more tokens", near(first[:1], start[:1, : batch.tokens], tolerance)))
-    return first_failure(found)
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+ATTENTION = math.sqrt(1 + math.log(4.0) / math.log(TRAINED))  # by which longrope makes vectors longer
 
+rotate_linear = rotation([f / 4 for f in plain()], varied={"factor": 2.0}, rope_type="linear", factor=4.0)
+rotate_dynamic = rotation(
+    of_dynamic(4.0, 1024),
+    varied={"factor": 2.0, "seq_len": 512},
+    trained=TRAINED,
+    rope_type="dynamic",
+    factor=4.0,
+    seq_len=1024,
+)
+rotate_yarn = rotation(
+    of_yarn(4.0),
+    scale=0.1 * math.log(4.0) + 1,
+    varied={"factor": 2.0, "original_max_position_embeddings": 128, "beta_fast": 4.0, "beta_slow": 0.25},
+    rope_type="yarn",
+    factor=4.0,
+    original_max_position_embeddings=TRAINED,
+    beta_fast=32.0,
+    beta_slow=1.0,
+)
+rotate_longrope = rotation(
+    plain(),
+    scale=ATTENTION,
+    varied={"factor": 2.0, "short_factor": SLOWER, "original_max_position_embeddings": 128},
+    rope_type="longrope",
+    factor=4.0,
+    original_max_position_embeddings=TRAINED,
+    short_factor=[1.0] * 8,
+    long_factor=SLOWER,
+)
+rotate_longrope_long = rotation(
+    [f / by for f, by in zip(plain(), SLOWER, strict=True)],
+    scale=ATTENTION,
+    varied={"long_factor": [1.0] * 8},
+    rope_type="longrope",
+    factor=4.0,
+    original_max_position_embeddings=TRAINED,
+    short_factor=[1.0] * 8,
+    long_factor=SLOWER,
+    seq_len=TRAINED + 1,
+)
+rotate_llama3 = rotation(
+    of_llama3(8.0, 1.0, 4.0),
+    varied={"factor": 4.0, "low_freq_factor": 0.5, "high_freq_factor": 8.0, "original_max_position_embeddings": 128},
+    trained=8 * TRAINED,
+    rope_type="llama3",
+    original_max_position_embeddings=TRAINED,
+    **LLAMA3,
+)
+linear = model("linear", 1024, factor=4.0)
+dynamic = model("dynamic", SHORT, factor=4.0)
+yarn = model("yarn", 4 * SHORT, factor=4.0, original_max_position_embeddings=SHORT)
+longrope = model(
+    "longrope",
+    4 * SHORT,
+    factor=4.0,
+    original_max_position_embeddings=SHORT,
+    short_factor=[1.0] * 8,
+    long_factor=SLOWER,
+)
+llama3 = model("llama3", 8 * SHORT, original_max_position_embeddings=SHORT, **LLAMA3)
 
-def call_between(subject: Subject, made: Any, how: str, batch: Batch) -> None:
-    if how == "shorter":
-        subject.run(made, batch.pick(range((batch.tokens + 1) // 2)))
-    elif how == "longer":
-        subject.run(made, batch)
-    elif how == "bfloat16":
-        replace(subject, dtype=torch.bfloat16).run(made, batch)
-    elif how == "autocast":
-        with torch.autocast(torch.device(subject.device).type, torch.bfloat16):
-            subject.run(made, batch)
-    elif how == "inference mode":
-        with torch.inference_mode():
-            subject.run(made, batch)
-    else:
-        for other in others(subject):
-            subject.run(other, batch)
-
-
-def others(subject: Subject) -> Iterator[Any]:
-    for name, value in subject.varied.items():
-        try:
-            yield subject.make(**{name: value})
-        except (ValueError, TypeError, AssertionError):
-            continue
-    yield replace(subject, seed=subject.seed + 1).make()
-
+SUBJECTS = (
+    ("linear", rotate_linear),
+    ("dynamic, of 1024 tokens", rotate_dynamic),
+    ("yarn", rotate_yarn),
+    ("longrope, of a short text", rotate_longrope),
+    ("longrope, of a long text", rotate_longrope_long),
+    ("llama3", rotate_llama3),
+    ("Llama, linear", linear),
+    ("Llama, dynamic", dynamic),
+    ("Llama, yarn", yarn),
+    ("Llama, longrope", longrope),
+    ("Llama, llama3", llama3),
+)
+''')
 
 subject = Model(
-    build=build_model,
+    build=part_of('field.subjects.of_transformers_scaling', 'build_model'),
     call=decode_packed,
     options={'trained': 16, 'rope_type': 'dynamic', 'rope_theta': 10000.0, 'factor': 4.0, 'attn_implementation': 'sdpa'},
     causal=True,
     threshold=16,
+    backends=({'attn_implementation': 'eager'}, {'attn_implementation': 'sdpa'}),
     jitter=0.2,
     dtype=torch.float32,
 )
-batch = Batch(ids=[[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 12]])
-try:
-    outcome = no_call_changes_another(subject, batch, between='inference mode', limit=1025, tolerance=0.00026033625704258156)
-except Exception as error:
-    outcome = Outcome(False, "an answer", f"{type(error).__name__}: {error}")
-print("expected:", outcome.expected)
-print("came:    ", outcome.came)
-raise SystemExit(0 if outcome.ok else 1)
+batch = Batch(ids=[[0, 1, 2, 3, 4, 0, 5, 6, 7, 8, 9, 10, 6, 11, 12, 13]])
+raise SystemExit(repeat(no_call_changes_another, subject, batch, between='longer', limit=1025, tolerance=0.000261251494634962))

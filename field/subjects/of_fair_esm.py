@@ -27,7 +27,9 @@ def build_esm1b(max_positions):
 
 def build_esm1():
     args = argparse.Namespace(**SMALL, arch="protein_bert_base", final_bias=True)
-    return ProteinBertModel(args, esm.data.Alphabet.from_architecture("protein_bert_base"))
+    model = ProteinBertModel(args, esm.data.Alphabet.from_architecture("protein_bert_base"))
+    model.embed_positions._float_tensor.zero_()  # it says the dtype alone, and holds what lay in memory
+    return model
 
 
 def encode(model, ids, padding=None):

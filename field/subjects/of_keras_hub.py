@@ -1,8 +1,8 @@
 """keras-hub on torch: its layers of positions, and models with random weights.
 
 Layers that hold no weights are made anew for each call, in the dtype of what they are given, as a policy would. Models
-compute in float32. A cache has room for 1,100 tokens, and is fed as `generate` feeds it; models with one are called
-without padding, which their `call_with_cache` does not take.
+compute in float32. A cache has room for the tokens so far, and is fed as `generate` feeds it; models with one are
+called without padding, which their `call_with_cache` does not take.
 """
 
 import os
@@ -19,10 +19,9 @@ from keras_hub.src.models.roformer_v2.roformer_v2_attention import RoformrPositi
 
 from posenc.conformance import Bias, Layer, Model, Rotary
 
-SMALL = {"vocabulary_size": 64, "hidden_dim": 32, "intermediate_dim": 48, "num_layers": 2}
+SMALL = {"vocabulary_size": 64, "hidden_dim": 32, "intermediate_dim": 48, "num_layers": 1}
 GROUPED = {"num_query_heads": 2, "num_key_value_heads": 1}
 NAMES = {torch.float64: "float64", torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
-ROOM = 1100
 
 
 def build_rotary(**options):
@@ -64,14 +63,15 @@ def build(backbone, **options):
 
 
 def build_causal(family, **options):
-    """A language model. What each layer's cache holds: (heads of keys, size of a head)."""
-    heads = options.get("num_key_value_heads") or options.get("num_heads") or options["num_attention_heads"]
-    queries = options.get("num_query_heads") or heads
-    model = getattr(keras_hub.models, f"{family}CausalLM")(
-        backbone=build(f"{family}Backbone", **SMALL, **options), preprocessor=None
-    )
-    model.room = (SMALL["num_layers"], 2, ROOM, heads, SMALL["hidden_dim"] // queries)
-    return model
+    backbone = build(f"{family}Backbone", **SMALL, **options)
+    return getattr(keras_hub.models, f"{family}CausalLM")(backbone=backbone, preprocessor=None)
+
+
+def room(model, rows, tokens):
+    """What a cache has for so many tokens: for each layer its keys and values."""
+    queries = getattr(model.backbone, "num_query_heads", None) or model.backbone.num_heads
+    heads = getattr(model.backbone, "num_key_value_heads", queries)
+    return torch.zeros(rows, SMALL["num_layers"], 2, tokens, heads, SMALL["hidden_dim"] // queries)
 
 
 def rotate(layer, x, positions):
@@ -111,7 +111,8 @@ def hidden(out):
 
 
 def decode(model, ids, cache=None):
-    kept, used = cache or (torch.zeros(ids.size(0), *model.room), 0)
+    kept, used = cache or (room(model, ids.size(0), 0), 0)
+    kept = torch.cat((kept, room(model, *ids.shape)), 3)
     logits, _, kept = model.call_with_cache(ids, kept, used)
     return logits, (kept, used + ids.size(1))
 
@@ -187,7 +188,6 @@ mistral = Model(
     causal=True,
     relative=True,
     window=6,
-    depth=2,
     dtype=torch.float32,
 )
 xlnet = Model(

@@ -20,7 +20,7 @@ def build_mha(**options):
 def build_transformer(**options):
     random.seed(0)  # by which hyper_connections draws the first stream of each layer
     return LocalTransformer(
-        num_tokens=48, max_seq_len=2048, dim=32, depth=2, dim_head=16, heads=2, local_attn_window_size=8, **options
+        num_tokens=48, max_seq_len=128, dim=32, depth=2, dim_head=16, heads=2, local_attn_window_size=8, **options
     )
 
 
@@ -110,13 +110,13 @@ decoder_blocks = Layer(
     jitter=0.2,
     order_free=True,
 )
-transformer = Model(build=build_transformer, call=decode_text, causal=True, max_positions=2048, jitter=0.2)
+transformer = Model(build=build_transformer, call=decode_text, causal=True, max_positions=128, jitter=0.2)
 transformer_dynamic = Model(
     build=build_transformer,
     call=decode_text,
     options={"use_dynamic_pos_bias": True},
     causal=True,
-    max_positions=2048,
+    max_positions=128,
     jitter=0.2,
     dtype=torch.float32,
 )

@@ -77,7 +77,8 @@ nest = Layer(
     call=attend_raster,
     options={"module": "nest", "name": "Transformer", "dim": 32, "seq_len": 64, "depth": 1, "heads": 2, "mlp_mult": 2},
     axes=2,
-    max_positions=64,
+    max_positions=8,
+    max_grid=(8, 8),
 )
 projected = Layer(
     build=build,

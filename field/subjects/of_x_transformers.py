@@ -41,8 +41,9 @@ def build_encoder(**layers):
 def decode(model, ids, positions=None, padding=None, cache=None):
     seen, seen_positions, kept = cache or (ids[:, :0], None, None)
     new, ids = ids.size(1), torch.cat((seen, ids), 1)
-    if positions is not None and seen_positions is not None:
-        positions = torch.cat((seen_positions, positions), 1)
+    if positions is not None:  # of all tokens, those before by their index if they were told none
+        before = torch.arange(seen.size(1)).expand(len(ids), -1) if seen_positions is None else seen_positions
+        positions = torch.cat((before, positions), 1)
     out, kept_next = model(
         ids, cache=kept, cache_age=new, return_intermediates=True, pos=positions, **padding_facts(padding, positions)
     )

@@ -94,6 +94,7 @@ class Holding:
         self.module = nn.Linear(1, 1, bias=False)
         self.torchs = torch.Generator()
         self.kind = Holding
+        self.python = functools  # as keras-hub's layers have one, which leads to sys.modules
         if not self.plain:
             unset = 0
 
@@ -106,6 +107,9 @@ class Holding:
         return torch.zeros(3)
 
 
+LEFT_OUT = ("it.itself", "it.torchs", "it.kind", "it.python", "it.function's unset")
+
+
 def test_all_that_can_be_reached_is_found_once() -> None:
     thing = Holding()
     found = dict(holdings(thing))
@@ -116,7 +120,7 @@ def test_all_that_can_be_reached_is_found_once() -> None:
     assert found["it.part.args[0]"] == 7
     assert found["it.module.weight"].shape == (1, 1)
     assert found["it.module.training"] is True
-    assert not any(name.startswith(("it.itself", "it.torchs", "it.kind", "it.function's unset")) for name in found)
+    assert not any(name.startswith(LEFT_OUT) for name in found)
 
 
 @pytest.mark.parametrize(("name", "is_held"), [("number", False), ("tensor", True)])

@@ -149,7 +149,8 @@ def naming_what_differs(outcome: Outcome, normal: nn.Module, other: nn.Module) -
 
 def holdings(thing: Any, path: str = "it", seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
     """Every tensor and every plain value that can be reached from a thing, with the way to it: through modules,
-    objects, collections, and what functions have closed over. Not through what torch itself is made of."""
+    objects, collections, and what functions have closed over. Not through what torch itself is made of, nor through
+    Python's modules, by which everything could be reached."""
     seen = set() if seen is None else seen
     if isinstance(thing, Tensor | int | float | complex | str | bytes | range | torch.dtype | torch.device | None):
         yield path, thing

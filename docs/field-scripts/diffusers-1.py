@@ -1,0 +1,799 @@
+# A finding of posenc check, which this script repeats.
+# diffusers, omnigen: check 19, bounds, rows of other places
+# What is past the end is refused by name, slopes are right for any number of heads, and neither other rows, nor later
+# tokens, nor what a window hides count.
+# What to do: Take the number of rows and of tokens each from its own axis, and look at no row but one's own.
+#
+# To run it: python 19-rows-of-other-places.py
+# It needs torch, diffusers.
+# To install them: pip install torch diffusers
+# Exit codes: 1 while the finding is there, 0 when it is gone, 2 where it does not apply.
+
+# -- posenc/conformance/subjects.py ------------------------------------------------------------------------------------
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+from typing import Any, ClassVar
+import torch
+from torch import Tensor, nn
+
+PADDING = -1  # the document that no token belongs to
+VOCABULARY = 48  # tokens are drawn from so many
+
+
+class NotApplicableError(Exception):
+    """The subject cannot take part in a trial: the message says why."""
+
+
+def require(fine: object, reason: str) -> None:
+    """NotApplicableError with the reason, unless."""
+    if not fine:
+        raise NotApplicableError(reason)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of tokens, as plain lists: what a subject is run on. All rows have as many tokens."""
+
+    ids: list[list[int]]
+    positions: list[list[Any]] | None = None
+    document: list[list[int]] | None = None
+    order: list[list[int]] | None = None
+    chunks: tuple[int, ...] = ()
+    queries: tuple[int, ...] | None = None
+    keys: tuple[int, ...] | None = None
+    grid: tuple[int, int] | None = None
+
+    @property
+    def tokens(self) -> int:
+        return len(self.ids[0])
+
+    @property
+    def real(self) -> list[list[bool]]:
+        """Where there is a token and no padding."""
+        return [[d != PADDING for d in row] for row in self.document or [[0] * self.tokens] * len(self.ids)]
+
+    def steps(self) -> list[tuple[list[int], list[int], list[int]]]:
+        """Which tokens are queries, which are keys, and which of the keys are new, at each step."""
+        everyone = list(range(self.tokens))
+        if not self.chunks:
+            keys = everyone if self.keys is None else list(self.keys)
+            return [(everyone if self.queries is None else list(self.queries), keys, keys)]
+        ends = pairwise(accumulate(self.chunks, initial=0))
+        return [(everyone[start:end], everyone[:end], everyone[start:end]) for start, end in ends]
+
+    def pick(self, tokens: Sequence[int], *rows: int) -> "Batch":
+        """These tokens alone, in this order, of these rows or of all; without chunks, queries, keys and grid."""
+        rows = rows or tuple(range(len(self.ids)))
+
+        def of(field: list[list[Any]] | None) -> list[list[Any]] | None:
+            return None if field is None else [[field[r][n] for n in tokens] for r in rows]
+
+        return Batch(of(self.ids) or [], of(self.positions), of(self.document), of(self.order))
+
+    def moved(self, by: int, apart: int = 1, axis: int | None = None) -> "Batch":
+        """All positions moved by as much, those of padding too, and so many times as far apart; or along an axis."""
+
+        def there(p: Any, n: int | None = None) -> Any:
+            if isinstance(p, list):
+                return [there(x, n) for n, x in enumerate(p)]
+            return apart * p + by if axis in (None, n) else p
+
+        given = self.positions or [list(range(self.tokens))] * len(self.ids)
+        return replace(self, positions=[[there(p) for p in row] for row in given])
+
+    def owed(self, x: Tensor) -> Tensor:
+        """x (rows, tokens, …) with zeros where there is padding, of which nothing is owed."""
+        if self.document is None:
+            return x
+        real = torch.tensor(self.real, device=x.device)
+        return x.masked_fill(~real.view(*real.shape, *[1] * (x.dim() - 2)), 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is checked. One of the kinds below: `Rotary`, `Bias`, `Attention`, `Layer`, `Model`."""
+
+    by_place: ClassVar[int] = 1  # parameters of call that are given by place, whatever their names
+    gives: ClassVar[tuple[str, ...]] = ()  # the names of the others; none: they are not looked at
+
+    build: Callable[..., Any]
+    call: Callable[..., Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    causal: bool = False
+    relative: bool | None = None
+    like: Any = None
+    match: Callable[..., Any] | None = None
+    max_positions: int | None = None
+    max_grid: Sequence[int] | None = None
+    window: int | Sequence[int] | None = None
+    window_shift: Sequence[int] = (0, 0)
+    depth: int = 1
+    sinks: int = 0
+    directed: bool | None = None
+    normalized: bool = False
+    order_free: bool = False
+    trained_grid: Sequence[int] | None = None
+    distinct_to: int | None = None
+    threshold: int | None = None
+    linear_memory: bool = False
+    computes_in: torch.dtype | None = None
+    compiles: bool = False
+    exports: bool = False
+    axes: int = 1
+    varied: Mapping[str, Any] = field(default_factory=dict)
+    refused: Sequence[Mapping[str, Any]] = ()
+    backends: Sequence[Mapping[str, Any]] = ()
+    state: Sequence[str] = ()
+    symmetric: bool = False
+    flat: Mapping[str, Any] | None = None
+    registers: int = 0
+    jitter: float = 0.0
+    dtype: torch.dtype = torch.float64
+    device: str = "cpu"
+    seed: int | Callable[[int], object] = 0
+    drawing: int = 0  # which of the draws: another one has other parameters
+
+    def sow(self) -> None:
+        """Seeds torch, and what else ``seed`` does."""
+        number = self.drawing if callable(self.seed) else self.seed + self.drawing
+        (torch.default_generator if self.device == "cpu" else torch).manual_seed(number)  # torch's takes 1 ms
+        if callable(self.seed):
+            self.seed(number)
+
+    def drawn_anew(self) -> "Subject":
+        """The same, whose parameters are drawn by another seed."""
+        return replace(self, drawing=self.drawing + 1)
+
+    def make(self, **changed: Any) -> Any:
+        """The thing itself, in the subject's dtype and in evaluation mode, the same at every call."""
+        with torch.random.fork_rng(devices=()):
+            self.sow()
+            made = self.build(**{**self.options, **changed})
+            if isinstance(made, nn.Module):
+                with torch.no_grad():
+                    for parameter in made.parameters():
+                        if parameter.requires_grad:  # what is frozen, such as a table of sines, is as it must be
+                            parameter.add_(self.jitter * torch.randn(parameter.shape))
+                made = made.to(self.device, self.dtype).eval()
+        return made
+
+    def eps(self, *dtypes: torch.dtype) -> float:
+        """The unit of the coarsest of these dtypes and of what it computes in."""
+        return max(torch.finfo(dtype).eps for dtype in (*dtypes, self.computes_in) if dtype is not None)
+
+    def at(self, p: int) -> Any:
+        """A position: p, or where it has several axes, p on each."""
+        return p if self.axes == 1 else [p] * self.axes
+
+    def takes(self, name: str) -> bool:
+        """Whether ``call`` has a parameter of that name."""
+        return name in inspect.signature(self.call).parameters
+
+    def needs(self, name: str) -> bool:
+        """Whether ``call`` has a parameter of that name and no default for it."""
+        return self.takes(name) and inspect.signature(self.call).parameters[name].default is inspect.Parameter.empty
+
+    def can(self, what: str) -> bool:
+        """Whether it takes "positions" of each token, "padding", "document" or "order"; whether it has a "cache",
+        "queries" that are not the keys, and an "lse"."""
+        return self.takes(what)
+
+    @property
+    def on_grids(self) -> bool:
+        """Whether every row without positions is one of patches, and is given its grid. With a cache it may be text."""
+        return self.takes("grid") and not self.takes("cache") and not self.needs("positions")
+
+    def sides(self) -> tuple[int | None, int | None]:
+        """How many rows and how many columns it claims to have; None: any number."""
+        rows, columns = self.max_grid or (self.max_positions, self.max_positions)
+        return rows, columns
+
+    def fits(self, grid: Sequence[int]) -> bool:
+        """Whether it has so many rows and columns, and they are whole windows."""
+        window = self.window if isinstance(self.window, Sequence) else (1, 1)
+        return all(n <= (most or n) and n % part == 0 for n, most, part in zip(grid, self.sides(), window, strict=True))
+
+    def grid_of(self, tokens: int) -> tuple[int, int] | None:
+        """The grid of a row of which nothing is said: as near to a square as there is, but not of one row or column
+        unless it has no more; one row where it is causal, so that the first tokens of it are such a row too."""
+        patches = tokens - self.registers
+        if self.causal:
+            shapes = [(1, patches)]
+        else:
+            least = [min(2, most or 2) for most in self.sides()]
+            lying = [(n, patches // n) for n in range(math.isqrt(max(patches, 0)), 0, -1) if patches % n == 0]
+            both = [shape for short, long in lying for shape in ((short, long), (long, short))]
+            shapes = [shape for shape in both if shape[0] >= least[0] and shape[1] >= least[1]]
+        return next((shape for shape in shapes if patches > 0 and self.fits(shape)), None)
+
+    def run(self, made: Any, batch: Batch) -> Tensor:
+        """What comes out for every query: (rows, tokens, …)."""
+        raise NotImplementedError
+
+    def partial(self, made: Any, batch: Batch, lse: bool = True) -> tuple[Tensor, Tensor]:
+        """The output (rows, heads, queries, head_dim), and, where ``lse`` asks for it, the log-sum-exp (rows, heads,
+        queries)."""
+        raise NotApplicableError("let call take `return_lse`, for parts of the keys cannot be merged")
+
+    def vectors(self, batch: Batch, size: int, which: int = 0) -> Tensor:
+        """A vector for each token, the same wherever the token stands: (rows, tokens, size)."""
+        table = torch.randn(VOCABULARY, size, generator=torch.Generator().manual_seed(which), dtype=torch.float64)
+        return table[torch.tensor(batch.ids)].to(self.device, self.dtype)
+
+    def places(self, batch: Batch) -> Tensor:
+        """The positions of the tokens, (rows, tokens[, axes])."""
+        if batch.positions is not None:
+            return torch.tensor(batch.positions, device=self.device)
+        if batch.grid is not None and self.axes == 2:
+            height, width = batch.grid
+            raster = [[0, 0]] * self.registers
+            raster += [[row, column] for row in range(height) for column in range(width)]
+            return torch.tensor([raster] * len(batch.ids), device=self.device)
+        line = torch.arange(batch.tokens, device=self.device).expand(len(batch.ids), -1)
+        return line if self.axes == 1 else line[..., None].expand(-1, -1, self.axes)
+
+    def require_plain_positions(self, batch: Batch, what: str = "positions") -> None:
+        """NotApplicableError where the batch has positions and ``call`` takes none."""
+        if batch.positions is not None:
+            line = torch.arange(batch.tokens, device=self.device).expand(len(batch.ids), -1)
+            require(torch.equal(self.places(batch), line), f"let call take `{what}` (rows, tokens)")
+
+    def visible(self, batch: Batch) -> Tensor:
+        """Which token sees which, (rows, tokens, tokens)."""
+        shape = (len(batch.ids), batch.tokens)
+        document = torch.tensor(batch.document or [[0] * batch.tokens] * shape[0]).view(shape)
+        order = torch.tensor(batch.order or [list(range(batch.tokens))] * shape[0]).view(shape)
+        seen = (document[:, :, None] == document[:, None, :]) & (document != PADDING)[:, None, :]
+        if self.causal:
+            seen = seen & (order[:, None, :] <= order[:, :, None])
+        return seen.to(self.device)
+
+
+# -- posenc/conformance/layers.py --------------------------------------------------------------------------------------
+
+def kind_of(value: Any) -> str:
+    """What came in place of what was wanted."""
+    return f"a tuple of {len(value)}" if isinstance(value, tuple) else type(value).__name__
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer(Subject):
+    """A module from vectors to vectors: ``call(made, x, …)``, x (rows, tokens, dim), gives (rows, tokens, …)."""
+
+    by_place: ClassVar[int] = 2
+    gives: ClassVar[tuple[str, ...]] = (
+        "positions",
+        "padding",
+        "document",
+        "order",
+        "cache",
+        "memory",
+        "memory_positions",
+        "grid",
+    )
+
+    dim: int = 32
+
+    def can(self, what: str) -> bool:
+        if what == "padding":
+            return self.takes("padding") or self.takes("document")
+        return self.takes({"queries": "memory"}.get(what, what))
+
+    def content(self, batch: Batch) -> Tensor:
+        return self.vectors(batch, self.dim)
+
+    def run(self, made: Any, batch: Batch) -> Tensor:
+        x = self.content(batch)
+        require(
+            not self.registers or batch.tokens > self.registers,
+            f"nothing to do: a row of {batch.tokens} tokens has no patch behind its {self.registers} registers",
+        )
+        require(
+            batch.keys is None, "nothing to do: a layer gives no log-sum-exp, so parts of the keys cannot be merged"
+        )
+        if batch.queries is not None:
+            require(self.takes("memory"), "let call take `memory` (rows, keys, dim), for queries are the keys")
+            rows = list(batch.queries)
+            out = self._call(made, x[:, rows], batch, rows, memory=x)[0]
+            alone = self._call(made, x[:, rows[:1]], batch, rows[:1], memory=x)[0]
+            same = torch.allclose(out[:, :1], alone, rtol=1e-3, atol=1e-3 * float(out.detach().abs().max()))
+            require(same, "let tokens of x be queries alone: the output of one depends on the others")
+            return out
+        outputs, cache = [], None
+        for rows, _, _ in batch.steps():
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not batch.chunks):  # a cache is for inference
+                out, cache = self._call(made, x[:, rows], batch, rows, cache=cache)
+            outputs.append(out)
+        return torch.cat(outputs, 1) if len(outputs) > 1 else outputs[0]
+
+    def _call(self, made: Any, x: Tensor, batch: Batch, rows: list[int], **extra: Any) -> tuple[Tensor, Any]:
+        parameters = inspect.signature(self.call).parameters
+        places, queries = self.places(batch), "memory" in extra
+        end = batch.tokens if queries or not rows else rows[-1] + 1
+        grid = batch.grid
+        if grid is None and batch.positions is None and self.on_grids:
+            grid = self.grid_of(batch.tokens)
+            require(grid, f"{batch.tokens} tokens are no grid that it has")
+        said: dict[str, Any] = {"grid": grid, **extra}
+        if batch.positions is not None:
+            said |= {"positions": places[:, rows], "memory_positions": places if queries else None}
+        if batch.document is not None:
+            document = torch.tensor(batch.document, device=self.device)[:, :end]
+            said |= {"padding": document != PADDING, "document": document}
+        if batch.order is not None:
+            said["order"] = torch.tensor(batch.order, device=self.device)[:, rows]
+        said = {name: value for name, value in said.items() if value is not None}
+        for name in ("positions", "memory_positions"):
+            if name in said and name not in parameters:
+                self.require_plain_positions(batch, name)
+        matters = {
+            "padding": "padding" in said and not said["padding"].all() and "document" not in parameters,
+            "document": len({d for row in batch.document or () for d in row} - {PADDING}) > 1,
+            "order": "order" in said,
+            "grid": "grid" in said,
+            "cache": bool(batch.chunks),
+        }
+        for name, it_does in matters.items():
+            require(not it_does or name in parameters, f"let call take `{name}`")
+        plain = {  # for what has no default where there is nothing to say
+            "positions": places[:, rows],
+            "padding": torch.ones(len(batch.ids), end, device=self.device).bool(),
+            "document": torch.zeros(len(batch.ids), end, device=self.device).long(),
+            "memory_positions": places,
+            "memory": x,
+        }
+        taken = [name for name in self.gives if name in said or self.needs(name)]
+        given = {name: said.get(name, plain.get(name)) for name in taken if name in parameters}
+        out = self.call(made, x, **given)
+        if "cache" not in parameters:
+            return out, None
+        if not isinstance(out, tuple) or len(out) != 2:
+            raise TypeError(f"call takes a cache, so it must end with `return output, cache`; it gave {kind_of(out)}")
+        return out
+
+
+# -- posenc/conformance/heads.py ---------------------------------------------------------------------------------------
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, visible: Tensor, bias: Tensor | float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """softmax(query key' / √d + bias) value, dense, and the log of the sum of each row; zeros where nothing is seen."""
+    scores = query @ key.transpose(-1, -2) / query.size(-1) ** 0.5 + bias
+    scores = scores.masked_fill(~visible[:, None], -torch.inf)
+    weights = torch.where(visible.any(-1)[:, None, :, None], scores.softmax(-1), 0.0)
+    return weights.to(value.dtype) @ value, scores.logsumexp(-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Heads(Subject):
+    """A subject between queries and keys (rows, heads, tokens, head_dim), which are given to it."""
+
+    heads: int = 3
+    head_dim: int = 16
+
+    def can(self, what: str) -> bool:
+        return what != "positions" or self.takes("positions")  # the rest is done here, around it
+
+    def run(self, made: Any, batch: Batch) -> Tensor:
+        return self.partial(made, batch, lse=False)[0].transpose(1, 2)
+
+    def partial(self, made: Any, batch: Batch, lse: bool = True) -> tuple[Tensor, Tensor]:
+        query, key, value = self.content(batch)
+        positions = self.places(batch)
+        rotated: list[Tensor] = []  # a cache keeps keys as they were rotated when they were new
+        parts = []
+        for rows, columns, new in batch.steps():
+            asking = self.rotate(made, query[:, :, rows], positions[:, rows], 0)
+            rotated.append(self.rotate(made, key[:, :, new], positions[:, new], 1))
+            vectors = [asking, torch.cat(rotated, 2), value[:, :, columns]]
+            parts.append(self._step(made, batch, vectors, rows, columns, lse))
+        return torch.cat([out for out, _ in parts], 2), torch.cat([lse for _, lse in parts], 2)
+
+    def content(self, batch: Batch) -> list[Tensor]:
+        """Queries, keys and values (rows, heads, tokens, head_dim)."""
+        drawn = (self.vectors(batch, self.heads * self.head_dim, which) for which in (1, 2, 3))
+        return [x.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2) for x in drawn]
+
+    def rotate(self, made: Any, x: Tensor, positions: Tensor, which: int = 0) -> Tensor:
+        """x (rows, heads, tokens, head_dim) as a query (0) or a key (1), at positions (rows, tokens[, axes])."""
+        return x
+
+    def bias(self, made: Any, query_positions: Tensor, key_positions: Tensor) -> Tensor | float:
+        """What is added to the scores: (rows, heads, queries, keys)."""
+        return 0.0
+
+    def _step(
+        self, made: Any, batch: Batch, vectors: list[Tensor], rows: list[int], columns: list[int], lse: bool
+    ) -> tuple[Tensor, Tensor]:
+        """What these queries get from these keys, and, where ``lse`` asks for it, the log-sum-exp of their scores."""
+        query, key, value = vectors
+        positions, visible = self.places(batch), self.visible(batch)
+        bias = self.bias(made, positions[:, rows], positions[:, columns])
+        return attend(query, key, value, visible[:, rows][:, :, columns], bias)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotary(_Heads):
+    """A rotation of queries and keys: ``call(made, x, positions)`` or ``call(made, query, key, positions)``."""
+
+    gives: ClassVar[tuple[str, ...]] = ("x", "query", "key", "positions", "offset")
+
+    frequencies: Sequence[float] | None = None
+    base: float | None = None
+    layout: str | None = None
+    direction: str | None = None
+    rotary_dim: int | None = None
+    scale: float | None = 1.0
+    other_layout: Mapping[str, Any] = field(default_factory=dict)
+
+    def rotate(self, made: Any, x: Tensor, positions: Tensor, which: int = 0) -> Tensor:
+        names = list(inspect.signature(self.call).parameters)[1:]
+        given: dict[str, Any] = {name: x for name in names if name in ("x", "query", "key")}
+        if "positions" in names:
+            given["positions"] = positions
+        else:
+            start = int(positions[0, 0]) if positions.dim() == 2 else 0
+            run = torch.arange(start, start + x.size(2), device=x.device).expand(x.size(0), -1)
+            require(positions.dim() == 2 and torch.equal(positions, run), "let call take `positions` (rows, tokens)")
+            require(not start or "offset" in names, "let call take `positions` (rows, tokens), or an `offset`")
+            if "offset" in names:
+                given["offset"] = start
+        out = self.call(made, **given)
+        return out[which] if isinstance(out, tuple) else out
+
+
+# -- posenc/conformance/outcome.py -------------------------------------------------------------------------------------
+
+import linecache
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from traceback import walk_tb
+from typing import NamedTuple
+
+
+class Outcome(NamedTuple):
+    """Whether it held; what was expected, and what came."""
+
+    ok: bool
+    expected: str
+    came: str
+
+    @property
+    def finite(self) -> bool:
+        """Whether it is about numbers, and not about what is none or has none."""
+        return re.search(r"\b(nan|inf|infs|nans)\b|finite", f"{self.expected} {self.came}", re.IGNORECASE) is None
+
+
+Outcomes = Iterator[tuple[str, Outcome]]  # with what each is of
+
+
+def near(expected: Tensor, came: Tensor, tolerance: float) -> Outcome:
+    """Whether two tensors agree everywhere within ``tolerance``; what is not a number agrees with nothing."""
+    expected, came = expected.detach(), came.detach()
+    if expected.shape != came.shape:
+        return Outcome(False, f"shape {tuple(expected.shape)}", f"shape {tuple(came.shape)}")
+    if expected.numel() == 0:
+        return Outcome(True, "nothing", "nothing")
+    equal = came == expected  # infinite where both are, too
+    off = torch.where(equal, 0.0, (came.double() - expected.double()).abs()).nan_to_num(torch.inf)
+    worst, at = float(off.max()), [int(n) for n in torch.unravel_index(off.argmax(), off.shape)]
+    return Outcome(
+        worst <= tolerance,
+        f"{float(expected[tuple(at)]):.6g} at {at}",
+        f"{float(came[tuple(at)]):.6g}, off by {worst:.2g} (at most {tolerance:.2g})",
+    )
+
+
+def first_failure(outcomes: Iterable[tuple[str, Outcome]]) -> Outcome:
+    """The first that did not hold, with its name, or that all did."""
+    for name, outcome in outcomes:
+        if not outcome.ok:
+            return Outcome(False, f"{name}: {outcome.expected}", f"{name}: {outcome.came}")
+    return Outcome(True, "all", "all")
+
+
+def outcome_of(trial: Callable[..., Outcome | Outcomes], subject: Subject, batch: Batch, **values: Any) -> Outcome:
+    """What a trial says of a batch, or the first failure of all that it says; an exception is a finding too, except
+    that it is not applicable."""
+    try:
+        found = trial(subject, batch, **values)
+        return found if isinstance(found, Outcome) else first_failure(list(found))
+    except NotApplicableError:
+        raise
+    except Exception as error:
+        return Outcome(False, "an answer", described(error))
+
+
+def described(error: BaseException) -> str:
+    """What an error says, and the last line on the way to it that is the subject's own: neither installed nor here."""
+    line = ""
+    for frame, number in walk_tb(error.__traceback__):
+        package, file = frame.f_globals.get("__name__", "").split(".")[0], frame.f_code.co_filename
+        here = frame.f_globals is globals() or package == "posenc" or package in sys.stdlib_module_names
+        if not (here or "-packages" in file):
+            line = f" ({Path(file).name}, line {number}: {linecache.getline(file, number).strip()})"
+    return f"{type(error).__name__}: {error}{line}"
+
+
+# -- posenc/conformance/checks/rows.py ---------------------------------------------------------------------------------
+
+def rows_do_not_mix(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:
+    """Each row alone, against itself among the others: all at once, or as it is fed to a cache."""
+    made = subject.make()
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not batch.chunks):
+        together = batch.owed(subject.run(made, batch))
+        for row in range(len(batch.ids)):
+            one = replace(batch.pick(range(batch.tokens), row), chunks=batch.chunks)
+            alone = one.owed(subject.run(made, one))
+            yield f"row {row}", near(alone, together[row : row + 1], tolerance)
+
+
+# -- posenc/conformance/repeat.py --------------------------------------------------------------------------------------
+
+import importlib
+from types import ModuleType
+from unittest.mock import MagicMock
+
+
+class StandIn(ModuleType):
+    """Imported in place of posenc.conformance: it has the names of this script, and all else of it does nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return globals().get(name) or MagicMock(name=name)
+
+
+def stand_in(*names: str) -> None:
+    """Lets modules of these names be imported."""
+    sys.modules.update({name: StandIn(name) for name in names})
+
+
+def hold(name: str, text: str, folder: str = "") -> None:
+    """Makes the module of that name from the text of its file; ``folder``: where it lies, if it is a package."""
+    module = sys.modules[name] = ModuleType(name)
+    module.__file__ = file = f"{name.replace('.', '/')}{'/__init__' * bool(folder)}.py"
+    module.__package__ = name if folder else name.rpartition(".")[0]
+    if folder:
+        module.__path__ = [folder]
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)  # for tracebacks
+    exec(compile(text, file, "exec"), vars(module))
+
+
+def part_of(module: str, name: str) -> Any:
+    """A function or class of a module."""
+    return getattr(importlib.import_module(module), name)
+
+
+def repeat(trial: Callable[..., Outcome | Outcomes], subject: Subject, batch: Batch, **values: Any) -> int:
+    """Prints what was expected and what came. 1: they differ; 0: they do not; 2: the trial does not apply here."""
+    try:
+        outcome = outcome_of(trial, subject, batch, **values)
+    except NotApplicableError as error:
+        print("not applicable:", error)
+        return 2
+    print("expected:", outcome.expected)
+    print("came:    ", outcome.came)
+    return 0 if outcome.ok else 1
+
+
+# -- the subject -------------------------------------------------------------------------------------------------------
+
+stand_in('posenc.conformance', 'posenc.conformance.layers', 'posenc.conformance.subjects', 'posenc.conformance.heads')
+hold('field.subjects.of_diffusers', text='''\
+"""diffusers: rotations of text, audio, images and video, and sinusoids of patches, as its models call them."""
+
+import torch
+from diffusers.models import embeddings
+from diffusers.models.transformers import transformer_stable_audio3 as stable_audio
+from diffusers.models.transformers.transformer_cogview4 import CogView4RotaryPosEmbed
+from diffusers.models.transformers.transformer_flux import FluxPosEmbed
+from diffusers.models.transformers.transformer_hunyuan_video import HunyuanVideoRotaryPosEmbed
+from diffusers.models.transformers.transformer_kandinsky import Kandinsky5RoPE1D
+from diffusers.models.transformers.transformer_omnigen import OmniGenSuScaledRotaryEmbedding
+from diffusers.models.transformers.transformer_wan import WanRotaryPosEmbed
+
+from posenc.conformance import Layer, NotApplicableError, Rotary
+from posenc.conformance.heads import attend
+
+
+def build(dim, theta=10000.0, **options):
+    return {"dim": dim, "theta": theta, "use_real": True, **options}
+
+
+def rotate(made, x, offset):
+    """Flux, CogVideoX and Hunyuan-DiT: interleaved."""
+    places = torch.arange(offset, offset + x.size(2))
+    return embeddings.apply_rotary_emb(x, embeddings.get_1d_rotary_pos_embed(pos=places, **made))
+
+
+def rotate_half(made, x, offset):
+    """Stable Audio: the channels of a pair half a head apart."""
+    places = torch.arange(offset, offset + x.size(2))
+    cos_and_sin = embeddings.get_1d_rotary_pos_embed(pos=places, repeat_interleave_real=False, **made)
+    return embeddings.apply_rotary_emb(x, cos_and_sin, use_real_unbind_dim=-2)
+
+
+def rotate_ids(module, x, positions):
+    """Flux: the ids of one row, for all rows."""
+    if (positions != positions[:1]).any():
+        raise NotApplicableError("the ids of all rows are the same")
+    return embeddings.apply_rotary_emb(x, module(positions[0]))
+
+
+def build_omnigen(dim):
+    return OmniGenSuScaledRotaryEmbedding(dim, rope_scaling={name: [1.0] * (dim // 2) for name in FACTORS})
+
+
+def rotate_omnigen(module, x, positions):
+    return embeddings.apply_rotary_emb(x, module(x, positions), use_real_unbind_dim=-2)
+
+
+def rotate_audio(module, x):
+    """It takes (rows, tokens, heads, channels)."""
+    return stable_audio._apply_rotary_partial(x.transpose(1, 2), module(x.size(2), x.device)).transpose(1, 2)
+
+
+def rotate_text(module, x, offset):
+    """Kandinsky: matrices of each pair, applied as its attention does."""
+    matrices = module(torch.arange(offset, offset + x.size(2)))
+    pairs = x.transpose(1, 2).unflatten(-1, (-1, 1, 2)).float()
+    return (matrices * pairs).sum(-1).flatten(-2).to(x).transpose(1, 2)
+
+
+def attend_rotated(x, cos_and_sin, padding, unbind=-1):
+    """Attention of three heads: queries and keys are the rotated halves of x, values the second as it is."""
+    query, value = (t.unflatten(2, (3, -1)).transpose(1, 2) for t in x.chunk(2, 2))
+    query, key = (embeddings.apply_rotary_emb(t, cos_and_sin, use_real_unbind_dim=unbind) for t in (query, value))
+    seen = torch.ones(*x.shape[:2], dtype=torch.bool, device=x.device) if padding is None else padding
+    out = attend(query, key, value, seen[:, None, :].expand(-1, x.size(1), -1))[0]
+    return out.transpose(1, 2).flatten(2)
+
+
+def wan(module, x, grid=None, padding=None):
+    """One frame; without a grid, one row."""
+    cos, sin = module(x.new_zeros(1, 1, 1, *(grid or (1, x.size(1)))))
+    return attend_rotated(x, (cos[0, :, 0], sin[0, :, 0]), padding)
+
+
+def hunyuan(module, x, grid=None, padding=None):
+    return attend_rotated(x, module(x.new_zeros(1, 1, 1, *(grid or (1, x.size(1))))), padding)
+
+
+def cogview(module, x, grid=None, padding=None):
+    return attend_rotated(x, module(x.new_zeros(1, 1, *(grid or (1, x.size(1))))), padding, unbind=-2)
+
+
+def nothing():
+    return None
+
+
+def add_sinusoids(made, x, grid=None):
+    """PatchEmbed: places of any grid, as far apart as those of 16 rows and 16 columns."""
+    return x + embeddings.get_2d_sincos_pos_embed(x.size(2), grid or (1, x.size(1)), output_type="pt").to(x)
+
+
+def add(module, x):
+    return module(x)
+
+
+FACTORS = ("short_factor", "long_factor")
+interleaved = Rotary(
+    build=build,
+    call=rotate,
+    options={"dim": 16},
+    relative=True,
+    causal=True,
+    base=10000.0,
+    layout="interleaved",
+    direction="forward",
+    varied={"theta": 500.0, "linear_factor": 2.0, "ntk_factor": 2.0},
+)
+half = Rotary(
+    build=build,
+    call=rotate_half,
+    options={"dim": 16},
+    relative=True,
+    causal=True,
+    base=10000.0,
+    layout="half",
+    direction="forward",
+)
+flux = Rotary(
+    build=FluxPosEmbed,
+    call=rotate_ids,
+    options={"theta": 10000, "axes_dim": [4, 6, 6]},
+    axes=3,
+    relative=True,
+    layout="interleaved",
+)
+omnigen = Rotary(
+    build=build_omnigen,
+    call=rotate_omnigen,
+    options={"dim": 16},
+    relative=True,
+    causal=True,
+    base=10000.0,
+    layout="half",
+    scale=(1 + 5 / 12) ** 0.5,
+)
+audio = Rotary(
+    build=stable_audio.StableAudio3RotaryEmbedding,
+    call=rotate_audio,
+    options={"dim": 16},
+    relative=True,
+    base=10000.0,
+    layout="half",
+    varied={"base": 500},
+)
+text = Rotary(
+    build=Kandinsky5RoPE1D,
+    call=rotate_text,
+    options={"dim": 16},
+    relative=True,
+    base=10000.0,
+    layout="interleaved",
+    max_positions=1024,
+    varied={"max_period": 500.0},
+)
+video = {"patch_size": 1, "patch_size_t": 1, "rope_dim": [4, 6, 6]}
+one_frame = Layer(
+    build=WanRotaryPosEmbed,
+    call=wan,
+    options={"attention_head_dim": 24, "patch_size": (1, 1, 1), "max_seq_len": 1024},
+    dim=144,
+    axes=2,
+    relative=True,
+    max_positions=1024,
+)
+frames = Layer(build=HunyuanVideoRotaryPosEmbed, call=hunyuan, options=video, dim=96, axes=2, relative=True)
+cogview_4 = Layer(
+    build=CogView4RotaryPosEmbed,
+    call=cogview,
+    options={"dim": 16, "patch_size": 1, "rope_axes_dim": (64, 64)},
+    dim=96,
+    axes=2,
+    relative=True,
+)
+patches = Layer(build=nothing, call=add_sinusoids, axes=2)
+line = Layer(
+    build=embeddings.SinusoidalPositionalEmbedding,
+    call=add,
+    options={"embed_dim": 32, "max_seq_length": 64},
+    relative=False,
+    max_positions=64,
+)
+
+SUBJECTS = (
+    ("get_1d_rotary_pos_embed", interleaved),
+    ("get_1d_rotary_pos_embed, halves", half),
+    ("Flux", flux),
+    ("OmniGen", omnigen),
+    ("Stable Audio 3", audio),
+    ("Kandinsky 5, text", text),
+    ("Wan, one frame", one_frame),
+    ("HunyuanVideo, one frame", frames),
+    ("CogView 4", cogview_4),
+    ("get_2d_sincos_pos_embed", patches),
+    ("SinusoidalPositionalEmbedding", line),
+)
+''')
+
+subject = Rotary(
+    build=part_of('field.subjects.of_diffusers', 'build_omnigen'),
+    call=part_of('field.subjects.of_diffusers', 'rotate_omnigen'),
+    options={'dim': 16},
+    causal=True,
+    relative=True,
+    base=10000.0,
+    layout='half',
+    scale=1.1902380714238083,
+)
+batch = Batch(ids=[[0, 1], [0, 1]], positions=[[0, 1], [0, 2]])
+raise SystemExit(repeat(rows_do_not_mix, subject, batch, tolerance=1.0524329662575949e-05))
