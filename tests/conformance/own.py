@@ -161,10 +161,15 @@ def attention(entry: Entry, backend: str, causal: bool) -> Subject:
         jitter=0.3,
         like=entry.name if backend == "auto" and entry.name not in SIZED | NEEDS_A_LAYER else None,
         normalized=entry.name not in UNEQUAL_VALUES,
-        directed=True if "directed" in entry.laws and not causal and entry.name not in ONE_SIDED else None,
+        directed=True if "directed" in entry.laws and not causal and sides_show(entry) else None,
         # Without a causal mask, it counts to the end of the row.
         **{**claims(entry), **({"relative": None} if entry.name == "cope" and not causal else {})},
     )
+
+
+def sides_show(entry: Entry) -> bool:
+    """Whether weights before and after a token of a line of equal ones must differ, where its scores are directed."""
+    return entry.least_axes == 1 and entry.name not in ONE_SIDED
 
 
 def one_line(entry: Entry) -> Subject:
@@ -241,7 +246,8 @@ CANNOT = {
 }
 SIZED = {"deberta", "cope", "relative_1d", "relative_2d"}  # their tables are as long as Pairs wants them
 UNEQUAL_VALUES = {"rotated_values", "shaw", "stick_breaking"}  # do more to values than weigh them, or leave some over
-ONE_SIDED = {"alibi"}  # directed looking back, and the same to both sides without a causal mask
+# Directed by the causal mask, by the place of the query, or by who is nearer: sides alone show nothing.
+ONE_SIDED = {"alibi", "query_scale", "stick_breaking"}
 OF_ALL_KEYS = {"cope", "fox", "stick_breaking"}
 NEEDS_A_LAYER = {"fox", "inkling"}  # for a feature
 IN_PAIRS = [entry for entry in CATALOG if "add" not in entry.doors]
