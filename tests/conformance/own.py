@@ -238,7 +238,8 @@ def classifier(entry: Entry) -> Subject:
     )
 
 
-BACKENDS = ("auto", "sdpa", "tiled", "chunked", "reference")  # flex compiles for every length: see test_flex.py
+# tests/backends compares the rest with these; flex compiles for every length: see test_flex.py.
+BACKENDS = ("auto", "sdpa", "tiled")
 # PyTorch's kernel can neither add to values nor multiply scores; a tile goes by one distance.
 CANNOT = {
     "sdpa": {"shaw", "distance_aware", "softcap", "cope", "stick_breaking", "re_rope"},
