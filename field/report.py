@@ -293,7 +293,8 @@ def _opening(records: Sequence[Data]) -> list[str]:
         "packages are installed from [field/requirements.txt](../field/requirements.txt), without what they depend "
         f"on. posenc {posenc.__version__}, torch {torch.__version__}, Python {platform.python_version()}, on the CPU.",
         "",
-        "Every finding below was repeated by a script in a fresh interpreter that cannot import posenc. A finding says "
+        "Every finding below was repeated by a script in an interpreter of its own that cannot import posenc. "
+        "A finding says "
         "that a rule does not hold, and no more: whether that is a mistake, a limitation that is known, or what was "
         "meant stands with each. More was found by reading the code beside the checks, and has scripts too.",
         "",

@@ -42,7 +42,6 @@ def scores_are_its(
         came = subject.bias(made, places[:, rows], places[:, columns]).double()
     itself = [columns.index(n) for n in rows]
     seen = subject.visible(batch)[:, None, rows][..., columns]
-
     seen = seen & ~torch.tensor(expected, dtype=torch.float64).isnan()  # which the scheme leaves open
 
     def from_itself(scores: Tensor) -> Tensor:
