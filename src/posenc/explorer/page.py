@@ -13,14 +13,12 @@ from typing import Any
 from markupsafe import Markup
 
 import posenc
-from posenc.explorer.catalog import mathml
+from posenc.explorer.mathml import mathml
+from posenc.figures import panels
 from posenc.workbench import style
 from posenc.workbench.page import page
 
 STATIC = Path(__file__).parent / "static"
-
-_UNSEEN = {False: "#c6ccd2", True: "#4a525c"}  # what has no value: in neither of the colour maps
-
 
 def modules() -> dict[str, Path]:
     """Every JavaScript module, by the name that others import it by."""
@@ -82,10 +80,8 @@ def _script(data: Mapping[str, Any]) -> Markup:
 
 
 def _themes() -> dict[str, Any]:
-    from posenc.figures.panels import diverging_colors
-
     return {
-        name: {**asdict(style.theme(dark)), "unseen": _UNSEEN[dark], "diverging": diverging_colors(dark)}
+        name: {**asdict(style.theme(dark)), "unseen": panels.NEVER_SEEN[dark], "diverging": panels.DIVERGING[dark]}
         for name, dark in (("light", False), ("dark", True))
     }
 

@@ -24,13 +24,24 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from torch import Tensor
 
 import posenc
+from posenc import scalings
+from posenc.arguments import check_name
 from posenc.explorer.page import STATIC, explorer, policy
-from posenc.schemes.catalog import entries_of
+from posenc.schemes.catalog import CATALOG
 from posenc.scheme import Scheme
 from posenc.workbench.command import words
 
 MOST_NUMBERS = 2**20
 """Numbers of one tensor that comes or goes."""
+SCALINGS = (
+    scalings.PositionInterpolation,
+    scalings.NTKAware,
+    scalings.DynamicNTK,
+    scalings.YaRN,
+    scalings.Llama3,
+    scalings.LongRoPE,
+    scalings.Proportional,
+)
 MOST_OPTION = 4096
 """The largest whole number that an option of a scheme may be."""
 
@@ -55,7 +66,7 @@ class Array(_Given):
 
 
 class Named(_Given):
-    """A scheme: a name of the catalog, or one that the server was started with, its options, and learned numbers."""
+    """A scheme of the catalog, its options, and what it has learned."""
 
     name: Annotated[str, Field(max_length=200)]
     options: dict[str, Any] = {}
@@ -88,12 +99,14 @@ class Table(_Given):
     positions: Coordinates
 
 
-def build(own: Mapping[str, str], named: Named) -> Scheme:
+def build(named: Named) -> Scheme:
     """The scheme, in float64. ValueError for a name or an option that it does not have, or that is too large."""
-    (entry,) = entries_of(own.get(named.name, named.name)) if named.name in own or ":" not in named.name else ((),)
+    known = {entry.name: entry for entry in CATALOG}
+    check_name("scheme", named.name, list(known))
+    entry = known[named.name]
     for name, value in named.options.items():
         _bounded(name, value)
-    options = {name: tuple(value) if isinstance(value, list) else value for name, value in named.options.items()}
+    options = {name: _option(name, value) for name, value in named.options.items()}
     try:
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(0)
@@ -109,8 +122,17 @@ def _bounded(name: str, value: Any) -> None:
     parts = value if isinstance(value, list) else [value]
     numbers = [part for part in parts if isinstance(part, int | float) and not isinstance(part, bool)]
     whole = prod(max(part, 1) for part in numbers if isinstance(part, int))
-    if name not in ("base", "seed") and whole > MOST_OPTION:
+    if name not in ("base", "seed", "scale_base") and whole > MOST_OPTION:
         raise ValueError(f"{name} must be at most {MOST_OPTION} here, got {value}")
+
+
+def _option(name: str, value: Any) -> Any:
+    if name == "scaling" and isinstance(value, dict):
+        kinds = {kind.__name__: kind for kind in SCALINGS}
+        given = {key: _option(key, part) for key, part in value.items() if key != "kind"}
+        check_name("scaling.kind", value.get("kind"), list(kinds))
+        return kinds[value["kind"]](**given)
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _positions(coordinates: Sequence[Sequence[float]]) -> posenc.Positions:
@@ -124,7 +146,7 @@ def _positions(coordinates: Sequence[Sequence[float]]) -> posenc.Positions:
     return posenc.Positions(coords, order=torch.arange(coords.size(1))[None])
 
 
-def attention(own: Mapping[str, str], given: Attention) -> dict[str, Any]:
+def attention(given: Attention) -> dict[str, Any]:
     """The logits, before the mask, and the output, as posenc's reference has them."""
     query, key, value = (getattr(given, name).tensor(name)[None] for name in ("query", "key", "value"))
     for name, tensor in (("query", query), ("key", key), ("value", value)):
@@ -132,7 +154,7 @@ def attention(own: Mapping[str, str], given: Attention) -> dict[str, Any]:
             raise ValueError(f"{name} must have the shape (heads, tokens, head_dim), got {tuple(tensor.shape[1:])}")
     if query.size(1) * query.size(2) * key.size(2) > MOST_NUMBERS:
         raise ValueError(f"heads x queries x keys must be at most {MOST_NUMBERS}, got {query.size(1) * query.size(2) * key.size(2)}")
-    scheme = reduce(add, (build(own, named) for named in given.schemes), posenc.NoPE()) if given.schemes else posenc.NoPE()
+    scheme = reduce(add, (build(named) for named in given.schemes), posenc.NoPE()) if given.schemes else posenc.NoPE()
     queries = _positions(given.positions)
     keys = queries if given.key_positions is None else _positions(given.key_positions)
     with torch.no_grad():
@@ -144,9 +166,9 @@ def attention(own: Mapping[str, str], given: Attention) -> dict[str, Any]:
     return {"logits": _answer(logits[0]), "out": _answer(out[0])}
 
 
-def table(own: Mapping[str, str], given: Table) -> dict[str, Any]:
+def table(given: Table) -> dict[str, Any]:
     """The vectors, (positions, dim)."""
-    scheme = build(own, given.scheme)
+    scheme = build(given.scheme)
     if not hasattr(scheme, "table"):
         raise ValueError(f"scheme must add vectors to the input, got {given.scheme.name}, which has none")
     with torch.no_grad():
@@ -155,9 +177,9 @@ def table(own: Mapping[str, str], given: Table) -> dict[str, Any]:
 
 def minilm() -> dict[str, Any]:
     """The learned table of all-MiniLM-L6-v2, where the package that holds it is installed."""
-    from posenc.figures.minilm import table as learned
+    from posenc.figures.minilm import learned
 
-    return {"table": _answer(learned())}
+    return {"table": _answer(learned().weight.detach())}
 
 
 def _answer(tensor: Tensor) -> dict[str, Any]:
@@ -167,10 +189,8 @@ def _answer(tensor: Tensor) -> dict[str, Any]:
     return {"shape": list(tensor.shape), "data": [number if abs(number) != float("inf") and number == number else None for number in flat]}
 
 
-def application(content: Mapping[str, Any], own: Mapping[str, str] | None = None) -> FastAPI:
-    """The server of a page that shows ``content``. ``own`` are the user's schemes: by the name the page knows, where
-    each is (``my.py:MyScheme``); no other file is imported."""
-    theirs = dict(own or {})
+def application(content: Mapping[str, Any]) -> FastAPI:
+    """The server of a page that shows ``content``."""
     busy = threading.Lock()
     app = FastAPI(title="posenc explorer", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"])
@@ -190,11 +210,11 @@ def application(content: Mapping[str, Any], own: Mapping[str, str] | None = None
 
     @app.post("/api/attention")
     def _attention(given: Attention) -> Any:
-        return answered(lambda: attention(theirs, given))
+        return answered(lambda: attention(given))
 
     @app.post("/api/table")
     def _table(given: Table) -> Any:
-        return answered(lambda: table(theirs, given))
+        return answered(lambda: table(given))
 
     @app.post("/api/minilm")
     def _minilm() -> Any:
