@@ -20,6 +20,7 @@ from posenc.workbench.page import page
 
 STATIC = Path(__file__).parent / "static"
 
+
 def modules() -> dict[str, Path]:
     """Every JavaScript module, by the name that others import it by."""
     return {f"posenc/{path.relative_to(STATIC).as_posix()}": path for path in sorted(STATIC.rglob("*.js"))}

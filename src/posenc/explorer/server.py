@@ -27,8 +27,8 @@ import posenc
 from posenc import scalings
 from posenc.arguments import check_name
 from posenc.explorer.page import STATIC, explorer, policy
-from posenc.schemes.catalog import CATALOG
 from posenc.scheme import Scheme
+from posenc.schemes.catalog import CATALOG
 from posenc.workbench.command import words
 
 MOST_NUMBERS = 2**20
@@ -61,7 +61,9 @@ class Array(_Given):
     def tensor(self, name: str) -> Tensor:
         """In float64. ValueError where there are more or fewer numbers than the shape has."""
         if prod(self.shape) != len(self.data):
-            raise ValueError(f"{name} of shape {tuple(self.shape)} must have {prod(self.shape)} numbers, got {len(self.data)}")
+            raise ValueError(
+                f"{name} of shape {tuple(self.shape)} must have {prod(self.shape)} numbers, got {len(self.data)}"
+            )
         return torch.tensor(self.data, dtype=torch.float64).reshape(self.shape)
 
 
@@ -153,7 +155,9 @@ def attention(given: Attention) -> dict[str, Any]:
         if tensor.dim() != 4:
             raise ValueError(f"{name} must have the shape (heads, tokens, head_dim), got {tuple(tensor.shape[1:])}")
     if query.size(1) * query.size(2) * key.size(2) > MOST_NUMBERS:
-        raise ValueError(f"heads x queries x keys must be at most {MOST_NUMBERS}, got {query.size(1) * query.size(2) * key.size(2)}")
+        raise ValueError(
+            f"heads x queries x keys must be at most {MOST_NUMBERS}, got {query.size(1) * query.size(2) * key.size(2)}"
+        )
     scheme = reduce(add, (build(named) for named in given.schemes), posenc.NoPE()) if given.schemes else posenc.NoPE()
     queries = _positions(given.positions)
     keys = queries if given.key_positions is None else _positions(given.key_positions)
@@ -186,7 +190,10 @@ def _answer(tensor: Tensor) -> dict[str, Any]:
     if tensor.numel() > MOST_NUMBERS:
         raise ValueError(f"an answer has at most {MOST_NUMBERS} numbers, got {tensor.numel()}")
     flat = tensor.reshape(-1).tolist()
-    return {"shape": list(tensor.shape), "data": [number if abs(number) != float("inf") and number == number else None for number in flat]}
+    return {
+        "shape": list(tensor.shape),
+        "data": [number if abs(number) != float("inf") and number == number else None for number in flat],
+    }
 
 
 def application(content: Mapping[str, Any]) -> FastAPI:

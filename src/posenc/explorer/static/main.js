@@ -96,9 +96,18 @@ class Card {
         this.step(performance.now());
     }
 
+    /** A control was moved. */
+    move(name, value) {
+        this.put(this.figure.change ? this.figure.change(this.values, name, value, this.app) : { ...this.values, [name]: value });
+    }
+
     set(patch) {
+        this.put({ ...this.values, ...patch });
+    }
+
+    put(values) {
         this.refused = "";
-        this.values = { ...this.values, ...patch };
+        this.values = values;
         state.figures[this.figure.name] = this.values;
         write();
         const begun = performance.now();
@@ -113,10 +122,10 @@ class Card {
         const specs = this.specs(values);
         const shape = JSON.stringify(specs);
         if (shape !== this.shape) {
-            this.showValues = controls(this.controls, specs, values, (name, value) => this.set({ [name]: value }));
+            this.showValues = controls(this.controls, specs, {}, (name, value) => this.move(name, value));
             this.shape = shape;
         }
-        this.showValues(values);
+        this.showValues({ ...values, ...figure.shown?.(values, this.app) });
         const from = performance.now();
         try {
             const numbers = figure.values(values, this.app);
@@ -147,9 +156,11 @@ class Card {
             const words = await this.figure.check(values, numbers, this.app);
             if (values !== this.values) return;
             this.agreed.hidden = false;
+            this.agreed.className = "agreed";
             this.agreed.textContent = words;
         } catch (error) {
             this.agreed.hidden = false;
+            this.agreed.className = "agreed not";
             this.agreed.textContent = `posenc did not check this: ${error.message}`;
         }
     }

@@ -38,7 +38,9 @@ export function valuesOf(figure, given, controls) {
         }
         values[key] = converted(`${figure.name}.${key}`, text, values[key]);
     }
-    for (const control of controls(values)) check(figure.name, control, values[control.name]);
+    for (const control of controls(values)) {
+        if (control.name in values) check(figure.name, control, values[control.name]);
+    }
     return values;
 }
 
