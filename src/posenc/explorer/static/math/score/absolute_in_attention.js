@@ -1,8 +1,7 @@
-// Absolute in attention: a learned vector per key position, multiplied with the query as the key is.
-import { whole } from "posenc/math/arguments.js";
-import { rowOf, tableIndex } from "posenc/math/score/tables.js";
+import { whole } from "posenc/math/check.js";
+import { checkWidth, entriesOf } from "posenc/math/score/distance.js";
 
-/** s_ij + scale q_i . R[p_j] */
+/** s_ij + scale q_i . R[p_j]: a learned vector per key position, multiplied with the query as the key is. */
 export class AbsoluteInAttention {
     static learned({ max_positions, head_dim }) {
         return { weight: { shape: [max_positions, head_dim], std: head_dim ** -0.5 } };
@@ -11,11 +10,12 @@ export class AbsoluteInAttention {
     constructor({ max_positions, head_dim }, { weight }) {
         this.maxPositions = whole("max_positions", max_positions);
         this.headDim = whole("head_dim", head_dim);
-        this.weight = weight;
+        this.entry = entriesOf(weight);
     }
 
-    pieces({ keyPositions }) {
-        const index = tableIndex(keyPositions, "AbsoluteInAttention", this.maxPositions);
-        return [{ kind: "meeting", of: "query", vector: (head, r, qi, kj) => rowOf(this.weight, head, index[kj]) }];
+    pieces(context) {
+        checkWidth("AbsoluteInAttention", this.headDim, context);
+        const index = context.keyPositions.indices(this.maxPositions, "AbsoluteInAttention");
+        return [{ kind: "meeting", of: "query", vector: (head, r, i, j) => this.entry(head, index[j]) }];
     }
 }

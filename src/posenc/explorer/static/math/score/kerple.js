@@ -1,10 +1,10 @@
-// KERPLE: each head subtracts a learned, rising function of the distance.
-import { checkChoice, whole } from "posenc/math/arguments.js";
+import { choice, whole } from "posenc/math/check.js";
+import { checkDistance } from "posenc/math/score/distance.js";
 
 const LEAST = 0.01; // of p and of a
 const STEEPEST = 2; // a kernel of a higher power is none
 
-/** log: s_ij - p ln(1 + a |r|); power: s_ij - a |r|^p */
+/** log: s_ij - p ln(1 + a |r|); power: s_ij - a |r|^p. Each head learns p and a. */
 export class KERPLE {
     static learned({ num_heads }) {
         return { p: { shape: [num_heads], uniform: [0, 2] }, a: { shape: [num_heads], uniform: [0, 1] } };
@@ -12,16 +12,16 @@ export class KERPLE {
 
     constructor({ num_heads, form }, { p, a }) {
         this.numHeads = whole("num_heads", num_heads);
-        checkChoice("form", form, ["log", "power"]);
-        this.form = form;
+        this.form = choice("form", form, ["log", "power"]);
         [this.p, this.a] = [p, a].map(({ data }) => data.map((x) => Math.max(x, LEAST)));
     }
 
-    pieces() {
-        const at = (head, r) => {
-            const [p, a, away] = [this.p[head], this.a[head], Math.abs(r[0])];
+    pieces(context) {
+        checkDistance("KERPLE", context, { heads: this.numHeads });
+        const at = (head, [r]) => {
+            const [p, a, away] = [this.p[head], this.a[head], Math.abs(r)];
             return this.form === "log" ? -p * Math.log1p(a * away) : -a * away ** Math.min(p, STEEPEST);
         };
-        return [{ kind: "bias", byDistance: true, numHeads: this.numHeads, at }];
+        return [{ kind: "bias", byDistance: true, at }];
     }
 }

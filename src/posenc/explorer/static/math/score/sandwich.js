@@ -1,7 +1,8 @@
-// Sandwich: the inner product of two sinusoids as a bias, flatter from head to head.
-import { number, whole } from "posenc/math/arguments.js";
+import { number, pairsOf, whole } from "posenc/math/check.js";
+import { checkDistance } from "posenc/math/score/distance.js";
 
-/** s_ij + (sum over k = 1 .. D/2 of cos(r base^(-2k/D)) - D/2) / (8h/H), heads h = 1 .. H */
+/** s_ij + (sum over k = 1 .. D/2 of cos(r base^(-2k/D)) - D/2) / (8h/H), heads h = 1 .. H: the inner product of the
+ * sinusoids of query and key, flatter from head to head. */
 export class Sandwich {
     static learned() {
         return {};
@@ -9,16 +10,16 @@ export class Sandwich {
 
     constructor({ num_heads, dim, base }) {
         this.numHeads = whole("num_heads", num_heads);
-        if (whole("dim", dim) % 2) throw new Error(`dim must be even (a cosine is of a pair), got ${dim}`);
         number("base", base, 1);
-        this.theta = Float64Array.from({ length: dim / 2 }, (_, k) => base ** ((-2 * (k + 1)) / dim));
+        this.theta = Float64Array.from({ length: pairsOf("dim", dim) }, (_, k) => base ** ((-2 * (k + 1)) / dim));
     }
 
-    pieces() {
-        const at = (head, r) => {
-            const below = this.theta.reduce((sum, theta) => sum + Math.cos(r[0] * theta) - 1, 0);
+    pieces(context) {
+        checkDistance("Sandwich", context, { heads: this.numHeads });
+        const at = (head, [r]) => {
+            const below = this.theta.reduce((sum, theta) => sum + Math.cos(r * theta), -this.theta.length);
             return (below * this.numHeads) / (8 * (head + 1));
         };
-        return [{ kind: "bias", byDistance: true, numHeads: this.numHeads, at }];
+        return [{ kind: "bias", byDistance: true, at }];
     }
 }

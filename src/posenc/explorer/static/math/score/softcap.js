@@ -1,7 +1,6 @@
-// Softcap: a soft cap of the score, with all terms that stand before it.
-import { number } from "posenc/math/arguments.js";
+import { number } from "posenc/math/check.js";
 
-/** cap tanh(s_ij / cap) */
+/** cap tanh(s_ij / cap), of the score with all terms that stand before it. */
 export class Softcap {
     static learned() {
         return {};
