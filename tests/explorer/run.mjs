@@ -61,11 +61,35 @@ const JOBS = {
     },
 };
 
+// Of a figure: its Python line, and the numbers that it shows by the same state.
+let content = {};
+JOBS.content = (given) => {
+    content = given;
+};
+JOBS.figure = async ({ name, state }) => {
+    const { figure } = await of(`figures/${name}.js`);
+    const values = { ...figure.defaults, ...(state === "another" ? figure.another : {}) };
+    const app = { catalog: content.catalog, data: content };
+    const numbers = figure.values(values, app);
+    const compared = figure.compared?.(values, app, numbers);
+    const controls = typeof figure.controls === "function" ? figure.controls(values, app) : figure.controls;
+    return {
+        title: figure.title,
+        see: figure.see,
+        values,
+        line: figure.line(values, app),
+        compared: compared ? written(compared.shape, compared.data) : null,
+        says: figure.describe(values, numbers, app),
+        controls: controls.map((control) => control.name),
+        another: Boolean(figure.another),
+    };
+};
+
 for await (const line of createInterface({ input: process.stdin })) {
     const { what, ...job } = JSON.parse(line);
     let answer;
     try {
-        answer = { found: JOBS[what](job) };
+        answer = { found: (await JOBS[what](job)) ?? null };
     } catch (error) {
         answer = { error: error.message };
     }
