@@ -58,9 +58,9 @@ def small(png: bytes) -> np.ndarray:
 
 
 @pytest.mark.parametrize("figure", FIGURES)
-def test_a_figure_looks_as_it_did(figure: str, page: Watched, address: str, request: pytest.FixtureRequest) -> None:
+def test_a_figure_looks_as_it_did_and_moves(figure: str, page: Watched, address: str) -> None:
     """The drawing alone: a mean difference of 4 of 255, which a shifted curve or other colours exceed. Pictures are
-    made anew by ``python -m tests.explorer.pictures``."""
+    made anew by ``python -m tests.explorer.pictures``. Then its controls are moved."""
     page.open(f"{address}#figure={figure}&theme=light")
     page.until_drawn(figure)
     drawn = small(page.page.locator(f'[data-figure="{figure}"] .picture').screenshot())
@@ -69,66 +69,12 @@ def test_a_figure_looks_as_it_did(figure: str, page: Watched, address: str, requ
     rows = min(len(drawn), len(stored))
     difference = np.abs(drawn[:rows] - stored[:rows]).mean()
     assert difference < 4, f"the mean difference to the stored picture is {difference:.1f} of 255"
+    move(page, figure)
 
 
-def test_pictures_that_differ_are_told_apart() -> None:
-    """The comparison can fail: no figure's stored picture passes for another's."""
-    stored = {figure: small((PICTURES / f"{figure}.png").read_bytes()) for figure in FIGURES}
-    for one in FIGURES:
-        for other in FIGURES:
-            rows = min(len(stored[one]), len(stored[other]))
-            alike = abs(len(stored[one]) - len(stored[other])) <= 4
-            assert one == other or not alike or np.abs(stored[one][:rows] - stored[other][:rows]).mean() > 4
-
-
-# --- views ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("view", VIEWS)
-def test_a_view_asks_nothing_of_other_hosts(view: str, page: Watched, address: str) -> None:
-    page.open(f"{address}#view={view}")
-    page.page.wait_for_selector("[data-figure]")
-    page.until_drawn(*page.shown())
-    others = [url for url in page.requests if not url.startswith((address, "data:", "about:"))]
-    assert others == []
-
-
-@pytest.mark.parametrize("view", VIEWS)
-def test_a_view_fits_a_telephone(view: str, browser: Any, address: str) -> None:
-    with watched(browser, width=360, height=780) as page:
-        page.open(f"{address}#view={view}")
-        page.page.wait_for_selector("[data-figure]")
-        page.until_drawn(*page.shown())
-        assert page.page.evaluate("document.documentElement.scrollWidth") <= 360
-        assert page.errors == []
-
-
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("view", VIEWS)
-def test_a_view_passes_axe(view: str, dark: bool, browser: Any, address: str) -> None:
-    from axe_playwright_python.sync_playwright import Axe
-
-    with watched(browser, dark=dark) as page:
-        page.open(f"{address}#view={view}")
-        page.page.wait_for_selector("[data-figure]")
-        page.until_drawn(*page.shown())
-        results = Axe().run(page.page)
-        said = [
-            f"{found['id']}: {found['help']}: " + "; ".join(node["html"][:150] for node in found["nodes"][:4])
-            for found in results.response["violations"]
-        ]
-        assert said == []
-
-
-# --- controls -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("figure", FIGURES)
-def test_controls_move_the_figure(figure: str, page: Watched, address: str) -> None:
+def move(page: Watched, figure: str) -> None:
     """Every slider to both of its ends by the keyboard, and every choice: a step each, without an error; the address
     says what was set."""
-    page.open(f"{address}#figure={figure}")
-    page.until_drawn(figure)
     section = page.page.locator(f'[data-figure="{figure}"]')
     steps = "name => window.posenc.timings[name].length"
     sliders = section.locator(".controls input[type=range]")
@@ -154,9 +100,47 @@ def test_controls_move_the_figure(figure: str, page: Watched, address: str) -> N
             if n >= choices.count():
                 break
             choices.nth(n).select_option(value)
-            page.page.wait_for_timeout(60)
+            page.page.wait_for_timeout(40)
             words = section.locator(".error").inner_text()
             assert not words, f"{value}: {words}"
+
+
+def test_pictures_that_differ_are_told_apart() -> None:
+    """The comparison can fail: no figure's stored picture passes for another's."""
+    stored = {figure: small((PICTURES / f"{figure}.png").read_bytes()) for figure in FIGURES}
+    for one in FIGURES:
+        for other in FIGURES:
+            rows = min(len(stored[one]), len(stored[other]))
+            alike = abs(len(stored[one]) - len(stored[other])) <= 4
+            assert one == other or not alike or np.abs(stored[one][:rows] - stored[other][:rows]).mean() > 4
+
+
+# --- views ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_is_accessible_and_fits(view: str, page: Watched, address: str) -> None:
+    """By axe's rules, in light and dark; on a telephone nothing is wider than the screen; no other host is asked."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    for dark in (False, True):
+        page.open(f"{address}#view={view}&theme={'dark' if dark else 'light'}")
+        page.page.wait_for_selector("[data-figure]")
+        page.until_drawn(*page.shown())
+        results = Axe().run(page.page)
+        said = [
+            f"{found['id']}: {found['help']}: " + "; ".join(node["html"][:150] for node in found["nodes"][:4])
+            for found in results.response["violations"]
+        ]
+        assert said == []
+    page.page.set_viewport_size({"width": 360, "height": 780})
+    page.page.wait_for_timeout(200)
+    assert page.page.evaluate("document.documentElement.scrollWidth") <= 360
+    others = [url for url in page.requests if not url.startswith((address, "data:", "about:"))]
+    assert others == []
+
+
+# --- controls -------------------------------------------------------------------------------------------------------
 
 
 def test_a_cell_is_read_by_the_arrow_keys(page: Watched, address: str) -> None:
