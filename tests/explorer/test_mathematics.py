@@ -1,8 +1,6 @@
 """The explorer's mathematics, in JavaScript, gives the numbers of posenc's reference, scheme by scheme."""
 
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +15,7 @@ from posenc.schemes.catalog import CATALOG
 from posenc.schemes.entry import Entry, Law, Shape
 from tests.explorer import cases_of_tokens
 from tests.explorer.case import Case, contents, facts_of, options_of
-from tests.explorer.node import STATIC, Node
+from tests.explorer.node import Node
 
 HEADS, HEAD_DIM, DIM, LIMIT = 4, 12, 48, 32
 
