@@ -4,17 +4,15 @@ Sliders of sizes are set to their ends first, so that a matrix is at its largest
 range in steps, a step a frame. The table goes into docs/explorer.md; printed with it is where it was measured.
 """
 
-import platform
 import sys
-from pathlib import Path
 from statistics import median
+
+import torch
 
 from posenc.explorer.content import content
 from posenc.workbench.machine import machine
 from tests.explorer.browser import FIGURES, chromium, served, watched
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "explorer.md"
 HEAD = "| figure | sizes | slowest slider | computing and drawing, ms: median (slowest) | to the screen, ms: median |"
 
 # What makes a picture larger.
@@ -41,7 +39,7 @@ DRAG = """async ([figure, control, count]) => {
 
 def rows() -> list[str]:
     found = []
-    with served(content()) as address, chromium() as browser:
+    with served(content(["alibi"])) as address, chromium() as browser:
         for figure in FIGURES:
             with watched(browser) as page:
                 page.open(f"{address}#figure={figure}")
@@ -74,4 +72,7 @@ def rows() -> list[str]:
 
 if __name__ == "__main__":
     table = "\n".join([HEAD, "|---" * 5 + "|", *rows()])
-    print(f"{table}\n\n{platform.processor() or platform.machine()}, {machine()}")
+    about = machine(torch.device("cpu"))
+    with chromium() as browser:
+        version = browser.version
+    print(f"{table}\n\n{about['cores']} cores of {about['processor']}, {about['system']}, Chromium {version}")
