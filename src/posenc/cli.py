@@ -24,6 +24,9 @@ from posenc.workbench.command import Parser, failed, stdout, words
 if TYPE_CHECKING:
     from posenc.schemes.entry import Entry
 
+_EXTRAS = {"sklearn": "images", **dict.fromkeys(("fastapi", "latex2mathml", "uvicorn"), "explore")}
+"""What brings a package that may be missing; "lab" brings the others."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and gives the exit code."""
@@ -43,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return failed("interrupted")
     except ModuleNotFoundError as error:
-        extra = "images" if (error.name or "").startswith("sklearn") else "lab"
+        extra = _EXTRAS.get((error.name or "").partition(".")[0], "lab")
         return failed(f"{error.name} is not installed: pip install 'posenc[{extra}]'")
     except (ValueError, OSError, RuntimeError) as error:  # RuntimeError: what torch says of a full GPU
         return failed(words(error))

@@ -63,10 +63,10 @@ Kind: TypeAlias = Literal["int", "float", "bool", "choice", "grid", "numbers", "
 @dataclass(frozen=True)
 class Option:
     """An argument of a scheme's class. ``kind`` says how it is chosen: a number, a check box, one of ``choices``; the
-    numbers of a grid, or as many as the scheme wants; a scaling of frequencies; or something that the page cannot say.
+    sides of a grid, or as many numbers as the scheme wants; a scaling of frequencies; or what the page cannot give.
 
-    ``built`` is its value in the scheme that the catalog builds for `SHAPE`, six heads of 16 channels, with 64 positions
-    and a grid of `GRIDS`.
+    ``built`` is its value in the scheme that the catalog builds for `SHAPE`, six heads of 16 channels, for 64 positions
+    or a grid of `GRIDS`.
     """
 
     name: str
@@ -99,14 +99,10 @@ def _option(parameter: inspect.Parameter, built: Scheme) -> Option:
 
 
 def _kind(name: str, hint: Any) -> Kind:
-    if name == "grid" or name == "scaling":
-        return name
-    if get_origin(hint) is Literal:
-        return "choice"
-    if get_origin(hint) in (tuple, Sequence):
-        return "numbers"
-    plain: dict[Any, Kind] = {int: "int", float: "float", bool: "bool"}
-    return plain.get(hint, "other")
+    by_name: dict[str, Kind] = {"grid": "grid", "scaling": "scaling"}
+    by_hint: dict[Any, Kind] = {int: "int", float: "float", bool: "bool"}
+    by_origin: dict[Any, Kind] = {Literal: "choice", tuple: "numbers", Sequence: "numbers"}
+    return by_name.get(name) or by_hint.get(hint) or by_origin.get(get_origin(hint), "other")
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:
