@@ -1,1 +1,1 @@
-"""The explorer: a page on which the schemes can be tried, and the server behind it."""
+"""The explorer: a page in the browser that draws what positional encodings do."""
