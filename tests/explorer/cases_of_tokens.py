@@ -115,9 +115,7 @@ CASES: dict[str, dict[str, Case]] = {
         "none": Case(lambda: PRoPE(8, 0.0)),
         "most": Case(lambda: PRoPE(14, 0.8, 313.0, "interleaved"), head_dim=14),
     },
-    "partial_rope": {
-        "most": Case(lambda: PartialRoPE(8, 0.75, 313.0, "interleaved", scaling=NTKAware(2.0)), heads=12)
-    },
+    "partial_rope": {"most": Case(lambda: PartialRoPE(8, 0.75, 313.0, "interleaved", scaling=NTKAware(2.0)), heads=12)},
     "pope": {
         "one phase for all": Case(lambda: PoPE(7, base=313.0), head_dim=7),
         "twelve heads": Case(lambda: PoPE(7, 12), heads=12, kv_heads=3, head_dim=7),
