@@ -85,7 +85,7 @@ def assert_drawn_alike(found: Tensor, expected: Tensor) -> None:
     numbers, within six standard errors. What is not drawn is equal to float32, PyTorch's."""
     assert found.shape == expected.shape
     assert torch.equal(found.std(0) > 0, expected.std(0) > 0)
-    moments = (lambda x: x, lambda x: x**2, lambda x: x.flatten(1).pow(2).mean(1))
+    moments = (lambda x: x, lambda x: x**2, lambda x: x.reshape(DRAWS, -1).pow(2).mean(1))
     for moment in moments:
         x, y = moment(found), moment(expected)
         error = ((x.var(0) + y.var(0)) / DRAWS).sqrt()
