@@ -14,7 +14,7 @@ from posenc import Chunk, Positions, Scheme
 from posenc.scheme import Composition
 from posenc.schemes.catalog import CATALOG
 from posenc.schemes.entry import Entry, Law, Shape
-from tests.explorer import cases_of_tokens
+from tests.explorer import cases_of_scores, cases_of_tokens
 from tests.explorer.case import Case, facts_of, options_of
 from tests.explorer.compare import assert_alike, compare, job_of, largest, window_of
 from tests.explorer.node import STATIC, Node
@@ -44,7 +44,8 @@ def cases(entry: Entry) -> Iterator[tuple[str, Case]]:
     for axes in most:
         yield f"built for decoders on {axes} axes", built(entry, axes, causal=True)
         yield f"built for encoders on {axes} axes", built(entry, axes, causal=False)
-    yield from cases_of_tokens.CASES.get(entry.name, {}).items()
+    for others in (cases_of_tokens, cases_of_scores):
+        yield from others.CASES.get(entry.name, {}).items()
 
 
 ALL = {f"{entry.name}: {name}": (entry, case) for entry in CATALOG for name, case in cases(entry)}
