@@ -10,8 +10,8 @@
 //     rotateValue(v, keyPositions), rotateOutput(out, queryPositions)     where values turn too
 //     pieces(context)                   pair doors: what is done to the scores, from left to right
 //
-// and context = {q, k, heads, scale, queryPositions, keyPositions, visible, distances(), causal, features, length}, where
-// features are what a layer projects for a scheme, by name: Heads of the keys for a clock, else of the queries. Pieces:
+// and context = {q, k, heads, scale, queryPositions, keyPositions, visible, distances(), causal, features, length}.
+// Features are what a layer projects for a scheme, by name: Heads of the keys for a clock, else of the queries. Pieces:
 //
 //     {kind: "bias", at(head, r, i, j)}                   adds a number
 //     {kind: "meeting", of, vector(head, r, i, j)}        adds scale times the query's (of: "query") or the key's
