@@ -41,6 +41,7 @@ export function attend(schemes, q, k, v, options = {}) {
     const context = bound(q, k, options);
     const { queryPositions, keyPositions } = context;
     const { scores, values, gives } = scored(schemes, context);
+    must(!gives || !options.sinks, "sinks take a share of weights that sum to 1, and the scheme's weights do not");
     const weights = weighed(scores, context.visible, gives, options.sinks ?? null);
     for (const scheme of schemes) {
         v = scheme.rotateValue?.(v, keyPositions) ?? v;
@@ -102,6 +103,10 @@ function scored(schemes, context) {
     const distances = distancesOf(queryPositions, keyPositions);
     const made = bands.map(({ q, k }) => {
         const pieces = schemes.flatMap((scheme) => scheme.pieces?.({ ...context, q, k, scale }) ?? []);
+        must(
+            bands.length === 1 || pieces.every(({ kind }) => kind !== "row"),
+            "a score term needs whole rows of scores, but far pairs are turned otherwise than near ones",
+        );
         const scores = products(q, k, scale);
         for (const piece of pieces) {
             KINDS[piece.kind](piece, scores, { ...context, q, k, scale, distances });
