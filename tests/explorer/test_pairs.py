@@ -136,6 +136,11 @@ REFUSED: dict[str, tuple[dict[str, Case], dict[str, Any], str]] = {
         {},
         "one scheme alone can turn far pairs otherwise than near ones",
     ),
+    "two scales": (
+        {"deberta": Case(lambda: posenc.DeBERTa(4, 8, None, 5), {"dim": None}), "pope": Case(lambda: posenc.PoPE(8))},
+        {},
+        "one rotation alone can bring a scale",
+    ),
     "bands and rows": (
         {"re_rope": Case(lambda: posenc.ReRoPE(8, 2)), "cope": Case(lambda: posenc.CoPE(8, 4))},
         {},
