@@ -43,6 +43,7 @@ export function attend(schemes, q, k, v, options = {}) {
     const context = bound(q, k, options);
     const { queryPositions, keyPositions } = context;
     const { scores, values, gives } = scored(schemes, context);
+    must(!gives || !options.sinks, "sinks take a share of weights that sum to 1, and the scheme's weights do not");
     const weights = weighed(scores, context.visible, gives, options.sinks ?? null);
     for (const scheme of schemes) {
         v = scheme.rotateValue?.(v, keyPositions) ?? v;
@@ -86,14 +87,16 @@ function bound(q, k, { positions, keyPositions, causal = false, window = null, s
 /** {scores, values, gives}: the scores, the pieces of the value door, and whether scores are logarithms of weights. */
 function scored(schemes, context) {
     const { queryPositions, keyPositions } = context;
-    let scale = context.scale;
+    let brought = null;
     let bands = [{ reach: -Infinity, q: context.q, k: context.k }];
     let chunk = null;
     for (const scheme of schemes) {
         const turned = bands.map(
             ({ q, k }) => scheme.rotate?.(q, k, queryPositions, keyPositions, context) ?? { q, k },
         );
-        scale ??= turned[0].scale ?? null;
+        const own = turned[0].scale ?? null;
+        must(own === null || brought === null, `one rotation alone can bring a scale, got ${brought} and ${own}`);
+        brought ??= own;
         if (turned[0].bands) {
             must(bands.length === 1, "one scheme alone can turn far pairs otherwise than near ones");
             chunk = turned[0].chunk ?? null;
@@ -102,9 +105,13 @@ function scored(schemes, context) {
             bands = bands.map(({ reach }, n) => ({ reach, q: turned[n].q, k: turned[n].k }));
         }
     }
-    scale ??= 1 / Math.sqrt(bands[0].q.dim);
+    const scale = context.scale ?? brought ?? 1 / Math.sqrt(bands[0].q.dim);
     const made = bands.map(({ q, k }) => {
         const pieces = schemes.flatMap((scheme) => scheme.pieces?.({ ...context, q, k, scale }) ?? []);
+        must(
+            bands.length === 1 || pieces.every(({ kind }) => kind !== "row"),
+            "a score term needs whole rows of scores, but far pairs are turned otherwise than near ones",
+        );
         const scores = products(q, k, scale);
         for (const piece of pieces) {
             KINDS[piece.kind](piece, scores, { ...context, q, k, scale });

@@ -19,7 +19,7 @@ export class FoX {
         const [heads, tokens] = [forgotten.heads, forgotten.tokens];
         must(
             heads === this.numHeads && tokens === keyPositions.length && forgotten.dim === 1,
-            `feature 'forgotten' must be (${this.numHeads}, ${keyPositions.length}, 1), got (${heads}, ${tokens}, ...)`,
+            `feature 'forgotten' must be (${this.numHeads}, ${keyPositions.length}, 1), got (${heads}, ${tokens}, ${forgotten.dim})`,
         );
         const steps = forgotten.data.map(logSigmoid);
         const ofKeys = readings(steps, keyPositions, keyPositions);
