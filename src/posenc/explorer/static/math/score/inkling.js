@@ -1,8 +1,8 @@
 import { must, number, whole } from "posenc/math/check.js";
 import { checkDistance, entriesOf } from "posenc/math/score/distance.js";
 
-/** s_ij + r_ih . B[p_i - p_j] where 0 <= p_i - p_j < extent: each query mixes a bias for itself out of learned profiles.
- * With a length n, query and bias grow by 1 + strength ln max(1, (p_i + 1) / n).
+/** s_ij + r_ih . B[p_i - p_j] where 0 <= p_i - p_j < extent: each query mixes a bias for itself out of learned
+ * profiles. With a length n, query and bias grow by 1 + strength ln max(1, (p_i + 1) / n).
  *
  * The feature `profile` is r, what the layer projects each query to: (heads, queries, width). */
 export class Inkling {
