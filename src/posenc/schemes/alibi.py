@@ -101,4 +101,8 @@ ENTRY = Entry(
         " each way)"
     ),
     limits="the bidirectional form is blind to direction",
+    formula=r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} - m_h (p_i - p_j), \qquad m_h = 2^{-8h/H}, \; h = 1, \ldots, H",
+    example="posenc.attention(q, k, v, posenc.ALiBi(12), is_causal=True)",
+    users="BLOOM, MPT, Falcon-RW",
+    url="https://arxiv.org/abs/2108.12409",
 )
