@@ -1,6 +1,5 @@
 """The documentation site, made by `make docs`: pages of Markdown, an API from docstrings, a page for each scheme."""
 
-import re
 import sys
 from pathlib import Path
 
@@ -23,7 +22,7 @@ extensions = [
     "myst_nb",
     "mathml",  # these are in _ext
     "docstrings",
-    "pictures",
+    "repository",
     "explorer",
     "scheme_pages",
 ]
@@ -46,6 +45,16 @@ autodoc_class_signature = "mixed"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
 maximum_signature_line_length = 100
+
+nitpicky = True
+nitpick_ignore_regex = [
+    (r"py:.*", r"(torch|jaxtyping|collections|transformers|tokenizers|types|optional)\b.*"),
+    (r"py:.*", r"Tensor|Float|Float64|Bool|Int|Shaped|Window|dict\[str"),
+    (r"py:class", r"posenc\.(\w+\.)*_\w+"),  # private bases
+    (r"py:class", r"posenc\.(block|conformance|features|layout|rotary|workbench)\..*"),  # of the insides
+    # Names of others' code, of files, and of what is not public.
+    (r"py:obj", r"\w+\.py|Positions\.grid\(.*|Chunk\(n\)|Inkling\w+|XPOS|Trunk|Interrupted|apply_scaling|another"),
+]
 
 html_theme = "furo"
 html_title = f"posenc {release}"

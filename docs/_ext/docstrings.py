@@ -7,7 +7,11 @@ of these, a single backtick names something of the library, and |x| and q_i are 
 import re
 from typing import Any
 
+from docutils import nodes
+from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.util.nodes import make_refnode
 
 HEADS = ("Shapes", "Errors", "Source", "Sources", "Bytes", "Example")
 SECTION = re.compile(rf"({'|'.join(HEADS)}): (.*)")
@@ -61,6 +65,23 @@ def process(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: li
         lines[:] = restructured(lines)
 
 
+def public(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: nodes.Element) -> nodes.Element | None:
+    """Where a name is documented that was not found where it stands: `Positions`, and ``posenc.positions.Positions``, as
+    ``posenc.Positions``; `Finding`, as ``posenc.laws.probe.Finding``."""
+    if node.get("refdomain") != "py":
+        return None
+    python, target = env.domains.python_domain, str(node.get("reftarget"))
+    names = [f"posenc.{target}"]
+    if "." not in target or target.startswith("posenc."):
+        names += [f"{module}.{target.rpartition('.')[2]}" for module in ("posenc", *python.modules)]
+    full = next((name for name in names if name in python.objects), None)
+    if full is None:
+        return None
+    found = python.objects[full]
+    return make_refnode(app.builder, node["refdoc"], found.docname, found.node_id, text, full)
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("autodoc-process-docstring", process)
+    app.connect("missing-reference", public)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

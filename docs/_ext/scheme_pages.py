@@ -3,8 +3,6 @@
 A page is made anew when posenc or this folder is newer than it is, so that what it says was measured is of this code.
 """
 
-import contextlib
-import io
 import re
 from pathlib import Path
 
@@ -17,7 +15,7 @@ import posenc
 from posenc.figures.overview import overview
 from posenc.laws.table import audit
 from posenc.schemes.catalog import CATALOG
-from posenc.schemes.entry import Entry, Law
+from posenc.schemes.entry import GIVEN, Entry, Law
 from posenc.workbench.style import saved
 
 DOCS = Path(__file__).parents[1]
@@ -56,6 +54,8 @@ What it does to two tokens, by `posenc plot overview --schemes {name}`:
 ```
 
 {explorer}
+## Example
+
 {example}
 ## Laws
 
@@ -131,21 +131,15 @@ def _price(entry: Entry) -> str:
 
 
 def _example(entry: Entry) -> str:
-    """Its example, and what it prints when it is run."""
-    code = getattr(entry, "example", "")
-    if not code:
-        return ""
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(compile(code, f"the example of {entry.name}", "exec"), {})
-    said = f"\n```\n{printed.getvalue().rstrip()}\n```\n" if printed.getvalue() else ""
-    return f"## Example\n\n```python\n{code.strip()}\n```\n{said}"
+    """Its example, with what it begins with, once it has run."""
+    code = f"{GIVEN}\n\n{entry.example}"
+    exec(compile(code, f"the example of {entry.name}", "exec"), {})
+    return f"```python\n{code}\n```\n"
 
 
 def page(entry: Entry) -> str:
     """The page of a scheme, as Markdown."""
     laws, others = _laws(entry)
-    formula, users, url = (getattr(entry, name, "") for name in ("formula", "users", "url"))
     return PAGE.format(
         title=entry.title,
         name=entry.name,
@@ -156,9 +150,9 @@ def page(entry: Entry) -> str:
         who="decoders" if entry.for_decoders else "decoders and encoders",
         axes={"any": "one, two or three"}.get(entry.axes, entry.axes),
         limits=entry.limits or "none known",
-        source=f"[{entry.paper}]({url})" if url else entry.paper,
-        users=f"\n**Who uses it.** {sentence(users)}\n" if users else "",
-        formula=f"$$\n{formula}\n$$\n" if formula else "",
+        source=f"[{entry.paper}]({entry.url})" if entry.url else entry.paper,
+        users=f"| who uses it | {entry.users} |\n" if entry.users else "",
+        formula=f"$$\n{entry.formula}\n$$\n" if entry.formula else "",
         example=_example(entry),
         explorer="[The explorer](../explorer.md) shows it live.\n" if (DOCS / "explorer.md").is_file() else "",
         laws=laws,
@@ -166,6 +160,14 @@ def page(entry: Entry) -> str:
         cost=sentence(entry.cost),
         price=_price(entry),
     )
+
+
+def _picture(entry: Entry, dark: bool) -> bytes:
+    """Its panel, as wide as it needs to be by itself."""
+    figure = overview(entry.name, dark=dark)
+    figure.suptitle("")
+    figure.set_size_inches(6.5, figure.get_figheight())
+    return saved(figure, dark=dark)
 
 
 def _newest() -> float:
@@ -190,7 +192,7 @@ def write(app: Sphinx) -> None:
     for entry in status_iterator(stale, "schemes.. ", "brown", len(stale), app.verbosity, lambda entry: entry.name):
         for dark in (False, True):
             image = PAGES / "images" / f"{entry.name}{'-dark' if dark else ''}.png"
-            image.write_bytes(saved(overview(entry.name, dark=dark), dark=dark))
+            image.write_bytes(_picture(entry, dark))
         (PAGES / f"{entry.name}.md").write_text(page(entry), encoding="utf-8")
 
 
