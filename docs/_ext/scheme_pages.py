@@ -166,7 +166,7 @@ def _picture(entry: Entry, dark: bool) -> bytes:
     """Its panel, as wide as it needs to be by itself."""
     figure = overview(entry.name, dark=dark)
     figure.suptitle("")
-    figure.set_size_inches(6.5, figure.get_figheight())
+    figure.set_size_inches(4.5 if figure.axes[0].images else 6.5, figure.get_figheight())
     return saved(figure, dark=dark)
 
 
