@@ -1,1 +1,1 @@
-"""The explorer: a page on which the schemes can be tried, and the server behind it."""
+"""The page in the browser: every scheme drawn live, by mathematics that is tested against posenc."""

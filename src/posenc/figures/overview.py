@@ -142,7 +142,7 @@ def _caps(piece: Piece) -> bool:
 
 def _chosen(schemes: Schemes | None, family: str, length: int) -> list["_Panel"]:
     if schemes is not None and not isinstance(schemes, Sequence):
-        return [_Panel(each, _axes(each.scheme), length) for each in panels.named(schemes, _shape(1, length))]
+        return [_Panel(each, axes_of(each.scheme), length) for each in panels.named(schemes, _shape(1, length))]
     names = [entry.name for entry in CATALOG] if schemes is None else [schemes] if isinstance(schemes, str) else schemes
     found = []
     for name in names:
@@ -160,12 +160,12 @@ def _shape(axes: int, length: int) -> Shape:
     return Shape(4 * 32, 4, 32, SIDE * SIDE if grid else length, grid=grid)
 
 
-def _axes(scheme: Scheme) -> int:
+def axes_of(scheme: Scheme) -> int:
     """The fewest coordinates that schemes of the catalog take that are parts of it."""
     return max((e.least_axes for e in CATALOG for part in scheme.parts if type(part) is e.scheme), default=1)
 
 
-def _positions(axes: int, length: int, along: int = 0) -> Positions:
+def positions_of(axes: int, length: int, along: int = 0) -> Positions:
     """Tokens in a line, in a grid, or, of three coordinates, in a line along one of them."""
     if axes == 2:
         return Positions.grid(SIDE, SIDE)
@@ -281,7 +281,7 @@ class _Panel:
 
     @property
     def positions(self) -> Positions:
-        return _positions(self.axes, self.length)
+        return positions_of(self.axes, self.length)
 
     def draw(self, figure: Figure, axes: Axes, dark: bool) -> int:
         """Draws it, and gives how many heads are told apart in lines."""
@@ -342,7 +342,7 @@ class _Panel:
         """A line for tokens that differ along one of the three axes alone."""
         colors, tokens = panels.ordered(MOST_HEADS, dark), np.arange(self.length)
         for n, name in enumerate(("time", "row", "column")):
-            found = seen(self.named.scheme, _positions(3, self.length, along=n))
+            found = seen(self.named.scheme, positions_of(3, self.length, along=n))
             along = found.along(tokens - tokens[:, None])
             assert along is not None  # they turn by distances
             distance, (values, *_) = along

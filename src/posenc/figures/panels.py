@@ -146,7 +146,7 @@ def numbers(tensor: Tensor) -> NDArray[np.float64]:
 
 SEQUENTIAL: Colormap = matplotlib.colormaps["viridis"]  # lightness rises all the way
 NEVER_SEEN = {False: "#c6ccd2", True: "#4a525c"}  # what has no value: in neither of the maps
-_DIVERGING = {
+DIVERGING = {
     False: ("#08306b", "#2b78c5", "#9cc7ea", "#f6f6f6", "#f2b377", "#cf6512", "#6b2503"),
     True: ("#b8dcff", "#5ea4ea", "#2a568a", "#20242b", "#8a5220", "#e88f37", "#ffd9a8"),
 }
@@ -154,7 +154,7 @@ _DIVERGING = {
 
 def diverging(dark: bool) -> Colormap:
     """Blue below, orange above, paper between: told apart by all kinds of colour vision."""
-    return LinearSegmentedColormap.from_list("posenc-diverging", _DIVERGING[dark])
+    return LinearSegmentedColormap.from_list("posenc-diverging", DIVERGING[dark])
 
 
 def ordered(count: int, dark: bool) -> list[tuple[float, float, float, float]]:

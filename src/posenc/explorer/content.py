@@ -1,0 +1,40 @@
+"""What the page shows beside its own mathematics: the catalog, what was measured, and what the user names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from posenc.explorer.options import options_of
+from posenc.explorer.page import looks
+from posenc.explorer.seen import seen
+from posenc.schemes.catalog import CATALOG, entries_of, scheme_from_names
+from posenc.schemes.entry import Shape
+
+
+def content(schemes: Sequence[str] = (), records: Sequence[Path] = ()) -> dict[str, Any]:
+    """The page's data. ``schemes`` are compositions, or the user's own, ``my.py:MyScheme``; ``records`` folders of
+    posenc compare or extend. ValueError for a name or a folder that cannot be read."""
+    return {
+        "catalog": [
+            {
+                "name": entry.name,
+                "title": entry.title,
+                "doors": list(entry.doors),
+                "axes": entry.axes,
+                "for_decoders": entry.for_decoders,
+                "options": options_of(entry),
+            }
+            for entry in CATALOG
+        ],
+        "seen": [_own(name) for name in schemes],
+        "looks": looks([entry.name for entry in CATALOG]),
+    }
+
+
+def _own(name: str) -> dict[str, Any]:
+    axes = max(entry.least_axes for entry in entries_of(name))
+    grid = (9, 9) if axes == 2 else None
+    shape = Shape(dim=128, num_heads=4, head_dim=32, max_positions=81, grid=grid)
+    return seen(scheme_from_names(name, shape), name)

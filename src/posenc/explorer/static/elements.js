@@ -1,0 +1,13 @@
+// DOM elements in one line.
+
+/** element("p", {class: "see", onclick: f}, "words", another): attributes by name, listeners by "on…". */
+export function element(name, attributes = {}, ...children) {
+    const made = document.createElement(name);
+    for (const [key, value] of Object.entries(attributes)) {
+        if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+        else if (value === true) made.setAttribute(key, "");
+        else if (value !== false && value !== undefined && value !== null) made.setAttribute(key, value);
+    }
+    made.append(...children);
+    return made;
+}

@@ -1,0 +1,38 @@
+// A scheme as posenc itself has measured it: one of the user's own, or one shown in a notebook.
+
+export const figure = {
+    name: "seen",
+    title: "Your scheme, as posenc computes it",
+    see: "What the scheme does to every two tokens. These numbers come from posenc and not from the page.",
+    defaults: { scheme: "0", head: 1 },
+    controls(values, app) {
+        const all = app.data.seen ?? [];
+        const heads = all[values.scheme]?.shape[0] ?? 1;
+        return [
+            ...(all.length > 1 ? [{ name: "scheme", label: "scheme", kind: "choice", choices: all.map(({ name }, value) => ({ value: String(value), name })) }] : []),
+            ...(heads > 1 ? [{ name: "head", label: "head", kind: "range", min: 1, max: heads }] : []),
+        ];
+    },
+    values({ scheme, head }, app) {
+        const chosen = app.data.seen?.[Number(scheme)];
+        if (!chosen) throw new RangeError("no scheme was named: posenc explore --schemes my.py:MyScheme, or posenc.show(scheme)");
+        const [, queries, keys] = chosen.shape;
+        const start = (head - 1) * queries * keys;
+        return { chosen, queries, keys, main: Float64Array.from(chosen.values.slice(start, start + queries * keys), (x) => x ?? NaN) };
+    },
+    line(values, app) {
+        const name = app.data.seen?.[Number(values.scheme)]?.name ?? "scheme";
+        return `# posenc plot overview --schemes ${name}`;
+    },
+    mount(box, app) {
+        const matrix = app.heat(box, { label: "what the scheme does to each query and key" });
+        const along = app.lines(box, { label: "the same against the distance", xLabel: "key − query", yLabel: "" });
+        return (values, { chosen, queries, keys, main }) => {
+            const middle = Math.floor(queries / 2);
+            matrix.draw(main, { rows: queries, columns: keys, label: `${chosen.name}: ${chosen.what} of each query and key` });
+            const x = Array.from({ length: keys }, (_, j) => j - middle);
+            along.draw(x, [{ name: `${chosen.what}, query ${middle}`, y: main.slice(middle * keys, (middle + 1) * keys), always: true }]);
+        };
+    },
+    describe: (values, { chosen }) => `${chosen.name}: ${chosen.what}, for ${chosen.shape[1]} tokens and ${chosen.shape[0]} heads that differ.`,
+};

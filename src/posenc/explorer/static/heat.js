@@ -1,0 +1,144 @@
+// A matrix as a picture: one canvas, drawn from a typed array, with a bar of colours and a cell that can be read by
+// mouse, touch and arrow keys.
+
+import { element } from "posenc/elements.js";
+
+const MOST = 1024; // cells to a side
+
+/**
+ * @param {HTMLElement} box
+ * @param {() => Object} theme
+ * @param {{label: string, rowLabel?: string, columnLabel?: string, size?: number, onPick?: Function}} options
+ *   label: what the picture is, for a screen reader; onPick(row, column): a cell was clicked, or Enter pressed on it
+ */
+export function heat(box, theme, { label, rowLabel = "query", columnLabel = "key", size = 360, onPick = null }) {
+    const canvas = element("canvas", { role: "img", tabindex: "0", "aria-label": label });
+    const bar = element("canvas", { width: 256, height: 1, "aria-hidden": "true" });
+    const [low, high, read] = [element("span"), element("span"), element("output", { "aria-live": "polite" })];
+    const top = element("div", { class: "heat-label" }, columnLabel);
+    const side = element("div", { class: "heat-side" }, rowLabel);
+    const legend = element("div", { class: "heat-bar" }, low, bar, high);
+    const figure = element(
+        "div", { class: "heat", style: `--size: ${size}px` }, top, side, canvas, legend, read,
+    );
+    box.append(figure);
+    let shown = null;
+    let cell = null;
+    const [small, pen] = [document.createElement("canvas"), canvas.getContext("2d")];
+
+    const say = () => {
+        if (!cell || !shown) return;
+        const { values, columns, rowName, columnName, digits } = shown;
+        const value = values[cell.row * columns + cell.column];
+        const number = Number.isNaN(value) ? "not seen" : Number(value.toPrecision(digits)).toString();
+        read.textContent = `${rowName(cell.row)}, ${columnName(cell.column)}: ${number}`;
+    };
+    const paint = () => {
+        const { rows, columns, marks } = shown;
+        const ratio = window.devicePixelRatio || 1;
+        const width = Math.max(canvas.clientWidth, 32);
+        const height = Math.round((width * rows) / columns);
+        if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
+            canvas.width = Math.round(width * ratio);
+            canvas.height = Math.round(height * ratio);
+        }
+        pen.imageSmoothingEnabled = rows > canvas.height || columns > canvas.width;
+        pen.drawImage(small, 0, 0, canvas.width, canvas.height);
+        const [w, h] = [canvas.width / columns, canvas.height / rows];
+        pen.lineWidth = 2 * ratio;
+        for (const mark of [...marks, ...(cell && document.activeElement === canvas ? [cell] : [])]) {
+            pen.strokeStyle = mark.color ?? theme().ink;
+            pen.strokeRect(mark.column * w, mark.row * h, Math.max(w * (mark.columns ?? 1), 4), Math.max(h * (mark.rows ?? 1), 4));
+        }
+    };
+    const at = (event) => {
+        const place = canvas.getBoundingClientRect();
+        const clamp = (x, most) => Math.min(Math.max(Math.floor(x), 0), most - 1);
+        return {
+            row: clamp(((event.clientY - place.top) / place.height) * shown.rows, shown.rows),
+            column: clamp(((event.clientX - place.left) / place.width) * shown.columns, shown.columns),
+        };
+    };
+    const move = (to) => {
+        cell = to;
+        say();
+        paint();
+    };
+    canvas.addEventListener("pointermove", (event) => shown && move(at(event)));
+    canvas.addEventListener("click", (event) => shown && onPick && onPick(at(event).row, at(event).column));
+    canvas.addEventListener("keydown", (event) => {
+        const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+        if (!shown) return;
+        if (event.key === "Enter" && cell && onPick) onPick(cell.row, cell.column);
+        if (!step) return;
+        event.preventDefault();
+        const from = cell ?? { row: 0, column: 0 };
+        const clamp = (x, most) => Math.min(Math.max(x, 0), most - 1);
+        move({ row: clamp(from.row + step[0], shown.rows), column: clamp(from.column + step[1], shown.columns) });
+    });
+    for (const event of ["focus", "blur"]) canvas.addEventListener(event, () => shown && paint());
+    new ResizeObserver(() => shown && paint()).observe(canvas);
+
+    return {
+        canvas,
+        /**
+         * @param {ArrayLike<number>} values rows x columns; NaN and infinities are grey: not seen
+         * @param {{rows, columns, centre?: number|null, low?: number, high?: number, marks?: {row, column, rows?, columns?, color?}[],
+         *   rowName?, columnName?, digits?: number, label?: string}} options centre: where the colours part; undefined: 0 where
+         *   there are both signs; null: sequential
+         */
+        draw(values, options) {
+            const { rows, columns, marks = [], digits = 4 } = options;
+            if (rows > MOST || columns > MOST || rows * columns !== values.length) {
+                throw new RangeError(`a picture takes up to ${MOST} x ${MOST} numbers, got ${rows} x ${columns} and ${values.length}`);
+            }
+            let [least, most] = [options.low ?? Infinity, options.high ?? -Infinity];
+            if (options.low === undefined || options.high === undefined) {
+                let [below, above] = [Infinity, -Infinity];
+                for (let n = 0; n < values.length; n++) {
+                    const value = values[n];
+                    if (!Number.isFinite(value)) continue;
+                    if (value < below) below = value;
+                    if (value > above) above = value;
+                }
+                if (below > above) [below, above] = [0, 1];
+                least = options.low ?? below;
+                most = options.high ?? above;
+            }
+            const rounding = 1e-12 * Math.max(Math.abs(least), Math.abs(most));
+            const signed = least < -rounding && most > rounding;
+            const centre = options.centre === undefined ? (signed ? 0 : null) : options.centre;
+            if (centre !== null) {
+                const reach = Math.max(centre - least, most - centre, 1e-300);
+                [least, most] = [centre - reach, centre + reach];
+            }
+            const colors = centre === null ? theme().sequential : theme().divergingRamp;
+            const unseen = theme().unseenBytes;
+            if (small.width !== columns || small.height !== rows) [small.width, small.height] = [columns, rows];
+            const image = new ImageData(columns, rows);
+            const pixels = new Uint32Array(image.data.buffer);
+            const lut = new Uint32Array(colors.buffer);
+            const scale = most > least ? 255 / (most - least) : 0;
+            for (let n = 0; n < values.length; n++) {
+                const value = values[n];
+                const place = Math.round((value - least) * scale);
+                pixels[n] = Number.isFinite(value) ? lut[place < 0 ? 0 : place > 255 ? 255 : place] : unseen;
+            }
+            small.getContext("2d").putImageData(image, 0, 0);
+            shown = {
+                values, rows, columns, marks, digits,
+                rowName: options.rowName ?? ((row) => `${rowLabel} ${row}`),
+                columnName: options.columnName ?? ((column) => `${columnLabel} ${column}`),
+            };
+            if (cell && (cell.row >= rows || cell.column >= columns)) cell = null;
+            const strip = new ImageData(256, 1);
+            strip.data.set(colors);
+            bar.getContext("2d").putImageData(strip, 0, 0);
+            low.textContent = Number(least.toPrecision(3));
+            high.textContent = Number(most.toPrecision(3));
+            if (options.label) canvas.setAttribute("aria-label", options.label);
+            paint();
+            say();
+        },
+    };
+}

@@ -1,0 +1,149 @@
+// Lines against a number, by uPlot: with a list of what is which, intervals, and values read by mouse or arrow keys.
+
+import { element } from "posenc/elements.js";
+import uPlot from "posenc/vendor/uPlot.esm.js";
+
+/** A line's look: what tells it apart without colour too. */
+const DASHES = [[], [9, 3], [2, 3], [9, 3, 2, 3], [5, 2], [12, 4, 4, 4]];
+
+/** A sample of a line, for the list of what is which. */
+export function sample(color, dash, marker = false) {
+    const drawing = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+    for (const [key, value] of Object.entries({ width: 28, height: 10, "aria-hidden": "true" })) drawing.setAttribute(key, value);
+    const line = document.createElementNS("http://www.w3.org/2000/svg", marker ? "circle" : "line");
+    const shape = marker ? { cx: 14, cy: 5, r: 3.5, fill: color } : { x1: 0, x2: 28, y1: 5, y2: 5, stroke: color, "stroke-width": 2.5, "stroke-dasharray": dash.join(" ") };
+    for (const [key, value] of Object.entries(shape)) line.setAttribute(key, value);
+    drawing.append(line);
+    return drawing;
+}
+
+/**
+ * @param {HTMLElement} box
+ * @param {() => Object} theme
+ * @param {{label: string, xLabel: string, yLabel: string, height?: number, logX?: boolean, logY?: boolean}} options
+ */
+export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = false, logY = false }) {
+    const key = element("ul", { class: "lines-key" });
+    const frame = element("div", { class: "lines", role: "group", tabindex: "0", "aria-label": label });
+    const read = element("output", { class: "lines-read", "aria-live": "polite" });
+    box.append(element("div", { class: "lines-box" }, key, frame, read));
+    let [plot, made, shown, marks, spans] = [null, "", null, [], []];
+
+    const say = (at) => {
+        if (!shown || at === null || at === undefined || shown.x[at] === undefined) return;
+        const words = shown.series
+            .filter((one) => Number.isFinite(one.y[at]))
+            .map((one) => `${one.name} ${Number(one.y[at].toPrecision(4))}`);
+        read.textContent = `${xLabel} ${Number(shown.x[at].toPrecision(6))}: ${words.join(", ")}`;
+    };
+    const axis = (words, log) => ({
+        label: words, stroke: theme().ink, labelSize: 22, labelFont: "12px system-ui, sans-serif", font: "12px system-ui, sans-serif",
+        grid: { stroke: theme().grid, width: 1 }, ticks: { stroke: theme().grid, width: 1, size: 5 },
+        values: (_, splits) => splits.map((x) => (x === null ? "" : log && !/^1|^2|^5/.test(String(x)) && splits.length > 8 ? "" : Math.abs(x) >= 1e5 || (x !== 0 && Math.abs(x) < 1e-3) ? x.toExponential(0) : Number(x.toPrecision(6)).toLocaleString("en"))),
+    });
+    // Vertical lines and bands with a word at each, under the lines.
+    const underlay = (u) => {
+        const pen = u.ctx;
+        const ratio = uPlot.pxRatio;
+        pen.save();
+        pen.beginPath();
+        pen.rect(u.bbox.left, u.bbox.top, u.bbox.width, u.bbox.height);
+        pen.clip();
+        pen.font = `${11 * ratio}px system-ui, sans-serif`;
+        for (const { from, to, color, name } of spans) {
+            const [left, right] = [u.valToPos(from, "x", true), u.valToPos(to, "x", true)];
+            pen.fillStyle = color ?? theme().grid;
+            pen.globalAlpha = 0.5;
+            pen.fillRect(left, u.bbox.top, right - left, u.bbox.height);
+            pen.globalAlpha = 1;
+            pen.fillStyle = theme().faint;
+            if (name) pen.fillText(name, Math.max(left, u.bbox.left) + 4 * ratio, u.bbox.top + 13 * ratio);
+        }
+        for (const { x, name } of marks) {
+            const place = u.valToPos(x, "x", true);
+            pen.strokeStyle = theme().faint;
+            pen.lineWidth = ratio;
+            pen.setLineDash([4 * ratio, 3 * ratio]);
+            pen.beginPath();
+            pen.moveTo(place, u.bbox.top);
+            pen.lineTo(place, u.bbox.top + u.bbox.height);
+            pen.stroke();
+            pen.fillStyle = theme().faint;
+            if (name) pen.fillText(name, place + 4 * ratio, u.bbox.top + u.bbox.height - 6 * ratio);
+        }
+        pen.restore();
+    };
+    const build = (series, ranges) => {
+        plot?.destroy();
+        frame.replaceChildren();
+        const all = [{}];
+        const bands = [];
+        for (const one of series) {
+            const at = all.length;
+            all.push({
+                label: one.name, stroke: one.color, width: one.points ? 0 : (one.width ?? 2), dash: one.dash, spanGaps: false,
+                points: { show: Boolean(one.points || one.markers), size: 7, fill: one.color, stroke: one.color },
+                paths: one.points ? () => null : undefined,
+            });
+            if (one.low) {
+                all.push({ stroke: "transparent", points: { show: false } }, { stroke: "transparent", points: { show: false } });
+                bands.push({ series: [at + 2, at + 1], fill: one.fill ?? `${one.color}33` });
+            }
+        }
+        plot = new uPlot(
+            {
+                width: Math.max(frame.clientWidth, 120), height, bands, series: all, legend: { show: false },
+                scales: {
+                    x: { time: false, distr: logX ? 3 : 1, range: (u, low, high) => ranges.x ?? (low === high ? [low - 1, high + 1] : [low, high]) },
+                    y: { distr: logY ? 3 : 1, range: (u, low, high) => ranges.y ?? (logY ? [low / 1.2, high * 1.2] : pad(low, high)) },
+                },
+                axes: [axis(xLabel, logX), { ...axis(yLabel, logY), size: 62 }],
+                cursor: { drag: { x: false, y: false }, points: { size: 7 } },
+                hooks: { setCursor: [(u) => say(u.cursor.idx)], drawAxes: [underlay] },
+            },
+            [[]], frame,
+        );
+        for (const canvas of frame.querySelectorAll("canvas")) canvas.setAttribute("aria-hidden", "true");
+    };
+    frame.addEventListener("keydown", (event) => {
+        const step = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10 }[event.key];
+        if (!step || !shown || !plot) return;
+        event.preventDefault();
+        const at = Math.min(Math.max((plot.cursor.idx ?? 0) + step, 0), shown.x.length - 1);
+        plot.setCursor({ left: plot.valToPos(shown.x[at], "x"), top: 10 });
+        say(at);
+    });
+    new ResizeObserver(() => plot && frame.clientWidth > 0 && plot.setSize({ width: Math.max(frame.clientWidth, 120), height })).observe(frame);
+
+    return {
+        frame,
+        /**
+         * @param {ArrayLike<number>} x rising numbers, common to all
+         * @param {{name, y, color?, dash?, low?, high?, points?, markers?, width?}[]} series y: as long as x; NaN: a gap
+         * @param {{marks?: {x, name?}[], spans?: {from, to, name?, color?}[], x?: [number, number], y?: [number, number]}} options
+         */
+        draw(x, series, options = {}) {
+            series = series.map((one, n) => ({
+                ...one,
+                color: one.color ?? theme().palette[n % theme().palette.length],
+                dash: one.dash ?? DASHES[n % DASHES.length],
+            }));
+            shown = { x, series };
+            [marks, spans] = [options.marks ?? [], options.spans ?? []];
+            const signature = JSON.stringify([series.map(({ name, color, dash, low, points, markers, width }) => [name, color, dash, Boolean(low), points, markers, width]), options.x, options.y, theme().dark]);
+            if (signature !== made || !plot) {
+                build(series, options);
+                made = signature;
+                key.replaceChildren(...(series.length > 1 || series[0]?.always ? series.map((one) => element("li", {}, sample(one.color, one.dash, one.points), one.name)) : []));
+            }
+            const finite = (y) => Array.from(y, (value) => (Number.isFinite(value) ? value : null));
+            plot.setData([Array.from(x), ...series.flatMap((one) => (one.low ? [finite(one.y), finite(one.low), finite(one.high)] : [finite(one.y)]))]);
+        },
+    };
+}
+
+function pad(low, high) {
+    if (!Number.isFinite(low) || !Number.isFinite(high)) return [0, 1];
+    const room = 0.05 * (high - low || Math.abs(high) || 1);
+    return [low - room, high + room];
+}

@@ -1,0 +1,241 @@
+// The page: its views, and in each the figures, drawn when they come into sight and whenever a control moves.
+
+import { controls } from "posenc/controls.js";
+import { element } from "posenc/elements.js";
+import { heat } from "posenc/heat.js";
+import { lines } from "posenc/lines.js";
+import * as address from "posenc/state.js";
+import { isDark, themeOf } from "posenc/theme.js";
+import { VIEWS } from "posenc/views.js";
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const figures = Object.fromEntries(VIEWS.flatMap((view) => view.figures).map((figure) => [figure.name, figure]));
+const defaults = Object.fromEntries(Object.values(figures).map((figure) => [figure.name, figure.defaults]));
+const timings = {}; // by figure: milliseconds of the last step, and all of them
+window.posenc = { timings, drawn: new Set() }; // what the tests read
+
+let state = address.read(location.hash);
+let theme = themeOf(data, isDark(state.theme));
+let cards = []; // the figures on the page
+
+function applyTheme() {
+    document.documentElement.dataset.theme = isDark(state.theme) ? "dark" : "light";
+    theme = themeOf(data, isDark(state.theme));
+    theme.unseenBytes = new Uint32Array(new Uint8ClampedArray([1, 3, 5].map((at) => parseInt(theme.unseen.slice(at, at + 2), 16)).concat(255)).buffer)[0];
+}
+
+/** Asks the server, which runs posenc. Rejects with its words where it refuses, and where the page has no server. */
+async function ask(path, body) {
+    if (!data.server) throw new Error("this page was saved as a file, so posenc does not run behind it");
+    const answer = await fetch(`api/${path}`, {
+        method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body),
+    });
+    const said = await answer.json();
+    if (!answer.ok) throw new Error(said.error ?? `the server answered ${answer.status}`);
+    return said;
+}
+
+/** Puts the address in line with what is shown: at once when one goes elsewhere, later when a control moves. */
+let writing = 0;
+function write(push = false) {
+    clearTimeout(writing);
+    const put = () => {
+        const to = address.written(state, defaults);
+        if (to === (location.hash || "#")) return;
+        history[push ? "pushState" : "replaceState"](null, "", to);
+    };
+    if (push) put();
+    else writing = setTimeout(put, 200);
+}
+
+class Card {
+    constructor(figure) {
+        this.figure = figure;
+        this.given = state.figures[figure.name] ?? {};
+        this.specs = (values) => (typeof figure.controls === "function" ? figure.controls(values, this.app) : (figure.controls ?? []));
+        this.app = {
+            catalog: data.catalog, data, theme: () => theme, ask, timings,
+            heat: (box, options) => heat(box, () => theme, options),
+            lines: (box, options) => lines(box, () => theme, options),
+            set: (patch) => this.set(patch),
+            server: data.server,
+        };
+        const alone = state.figure === figure.name;
+        this.controls = element("div", { class: "controls" });
+        this.canvas = element("div", { class: "picture" });
+        this.error = element("p", { class: "error", role: "alert", hidden: true });
+        this.said = element("p", { class: "said", "aria-live": "polite" });
+        this.time = element("span", { class: "time" });
+        this.code = element("code");
+        this.agreed = element("p", { class: "agreed", "aria-live": "polite", hidden: true });
+        const copy = element("button", { type: "button", class: "copy", onclick: () => this.copy(copy) }, "Copy");
+        const formula = element("div", { class: "formula", tabindex: "0", role: "group", "aria-label": "formula" });
+        formula.innerHTML = data.formulas[figure.name] ?? "";
+        const heading = element(alone ? "h1" : "h3", { id: figure.name }, figure.title);
+        this.section = element(
+            "section", { class: "figure", "aria-labelledby": figure.name, "data-figure": figure.name },
+            element("div", { class: "figure-head" }, heading,
+                alone ? element("a", { href: `#view=${viewOf(figure).name}`, target: data.embedded ? "_blank" : undefined }, "All figures") : element("a", { href: `#figure=${figure.name}`, "aria-label": `${figure.title}: this figure alone` }, "Alone")),
+            element("p", { class: "see" }, figure.see), this.controls, this.error, this.canvas, this.said,
+            element("div", { class: "below" }, formula,
+                element("div", { class: "line" }, element("div", { class: "line-head" }, element("span", {}, "The same in posenc"), copy), element("pre", { tabindex: "0" }, this.code))),
+            this.agreed, this.time,
+        );
+        this.pending = 0;
+    }
+
+    mount() {
+        if (this.draw) return;
+        this.draw = this.figure.mount(this.canvas, this.app);
+        try {
+            this.values = address.valuesOf(this.figure, this.given, this.specs);
+        } catch (error) {
+            this.values = { ...this.figure.defaults };
+            this.refused = error.message;
+        }
+        this.step(performance.now());
+    }
+
+    /** A control was moved. */
+    move(name, value) {
+        this.put(this.figure.change ? this.figure.change(this.values, name, value, this.app) : { ...this.values, [name]: value });
+    }
+
+    set(patch) {
+        this.put({ ...this.values, ...patch });
+    }
+
+    put(values) {
+        this.refused = "";
+        this.values = values;
+        state.figures[this.figure.name] = this.values;
+        write();
+        const begun = performance.now();
+        this.pending ||= requestAnimationFrame(() => {
+            this.pending = 0;
+            this.step(begun);
+        });
+    }
+
+    step(begun) {
+        const { figure, values } = this;
+        const specs = this.specs(values);
+        const shape = JSON.stringify(specs);
+        if (shape !== this.shape) {
+            this.showValues = controls(this.controls, specs, {}, (name, value) => this.move(name, value));
+            this.shape = shape;
+        }
+        this.showValues({ ...values, ...figure.shown?.(values, this.app) });
+        const from = performance.now();
+        try {
+            const numbers = figure.values(values, this.app);
+            const computed = performance.now();
+            this.draw(values, numbers);
+            this.code.textContent = figure.line(values, this.app);
+            const drawn = performance.now();
+            this.fail(this.refused ?? "");
+            clearTimeout(this.later);
+            this.later = setTimeout(() => this.settle(values, numbers), 250);
+            requestAnimationFrame(() => {
+                const one = { compute: computed - from, draw: drawn - computed, step: performance.now() - begun };
+                (timings[figure.name] ??= []).push(one);
+                this.time.textContent = `${Math.max(1, Math.round(drawn - from))} ms for this step`;
+                window.posenc.drawn.add(figure.name);
+            });
+        } catch (error) {
+            this.fail(error.message);
+            if (!(error instanceof RangeError)) console.error(error);
+        }
+    }
+
+    /** What need not keep up with a hand: the sentence for a screen reader, and posenc's own numbers. */
+    async settle(values, numbers) {
+        this.said.textContent = this.figure.describe(values, numbers, this.app);
+        if (!data.server || !this.figure.check) return;
+        try {
+            const words = await this.figure.check(values, numbers, this.app);
+            if (values !== this.values) return;
+            this.agreed.hidden = false;
+            this.agreed.className = "agreed";
+            this.agreed.textContent = words;
+        } catch (error) {
+            this.agreed.hidden = false;
+            this.agreed.className = "agreed not";
+            this.agreed.textContent = `posenc did not check this: ${error.message}`;
+        }
+    }
+
+    fail(message) {
+        this.error.hidden = !message;
+        this.error.textContent = message;
+        this.canvas.classList.toggle("stale", Boolean(message) && !this.refused);
+    }
+
+    async copy(button) {
+        try {
+            await navigator.clipboard.writeText(this.code.textContent);
+            button.textContent = "Copied";
+        } catch {
+            getSelection().selectAllChildren(this.code);
+            button.textContent = "Selected";
+        }
+        setTimeout(() => (button.textContent = "Copy"), 1500);
+    }
+}
+
+const viewOf = (figure) => VIEWS.find((view) => view.figures.includes(figure));
+
+/** Draws each figure when it comes near the part of the page that is seen. */
+const watcher = new IntersectionObserver(
+    (entries) => {
+        for (const { target, isIntersecting } of entries) {
+            if (!isIntersecting) continue;
+            watcher.unobserve(target);
+            cards.find((card) => card.section === target)?.mount();
+        }
+    },
+    { rootMargin: "400px" },
+);
+
+function show() {
+    applyTheme();
+    watcher.disconnect();
+    const main = document.querySelector("main");
+    const alone = figures[state.figure];
+    const unknown = (state.figure && !alone) || (state.view && !VIEWS.some((view) => view.name === state.view));
+    const view = alone ? viewOf(alone) : (VIEWS.find((one) => one.name === state.view) ?? VIEWS[0]);
+    state.view = alone ? "" : view.name;
+    document.body.classList.toggle("alone", Boolean(alone));
+    document.title = `${alone ? alone.title : view.title} · posenc`;
+    for (const tab of document.querySelectorAll("nav a")) {
+        if (tab.dataset.view === view.name) tab.setAttribute("aria-current", "page");
+        else tab.removeAttribute("aria-current");
+    }
+    cards = (alone ? [alone] : view.figures).map((figure) => new Card(figure));
+    const notes = unknown ? [element("p", { class: "error", role: "alert" }, `The address names a view or a figure that there is not; there are ${[...VIEWS.map((one) => one.name), ...Object.keys(figures)].join(", ")}.`)] : [];
+    const head = alone ? [] : [element("h2", {}, view.title), element("p", { class: "about" }, view.about)];
+    main.replaceChildren(...notes, ...head, ...cards.map((card) => card.section));
+    for (const card of cards) watcher.observe(card.section);
+}
+
+document.querySelector("nav").append(...VIEWS.map((view) => element("a", { href: `#view=${view.name}`, "data-view": view.name }, view.title)));
+document.getElementById("theme").addEventListener("click", () => {
+    state.theme = isDark(state.theme) ? "light" : "dark";
+    write(true);
+    show();
+});
+addEventListener("hashchange", () => {
+    state = address.read(location.hash);
+    show();
+    scrollTo(0, 0);
+    document.querySelector("main").focus({ preventScroll: true });
+});
+addEventListener("popstate", () => {
+    const now = address.read(location.hash);
+    if (JSON.stringify(now) === JSON.stringify(state)) return;
+    state = now;
+    show();
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => state.theme || show());
+if (data.start && !location.hash) state = address.read(data.start);
+show();

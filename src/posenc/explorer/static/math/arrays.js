@@ -1,0 +1,69 @@
+// Arrays of doubles with their sizes. Views share memory with what they are views of.
+
+/** (rows, columns). */
+export class Matrix {
+    constructor(rows, columns, data = new Float64Array(rows * columns)) {
+        Object.assign(this, { rows, columns, data });
+    }
+
+    /** A view of one row. */
+    row(i) {
+        return this.data.subarray(i * this.columns, (i + 1) * this.columns);
+    }
+}
+
+/** (heads, tokens, dim): queries, keys, values or the output. */
+export class Heads {
+    constructor(heads, tokens, dim, data = new Float64Array(heads * tokens * dim)) {
+        Object.assign(this, { heads, tokens, dim, data });
+    }
+
+    /** A view of one token's vector in one head. */
+    at(head, token) {
+        const start = (head * this.tokens + token) * this.dim;
+        return this.data.subarray(start, start + this.dim);
+    }
+
+    /** As many heads and tokens, each vector made of the old one by fill(new, old, head, token). */
+    map(dim, fill) {
+        const made = new Heads(this.heads, this.tokens, dim);
+        for (let head = 0; head < this.heads; head++) {
+            for (let token = 0; token < this.tokens; token++) {
+                fill(made.at(head, token), this.at(head, token), head, token);
+            }
+        }
+        return made;
+    }
+}
+
+/** (heads, queries, keys): scores or weights. */
+export class Pairs {
+    constructor(heads, queries, keys, data = new Float64Array(heads * queries * keys)) {
+        Object.assign(this, { heads, queries, keys, data });
+    }
+
+    /** A view of one query's row in one head. */
+    row(head, query) {
+        const start = (head * this.queries + query) * this.keys;
+        return this.data.subarray(start, start + this.keys);
+    }
+}
+
+/** The inner product. */
+export function dot(a, b) {
+    let sum = 0;
+    for (let c = 0; c < a.length; c++) {
+        sum += a[c] * b[c];
+    }
+    return sum;
+}
+
+/** x times the transpose of a weight (out, in), as linear layers have it, plus a bias. */
+export function linear(x, weight, bias = null) {
+    return Float64Array.from({ length: weight.rows }, (_, n) => dot(weight.row(n), x) + (bias ? bias[n] : 0));
+}
+
+/** A parameter {shape, data} of two axes as a matrix. */
+export function matrixOf({ shape, data }) {
+    return new Matrix(shape[0], shape[1], data);
+}

@@ -1,0 +1,6 @@
+/** No positional encoding: every door stays closed. */
+export class NoPE {
+    static learned() {
+        return {};
+    }
+}

@@ -1,0 +1,142 @@
+// A scheme of the catalog, chosen and set by controls: its options live in one value of a figure, `options`, as
+// "num_heads:12 form:directed", which holds only what is not as the catalog builds it.
+
+import { Heads } from "posenc/math/arrays.js";
+import { SCHEMES } from "posenc/math/catalog.js";
+import { drawnParameters, Random } from "posenc/random.js";
+
+export { Heads };
+
+/** The catalog's entry of that name. */
+export function entryOf(app, name) {
+    const entry = app.catalog.find((one) => one.name === name);
+    if (!entry) throw new RangeError(`scheme must be one of ${app.catalog.map((one) => one.name).join(", ")}, got "${name}"`);
+    return entry;
+}
+
+/** A control to choose a scheme, in groups by door, of the entries that pass a filter. */
+export function schemeControl(app, { name = "scheme", label = "scheme", filter = () => true } = {}) {
+    const chosen = app.catalog.filter(filter);
+    return {
+        name, label, kind: "choice",
+        choices: chosen.map((entry) => ({ value: entry.name, name: entry.title, group: entry.doors.join(", ") || "no door" })),
+    };
+}
+
+/** The options of an entry: as the catalog builds it, with `sizes` {num_heads, head_dim, dim, …} put in where it takes
+ * them, and what `text` says put over both. Names what the scheme does not take. */
+export function optionsOf(entry, text = "", sizes = {}) {
+    const options = Object.fromEntries(entry.options.map(({ name, value }) => [name, name in sizes && value !== null ? sizes[name] : value]));
+    for (const part of text.split(" ").filter(Boolean)) {
+        const [name, ...rest] = part.split(":");
+        const option = entry.options.find((one) => one.name === name);
+        if (!option) throw new RangeError(`${entry.title} takes ${Object.keys(options).join(", ")}, got "${name}"`);
+        options[name] = parsed(entry, option, rest.join(":"));
+    }
+    return options;
+}
+
+function parsed(entry, { name, kind, choices, optional }, text) {
+    if (optional && text === "None") return null;
+    if (kind === "bool" && ["true", "false"].includes(text)) return text === "true";
+    if (kind === "choice" && choices.includes(text)) return text;
+    const numbers = text.split(",").map(Number);
+    const whole = kind === "int" || kind === "list";
+    if (["int", "float", "list"].includes(kind) && text !== "" && numbers.every((x) => Number.isFinite(x) && (!whole || Number.isInteger(x)))) {
+        if (kind === "list") return numbers;
+        if (numbers.length === 1) return numbers[0];
+    }
+    throw new RangeError(`${entry.title}'s ${name} must be ${choices ? `one of ${choices.join(", ")}` : { int: "a whole number", float: "a number", bool: "true or false", list: "whole numbers with commas between" }[kind]}, got "${text}"`);
+}
+
+const RANGES = {
+    num_heads: { min: 1, max: 16 }, base: { min: 2, max: 1_000_000, log: true, step: 1 },
+    max_distance: { min: 1, max: 256, log: true, step: 1 }, num_buckets: { min: 4, max: 64, step: 2 },
+    share: { min: 0, max: 1, step: 0.05 }, sigma: { min: 0.005, max: 0.5, log: true, step: 0.001 }, cap: { min: 1, max: 100 },
+    window: { min: 1, max: 64 }, group: { min: 1, max: 16 }, chunk: { min: 2, max: 64 }, local: { min: 0, max: 32 },
+    seed: { min: 0, max: 20 }, leak: { min: 0, max: 0.5, step: 0.01 }, scale_base: { min: 8, max: 1024, log: true, step: 1 },
+    longest: { min: 16, max: 100_000, log: true, step: 1 }, length: { min: 16, max: 4096, log: true, step: 1 }, extent: { min: 8, max: 512, log: true, step: 1 },
+};
+
+/** Controls for the options of an entry but those in `without`, named "options.NAME". */
+export function optionControls(entry, options, without = []) {
+    return entry.options
+        .filter(({ name, kind }) => !without.includes(name) && options[name] !== null && (kind === "bool" || kind === "choice" || (name in RANGES && kind !== "list")))
+        .map(({ name, kind, choices }) => {
+            const control = { name: `options.${name}`, label: name };
+            if (kind === "bool") return { ...control, kind: "check" };
+            if (kind === "choice") return { ...control, kind: "choice", choices };
+            return { ...control, kind: "range", ...RANGES[name] };
+        });
+}
+
+/** The values of those controls, beside a figure's own. */
+export const optionValues = (options) => Object.fromEntries(Object.entries(options).map(([name, value]) => [`options.${name}`, value]));
+
+/** A figure's `change`: what moving a control makes of its values. Another scheme begins with its own options. */
+export function change(values, name, value) {
+    if (name === "scheme") return { ...values, scheme: value, options: "" };
+    if (!name.startsWith("options.")) return { ...values, [name]: value };
+    const key = name.slice("options.".length);
+    const parts = values.options.split(" ").filter((part) => part && !part.startsWith(`${key}:`));
+    return { ...values, options: [...parts, `${key}:${value}`].join(" ") };
+}
+
+/** The scheme in JavaScript, with learned numbers drawn from a seed; `spread` moves those that begin as a constant, such
+ * as tables of zeros, so that there is something to see. */
+export function build(entry, options, { seed = 0, spread = 0 } = {}) {
+    const Class = SCHEMES[entry.name];
+    return new Class(options, parametersOf(entry, options, { seed, spread }));
+}
+
+/** {name: {shape, data}} of what the scheme learns, as it is before training, and `spread` about what begins as a
+ * constant. */
+export function parametersOf(entry, options, { seed = 0, spread = 0 } = {}) {
+    const random = new Random(seed);
+    const learned = SCHEMES[entry.name].learned(options);
+    const made = drawnParameters(learned, random);
+    for (const [name, { fill }] of Object.entries(learned)) {
+        if (spread && fill !== undefined) made[name].data = made[name].data.map((x) => x + random.normal(spread));
+    }
+    return made;
+}
+
+/** How one writes the scheme in Python: what differs from the defaults of its class, and what it requires. */
+export function python(entry, options) {
+    const given = entry.options
+        .filter(({ name, required, default: usual }) => options[name] !== undefined && (required || JSON.stringify(options[name]) !== JSON.stringify(usual)))
+        .map(({ name }) => `${name}=${literal(options[name])}`);
+    return `posenc.${entry.title}(${given.join(", ")})`;
+}
+
+/** A value as Python writes it. */
+export function literal(value) {
+    if (value === null) return "None";
+    if (typeof value === "boolean") return value ? "True" : "False";
+    if (Array.isArray(value)) return `(${value.map(literal).join(", ")}${value.length === 1 ? "," : ""})`;
+    return typeof value === "string" ? `"${value}"` : String(value);
+}
+
+/** The scheme as the server takes it. */
+export function named(entry, options, parameters = {}) {
+    return {
+        name: entry.name,
+        options: Object.fromEntries(Object.entries(options).filter(([, value]) => value !== null)),
+        parameters: Object.fromEntries(Object.entries(parameters).map(([name, { shape, data }]) => [name, array(shape, data)])),
+    };
+}
+
+/** Numbers as the server takes them. */
+export const array = (shape, data) => ({ shape, data: Array.from(data) });
+
+/** How far two lists of numbers are apart, where both are finite. */
+export function apart(ours, theirs) {
+    let most = 0;
+    ours.forEach((x, n) => {
+        if (Number.isFinite(x) && Number.isFinite(theirs[n])) most = Math.max(most, Math.abs(x - theirs[n]));
+    });
+    return most;
+}
+
+/** The sentence under a picture that posenc has checked. */
+export const agreed = (count, most) => `posenc computed ${count.toLocaleString("en")} of these numbers too: the largest difference is ${most === 0 ? "0" : most.toExponential(1)}`;
