@@ -261,6 +261,20 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, capsys:
     assert "rich" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("package", "extra"), [("sklearn.datasets", "images"), ("uvicorn", "explore"), ("numpy", "lab")]
+)
+def test_what_is_not_installed_is_told_with_what_brings_it(
+    package: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(_: object) -> None:
+        raise ModuleNotFoundError(name=package)
+
+    monkeypatch.setattr("posenc.cli._schemes", missing)
+    assert main(["schemes"]) == 1
+    assert f"{package} is not installed: pip install 'posenc[{extra}]'" in capsys.readouterr().err
+
+
 def test_a_text_of_ones_own_gives_a_report_about_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # the report is drawn here
     text = write_text(tmp_path / "mine.txt")

@@ -25,6 +25,9 @@ from posenc.workbench.command import Parser, failed, stdout, words
 if TYPE_CHECKING:
     from posenc.schemes.entry import Entry
 
+_EXTRAS = {"sklearn": "images", **dict.fromkeys(("fastapi", "latex2mathml", "uvicorn"), "explore")}
+"""What brings a package that may be missing; "lab" brings the others."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and gives the exit code."""

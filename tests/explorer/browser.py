@@ -84,10 +84,19 @@ class Watched:
         self.page.goto(address)
 
     def until_drawn(self, *figures: str) -> None:
-        """Waits until these figures were drawn, each brought into sight before."""
+        """Waits until these figures were drawn, each brought into sight before. AssertionError with what one says in
+        their place."""
         for figure in figures:
-            self.page.locator(f'[data-figure="{figure}"]').scroll_into_view_if_needed()
-            self.page.wait_for_function("name => window.posenc.drawn.has(name)", arg=figure, timeout=30_000)
+            section = self.page.locator(f'[data-figure="{figure}"]')
+            section.scroll_into_view_if_needed()
+            self.page.wait_for_function(
+                """name => window.posenc.drawn.has(name)
+                    || !document.querySelector(`[data-figure="${name}"] .error`).hidden""",
+                arg=figure,
+                timeout=30_000,
+            )
+            drawn = self.page.evaluate("name => window.posenc.drawn.has(name)", figure)
+            assert drawn, f"{figure} was not drawn: {section.locator('.error').inner_text()} {self.errors}"
 
     def shown(self) -> list[str]:
         """The figures that the page has."""

@@ -132,10 +132,10 @@ ENTRY = Entry(
     limits="undefined past the window it is built for",
     formula=(
         r"\begin{array}{l} "
-        r"s_{ij} = \cos(q_i, k_j) \, e^{\min(\tau_h, \ln 100)} + 16 \, \sigma(W_2 \, \mathrm{relu}(W_1 x + b_1))_h "
+        r"s_{ij} = \cos(q_i, k_j) \, e^{\min(\tau_h, \ln 100)} + 16 \, \sigma(W_2 \, \mathrm{relu}(W_1 u + b_1))_h "
         r"\\ "
-        r"x = \Bigl( g \Bigl( \frac{y_i - y_j}{h - 1} \Bigr), \, g \Bigl( \frac{x_i - x_j}{w - 1} \Bigr) \Bigr), "
-        r"\qquad g(u) = \mathrm{sign}(u) \, \log_2(8 |u| + 1) / 3 "
+        r"u = \Bigl( g \Bigl( \frac{y_i - y_j}{h - 1} \Bigr), \, g \Bigl( \frac{x_i - x_j}{w - 1} \Bigr) \Bigr), "
+        r"\qquad g(t) = \mathrm{sign}(t) \, \log_2(8 |t| + 1) / 3 "
         r"\end{array}"
     ),
     example="posenc.attention(q, k, v, posenc.SwinV2((8, 8), 12), query_positions=posenc.Positions.grid(8, 8))",
