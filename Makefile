@@ -67,6 +67,7 @@ pictures: $(LAB) ## draw every scheme for docs/schemes.md, on light and on dark 
 # With Python 3.11 or later, which the API of posenc.huggingface needs.
 docs: $(DOCS) ## set up and build the documentation, with an API and a page for each scheme: build/docs/index.html
 	@$(BIN)/python -c 'import sys; sys.version_info >= (3, 11) or sys.exit("make docs needs Python 3.11 or later")'
+	@$(BIN)/posenc explore --export docs/_static/explorer.html
 	@$(BIN)/python -m sphinx -W --keep-going -q -b html -d build/docs-cache docs build/docs
 	@echo "The documentation: $(CURDIR)/build/docs/index.html"
 
@@ -124,7 +125,7 @@ format: $(DEV) ## format, and fix what ruff can fix
 	$(BIN)/ruff format .
 
 clean: ## remove what make has made
-	rm -rf $(VENV) $(OLDEST) runs/demo build dist docs/schemes .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) runs/demo build dist docs/schemes docs/_static/explorer.html .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call install,EXTRA): pip is quiet unless it fails.

@@ -27,7 +27,7 @@ class Explorer(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         name = self.arguments[0]
-        if not re.fullmatch(r"[\w-]+(&[\w-]+=[\w.,+-]+)*", name):
+        if not re.fullmatch(r"[\w-]+(&[\w.-]+=[\w.,+-]+)*", name):
             raise self.error(f"explorer must name a figure, with its state after '&', got {name!r}")
         if not EXPORT.is_file():
             raise ExtensionError(
