@@ -10,6 +10,7 @@ const { attend } = await of("math/attend.js");
 const { SCHEMES } = await of("math/catalog.js");
 const { Positions } = await of("math/positions.js");
 const { Random, drawnParameters } = await of("random.js");
+const { summary } = await of("records.js");
 
 const read = ({ shape, data }) => {
     const bytes = Uint8Array.from(Buffer.from(data, "base64"));
@@ -73,6 +74,8 @@ const JOBS = {
         return Object.fromEntries(Object.entries(learned).map(drawn));
     },
 };
+
+JOBS.records = ({ name, text, measures }) => summary(name, text, measures);
 
 // Of a figure: its Python line, and the numbers that it shows by the same state.
 let content = {};
