@@ -65,10 +65,11 @@ const tokensOf = ({ scheme, height, width, text, frames }) =>
 export const figure = {
     name: "allocation",
     title: "Pairs for time, row and column",
-    see: "Each pair of channels turns by one coordinate. The strip shows which; pair 0 is the fastest. Each token shows its coordinates and the "
-        + "score of a query with an equal key there, as a share of the score with itself. Choose another token.",
-    defaults: { scheme: "mrope-sections", dim: 64, each: 12, base: 10000, height: 4, width: 4, text: 3, frames: 2, token: 8 },
-    another: { scheme: "mrope-interleaved", dim: 32, each: 4, base: 500, height: 3, width: 5, text: 2, frames: 2, token: 1 },
+    see: "Each pair of channels turns by one coordinate; the strip shows which, the fastest pair first. Each token shows its coordinates and "
+        + "the score of the chosen token's query with an equal key there: 1 is the score with itself. Choose another token. In sections "
+        + "the column has the slow pairs alone, so that patches of one row score almost alike.",
+    defaults: { scheme: "mrope-interleaved", dim: 64, each: 12, base: 10000, height: 4, width: 4, text: 3, frames: 2, token: 8 },
+    another: { scheme: "mrope-sections", dim: 32, each: 4, base: 500, height: 3, width: 5, text: 2, frames: 2, token: 1 },
     controls: (state) => [
         { name: "scheme", label: "scheme", kind: "choice", choices: SCHEMES },
         { name: "token", label: "token", kind: "range", min: 0, max: tokensOf(state) - 1, step: 1 },
@@ -152,8 +153,9 @@ export const figure = {
                 const reach = own.length ? `, wavelengths ${short(Math.min(...own))} to ${short(Math.max(...own))}` : "";
                 return element("li", {}, element("span", { style: `background: ${colors[letter]}; color: ${inkOn(colors[letter])}; padding: 0 5px` }, letter), `${AXES[letter]}: ${own.length} pairs${reach}`);
             }));
+            const lowest = scores.reduce((a, b) => Math.min(a, b));
             buttons.forEach((cell, token) => {
-                const [r, g, b] = theme.divergingRamp.subarray(4 * Math.round(127.5 * (1 + Math.min(Math.max(scores[token], -1), 1))));
+                const [r, g, b] = theme.sequential.subarray(4 * Math.round((255 * (scores[token] - lowest)) / (1 - lowest || 1)));
                 const here = token === state.token;
                 const coords = Array.from(positions.at(token), (x) => Number(x.toFixed(2)));
                 cell.replaceChildren(coords.join(", "), element("br"), element("b", {}, scores[token].toFixed(2)));

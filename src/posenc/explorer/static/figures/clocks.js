@@ -13,7 +13,7 @@ const short = (x) => (x < 100 ? x.toFixed(1) : Math.round(x).toLocaleString("en"
 export const figure = {
     name: "clocks",
     title: "Each pair of channels is a clock",
-    see: "RoPE turns pair k of queries and keys by position × θ_k. Pair 0 is the fastest, one radian per token; the last "
+    see: "RoPE turns pair k of queries and keys by position × θₖ. Pair 0 is the fastest, one radian per token; the last "
         + "pairs hardly move. Under each clock stands its wavelength, the tokens of one turn. Raise the base: the slow ones slow down.",
     defaults: { dim: 32, base: 10000, position: 20 },
     another: { dim: 8, base: 500, position: 333 },

@@ -115,7 +115,9 @@ export const figure = {
 function drawArcs(drawing, dim, layout, theme) {
     const width = Math.max(drawing.parentElement.clientWidth, 200);
     const side = Math.min(width / dim, 34);
-    const [height, floor] = [Math.min(side * dim * 0.25, 90) + 8, Math.min(side * dim * 0.25, 90) + 4];
+    const span = side * (layout === "half" ? dim / 2 : 1);
+    const rise = Math.min(span / 2, 80);
+    const floor = rise + 4;
     const every = side < 9 ? 8 : side < 16 ? 4 : 1; // channels that have their number under them
     const boxes = Array.from({ length: dim }, (_, c) => {
         const number = c % every ? "" : svg("text", { x: (c + 0.5) * side, y: floor + 30, "text-anchor": "middle", "font-size": 11, fill: theme.ink }, String(c));
@@ -123,9 +125,8 @@ function drawArcs(drawing, dim, layout, theme) {
     });
     const arcs = pairsOf(dim, layout).map(([a, b], k) => {
         const [left, right] = [(a + 0.5) * side, (b + 0.5) * side];
-        const rise = Math.min(((right - left) / (side * dim)) * 2 * height * (0.62 + (0.38 * k) / dim), height - 6);
         return svg("path", {
-            d: `M${left} ${floor} C${left} ${floor - rise * 1.3} ${right} ${floor - rise * 1.3} ${right} ${floor}`,
+            d: `M${left} ${floor} A${span / 2} ${rise} 0 0 1 ${right} ${floor}`,
             fill: "none", stroke: ordered(theme, k, dim / 2), "stroke-width": 2,
         });
     });

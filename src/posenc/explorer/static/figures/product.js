@@ -30,8 +30,9 @@ function alongDiagonals(scores, n) {
 export const figure = {
     name: "product",
     title: "The product is a function of the distance",
-    see: "Every query is the same vector q and every key the same k; only their positions differ. Under RoPE each diagonal, which is one "
-        + "distance, has one score. Add a sinusoid to both vectors and the score depends on where the pair stands. Move all tokens by c.",
+    see: "Every query is the same vector q and every key the same k; only their positions differ. Under RoPE a diagonal, which is one "
+        + "distance, has one score; with a sinusoid added to q and k it has many. Move all tokens by c: only the second map changes. "
+        + "Squares mark the ends of the diagonal that the lines follow.",
     defaults: { tokens: 64, dim: 32, base: 10000, shift: 0, distance: 8, seed: 0 },
     another: { tokens: 20, dim: 12, base: 100, shift: 37, distance: 3, seed: 2 },
     controls: ({ tokens }) => [
@@ -92,7 +93,7 @@ export const figure = {
             const x = at.map(({ row }) => row + shift);
             chart.draw(x, [{ name: `RoPE, distance ${distance}`, y: diagonal(rope) }, { name: `sinusoid added, distance ${distance}`, y: diagonal(added) }]);
             told.replaceChildren(...[["RoPE", rounded.rope], ["sinusoid added", rounded.added]].map(([name, { most, where }]) =>
-                element("tr", {}, element("th", { scope: "row" }, name), element("td", {}, Number(most.toPrecision(3)).toString()), element("td", {}, String(where)))));
+                element("tr", {}, element("th", { scope: "row" }, name), element("td", {}, Number(most.toPrecision(3)).toString()), element("td", {}, where < 0 ? `−${-where}` : String(where)))));
         };
     },
     describe: ({ tokens, shift }, { rounded }) =>
