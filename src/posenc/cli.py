@@ -1,4 +1,4 @@
-"""The command line: ``posenc compare``, ``extend``, ``laws``, ``plot``, ``bench``, ``check``, ``schemes``.
+"""The command line: ``posenc compare``, ``extend``, ``laws``, ``plot``, ``explore``, ``bench``, ``check``, ``schemes``.
 
 torch is imported by the commands that need it, so that ``posenc --help`` answers at once. Exit codes: 0 done, 1 failed
 or interrupted, with one line on stderr, 2 wrong use.
@@ -14,6 +14,7 @@ import posenc
 from posenc.arguments import check_name
 from posenc.bench import command as bench
 from posenc.conformance import command as conformance
+from posenc.explorer import command as explorer
 from posenc.extend import command as extend
 from posenc.figures import command as plot
 from posenc.lab import command as lab
@@ -23,6 +24,9 @@ from posenc.workbench.command import Parser, failed, stdout, words
 
 if TYPE_CHECKING:
     from posenc.schemes.entry import Entry
+
+_EXTRAS = {"sklearn": "images", **dict.fromkeys(("fastapi", "latex2mathml", "uvicorn"), "explore")}
+"""What brings a package that may be missing; "lab" brings the others."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return failed("interrupted")
     except ModuleNotFoundError as error:
-        extra = "images" if (error.name or "").startswith("sklearn") else "lab"
+        extra = _EXTRAS.get((error.name or "").partition(".")[0], "lab")
         return failed(f"{error.name} is not installed: pip install 'posenc[{extra}]'")
     except (ValueError, OSError, RuntimeError) as error:  # RuntimeError: what torch says of a full GPU
         return failed(words(error))
@@ -53,17 +57,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return failed(words(error))
 
 
+_EXTRAS = {"sklearn": "images", **dict.fromkeys(("fastapi", "uvicorn", "latex2mathml"), "explore")}
+"""Which extra brings a package; the others are of ``lab``."""
+
+
 def _parsers() -> tuple[Parser, "argparse._SubParsersAction[Parser]"]:
     parser = Parser(prog="posenc", description="Positional encodings for PyTorch attention.")
     parser.add_argument("--version", action="version", version=f"posenc {posenc.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for room in (lab, extend, laws, plot, bench, conformance):
+    for room in (lab, extend, laws, plot, explorer, bench, conformance):
         room.add_parser(commands)
     schemes = commands.add_parser(
         "schemes",
         help="list the schemes",
-        description="Lists every scheme of the catalog; with names, says of each how it is made, what it computes and "
-        "what it claims.",
+        description="Lists every scheme of the catalog; with names, says of each how it is made, what it computes, "
+        "what it claims, who uses it and how.",
     )
     schemes.add_argument(
         "schemes", nargs="*", metavar="SCHEME", help="a name of the catalog or of its class, or my.py:MyScheme"
@@ -91,14 +99,15 @@ _GATHERED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)  #
 def _schemes(arguments: argparse.Namespace) -> int:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
+    from rich.text import Text
 
     from posenc.schemes.catalog import catalog
 
     console = stdout()
     if not arguments.schemes:
-        table = Table("name", "doors", "claims", "cost", "paper", box=SIMPLE_HEAD)
+        table = Table("name", "doors", "does", "cost", box=SIMPLE_HEAD)
         for entry in catalog():
-            table.add_row(entry.name, " ".join(entry.doors), ", ".join(sorted(entry.laws)), entry.cost, entry.paper)
+            table.add_row(entry.name, " ".join(entry.doors), Text(entry.does), entry.cost)
         console.print(table)
         return 0
     try:
@@ -112,10 +121,13 @@ def _schemes(arguments: argparse.Namespace) -> int:
             "claims": ", ".join(sorted(entry.laws)) or "nothing",
             "cost": entry.cost,
             "paper": entry.paper,
+            "url": entry.url,
+            "users": entry.users,
+            "example": entry.example.replace("\n", "\n" + " " * 8),
         }
         taken = inspect.signature(entry.scheme, eval_str=True).parameters.values()
         sizes = [str(parameter) for parameter in taken if parameter.kind not in _GATHERED]
         lines = [f"{entry.scheme.__name__}({', '.join(sizes)})", inspect.getdoc(entry.scheme) or ""]
-        lines.append("\n".join(f"{name:8}{value}" for name, value in about.items()))
+        lines.append("\n".join(f"{name:8}{value}" for name, value in about.items() if value))
         console.print("\n\n".join(filter(None, lines)) + "\n", highlight=False, markup=False)
     return 0
