@@ -12,7 +12,7 @@ export const VIEWS = [
     {
         name: "rotation",
         title: "Rotation",
-        about: "Queries and keys turned by their positions, pair of channels by pair of channels, so that their product goes by the distance.",
+        about: "Queries and keys turned by their positions, pair by pair, so that their product goes by the distance.",
         figures: [clocks, pairLayouts, product, ropeDecay, allocation, scalings],
     },
     {

@@ -13,8 +13,10 @@ const short = (x) => (x < 100 ? x.toFixed(1) : Math.round(x).toLocaleString("en"
 export const figure = {
     name: "clocks",
     title: "Each pair of channels is a clock",
-    see: "RoPE turns pair k of queries and keys by position × θₖ. Pair 0 is the fastest, one radian per token; the last "
-        + "pairs hardly move. Under each clock stands its wavelength, the tokens of one turn. Raise the base: the slow ones slow down.",
+    see:
+        "RoPE turns pair k of queries and keys by position × θₖ. Pair 0 is the fastest, one radian per token; the " +
+        "last pairs hardly move. Under each clock stands its wavelength, the tokens of one turn. Raise the base: the " +
+        "slow ones slow down.",
     defaults: { dim: 32, base: 10000, position: 20 },
     another: { dim: 8, base: 500, position: 333 },
     controls: [
@@ -26,10 +28,14 @@ export const figure = {
         const theta = frequencies(dim, base);
         return { theta, main: theta.map((x) => position * x), wavelengths: theta.map((x) => (2 * Math.PI) / x) };
     },
-    line: ({ dim, base, position }) => `theta, _ = posenc.RoPE(${dim}, base=${base}).frequencies()\n${position} * theta[0]`,
+    line: ({ dim, base, position }) =>
+        `theta, _ = posenc.RoPE(${dim}, base=${base}).frequencies()\n${position} * theta[0]`,
     compared: (state) => ({ shape: [state.dim / 2], data: figure.values(state).main }),
     mount(box, app) {
-        const clocks = element("div", { style: "display: grid; grid-template-columns: repeat(auto-fill, minmax(4.1rem, 1fr)); gap: 0.4rem 0.25rem; width: 100%", role: "img" });
+        const clocks = element("div", {
+            style: "display: grid; grid-template-columns: repeat(auto-fill, minmax(66px, 1fr)); gap: 6px; width: 100%",
+            role: "img",
+        });
         const button = element("button", { type: "button" });
         box.append(element("div", { style: "width: 100%" }, button), clocks);
         const still = matchMedia("(prefers-reduced-motion: reduce)");
@@ -63,7 +69,13 @@ export const figure = {
                 const start = svg("line", { x1: 19, x2: 25, stroke: ink });
                 const clock = svg("svg", { viewBox: "-26 -26 52 52", width: 52, height: 52 }, rim, start, turning);
                 const wave = element("span");
-                const label = element("div", { style: "font-size: 11px; line-height: 1.25; font-variant-numeric: tabular-nums" }, `pair ${k}`, element("br"), wave);
+                const label = element(
+                    "div",
+                    { style: "font-size: 11px; line-height: 1.25; font-variant-numeric: tabular-nums" },
+                    `pair ${k}`,
+                    element("br"),
+                    wave,
+                );
                 return { turning, rim, wave, box: element("div", { style: "text-align: center" }, clock, label) };
             });
             clocks.replaceChildren(...hands.map((one) => one.box));
@@ -73,21 +85,27 @@ export const figure = {
             if (hands.length !== main.length) build(main.length);
             hands.forEach(({ turning, rim, wave }, k) => {
                 // y runs down on the screen, and angles count against the clock as in mathematics.
-                turning.setAttribute("transform", `rotate(${(-main[k] * 180) / Math.PI % 360})`);
+                turning.setAttribute("transform", `rotate(${((-main[k] * 180) / Math.PI) % 360})`);
                 const round = state.position >= wavelengths[k];
                 rim.setAttribute("stroke-width", round ? 2.5 : 1);
                 rim.setAttribute("stroke-dasharray", round ? "none" : "3 3");
                 wave.textContent = short(wavelengths[k]);
             });
-            clocks.setAttribute("aria-label", `${main.length} clocks, one for each pair of channels: ${said(state, wavelengths)}`);
+            clocks.setAttribute(
+                "aria-label",
+                `${main.length} clocks, one for each pair of channels: ${said(state, wavelengths)}`,
+            );
         };
     },
     describe: (state, { wavelengths }) =>
-        `${said(state, wavelengths)} A solid rim: the pair has come round at least once; a dashed one: not yet, so longer texts show the model angles that this one does not.`,
+        `${said(state, wavelengths)} A solid rim: the pair has come round at least once; a dashed one: not yet, so ` +
+        "longer texts show the model angles that this one does not.",
 };
 
 function said({ position, dim }, wavelengths) {
     const round = wavelengths.filter((x) => position >= x).length;
-    return `At position ${position}, ${round} of ${dim / 2} pairs have come round. Wavelengths go from ${short(wavelengths[0])} tokens (pair 0) to `
-        + `${short(wavelengths.at(-1))} (pair ${dim / 2 - 1}).`;
+    return (
+        `At position ${position}, ${round} of ${dim / 2} pairs have come round. Wavelengths go from ` +
+        `${short(wavelengths[0])} tokens (pair 0) to ${short(wavelengths.at(-1))} (pair ${dim / 2 - 1}).`
+    );
 }

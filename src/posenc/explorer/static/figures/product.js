@@ -1,16 +1,13 @@
 // q_i . k_j under RoPE is the same all along a diagonal; under a sinusoid that is added to the input it is not.
 
 import { element } from "posenc/elements.js";
-import { fixedInPython, fixedPair } from "posenc/fixed.js";
+import { fixedInPython, fixedPair, repeated } from "posenc/fixed.js";
 import { Heads } from "posenc/math/arrays.js";
 import { Sinusoidal } from "posenc/math/add.js";
 import { logits } from "posenc/math/attend.js";
 import { Positions } from "posenc/math/positions.js";
 import { RoPE } from "posenc/math/rotate/rope.js";
 import { agreed, apart, array } from "posenc/options.js";
-
-/** As many tokens, all with this vector. */
-export const repeated = (tokens, vector) => new Heads(1, tokens, vector.length).map(vector.length, (made) => made.set(vector));
 
 /** The largest difference between two numbers of one diagonal, and the diagonal i - j where it is. */
 function alongDiagonals(scores, n) {
@@ -30,9 +27,11 @@ function alongDiagonals(scores, n) {
 export const figure = {
     name: "product",
     title: "The product is a function of the distance",
-    see: "Every query is the same vector q and every key the same k; only their positions differ. Under RoPE a diagonal, which is one "
-        + "distance, has one score; with a sinusoid added to q and k it has many. Move all tokens by c: only the second map changes. "
-        + "Squares mark the ends of the diagonal that the lines follow.",
+    see:
+        "Every query is the same vector q and every key the same k; only their positions differ. Under RoPE a " +
+        "diagonal, which is one distance, has one score; with a sinusoid added to q and k it has many. Move all " +
+        "tokens by c: only the second map changes. " +
+        "Squares mark the ends of the diagonal that the lines follow.",
     defaults: { tokens: 64, dim: 32, base: 10000, shift: 0, distance: 8, seed: 0 },
     another: { tokens: 20, dim: 12, base: 100, shift: 37, distance: 3, seed: 2 },
     controls: ({ tokens }) => [
@@ -43,23 +42,30 @@ export const figure = {
         { name: "base", label: "base", kind: "range", min: 10, max: 1_000_000, log: true, step: 1 },
         { name: "seed", label: "Other q and k", kind: "button", value: (seed) => (seed + 1) % 20 },
     ],
-    change: (values, name, value) => ({ ...values, [name]: value, ...(name === "tokens" && { distance: Math.min(values.distance, value - 2) }) }),
+    change: (values, name, value) => ({
+        ...values,
+        [name]: value,
+        ...(name === "tokens" && { distance: Math.min(values.distance, value - 2) }),
+    }),
     values({ tokens, dim, base, shift, seed }) {
         const [q, k] = fixedPair(dim, seed);
         const positions = Positions.arange(tokens, shift);
         const options = { positions, keyPositions: positions };
         const rope = logits(new RoPE({ head_dim: dim, base }), repeated(tokens, q), repeated(tokens, k), options).data;
         const table = new Sinusoidal({ dim, base, layout: "interleaved", axes: 1 }).table(positions);
-        const moved = (x) => new Heads(1, tokens, dim).map(dim, (made, _, head, token) => made.set(table.row(token).map((p, c) => p + x[c])));
+        const moved = (x) =>
+            new Heads(1, tokens, dim).map(dim, (made, _, head, token) =>
+                made.set(table.row(token).map((p, c) => p + x[c])),
+            );
         const added = logits([], moved(q), moved(k), options).data;
         return { rope, added, rounded: { rope: alongDiagonals(rope, tokens), added: alongDiagonals(added, tokens) } };
     },
     line: ({ tokens, dim, base, shift, seed }) =>
-        `${fixedInPython(dim, seed)}p = posenc.Positions.arange(${tokens}, start=${shift})\n`
-        + `turned = posenc.RoPE(${dim}, base=${base})(p, dtype=torch.float64)\n`
-        + `rope = posenc.logits(q.expand(1, 1, ${tokens}, -1), k.expand(1, 1, ${tokens}, -1), turned)[0, 0]\n`
-        + `table = posenc.Sinusoidal(${dim}, base=${base}).table(p, torch.float64)[0]\n`
-        + `added = (q + table) @ (k + table).T / ${dim}**0.5\ntorch.stack((rope, added))`,
+        `${fixedInPython(dim, seed)}p = posenc.Positions.arange(${tokens}, start=${shift})\n` +
+        `turned = posenc.RoPE(${dim}, base=${base})(p, dtype=torch.float64)\n` +
+        `rope = posenc.logits(q.expand(1, 1, ${tokens}, -1), k.expand(1, 1, ${tokens}, -1), turned)[0, 0]\n` +
+        `table = posenc.Sinusoidal(${dim}, base=${base}).table(p, torch.float64)[0]\n` +
+        `added = (q + table) @ (k + table).T / ${dim}**0.5\ntorch.stack((rope, added))`,
     compared(state) {
         const { rope, added } = figure.values(state);
         return { shape: [2, state.tokens, state.tokens], data: Float64Array.from([...rope, ...added]) };
@@ -79,24 +85,70 @@ export const figure = {
             box.append(part);
             return app.heat(part, { label: `scores under ${title}`, size: 352 });
         });
-        const chart = app.lines(box, { label: "scores along one diagonal", xLabel: "position of the query", yLabel: "score (in logits)", height: 240 });
+        const chart = app.lines(box, {
+            label: "scores along one diagonal",
+            xLabel: "position of the query",
+            yLabel: "score (in logits)",
+            height: 240,
+        });
         const told = element("tbody");
-        const head = element("tr", {}, ...["", "largest difference within a diagonal", "at distance i − j"].map((name) => element("th", { scope: "col" }, name)));
-        box.append(element("div", { class: "scroll", style: "width: 100%" }, element("table", {}, element("thead", {}, head), told)));
+        const head = element(
+            "tr",
+            {},
+            ...["", "largest difference within a diagonal", "at distance i − j"].map((name) =>
+                element("th", { scope: "col" }, name),
+            ),
+        );
+        box.append(
+            element(
+                "div",
+                { class: "scroll", style: "width: 100%" },
+                element("table", {}, element("thead", {}, head), told),
+            ),
+        );
         return ({ tokens, shift, distance }, { rope, added, rounded }) => {
-            const diagonal = (scores) => Float64Array.from({ length: tokens - distance }, (_, j) => scores[(j + distance) * tokens + j]);
-            const at = Array.from({ length: tokens }, (_, n) => ({ row: n + distance, column: n })).slice(0, tokens - distance);
+            const diagonal = (scores) =>
+                Float64Array.from({ length: tokens - distance }, (_, j) => scores[(j + distance) * tokens + j]);
+            const at = Array.from({ length: tokens }, (_, n) => ({ row: n + distance, column: n })).slice(
+                0,
+                tokens - distance,
+            );
             const marks = [at[0], at.at(-1)];
-            const names = { rowName: (i) => `query at ${i + shift}`, columnName: (j) => `key at ${j + shift}`, rows: tokens, columns: tokens, marks };
+            const names = {
+                rowName: (i) => `query at ${i + shift}`,
+                columnName: (j) => `key at ${j + shift}`,
+                rows: tokens,
+                columns: tokens,
+                marks,
+            };
             maps[0].draw(rope, { ...names, label: `scores under RoPE: one number on each diagonal` });
-            maps[1].draw(added, { ...names, label: `scores of vectors with a sinusoid added: numbers change along diagonals` });
+            maps[1].draw(added, {
+                ...names,
+                label: `scores of vectors with a sinusoid added: numbers change along diagonals`,
+            });
             const x = at.map(({ row }) => row + shift);
-            chart.draw(x, [{ name: `RoPE, distance ${distance}`, y: diagonal(rope) }, { name: `sinusoid added, distance ${distance}`, y: diagonal(added) }]);
-            told.replaceChildren(...[["RoPE", rounded.rope], ["sinusoid added", rounded.added]].map(([name, { most, where }]) =>
-                element("tr", {}, element("th", { scope: "row" }, name), element("td", {}, Number(most.toPrecision(3)).toString()), element("td", {}, where < 0 ? `−${-where}` : String(where)))));
+            chart.draw(x, [
+                { name: `RoPE, distance ${distance}`, y: diagonal(rope) },
+                { name: `sinusoid added, distance ${distance}`, y: diagonal(added) },
+            ]);
+            told.replaceChildren(
+                ...[
+                    ["RoPE", rounded.rope],
+                    ["sinusoid added", rounded.added],
+                ].map(([name, { most, where }]) =>
+                    element(
+                        "tr",
+                        {},
+                        element("th", { scope: "row" }, name),
+                        element("td", {}, Number(most.toPrecision(3)).toString()),
+                        element("td", {}, where < 0 ? `−${-where}` : String(where)),
+                    ),
+                ),
+            );
         };
     },
     describe: ({ tokens, shift }, { rounded }) =>
-        `Of ${tokens} queries and keys from position ${shift} on, the largest difference within a diagonal is ${rounded.rope.most.toPrecision(2)} under RoPE, `
-        + `which is rounding, and ${rounded.added.most.toPrecision(3)} with a sinusoid added.`,
+        `Of ${tokens} queries and keys from position ${shift} on, the largest difference within a diagonal is ` +
+        `${rounded.rope.most.toPrecision(2)} under RoPE, ` +
+        `which is rounding, and ${rounded.added.most.toPrecision(3)} with a sinusoid added.`,
 };

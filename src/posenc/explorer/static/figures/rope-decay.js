@@ -67,8 +67,10 @@ function drawn({ dim, base, length, seed }) {
 export const figure = {
     name: "rope-decay",
     title: "The bound falls with distance; scores need not",
-    see: "Bound, not behaviour: B(r) limits how large a score can be and falls, unevenly, with the distance r. For any distance "
-        + "there is still a key whose score is highest there: move the peak. Random queries and keys have a mean of about 0 and the same spread everywhere.",
+    see:
+        "Bound, not behaviour: a score is at most B(r) times what does not depend on the distance r, and B(r) falls, " +
+        "unevenly. For any distance there is still a key whose score is highest there: move the peak. Random queries " +
+        "and keys have a mean of about 0 and the same spread everywhere.",
     defaults: { dim: 64, base: 10000, length: 256, peak: 100, seed: 0 },
     another: { dim: 16, base: 300, length: 64, peak: 11, seed: 3 },
     controls: ({ length }) => [
@@ -78,22 +80,29 @@ export const figure = {
         { name: "base", label: "base", kind: "range", min: 10, max: 1_000_000, log: true, step: 1 },
         { name: "seed", label: "Other draws", kind: "button", value: (seed) => (seed + 1) % 100 },
     ],
-    change: (values, name, value) => ({ ...values, [name]: value, ...(name === "length" && { peak: Math.min(values.peak, value - 1) }) }),
+    change: (values, name, value) => ({
+        ...values,
+        [name]: value,
+        ...(name === "length" && { peak: Math.min(values.peak, value - 1) }),
+    }),
     values(state) {
         const { dim, base, length, peak } = state;
         const theta = frequencies(dim, base);
         // The query is of ones, and the key is the query turned to the peak: sum of 2 cos((r - peak) theta_k) / sqrt(d)
-        const built = Float64Array.from({ length }, (_, r) => theta.reduce((sum, x) => sum + 2 * Math.cos((r - peak) * x), 0) / Math.sqrt(dim));
+        const built = Float64Array.from(
+            { length },
+            (_, r) => theta.reduce((sum, x) => sum + 2 * Math.cos((r - peak) * x), 0) / Math.sqrt(dim),
+        );
         const { bound, mean, spread } = drawn(state);
         return { bound, mean, spread, built };
     },
     line: ({ dim, base, length, peak }) =>
-        `from posenc.laws.decay import rotary_bound\n`
-        + `rope = posenc.RoPE(${dim}, base=${base})\n`
-        + `ones = torch.ones(1, 1, ${length}, ${dim}, dtype=torch.float64)\n`
-        + `q = rope(posenc.Positions.arange(${length}), dtype=torch.float64).rotate_query(ones)[0, 0]\n`
-        + `built = q @ q[${peak}] / ${dim}**0.5  # the key is the query turned to the peak\n`
-        + `torch.stack((rotary_bound(rope.frequencies()[0][0], torch.arange(${length})), built))`,
+        `from posenc.laws.decay import rotary_bound\n` +
+        `rope = posenc.RoPE(${dim}, base=${base})\n` +
+        `ones = torch.ones(1, 1, ${length}, ${dim}, dtype=torch.float64)\n` +
+        `q = rope(posenc.Positions.arange(${length}), dtype=torch.float64).rotate_query(ones)[0, 0]\n` +
+        `built = q @ q[${peak}] / ${dim}**0.5  # the key is the query turned to the peak\n` +
+        `torch.stack((rotary_bound(rope.frequencies()[0][0], torch.arange(${length})), built))`,
     compared(state) {
         const { bound, built } = figure.values(state);
         return { shape: [2, state.length], data: Float64Array.from([...bound, ...built]) };
@@ -108,27 +117,62 @@ export const figure = {
         const at = (m) => Math.floor((m * (length - 1)) / (n - 1)); // the distances asked for
         const positions = Array.from({ length: n }, (_, m) => [at(m)]);
         const said = await app.ask("attention", {
-            schemes: [{ name: "rope", options: { head_dim: dim, base } }], query: array([1, n, dim], ones),
-            key: array([1, 1, dim], key), value: array([1, 1, dim], key), positions, key_positions: [[0]],
+            schemes: [{ name: "rope", options: { head_dim: dim, base } }],
+            query: array([1, n, dim], ones),
+            key: array([1, 1, dim], key),
+            value: array([1, 1, dim], key),
+            positions,
+            key_positions: [[0]],
         });
-        return agreed(n, apart(positions.map(([r]) => built[r]), said.logits.data));
+        return agreed(
+            n,
+            apart(
+                positions.map(([r]) => built[r]),
+                said.logits.data,
+            ),
+        );
     },
     mount(box, app) {
-        const above = app.lines(box, { label: "the bound B(r) against the distance", xLabel: "distance r = query − key", yLabel: "B(r)", height: 260 });
-        const below = app.lines(box, { label: "scores against the distance", xLabel: "distance r = query − key", yLabel: "score (in logits)", height: 260 });
+        const above = app.lines(box, {
+            label: "the bound B(r) against the distance",
+            xLabel: "distance r = query − key",
+            yLabel: "B(r)",
+            height: 260,
+        });
+        const below = app.lines(box, {
+            label: "scores against the distance",
+            xLabel: "distance r = query − key",
+            yLabel: "score (in logits)",
+            height: 260,
+        });
         return ({ length, peak }, { bound, mean, spread, built }) => {
             const x = Array.from({ length }, (_, r) => r);
             const [ink, orange, blue] = app.theme().palette;
             above.draw(x, [{ name: "B(r): a bound, not behaviour", y: bound, color: ink, dash: [], always: true }]);
-            below.draw(x, [
-                { name: "a key built for the peak", y: built, color: orange, dash: [9, 3] },
-                { name: `mean of ${DRAWS} Gaussian queries and keys, ± 1 standard deviation`, y: mean, color: blue, dash: [], low: mean.map((m, r) => m - spread[r]), high: mean.map((m, r) => m + spread[r]) },
-            ], { marks: [{ x: peak, name: `peak ${peak}` }] });
+            below.draw(
+                x,
+                [
+                    { name: "a key built for the peak", y: built, color: orange, dash: [9, 3] },
+                    {
+                        name: `mean of ${DRAWS} Gaussian queries and keys, ± 1 standard deviation`,
+                        y: mean,
+                        color: blue,
+                        dash: [],
+                        low: mean.map((m, r) => m - spread[r]),
+                        high: mean.map((m, r) => m + spread[r]),
+                    },
+                ],
+                { marks: [{ x: peak, name: `peak ${peak}` }] },
+            );
         };
     },
     describe({ peak, length }, { bound, built, mean, spread }) {
+        const three = (x) => x.toPrecision(3);
         const average = spread.reduce((a, b) => a + b, 0) / length;
-        return `B(r) goes from ${bound[0].toPrecision(3)} at distance 0 to ${bound[length - 1].toPrecision(3)} at ${length - 1}. The built key scores ${built[peak].toPrecision(3)} at distance ${peak} `
-            + `and ${built[0].toPrecision(3)} at 0. Random ones: mean ${mean[peak].toPrecision(2)} at the peak, spread about ${average.toPrecision(2)} at every distance.`;
+        return (
+            `B(r) goes from ${three(bound[0])} at distance 0 to ${three(bound[length - 1])} at ${length - 1}. ` +
+            `The built key scores ${three(built[peak])} at distance ${peak} and ${three(built[0])} at 0. ` +
+            `Random ones: mean ${mean[peak].toFixed(2)} at the peak, spread about ${average.toFixed(2)} at every distance.`
+        );
     },
 };
