@@ -8,10 +8,11 @@ import { logits } from "posenc/math/attend.js";
 import { Positions } from "posenc/math/positions.js";
 import { RoPE } from "posenc/math/rotate/rope.js";
 import { agreed, apart, array } from "posenc/options.js";
+import { remembered } from "posenc/remembered.js";
 
-/** The largest difference between two numbers of one diagonal, and the diagonal i - j where it is. */
+/** The largest difference between two numbers of one diagonal. */
 function alongDiagonals(scores, n) {
-    let [most, where] = [0, 0];
+    let most = 0;
     for (let r = 1 - n; r < n; r++) {
         let [low, high] = [Infinity, -Infinity];
         for (let i = Math.max(r, 0); i < Math.min(n, n + r); i++) {
@@ -19,10 +20,25 @@ function alongDiagonals(scores, n) {
             if (score < low) low = score;
             if (score > high) high = score;
         }
-        if (high - low > most) [most, where] = [high - low, r];
+        most = Math.max(most, high - low);
     }
-    return { most, where };
+    return most;
 }
+
+/** Scores of all queries and keys, under RoPE and with a sinusoid added, and their largest differences. */
+const scored = remembered((tokens, dim, base, shift, seed) => {
+    const [q, k] = fixedPair(dim, seed);
+    const positions = Positions.arange(tokens, shift);
+    const options = { positions, keyPositions: positions };
+    const rope = logits(new RoPE({ head_dim: dim, base }), repeated(tokens, q), repeated(tokens, k), options).data;
+    const table = new Sinusoidal({ dim, base, layout: "interleaved", axes: 1 }).table(positions);
+    const moved = (x) =>
+        new Heads(1, tokens, dim).map(dim, (made, _, head, token) =>
+            made.set(table.row(token).map((p, c) => p + x[c])),
+        );
+    const added = logits([], moved(q), moved(k), options).data;
+    return { rope, added, differences: { rope: alongDiagonals(rope, tokens), added: alongDiagonals(added, tokens) } };
+});
 
 export const figure = {
     name: "product",
@@ -37,7 +53,7 @@ export const figure = {
     controls: ({ tokens }) => [
         { name: "shift", label: "c, added to every position", kind: "range", min: 0, max: 1000, step: 1 },
         { name: "distance", label: "distance i − j of the lines", kind: "range", min: 0, max: tokens - 2, step: 1 },
-        { name: "tokens", label: "tokens", kind: "range", min: 8, max: 256, step: 4 },
+        { name: "tokens", label: "tokens", kind: "range", min: 8, max: 128, step: 4 },
         { name: "dim", label: "head_dim", kind: "range", min: 4, max: 64, step: 4 },
         { name: "base", label: "base", kind: "range", min: 10, max: 1_000_000, log: true, step: 1 },
         { name: "seed", label: "Other q and k", kind: "button", value: (seed) => (seed + 1) % 20 },
@@ -47,19 +63,7 @@ export const figure = {
         [name]: value,
         ...(name === "tokens" && { distance: Math.min(values.distance, value - 2) }),
     }),
-    values({ tokens, dim, base, shift, seed }) {
-        const [q, k] = fixedPair(dim, seed);
-        const positions = Positions.arange(tokens, shift);
-        const options = { positions, keyPositions: positions };
-        const rope = logits(new RoPE({ head_dim: dim, base }), repeated(tokens, q), repeated(tokens, k), options).data;
-        const table = new Sinusoidal({ dim, base, layout: "interleaved", axes: 1 }).table(positions);
-        const moved = (x) =>
-            new Heads(1, tokens, dim).map(dim, (made, _, head, token) =>
-                made.set(table.row(token).map((p, c) => p + x[c])),
-            );
-        const added = logits([], moved(q), moved(k), options).data;
-        return { rope, added, rounded: { rope: alongDiagonals(rope, tokens), added: alongDiagonals(added, tokens) } };
-    },
+    values: ({ tokens, dim, base, shift, seed }) => scored(tokens, dim, base, shift, seed),
     line: ({ tokens, dim, base, shift, seed }) =>
         `${fixedInPython(dim, seed)}p = posenc.Positions.arange(${tokens}, start=${shift})\n` +
         `turned = posenc.RoPE(${dim}, base=${base})(p, dtype=torch.float64)\n` +
@@ -81,9 +85,11 @@ export const figure = {
     },
     mount(box, app) {
         const maps = ["RoPE", "a sinusoid added to the input"].map((title) => {
-            const part = element("div", { style: "flex: 1 1 15rem; max-width: 22rem" }, element("strong", {}, title));
+            const told = element("div", { style: "font-size: 0.85rem" });
+            const part = element("div", { style: "flex: 1 1 15rem; max-width: 22rem" });
+            part.append(element("strong", {}, title), told);
             box.append(part);
-            return app.heat(part, { label: `scores under ${title}`, size: 352 });
+            return { told, map: app.heat(part, { label: `scores, ${title}`, size: 352 }) };
         });
         const chart = app.lines(box, {
             label: "scores along one diagonal",
@@ -91,64 +97,30 @@ export const figure = {
             yLabel: "score (in logits)",
             height: 240,
         });
-        const told = element("tbody");
-        const head = element(
-            "tr",
-            {},
-            ...["", "largest difference within a diagonal", "at distance i − j"].map((name) =>
-                element("th", { scope: "col" }, name),
-            ),
-        );
-        box.append(
-            element(
-                "div",
-                { class: "scroll", style: "width: 100%" },
-                element("table", {}, element("thead", {}, head), told),
-            ),
-        );
-        return ({ tokens, shift, distance }, { rope, added, rounded }) => {
-            const diagonal = (scores) =>
-                Float64Array.from({ length: tokens - distance }, (_, j) => scores[(j + distance) * tokens + j]);
-            const at = Array.from({ length: tokens }, (_, n) => ({ row: n + distance, column: n })).slice(
-                0,
-                tokens - distance,
-            );
-            const marks = [at[0], at.at(-1)];
-            const names = {
+        return ({ tokens, shift, distance }, { rope, added, differences }) => {
+            const rest = tokens - distance;
+            const looks = {
                 rowName: (i) => `query at ${i + shift}`,
                 columnName: (j) => `key at ${j + shift}`,
                 rows: tokens,
                 columns: tokens,
-                marks,
+                marks: [0, rest - 1].map((column) => ({ row: column + distance, column })),
             };
-            maps[0].draw(rope, { ...names, label: `scores under RoPE: one number on each diagonal` });
-            maps[1].draw(added, {
-                ...names,
-                label: `scores of vectors with a sinusoid added: numbers change along diagonals`,
+            [rope, added].forEach((scores, n) => maps[n].map.draw(scores, looks));
+            [differences.rope, differences.added].forEach((x, n) => {
+                maps[n].told.textContent = `largest difference within a diagonal: ${Number(x.toPrecision(3))}`;
             });
-            const x = at.map(({ row }) => row + shift);
+            const diagonal = (scores) =>
+                Float64Array.from({ length: rest }, (_, j) => scores[(j + distance) * tokens + j]);
+            const x = Array.from({ length: rest }, (_, j) => j + distance + shift);
             chart.draw(x, [
-                { name: `RoPE, distance ${distance}`, y: diagonal(rope) },
-                { name: `sinusoid added, distance ${distance}`, y: diagonal(added) },
+                { name: "RoPE", y: diagonal(rope) },
+                { name: "a sinusoid added", y: diagonal(added) },
             ]);
-            told.replaceChildren(
-                ...[
-                    ["RoPE", rounded.rope],
-                    ["sinusoid added", rounded.added],
-                ].map(([name, { most, where }]) =>
-                    element(
-                        "tr",
-                        {},
-                        element("th", { scope: "row" }, name),
-                        element("td", {}, Number(most.toPrecision(3)).toString()),
-                        element("td", {}, where < 0 ? `−${-where}` : String(where)),
-                    ),
-                ),
-            );
         };
     },
-    describe: ({ tokens, shift }, { rounded }) =>
+    describe: ({ tokens, shift }, { differences }) =>
         `Of ${tokens} queries and keys from position ${shift} on, the largest difference within a diagonal is ` +
-        `${rounded.rope.most.toPrecision(2)} under RoPE, ` +
-        `which is rounding, and ${rounded.added.most.toPrecision(3)} with a sinusoid added.`,
+        `${differences.rope.toPrecision(2)} under RoPE, which is rounding, and ` +
+        `${differences.added.toPrecision(3)} with a sinusoid added.`,
 };

@@ -3,8 +3,9 @@
 import { frequencies } from "posenc/math/phases.js";
 import { agreed, apart, array } from "posenc/options.js";
 import { Random } from "posenc/random.js";
+import { remembered } from "posenc/remembered.js";
 
-const DRAWS = 256; // of Gaussian queries and keys
+const DRAWS = 128; // of Gaussian queries and keys
 
 /** cos and sin of r theta_k, (distances, pairs). */
 function waves(length, theta) {
@@ -29,40 +30,41 @@ function bounds(length, { cos, sin, pairs }) {
     });
 }
 
+/** Of each pair of every draw what its score has along cos and along sin. */
+const draws = remembered((pairs, seed) => {
+    const random = new Random(seed);
+    const [along, across] = [new Float64Array(DRAWS * pairs), new Float64Array(DRAWS * pairs)];
+    for (let n = 0; n < DRAWS * pairs; n++) {
+        const [a, b, c, d] = random.normals(4);
+        [along[n], across[n]] = [a * c + b * d, a * d - b * c];
+    }
+    return { along, across };
+});
+
 /** Mean and standard deviation, at each distance, of the scores of Gaussian queries and keys. */
 function gaussian(length, { cos, sin, pairs }, seed) {
-    const random = new Random(seed);
-    const [sum, squares] = [new Float64Array(length), new Float64Array(length)];
-    const [along, across] = [new Float64Array(pairs), new Float64Array(pairs)];
-    for (let draw = 0; draw < DRAWS; draw++) {
-        for (let k = 0; k < pairs; k++) {
-            const [a, b, c, d] = random.normals(4);
-            // (R_r q) . k = (q . k) cos + (the product with q turned by a right angle) sin, pair by pair
-            along[k] = a * c + b * d;
-            across[k] = a * d - b * c;
-        }
-        for (let r = 0, n = 0; r < length; r++) {
+    const { along, across } = draws(pairs, seed);
+    const [mean, spread] = [new Float64Array(length), new Float64Array(length)];
+    for (let r = 0; r < length; r++) {
+        let [sum, squares] = [0, 0];
+        for (let draw = 0, n = 0; draw < DRAWS; draw++) {
             let score = 0;
-            for (let k = 0; k < pairs; k++, n++) score += along[k] * cos[n] + across[k] * sin[n];
+            for (let at = r * pairs; at < (r + 1) * pairs; at++, n++) score += along[n] * cos[at] + across[n] * sin[at];
             score /= Math.sqrt(2 * pairs);
-            sum[r] += score;
-            squares[r] += score * score;
+            sum += score;
+            squares += score * score;
         }
+        mean[r] = sum / DRAWS;
+        spread[r] = Math.sqrt((squares - (sum * sum) / DRAWS) / (DRAWS - 1));
     }
-    const mean = sum.map((x) => x / DRAWS);
-    return { mean, spread: squares.map((x, r) => Math.sqrt(Math.max(x - DRAWS * mean[r] ** 2, 0) / (DRAWS - 1))) };
+    return { mean, spread };
 }
 
-let kept = { of: "" }; // what does not depend on the peak, of the last state
-
-function drawn({ dim, base, length, seed }) {
-    const of = [dim, base, length, seed].join();
-    if (kept.of !== of) {
-        const turns = waves(length, frequencies(dim, base));
-        kept = { of, bound: bounds(length, turns), ...gaussian(length, turns, seed) };
-    }
-    return kept;
-}
+/** What does not depend on the peak. */
+const curves = remembered((dim, base, length, seed) => {
+    const turns = waves(length, frequencies(dim, base));
+    return { bound: bounds(length, turns), ...gaussian(length, turns, seed) };
+});
 
 export const figure = {
     name: "rope-decay",
@@ -86,14 +88,14 @@ export const figure = {
         ...(name === "length" && { peak: Math.min(values.peak, value - 1) }),
     }),
     values(state) {
-        const { dim, base, length, peak } = state;
+        const { dim, base, length, peak, seed } = state;
         const theta = frequencies(dim, base);
         // The query is of ones, and the key is the query turned to the peak: sum of 2 cos((r - peak) theta_k) / sqrt(d)
         const built = Float64Array.from(
             { length },
             (_, r) => theta.reduce((sum, x) => sum + 2 * Math.cos((r - peak) * x), 0) / Math.sqrt(dim),
         );
-        const { bound, mean, spread } = drawn(state);
+        const { bound, mean, spread } = curves(dim, base, length, seed);
         return { bound, mean, spread, built };
     },
     line: ({ dim, base, length, peak }) =>
@@ -172,7 +174,7 @@ export const figure = {
         return (
             `B(r) goes from ${three(bound[0])} at distance 0 to ${three(bound[length - 1])} at ${length - 1}. ` +
             `The built key scores ${three(built[peak])} at distance ${peak} and ${three(built[0])} at 0. ` +
-            `Random ones: mean ${mean[peak].toFixed(2)} at the peak, spread about ${average.toFixed(2)} at every distance.`
+            `Random ones: mean ${mean[peak].toFixed(2)} at the peak, spread about ${average.toFixed(2)} everywhere.`
         );
     },
 };
