@@ -148,6 +148,7 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
 
 function pad(low, high) {
     if (!Number.isFinite(low) || !Number.isFinite(high)) return [0, 1];
-    const room = 0.05 * (high - low || Math.abs(high) || 1);
+    const size = Math.max(Math.abs(low), Math.abs(high));
+    const room = 0.05 * (high - low > 1e-9 * size ? high - low : size || 1); // numbers apart by rounding alone are one
     return [low - room, high + room];
 }
