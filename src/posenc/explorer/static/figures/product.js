@@ -108,7 +108,7 @@ export const figure = {
             };
             [rope, added].forEach((scores, n) => maps[n].map.draw(scores, looks));
             [differences.rope, differences.added].forEach((x, n) => {
-                maps[n].told.textContent = `largest difference within a diagonal: ${Number(x.toPrecision(3))}`;
+                maps[n].told.textContent = `a diagonal differs by up to ${Number(x.toPrecision(2))}`;
             });
             const diagonal = (scores) =>
                 Float64Array.from({ length: rest }, (_, j) => scores[(j + distance) * tokens + j]);
