@@ -1,4 +1,4 @@
-"""The site is built without a warning, and what is in it: links that lead somewhere, formulas, and nothing of another host."""
+"""The site is built without a warning; its links lead somewhere, and nothing of it is of another host."""
 
 import re
 import subprocess
@@ -60,9 +60,9 @@ def dead(page: Page, site: Path, pages: dict[Path, Page]) -> Iterable[str]:
                 yield link
             continue
         target = (page.path.parent / unquote(parts.path)).resolve() if parts.path else page.path
-        if not target.is_file() or not target.is_relative_to(site):
-            yield link
-        elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].anchors | {""}:
+        there = target.is_file() and target.is_relative_to(site)
+        anchors = pages[target].anchors if target in pages else {unquote(parts.fragment)}
+        if not there or (parts.fragment and unquote(parts.fragment) not in anchors):
             yield link
 
 
