@@ -1,0 +1,60 @@
+"""What pages take as there, by page: names and files that stand for the reader's own, in the current folder."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+import posenc
+
+ROTARY_EMBEDDING = """
+import torch
+
+
+class RotaryEmbedding(torch.nn.Module):
+    def __init__(self, dim, base):
+        super().__init__()
+        self.theta = base ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+
+    def forward(self, x, positions):
+        angle = (positions.double()[:, None, :, None] * self.theta).repeat(1, 1, 1, 2)
+        return angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+
+
+def apply_rotary(query, key, cos, sin):
+    def turned(x):
+        a, b = x.chunk(2, -1)
+        return x * cos + torch.cat((-b, a), -1) * sin
+
+    return turned(query), turned(key)
+"""
+
+
+def readme() -> dict[str, Any]:
+    q, k, v = torch.randn(3, 1, 12, 9, 64)
+    return {"q": q, "k": k, "v": v}
+
+
+def conformance() -> dict[str, Any]:
+    Path("my_model.py").write_text(ROTARY_EMBEDDING)
+    from posenc.conformance import Layer as OfLayer
+
+    return {"Layer": OfLayer, "MyLayer": nn.Identity, "MyCache": list}
+
+
+def huggingface() -> dict[str, Any]:
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    transformers.Gemma3TextConfig(num_hidden_layers=6, rope_scaling=scaling).save_pretrained("path/to/model")
+    config = transformers.LlamaConfig(hidden_size=128, num_attention_heads=2, num_hidden_layers=1, vocab_size=8)
+    table, patches = torch.randn(2 + 1024, 8), torch.randn(1 + 14 * 14, 8)
+    return {"posenc": posenc, "table": table, "patches": patches, "model": transformers.LlamaModel(config)}
+
+
+PRESUPPOSED: dict[str, Callable[[], dict[str, Any]]] = {
+    "README.md": readme,
+    "conformance.md": conformance,
+    "huggingface.md": huggingface,
+}
