@@ -162,7 +162,7 @@ def attention(given: Attention) -> dict[str, Any]:
     queries = _positions(given.positions)
     keys = queries if given.key_positions is None else _positions(given.key_positions)
     with torch.no_grad():
-        encoding = scheme(queries, keys)
+        encoding = scheme(queries, keys, dtype=torch.float64)
         logits = posenc.logits(query, key, encoding)
         out = posenc.attention(
             query, key, value, encoding, is_causal=given.causal, window=given.window, backend="reference"
