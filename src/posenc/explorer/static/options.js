@@ -3,7 +3,7 @@
 
 import { Heads } from "posenc/math/arrays.js";
 import { SCHEMES } from "posenc/math/catalog.js";
-import { Random } from "posenc/random.js";
+import { Random, drawnParameters } from "posenc/random.js";
 
 export { Heads };
 
@@ -92,12 +92,9 @@ export function build(entry, options, { seed = 0, spread = 0 } = {}) {
 /** {name: {shape, data}} of what the scheme learns, as it is before training. */
 export function parametersOf(entry, options, { seed = 0, spread = 0 } = {}) {
     const random = new Random(seed);
-    const learned = SCHEMES[entry.name].learned(options);
-    return Object.fromEntries(Object.entries(learned).map(([name, { shape, std = 0, fill = 0, ...rest }]) => {
-        const count = shape.reduce((a, b) => a * b, 1);
-        const data = Float64Array.from({ length: count }, () => (std ? std * random.normal() : fill + spread * random.normal()));
-        return [name, { shape, data, ...rest }];
-    }));
+    const made = drawnParameters(SCHEMES[entry.name].learned(options), random);
+    for (const { data } of Object.values(made)) if (data.every((x) => x === 0)) data.forEach((_, n) => (data[n] = spread * random.normal()));
+    return made;
 }
 
 /** How one writes the scheme in Python: what differs from the defaults of its class, and what it requires. */
