@@ -3,13 +3,15 @@
 import { callOf } from "posenc/effect.js";
 import { Heads } from "posenc/math/arrays.js";
 import { logits } from "posenc/math/attend.js";
+import { SCHEMES } from "posenc/math/catalog.js";
 import { Positions } from "posenc/math/positions.js";
-import { agreed, apart, array, build, entryOf, named, optionsOf, parametersOf, python } from "posenc/options.js";
+import { agreed, apart, array, entryOf, named, optionsOf, parametersOf, python } from "posenc/options.js";
 import { Random } from "posenc/random.js";
 
 const FREE = ["alibi", "sandwich"]; // nothing is learned
 const NAMES = [...FREE, "kerple", "t5", "fire", "fox", "inkling", "shaw", "relative_1d", "transformer_xl", "deberta"];
 const HEADS = 8;
+const SPARE = [[2, 2], [16, 4], [16, 4, 2, 4], [8, 2, 2, 2, 2, 2]]; // dashes of lines whose own look is taken
 
 /** What the query at a distance of that many tokens adds to the scores of the keys 0 .. distance; by what a layer projects
  * tokens to, the same of all: FoX's gates are all open by `gate`, Inkling's profile is a Gaussian vector. */
@@ -18,17 +20,28 @@ function call(name, app, { distance, gate, draw }) {
     const options = optionsOf(entry, "", { num_heads: HEADS, max_positions: distance + 1 });
     const parameters = parametersOf(entry, options, { seed: draw });
     const keys = Positions.arange(distance + 1);
-    const made = callOf(build(entry, options, { seed: draw }), entry, options, "bias", keys.slice(distance), keys, draw);
+    const scheme = new SCHEMES[name](options, parameters);
+    const made = callOf(scheme, entry, options, "bias", keys.slice(distance), keys, draw);
     const forgotten = new Heads(HEADS, distance + 1, 1).map(1, (to) => to.fill(Math.log(gate / (1 - gate))));
     const profile = new Heads(HEADS, 1, options.width ?? 1, new Random(draw).normals(HEADS * (options.width ?? 1)));
-    return { entry, options, parameters, ...made, features: { fox: { forgotten }, inkling: { profile } }[name] ?? {} };
+    return { entry, options, parameters, scheme, ...made, features: { fox: { forgotten }, inkling: { profile } }[name] ?? {} };
 }
 
 /** The bias at the distances 0 .. distance, in one head. */
 function biasOf(name, state, app) {
-    const { entry, options, q, k, ...rest } = call(name, app, state);
-    const scores = logits(build(entry, options, { seed: state.draw }), q, k, rest);
+    const { scheme, q, k, ...rest } = call(name, app, state);
+    const scores = logits(scheme, q, k, rest);
     return scores.row(Math.min(state.head, scores.heads) - 1, 0).slice().reverse();
+}
+
+/** These looks, of which one that another line has already takes dashes that none has. */
+function told(looks) {
+    const taken = new Set();
+    return looks.map(({ color, dash }) => {
+        const free = [dash, ...SPARE].find((one) => !taken.has(color + one)) ?? dash;
+        taken.add(color + free);
+        return { color, dash: free };
+    });
 }
 
 export const figure = {
@@ -72,9 +85,9 @@ export const figure = {
         const charts = [false, true].map((logX) => app.lines(box, { label, xLabel: "distance (tokens)", yLabel: "bias", logX, height: 360 }));
         return ({ log }, { x, series }) => {
             charts.forEach(({ frame }, n) => (frame.parentElement.style.display = n === Number(log) ? "" : "none"));
-            const looks = (name) => app.data.looks[name][app.theme().dark ? "dark" : "light"];
+            const looks = told(series.map(({ scheme }) => app.data.looks[scheme][app.theme().dark ? "dark" : "light"]));
             const from = log ? 1 : 0;
-            const lines = series.map(({ scheme, name, y }) => ({ name, y: y.subarray(from), ...looks(scheme), always: true }));
+            const lines = series.map(({ name, y }, n) => ({ name, y: y.subarray(from), ...looks[n], always: true }));
             charts[Number(log)].draw(x.subarray(from), lines);
         };
     },

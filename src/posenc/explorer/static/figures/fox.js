@@ -71,7 +71,7 @@ function bars(box, theme, set) {
     });
     frame.addEventListener("pointermove", (event) => frame.hasPointerCapture(event.pointerId) && draw(event));
     const words = element("div", { style: "display:flex;justify-content:space-between;font-size:0.8rem;color:var(--faint)" }, element("span", {}, "token 0"), element("span", {}, "gates: a full bar forgets nothing"), element("span", {}, `token ${TOKENS - 1}`));
-    box.append(element("div", { style: "flex:1 1 100%;max-width:46rem" }, frame, words));
+    box.append(element("div", { style: "flex:1 1 100%" }, element("div", { style: "max-width:46rem" }, frame, words)));
     return (now) => {
         gates = now;
         each.forEach(({ bar, fill }, n) => {

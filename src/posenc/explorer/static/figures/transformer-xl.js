@@ -62,16 +62,16 @@ export const figure = {
     },
     compared: (state) => ({ shape: [state.tokens, state.tokens], data: values(state).main }),
     mount(box, app) {
-        const size = 190;
-        const maps = TERMS.map(({ label, formula }) => app.heat(box, { label: `${label}, ${formula}`, columnLabel: `${label}: ${formula}`, size }));
-        const sum = app.heat(box, { label: "the sum of the chosen terms", columnLabel: "their sum, the score", size: 400 });
+        const size = 178;
+        const maps = TERMS.map(({ label, formula }) => app.heat(box, { label: `${label}, ${formula}`, columnLabel: formula, size }));
+        const sum = app.heat(box, { label: "the sum of the chosen terms", columnLabel: "their sum, the score", size: 290 });
         return ({ tokens: N, causal, ...state }, { terms, main }) => {
             let reach = 0;
             for (const term of terms) for (const x of term) reach = Math.max(reach, Math.abs(x));
             const options = { rows: N, columns: N, centre: 0, columnName: (j) => `key ${j}` };
             const hidden = (data) => (causal ? data.map((x, n) => (n % N > Math.floor(n / N) ? NaN : x)) : data);
-            TERMS.forEach(({ name, label, formula }, t) => {
-                maps[t].draw(hidden(terms[t]), { ...options, low: -reach, high: reach, columnLabel: `${label}: ${formula}${state[name] ? "" : " (left out)"}` });
+            TERMS.forEach(({ name, formula }, t) => {
+                maps[t].draw(hidden(terms[t]), { ...options, low: -reach, high: reach, columnLabel: `${formula}${state[name] ? "" : ", left out"}` });
                 maps[t].canvas.style.opacity = state[name] ? 1 : 0.35;
             });
             sum.draw(hidden(main), options);
