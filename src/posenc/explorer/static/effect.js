@@ -2,7 +2,7 @@
 // posenc.figures.overview has it.
 
 import { Heads, dot } from "posenc/math/arrays.js";
-import { attend, logits } from "posenc/math/attend.js";
+import { logits } from "posenc/math/attend.js";
 import { must } from "posenc/math/check.js";
 import { Positions } from "posenc/math/positions.js";
 import { Softcap } from "posenc/math/score/softcap.js";
@@ -20,7 +20,7 @@ export const WHAT = {
 };
 
 /** Tokens of a line that are drawn, of what goes by more than the distance. */
-export const MOST = 128;
+export const MOST = 96;
 
 /** What a layer projects its tokens to for these schemes, by the name of the feature: its width. */
 const FEATURES = { fox: () => ({ forgotten: 1 }), inkling: ({ width }) => ({ profile: width }) };
@@ -169,8 +169,8 @@ function goesBy({ heads, data }, queries, N) {
     return "";
 }
 
-/** What it does to the patch in the middle of a frame and every other one: {heads, matrix(head), along}: along(head) has a
- * line {name, y} for each axis, for the distances -reach .. reach along it. */
+/** What it does to the patch in the middle of a frame and every other one: {x, middle, heads, matrix(head), lines(head)};
+ * lines(head) are {name, y}, one for each axis, for the distances x along it. */
 export function ofGrid(scheme, entry, options, family, side, seed = 0) {
     const axes = axesOf(entry);
     const time = axes === 3 ? [0] : [];
@@ -179,16 +179,14 @@ export function ofGrid(scheme, entry, options, family, side, seed = 0) {
     const patches = Array.from({ length: side * side }, (_, n) => [...time, Math.floor(n / side), n % side]);
     const scores = numbersOf(scheme, entry, options, family, query, new Positions(patches), seed);
     const x = Float64Array.from({ length: side }, (_, n) => n - middle);
-    const lines = (axes === 3 ? ["time", "row", "column"] : ["row", "column"]).map((name, axis) => {
-        const keys = Array.from(x, (r) => [...time, middle, middle].map((p, a) => (a === axis ? p + r : p)));
-        return { name, y: numbersOf(scheme, entry, options, family, query, new Positions(keys), seed) };
-    });
+    const times = axes === 3 && numbersOf(scheme, entry, options, family, query, new Positions(Array.from(x, (r) => [r, middle, middle])), seed);
     const of = ({ data, keys }, head) => data.slice(head * keys, (head + 1) * keys);
-    return {
-        x, middle, heads: alike(scores) ? 1 : scores.heads,
-        matrix: (head) => of(scores, head),
-        lines: (head) => lines.map(({ name, y }) => ({ name, y: of(y, head) })),
+    const lines = (head) => {
+        const frame = of(scores, head);
+        const [row, column] = [x.map((r, n) => frame[n * side + middle]), frame.slice(middle * side, (middle + 1) * side)];
+        return [...(times ? [{ name: "time", y: of(times, head) }] : []), { name: "row", y: row }, { name: "column", y: column }];
     };
+    return { x, middle, heads: alike(scores) ? 1 : scores.heads, matrix: (head) => of(scores, head), lines };
 }
 
 /** What a score becomes, of a scheme that looks at nothing else. */
@@ -199,9 +197,8 @@ export function ofScores(scheme, x) {
 
 /** How much of a value arrives, along itself, where values turn too: for the distances key less query in x. */
 export function ofValues(scheme, options, x) {
-    const one = new Heads(1, 1, options.head_dim).map(options.head_dim, (made) => made.fill(1));
-    return Float64Array.from(x, (r) => {
-        const { out } = attend(scheme, one, one, one, { positions: new Positions([0]), keyPositions: new Positions([r]) });
-        return out.data.reduce((sum, part) => sum + part, 0) / options.head_dim;
-    });
+    const all = (tokens, fill) => new Heads(1, tokens, options.head_dim).map(options.head_dim, fill);
+    const turned = scheme.rotateValue(all(1, (made) => made.fill(1)), new Positions([0])).data;
+    const out = scheme.rotateOutput(all(x.length, (made) => made.set(turned)), new Positions(x.map((r) => -r)));
+    return x.map((_, n) => out.at(0, n).reduce((sum, part) => sum + part, 0) / options.head_dim);
 }

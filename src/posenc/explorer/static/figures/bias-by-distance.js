@@ -10,7 +10,7 @@ import { Random } from "posenc/random.js";
 
 const FREE = ["alibi", "sandwich"]; // nothing is learned
 const NAMES = [...FREE, "kerple", "t5", "fire", "fox", "inkling", "shaw", "relative_1d", "transformer_xl", "deberta"];
-const HEADS = 8;
+const HEADS = 4;
 const SPARE = [[2, 2], [16, 4], [16, 4, 2, 4], [8, 2, 2, 2, 2, 2]]; // dashes of lines whose own look is taken
 
 /** What the query at a distance of that many tokens adds to the scores of the keys 0 .. distance; by what a layer projects

@@ -67,7 +67,7 @@ export const figure = {
         return [
             given.schemeControl(app),
             ...given.optionControls(entry, options),
-            ...(most === 0 ? [] : [axes === 1 ? { name: "tokens", label: "tokens", kind: "range", min: 8, max: most } : { name: "side", label: "patches to a side", kind: "range", min: 3, max: 15 }]),
+            ...(most === 0 ? [] : [axes === 1 ? { name: "tokens", label: "tokens", kind: "range", min: 8, max: most } : { name: "side", label: "patches to a side", kind: "range", min: 3, max: 13 }]),
             ...(heads > 1 ? [{ name: "head", label: "head", kind: "range", min: 1, max: heads }] : []),
             ...(axes === 1 && most > 0 && !seesBack(one) ? [{ name: "causal", label: "causal", kind: "check" }] : []),
             ...(family !== "" && (isDrawn(one) || ["content", "weights"].includes(family)) ? [{ name: "draw", label: "random numbers, draw", kind: "range", min: 0, max: 20 }] : []),
@@ -163,7 +163,7 @@ function line(one, { tokens: N, head, causal, draw }) {
     const x = Float64Array.from({ length: count }, (_, n) => (isDistance ? n + 1 - N : n));
     const shown = [...new Set([...Array.from({ length: Math.min(heads, MOST_LINES) }, (_, n) => n), which])];
     const series = shown.map((n) => ({ name: heads > 1 ? `head ${n + 1}` : WHAT[family], width: n === which && heads > 1 ? 3.5 : 2, y: along(n).slice(0, count) }));
-    if (scheme.values) series.push({ name: "of a value, how much arrives", y: ofValues(scheme, options, x) });
+    if (scheme.values === true) series.push({ name: "of a value, how much arrives", y: ofValues(scheme, options, x) });
     return { ...made, x, series, xLabel: isDistance ? "key − query (tokens)" : `${by} (token)`, goes: isDistance ? "It goes by the distance alone." : `It goes by where the ${by} stands.` };
 }
 
