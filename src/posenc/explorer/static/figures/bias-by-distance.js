@@ -47,7 +47,7 @@ function told(looks) {
 export const figure = {
     name: "bias-by-distance",
     title: "Bias against distance",
-    see: "How much a key so many tokens back loses or gains. What is learned is drawn as it begins; terms that meet the query are shown for one Gaussian query. Try another head, and the logarithmic axis: KERPLE and T5 become nearly straight there, ALiBi does on the linear one.",
+    see: "How much a key so many tokens back loses or gains. What is learned is drawn as it begins; terms that meet the query are shown for one Gaussian query. Try another head, and the logarithmic axis: on it KERPLE is nearly straight far away, and T5's wide buckets look alike; ALiBi is straight on the linear one.",
     defaults: { distance: 128, head: 1, log: false, gate: 0.95, draw: 0, ...Object.fromEntries(NAMES.map((name) => [name, ["alibi", "sandwich", "kerple", "t5", "fire", "fox"].includes(name)])) },
     another: { distance: 64, head: 3, log: true, gate: 0.9, draw: 2, ...Object.fromEntries(NAMES.map((name) => [name, name === "alibi" || name === "shaw"])) },
     controls: (values, app) => [

@@ -123,6 +123,7 @@ export const figure = {
         const positions = axes > 1 ? framed(axes, small.side) : Positions.arange(family === "curve" ? 32 : small.tokens);
         const coordinates = (p) => Array.from({ length: p.length }, (_, n) => [...p.at(n)]);
         const scheme = given.named(one.entry, one.options, one.parameters);
+        if (one.entry.name === "segment") throw new Error("the server is told no segments");
         if (family === "add") {
             const { table } = await app.ask("table", { scheme, positions: coordinates(positions) });
             const ours = one.scheme.table(positions).data;
@@ -131,13 +132,15 @@ export const figure = {
         const { q, k, causal, features } = callOf(one.scheme, one.entry, one.options, family, positions, positions, state.draw);
         if (Object.keys(features).length) throw new Error("the server has no layer that makes the scheme's features");
         const N = positions.length;
-        const unit = new Heads(k.heads, N, N).map(N, (made, _, head, token) => (made[token] = 1)); // the output is the weights
-        const { weights } = attend(one.scheme, q, k, unit, { positions, causal: causal || seesBack(one), features });
+        // Values are unit vectors, so the output is the weights; where values turn or gain, they are as wide as keys.
+        const width = one.scheme.values ? k.dim : N;
+        const unit = new Heads(k.heads, N, width).map(width, (made, _, head, token) => (made[token % width] = 1));
+        const ours = attend(one.scheme, q, k, unit, { positions, causal: causal || seesBack(one), features }).out;
         const array = ({ heads, tokens, dim, data }) => given.array([heads, tokens, dim], data);
         const { out } = await app.ask("attention", {
             schemes: [scheme], query: array(q), key: array(k), value: array(unit), positions: coordinates(positions), causal: causal || seesBack(one),
         });
-        return given.agreed(weights.data.length, given.apart(weights.data, out.data)).replace("these numbers", "the attention weights under these scores");
+        return given.agreed(ours.data.length, given.apart(ours.data, out.data)).replace("these numbers", "the attention weights under these scores");
     },
 };
 
