@@ -22,11 +22,15 @@ export const WHAT = {
 /** Tokens of a line that are drawn, of what goes by more than the distance. */
 export const MOST = 96;
 
+/** Scores before the scheme, of what looks at them alone. */
+export const SCORES = Float64Array.from({ length: 201 }, (_, n) => 2 * n - 200);
+
 /** What a layer projects its tokens to for these schemes, by the name of the feature: its width. */
 const FEATURES = { fox: () => ({ forgotten: 1 }), inkling: ({ width }) => ({ profile: width }) };
 
 /** Whether keys after a query mean nothing to it. */
-export const isForDecoders = (entry, options) => entry.for_decoders || options.form === "causal" || options.bidirectional === false;
+export const isForDecoders = (entry, options) =>
+    entry.for_decoders || options.form === "causal" || options.bidirectional === false;
 
 /** The one of WHAT that is drawn. */
 export function familyOf(scheme, entry, options) {
@@ -36,7 +40,13 @@ export function familyOf(scheme, entry, options) {
     if (entry.name in FEATURES) return "content";
     const axes = axesOf(entry);
     const call = callOf(scheme, entry, options, "bias", new Positions([new Array(axes).fill(0)]));
-    const pieces = scheme.pieces({ ...call, heads: call.q.heads, queryPositions: call.positions, visible: [1], scale: 1 });
+    const pieces = scheme.pieces({
+        ...call,
+        heads: call.q.heads,
+        queryPositions: call.positions,
+        visible: [1],
+        scale: 1,
+    });
     if (pieces.some((piece) => piece.weights)) return "weights";
     if (pieces.some((piece) => piece.kind === "row")) return "content";
     return pieces.every((piece) => piece.kind === "function") ? "factor" : "bias";
@@ -60,11 +70,18 @@ export function callOf(scheme, entry, options, family, positions, keyPositions =
     if (["rotate", "bands", "factor"].includes(family)) return { ...call, ...both(alike) };
     if (["content", "weights", "curve"].includes(family)) {
         const widths = Object.entries(FEATURES[entry.name]?.(options) ?? {});
-        const features = widths.map(([name, width]) => [name, new Heads(heads, positions.length, width, random.normals(heads * positions.length * width))]);
+        const features = widths.map(([name, width]) => [
+            name,
+            new Heads(heads, positions.length, width, random.normals(heads * positions.length * width)),
+        ]);
         return { ...call, ...both(gaussian), causal: true, features: Object.fromEntries(features) };
     }
     const fixed = Array.from({ length: heads }, () => random.normals(dim));
-    return { ...call, q: all(positions.length, (made, _, head) => made.set(fixed[head])), k: all(keyPositions.length, () => {}) };
+    return {
+        ...call,
+        q: all(positions.length, (made, _, head) => made.set(fixed[head])),
+        k: all(keyPositions.length, () => {}),
+    };
 }
 
 /** The numbers of some queries and all keys, Pairs-like {heads, queries, keys, data}. */
@@ -72,7 +89,9 @@ function numbersOf(scheme, entry, options, family, positions, keyPositions, seed
     if (family === "add") return products(scheme.table(positions), scheme.table(keyPositions));
     if (family === "bands") {
         const data = new Float64Array(positions.length * keyPositions.length);
-        positions.coords.forEach((x, i) => keyPositions.coords.forEach((y, j) => (data[i * keyPositions.length + j] = scheme.turnedBy(x, y))));
+        positions.coords.forEach((x, i) =>
+            keyPositions.coords.forEach((y, j) => (data[i * keyPositions.length + j] = scheme.turnedBy(x, y))),
+        );
         return { heads: 1, queries: positions.length, keys: keyPositions.length, data };
     }
     const { q, k, ...call } = callOf(scheme, entry, options, family, positions, keyPositions, seed);
@@ -102,10 +121,10 @@ function alike({ heads, data }) {
     return data.every((x, n) => close(x, data[n % each], 1e-12));
 }
 
-/** What it does to the tokens 0 .. N - 1 of a line: {by, heads, matrix(head), along(head)}. `by` says what it goes by, the
- * "distance", the "key" or the "query", which is read off a few rows; "" where by more than one of these. Of what goes by
- * the distance only those rows are computed. along(head) has its numbers by that: for the distances 1 - N .. N - 1, or for
- * each token. */
+/** What it does to the tokens 0 .. N - 1 of a line: {by, heads, matrix(head), along(head)}. `by` says what it goes by,
+ * the "distance", the "key" or the "query", which is read off a few rows; "" where by more than one of these. Of what
+ * goes by the distance only those rows are computed. along(head) has its numbers by that: for the distances
+ * 1 - N .. N - 1, or for each token. */
 export function ofLine(scheme, entry, options, family, N, seed = 0) {
     const tooMany = `${entry.title} goes by more than the distance: it is drawn for up to ${MOST} tokens, got ${N}`;
     const isWhole = ["content", "weights"].includes(family);
@@ -131,13 +150,24 @@ export function ofLine(scheme, entry, options, family, N, seed = 0) {
     const { data } = whole ?? all();
     const matrix = (head) => data.slice(head * N * N, (head + 1) * N * N);
     const step = by === "key" ? 1 : N;
-    return { by, heads, matrix, along: (head) => Float64Array.from({ length: N }, (_, n) => data[head * N * N + n * step]) };
+    return {
+        by,
+        heads,
+        matrix,
+        along: (head) => Float64Array.from({ length: N }, (_, n) => data[head * N * N + n * step]),
+    };
 }
 
 /** The positions of these tokens alone. */
 function picked(positions, tokens) {
-    const facts = { order: tokens.map((n) => positions.order[n]), segment: positions.segment && tokens.map((n) => positions.segment[n]) };
-    return new Positions(tokens.map((n) => positions.at(n)), facts);
+    const facts = {
+        order: tokens.map((n) => positions.order[n]),
+        segment: positions.segment && tokens.map((n) => positions.segment[n]),
+    };
+    return new Positions(
+        tokens.map((n) => positions.at(n)),
+        facts,
+    );
 }
 
 /** Tokens in a line, the second half of segment 1. */
@@ -169,8 +199,8 @@ function goesBy({ heads, data }, queries, N) {
     return "";
 }
 
-/** What it does to the patch in the middle of a frame and every other one: {x, middle, heads, matrix(head), lines(head)};
- * lines(head) are {name, y}, one for each axis, for the distances x along it. */
+/** What it does to the patch in the middle of a frame and every other one: {x, middle, heads, matrix(head),
+ * lines(head)}; lines(head) are {name, y}, one for each axis, for the distances x along it. */
 export function ofGrid(scheme, entry, options, family, side, seed = 0) {
     const axes = axesOf(entry);
     const time = axes === 3 ? [0] : [];
@@ -179,12 +209,29 @@ export function ofGrid(scheme, entry, options, family, side, seed = 0) {
     const patches = Array.from({ length: side * side }, (_, n) => [...time, Math.floor(n / side), n % side]);
     const scores = numbersOf(scheme, entry, options, family, query, new Positions(patches), seed);
     const x = Float64Array.from({ length: side }, (_, n) => n - middle);
-    const times = axes === 3 && numbersOf(scheme, entry, options, family, query, new Positions(Array.from(x, (r) => [r, middle, middle])), seed);
+    const times =
+        axes === 3 &&
+        numbersOf(
+            scheme,
+            entry,
+            options,
+            family,
+            query,
+            new Positions(Array.from(x, (r) => [r, middle, middle])),
+            seed,
+        );
     const of = ({ data, keys }, head) => data.slice(head * keys, (head + 1) * keys);
     const lines = (head) => {
         const frame = of(scores, head);
-        const [row, column] = [x.map((r, n) => frame[n * side + middle]), frame.slice(middle * side, (middle + 1) * side)];
-        return [...(times ? [{ name: "time", y: of(times, head) }] : []), { name: "row", y: row }, { name: "column", y: column }];
+        const [row, column] = [
+            x.map((r, n) => frame[n * side + middle]),
+            frame.slice(middle * side, (middle + 1) * side),
+        ];
+        return [
+            ...(times ? [{ name: "frames apart", y: of(times, head) }] : []),
+            { name: "rows apart", y: row },
+            { name: "columns apart", y: column },
+        ];
     };
     return { x, middle, heads: alike(scores) ? 1 : scores.heads, matrix: (head) => of(scores, head), lines };
 }
@@ -192,13 +239,23 @@ export function ofGrid(scheme, entry, options, family, side, seed = 0) {
 /** What a score becomes, of a scheme that looks at nothing else. */
 export function ofScores(scheme, x) {
     const q = new Heads(1, x.length, 1, Float64Array.from(x));
-    return logits(scheme, q, new Heads(1, 1, 1, Float64Array.of(1)), { scale: 1, positions: Positions.arange(x.length), keyPositions: Positions.arange(1) }).data;
+    return logits(scheme, q, new Heads(1, 1, 1, Float64Array.of(1)), {
+        scale: 1,
+        positions: Positions.arange(x.length),
+        keyPositions: Positions.arange(1),
+    }).data;
 }
 
 /** How much of a value arrives, along itself, where values turn too: for the distances key less query in x. */
 export function ofValues(scheme, options, x) {
     const all = (tokens, fill) => new Heads(1, tokens, options.head_dim).map(options.head_dim, fill);
-    const turned = scheme.rotateValue(all(1, (made) => made.fill(1)), new Positions([0])).data;
-    const out = scheme.rotateOutput(all(x.length, (made) => made.set(turned)), new Positions(x.map((r) => -r)));
+    const turned = scheme.rotateValue(
+        all(1, (made) => made.fill(1)),
+        new Positions([0]),
+    ).data;
+    const out = scheme.rotateOutput(
+        all(x.length, (made) => made.set(turned)),
+        new Positions(x.map((r) => -r)),
+    );
     return x.map((_, n) => out.at(0, n).reduce((sum, part) => sum + part, 0) / options.head_dim);
 }

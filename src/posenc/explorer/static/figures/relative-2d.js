@@ -10,9 +10,13 @@ import { WAVE, wave } from "posenc/waves.js";
 const DIM = 16;
 const PARTS = ["row_table", "column_table"];
 
-/** The query, and what is learned of rows and of columns; seeds 4 draw + 1 .. 4 draw + 3. A patch past the grid is its last. */
+/** The query, and what is learned of rows and of columns; seeds 4 draw + 1 .. 4 draw + 3. A patch past the grid is its
+ * last. */
 function made({ rows, columns, row, column, draw }) {
-    const tables = [rows, columns].map((side, n) => [PARTS[n], { shape: [2 * side - 1, DIM], data: wave(4 * draw + n + 2, (2 * side - 1) * DIM).map((x) => x * DIM ** -0.5) }]);
+    const tables = [rows, columns].map((side, n) => [
+        PARTS[n],
+        { shape: [2 * side - 1, DIM], data: wave(4 * draw + n + 2, (2 * side - 1) * DIM).map((x) => x * DIM ** -0.5) },
+    ]);
     return {
         at: [Math.min(row, rows - 1), Math.min(column, columns - 1)],
         query: new Heads(1, 1, DIM, wave(4 * draw + 1, DIM)),
@@ -25,14 +29,23 @@ function made({ rows, columns, row, column, draw }) {
 
 /** The bias with both tables, or with one, the other being zero. */
 function biasOf({ at, query, keys, patches, parameters, options }, part = null) {
-    const kept = Object.entries(parameters).map(([name, { shape, data }]) => [name, { shape, data: part === null || name === part ? data : data.map(() => 0) }]);
-    return logits(new Relative2D(options, Object.fromEntries(kept)), query, keys, { positions: new Positions([at]), keyPositions: patches }).data;
+    const kept = Object.entries(parameters).map(([name, { shape, data }]) => [
+        name,
+        { shape, data: part === null || name === part ? data : data.map(() => 0) },
+    ]);
+    return logits(new Relative2D(options, Object.fromEntries(kept)), query, keys, {
+        positions: new Positions([at]),
+        keyPositions: patches,
+    }).data;
 }
 
 export const figure = {
     name: "relative-2d",
     title: "Relative positions in a grid: a part of the rows, a part of the columns",
-    see: "Click a patch to make it the query, or move with the arrow keys and press Enter. The bias is a sum of two: one is the same along each row, the other along each column. The query is the same wherever it stands, so the pattern moves with it.",
+    see:
+        "Click a patch to make it the query, or move with the arrow keys and press Enter. The bias is a sum of " +
+        "two: one is the same along each row, the other along each column. The query is the same wherever it " +
+        "stands, so the pattern moves with it.",
     defaults: { rows: 9, columns: 9, row: 4, column: 4, draw: 0 },
     another: { rows: 7, columns: 12, row: 1, column: 10, draw: 2 },
     controls: ({ rows, columns }) => [
@@ -54,35 +67,60 @@ export const figure = {
         const { rows, columns, draw } = state;
         const [row, column] = made(state).at;
         const table = (n, side) => `wave(${4 * draw + n}, ${2 * side - 1}, ${DIM}) / ${DIM}**0.5`;
-        return `import torch, posenc\n\n${WAVE}\npatches = posenc.Positions.grid(${rows}, ${columns})\nscheme = posenc.Relative2D((${rows}, ${columns}), head_dim=${DIM}).double()\n` +
+        return (
+            `import torch, posenc\n\n${WAVE}\npatches = posenc.Positions.grid(${rows}, ${columns})\n` +
+            `scheme = posenc.Relative2D((${rows}, ${columns}), head_dim=${DIM}).double()\n` +
             `scheme.load_state_dict({"row_table": ${table(2, rows)}, "column_table": ${table(3, columns)}})\n` +
             `q, k = wave(${4 * draw + 1}, 1, 1, 1, ${DIM}), torch.zeros(1, 1, ${rows * columns}, ${DIM}, dtype=torch.float64)\n` +
-            `bias = posenc.logits(q, k, scheme, query_positions=patches[${row * columns + column}:${row * columns + column + 1}], key_positions=patches)\nbias.reshape(${rows}, ${columns}).detach()`;
+            `query = patches[${row * columns + column}:${row * columns + column + 1}]\n` +
+            "bias = posenc.logits(q, k, scheme, query_positions=query, key_positions=patches)\n" +
+            `bias.reshape(${rows}, ${columns}).detach()`
+        );
     },
     compared: (state) => ({ shape: [state.rows, state.columns], data: biasOf(made(state)) }),
     mount(box, app) {
         const onPick = (row, column) => app.set({ row, column });
         const names = ["part of the rows", "part of the columns", "their sum, the bias"];
-        const maps = names.map((name) => app.heat(box, { label: name, columnLabel: name, rowLabel: "row", size: 330, onPick }));
+        const maps = names.map((name) =>
+            app.heat(box, { label: name, columnLabel: name, rowLabel: "row", size: 330, onPick }),
+        );
         return ({ rows, columns }, { at: [row, column], parts, main }) => {
             let reach = 0;
             for (const data of [...parts, main]) for (const x of data) reach = Math.max(reach, Math.abs(x));
-            const options = { rows, columns, centre: 0, low: -reach, high: reach, marks: [{ row, column }], rowName: (n) => `row ${n}`, columnName: (n) => `column ${n}` };
+            const options = {
+                rows,
+                columns,
+                centre: 0,
+                low: -reach,
+                high: reach,
+                marks: [{ row, column }],
+                rowName: (n) => `row ${n}`,
+                columnName: (n) => `column ${n}`,
+            };
             [...parts, main].forEach((data, n) => maps[n].draw(data, options));
         };
     },
     describe({ rows, columns }, { at: [row, column], main }) {
         const best = main.indexOf(Math.max(...main));
-        return `The query stands in row ${row}, column ${column} of ${rows} × ${columns} patches. It favours row ${Math.floor(best / columns)}, column ${best % columns} most, by ${main[best].toPrecision(3)}.`;
+        const [most, there] = [
+            main[best].toPrecision(3),
+            `row ${Math.floor(best / columns)}, column ${best % columns}`,
+        ];
+        return `The query of row ${row}, column ${column} of ${rows} × ${columns} patches favours ${there} most, by ${most}.`;
     },
     async check(state, { main }, app) {
         const { at, query, keys, patches, parameters, options } = made(state);
-        const learned = Object.fromEntries(Object.entries(parameters).map(([name, { shape, data }]) => [name, array(shape, data)]));
+        const learned = Object.fromEntries(
+            Object.entries(parameters).map(([name, { shape, data }]) => [name, array(shape, data)]),
+        );
         const zeros = array([1, keys.tokens, DIM], keys.data);
         const { logits: theirs } = await app.ask("attention", {
             schemes: [{ name: "relative_2d", options: { grid: options.grid, head_dim: DIM }, parameters: learned }],
-            query: array([1, 1, DIM], query.data), key: zeros, value: zeros,
-            positions: [at], key_positions: Array.from({ length: patches.length }, (_, n) => [...patches.at(n)]),
+            query: array([1, 1, DIM], query.data),
+            key: zeros,
+            value: zeros,
+            positions: [at],
+            key_positions: Array.from({ length: patches.length }, (_, n) => [...patches.at(n)]),
         });
         return agreed(main.length, apart(main, theirs.data));
     },

@@ -1,6 +1,19 @@
 // Any scheme of the catalog: what it does to every two tokens.
 
-import { MOST, WHAT, axesOf, callOf, familyOf, isForDecoders, ofGrid, ofLine, ofScores, ofValues } from "posenc/effect.js";
+import {
+    MOST,
+    SCORES,
+    WHAT,
+    axesOf,
+    callOf,
+    familyOf,
+    isForDecoders,
+    ofGrid,
+    ofLine,
+    ofScores,
+    ofValues,
+} from "posenc/effect.js";
+import { comparedOf, isDrawn, pythonOf } from "posenc/effect_python.js";
 import { Heads } from "posenc/math/arrays.js";
 import { attend } from "posenc/math/attend.js";
 import { SCHEMES } from "posenc/math/catalog.js";
@@ -10,11 +23,13 @@ import { ordered } from "posenc/theme.js";
 
 const DASHES = [[], [12, 3], [12, 3, 3, 3], [3, 3]];
 const MOST_LINES = 4;
-const SCORES = Float64Array.from({ length: 201 }, (_, n) => 2 * n - 200);
 
 /** Options that need another one beside them. */
 const BESIDE = {
-    query_scale: { form: (form) => (["ssmax", "mistral_large4"].includes(form) ? "num_heads:4 length:None" : "num_heads:None length:16") },
+    query_scale: {
+        form: (form) =>
+            ["ssmax", "mistral_large4"].includes(form) ? "num_heads:4 length:None" : "num_heads:None length:16",
+    },
     axial_rope: { convention: (convention) => `extent:${convention === "eva" ? "9,9" : "None"}` },
 };
 
@@ -22,25 +37,27 @@ const BESIDE = {
 function chosen({ scheme: name, options: text, tokens, side, draw }, app) {
     const entry = given.entryOf(app, name);
     const axes = axesOf(entry);
-    const options = given.optionsOf(entry, text, axes === 1 ? { max_positions: Math.max(tokens, 64) } : { grid: [side, side] });
+    const options = given.optionsOf(
+        entry,
+        text,
+        axes === 1 ? { max_positions: Math.max(tokens, 64) } : { grid: [side, side] },
+    );
     const parameters = given.parametersOf(entry, options, { seed: draw, spread: name === "cope" ? 1 : 0 });
     const scheme = new SCHEMES[name](options, parameters);
     return { entry, options, parameters, scheme, axes, family: familyOf(scheme, entry, options) };
 }
 
-/** Whether it begins with numbers that PyTorch would draw otherwise. */
-function isDrawn({ entry, options }) {
-    const learned = Object.values(SCHEMES[entry.name].learned(options));
-    return entry.name === "cope" || learned.some(({ std, uniform, draw, fill }) => std || uniform || draw || Math.fround(fill) !== fill);
-}
-
-const seesBack = ({ family, entry, options }) => ["content", "weights", "bands"].includes(family) || isForDecoders(entry, options);
+const seesBack = ({ family, entry, options }) =>
+    ["content", "weights", "bands"].includes(family) || isForDecoders(entry, options);
 
 /** The heads of a scheme that are not all alike, and the tokens that it is drawn for. */
 function extent(values, app) {
     const one = chosen(values, app);
     if (one.family === "curve") return { ...one, heads: 1, most: 0 };
-    const few = one.axes === 1 ? ofLine(one.scheme, one.entry, one.options, one.family, 9, values.draw) : ofGrid(one.scheme, one.entry, one.options, one.family, 3, values.draw);
+    const few =
+        one.axes === 1
+            ? ofLine(one.scheme, one.entry, one.options, one.family, 9, values.draw)
+            : ofGrid(one.scheme, one.entry, one.options, one.family, 3, values.draw);
     return { ...one, heads: few.heads, most: few.by === "distance" ? 512 : MOST };
 }
 
@@ -51,14 +68,23 @@ function extentOr(values, app) {
     } catch (error) {
         if (!(error instanceof RangeError)) throw error;
         const entry = given.entryOf(app, values.scheme);
-        return { entry, options: given.optionsOf(entry, values.options), axes: axesOf(entry), heads: 16, most: 512, family: "" };
+        return {
+            entry,
+            options: given.optionsOf(entry, values.options),
+            axes: axesOf(entry),
+            heads: 16,
+            most: 512,
+            family: "",
+        };
     }
 }
 
 export const figure = {
     name: "scheme",
     title: "What a scheme does to every two tokens",
-    see: "Choose a scheme and its options. A diagonal pattern goes by the distance alone; rows or columns that differ say where the tokens stand. What a scheme learns is drawn as it begins, before any training.",
+    see:
+        "Choose a scheme and its options. A diagonal pattern goes by the distance alone; rows or columns that " +
+        "differ say where the tokens stand. What a scheme learns is drawn as it begins, before any training.",
     defaults: { scheme: "alibi", options: "", tokens: 33, side: 9, head: 1, causal: false, draw: 0 },
     another: { scheme: "rope", options: "base:100", tokens: 24, side: 9, head: 1, causal: true, draw: 0 },
     controls(values, app) {
@@ -67,16 +93,25 @@ export const figure = {
         return [
             given.schemeControl(app),
             ...given.optionControls(entry, options),
-            ...(most === 0 ? [] : [axes === 1 ? { name: "tokens", label: "tokens", kind: "range", min: 8, max: most } : { name: "side", label: "patches to a side", kind: "range", min: 3, max: 13 }]),
+            ...(most === 0
+                ? []
+                : [
+                      axes === 1
+                          ? { name: "tokens", label: "tokens", kind: "range", min: 8, max: most }
+                          : { name: "side", label: "patches to a side", kind: "range", min: 3, max: 13 },
+                  ]),
             ...(heads > 1 ? [{ name: "head", label: "head", kind: "range", min: 1, max: heads }] : []),
             ...(axes === 1 && most > 0 && !seesBack(one) ? [{ name: "causal", label: "causal", kind: "check" }] : []),
-            ...(family !== "" && (isDrawn(one) || ["content", "weights"].includes(family)) ? [{ name: "draw", label: "random numbers, draw", kind: "range", min: 0, max: 20 }] : []),
+            ...(family !== "" && (isDrawn(one) || ["content", "weights"].includes(family))
+                ? [{ name: "draw", label: "random numbers, draw", kind: "range", min: 0, max: 20 }]
+                : []),
         ];
     },
     change(values, name, value, app) {
         let next = given.change(values, name, value);
         const beside = BESIDE[values.scheme]?.[name.replace("options.", "")]?.(value) ?? "";
-        for (const part of beside.split(" ").filter(Boolean)) next = given.change(next, `options.${part.split(":")[0]}`, part.split(":")[1]);
+        for (const part of beside.split(" ").filter(Boolean))
+            next = given.change(next, `options.${part.split(":")[0]}`, part.split(":")[1]);
         if (name !== "scheme" && !name.startsWith("options.")) return next;
         const { heads, most } = extentOr({ ...next, tokens: Math.min(next.tokens, MOST) }, app);
         return { ...next, head: Math.min(next.head, heads), tokens: most ? Math.min(next.tokens, most) : next.tokens };
@@ -90,16 +125,8 @@ export const figure = {
         const made = one.family === "curve" ? curve(one) : one.axes === 1 ? line(one, state) : grid(one, state);
         return { ...one, what: WHAT[one.family], ...made };
     },
-    line: (state, app) => python(state, chosen(state, app)),
-    compared(state, app) {
-        const one = chosen(state, app);
-        if (isDrawn(one)) return { shape: [], data: Float64Array.of(Object.values(one.parameters).reduce((sum, { data }) => sum + data.length, 0)) };
-        if (one.family === "curve") return { shape: [SCORES.length], data: ofScores(one.scheme, SCORES) };
-        if (one.axes > 1) return { shape: [state.side, state.side], data: ofGrid(one.scheme, one.entry, one.options, one.family, state.side).matrix(state.head - 1) };
-        const shape = [state.tokens, state.tokens];
-        if (!["content", "weights"].includes(one.family)) return { shape, data: ofLine(one.scheme, one.entry, one.options, one.family, state.tokens).matrix(state.head - 1) };
-        return { shape, data: equalContents(one, state) };
-    },
+    line: (state, app) => pythonOf(chosen(state, app), state),
+    compared: (state, app) => comparedOf(chosen(state, app), state),
     mount(box, app) {
         const matrix = app.heat(box, { label: "what the scheme does to each query and key" });
         const along = app.lines(box, { label: "the same as lines", xLabel: "key − query", yLabel: "" });
@@ -108,19 +135,25 @@ export const figure = {
             frame.style.display = map ? "" : "none";
             if (map) matrix.draw(map.data, { ...map, label: `${entry.title}: ${what} of ${map.said}` });
             const color = (n) => ordered(app.theme(), n, Math.max(series.length, 2));
-            along.draw(x, series.map((one, n) => ({ always: true, color: color(n), dash: DASHES[n % DASHES.length], ...one })), { xLabel, yLabel: what });
+            along.draw(
+                x,
+                series.map((one, n) => ({ always: true, color: color(n), dash: DASHES[n % DASHES.length], ...one })),
+                { xLabel, yLabel: what },
+            );
         };
     },
     describe({ head }, { entry, what, heads, goes, map, series }) {
         let [low, high] = [Infinity, -Infinity];
-        for (const x of map?.data ?? series[0].y) if (Number.isFinite(x)) [low, high] = [Math.min(low, x), Math.max(high, x)];
+        for (const x of map?.data ?? series[0].y)
+            if (Number.isFinite(x)) [low, high] = [Math.min(low, x), Math.max(high, x)];
         const words = heads > 1 ? `, head ${head} of ${heads}` : "";
         return `${entry.title}${words}: ${what} from ${Number(low.toPrecision(3))} to ${Number(high.toPrecision(3))}. ${goes}`;
     },
     async check(state, { family, axes }, app) {
         const small = { ...state, tokens: Math.min(state.tokens, 32), side: Math.min(state.side, 5) };
         const one = chosen(small, app);
-        const positions = axes > 1 ? framed(axes, small.side) : Positions.arange(family === "curve" ? 32 : small.tokens);
+        const positions =
+            axes > 1 ? framed(axes, small.side) : Positions.arange(family === "curve" ? 32 : small.tokens);
         const coordinates = (p) => Array.from({ length: p.length }, (_, n) => [...p.at(n)]);
         const scheme = given.named(one.entry, one.options, one.parameters);
         if (one.entry.name === "segment") throw new Error("the server is told no segments");
@@ -129,7 +162,15 @@ export const figure = {
             const ours = one.scheme.table(positions).data;
             return given.agreed(ours.length, given.apart(ours, table.data));
         }
-        const { q, k, causal, features } = callOf(one.scheme, one.entry, one.options, family, positions, positions, state.draw);
+        const { q, k, causal, features } = callOf(
+            one.scheme,
+            one.entry,
+            one.options,
+            family,
+            positions,
+            positions,
+            state.draw,
+        );
         if (Object.keys(features).length) throw new Error("the server has no layer that makes the scheme's features");
         const N = positions.length;
         // Values are unit vectors, so the output is the weights; where values turn or gain, they are as wide as keys.
@@ -138,13 +179,23 @@ export const figure = {
         const ours = attend(one.scheme, q, k, unit, { positions, causal: causal || seesBack(one), features }).out;
         const array = ({ heads, tokens, dim, data }) => given.array([heads, tokens, dim], data);
         const { out } = await app.ask("attention", {
-            schemes: [scheme], query: array(q), key: array(k), value: array(unit), positions: coordinates(positions), causal: causal || seesBack(one),
+            schemes: [scheme],
+            query: array(q),
+            key: array(k),
+            value: array(unit),
+            positions: coordinates(positions),
+            causal: causal || seesBack(one),
         });
-        return given.agreed(ours.data.length, given.apart(ours.data, out.data)).replace("these numbers", "the attention weights under these scores");
+        return given
+            .agreed(ours.data.length, given.apart(ours.data, out.data))
+            .replace("these numbers", "the attention weights under these scores");
     },
 };
 
-const framed = (axes, side) => new Positions(Array.from({ length: side * side }, (_, n) => [...(axes === 3 ? [0] : []), Math.floor(n / side), n % side]));
+const framed = (axes, side) =>
+    new Positions(
+        Array.from({ length: side * side }, (_, n) => [...(axes === 3 ? [0] : []), Math.floor(n / side), n % side]),
+    );
 
 function line(one, { tokens: N, head, causal, draw }) {
     const { entry, options, scheme, family } = one;
@@ -153,21 +204,50 @@ function line(one, { tokens: N, head, causal, draw }) {
     const isCausal = causal || seesBack(one);
     const data = matrix(which);
     if (isCausal) for (let i = 0; i < N; i++) data.fill(NaN, i * N + i + 1, (i + 1) * N);
-    const map = { rows: N, columns: N, data, centre: family === "factor" ? 1 : undefined, rowLabel: "query", columnLabel: "key", said: `each query and key of ${N}` };
+    const map = {
+        rows: N,
+        columns: N,
+        data,
+        centre: family === "factor" ? 1 : undefined,
+        rowLabel: "query",
+        columnLabel: "key",
+        said: `each query and key of ${N}`,
+    };
     const made = { heads, map, main: data };
     if (!by) {
         const queries = [N >> 2, N >> 1, N - 1];
         const x = Float64Array.from({ length: isCausal ? N : 2 * N - 1 }, (_, n) => n + 1 - N);
-        const series = queries.map((i) => ({ name: `query ${i}`, y: x.map((r) => (i + r >= 0 && i + r < N ? data[i * N + i + r] : NaN)) }));
-        return { ...made, x, xLabel: "key − query (tokens)", series, goes: ["content", "weights"].includes(family) ? "It goes by what the tokens are." : "It goes by more than the distance." };
+        const series = queries.map((i) => ({
+            name: `query ${i}`,
+            y: x.map((r) => (i + r >= 0 && i + r < N ? data[i * N + i + r] : NaN)),
+        }));
+        return {
+            ...made,
+            x,
+            xLabel: "key − query (tokens)",
+            series,
+            goes: ["content", "weights"].includes(family)
+                ? "It goes by what the tokens are."
+                : "It goes by more than the distance.",
+        };
     }
     const isDistance = by === "distance";
     const count = isDistance && !isCausal ? 2 * N - 1 : N;
     const x = Float64Array.from({ length: count }, (_, n) => (isDistance ? n + 1 - N : n));
     const shown = [...new Set([...Array.from({ length: Math.min(heads, MOST_LINES) }, (_, n) => n), which])];
-    const series = shown.map((n) => ({ name: heads > 1 ? `head ${n + 1}` : WHAT[family], width: n === which && heads > 1 ? 3.5 : 2, y: along(n).slice(0, count) }));
+    const series = shown.map((n) => ({
+        name: heads > 1 ? `head ${n + 1}` : WHAT[family],
+        width: n === which && heads > 1 ? 3.5 : 2,
+        y: along(n).slice(0, count),
+    }));
     if (scheme.values === true) series.push({ name: "of a value, how much arrives", y: ofValues(scheme, options, x) });
-    return { ...made, x, series, xLabel: isDistance ? "key − query (tokens)" : `${by} (token)`, goes: isDistance ? "It goes by the distance alone." : `It goes by where the ${by} stands.` };
+    return {
+        ...made,
+        x,
+        series,
+        xLabel: isDistance ? "key − query (tokens)" : `${by} (token)`,
+        goes: isDistance ? "It goes by the distance alone." : `It goes by where the ${by} stands.`,
+    };
 }
 
 function grid({ entry, options, scheme, family, axes }, { side, head, draw }) {
@@ -175,46 +255,39 @@ function grid({ entry, options, scheme, family, axes }, { side, head, draw }) {
     const which = Math.min(head, heads) - 1;
     const data = matrix(which);
     const marks = [{ row: middle, column: middle }];
-    const map = { rows: side, columns: side, data, marks, rowLabel: "row (patch)", columnLabel: "column (patch)", said: `the query in row ${middle}, column ${middle} and every patch` };
-    const series = lines(which).map(({ name, y }) => ({ name: `along the ${name}`, y }));
-    return { heads, map, main: data, x, xLabel: "key − query (along the axis)", series, goes: `The query stands in the middle of ${side} × ${side} patches${axes === 3 ? " of one frame" : ""}.` };
+    const map = {
+        rows: side,
+        columns: side,
+        data,
+        marks,
+        rowLabel: "row (patch)",
+        columnLabel: "column (patch)",
+        said: `the query in row ${middle}, column ${middle} and every patch`,
+    };
+    const series = lines(which);
+    return {
+        heads,
+        map,
+        main: data,
+        x,
+        xLabel: "key − query (along the axis)",
+        series,
+        goes: `The query stands in the middle of ${side} × ${side} patches${axes === 3 ? " of one frame" : ""}.`,
+    };
 }
 
 function curve({ scheme }) {
     const y = ofScores(scheme, SCORES);
-    return { heads: 1, map: null, main: y, x: SCORES, xLabel: "score before", series: [{ name: "score after", y }, { name: "unchanged", y: SCORES }], goes: "It looks at the score alone." };
-}
-
-/** The score, or the weights, of tokens that are all zero. */
-function equalContents({ scheme, entry, options, family }, { tokens, head }) {
-    const { q, k, features } = callOf(scheme, entry, options, family, Positions.arange(tokens));
-    for (const { data } of [q, k, ...Object.values(features)]) data.fill(0);
-    const { logits } = attend(scheme, q, k, k, { causal: true, features });
-    const data = logits.data.slice((head - 1) * tokens ** 2, head * tokens ** 2);
-    return family === "weights" ? data.map(Math.exp) : data;
-}
-
-/** What is printed: the same numbers; of what begins at random how many it learns, since PyTorch draws others. */
-function python({ tokens, side, head }, one) {
-    const { entry, options, family, axes, scheme } = one;
-    const begin = `import torch, posenc\n\nscheme = ${given.python(entry, options)}\n`;
-    if (isDrawn(one)) return `${begin}# What it learns begins at random, in PyTorch with other numbers than here; this is how many they are.\ntorch.tensor(sum(parameter.numel() for parameter in scheme.parameters()))`;
-    const double = "dtype=torch.float64";
-    if (family === "curve") return `${begin}positions = posenc.Positions.arange(201)\nscores = torch.arange(-200, 201, 2, ${double})[None, None, :, None]\nposenc.logits(scores, torch.ones(1, 1, 1, 1, ${double}), scheme, query_positions=positions, key_positions=positions[:1], scale=1.0)[0, 0, :, 0]`;
-    const heads = options.num_heads ?? 1;
-    const dim = options.head_dim ?? 16;
-    const N = axes === 1 ? tokens : side * side;
-    const at = axes === 1 ? `[0, ${head - 1}]` : `[0, ${head - 1}, ${(side >> 1) * side + (side >> 1)}].reshape(${side}, ${side})`;
-    const places = `positions = posenc.Positions.${axes === 1 ? `arange(${N})` : `grid(${side}, ${side}${axes === 3 ? ", frames=1" : ""})`}\n`;
-    const logits = (q, k, more = "") => `posenc.logits(${q}, ${k}, scheme, query_positions=positions, key_positions=positions${more})`;
-    if (family === "add") return `${begin}${places}P = scheme.table(positions, torch.float64)[0]\nP @ P.mT / ${options.dim}`;
-    if (family === "rotate") return `${begin}${places}x = torch.full((1, ${heads}, ${N}, ${dim}), ${dim} ** -0.25, ${double})\n${logits("x", "x")}${at}`;
-    if (family === "bias") return `${begin}${places}x = torch.zeros(1, ${heads}, ${N}, ${dim}, ${double})\n${logits("x", "x")}${at}`;
-    if (family === "bands") {
-        const first = scheme.layout === "half" ? dim / 2 - 1 : dim - 2;
-        return `${begin}${places}x, y = torch.zeros(2, 1, 1, ${N}, ${dim}, ${double})\nx[..., ${first}] = y[..., ${dim - 1}] = 1  # the slowest pair, of angle theta per token\ntheta = ${given.literal(options.base)} ** (2 / ${dim} - 1)\ntorch.atan2(${logits("x", "y", ", scale=1.0")}, ${logits("x", "x", ", scale=1.0")})${at} / theta`;
-    }
-    const features = Object.keys(callOf(scheme, entry, options, family, Positions.arange(2)).features);
-    const bound = features.length ? `encoding = scheme(posenc.Positions.arange(${N})).with_projected({"${features[0]}": torch.zeros(1, ${heads}, ${N}, ${double})})\n` : "";
-    return `${begin}${bound}x = torch.zeros(1, ${heads}, ${N}, ${dim}, ${double})  # in the picture tokens are Gaussian; here all are 0\nposenc.logits(x, x, ${bound ? "encoding" : "scheme"}, is_causal=True)${at}${family === "weights" ? ".exp()" : ""}`;
+    return {
+        heads: 1,
+        map: null,
+        main: y,
+        x: SCORES,
+        xLabel: "score before",
+        series: [
+            { name: "score after", y },
+            { name: "unchanged", y: SCORES },
+        ],
+        goes: "It looks at the score alone.",
+    };
 }

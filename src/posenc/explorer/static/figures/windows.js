@@ -22,25 +22,57 @@ const LAYOUTS = {
 function padded(N, start, stop) {
     const count = Array.from({ length: N }, (_, n) => Math.min(Math.max(n - start, 0), stop - start - 1));
     const document = count.map((_, n) => (n >= start && n < stop ? 0 : -1));
-    return [new Positions(count, { order: count, document }), `posenc.Positions.padded(torch.tensor([[${start} <= n < ${stop} for n in range(${N})]]))`];
+    return [
+        new Positions(count, { order: count, document }),
+        `posenc.Positions.padded(torch.tensor([[${start} <= n < ${stop} for n in range(${N})]]))`,
+    ];
 }
 
 const WINDOWS = ["all keys", "window", "chunks"];
 
-const windowOf = ({ kind, left, right, chunk }) => (kind === "window" ? [left, right] : kind === "chunks" ? { chunk } : null);
+const windowOf = ({ kind, left, right, chunk }) =>
+    kind === "window" ? [left, right] : kind === "chunks" ? { chunk } : null;
 
 export const figure = {
     name: "windows",
     title: "Who sees whom: windows, chunks, documents and sinks",
-    see: "Attention weights of equal scores: each query spreads one unit of weight over the keys that it sees; grey is never seen. Turn the sink on and raise its logit: it takes weight most where a query sees few keys.",
-    defaults: { tokens: 32, layout: "one text", causal: true, kind: "window", left: 7, right: 0, chunk: 8, sink: false, logit: 1 },
-    another: { tokens: 24, layout: "three documents, packed", causal: false, kind: "chunks", left: 7, right: 0, chunk: 5, sink: true, logit: 0.5 },
+    see:
+        "Attention weights of equal scores: each query spreads one unit of weight over the keys that it sees; " +
+        "grey is never seen. Turn the sink on and raise its logit: it takes weight most where a query sees few " +
+        "keys.",
+    defaults: {
+        tokens: 32,
+        layout: "one text",
+        causal: true,
+        kind: "window",
+        left: 7,
+        right: 0,
+        chunk: 8,
+        sink: false,
+        logit: 1,
+    },
+    another: {
+        tokens: 24,
+        layout: "three documents, packed",
+        causal: false,
+        kind: "chunks",
+        left: 7,
+        right: 0,
+        chunk: 5,
+        sink: true,
+        logit: 0.5,
+    },
     controls: ({ kind, sink }) => [
         { name: "tokens", label: "tokens", kind: "range", min: 8, max: 128 },
         { name: "layout", label: "tokens are", kind: "choice", choices: Object.keys(LAYOUTS) },
         { name: "causal", label: "causal", kind: "check" },
         { name: "kind", label: "a query sees", kind: "choice", choices: WINDOWS },
-        ...(kind === "window" ? [{ name: "left", label: "back", kind: "range", min: 0, max: 64 }, { name: "right", label: "ahead", kind: "range", min: 0, max: 64 }] : []),
+        ...(kind === "window"
+            ? [
+                  { name: "left", label: "back", kind: "range", min: 0, max: 64 },
+                  { name: "right", label: "ahead", kind: "range", min: 0, max: 64 },
+              ]
+            : []),
         ...(kind === "chunks" ? [{ name: "chunk", label: "tokens of a chunk", kind: "range", min: 1, max: 64 }] : []),
         { name: "sink", label: "a sink", kind: "check" },
         ...(sink ? [{ name: "logit", label: "the sink's logit", kind: "range", min: -4, max: 6, step: 0.1 }] : []),
@@ -49,7 +81,12 @@ export const figure = {
         const { tokens: N, layout, causal, sink, logit } = state;
         const [positions] = LAYOUTS[layout](N);
         const x = new Heads(1, N, 1);
-        const { weights } = attend([], x, x, x, { positions, causal, window: windowOf(state), sinks: sink ? [logit] : null });
+        const { weights } = attend([], x, x, x, {
+            positions,
+            causal,
+            window: windowOf(state),
+            sinks: sink ? [logit] : null,
+        });
         const seen = Float64Array.from(weights.data, (w) => (w > 0 ? w : NaN));
         const keys = new Float64Array(N);
         const taken = new Float64Array(N).fill(NaN);
@@ -61,16 +98,29 @@ export const figure = {
     },
     line(state) {
         const { tokens: N, layout, causal, sink, logit } = state;
-        const window = { window: `(${state.left}, ${state.right})`, chunks: `posenc.Chunk(${state.chunk})`, "all keys": "None" }[state.kind];
-        return `import torch, posenc\n\npositions = ${LAYOUTS[layout](N)[1]}\nx = torch.zeros(1, 1, ${N}, 8, dtype=torch.float64)\n` +
+        const window = {
+            window: `(${state.left}, ${state.right})`,
+            chunks: `posenc.Chunk(${state.chunk})`,
+            "all keys": "None",
+        }[state.kind];
+        return (
+            `import torch, posenc\n\npositions = ${LAYOUTS[layout](N)[1]}\n` +
+            `x = torch.zeros(1, 1, ${N}, 8, dtype=torch.float64)\n` +
             `values = torch.eye(${N}, dtype=torch.float64)[None, None]  # so the output is the weights\n` +
-            `posenc.attention(x, x, values, query_positions=positions, key_positions=positions, is_causal=${causal ? "True" : "False"}, window=${window}, ` +
-            `sinks=${sink ? `torch.tensor([${logit}], dtype=torch.float64)` : "None"}, backend="reference")[0, 0]`;
+            "posenc.attention(x, x, values, query_positions=positions, key_positions=positions, " +
+            `is_causal=${causal ? "True" : "False"}, window=${window}, ` +
+            `sinks=${sink ? `torch.tensor([${logit}], dtype=torch.float64)` : "None"}, backend="reference")[0, 0]`
+        );
     },
     compared: (state) => ({ shape: [state.tokens, state.tokens], data: figure.values(state).main }),
     mount(box, app) {
         const matrix = app.heat(box, { label: "attention weights of equal scores" });
-        const chart = app.lines(box, { label: "the share of the weight that the sink takes, by query", xLabel: "query", yLabel: "share of the weight", height: 260 });
+        const chart = app.lines(box, {
+            label: "the share of the weight that the sink takes, by query",
+            xLabel: "query",
+            yLabel: "share of the weight",
+            height: 260,
+        });
         return ({ tokens: N, sink }, { seen, keys, taken }) => {
             matrix.draw(seen, { rows: N, columns: N, low: 0, high: 1, centre: null });
             const x = Float64Array.from(keys, (_, i) => i);
@@ -82,7 +132,10 @@ export const figure = {
     describe({ tokens: N, sink }, { keys, taken }) {
         const [least, most] = [Math.min(...keys), Math.max(...keys)];
         const share = taken.filter(Number.isFinite);
-        const words = sink && share.length ? ` The sink takes from ${Math.min(...share).toPrecision(3)} to ${Math.max(...share).toPrecision(3)} of the weight.` : "";
+        const words =
+            sink && share.length
+                ? ` The sink takes from ${Math.min(...share).toPrecision(3)} to ${Math.max(...share).toPrecision(3)} of the weight.`
+                : "";
         const none = keys.filter((count) => count === 0).length;
         return `${N} queries see from ${least} to ${most} keys.${none ? ` ${none} see none, and their output is zero.` : ""}${words}`;
     },
