@@ -10,7 +10,7 @@
 //     rotateValue(v, keyPositions), rotateOutput(out, queryPositions)     where values turn too
 //     pieces(context)                   pair doors: what is done to the scores, from left to right
 //
-// and context = {q, k, heads, scale, queryPositions, keyPositions, visible, causal, features, lengths}. Pieces:
+// and context = {q, k, heads, scale, queryPositions, keyPositions, visible, causal, features, length}. Pieces:
 //
 //     {kind: "bias", at(head, r, i, j)}                   adds a number
 //     {kind: "meeting", of, vector(head, r, i, j)}        adds scale times the query's (of: "query") or the key's
@@ -55,7 +55,7 @@ export function attend(schemes, q, k, v, options = {}) {
 const list = (schemes) => (Array.isArray(schemes) ? schemes : [schemes]);
 
 /** What schemes may need to know of a call. Left out, keys are at 0 .. N - 1 and queries are the last of them. */
-function bound(q, k, { positions, keyPositions, causal = false, window = null, scale = null, features = {}, lengths }) {
+function bound(q, k, { positions, keyPositions, causal = false, window = null, scale = null, features = {}, length }) {
     must(q.heads % k.heads === 0, `keys must have a number of heads that divides ${q.heads}, got ${k.heads}`);
     keyPositions ??= positions && q.tokens === k.tokens ? positions : Positions.arange(k.tokens);
     positions ??= q.tokens === k.tokens ? keyPositions : keyPositions.slice(k.tokens - q.tokens);
@@ -72,7 +72,7 @@ function bound(q, k, { positions, keyPositions, causal = false, window = null, s
         visible: visible(positions, keyPositions, { causal, window }),
         causal,
         features,
-        lengths: lengths ?? Math.max(positions.reach, keyPositions.reach),
+        length: length ?? Math.max(positions.reach, keyPositions.reach),
     };
 }
 

@@ -1,0 +1,88 @@
+// Linear algebra of small square matrices.
+
+import { Matrix } from "posenc/math/arrays.js";
+import { must } from "posenc/math/check.js";
+
+/** The matrix with these entries. */
+export function square(n, entry) {
+    const made = new Matrix(n, n);
+    for (let i = 0; i < n; i++) {
+        for (let j = 0; j < n; j++) {
+            made.data[i * n + j] = entry(i, j);
+        }
+    }
+    return made;
+}
+
+/** A B. */
+export function times(A, B) {
+    const made = new Matrix(A.rows, B.columns);
+    for (let i = 0; i < A.rows; i++) {
+        const [row, a] = [made.row(i), A.row(i)];
+        for (let m = 0; m < A.columns; m++) {
+            const b = B.row(m);
+            for (let j = 0; j < row.length; j++) {
+                row[j] += a[m] * b[j];
+            }
+        }
+    }
+    return made;
+}
+
+/** The skew-symmetric matrix U - U^T, U the upper triangle of the entries without the diagonal. */
+export function skew(n, entry) {
+    return square(n, (i, j) => (i < j ? entry(i, j) : i > j ? -entry(j, i) : 0));
+}
+
+/** e^A: its series of A/2^s, whose norm is at most 1/2, squared s times. */
+export function exponential(A) {
+    const n = A.rows;
+    let norm = 0;
+    for (let i = 0; i < n; i++) {
+        norm = Math.max(norm, A.row(i).reduce((sum, x) => sum + Math.abs(x), 0));
+    }
+    const squarings = norm > 0.5 ? Math.ceil(Math.log2(norm)) + 1 : 0;
+    const small = new Matrix(n, n, A.data.map((x) => x / 2 ** squarings));
+    let sum = square(n, (i, j) => Number(i === j));
+    let term = sum;
+    for (let k = 1; k <= 14; k++) { // (1/2)^15 / 15! is below the rounding of 1
+        term = times(term, small);
+        term.data.forEach((x, m) => (term.data[m] = x / k));
+        sum = new Matrix(n, n, sum.data.map((x, m) => x + term.data[m]));
+    }
+    for (let s = 0; s < squarings; s++) {
+        sum = times(sum, sum);
+    }
+    return sum;
+}
+
+/** The X with A X = B, by elimination with the largest pivot of each column. */
+export function solve(A, B) {
+    const n = A.rows;
+    const left = new Matrix(n, n, A.data.slice());
+    const right = new Matrix(n, B.columns, B.data.slice());
+    for (let c = 0; c < n; c++) {
+        let pivot = c;
+        for (let i = c + 1; i < n; i++) {
+            pivot = Math.abs(left.row(i)[c]) > Math.abs(left.row(pivot)[c]) ? i : pivot;
+        }
+        must(left.row(pivot)[c] !== 0, "A must be invertible to be solved for, got a singular matrix");
+        for (const M of [left, right]) {
+            const [a, b] = [M.row(c).slice(), M.row(pivot).slice()];
+            M.row(c).set(b);
+            M.row(pivot).set(a);
+        }
+        for (let i = 0; i < n; i++) {
+            const share = i === c ? 0 : left.row(i)[c] / left.row(c)[c];
+            for (const M of share === 0 ? [] : [left, right]) {
+                const [row, from] = [M.row(i), M.row(c)];
+                from.forEach((x, j) => (row[j] -= share * x));
+            }
+        }
+    }
+    for (let i = 0; i < n; i++) {
+        const pivot = left.row(i)[i];
+        right.row(i).forEach((x, j, row) => (row[j] = x / pivot));
+    }
+    return right;
+}

@@ -1,0 +1,63 @@
+// Phases p theta_k, and the turn of pairs of channels by them.
+
+import { Matrix } from "posenc/math/arrays.js";
+import { must } from "posenc/math/check.js";
+
+export const LAYOUTS = ["half", "interleaved"];
+
+/** theta_k = base^(-2k/dim) radians per position, k = 0 .. dim/2 - 1. Index 0 is the fastest. */
+export function frequencies(dim, base) {
+    return Float64Array.from({ length: dim / 2 }, (_, k) => base ** ((-2 * k) / dim));
+}
+
+/** p_a theta_k of every token and pair, a = axes[k] the axis that turns pair k. */
+export function phasesOf(positions, theta, axes) {
+    const angles = new Matrix(positions.length, theta.length);
+    for (let token = 0; token < positions.length; token++) {
+        const [row, coords] = [angles.row(token), positions.at(token)];
+        for (let k = 0; k < theta.length; k++) {
+            row[k] = coords[axes[k]] * theta[k];
+        }
+    }
+    return angles;
+}
+
+/** Turns pairs of channels by angles (tokens, pairs), of all heads alike or of each: (a, b) -> (a cos - b sin, a sin +
+ * b cos). Pair k is the channels (k, k + pairs) in the "half" layout and (2k, 2k + 1) in the "interleaved" one, counted
+ * from the first channel. cos and sin may be longer by a factor. */
+export class Turn {
+    constructor(angles, layout, first = 0, factor = 1) {
+        Object.assign(this, { angles: Array.isArray(angles) ? angles : [angles], layout, first, factor });
+        const part = (wave) => this.angles.map(({ rows, columns, data }) =>
+            new Matrix(rows, columns, data.map((angle) => factor * wave(angle))));
+        [this.cos, this.sin] = [part(Math.cos), part(Math.sin)];
+    }
+
+    /** The turn back, of one that does not lengthen. */
+    inverse() {
+        const back = this.angles.map(({ rows, columns, data }) => new Matrix(rows, columns, data.map((x) => -x)));
+        return new Turn(back, this.layout, this.first);
+    }
+
+    /** The turned x; heads: [start, stop) of those that turn, or null. Heads of queries that share a key turn alike. */
+    apply(x, heads = null) {
+        const pairs = this.angles[0].columns;
+        const group = x.heads / this.angles.length;
+        must(Number.isInteger(group), `the rotation was made for ${this.angles.length} heads, got ${x.heads}`);
+        must(this.angles[0].rows === x.tokens, `the rotation was made for ${this.angles[0].rows} tokens, got ${x.tokens}`);
+        const [step, apart] = this.layout === "half" ? [1, pairs] : [2, 1];
+        return x.map(x.dim, (made, old, head, token) => {
+            made.set(old);
+            if (heads !== null && (head < heads[0] || head >= heads[1])) {
+                return;
+            }
+            const which = Math.floor(head / group);
+            const [cos, sin] = [this.cos[which].row(token), this.sin[which].row(token)];
+            for (let k = 0, c = this.first; k < pairs; k++, c += step) {
+                const [a, b] = [old[c], old[c + apart]];
+                made[c] = a * cos[k] - b * sin[k];
+                made[c + apart] = a * sin[k] + b * cos[k];
+            }
+        });
+    }
+}

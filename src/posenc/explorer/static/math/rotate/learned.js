@@ -1,0 +1,214 @@
+// Turns that are learned: the frequencies, or the matrix whose exponential turns.
+
+import { Matrix, dot } from "posenc/math/arrays.js";
+import { choice, must, number, whole } from "posenc/math/check.js";
+import { exponential, skew, solve, square } from "posenc/math/linear.js";
+import { Turn } from "posenc/math/phases.js";
+
+const size = (shape) => shape.reduce((a, b) => a * b, 1);
+
+/** A view of the numbers of a parameter (axes, heads, ...) or, where no heads are said, (axes, ...). */
+function part({ data }, axis, head, heads, each) {
+    const start = (axis * heads + head) * each;
+    return data.subarray(start, start + each);
+}
+
+/** Throws unless keys have the heads that a scheme was made for. */
+function checkKeyHeads(k, heads) {
+    must(
+        heads === null || k.heads === heads,
+        `the rotation was made for keys of ${heads} heads, got ${k.heads}: build it for as many heads as keys have`,
+    );
+}
+
+/** Angles sum_a p_a f[a, head, k] of every head: a Matrix (tokens, pairs) each. */
+function anglesOf(positions, heads, frequenciesOf) {
+    return Array.from({ length: heads }, (_, head) => {
+        const each = Array.from({ length: positions.axes }, (_, axis) => frequenciesOf(axis, head));
+        const angles = new Matrix(positions.length, each[0].length);
+        for (let token = 0; token < positions.length; token++) {
+            const row = angles.row(token);
+            positions.at(token).forEach((p, axis) => row.forEach((_, k) => (row[k] += p * each[axis][k])));
+        }
+        return angles;
+    });
+}
+
+/** Every pair turns by both coordinates of a patch, at learned frequencies of each head. */
+export class MixedRoPE {
+    static learned({ head_dim, num_heads, base, rotary_dim }) {
+        const pairs = (rotary_dim ?? head_dim) / 2;
+        return { frequencies: { shape: [2, num_heads, pairs], draw: (random) => alongAndAcross(num_heads, pairs, base, random) } };
+    }
+
+    constructor({ head_dim, num_heads, base, rotary_dim }, parameters) {
+        const turning = rotary_dim ?? whole("head_dim", head_dim);
+        must(
+            Number.isInteger(turning) && turning > 0 && turning % 4 === 0 && turning <= head_dim,
+            `rotary_dim must be a multiple of 4 within 4..head_dim = ${head_dim}, got ${turning}`,
+        );
+        Object.assign(this, { headDim: head_dim, numHeads: whole("num_heads", num_heads), pairs: turning / 2 });
+        this.base = number("base", base, 1);
+        this.frequencies = parameters.frequencies;
+    }
+
+    turn(positions) {
+        positions.check(2, "MixedRoPE");
+        const { numHeads, pairs } = this;
+        const ofAxis = (axis, head) => part(this.frequencies, 1 - axis, head, numHeads, pairs); // columns come first
+        return new Turn(anglesOf(positions, numHeads, ofAxis), "interleaved");
+    }
+
+    rotate(q, k, queryPositions, keyPositions) {
+        checkKeyHeads(k, this.numHeads);
+        return { q: this.turn(queryPositions).apply(q), k: this.turn(keyPositions).apply(k) };
+    }
+}
+
+/** m_k = base^(-4k/D) along a random direction of each head, and across it. */
+function alongAndAcross(heads, pairs, base, random) {
+    const made = new Float64Array(2 * heads * pairs);
+    for (let head = 0; head < heads; head++) {
+        const along = random.uniform(0, 2 * Math.PI);
+        for (let k = 0; k < pairs; k++) {
+            const half = pairs / 2;
+            const [magnitude, angle] = [base ** ((-2 * (k % half)) / pairs), along + (k < half ? 0 : Math.PI / 2)];
+            made[head * pairs + k] = magnitude * Math.cos(angle);
+            made[(heads + head) * pairs + k] = magnitude * Math.sin(angle);
+        }
+    }
+    return made;
+}
+
+/** Turns by learned generators that commute: RoPE with learned frequencies, in a learned basis P. */
+export class STRING {
+    static learned({ head_dim, axes, form, num_heads, base }) {
+        const heads = num_heads === null ? [] : [num_heads];
+        if (form === "circulant") {
+            return { circulant: { shape: [axes, ...heads, head_dim], std: 0.02 } };
+        }
+        const shape = [axes, ...heads, head_dim / 2];
+        return {
+            frequencies: { shape, draw: (random) => axial(shape, base, random.normals(size(shape), 0.02)) },
+            skew: { shape: [...heads, head_dim, head_dim], std: 0.02 },
+        };
+    }
+
+    constructor({ head_dim, axes, form, num_heads, base }, parameters) {
+        must(
+            head_dim % 2 === 0 && head_dim >= 2 * whole("axes", axes),
+            `head_dim must be even and at least 2 axes = ${2 * axes}, got ${head_dim}`,
+        );
+        Object.assign(this, { d: whole("head_dim", head_dim, 2), axes, numHeads: num_heads, parameters });
+        this.heads = num_heads === null ? 1 : whole("num_heads", num_heads);
+        this.form = choice("form", form, ["cayley", "circulant"]);
+        this.base = number("base", base, 1);
+        this.bases = this.form === "cayley" ? this.#cayley() : [fourier(head_dim)];
+    }
+
+    /** P = (I + S)^-1 (I - S) of each head. */
+    #cayley() {
+        const { d, heads, parameters } = this;
+        return Array.from({ length: heads }, (_, head) => {
+            const data = part(parameters.skew, 0, head, heads, d * d);
+            const S = skew(d, (i, j) => data[i * d + j]);
+            const I = (sign) => square(d, (i, j) => (i === j) + sign * S.data[i * d + j]);
+            return solve(I(1), I(-1));
+        });
+    }
+
+    /** f of one axis and head. */
+    #frequencies(axis, head) {
+        const { d, heads, parameters } = this;
+        if (this.form === "cayley") {
+            return part(parameters.frequencies, axis, head, heads, d / 2);
+        }
+        const c = part(parameters.circulant, axis, head, heads, d);
+        return Float64Array.from({ length: d / 2 }, (_, m) => 2 * dot(c, wave(Math.sin, m, d)));
+    }
+
+    turned(x, positions) {
+        positions.check(this.axes, "STRING");
+        const turn = new Turn(anglesOf(positions, this.heads, (axis, head) => this.#frequencies(axis, head)), "half");
+        const group = x.heads / this.bases.length;
+        const inBasis = x.map(x.dim, (made, old, head) => {
+            const P = this.bases[Math.floor(head / group)];
+            made.forEach((_, c) => (made[c] = dot(P.row(c), old)));
+        });
+        return turn.apply(inBasis);
+    }
+
+    rotate(q, k, queryPositions, keyPositions) {
+        checkKeyHeads(k, this.numHeads);
+        must(q.dim === this.d && k.dim === this.d, `STRING was made for head_dim ${this.d}, got ${q.dim} and ${k.dim}`);
+        return { q: this.turned(q, queryPositions), k: this.turned(k, keyPositions) };
+    }
+}
+
+/** The numbers drawn, plus the frequencies of an axial RoPE, where each axis has its share of the pairs. */
+function axial(shape, base, drawn) {
+    const [axes, pairs] = [shape[0], shape.at(-1)];
+    return drawn.map((x, n) => {
+        const [axis, k] = [Math.floor(n / (drawn.length / axes)), n % pairs];
+        const first = Math.ceil((axis * pairs) / axes); // the first pair of the axis
+        const isOwn = Math.floor((k * axes) / pairs) === axis;
+        return isOwn ? x + base ** ((-(k - first) * axes) / pairs) : x;
+    });
+}
+
+/** cos or sin of 2 pi m t/d, t = 0 .. d - 1. */
+const wave = (of, m, d) => Float64Array.from({ length: d }, (_, t) => of((((m * t) % d) * 2 * Math.PI) / d));
+
+/** The real Fourier basis: cosines, then sines; the mean and the alternating channel are the pair 0. */
+function fourier(d) {
+    const half = d / 2;
+    const rows = Array.from({ length: d }, (_, n) => (n <= half ? wave(Math.cos, n, d) : wave(Math.sin, n - half, d)));
+    return square(d, (n, t) => rows[n][t] * Math.sqrt((n % half === 0 ? 1 : 2) / d));
+}
+
+/** Blocks of channels turn by the exponential of a learned skew-symmetric matrix, linear in the coordinates. */
+export class LieRE {
+    static learned({ head_dim, axes, block, num_heads, extent }) {
+        const heads = num_heads === null ? [] : [num_heads];
+        const shape = [axes, ...heads, Math.floor(head_dim / block), block, block];
+        return { generators: { shape, uniform: [0, (2 * Math.PI) / extent] } };
+    }
+
+    constructor({ head_dim, axes, block, num_heads, extent }, parameters) {
+        Object.assign(this, { headDim: whole("head_dim", head_dim, 2), axes: whole("axes", axes), numHeads: num_heads });
+        this.block = whole("block", block, 2, head_dim);
+        this.heads = num_heads === null ? 1 : whole("num_heads", num_heads);
+        number("extent", extent, 0);
+        this.generators = parameters.generators;
+    }
+
+    /** exp(sum_a p_a A_a) of a token, for one block of one head. */
+    #matrix(coords, head, n) {
+        const [b, blocks] = [this.block, Math.floor(this.headDim / this.block)];
+        const parts = Array.from(coords, (_, axis) => part(this.generators, axis, head * blocks + n, this.heads * blocks, b * b));
+        return exponential(skew(b, (i, j) => parts.reduce((sum, A, axis) => sum + coords[axis] * A[i * b + j], 0)));
+    }
+
+    turned(x, positions) {
+        positions.check(this.axes, "LieRE");
+        must(x.dim === this.headDim, `the rotation was made for head_dim ${this.headDim}, got ${x.dim}`);
+        const [b, blocks] = [this.block, Math.floor(this.headDim / this.block)];
+        const tokens = Array.from({ length: positions.length }, (_, token) => positions.at(token));
+        const matrices = Array.from({ length: this.heads }, (_, head) =>
+            tokens.map((coords) => Array.from({ length: blocks }, (_, n) => this.#matrix(coords, head, n))));
+        return x.map(x.dim, (made, old, head, token) => {
+            made.set(old);
+            matrices[Math.floor((head * this.heads) / x.heads)][token].forEach((R, n) => {
+                const from = old.subarray(n * b, (n + 1) * b);
+                for (let i = 0; i < b; i++) {
+                    made[n * b + i] = dot(R.row(i), from);
+                }
+            });
+        });
+    }
+
+    rotate(q, k, queryPositions, keyPositions) {
+        checkKeyHeads(k, this.numHeads);
+        return { q: this.turned(q, queryPositions), k: this.turned(k, keyPositions) };
+    }
+}
