@@ -1,0 +1,81 @@
+import { Matrix, Pairs, dot, linear } from "posenc/math/arrays.js";
+import { choice, number, pairsOf, whole } from "posenc/math/check.js";
+import { between } from "posenc/math/distances.js";
+import { frequencies } from "posenc/math/phases.js";
+import { checkDistance, checkWidth, entriesOf } from "posenc/math/score/distance.js";
+
+/** scale (q_i . k_j + q_i . W R_r + u . k_j + v . W R_r), R_r = [sin(-r theta) | cos(-r theta)], r = p_j - p_i: relative
+ * attention in four terms. */
+export class TransformerXL {
+    static learned({ num_heads, head_dim, dim }) {
+        return {
+            projection: { shape: [num_heads, head_dim, dim ?? num_heads * head_dim], std: 0.02 },
+            "biases.content": { shape: [num_heads, head_dim], std: 0.02 },
+            "biases.position": { shape: [num_heads, head_dim], std: 0.02 },
+        };
+    }
+
+    constructor({ num_heads, head_dim, dim, base, share_biases }, parameters) {
+        this.numHeads = whole("num_heads", num_heads);
+        this.headDim = whole("head_dim", head_dim);
+        this.dim = dim ?? num_heads * head_dim;
+        pairsOf("dim", this.dim);
+        this.theta = frequencies(this.dim, number("base", base, 1));
+        choice("share_biases", share_biases, [true, false]); // between layers; in one there is nothing to share
+        this.projection = parameters.projection.data;
+        this.u = entriesOf(parameters["biases.content"]);
+        this.v = entriesOf(parameters["biases.position"]);
+    }
+
+    /** W R_r of one head. */
+    projected(head, r) {
+        const size = this.headDim * this.dim;
+        const W = new Matrix(this.headDim, this.dim, this.projection.subarray(head * size, (head + 1) * size));
+        const pairs = this.theta.length;
+        const R = new Float64Array(this.dim);
+        this.theta.forEach((theta, k) => {
+            R[k] = Math.sin(-r * theta);
+            R[pairs + k] = Math.cos(-r * theta);
+        });
+        return linear(R, W);
+    }
+
+    /** The last three terms; the first is the score itself. */
+    pieces(context) {
+        this.check(context);
+        const [u, v] = [(head) => this.u(0, head), (head) => this.v(0, head)];
+        const vector = (head, [r]) => this.projected(head, r);
+        return [
+            { kind: "meeting", of: "key", byDistance: true, vector: u },
+            { kind: "meeting", of: "query", byDistance: true, shift: v, vector },
+        ];
+    }
+
+    /** The four terms in the order of the formula, each Pairs (heads, queries, keys) and scaled: their sum is the score.
+     * The context is that of `pieces`: q, k, heads, scale, queryPositions and keyPositions. */
+    terms(context) {
+        this.check(context);
+        const { q, k, scale, queryPositions, keyPositions } = context;
+        const terms = Array.from({ length: 4 }, () => new Pairs(q.heads, q.tokens, k.tokens));
+        for (let head = 0; head < q.heads; head++) {
+            const known = new Map(); // W R_r, made once for each distance
+            const [u, v] = [this.u(0, head), this.v(0, head)];
+            for (let i = 0; i < q.tokens; i++) {
+                for (let j = 0; j < k.tokens; j++) {
+                    const [r] = between(queryPositions, keyPositions, i, j);
+                    const WR = known.get(r) ?? this.projected(head, r);
+                    known.set(r, WR);
+                    const [query, key] = [q.at(head, i), k.at(Math.floor((head * k.heads) / q.heads), j)];
+                    const products = [dot(query, key), dot(query, WR), dot(u, key), dot(v, WR)];
+                    products.forEach((product, n) => (terms[n].row(head, i)[j] = scale * product));
+                }
+            }
+        }
+        return terms;
+    }
+
+    check(context) {
+        checkDistance("TransformerXL", context, { heads: this.numHeads });
+        checkWidth("TransformerXL", this.headDim, context);
+    }
+}
