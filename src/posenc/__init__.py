@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from posenc.backends.merging import merge as merge
     from posenc.encoding import Context as Context
     from posenc.encoding import Encoding as Encoding
+    from posenc.explorer.show import show as show
     from posenc.positions import PositionError as PositionError
     from posenc.positions import Positions as Positions
     from posenc.scalings import DynamicNTK as DynamicNTK
@@ -88,6 +89,7 @@ _HOMES = {
     "explain": "backends.attention",
     "logits": "backends.attention",
     "merge": "backends.merging",
+    "show": "explorer.show",
     "Encoding": "encoding",
     "Scheme": "scheme",
     "Chunk": "tiles",

@@ -1,4 +1,4 @@
-"""The command line: ``posenc compare``, ``extend``, ``laws``, ``plot``, ``bench``, ``check``, ``schemes``.
+"""The command line: ``posenc compare``, ``extend``, ``laws``, ``plot``, ``explore``, ``bench``, ``check``, ``schemes``.
 
 torch is imported by the commands that need it, so that ``posenc --help`` answers at once. Exit codes: 0 done, 1 failed
 or interrupted, with one line on stderr, 2 wrong use.
@@ -14,6 +14,7 @@ import posenc
 from posenc.arguments import check_name
 from posenc.bench import command as bench
 from posenc.conformance import command as conformance
+from posenc.explorer import command as explorer
 from posenc.extend import command as extend
 from posenc.figures import command as plot
 from posenc.lab import command as lab
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return failed("interrupted")
     except ModuleNotFoundError as error:
-        extra = "images" if (error.name or "").startswith("sklearn") else "lab"
+        extra = _EXTRAS.get((error.name or "").partition(".")[0], "lab")
         return failed(f"{error.name} is not installed: pip install 'posenc[{extra}]'")
     except (ValueError, OSError, RuntimeError) as error:  # RuntimeError: what torch says of a full GPU
         return failed(words(error))
@@ -53,11 +54,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return failed(words(error))
 
 
+_EXTRAS = {"sklearn": "images", **dict.fromkeys(("fastapi", "uvicorn", "latex2mathml"), "explore")}
+"""Which extra brings a package; the others are of ``lab``."""
+
+
 def _parsers() -> tuple[Parser, "argparse._SubParsersAction[Parser]"]:
     parser = Parser(prog="posenc", description="Positional encodings for PyTorch attention.")
     parser.add_argument("--version", action="version", version=f"posenc {posenc.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for room in (lab, extend, laws, plot, bench, conformance):
+    for room in (lab, extend, laws, plot, explorer, bench, conformance):
         room.add_parser(commands)
     schemes = commands.add_parser(
         "schemes",

@@ -1,6 +1,7 @@
 """``posenc explore``: the page of the schemes in the browser, or as one file."""
 
 import argparse
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,10 +80,8 @@ def _serve(shown: dict[str, Any], port: int | None, *, open_browser: bool) -> in
         import webbrowser
 
         webbrowser.open(address)
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listening])
-    except KeyboardInterrupt:
-        pass
     return 0
 
 

@@ -21,9 +21,11 @@ SIZES = {
 
 
 def options_of(entry: Entry) -> list[dict[str, Any]]:
-    """Each option: {name, kind, choices, optional, value}. ``kind`` is int, float, bool, choice, list, or other for what
-    the page has no control for; ``optional`` says that it may be None; ``value`` is that of the catalog's scheme in the
-    small model of `SIZES`, which for what can be left out need not be its default."""
+    """Each option: {name, kind, choices, optional, required, default, value}.
+
+    ``kind`` is int, float, bool, choice, list, or other for what the page has no control for; ``optional`` says that it
+    may be None; ``value`` is that of the catalog's scheme in the small model of `SIZES`, which need not be the default.
+    """
     with torch.random.fork_rng(devices=()):
         built = entry.build(SIZES[entry.least_axes])
     hints = get_type_hints(entry.scheme.__init__)

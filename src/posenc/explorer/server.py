@@ -91,7 +91,6 @@ class Attention(_Given):
     key_positions: Coordinates | None = None
     causal: bool = False
     window: Annotated[int, Field(ge=1)] | None = None
-    features: dict[str, Array] = {}
 
 
 class Table(_Given):
@@ -132,8 +131,9 @@ def _option(name: str, value: Any) -> Any:
     if name == "scaling" and isinstance(value, dict):
         kinds = {kind.__name__: kind for kind in SCALINGS}
         given = {key: _option(key, part) for key, part in value.items() if key != "kind"}
-        check_name("scaling.kind", value.get("kind"), list(kinds))
-        return kinds[value["kind"]](**given)
+        kind = str(value.get("kind"))
+        check_name("scaling.kind", kind, list(kinds))
+        return kinds[kind](**given)
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -176,7 +176,7 @@ def table(given: Table) -> dict[str, Any]:
     if not hasattr(scheme, "table"):
         raise ValueError(f"scheme must add vectors to the input, got {given.scheme.name}, which has none")
     with torch.no_grad():
-        return {"table": _answer(scheme.table(_positions(given.positions))[0])}
+        return {"table": _answer(torch.as_tensor(scheme.table(_positions(given.positions)))[0])}
 
 
 def minilm() -> dict[str, Any]:
