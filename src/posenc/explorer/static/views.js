@@ -1,8 +1,19 @@
 // Which figures there are, in which view, in which order.
 
+import { figure as linearMap } from "posenc/figures/linear-map.js";
 import { figure as seen } from "posenc/figures/seen.js";
+import { figure as similarity } from "posenc/figures/similarity.js";
+import { figure as vectorLines } from "posenc/figures/vector-lines.js";
+import { figure as vectorTable } from "posenc/figures/vector-table.js";
+import { figure as vectors2d } from "posenc/figures/vectors-2d.js";
 
 export const VIEWS = [
+    {
+        name: "vectors",
+        title: "Vectors",
+        about: "What is added to the input: a vector for each position, by a formula or out of a table that is learned.",
+        figures: [vectorLines, vectorTable, similarity, vectors2d, linearMap],
+    },
     {
         name: "scores",
         title: "Scores",

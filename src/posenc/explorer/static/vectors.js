@@ -1,0 +1,134 @@
+// The vectors that schemes add to the input, as the figures of the add door draw them.
+
+import { SCHEMES } from "posenc/math/catalog.js";
+import { Positions } from "posenc/math/positions.js";
+import { drawn } from "posenc/math/special.js";
+import * as options from "posenc/options.js";
+
+const MINILM = "minilm"; // the table of all-MiniLM-L6-v2, which posenc reads where its package is installed
+const MINILM_SIZES = { tokens: 512, dim: 384 };
+const FORMULAS = ["sinusoidal", "fourier_features", "exponential_decay"];
+const HIDDEN = ["dim", "axes", "learned", "hidden", "max_positions"]; // options that these figures set themselves
+
+/** The control that chooses the scheme: formulas, and tables with `tables`, in the words of the catalog. */
+export function schemeControl(app, { tables = false, but = [] } = {}) {
+    const titles = { learned: "Learned, before training", [MINILM]: "Learned, in all-MiniLM-L6-v2" };
+    const names = [...FORMULAS, ...(tables ? ["learned", MINILM] : [])].filter((name) => !but.includes(name));
+    const choices = names.map((value) => ({ value, name: titles[value] ?? options.entryOf(app, value).title }));
+    return { name: "scheme", label: "scheme", kind: "choice", choices };
+}
+
+/** Controls of the scheme's own options. */
+export function ownControls(values, app) {
+    if (values.scheme === MINILM) return [];
+    const { entry, options: given } = setting(values, app);
+    return options.optionControls(entry, given, HIDDEN);
+}
+
+export const shown = (values, app) => (values.scheme === MINILM ? {} : options.optionValues(setting(values, app).options));
+
+/** How many positions and dimensions there can be. */
+export const limits = ({ scheme }, most) => (scheme === MINILM ? MINILM_SIZES : most);
+
+function setting({ scheme, dim, tokens, options: text }, app, axes = 1) {
+    const entry = options.entryOf(app, scheme);
+    return { entry, options: options.optionsOf(entry, text, { dim, axes, max_positions: tokens }) };
+}
+
+/** A line of Python, and the table that it makes: (tokens, dim), of the first positions or of a grid {rows, columns}. */
+export function vectors(values, app, grid = null) {
+    if (values.scheme === MINILM) return ofMiniLM(values, app);
+    const { entry, options: given } = setting(values, app, grid ? 2 : 1);
+    const scheme = new SCHEMES[entry.name](given, entry.name === "learned" ? { weight: before(given) } : {});
+    return scheme.table(grid ? Positions.grid(grid.rows, grid.columns) : Positions.arange(values.tokens));
+}
+
+/** Python that makes the same table, named P. */
+export function python(values, app, grid = null) {
+    const { scheme, tokens, dim } = values;
+    if (scheme === MINILM) return `from posenc.figures.minilm import learned\nP = learned().weight.detach().double()[:${tokens}]`;
+    if (scheme === "learned") {
+        return `from posenc.phases import drawn\nP = 0.02 * drawn(${tokens * dim}, 0).view(${tokens}, ${dim})  # so a posenc.Learned(${tokens}, ${dim}) may begin`;
+    }
+    const { entry, options: given } = setting(values, app, grid ? 2 : 1);
+    const positions = grid ? `grid(${grid.rows}, ${grid.columns})` : `arange(${tokens})`;
+    return `scheme = ${options.python(entry, given)}\nP = scheme.table(posenc.Positions.${positions}, torch.float64)[0]`;
+}
+
+/** posenc's own numbers for up to `most` of the positions: {rows, data}; null where they came from posenc already. */
+export async function fromPosenc(values, app, grid = null, most = 32) {
+    if (values.scheme === MINILM) return null;
+    const positions = grid ? Positions.grid(grid.rows, grid.columns) : Positions.arange(values.tokens);
+    const rows = Math.min(most, positions.length);
+    const { entry, options: given } = setting({ ...values, tokens: rows }, app, grid ? 2 : 1);
+    const parameters = entry.name === "learned" ? { weight: before(given) } : {};
+    const { table } = await app.ask("table", {
+        scheme: options.named(entry, given, parameters),
+        positions: Array.from({ length: rows }, (_, token) => Array.from(positions.at(token))),
+    });
+    return { rows, data: table.data };
+}
+
+/** The sentence of a `check` that has nothing to compare. */
+export const READ_BY_POSENC = "posenc itself has read these numbers from the package of the model";
+
+/** A learned table before training: N(0, 0.02^2), by draws that posenc can repeat. */
+function before({ max_positions, dim }) {
+    return { shape: [max_positions, dim], data: stream(max_positions * dim).map((x) => 0.02 * x) };
+}
+
+let draws = new Float64Array(0); // a longer stream begins as a shorter one does
+
+function stream(count) {
+    if (draws.length < count) draws = drawn(count, 0);
+    return draws.slice(0, count);
+}
+
+// The model's table is asked for once. Until it is here, and where it cannot come, figures say so in place.
+const minilm = { table: null, refused: "", asked: false };
+
+function ofMiniLM({ tokens }, app) {
+    if (!app.server) {
+        throw new RangeError("the table of all-MiniLM-L6-v2 is read by posenc, which does not run behind this page: pip install 'posenc[minilm]', then posenc explore");
+    }
+    if (!minilm.asked) {
+        minilm.asked = true;
+        const store = ({ table }) => (minilm.table = { rows: table.shape[0], columns: table.shape[1], data: Float64Array.from(table.data) });
+        app.ask("minilm", {}).then(store, (error) => (minilm.refused = error.message)).then(() => app.set({}));
+    }
+    if (minilm.refused) throw new RangeError(minilm.refused);
+    if (!minilm.table) throw new RangeError("posenc reads the table of all-MiniLM-L6-v2");
+    const { rows, columns, data } = minilm.table;
+    if (tokens > rows) throw new RangeError(`all-MiniLM-L6-v2 has ${rows} positions, got ${tokens}`);
+    return { rows: tokens, columns, data: data.subarray(0, tokens * columns) };
+}
+
+/** Inner products of every two rows, or of these divided by their lengths, the cosines; 0 for a row of zeros. */
+export function products({ rows, columns, data }, cosine) {
+    const made = new Float64Array(rows * rows);
+    for (let i = 0; i < rows; i++) {
+        const at = i * columns;
+        for (let j = 0; j <= i; j += 4) { // four at a time: each number of row i is read once for all of them
+            let [a, b, c, d] = [0, 0, 0, 0];
+            const from = j * columns;
+            for (let n = 0; n < columns; n++) {
+                const x = data[at + n];
+                a += x * data[from + n];
+                b += x * data[from + columns + n];
+                c += x * data[from + 2 * columns + n];
+                d += x * data[from + 3 * columns + n];
+            }
+            const four = [a, b, c, d];
+            for (let m = 0; m < 4 && j + m <= i; m++) made[i * rows + j + m] = made[(j + m) * rows + i] = four[m];
+        }
+    }
+    return cosine ? cosines(made, rows) : made;
+}
+
+function cosines(made, rows) {
+    const lengths = Float64Array.from({ length: rows }, (_, i) => Math.sqrt(made[i * rows + i]) || 1);
+    for (let i = 0; i < rows; i++) {
+        for (let j = 0; j < rows; j++) made[i * rows + j] /= lengths[i] * lengths[j];
+    }
+    return made;
+}
