@@ -176,7 +176,7 @@ def table(given: Table) -> dict[str, Any]:
     if not hasattr(scheme, "table"):
         raise ValueError(f"scheme must add vectors to the input, got {given.scheme.name}, which has none")
     with torch.no_grad():
-        return {"table": _answer(torch.as_tensor(scheme.table(_positions(given.positions)))[0])}
+        return {"table": _answer(torch.as_tensor(scheme.table(_positions(given.positions), torch.float64))[0])}
 
 
 def minilm() -> dict[str, Any]:

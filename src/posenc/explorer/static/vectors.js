@@ -1,5 +1,6 @@
 // The vectors that schemes add to the input, as the figures of the add door draw them.
 
+import { Matrix, dot } from "posenc/math/arrays.js";
 import { SCHEMES } from "posenc/math/catalog.js";
 import { Positions } from "posenc/math/positions.js";
 import { drawn } from "posenc/math/special.js";
@@ -35,7 +36,7 @@ function setting({ scheme, dim, tokens, options: text }, app, axes = 1) {
     return { entry, options: options.optionsOf(entry, text, { dim, axes, max_positions: tokens }) };
 }
 
-/** A line of Python, and the table that it makes: (tokens, dim), of the first positions or of a grid {rows, columns}. */
+/** The table, a Matrix (tokens, dim): of the first positions, or of the patches of a grid {rows, columns}. */
 export function vectors(values, app, grid = null) {
     if (values.scheme === MINILM) return ofMiniLM(values, app);
     const { entry, options: given } = setting(values, app, grid ? 2 : 1);
@@ -72,16 +73,22 @@ export async function fromPosenc(values, app, grid = null, most = 32) {
 /** The sentence of a `check` that has nothing to compare. */
 export const READ_BY_POSENC = "posenc itself has read these numbers from the package of the model";
 
-/** A learned table before training: N(0, 0.02^2), by draws that posenc can repeat. */
-function before({ max_positions, dim }) {
-    return { shape: [max_positions, dim], data: stream(max_positions * dim).map((x) => 0.02 * x) };
+/** The weight of a learned table before training: N(0, 0.02^2), by draws that posenc can repeat. */
+export function before({ max_positions, dim }, seed = 0) {
+    return { shape: [max_positions, dim], data: draws(max_positions * dim, seed).map((x) => 0.02 * x) };
 }
 
-let draws = new Float64Array(0); // a longer stream begins as a shorter one does
+const streams = new Map(); // by seed, as far as they were drawn: drawing is slow
 
-function stream(count) {
-    if (draws.length < count) draws = drawn(count, 0);
-    return draws.slice(0, count);
+function draws(count, seed) {
+    const kept = streams.get(seed) ?? new Float64Array(0);
+    if (kept.length < count) {
+        const longer = new Float64Array(count);
+        longer.set(kept);
+        longer.set(drawn(count - kept.length, seed, kept.length), kept.length);
+        streams.set(seed, longer);
+    }
+    return streams.get(seed).slice(0, count);
 }
 
 // The model's table is asked for once. Until it is here, and where it cannot come, figures say so in place.
@@ -93,18 +100,18 @@ function ofMiniLM({ tokens }, app) {
     }
     if (!minilm.asked) {
         minilm.asked = true;
-        const store = ({ table }) => (minilm.table = { rows: table.shape[0], columns: table.shape[1], data: Float64Array.from(table.data) });
+        const store = ({ table }) => (minilm.table = new Matrix(...table.shape, Float64Array.from(table.data)));
         app.ask("minilm", {}).then(store, (error) => (minilm.refused = error.message)).then(() => app.set({}));
     }
     if (minilm.refused) throw new RangeError(minilm.refused);
     if (!minilm.table) throw new RangeError("posenc reads the table of all-MiniLM-L6-v2");
     const { rows, columns, data } = minilm.table;
     if (tokens > rows) throw new RangeError(`all-MiniLM-L6-v2 has ${rows} positions, got ${tokens}`);
-    return { rows: tokens, columns, data: data.subarray(0, tokens * columns) };
+    return new Matrix(tokens, columns, data.subarray(0, tokens * columns));
 }
 
-/** Inner products of every two rows, or of these divided by their lengths, the cosines; 0 for a row of zeros. */
-export function products({ rows, columns, data }, cosine) {
+/** Inner products of every two rows. */
+export function products({ rows, columns, data }) {
     const made = new Float64Array(rows * rows);
     for (let i = 0; i < rows; i++) {
         const at = i * columns;
@@ -122,13 +129,16 @@ export function products({ rows, columns, data }, cosine) {
             for (let m = 0; m < 4 && j + m <= i; m++) made[i * rows + j + m] = made[(j + m) * rows + i] = four[m];
         }
     }
-    return cosine ? cosines(made, rows) : made;
+    return made;
 }
 
-function cosines(made, rows) {
-    const lengths = Float64Array.from({ length: rows }, (_, i) => Math.sqrt(made[i * rows + i]) || 1);
+/** Each row divided by its length, so that products are cosines; a row of zeros stays. */
+export function unit({ rows, columns, data }) {
+    const made = Float64Array.from(data);
     for (let i = 0; i < rows; i++) {
-        for (let j = 0; j < rows; j++) made[i * rows + j] /= lengths[i] * lengths[j];
+        const row = made.subarray(i * columns, (i + 1) * columns);
+        const length = Math.sqrt(dot(row, row)) || 1;
+        for (let c = 0; c < columns; c++) row[c] /= length;
     }
-    return made;
+    return new Matrix(rows, columns, made);
 }

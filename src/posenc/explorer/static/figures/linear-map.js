@@ -1,11 +1,11 @@
 // The matrix that carries the vector of a position to that of another, k further.
 
-import { Matrix, dot } from "posenc/math/arrays.js";
+import { Matrix, dot, matrixOf } from "posenc/math/arrays.js";
 import { Sinusoidal } from "posenc/math/add.js";
 import { solve } from "posenc/math/linear.js";
 import { Positions } from "posenc/math/positions.js";
-import { drawn } from "posenc/math/special.js";
 import { agreed } from "posenc/options.js";
+import { before } from "posenc/vectors.js";
 
 const FITTED = 64; // pairs of positions that a matrix is fitted to
 const TOKENS = 160;
@@ -67,7 +67,7 @@ export const figure = {
     values({ dim, k, base, layout, seed }) {
         const scheme = new Sinusoidal({ dim, base, layout, axes: 1 });
         const P = scheme.table(Positions.arange(TOKENS));
-        const learned = new Matrix(TOKENS, dim, drawn(TOKENS * dim, seed).map((x) => 0.02 * x));
+        const learned = matrixOf(before({ max_positions: TOKENS, dim }, seed));
         const [turn, fit] = [rotation(scheme, k), fitted(learned, k)];
         return { P, turn, fit, exact: residuals(P, turn, k), missed: residuals(learned, fit, k) };
     },

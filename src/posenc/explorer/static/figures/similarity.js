@@ -1,9 +1,9 @@
 // How alike the vectors of every two positions are.
 
 import * as options from "posenc/options.js";
-import { READ_BY_POSENC, fromPosenc, limits, ownControls, products, python, schemeControl, shown, vectors } from "posenc/vectors.js";
+import { READ_BY_POSENC, fromPosenc, limits, ownControls, products, python, schemeControl, shown, unit, vectors } from "posenc/vectors.js";
 
-const MOST = { tokens: 512, dim: 256 };
+const MOST = { tokens: 512, dim: 128 };
 const MEASURES = ["cosine", "inner product"];
 let kept = { of: "" }; // the products of the last table: another position asks for no new ones
 
@@ -32,7 +32,7 @@ export const figure = {
     values(values, app) {
         const { scheme, measure, dim, tokens, position } = values;
         const of = JSON.stringify([scheme, measure, dim, tokens, values.options]);
-        if (of !== kept.of) kept = { of, main: products(vectors(values, app), measure === "cosine") };
+        if (of !== kept.of) kept = { of, main: alike(vectors(values, app), measure) };
         return { tokens, main: kept.main, along: kept.main.subarray(position * tokens, (position + 1) * tokens) };
     },
     line: (values, app) => `${python(values, app)}\n${values.measure === "cosine" ? "P = P / P.norm(dim=1, keepdim=True)\n" : ""}P @ P.T`,
@@ -62,10 +62,12 @@ export const figure = {
         const theirs = await fromPosenc(values, app);
         if (!theirs) return READ_BY_POSENC;
         const { rows, data } = theirs;
-        const made = products({ rows, columns: values.dim, data }, values.measure === "cosine");
+        const made = alike({ rows, columns: values.dim, data }, values.measure);
         return options.agreed(rows * rows, options.apart(made, made.map((_, n) => main[Math.floor(n / rows) * tokens + (n % rows)])));
     },
 };
+
+const alike = (P, measure) => products(measure === "cosine" ? unit(P) : P);
 
 /** The range of a diagonal. */
 function spread(main, tokens, distance) {

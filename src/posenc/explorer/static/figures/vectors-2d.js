@@ -1,21 +1,13 @@
 // Vectors of two coordinates: how alike a patch of an image is to all others.
 
+import { dot } from "posenc/math/arrays.js";
 import * as options from "posenc/options.js";
-import { fromPosenc, ownControls, python, schemeControl, shown, vectors } from "posenc/vectors.js";
+import { fromPosenc, ownControls, python, schemeControl, shown, unit, vectors } from "posenc/vectors.js";
 
 const grid = ({ rows, columns }) => ({ rows, columns });
 
-/** Inner products of one row with all, and the cosines. */
-function alike({ rows, columns, data }, chosen, cosine) {
-    const product = (i, j) => {
-        let sum = 0;
-        for (let c = 0; c < columns; c++) sum += data[i * columns + c] * data[j * columns + c];
-        return sum;
-    };
-    const length = (i) => (cosine ? Math.sqrt(product(i, i)) || 1 : 1);
-    const own = length(chosen);
-    return Float64Array.from({ length: rows }, (_, j) => product(chosen, j) / (own * length(j)));
-}
+/** Inner products of one row with all. */
+const alike = (P, chosen) => Float64Array.from({ length: P.rows }, (_, token) => dot(P.row(token), P.row(chosen)));
 
 export const figure = {
     name: "vectors-2d",
@@ -42,7 +34,8 @@ export const figure = {
     },
     values(values, app) {
         const { rows, columns, row, column, measure } = values;
-        return { rows, columns, main: alike(vectors(values, app, grid(values)), row * columns + column, measure === "cosine") };
+        const P = vectors(values, app, grid(values));
+        return { rows, columns, main: alike(measure === "cosine" ? unit(P) : P, row * columns + column) };
     },
     line(values, app) {
         const { rows, columns, row, column, measure } = values;
