@@ -71,7 +71,15 @@ CHECKED := tests/conformance/test_own.py tests/conformance/test_mutants.py tests
 # share, until the other has nothing left to do.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
+# A browser for the explorer's tests, from the system's packages where they can be had; without one those tests skip.
+define browser
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
+		(apt-get install -y -q chromium || (apt-get update -q && apt-get install -y -q chromium)) >$(VENV)/install-browser.log 2>&1 || \
+		echo "Without chromium the tests of the explorer's page are skipped: apt-get install chromium brings it"
+endef
+
 test: $(DEV) ## set up and run the tests, all but those of `make check`, and some of the mutants
+	$(call browser)
 	$(PYTEST) -m "(not mutant or sample) and not more" $(addprefix --ignore=,$(CHECKED))
 
 check: $(DEV) ## set up, run posenc check on posenc itself and on what is right, export to ONNX, try schemes alike

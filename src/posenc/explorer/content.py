@@ -8,6 +8,7 @@ from typing import Any
 
 from posenc.explorer.options import options_of
 from posenc.explorer.page import looks
+from posenc.explorer.schedules import families
 from posenc.explorer.seen import seen
 from posenc.schemes.catalog import CATALOG, entries_of, scheme_from_names
 from posenc.schemes.entry import Shape
@@ -25,9 +26,14 @@ def content(schemes: Sequence[str] = (), records: Sequence[Path] = ()) -> dict[s
                 "axes": entry.axes,
                 "for_decoders": entry.for_decoders,
                 "options": options_of(entry),
+                "does": entry.does,
+                "limits": entry.limits,
+                "learned": entry.learned,
+                "cost": entry.cost,
             }
             for entry in CATALOG
         ],
+        "schedules": families(),
         "seen": [_own(name) for name in schemes],
         "looks": looks([entry.name for entry in CATALOG]),
     }

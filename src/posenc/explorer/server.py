@@ -173,10 +173,12 @@ def attention(given: Attention) -> dict[str, Any]:
 def table(given: Table) -> dict[str, Any]:
     """The vectors, (positions, dim)."""
     scheme = build(given.scheme)
-    if not hasattr(scheme, "table"):
+    if "add" not in scheme.doors or "dim" not in given.scheme.options:
         raise ValueError(f"scheme must add vectors to the input, got {given.scheme.name}, which has none")
+    positions = _positions(given.positions)
     with torch.no_grad():
-        return {"table": _answer(torch.as_tensor(scheme.table(_positions(given.positions), torch.float64))[0])}
+        nothing = torch.zeros(1, len(positions), given.scheme.options["dim"], dtype=torch.float64)
+        return {"table": _answer(scheme(positions).add(nothing)[0])}
 
 
 def minilm() -> dict[str, Any]:

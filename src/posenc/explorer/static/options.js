@@ -3,7 +3,7 @@
 
 import { Heads } from "posenc/math/arrays.js";
 import { SCHEMES } from "posenc/math/catalog.js";
-import { Random } from "posenc/random.js";
+import { drawnParameters, Random } from "posenc/random.js";
 
 export { Heads };
 
@@ -82,22 +82,23 @@ export function change(values, name, value) {
     return { ...values, options: [...parts, `${key}:${value}`].join(" ") };
 }
 
-/** The scheme in JavaScript, with learned numbers drawn from a seed, all of them away from zero: `spread` stands in for
- * tables that begin at zero, so that there is something to see. */
+/** The scheme in JavaScript, with learned numbers drawn from a seed; `spread` moves those that begin as a constant, such
+ * as tables of zeros, so that there is something to see. */
 export function build(entry, options, { seed = 0, spread = 0 } = {}) {
     const Class = SCHEMES[entry.name];
     return new Class(options, parametersOf(entry, options, { seed, spread }));
 }
 
-/** {name: {shape, data}} of what the scheme learns, as it is before training. */
+/** {name: {shape, data}} of what the scheme learns, as it is before training, and `spread` about what begins as a
+ * constant. */
 export function parametersOf(entry, options, { seed = 0, spread = 0 } = {}) {
     const random = new Random(seed);
     const learned = SCHEMES[entry.name].learned(options);
-    return Object.fromEntries(Object.entries(learned).map(([name, { shape, std = 0, fill = 0, ...rest }]) => {
-        const count = shape.reduce((a, b) => a * b, 1);
-        const data = Float64Array.from({ length: count }, () => (std ? std * random.normal() : fill + spread * random.normal()));
-        return [name, { shape, data, ...rest }];
-    }));
+    const made = drawnParameters(learned, random);
+    for (const [name, { fill }] of Object.entries(learned)) {
+        if (spread && fill !== undefined) made[name].data = made[name].data.map((x) => x + random.normal(spread));
+    }
+    return made;
 }
 
 /** How one writes the scheme in Python: what differs from the defaults of its class, and what it requires. */

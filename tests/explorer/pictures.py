@@ -1,0 +1,23 @@
+"""Draws every figure anew and keeps its picture: ``python -m tests.explorer.pictures [FIGURE ...]``. Look at each."""
+
+import io
+import sys
+
+from PIL import Image
+
+from posenc.explorer.content import content
+from tests.explorer.browser import FIGURES, chromium, served, watched
+from tests.explorer.test_page import PICTURES
+
+if __name__ == "__main__":
+    PICTURES.mkdir(exist_ok=True)
+    with served(content(["alibi"])) as address, chromium() as browser:
+        for figure in sys.argv[1:] or FIGURES:
+            with watched(browser) as page:
+                page.open(f"{address}#figure={figure}&theme=light")
+                page.until_drawn(figure)
+                png = page.page.locator(f'[data-figure="{figure}"] .picture').screenshot()
+            image = Image.open(io.BytesIO(png)).convert("RGB")
+            image = image.resize((480, max(1, round(480 * image.height / image.width))), Image.Resampling.BOX)
+            image.quantize(64).save(PICTURES / f"{figure}.png", optimize=True)
+            print(figure)

@@ -1,0 +1,97 @@
+// Answers jobs, one line of JSON each, with one line of JSON: what the explorer's mathematics makes of it.
+// An array is {shape, data}, its doubles in base64.
+
+import { createInterface } from "node:readline";
+import { pathToFileURL } from "node:url";
+
+const of = (file) => import(pathToFileURL(`${process.argv[2]}/${file}`).href);
+const { Heads } = await of("math/arrays.js");
+const { attend } = await of("math/attend.js");
+const { SCHEMES } = await of("math/catalog.js");
+const { Positions } = await of("math/positions.js");
+const { Random, drawnParameters } = await of("random.js");
+
+const read = ({ shape, data }) => {
+    const bytes = Uint8Array.from(Buffer.from(data, "base64"));
+    return { shape, data: new Float64Array(bytes.buffer) };
+};
+const written = (shape, data) => ({ shape, data: Buffer.from(Float64Array.from(data).buffer).toString("base64") });
+const each = (named, what) => Object.fromEntries(Object.entries(named).map(([name, x]) => [name, what(x)]));
+const heads = (x) => {
+    const { shape, data } = read(x);
+    return new Heads(shape[0], shape[1], shape[2] ?? 1, data);
+};
+const positions = (x) => x && new Positions(x.coords, x);
+const scheme = ({ name, options, parameters }) => {
+    if (!(name in SCHEMES)) {
+        throw new Error(`math/catalog.js has no ${name}`);
+    }
+    return new SCHEMES[name](options, each(parameters, read));
+};
+
+const JOBS = {
+    names: () => Object.keys(SCHEMES),
+    attend({ schemes, q, k, v, features, ...options }) {
+        const found = attend(schemes.map(scheme), heads(q), heads(k), heads(v), {
+            ...options,
+            positions: positions(options.positions),
+            keyPositions: positions(options.keyPositions),
+            features: each(features, heads),
+        });
+        const { logits, weights, out } = found;
+        const pairs = [logits.heads, logits.queries, logits.keys];
+        return {
+            logits: written(pairs, logits.data),
+            weights: written(pairs, weights.data),
+            out: written([out.heads, out.tokens, out.dim], out.data),
+        };
+    },
+    table(job) {
+        const { rows, columns, data } = scheme(job.scheme).table(positions(job.positions));
+        return written([rows, columns], data);
+    },
+    begin({ name, options, draws }) {
+        const learned = SCHEMES[name].learned(options);
+        const made = Array.from({ length: draws }, (_, seed) => drawnParameters(learned, new Random(seed)));
+        const drawn = ([key, { shape }]) => [
+            key,
+            written([draws, ...shape], made.flatMap((parameters) => Array.from(parameters[key].data))),
+        ];
+        return Object.fromEntries(Object.entries(learned).map(drawn));
+    },
+};
+
+// Of a figure: its Python line, and the numbers that it shows by the same state.
+let content = {};
+JOBS.content = (given) => {
+    content = given;
+};
+JOBS.figure = async ({ name, state }) => {
+    const { figure } = await of(`figures/${name}.js`);
+    const values = { ...figure.defaults, ...(state === "another" ? figure.another : {}) };
+    const app = { catalog: content.catalog, data: content };
+    const numbers = figure.values(values, app);
+    const compared = figure.compared?.(values, app, numbers);
+    const controls = typeof figure.controls === "function" ? figure.controls(values, app) : figure.controls;
+    return {
+        title: figure.title,
+        see: figure.see,
+        values,
+        line: figure.line(values, app),
+        compared: compared ? written(compared.shape, compared.data) : null,
+        says: figure.describe(values, numbers, app),
+        controls: controls.map((control) => control.name),
+        another: Boolean(figure.another),
+    };
+};
+
+for await (const line of createInterface({ input: process.stdin })) {
+    const { what, ...job } = JSON.parse(line);
+    let answer;
+    try {
+        answer = { found: (await JOBS[what](job)) ?? null };
+    } catch (error) {
+        answer = { error: error.message };
+    }
+    process.stdout.write(`${JSON.stringify(answer)}\n`);
+}

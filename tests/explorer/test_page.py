@@ -1,0 +1,303 @@
+"""The page in a real browser: drawn, moved, read by keyboard, from a server and from disk."""
+
+import io
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import pytest
+
+from posenc.explorer.content import content
+from posenc.explorer.page import explorer
+from tests.explorer.browser import FIGURES, VIEWS, Watched, chromium, executable, served, watched
+
+pytestmark = pytest.mark.skipif(executable() is None, reason="needs chromium: apt-get install chromium")
+
+PICTURES = Path(__file__).with_name("pictures")
+
+
+@pytest.fixture(scope="module")
+def shown() -> dict[str, Any]:
+    return content(["alibi"])
+
+
+@pytest.fixture(scope="module")
+def address(shown: dict[str, Any]) -> Iterator[str]:
+    with served(shown) as at:
+        yield at
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Watched]:
+    with watched(browser) as one:
+        yield one
+    assert one.errors == []
+
+
+# --- pictures -------------------------------------------------------------------------------------------------------
+
+
+def small(png: bytes) -> np.ndarray:
+    """A picture 240 pixels wide: letters become grey, so that another machine's fonts do not count."""
+    from PIL import Image
+
+    image = Image.open(io.BytesIO(png)).convert("RGB")
+    height = max(1, round(240 * image.height / image.width))
+    return np.asarray(image.resize((240, height), Image.Resampling.BOX), dtype=float)
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_a_figure_looks_as_it_did_and_moves(figure: str, page: Watched, address: str) -> None:
+    """The drawing alone: a mean difference of 4 of 255, which a shifted curve or other colours exceed. Pictures are
+    made anew by ``python -m tests.explorer.pictures``. Then its controls are moved."""
+    page.open(f"{address}#figure={figure}&theme=light")
+    page.until_drawn(figure)
+    drawn = small(page.page.locator(f'[data-figure="{figure}"] .picture').screenshot())
+    stored = small((PICTURES / f"{figure}.png").read_bytes())
+    assert abs(len(drawn) - len(stored)) <= 4, f"the picture is {len(drawn)} high, and was {len(stored)}"
+    rows = min(len(drawn), len(stored))
+    difference = np.abs(drawn[:rows] - stored[:rows]).mean()
+    assert difference < 4, f"the mean difference to the stored picture is {difference:.1f} of 255"
+    move(page, figure)
+
+
+def move(page: Watched, figure: str) -> None:
+    """Every slider to both of its ends by the keyboard, and every choice: a step each, without an error; the address
+    says what was set."""
+    section = page.page.locator(f'[data-figure="{figure}"]')
+    steps = "name => window.posenc.timings[name].length"
+    sliders = section.locator(".controls input[type=range]")
+    for n in range(sliders.count()):
+        for key in ("End", "Home"):
+            if n >= sliders.count():  # a control may take others away
+                break
+            slider = sliders.nth(n)
+            before, count = slider.input_value(), page.page.evaluate(steps, figure)
+            slider.focus()
+            page.page.keyboard.press(key)
+            if slider.input_value() != before:
+                page.page.wait_for_function(
+                    "([name, count]) => window.posenc.timings[name].length > count", arg=[figure, count]
+                )
+                if key == "End":
+                    page.page.wait_for_function("name => location.hash.includes(`${name}.`)", arg=figure)
+            words = section.locator(".error").inner_text()
+            assert not words, f"{slider.get_attribute('aria-valuetext')}: {words}"
+    choices = section.locator(".controls select")
+    for n in range(choices.count()):
+        for value in choices.nth(n).locator("option").evaluate_all("all => all.map(one => one.value)")[:6]:
+            if n >= choices.count():
+                break
+            choices.nth(n).select_option(value)
+            page.page.wait_for_timeout(40)
+            words = section.locator(".error").inner_text()
+            assert not words, f"{value}: {words}"
+
+
+def test_pictures_that_differ_are_told_apart() -> None:
+    """The comparison can fail: no figure's stored picture passes for another's."""
+    stored = {figure: small((PICTURES / f"{figure}.png").read_bytes()) for figure in FIGURES}
+    for one in FIGURES:
+        for other in FIGURES:
+            rows = min(len(stored[one]), len(stored[other]))
+            alike = abs(len(stored[one]) - len(stored[other])) <= 4
+            assert one == other or not alike or np.abs(stored[one][:rows] - stored[other][:rows]).mean() > 4
+
+
+# --- views ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_is_accessible_and_fits(view: str, page: Watched, address: str) -> None:
+    """By axe's rules, in light and dark; on a telephone nothing is wider than the screen; no other host is asked."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    for dark in (False, True):
+        page.open(f"{address}#view={view}&theme={'dark' if dark else 'light'}")
+        page.page.wait_for_selector("[data-figure]")
+        page.until_drawn(*page.shown())
+        results = Axe().run(page.page)
+        said = [
+            f"{found['id']}: {found['help']}: " + "; ".join(node["html"][:150] for node in found["nodes"][:4])
+            for found in results.response["violations"]
+        ]
+        assert said == []
+    page.page.set_viewport_size({"width": 360, "height": 780})
+    page.page.wait_for_timeout(200)
+    assert page.page.evaluate("document.documentElement.scrollWidth") <= 360
+    others = [url for url in page.requests if not url.startswith((address, "data:", "about:"))]
+    assert others == []
+
+
+# --- controls -------------------------------------------------------------------------------------------------------
+
+
+def test_a_cell_is_read_by_the_arrow_keys(page: Watched, address: str) -> None:
+    page.open(f"{address}#figure=seen")
+    page.until_drawn("seen")
+    page.page.locator(".heat canvas[role=img]").first.focus()
+    page.page.keyboard.press("ArrowDown")
+    page.page.keyboard.press("ArrowDown")
+    page.page.keyboard.press("ArrowRight")
+    words = page.page.locator(".heat output").first.inner_text()
+    assert words == "query 2, key 1: -0.25"  # the first of ALiBi's four slopes is 1/4
+
+
+def test_what_the_address_says_wrong_is_said_in_place(browser: Any, address: str) -> None:
+    with watched(browser) as page:
+        page.open(f"{address}#figure=seen&seen.head=99")
+        page.until_drawn("seen")
+        assert page.page.locator(".error").inner_text() == "seen.head must be from 1 to 4, got 99"
+        page.open(f"{address}#view=nothing")
+        page.page.wait_for_selector(".error >> text=there are")
+        assert "names a view or a figure that there is not" in page.page.locator(".error").first.inner_text()
+
+
+def test_light_and_dark_by_the_button(page: Watched, address: str) -> None:
+    page.open(address)
+    page.page.wait_for_selector("[data-figure]")
+    paper = "getComputedStyle(document.body).backgroundColor"
+    assert page.page.evaluate(paper) == "rgb(255, 255, 255)"
+    page.page.click("#theme")
+    assert page.page.evaluate(paper) == "rgb(20, 23, 28)"
+    assert "theme=dark" in page.page.url
+
+
+def test_going_back_shows_what_was_there(page: Watched, address: str) -> None:
+    page.open(f"{address}#view={VIEWS[0]}")
+    page.page.wait_for_selector("[data-figure]")
+    page.page.click(f'nav a[data-view="{VIEWS[1]}"]')
+    page.page.wait_for_selector(f'nav a[data-view="{VIEWS[1]}"][aria-current]')
+    page.page.go_back()
+    page.page.wait_for_selector(f'nav a[data-view="{VIEWS[0]}"][aria-current]')
+
+
+# --- from disk ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def exported(shown: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("export") / "explorer.html"
+    path.write_text(explorer(shown, server=False), encoding="utf-8")
+    return path
+
+
+def test_the_export_is_below_3_mb(exported: Path) -> None:
+    assert exported.stat().st_size < 3_000_000
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_the_export_works_from_disk(view: str, page: Watched, exported: Path) -> None:
+    page.open(f"file://{quote(str(exported))}#view={view}")
+    page.page.wait_for_selector("[data-figure]")
+    page.until_drawn(*page.shown())
+    asked = [url for url in page.requests if not url.startswith(("data:", "about:")) and exported.name not in url]
+    assert asked == []
+
+
+# --- the server -----------------------------------------------------------------------------------------------------
+
+
+def ask(address: str, path: str, body: Any, **headers: str) -> tuple[int, Any]:
+    """The status and the answer."""
+    request = urllib.request.Request(
+        f"{address}api/{path}", json.dumps(body).encode(), {"content-type": "application/json", **headers}
+    )
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            said = error.read().decode()
+        return error.code, json.loads(said) if said.startswith("{") else said
+
+
+def line(n: int) -> list[list[int]]:
+    return [[p] for p in range(n)]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("table", {"scheme": {"name": "sinus", "options": {"dim": 4}}, "positions": line(2)}, "scheme must be one of"),
+        ("table", {"scheme": {"name": "alibi", "options": {"num_heads": 4}}, "positions": line(2)}, "which has none"),
+        ("table", {"scheme": {"name": "sinusoidal", "options": {"dim": 4}}, "positions": []}, "positions: List should"),
+        (
+            "table",
+            {"scheme": {"name": "learned", "options": {"max_positions": 10**9, "dim": 64}}, "positions": line(2)},
+            "max_positions must be at most 4096 here, got 1000000000",
+        ),
+        (
+            "table",
+            {"scheme": {"name": "sinusoidal", "options": {"dim": 4, "width": 4}}, "positions": line(2)},
+            "cannot be built so",
+        ),
+        (
+            "table",
+            {"scheme": {"name": "my.py:Mine", "options": {"dim": 4}}, "positions": line(2)},
+            "scheme must be one of",
+        ),
+        (
+            "table",
+            {"scheme": {"name": "learned", "options": {"max_positions": 2, "dim": 4}}, "positions": line(3)},
+            "Learned",
+        ),
+        ("attention", {"schemes": []}, "query: Field required"),
+        (
+            "attention",
+            {
+                "schemes": [],
+                **{name: {"shape": [1, 2, 2], "data": [0.0] * 3} for name in ("query", "key", "value")},
+                "positions": line(2),
+            },
+            "query of shape (1, 2, 2) must have 4 numbers, got 3",
+        ),
+    ],
+)
+def test_what_the_server_refuses_it_says(address: str, path: str, body: Any, words: str) -> None:
+    status, said = ask(address, path, body)
+    assert status == 422
+    assert words in said["error"]
+
+
+def test_the_server_takes_no_other_host(address: str) -> None:
+    status, said = ask(address, "minilm", {}, Host="example.com")
+    assert (status, said) == (400, "Invalid host header")
+
+
+def test_the_server_computes_with_posenc(address: str) -> None:
+    import torch
+
+    import posenc
+
+    q, k, v = torch.randn(3, 2, 5, 4, dtype=torch.float64)
+    body = {
+        "schemes": [
+            {"name": "rope", "options": {"head_dim": 4, "scaling": {"kind": "PositionInterpolation", "factor": 2.0}}},
+            {"name": "alibi", "options": {"num_heads": 2}},
+        ],
+        **{
+            name: {"shape": list(x.shape), "data": x.flatten().tolist()}
+            for name, x in (("query", q), ("key", k), ("value", v))
+        },
+        "positions": [[p] for p in (3, 4, 5, 6, 7)],
+        "causal": True,
+    }
+    status, said = ask(address, "attention", body)
+    assert status == 200
+    scheme = posenc.RoPE(4, scaling=posenc.PositionInterpolation(2.0)) + posenc.ALiBi(2)
+    at = posenc.Positions.arange(5, start=3)
+    wanted = posenc.attention(q[None], k[None], v[None], scheme, query_positions=at, is_causal=True)[0]
+    got = torch.tensor(said["out"]["data"], dtype=torch.float64).reshape(said["out"]["shape"])
+    torch.testing.assert_close(got, wanted)
