@@ -1,6 +1,8 @@
 // Which figures there are, in which view, in which order.
 
+import { figure as doors } from "posenc/figures/doors.js";
 import { figure as linearMap } from "posenc/figures/linear-map.js";
+import { figure as schedule } from "posenc/figures/schedule.js";
 import { figure as seen } from "posenc/figures/seen.js";
 import { figure as similarity } from "posenc/figures/similarity.js";
 import { figure as vectorLines } from "posenc/figures/vector-lines.js";
@@ -8,6 +10,12 @@ import { figure as vectorTable } from "posenc/figures/vector-table.js";
 import { figure as vectors2d } from "posenc/figures/vectors-2d.js";
 
 export const VIEWS = [
+    {
+        name: "where",
+        title: "Where position enters",
+        about: "Attention sees a set of tokens. What tells it their places comes in through four doors, and not in every layer alike.",
+        figures: [doors, schedule],
+    },
     {
         name: "vectors",
         title: "Vectors",
