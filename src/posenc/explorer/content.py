@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from posenc.explorer.compositions import refused
 from posenc.explorer.options import options_of
 from posenc.explorer.page import looks
 from posenc.explorer.schedules import families
@@ -34,6 +35,7 @@ def content(schemes: Sequence[str] = (), records: Sequence[Path] = ()) -> dict[s
             for entry in CATALOG
         ],
         "schedules": families(),
+        "refused": refused(),
         "seen": [_own(name) for name in schemes],
         "looks": looks([entry.name for entry in CATALOG]),
     }

@@ -23,7 +23,9 @@ def families() -> list[dict[str, Any]]:
 
 
 def _is_ready(member: Any) -> bool:
-    return inspect.isfunction(member) and member.__module__ == schedules.__name__ and not member.__name__.startswith("_")
+    return (
+        inspect.isfunction(member) and member.__module__ == schedules.__name__ and not member.__name__.startswith("_")
+    )
 
 
 def _family(name: str, build: Callable[[], Schedule]) -> dict[str, Any]:

@@ -17,10 +17,10 @@ const STEPS = [
     { door: "score" },
     { title: "weights", sub: "softmax" },
     { door: "value" },
-    { title: "out", sub: "Σ weight · v" },
+    { title: "out", sub: "weights · v" },
 ];
 const [PROJECTED, OUT] = [2, STEPS.length - 1];
-const NARROW = 820; // pixels; below, the steps stand under one another
+const NARROW = 860; // pixels; below, the steps stand under one another
 
 function place(width) {
     if (width < NARROW) {
@@ -28,7 +28,7 @@ function place(width) {
         return { height: STEPS.length * 72 + 14, at: (n) => ({ x: 34, y: 10 + n * 72, w, h: 50 }), isNarrow: true };
     }
     const step = (width - 12) / STEPS.length;
-    return { height: 232, at: (n) => ({ x: 6 + n * step, y: 54, w: step - 26, h: 60 }), isNarrow: false };
+    return { height: 232, at: (n) => ({ x: 6 + n * step, y: 54, w: step - 22, h: 60 }), isNarrow: false };
 }
 
 const text = (x, y, words, more = {}) => svg("text", { x, y, "font-size": 12, fill: "var(--ink)", "text-anchor": "middle", ...more }, words);
@@ -53,8 +53,8 @@ function diagram(width, open) {
         return svg(
             "g", {},
             svg("rect", { x, y, width: w, height: h, rx: 6, fill: by.length ? "var(--good)" : "none", stroke: by.length ? "var(--link)" : "var(--faint)", "stroke-width": by.length ? 3 : 1.2, "stroke-dasharray": by.length ? undefined : "5 4" }),
-            text(middle, y + h / 2 - 4, `${door} door`, { "font-weight": 600, "font-size": 13 }),
-            text(middle, y + h / 2 + 13, by.length ? "● open" : "○ closed", { fill: by.length ? "var(--ink)" : "var(--faint)", "font-weight": by.length ? 700 : 400 }),
+            text(middle, y + h / 2 - 4, door, { "font-weight": 600, "font-size": 13 }),
+            text(middle, y + h / 2 + 13, by.length ? "open door" : "closed door", { fill: by.length ? "var(--ink)" : "var(--faint)", "font-weight": by.length ? 700 : 400 }),
             text(0, below - (isNarrow ? 4 : 0), names, { ...says, "font-weight": 600 }),
             text(0, below + (isNarrow ? (names ? 13 : 4) : 16), DOORS[door], { ...says, fill: "var(--faint)" }),
         );
@@ -117,6 +117,8 @@ export const figure = {
             const [a, b] = taken;
             throw new RangeError(`${a.title} takes ${AXES[a.axes]} of each token and ${b.title} ${AXES[b.axes]}, so they cannot be composed`);
         }
+        const refused = app.data.refused[`${first}+${second}`];
+        if (refused) throw new RangeError(`posenc does not compose these two: ${refused}`);
         const open = Object.fromEntries(Object.keys(DOORS).map((door) => [door, entries.filter(({ doors }) => doors.includes(door)).map(({ title }) => title)]));
         return { entries, open };
     },

@@ -71,7 +71,7 @@ export const figure = {
         const picture = element("div", { role: "group", tabindex: "0", style: "width: 100%" });
         const read = element("output", { class: "lines-read", "aria-live": "polite" });
         const table = element("table");
-        box.append(element("div", { style: "flex: 1 1 20rem" }, about, picture, read), element("div", { class: "scroll", style: "flex: 1 1 24rem" }, table));
+        box.append(element("div", { style: "flex: 1 1 100%" }, about, picture, read), element("div", { class: "scroll" }, table));
         let now = null;
 
         const said = (layer) => {
@@ -124,8 +124,8 @@ export const figure = {
             read.textContent = said(layer);
         };
     },
-    describe({ layer, query }, { title, layers, kinds }) {
-        const kind = kinds[layers[layer]];
-        return `${title}, layer ${layer} of 0 to ${layers.length - 1}: ${kind.scheme}, ${kind.words}, door: ${kind.doors.join(", ") || "none"}. Query ${count(query)} sees ${keysOf(kind.seen)}.`;
+    describe({ query }, { title, layers, kinds }) {
+        const each = kinds.map(({ letter: name, at, words, seen }) => `${at.length} of kind ${name}, ${words}, where query ${count(query)} sees ${count(seen[1] - seen[0] + 1)} keys`);
+        return `${title} has ${layers.length} layers: ${each.join("; ")}.`;
     },
 };
