@@ -11,13 +11,13 @@ from posenc.tiles import check_window
 READY = ["cohere2", "deepseek_v3", "gemma3", "gpt_oss", "llama4", "smollm3"]
 
 
-def test_every_ready_schedule_is_there():
+def test_every_ready_schedule_is_there() -> None:
     assert sorted(family["name"] for family in families()) == READY
     assert json.loads(json.dumps(families(), allow_nan=False)) == families()
 
 
 @pytest.mark.parametrize("name", READY)
-def test_each_layer_has_its_scheme_doors_and_window(name):
+def test_each_layer_has_its_scheme_doors_and_window(name: str) -> None:
     (family,) = [one for one in families() if one["name"] == name]
     schedule = getattr(schedules, name)()
     assert len(family["layers"]) == len(schedule)
@@ -31,7 +31,7 @@ def test_each_layer_has_its_scheme_doors_and_window(name):
             assert tuple(kind["window"].values()) == check_window(window)
 
 
-def test_titles_and_words_are_those_of_the_models():
+def test_titles_and_words_are_those_of_the_models() -> None:
     said = {family["name"]: family for family in families()}
     assert said["gpt_oss"]["title"] == "gpt-oss"
     assert said["gemma3"]["about"].startswith("five layers with a window")

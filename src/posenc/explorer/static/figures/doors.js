@@ -95,6 +95,16 @@ function about(entry) {
 
 const AXES = { one: "one coordinate", two: "two coordinates", three: "three coordinates" };
 
+/** Why two schemes cannot be composed, or nothing where they can. */
+function refusal(first, second, app) {
+    const [a, b] = [first, second].map((name) => options.entryOf(app, name));
+    if (a === b) return `${a.title} is composed with another scheme, and not with itself`;
+    if (a.axes !== "any" && b.axes !== "any" && a.axes !== b.axes) {
+        return `${a.title} takes ${AXES[a.axes]} of each token and ${b.title} ${AXES[b.axes]}, so they cannot be composed`;
+    }
+    return app.data.refused[`${first}+${second}`];
+}
+
 export const figure = {
     name: "doors",
     title: "Position enters attention through four doors",
@@ -103,22 +113,17 @@ export const figure = {
     another: { first: "shaw", second: "sinusoidal" },
     controls(values, app) {
         const first = options.schemeControl(app, { name: "first", label: "scheme" });
-        const second = options.schemeControl(app, { name: "second", label: "and", filter: ({ name }) => name !== values.first });
+        const second = options.schemeControl(app, { name: "second", label: "and", filter: ({ name }) => !refusal(values.first, name, app) });
         return [first, { ...second, choices: [{ value: NONE, name: "nothing else" }, ...second.choices] }];
     },
-    change(values, name, value) {
+    change(values, name, value, app) {
         const made = { ...values, [name]: value };
-        return made.first === made.second ? { ...made, second: NONE } : made;
+        return made.second !== NONE && refusal(made.first, made.second, app) ? { ...made, second: NONE } : made;
     },
     values({ first, second }, app) {
         const entries = [first, second].filter((name) => name !== NONE).map((name) => options.entryOf(app, name));
-        const taken = entries.filter(({ axes }) => axes !== "any");
-        if (taken.length === 2 && taken[0].axes !== taken[1].axes) {
-            const [a, b] = taken;
-            throw new RangeError(`${a.title} takes ${AXES[a.axes]} of each token and ${b.title} ${AXES[b.axes]}, so they cannot be composed`);
-        }
-        const refused = app.data.refused[`${first}+${second}`];
-        if (refused) throw new RangeError(`posenc does not compose these two: ${refused}`);
+        const why = entries.length === 2 && refusal(first, second, app);
+        if (why) throw new RangeError(why);
         const open = Object.fromEntries(Object.keys(DOORS).map((door) => [door, entries.filter(({ doors }) => doors.includes(door)).map(({ title }) => title)]));
         return { entries, open };
     },
