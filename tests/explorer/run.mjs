@@ -55,7 +55,10 @@ const JOBS = {
         const made = Array.from({ length: draws }, (_, seed) => drawnParameters(learned, new Random(seed)));
         const drawn = ([key, { shape }]) => [
             key,
-            written([draws, ...shape], made.flatMap((parameters) => Array.from(parameters[key].data))),
+            written(
+                [draws, ...shape],
+                made.flatMap((parameters) => Array.from(parameters[key].data)),
+            ),
         ];
         return Object.fromEntries(Object.entries(learned).map(drawn));
     },

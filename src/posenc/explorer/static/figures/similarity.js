@@ -1,7 +1,7 @@
 // How alike the vectors of every two positions are.
 
 import * as options from "posenc/options.js";
-import { READ_BY_POSENC, fromPosenc, limits, ownControls, products, python, schemeControl, shown, unit, vectors } from "posenc/vectors.js";
+import { READ_BY_POSENC, fromPosenc, limits, orMissing, ownControls, products, python, schemeControl, shown, unit, vectors } from "posenc/vectors.js";
 
 const MOST = { tokens: 512, dim: 128 };
 const MEASURES = ["cosine", "inner product"];
@@ -32,7 +32,11 @@ export const figure = {
     values(values, app) {
         const { scheme, measure, dim, tokens, position } = values;
         const of = JSON.stringify([scheme, measure, dim, tokens, values.options]);
-        if (of !== kept.of) kept = { of, main: alike(vectors(values, app), measure) };
+        if (of !== kept.of) {
+            const P = vectors(values, app);
+            if (P.missing) return P;
+            kept = { of, main: alike(P, measure) };
+        }
         return { tokens, main: kept.main, along: kept.main.subarray(position * tokens, (position + 1) * tokens) };
     },
     line: (values, app) => `${python(values, app)}\n${values.measure === "cosine" ? "P = P / P.norm(dim=1, keepdim=True)\n" : ""}P @ P.T`,
@@ -40,12 +44,15 @@ export const figure = {
         return { shape: [values.tokens, values.tokens], data: figure.values(values, app).main };
     },
     mount(box, app) {
-        const matrix = app.heat(box, {
+        const { parts, show } = orMissing(box);
+        const matrix = app.heat(parts, {
             label: "similarity of every two positions", rowLabel: "position", columnLabel: "position",
             onPick: (position) => app.set({ position }),
         });
-        const line = app.lines(box, { label: "similarity with the chosen position by distance", xLabel: "distance from the position", yLabel: "similarity" });
-        return ({ measure, position }, { tokens, main, along }) => {
+        const line = app.lines(parts, { label: "similarity with the chosen position by distance", xLabel: "distance from the position", yLabel: "similarity" });
+        return ({ measure, position }, { tokens, main, along, missing }) => {
+            show(missing);
+            if (missing) return;
             matrix.draw(main, {
                 rows: tokens, columns: tokens, marks: [{ row: position, column: 0, columns: tokens }],
                 high: measure === "cosine" ? 1 : undefined, label: `${measure} of the vectors of every two of ${tokens} positions`,
@@ -54,7 +61,8 @@ export const figure = {
             line.draw(x, [{ name: `${measure} with position ${position}`, y: along, always: true }], { marks: [{ x: 0, name: `position ${position}` }] });
         };
     },
-    describe({ measure, position }, { tokens, main, along }) {
+    describe({ measure, position }, { tokens, main, along, missing }) {
+        if (missing) return missing;
         const said = [1, 2, 8, 32].filter((r) => position + r < tokens).map((r) => `${Number(along[position + r].toPrecision(3))} ${r} further`);
         return `The ${measure} of position ${position} with itself is ${Number(along[position].toPrecision(3))}${said.length ? `, with those after it ${said.join(", ")}` : ""}. Positions at one distance differ in it by up to ${spread(main, tokens, 1).toPrecision(2)} (distance 1).`;
     },

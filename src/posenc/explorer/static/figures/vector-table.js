@@ -1,7 +1,7 @@
 // The whole table of vectors as a picture.
 
 import * as options from "posenc/options.js";
-import { READ_BY_POSENC, fromPosenc, limits, ownControls, python, schemeControl, shown, vectors } from "posenc/vectors.js";
+import { READ_BY_POSENC, fromPosenc, limits, orMissing, ownControls, python, schemeControl, shown, vectors } from "posenc/vectors.js";
 
 const MOST = { tokens: 512, dim: 512 };
 
@@ -29,8 +29,8 @@ export const figure = {
         return { ...made, dim, position: Math.min(made.position, tokens - 1), dimension: Math.min(made.dimension, dim - 1) };
     },
     values(values, app) {
-        const { rows, columns, data } = vectors(values, app);
-        return { rows, columns, main: data };
+        const { rows, columns, data, missing } = vectors(values, app);
+        return { rows, columns, main: data, missing };
     },
     line: (values, app) => `${python(values, app)}\nP`,
     compared(values, app) {
@@ -38,18 +38,23 @@ export const figure = {
         return { shape: [rows, columns], data: main };
     },
     mount(box, app) {
-        const table = app.heat(box, {
+        const { parts, show } = orMissing(box);
+        const table = app.heat(parts, {
             label: "the table of vectors", rowLabel: "position", columnLabel: "dimension", size: 640,
             onPick: (position, dimension) => app.set({ position, dimension }),
         });
-        return (values, { rows, columns, main }) =>
+        return ({ position, dimension }, { rows, columns, main, missing }) => {
+            show(missing);
+            if (missing) return;
             table.draw(main, {
                 rows, columns, aspect: Math.min(Math.max(rows / columns, 0.3), 1),
-                marks: [{ row: values.position, column: 0, columns }, { row: 0, column: values.dimension, rows }],
+                marks: [{ row: position, column: 0, columns }, { row: 0, column: dimension, rows }],
                 label: `${rows} vectors of ${columns} dimensions; arrow keys read a number, Enter marks its position and dimension`,
             });
+        };
     },
-    describe({ position, dimension }, { rows, columns, main }) {
+    describe({ position, dimension }, { rows, columns, main, missing }) {
+        if (missing) return missing;
         return `Of ${rows} positions and ${columns} dimensions, position ${position} has ${Number(main[position * columns + dimension].toPrecision(4))} in dimension ${dimension}.`;
     },
     async check(values, { columns, main }, app) {

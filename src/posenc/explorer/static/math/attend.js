@@ -59,7 +59,10 @@ function bound(q, k, { positions, keyPositions, causal = false, window = null, s
     must(q.heads % k.heads === 0, `keys must have a number of heads that divides ${q.heads}, got ${k.heads}`);
     keyPositions ??= positions && q.tokens === k.tokens ? positions : Positions.arange(k.tokens);
     positions ??= q.tokens === k.tokens ? keyPositions : keyPositions.slice(k.tokens - q.tokens);
-    for (const [name, x, p] of [["queries", q, positions], ["keys", k, keyPositions]]) {
+    for (const [name, x, p] of [
+        ["queries", q, positions],
+        ["keys", k, keyPositions],
+    ]) {
         must(x.tokens === p.length, `positions must be of the ${x.tokens} ${name}, got ${p.length}`);
     }
     return {
@@ -83,7 +86,9 @@ function scored(schemes, context) {
     let bands = [{ reach: -Infinity, q: context.q, k: context.k }];
     let chunk = null;
     for (const scheme of schemes) {
-        const turned = bands.map(({ q, k }) => scheme.rotate?.(q, k, queryPositions, keyPositions, context) ?? { q, k });
+        const turned = bands.map(
+            ({ q, k }) => scheme.rotate?.(q, k, queryPositions, keyPositions, context) ?? { q, k },
+        );
         scale ??= turned[0].scale ?? null;
         if (turned[0].bands) {
             must(bands.length === 1, "one scheme alone can turn far pairs otherwise than near ones");
@@ -136,7 +141,9 @@ function each(piece, scores, make, { queryPositions, keyPositions, distances }, 
         const made = piece.byDistance ? distances.list.map((r) => make(head, r)) : null;
         for (let i = 0, n = 0; i < scores.queries; i++) {
             for (let j = 0; j < scores.keys; j++, n++) {
-                const given = made ? made[distances.index[n]] : make(head, between(queryPositions, keyPositions, i, j), i, j);
+                const given = made
+                    ? made[distances.index[n]]
+                    : make(head, between(queryPositions, keyPositions, i, j), i, j);
                 what(head, i, j, head * pairs + n, given);
             }
         }
@@ -146,22 +153,36 @@ function each(piece, scores, make, { queryPositions, keyPositions, distances }, 
 const KINDS = {
     bias(piece, scores, context) {
         const { data } = scores;
-        each(piece, scores, (...pair) => piece.at(...pair), context, (head, i, j, n, bias) => {
-            data[n] += bias;
-        });
+        each(
+            piece,
+            scores,
+            (...pair) => piece.at(...pair),
+            context,
+            (head, i, j, n, bias) => {
+                data[n] += bias;
+            },
+        );
     },
     meeting(piece, scores, context) {
         const group = context.q.heads / context.k.heads;
-        const shifted = piece.shift && context.q.map(context.q.dim, (made, old, head) => {
-            const shift = piece.shift(head);
-            made.forEach((_, c) => (made[c] = old[c] + shift[c]));
-        });
+        const shifted =
+            piece.shift &&
+            context.q.map(context.q.dim, (made, old, head) => {
+                const shift = piece.shift(head);
+                made.forEach((_, c) => (made[c] = old[c] + shift[c]));
+            });
         const queries = piece.feature ?? shifted ?? context.q;
         const scale = piece.feature ? 1 : context.scale;
-        each(piece, scores, (...pair) => piece.vector(...pair), context, (head, i, j, n, vector) => {
-            const x = piece.of === "key" ? context.k.at(Math.floor(head / group), j) : queries.at(head, i);
-            scores.data[n] += scale * dot(x, vector);
-        });
+        each(
+            piece,
+            scores,
+            (...pair) => piece.vector(...pair),
+            context,
+            (head, i, j, n, vector) => {
+                const x = piece.of === "key" ? context.k.at(Math.floor(head / group), j) : queries.at(head, i);
+                scores.data[n] += scale * dot(x, vector);
+            },
+        );
     },
     function(piece, scores, { queryPositions, keyPositions }) {
         for (let head = 0, n = 0; head < scores.heads; head++) {

@@ -39,16 +39,28 @@ export function exponential(A) {
     const n = A.rows;
     let norm = 0;
     for (let i = 0; i < n; i++) {
-        norm = Math.max(norm, A.row(i).reduce((sum, x) => sum + Math.abs(x), 0));
+        norm = Math.max(
+            norm,
+            A.row(i).reduce((sum, x) => sum + Math.abs(x), 0),
+        );
     }
     const squarings = norm > 0.5 ? Math.ceil(Math.log2(norm)) + 1 : 0;
-    const small = new Matrix(n, n, A.data.map((x) => x / 2 ** squarings));
+    const small = new Matrix(
+        n,
+        n,
+        A.data.map((x) => x / 2 ** squarings),
+    );
     let sum = square(n, (i, j) => Number(i === j));
     let term = sum;
-    for (let k = 1; k <= 14; k++) { // (1/2)^15 / 15! is below the rounding of 1
+    for (let k = 1; k <= 14; k++) {
+        // (1/2)^15 / 15! is below the rounding of 1
         term = times(term, small);
         term.data.forEach((x, m) => (term.data[m] = x / k));
-        sum = new Matrix(n, n, sum.data.map((x, m) => x + term.data[m]));
+        sum = new Matrix(
+            n,
+            n,
+            sum.data.map((x, m) => x + term.data[m]),
+        );
     }
     for (let s = 0; s < squarings; s++) {
         sum = times(sum, sum);

@@ -28,14 +28,28 @@ export function phasesOf(positions, theta, axes) {
 export class Turn {
     constructor(angles, layout, first = 0, factor = 1) {
         Object.assign(this, { angles: Array.isArray(angles) ? angles : [angles], layout, first, factor });
-        const part = (wave) => this.angles.map(({ rows, columns, data }) =>
-            new Matrix(rows, columns, data.map((angle) => factor * wave(angle))));
+        const part = (wave) =>
+            this.angles.map(
+                ({ rows, columns, data }) =>
+                    new Matrix(
+                        rows,
+                        columns,
+                        data.map((angle) => factor * wave(angle)),
+                    ),
+            );
         [this.cos, this.sin] = [part(Math.cos), part(Math.sin)];
     }
 
     /** The turn back, of one that does not lengthen. */
     inverse() {
-        const back = this.angles.map(({ rows, columns, data }) => new Matrix(rows, columns, data.map((x) => -x)));
+        const back = this.angles.map(
+            ({ rows, columns, data }) =>
+                new Matrix(
+                    rows,
+                    columns,
+                    data.map((x) => -x),
+                ),
+        );
         return new Turn(back, this.layout, this.first);
     }
 
@@ -44,7 +58,10 @@ export class Turn {
         const pairs = this.angles[0].columns;
         const group = x.heads / this.angles.length;
         must(Number.isInteger(group), `the rotation was made for ${this.angles.length} heads, got ${x.heads}`);
-        must(this.angles[0].rows === x.tokens, `the rotation was made for ${this.angles[0].rows} tokens, got ${x.tokens}`);
+        must(
+            this.angles[0].rows === x.tokens,
+            `the rotation was made for ${this.angles[0].rows} tokens, got ${x.tokens}`,
+        );
         const [step, apart] = this.layout === "half" ? [1, pairs] : [2, 1];
         return x.map(x.dim, (made, old, head, token) => {
             made.set(old);

@@ -38,7 +38,12 @@ function anglesOf(positions, heads, frequenciesOf) {
 export class MixedRoPE {
     static learned({ head_dim, num_heads, base, rotary_dim }) {
         const pairs = (rotary_dim ?? head_dim) / 2;
-        return { frequencies: { shape: [2, num_heads, pairs], draw: (random) => alongAndAcross(num_heads, pairs, base, random) } };
+        return {
+            frequencies: {
+                shape: [2, num_heads, pairs],
+                draw: (random) => alongAndAcross(num_heads, pairs, base, random),
+            },
+        };
     }
 
     constructor({ head_dim, num_heads, base, rotary_dim }, parameters) {
@@ -129,7 +134,10 @@ export class STRING {
 
     turned(x, positions) {
         positions.check(this.axes, "STRING");
-        const turn = new Turn(anglesOf(positions, this.heads, (axis, head) => this.#frequencies(axis, head)), "half");
+        const turn = new Turn(
+            anglesOf(positions, this.heads, (axis, head) => this.#frequencies(axis, head)),
+            "half",
+        );
         const group = x.heads / this.bases.length;
         const inBasis = x.map(x.dim, (made, old, head) => {
             const P = this.bases[Math.floor(head / group)];
@@ -175,7 +183,11 @@ export class LieRE {
     }
 
     constructor({ head_dim, axes, block, num_heads, extent }, parameters) {
-        Object.assign(this, { headDim: whole("head_dim", head_dim, 2), axes: whole("axes", axes), numHeads: num_heads });
+        Object.assign(this, {
+            headDim: whole("head_dim", head_dim, 2),
+            axes: whole("axes", axes),
+            numHeads: num_heads,
+        });
         this.block = whole("block", block, 2, head_dim);
         this.heads = num_heads === null ? 1 : whole("num_heads", num_heads);
         number("extent", extent, 0);
@@ -185,7 +197,9 @@ export class LieRE {
     /** exp(sum_a p_a A_a) of a token, for one block of one head. */
     #matrix(coords, head, n) {
         const [b, blocks] = [this.block, Math.floor(this.headDim / this.block)];
-        const parts = Array.from(coords, (_, axis) => part(this.generators, axis, head * blocks + n, this.heads * blocks, b * b));
+        const parts = Array.from(coords, (_, axis) =>
+            part(this.generators, axis, head * blocks + n, this.heads * blocks, b * b),
+        );
         return exponential(skew(b, (i, j) => parts.reduce((sum, A, axis) => sum + coords[axis] * A[i * b + j], 0)));
     }
 
@@ -195,7 +209,8 @@ export class LieRE {
         const [b, blocks] = [this.block, Math.floor(this.headDim / this.block)];
         const tokens = Array.from({ length: positions.length }, (_, token) => positions.at(token));
         const matrices = Array.from({ length: this.heads }, (_, head) =>
-            tokens.map((coords) => Array.from({ length: blocks }, (_, n) => this.#matrix(coords, head, n))));
+            tokens.map((coords) => Array.from({ length: blocks }, (_, n) => this.#matrix(coords, head, n))),
+        );
         return x.map(x.dim, (made, old, head, token) => {
             made.set(old);
             matrices[Math.floor((head * this.heads) / x.heads)][token].forEach((R, n) => {

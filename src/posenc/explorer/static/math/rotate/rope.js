@@ -25,12 +25,23 @@ export class RoPE {
             allocation === null || (allocation.length === pairs && allocation.every((a) => a >= 0 && a < axes)),
             `allocation must be one axis for each of ${pairs} pairs, got ${JSON.stringify(allocation)}`,
         );
-        must((heads === null) === (num_heads === null), "heads and num_heads go together: which heads turn, of how many");
+        must(
+            (heads === null) === (num_heads === null),
+            "heads and num_heads go together: which heads turn, of how many",
+        );
         must(
             heads === null || (0 <= heads[0] && heads[0] < heads[1] && heads[1] <= num_heads),
             `heads must be [first, end] within 0..${num_heads} with a head at least, got ${JSON.stringify(heads)}`,
         );
-        Object.assign(this, { headDim: head_dim, rotaryDim: turning, axes, scaling, values, heads, numHeads: num_heads });
+        Object.assign(this, {
+            headDim: head_dim,
+            rotaryDim: turning,
+            axes,
+            scaling,
+            values,
+            heads,
+            numHeads: num_heads,
+        });
         this.base = number("base", base, 1);
         this.layout = choice("layout", layout, LAYOUTS);
         this.first = first_channel;
