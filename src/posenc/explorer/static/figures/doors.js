@@ -139,7 +139,7 @@ export const figure = {
     mount(box, app) {
         const picture = element("div", { style: "flex: 1 1 100%" });
         const words = element("ul", { style: "flex: 1 1 16rem; margin: 0; padding-left: 1.2rem" });
-        const schemes = element("div", { class: "picture", style: "flex: 2 1 22rem" });
+        const schemes = element("div", { class: "parts", style: "flex: 2 1 22rem" });
         box.append(picture, words, schemes);
         let now = null;
         const paint = atEachWidth(picture, (width) => now && picture.replaceChildren(diagram(width, now)));

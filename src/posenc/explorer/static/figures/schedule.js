@@ -116,7 +116,7 @@ export const figure = {
             now = { layer, query, numbers };
             about.textContent = `${numbers.title}: ${numbers.does}`;
             picture.setAttribute("aria-label", `${numbers.title}, ${numbers.layers.length} layers, each with the keys that the query sees; arrow up and down choose a layer`);
-            const cells = ["", "layers", "scheme", "doors", "window", `query ${count(query)} sees`].map((words) => element("th", { scope: "col" }, words));
+            const cells = ["kind", "layers", "scheme", "doors", "window", `query ${count(query)} sees`].map((words) => element("th", { scope: "col" }, words));
             table.replaceChildren(
                 element("caption", {}, "The kinds of layers, and where each is"), element("thead", {}, element("tr", {}, ...cells)),
                 element("tbody", {}, ...numbers.kinds.map((kind) => element(
