@@ -22,6 +22,12 @@ export function phasesOf(positions, theta, axes) {
     return angles;
 }
 
+/** What make gives of the positions of queries and of keys, made once where they are the same. */
+export function ofBoth(queryPositions, keyPositions, make) {
+    const made = make(queryPositions);
+    return [made, keyPositions === queryPositions ? made : make(keyPositions)];
+}
+
 /** Turns pairs of channels by angles (tokens, pairs), of all heads alike or of each: (a, b) -> (a cos - b sin, a sin +
  * b cos). Pair k is the channels (k, k + pairs) in the "half" layout and (2k, 2k + 1) in the "interleaved" one, counted
  * from the first channel. cos and sin may be longer by a factor. */

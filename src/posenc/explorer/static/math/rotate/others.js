@@ -185,8 +185,8 @@ export class TUPE {
         });
     }
 
-    /** x with its position beside it, the mean of those of the heads that share it. With [CLS] untied two channels more:
-     * the key's say where it is, the query's what that is worth to it. */
+    /** x with its position beside it, the mean of those of the heads that share it. With [CLS] untied two channels
+     * more: the key's say where it is, the query's what that is worth to it. */
     #beside(x, positions, name, shared) {
         const { d, numHeads, isUntied, scale } = this;
         const indices = positions.indices(this.limit, "TUPE");

@@ -1,7 +1,7 @@
 // RoPE, and the schemes that are RoPE but for one thing.
 
 import { choice, must, number, whole } from "posenc/math/check.js";
-import { LAYOUTS, Turn, frequencies, phasesOf } from "posenc/math/phases.js";
+import { LAYOUTS, Turn, frequencies, ofBoth, phasesOf } from "posenc/math/phases.js";
 import { scaled } from "posenc/math/scalings.js";
 
 /** Channel pair k of q and k is turned by p theta_k. A subclass gives the options, or changes `frequencies`. */
@@ -77,10 +77,8 @@ export class RoPE {
     }
 
     rotate(q, k, queryPositions, keyPositions, { length }) {
-        return {
-            q: this.#apply(this.turn(queryPositions, length), q),
-            k: this.#apply(this.turn(keyPositions, length), k),
-        };
+        const [ofQ, ofK] = ofBoth(queryPositions, keyPositions, (positions) => this.turn(positions, length));
+        return { q: this.#apply(ofQ, q), k: this.#apply(ofK, k) };
     }
 
     rotateValue(v, keyPositions) {

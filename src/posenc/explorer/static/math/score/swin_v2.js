@@ -7,7 +7,8 @@ const STEEPEST = 100; // the greatest scale of a head
 const SHORTEST = 1e-12; // what a vector is divided by at least, as torch.nn.functional.normalize does
 
 /** cos(q_i, k_j) exp(min(tau, ln 100)) + 16 sigmoid(W2 relu(W1 x + b1))_h, where x are the differences of the patches
- * along both axes on a logarithmic scale, as shares of the window of training: cosine attention and a continuous bias. */
+ * along both axes on a logarithmic scale, as shares of the window of training. So attention goes by cosines, and the
+ * bias is there for any window. */
 export class SwinV2 {
     static learned({ num_heads, hidden }) {
         return {

@@ -4,8 +4,8 @@ import { between } from "posenc/math/distances.js";
 import { frequencies } from "posenc/math/phases.js";
 import { checkDistance, checkWidth, entriesOf } from "posenc/math/score/distance.js";
 
-/** scale (q_i . k_j + q_i . W R_r + u . k_j + v . W R_r), R_r = [sin(-r theta) | cos(-r theta)], r = p_j - p_i: relative
- * attention in four terms. */
+/** scale (q_i . k_j + q_i . W R_r + u . k_j + v . W R_r), R_r = [sin(-r theta) | cos(-r theta)], r = p_j - p_i:
+ * relative attention in four terms. */
 export class TransformerXL {
     static learned({ num_heads, head_dim, dim }) {
         return {
@@ -60,8 +60,8 @@ export class TransformerXL {
         ];
     }
 
-    /** The four terms in the order of the formula, each Pairs (heads, queries, keys) and scaled: their sum is the score.
-     * The context is that of `pieces`: q, k, heads, scale, queryPositions and keyPositions. */
+    /** The four terms in the order of the formula, each Pairs (heads, queries, keys) and scaled: their sum is the
+     * score. The context is that of `pieces`: q, k, heads, scale, queryPositions and keyPositions. */
     terms(context) {
         this.check(context);
         const { q, k, scale, queryPositions, keyPositions } = context;
