@@ -54,7 +54,7 @@ const mean = (numbers) => numbers.reduce((a, b) => a + b, 0) / numbers.length;
 export const figure = {
     name: "linear-map",
     title: "One matrix from each position to another",
-    see: `One matrix carries every vector of the sinusoid k positions on, and it is a rotation: blocks of two, the fast ones first. A table before training has none: the matrix that fits ${FITTED} pairs of its positions best misses the others. More dimensions fit those pairs closer, and the others no better.`,
+    see: "One matrix carries every vector of the sinusoid k positions on: a rotation, in blocks of two, the fast ones first. For a table before training the best matrix misses, and most of all where it was not fitted.",
     defaults: { dim: 16, k: 3, base: 10000, layout: "interleaved", seed: 0 },
     another: { dim: 24, k: 10, base: 100, layout: "concatenated", seed: 1 },
     controls: [
