@@ -178,7 +178,7 @@ def table(given: Table) -> dict[str, Any]:
     positions = _positions(given.positions)
     with torch.no_grad():
         nothing = torch.zeros(1, len(positions), given.scheme.options["dim"], dtype=torch.float64)
-        return {"table": _answer(scheme(positions).add(nothing)[0])}
+        return {"table": _answer(scheme(positions, dtype=torch.float64).add(nothing)[0])}
 
 
 def minilm() -> dict[str, Any]:

@@ -50,7 +50,7 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
         pen.rect(u.bbox.left, u.bbox.top, u.bbox.width, u.bbox.height);
         pen.clip();
         pen.font = `${11 * ratio}px system-ui, sans-serif`;
-        pen.textAlign = "left";
+        pen.textAlign = "left"; // the axes left both as they needed them
         pen.textBaseline = "alphabetic";
         for (const { from, to, color, name } of spans) {
             const [left, right] = [u.valToPos(from, "x", true), u.valToPos(to, "x", true)];
