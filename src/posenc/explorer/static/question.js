@@ -1,9 +1,17 @@
 // A question that is asked before its picture is shown. The answer is kept in the figure's state, as `answer`.
 
 import { element } from "posenc/elements.js";
+import { check } from "posenc/state.js";
+
+/** Throws unless a state's answer is one of the choices, and its values are what the controls take, though they are not
+ * shown yet. */
+export function checkState(figure, state, choices, controls) {
+    choiceOf(state, choices);
+    for (const control of controls) check(figure, control, state[control.name]);
+}
 
 /** The choice that a state has made, {value, name, said}, or undefined where it has made none. */
-export function choiceOf({ answer }, choices) {
+function choiceOf({ answer }, choices) {
     const found = choices.find(({ value }) => value === answer);
     if (answer && !found) throw new RangeError(`answer must be one of ${choices.map(({ value }) => value).join(", ")}, got "${answer}"`);
     return found;

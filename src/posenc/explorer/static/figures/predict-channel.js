@@ -4,9 +4,15 @@ import { Sinusoidal } from "posenc/math/add.js";
 import { frequencies } from "posenc/math/phases.js";
 import { Positions } from "posenc/math/positions.js";
 import { agreed, apart } from "posenc/options.js";
-import { choiceOf, question } from "posenc/question.js";
+import { checkState, question } from "posenc/question.js";
 
 const DASHES = [[], [9, 3], [2, 3]];
+
+const CONTROLS = [
+    { name: "dim", label: "dim", kind: "range", min: 8, max: 128, step: 4 },
+    { name: "base", label: "base", kind: "range", min: 10, max: 1_000_000, log: true, step: 1 },
+    { name: "length", label: "positions", kind: "range", min: 32, max: 512, step: 16 },
+];
 
 const ask = ({ dim }) => ({
     asks: `A sinusoidal table and RoPE put ${dim} channels into ${dim / 2} pairs, numbered 0 to ${dim / 2 - 1}. Each pair turns at a speed of its own as the position grows. Which one turns fastest?`,
@@ -27,14 +33,10 @@ export const figure = {
     see: "Choose an answer; then the picture is shown. After that, move the base and the number of channels: does the answer change?",
     defaults: { answer: "", dim: 64, base: 10000, length: 64 },
     another: { answer: "last", dim: 16, base: 100, length: 128 },
-    controls: ({ answer }) => (answer ? [
-        { name: "dim", label: "dim", kind: "range", min: 8, max: 128, step: 4 },
-        { name: "base", label: "base", kind: "range", min: 10, max: 1_000_000, log: true, step: 1 },
-        { name: "length", label: "positions", kind: "range", min: 32, max: 512, step: 16 },
-    ] : []),
+    controls: ({ answer }) => (answer ? CONTROLS : []),
     values(state) {
         const { dim, base, length } = state;
-        choiceOf(state, ask(state).choices);
+        checkState("predict-channel", state, ask(state).choices, CONTROLS);
         const table = new Sinusoidal({ dim, base, layout: "interleaved", axes: 1 }).table(Positions.arange(length));
         const theta = frequencies(dim, base);
         const lines = drawn(state).map((pair) => ({ pair, y: Float64Array.from({ length }, (_, p) => table.row(p)[2 * pair]), wavelength: (2 * Math.PI) / theta[pair] }));
@@ -44,8 +46,7 @@ export const figure = {
         + `table = posenc.Sinusoidal(${state.dim}, base=${state.base}).table(posenc.Positions.arange(${state.length}), torch.float64)[0]\n`
         + `table[:, 2 * pairs].mT  # channel 2k is the sine of pair k`,
     compared: (state) => ({ shape: [3, state.length], data: Float64Array.from(figure.values(state).lines.flatMap(({ y }) => [...y])) }),
-    async check({ dim, base, answer }, { table }, app) {
-        if (!answer) return "posenc checks the picture once it is shown.";
+    async check({ dim, base }, { table }, app) {
         const N = Math.min(table.rows, 32);
         const said = await app.ask("table", { scheme: { name: "sinusoidal", options: { dim, base } }, positions: Array.from({ length: N }, (_, p) => [p]) });
         return agreed(N * dim, apart(table.data.subarray(0, N * dim), said.table.data));

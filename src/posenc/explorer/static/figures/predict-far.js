@@ -4,11 +4,19 @@ import { Heads, dot } from "posenc/math/arrays.js";
 import { Positions } from "posenc/math/positions.js";
 import { RoPE } from "posenc/math/rotate/rope.js";
 import { agreed, apart, array } from "posenc/options.js";
-import { choiceOf, question } from "posenc/question.js";
+import { checkState, question } from "posenc/question.js";
 import { NORMALS, normals } from "posenc/words.js";
 
 const DRAWS = 64; // Gaussian keys
 const KEYS = { equal: "equal to the query", opposite: "the query times −1", drawn: "drawn at random" };
+
+const controls = ({ length }) => [
+    { name: "key", label: "your key", kind: "choice", choices: Object.entries(KEYS).map(([value, name]) => ({ value, name })) },
+    { name: "peak", label: "the other key peaks at", kind: "range", min: 0, max: length - 1 },
+    { name: "length", label: "distances to", kind: "range", min: 32, max: 512, step: 16 },
+    { name: "dim", label: "head_dim", kind: "range", min: 8, max: 128, step: 8 },
+    { name: "base", label: "base", kind: "range", min: 10, max: 1_000_000, log: true, step: 1 },
+];
 
 const ASK = {
     asks: "A query and a key are turned by RoPE. The key is moved farther and farther away. Does its score always fall?",
@@ -18,7 +26,7 @@ const ASK = {
         { value: "no", name: "No: it depends on the query and the key, and the mean over random keys does not fall", said: "no, and the mean over random keys does not fall either" },
         { value: "sign", name: "It falls where the score at distance 0 is positive, and rises where it is negative", said: "it falls from a positive score, and rises from a negative one" },
     ],
-    truth: "no. For any distance there is a key whose score is highest there, and the mean over random keys is 0 everywhere. What falls is a bound",
+    truth: "no. For any distance there is a key whose score is highest there, and the mean over random keys is 0 everywhere. What falls, unevenly, is a bound",
 };
 
 export const figure = {
@@ -27,17 +35,11 @@ export const figure = {
     see: "Choose an answer; then the picture is shown. After that, choose your key, and move the distance at which the other key peaks.",
     defaults: { answer: "", key: "equal", peak: 100, dim: 64, base: 10000, length: 256 },
     another: { answer: "always", key: "drawn", peak: 11, dim: 16, base: 300, length: 64 },
-    controls: ({ answer, length }) => (answer ? [
-        { name: "key", label: "your key", kind: "choice", choices: Object.entries(KEYS).map(([value, name]) => ({ value, name })) },
-        { name: "peak", label: "the other key peaks at", kind: "range", min: 0, max: length - 1 },
-        { name: "length", label: "distances to", kind: "range", min: 32, max: 512, step: 16 },
-        { name: "dim", label: "head_dim", kind: "range", min: 8, max: 128, step: 8 },
-        { name: "base", label: "base", kind: "range", min: 10, max: 1_000_000, log: true, step: 1 },
-    ] : []),
+    controls: (state) => (state.answer ? controls(state) : []),
     change: (state, name, value) => ({ ...state, [name]: value, ...(name === "length" && { peak: Math.min(state.peak, value - 1) }) }),
     values(state) {
         const { dim, base, length, key, peak } = state;
-        choiceOf(state, ASK.choices);
+        checkState("predict-far", state, ASK.choices, controls(state));
         // A query of ones at every distance, turned; the keys stand at 0, where nothing turns.
         const ones = new Heads(1, length, dim, new Float64Array(length * dim).fill(1));
         const all = Positions.arange(length);
@@ -68,8 +70,7 @@ export const figure = {
         const { mine, other, mean, spread } = figure.values(state);
         return { shape: [4, state.length], data: Float64Array.from([...mine, ...other, ...mean, ...spread]) };
     },
-    async check({ answer, dim, base, length }, { keys, mine, other }, app) {
-        if (!answer) return "posenc checks the picture once it is shown.";
+    async check({ dim, base, length }, { keys, mine, other }, app) {
         const places = Array.from({ length: 32 }, (_, n) => Math.floor((n * (length - 1)) / 31));
         const two = array([1, 2, dim], [...keys[0], ...keys[1]]);
         const said = await app.ask("attention", {

@@ -3,10 +3,13 @@
 import { element } from "posenc/elements.js";
 import { Matrix } from "posenc/math/arrays.js";
 import { attend } from "posenc/math/attend.js";
-import { choiceOf, question } from "posenc/question.js";
+import { agreed, apart, array } from "posenc/options.js";
+import { checkState, question } from "posenc/question.js";
 import { NORMALS, embedded, projected, wordsOf } from "posenc/words.js";
 
 const [DIM, HEADS, HEAD_DIM, MOST] = [16, 2, 8, 5];
+
+const CONTROLS = [{ name: "text", label: `words, 3 to ${MOST}`, kind: "text", longest: 60 }];
 
 const KINDS = [
     { name: "causal, one layer", causal: true, layers: 1 },
@@ -42,12 +45,14 @@ function orders(words) {
     return words.flatMap((word, n) => orders([...words.slice(0, n), ...words.slice(n + 1)]).map((rest) => [word, ...rest]));
 }
 
-/** The vectors after each layer, each x + attention(x), as weights by name. */
+/** {x, calls}: the vectors after the layers, each x + attention(x), and the attention of each. */
 function layers(words, { causal, layers: count }) {
     let x = embedded(words, DIM);
+    const calls = [];
     for (let n = 1; n <= count; n++) {
         const [q, k, v] = ["query", "key", "value"].map((name) => projected(x, `layer ${n} ${name}`, HEADS, HEAD_DIM));
         const { out } = attend([], q, k, v, { causal });
+        calls.push({ q, k, v, out });
         const joined = new Matrix(x.rows, DIM);
         for (let token = 0; token < x.rows; token++) {
             for (let head = 0; head < HEADS; head++) joined.row(token).set(out.at(head, token), head * HEAD_DIM);
@@ -55,7 +60,7 @@ function layers(words, { causal, layers: count }) {
         const added = projected(joined, `layer ${n} output`, 1, DIM).data;
         x = new Matrix(x.rows, DIM, x.data.map((one, c) => one + added[c]));
     }
-    return x;
+    return { x, calls };
 }
 
 export const figure = {
@@ -64,13 +69,13 @@ export const figure = {
     see: `Choose an answer; then the numbers are shown. The words are yours to choose, 3 to ${MOST} of them.`,
     defaults: { answer: "", text: "a b c d" },
     another: { answer: "no", text: "the wave wore rock down" },
-    controls: () => [{ name: "text", label: `words, 3 to ${MOST}`, kind: "text", longest: 60 }],
+    controls: CONTROLS,
     values(state) {
-        choiceOf(state, ask(state).choices);
+        checkState("predict-order", state, ask(state).choices, CONTROLS);
         const words = keysOf(state.text);
         const all = orders(words.slice(0, -1)).map((before) => [...before, words.at(-1)]);
         const columns = KINDS.map((kind) => {
-            const outputs = all.map((one) => layers(one, kind).row(words.length - 1));
+            const outputs = all.map((one) => layers(one, kind).x.row(words.length - 1));
             return outputs.map((one) => Math.max(...one.map((x, c) => Math.abs(x - outputs[0][c]))));
         });
         return { all, columns, most: columns.map((column) => Math.max(...column)) };
@@ -97,6 +102,21 @@ outputs = torch.stack([torch.stack([last([*order, end], *kind) for kind in kinds
     compared(state) {
         const { all, columns } = figure.values(state);
         return { shape: [all.length, KINDS.length], data: Float64Array.from(all.flatMap((_, n) => columns.map((column) => column[n]))) };
+    },
+    async check({ text }, numbers, app) {
+        const words = keysOf(text);
+        const sent = ({ heads, tokens, dim, data }) => array([heads, tokens, dim], data);
+        let [count, most] = [0, 0];
+        for (const kind of KINDS.slice(1)) {
+            for (const { q, k, v, out } of layers(words, kind).calls) {
+                const said = await app.ask("attention", {
+                    schemes: [], query: sent(q), key: sent(k), value: sent(v), positions: words.map((_, n) => [n]), causal: kind.causal,
+                });
+                count += out.data.length;
+                most = Math.max(most, apart(out.data, said.out.data));
+            }
+        }
+        return agreed(count, most).replace("these numbers", "the outputs of attention, of the order as typed");
     },
     mount(box, app) {
         const asked = question(box, app, "predict-order");

@@ -10,8 +10,8 @@ import { NORMALS, embedded, normals, projected, wordsOf } from "posenc/words.js"
 
 const [DIM, HEADS, HEAD_DIM, MOST] = [64, 4, 16, 24];
 const SIZES = { dim: DIM, num_heads: HEADS, head_dim: HEAD_DIM, max_positions: 64 };
-/** Options that are as the sentence has them. */
-const FIXED = ["num_heads", "head_dim", "dim", "max_positions", "axes", "rotary_dim", "rope_dim"];
+/** Options that are as the sentence has them, or that no weight depends on. */
+const FIXED = ["num_heads", "head_dim", "dim", "max_positions", "axes", "rotary_dim", "rope_dim", "values"];
 /** What some schemes want a layer to project beside queries and keys, and its width. */
 const FEATURES = { fox: () => ["forgotten", 1], inkling: ({ width }) => ["profile", width] };
 const takes = ({ axes, name }) => ["one", "any"].includes(axes) && name !== "segment"; // a segment is told by no order
@@ -163,7 +163,7 @@ export const figure = {
     },
     describe(state, { words, order, moved: kinds, entry, causal, twins: found }) {
         const word = words[state.word].word;
-        const equal = found ? ` The rows of “${word}” and its twin differ by at most ${number(found.without)} without a scheme${causal ? " (by the mask)" : ""}, by ${number(found.with)} with ${entry.title}.` : "";
+        const equal = found ? ` The rows of “${word}” (${state.word + 1}) and “${word}” (${found.twin + 1}) differ by at most ${number(found.without)} without a scheme${causal ? " (by the mask)" : ""}, by ${number(found.with)} with ${entry.title}.` : "";
         if (order.every((n, at) => n === at)) return `The sentence stands as typed: move a word or shuffle.${equal}`;
         const said = [`What “${word}” attends to, word by word, after the move: without a scheme and a mask ${nothing(kinds.bare.most)}`];
         if (causal) said.push(`without a scheme under the causal mask by up to ${number(kinds.without.most)}, since other words stand before it now`);
@@ -220,9 +220,11 @@ function sentences({ word, pair }, { words, order }, choose) {
 }
 
 /** The table of what changed. */
-function changes({ word }, { words, moved: kinds, entry, causal }) {
+function changes({ word }, { words, order, moved: kinds, entry, causal }) {
     const cell = (x, name = "td") => element(name, name === "th" ? { scope: "col" } : {}, x);
-    const digits = (x) => x.toFixed(4);
+    const place = (n) => order.indexOf(n);
+    const [hiddenBefore, hiddenNow] = [(n) => causal && n > word, (n) => causal && place(n) > place(word)];
+    const digits = (x, isHidden = false) => (isHidden ? "hidden" : x.toFixed(4));
     const columns = [["without", `no scheme${causal ? ", masked" : ""}`], ["with", entry.title]];
     return element(
         "table", {},
@@ -233,7 +235,7 @@ function changes({ word }, { words, moved: kinds, entry, causal }) {
             ...columns.flatMap(([kind]) => {
                 const { typed, now } = kinds[kind];
                 const change = now[n] - typed[n];
-                return [cell(digits(typed[n])), cell(digits(now[n])), cell(Math.abs(change) < 1e-12 ? number(Math.abs(change)) : `${change > 0 ? "+" : "−"}${digits(Math.abs(change))}`)];
+                return [cell(digits(typed[n], hiddenBefore(n))), cell(digits(now[n], hiddenNow(n))), cell(Math.abs(change) < 1e-12 ? number(Math.abs(change)) : `${change > 0 ? "+" : "−"}${digits(Math.abs(change))}`)];
             }),
         ))),
     );
