@@ -19,5 +19,5 @@ if __name__ == "__main__":
                 png = page.page.locator(f'[data-figure="{figure}"] .picture').screenshot()
             image = Image.open(io.BytesIO(png)).convert("RGB")
             image = image.resize((480, max(1, round(480 * image.height / image.width))), Image.Resampling.BOX)
-            image.quantize(64).save(PICTURES / f"{figure}.png", optimize=True)
+            image.quantize(256).save(PICTURES / f"{figure}.png", optimize=True)
             print(figure)
