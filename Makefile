@@ -13,6 +13,7 @@ FIELD := $(VENV)/.installed-field
 TRITON := $(VENV)/.installed-triton
 EXTEND := $(VENV)/.installed-extend
 EXPLORE := $(VENV)/.installed-explore
+DOCS := $(VENV)/.installed-docs
 
 # The oldest torch that pyproject.toml admits has an environment of its own, and runs the tests of what needs torch alone.
 OLDEST := .venv-oldest
@@ -27,7 +28,7 @@ PEER_PACKAGES := x-transformers einx loguru torch-einops-utils frozendict einops
 	tqdm idna truststore h11 PyYAML safetensors
 
 .DEFAULT_GOAL := help
-.PHONY: help demo explore smollm2 bench field tables pictures test check mutants survey triton gpu oldest lint format clean
+.PHONY: help demo explore smollm2 bench field tables pictures docs test check mutants survey triton gpu oldest lint format clean
 # Two targets must not install into the same environment at once.
 .NOTPARALLEL:
 
@@ -62,6 +63,13 @@ pictures: $(LAB) ## draw every scheme for docs/schemes.md, on light and on dark 
 		$(BIN)/posenc plot overview --family $$family --out docs/images/overview_$$family.png && \
 		$(BIN)/posenc plot overview --family $$family --out docs/images/overview_$$family-dark.png --dark || exit 1; \
 	done
+
+# With Python 3.11 or later, which the API of posenc.huggingface needs.
+docs: $(DOCS) ## set up and build the documentation, with an API and a page for each scheme: build/docs/index.html
+	@$(BIN)/python -c 'import sys; sys.version_info >= (3, 11) or sys.exit("make docs needs Python 3.11 or later")'
+	@$(BIN)/posenc explore --export docs/_static/explorer.html
+	@$(BIN)/python -m sphinx -W --keep-going -q -b html -d build/docs-cache docs build/docs
+	@echo "The documentation: $(CURDIR)/build/docs/index.html"
 
 # All checks on every scheme, backend and model, and on what is right; and what is exported: minutes, so not of
 # `make test`.
@@ -117,7 +125,7 @@ format: $(DEV) ## format, and fix what ruff can fix
 	$(BIN)/ruff format .
 
 clean: ## remove what make has made
-	rm -rf $(VENV) $(OLDEST) runs/demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) runs/demo build dist docs/schemes docs/_static/explorer.html .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call install,EXTRA): pip is quiet unless it fails.
@@ -138,10 +146,14 @@ $(EXTEND): pyproject.toml constraints.txt
 $(EXPLORE): pyproject.toml constraints.txt
 	$(call install,explore)
 
-# dev contains lab, extend and explore.
+$(DOCS): pyproject.toml constraints.txt
+	$(call install,docs)
+	@touch $(LAB) $(EXPLORE)
+
+# dev contains lab, extend, explore and docs.
 $(DEV): pyproject.toml constraints.txt
 	$(call install,dev)
-	@touch $(LAB) $(EXTEND) $(EXPLORE)
+	@touch $(LAB) $(EXTEND) $(EXPLORE) $(DOCS)
 
 # The pins are those of the newest torch; it pins sympy itself.
 $(OLDEST)/.installed: pyproject.toml constraints.txt

@@ -7,7 +7,7 @@ from posenc.schemes.entry import Entry, Law
 
 ROOT = Path(__file__).parents[1]
 
-# The README shows which of these a scheme has; docs/schemes.md has them all.
+# The table of all schemes shows which of these each has; another, of laws, has them all.
 MAIN = (
     Law.RELATIVE,
     Law.ABSOLUTE,
@@ -33,23 +33,33 @@ def _word(law: Law) -> str:
     return law.replace("_", "-")
 
 
+HAPPENS = {
+    "add": "a vector is added to the input",
+    "rotate": "queries and keys are turned, or mapped otherwise",
+    "score": "a number is added to a score, or the score changed",
+    "value": "a vector is added to a value",
+    "none": "nothing",
+}
+
+
+def _of_door(door: str) -> tuple[str, str, str]:
+    """A door and who opens it."""
+    return door, HAPPENS[door], ", ".join(entry.title for entry in CATALOG if door in (entry.doors or ("none",)))
+
+
 def tables() -> dict[str, list[str]]:
     """Each file's tables, as Markdown."""
     claims = {entry.name: ", ".join(_word(law) for law in MAIN if law in entry.laws) for entry in CATALOG}
     return {
-        "README.md": [
-            _table(
-                ("scheme", "doors", "it claims (and the tests hold it to)", "learned", "cost"),
-                *(
-                    (f"`{entry.signature}`", _doors(entry), claims[entry.name], entry.learned, entry.cost)
-                    for entry in CATALOG
-                ),
-            )
-        ],
+        "README.md": [_table(("door", "what happens there", "schemes"), *map(_of_door, HAPPENS))],
         "docs/schemes.md": [
             _table(
                 ("scheme", "doors", "what it does", "limits"),
                 *((f"`{entry.signature}`", _doors(entry), entry.does, entry.limits) for entry in CATALOG),
+            ),
+            _table(
+                ("scheme", "it claims (and the tests hold it to)", "learned", "cost"),
+                *((f"`{entry.title}`", claims[entry.name], entry.learned, entry.cost) for entry in CATALOG),
             ),
             _table(
                 ("law", "what it says", "who has it"),

@@ -229,6 +229,7 @@ def test_schemes(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     for entry in posenc.catalog():
         assert entry.name in shown
+        assert entry.does.split()[0] in shown
 
 
 def test_a_scheme_is_shown_with_its_signature_formula_and_claims(capsys: pytest.CaptureFixture[str]) -> None:
@@ -238,10 +239,14 @@ def test_a_scheme_is_shown_with_its_signature_formula_and_claims(capsys: pytest.
     assert inspect.getdoc(posenc.ALiBi) in shown
     assert ", ".join(sorted(entries_of("rope")[0].laws)) in " ".join(shown.split())
     assert shown.count("\nfor     decoders and encoders\n") == 2
+    assert "\nurl     https://arxiv.org/abs/2104.09864\nusers   Llama, " in shown
+    assert "\nexample posenc.attention(q, k, v, posenc.ALiBi(12), is_causal=True)\n" in shown
     assert main(["schemes", "xpos"]) == 0
     assert "\nfor     decoders\n" in capsys.readouterr().out
     assert main(["schemes", "nope"]) == 0
     assert capsys.readouterr().out.startswith("NoPE()\n")
+    assert main(["schemes", "fox"]) == 0
+    assert "\nusers" not in capsys.readouterr().out  # of which none is known
     assert main(["schemes", "PRoPE", "rope+ALiBi"]) == 0
     shown = capsys.readouterr().out
     assert [kind for kind in ("PRoPE", "RoPE", "ALiBi") if f"\n{kind}(" in f"\n{shown}"] == ["PRoPE", "RoPE", "ALiBi"]
@@ -254,6 +259,20 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setitem(sys.modules, "rich.console", None)
     assert main(["schemes"]) == 1
     assert "rich" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("package", "extra"), [("sklearn.datasets", "images"), ("uvicorn", "explore"), ("numpy", "lab")]
+)
+def test_what_is_not_installed_is_told_with_what_brings_it(
+    package: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(_: object) -> None:
+        raise ModuleNotFoundError(name=package)
+
+    monkeypatch.setattr("posenc.cli._schemes", missing)
+    assert main(["schemes"]) == 1
+    assert f"{package} is not installed: pip install 'posenc[{extra}]'" in capsys.readouterr().err
 
 
 def test_a_text_of_ones_own_gives_a_report_about_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

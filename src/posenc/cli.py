@@ -25,6 +25,9 @@ from posenc.workbench.command import Parser, failed, stdout, words
 if TYPE_CHECKING:
     from posenc.schemes.entry import Entry
 
+_EXTRAS = {"sklearn": "images", **dict.fromkeys(("fastapi", "latex2mathml", "uvicorn"), "explore")}
+"""What brings a package that may be missing; "lab" brings the others."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and gives the exit code."""
@@ -67,8 +70,8 @@ def _parsers() -> tuple[Parser, "argparse._SubParsersAction[Parser]"]:
     schemes = commands.add_parser(
         "schemes",
         help="list the schemes",
-        description="Lists every scheme of the catalog; with names, says of each how it is made, what it computes and "
-        "what it claims.",
+        description="Lists every scheme of the catalog; with names, says of each how it is made, what it computes, "
+        "what it claims, who uses it and how.",
     )
     schemes.add_argument(
         "schemes", nargs="*", metavar="SCHEME", help="a name of the catalog or of its class, or my.py:MyScheme"
@@ -96,14 +99,15 @@ _GATHERED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)  #
 def _schemes(arguments: argparse.Namespace) -> int:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
+    from rich.text import Text
 
     from posenc.schemes.catalog import catalog
 
     console = stdout()
     if not arguments.schemes:
-        table = Table("name", "doors", "claims", "cost", "paper", box=SIMPLE_HEAD)
+        table = Table("name", "doors", "does", "cost", box=SIMPLE_HEAD)
         for entry in catalog():
-            table.add_row(entry.name, " ".join(entry.doors), ", ".join(sorted(entry.laws)), entry.cost, entry.paper)
+            table.add_row(entry.name, " ".join(entry.doors), Text(entry.does), entry.cost)
         console.print(table)
         return 0
     try:
@@ -117,10 +121,13 @@ def _schemes(arguments: argparse.Namespace) -> int:
             "claims": ", ".join(sorted(entry.laws)) or "nothing",
             "cost": entry.cost,
             "paper": entry.paper,
+            "url": entry.url,
+            "users": entry.users,
+            "example": entry.example.replace("\n", "\n" + " " * 8),
         }
         taken = inspect.signature(entry.scheme, eval_str=True).parameters.values()
         sizes = [str(parameter) for parameter in taken if parameter.kind not in _GATHERED]
         lines = [f"{entry.scheme.__name__}({', '.join(sizes)})", inspect.getdoc(entry.scheme) or ""]
-        lines.append("\n".join(f"{name:8}{value}" for name, value in about.items()))
+        lines.append("\n".join(f"{name:8}{value}" for name, value in about.items() if value))
         console.print("\n\n".join(filter(None, lines)) + "\n", highlight=False, markup=False)
     return 0

@@ -68,7 +68,7 @@ CASES: dict[str, dict[str, Case]] = {
     },
     "axial_rope": {
         **{
-            name: Case(lambda name=name: AxialRoPE(8, name), axes=2, fractional=False)  # type: ignore[misc]
+            name: Case(lambda name=name: AxialRoPE(8, name), axes=2, fractional=False)
             for name in ("index", "llama4", "pe")
         },
         "eva": Case(lambda: AxialRoPE(8, "eva", extent=(4, 2)), axes=2),
@@ -87,7 +87,7 @@ CASES: dict[str, dict[str, Case]] = {
         "of values": Case(lambda: RoPE(8, values=True, rotary_dim=4)),
         **{
             name: Case(
-                lambda scaling=scaling: RoPE(8, scaling=scaling),  # type: ignore[misc]
+                lambda scaling=scaling: RoPE(8, scaling=scaling),
                 positions=ONE_TEXT,
                 only=True,
             )

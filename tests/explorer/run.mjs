@@ -46,6 +46,16 @@ const JOBS = {
             out: written([out.heads, out.tokens, out.dim], out.data),
         };
     },
+    terms(job) {
+        const [q, k, p] = [heads(job.q), heads(job.k), positions(job.positions)];
+        const context = { q, k, heads: q.heads, scale: job.scale, queryPositions: p, keyPositions: p };
+        const made = scheme(job.scheme).terms(context);
+        return made.map((term) => written([term.heads, term.queries, term.keys], term.data));
+    },
+    turnedBy(job) {
+        const banded = scheme(job.scheme);
+        return job.queries.map((x) => job.keys.map((y) => banded.turnedBy(x, y)));
+    },
     table(job) {
         const { rows, columns, data } = scheme(job.scheme).table(positions(job.positions));
         return written([rows, columns], data);
@@ -55,7 +65,10 @@ const JOBS = {
         const made = Array.from({ length: draws }, (_, seed) => drawnParameters(learned, new Random(seed)));
         const drawn = ([key, { shape }]) => [
             key,
-            written([draws, ...shape], made.flatMap((parameters) => Array.from(parameters[key].data))),
+            written(
+                [draws, ...shape],
+                made.flatMap((parameters) => Array.from(parameters[key].data)),
+            ),
         ];
         return Object.fromEntries(Object.entries(learned).map(drawn));
     },

@@ -1,6 +1,8 @@
 """The explorer's mathematics, in JavaScript, gives the numbers of posenc's reference, scheme by scheme."""
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,14 +10,14 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc import Positions, Scheme
-from posenc.features import projected_at_random
-from posenc.positions import PADDING
+from posenc import Chunk, Positions, Scheme
+from posenc.scheme import Composition
 from posenc.schemes.catalog import CATALOG
 from posenc.schemes.entry import Entry, Law, Shape
-from tests.explorer import cases_of_tokens
+from tests.explorer import cases_of_scores, cases_of_tokens
 from tests.explorer.case import Case, contents, facts_of, options_of
-from tests.explorer.node import Node
+from tests.explorer.compare import assert_alike, compare, job_of, largest, window_of
+from tests.explorer.node import STATIC, Node
 
 HEADS, HEAD_DIM, DIM, LIMIT = 4, 12, 48, 32
 
@@ -42,98 +44,11 @@ def cases(entry: Entry) -> Iterator[tuple[str, Case]]:
     for axes in most:
         yield f"built for decoders on {axes} axes", built(entry, axes, causal=True)
         yield f"built for encoders on {axes} axes", built(entry, axes, causal=False)
-    yield from cases_of_tokens.CASES.get(entry.name, {}).items()
+    for others in (cases_of_tokens, cases_of_scores):
+        yield from others.CASES.get(entry.name, {}).items()
 
 
 ALL = {f"{entry.name}: {name}": (entry, case) for entry in CATALOG for name, case in cases(entry)}
-
-
-def job_of(name: str, case: Case, scheme: Scheme) -> dict[str, Any]:
-    """The scheme, as JavaScript builds it."""
-    return {"name": name, "options": options_of(case, scheme), "parameters": dict(scheme.state_dict())}
-
-
-def largest(x: Tensor) -> float:
-    """The greatest of the finite numbers' sizes; 0 where there is none."""
-    return float(x[x.isfinite()].abs().max()) if x.isfinite().any() else 0.0
-
-
-def assert_alike(found: Tensor, expected: Tensor, roundings: float) -> None:
-    """Equal but for so many roundings of the largest number there is; minus infinity equals itself alone.
-
-    Both are computed in doubles, in other orders: a sum of n products differs by up to n roundings of the largest
-    partial sum, and an angle by one of the coordinate that it is taken of. So what is allowed is eps times the numbers
-    summed and the furthest coordinate, times 100 for the functions (exponentials, solved systems, layers) on the way.
-    """
-    assert found.shape == expected.shape
-    allowed = 100 * torch.finfo(torch.float64).eps * roundings * max(largest(expected), 1.0)
-    torch.testing.assert_close(found, expected, rtol=0.0, atol=allowed)
-
-
-@torch.no_grad()
-def compare(javascript: Node, name: str, case: Case) -> int:
-    """Tries one scheme in all its situations, and says in how many."""
-    scheme = case.scheme()
-    job = job_of(name, case, scheme)
-    tried = 0
-    for words, queries, keys in case.situations():
-        far = float(keys.coords.abs().max()) if keys.coords.numel() else 0.0
-        if scheme.doors == ("add",):
-            expected = scheme.table(queries, torch.float64)
-            assert expected is not None
-            found = javascript("table", scheme=job, positions=facts_of(queries))
-            assert_alike(found, expected[0], expected.size(-1) + far)
-            tried += 1
-            continue
-        for causal in (True,) if scheme.for_decoders else (True, False):
-            print(f"{words}, {causal=}")  # shown where it fails
-            tried += compare_attention(javascript, case, scheme, job, queries, keys, causal, far)
-    return tried
-
-
-def compare_attention(
-    javascript: Node,
-    case: Case,
-    scheme: Scheme,
-    job: dict[str, Any],
-    queries: Positions,
-    keys: Positions,
-    causal: bool,
-    far: float,
-) -> int:
-    """Tries one call with each of the case's windows."""
-    q, k, v = contents(case, len(queries), len(keys))
-    encoding = scheme(queries, keys, dtype=torch.float64)
-    features: dict[str, Tensor] = {}
-    if encoding.wanted:
-        x = torch.randn(1, len(keys), 16, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-        of_keys = projected_at_random(encoding.wanted, x, seed=3)
-        of_queries = {name: each[:, :, -len(queries) :] for name, each in of_keys.items()}
-        encoding = encoding.with_projected(of_queries, of_keys)
-        features = {n: (of_keys if encoding.wanted[n].is_clock else of_queries)[n][0] for n in encoding.wanted}
-    for window in case.windows:
-        visibility: dict[str, Any] = {"is_causal": causal, "window": window}
-        expected = posenc.logits(q, k, encoding, **visibility)
-        out = posenc.attention(q, k, v, encoding, **visibility, backend="reference")
-        found = javascript(
-            "attend",
-            schemes=[job],
-            q=q[0],
-            k=k[0],
-            v=v[0],
-            positions=facts_of(queries),
-            keyPositions=facts_of(keys),
-            causal=causal,
-            window={"chunk": window.size} if isinstance(window, posenc.Chunk) else window,
-            features=features,
-        )
-        roundings = case.head_dim + len(keys) + far
-        # Of two documents, or of padding, a pair has no score: posenc computes what is at hand there.
-        met = (queries.document[0][:, None] == keys.document[0]) & (keys.document[0] != PADDING)
-        assert_alike(found["logits"][:, met], expected[0][:, met], roundings)
-        # An error of a score is as large an error of its weight, relative to it.
-        assert_alike(found["out"], out[0], roundings * max(1.0, largest(expected[0][:, met])))
-    return len(case.windows)
 
 
 def test_javascript_has_the_schemes_of_the_catalog(javascript: Node) -> None:
@@ -144,3 +59,144 @@ def test_javascript_has_the_schemes_of_the_catalog(javascript: Node) -> None:
 def test_it_gives_the_numbers_of_the_reference(javascript: Node, name: str) -> None:
     entry, case = ALL[name]
     assert compare(javascript, entry.name, case) > 0
+
+
+DRAWS = 200
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if "for encoders" not in name])  # who learn the same
+def test_parameters_begin_as_those_of_python(javascript: Node, name: str) -> None:
+    entry, case = ALL[name]
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        scheme = case.build()
+        expected: dict[str, list[Tensor]] = {key: [] for key in scheme.state_dict()}
+        for _ in range(DRAWS if expected else 0):
+            scheme.reset_parameters()
+            for key, parameter in scheme.state_dict().items():
+                expected[key].append(parameter.double().clone())
+    found = javascript("begin", name=entry.name, options=options_of(case, scheme), draws=DRAWS)
+    assert set(found) == set(expected)
+    for key, draws in expected.items():
+        assert_drawn_alike(found[key], torch.stack(draws))
+
+
+def assert_drawn_alike(found: Tensor, expected: Tensor) -> None:
+    """Draws (draws, ...) of one distribution: the means of every number and of its square, and of the squares of all
+    numbers, within six standard errors. What is not drawn is equal to float32, PyTorch's."""
+    assert found.shape == expected.shape
+    assert torch.equal(found.std(0) > 0, expected.std(0) > 0)
+    moments = (lambda x: x, lambda x: x**2, lambda x: x.reshape(DRAWS, -1).pow(2).mean(1))
+    for moment in moments:
+        x, y = moment(found), moment(expected)
+        error = ((x.var(0) + y.var(0)) / DRAWS).sqrt()
+        assert ((x.mean(0) - y.mean(0)).abs() <= 6 * error + 1e-6 * y.abs().mean(0)).all()
+
+
+COMPOSED: dict[str, dict[str, Callable[[], Scheme]]] = {
+    "rope + alibi": {"rope": lambda: posenc.RoPE(8), "alibi": lambda: posenc.ALiBi(4)},
+    "rope + softcap": {"rope": lambda: posenc.RoPE(8), "softcap": lambda: posenc.Softcap(2.0)},
+    "alibi + query_scale": {"alibi": lambda: posenc.ALiBi(4), "query_scale": lambda: posenc.QueryScale("beam")},
+    "shaw + mla": {"shaw": lambda: posenc.Shaw(8, 3), "mla": lambda: posenc.MLA(8, 4)},
+}
+SINKS = [0.5, -1.0, 2.0, 0.0]
+
+
+@pytest.mark.parametrize("words", COMPOSED)
+@torch.no_grad()
+def test_schemes_compose_in_their_order(javascript: Node, words: str) -> None:
+    cases = {name: Case(build, {"keys": True, "values": True}) for name, build in COMPOSED[words].items()}
+    schemes = {name: case.scheme() for name, case in cases.items()}
+    positions = Positions.arange(9, start=2)
+    generator = torch.Generator().manual_seed(4)
+    q, k, v = (torch.randn(1, n, 9, 8, dtype=torch.float64, generator=generator) for n in (4, 2, 2))
+    encoding = Composition(*schemes.values())(positions, dtype=torch.float64)
+    for window, sinks, scale in ((None, None, None), (3, SINKS, None), ((4, 2), None, 0.3), (Chunk(4), None, None)):
+        found = javascript(
+            "attend",
+            schemes=[job_of(name, cases[name], scheme) for name, scheme in schemes.items()],
+            q=q[0],
+            k=k[0],
+            v=v[0],
+            positions=facts_of(positions),
+            causal=True,
+            window=window_of(window),
+            sinks=sinks,
+            scale=scale,
+            features={},
+        )
+        how: dict[str, Any] = {"is_causal": True, "window": window, "scale": scale}
+        assert_alike(found["logits"], posenc.logits(q, k, encoding, **how)[0], 30)
+        given = None if sinks is None else torch.tensor(sinks, dtype=torch.float64)
+        out = posenc.attention(q, k, v, encoding, **how, sinks=given, backend="reference")
+        assert_alike(found["out"], out[0], 30 * max(1.0, largest(found["logits"])))
+        left_of_sinks = 1.0 - found["weights"].sum(-1)
+        assert (left_of_sinks > 0.0).all() if sinks else left_of_sinks.abs().max() < 1e-12
+
+
+@torch.no_grad()
+def test_positions_left_out_are_those_of_the_last_queries(javascript: Node) -> None:
+    case = Case(lambda: posenc.ALiBi(5), heads=5, kv_heads=1)
+    scheme = case.scheme()
+    for queries, keys in ((7, 7), (3, 8), (1, 5)):
+        q, k, v = contents(case, queries, keys)
+        job = job_of("alibi", case, scheme)
+        found = javascript("attend", schemes=[job], q=q[0], k=k[0], v=v[0], causal=True, features={})
+        expected = posenc.attention(q, k, v, scheme, is_causal=True, backend="reference")
+        assert_alike(found["out"], expected[0], 30 * max(1.0, largest(found["logits"])))
+
+
+MUTANTS = {
+    "a frequency too low": ("rope", "math/phases.js", "(-2 * k) / dim", "(-2 * (k + 1)) / dim"),
+    "the sine's sign": ("rope", "math/phases.js", "a * cos[k] - b * sin[k]", "a * cos[k] + b * sin[k]"),
+    "slopes for powers of two alone": (
+        "alibi",
+        "math/score/alibi.js",
+        "const power = 2 ** Math.floor(Math.log2(heads));",
+        "const power = heads;",
+    ),
+    "the scale of the wide": ("pope", "math/rotate/others.js", "1 / Math.sqrt(d) }", "1 / Math.sqrt(2 * d) }"),
+    "columns for rows": (
+        "axial_rope",
+        "math/rotate/axes.js",
+        'layout: "interleaved", axes: [1, 0]',
+        'layout: "interleaved", axes: [0, 1]',
+    ),
+    "cosines first": ("sinusoidal", "math/add.js", "row[c] = Math.sin", "row[c] = Math.cos"),
+}
+
+
+@pytest.mark.parametrize("words", MUTANTS)
+def test_a_wrong_formula_is_seen(executable: str, tmp_path: Path, words: str) -> None:
+    name, file, right, wrong = MUTANTS[words]
+    static = tmp_path / "static"
+    shutil.copytree(STATIC, static)
+    text = (static / file).read_text()
+    assert right in text
+    (static / file).write_text(text.replace(right, wrong))
+    case = Case(lambda: posenc.ALiBi(12), heads=12) if name == "alibi" else next(cases(_entry(name)))[1]
+    with Node(executable) as sound:
+        assert compare(sound, name, case) > 0
+    with Node(executable, static) as broken, pytest.raises(AssertionError, match="Tensor-likes are not close"):
+        compare(broken, name, case)
+
+
+def _entry(name: str) -> Entry:
+    return next(entry for entry in CATALOG if entry.name == name)
+
+
+def test_a_bad_option_is_a_named_error(javascript: Node) -> None:
+    for name, options, words in (
+        ("alibi", {"num_heads": 0, "form": "causal"}, "num_heads must be a whole number of at least 1, got 0"),
+        ("alibi", {"num_heads": 4, "form": "both"}, "form must be one of causal, bidirectional, directed"),
+        ("sinusoidal", {"dim": 7, "base": 10.0, "layout": "interleaved", "axes": 1}, "dim must be a positive multiple"),
+        ("rope", {"head_dim": 8, "base": 1.0}, "base must be a finite number above 1, got 1"),
+        ("rope", {"head_dim": 8, "base": 2.0, "scaling": {"kind": "ntk", "factor": 0.5}}, "factor must be"),
+    ):
+        with pytest.raises(AssertionError, match=words):
+            javascript(
+                "attend",
+                schemes=[{"name": name, "options": options, "parameters": {}}],
+                **{side: torch.zeros(4, 3, 8) for side in "qkv"},
+                features={},
+            )

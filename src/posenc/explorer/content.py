@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from posenc.explorer.options import options_of
+from posenc.explorer.catalog import catalog
 from posenc.explorer.page import looks
 from posenc.explorer.seen import seen
 from posenc.schemes.catalog import CATALOG, entries_of, scheme_from_names
@@ -16,18 +16,11 @@ from posenc.schemes.entry import Shape
 def content(schemes: Sequence[str] = (), records: Sequence[Path] = ()) -> dict[str, Any]:
     """The page's data. ``schemes`` are compositions, or the user's own, ``my.py:MyScheme``; ``records`` folders of
     posenc compare or extend. ValueError for a name or a folder that cannot be read."""
+    known = catalog()
+    entries = known.pop("entries")
     return {
-        "catalog": [
-            {
-                "name": entry.name,
-                "title": entry.title,
-                "doors": list(entry.doors),
-                "axes": entry.axes,
-                "for_decoders": entry.for_decoders,
-                "options": options_of(entry),
-            }
-            for entry in CATALOG
-        ],
+        **known,
+        "catalog": entries,
         "seen": [_own(name) for name in schemes],
         "looks": looks([entry.name for entry in CATALOG]),
     }

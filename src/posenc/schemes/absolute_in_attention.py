@@ -57,4 +57,7 @@ ENTRY = Entry(
     learned="max_positions × d",
     does="a trainable vector per key position, multiplied with the query in every layer",
     limits="undefined past the table",
+    formula=r"s_{ij} = \frac{q_i \cdot k_j + q_i \cdot R_{p_j}}{\sqrt{d}}",
+    example="posenc.attention(q, k, v, posenc.AbsoluteInAttention(1024, 64), is_causal=True)",
+    url="https://arxiv.org/abs/2101.11605",
 )

@@ -101,4 +101,11 @@ ENTRY = Entry(
         " each way)"
     ),
     limits="the bidirectional form is blind to direction",
+    formula=(
+        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} - m_h (p_i - p_j), \qquad "
+        r"m_h = 2^{-8h/H} \mbox{ for } h = 1, \ldots, H \mbox{ and } H \mbox{ a power of two}"
+    ),
+    example="posenc.attention(q, k, v, posenc.ALiBi(12), is_causal=True)",
+    users="BLOOM, MPT, Falcon-RW",
+    url="https://arxiv.org/abs/2108.12409",
 )

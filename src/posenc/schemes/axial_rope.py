@@ -195,4 +195,15 @@ ENTRY = Entry(
         '`"index"`, `"llama4"`, `"pe"`, `"eva"`, `"dinov3"`, made by `grid(height, width)`'
     ),
     limits="knows no diagonals: rows and columns turn channels of their own",
+    formula=(
+        r"\begin{array}{l} "
+        r"s_{ij} = (R_{p_i} q_i) \cdot (R_{p_j} k_j) / \sqrt{d}, \qquad R_p: \; (a, b)_k \mapsto (a \, \cos \phi_k - "
+        r"b \, \sin \phi_k, \; a \, \sin \phi_k + b \, \cos \phi_k) \\ "
+        r"\phi_k = u \, y \, \theta_k \mbox{ in half of the pairs, } \; u \, x \, \theta_k \mbox{ in the others}, "
+        r"\qquad \theta_k = \mathrm{base}^{-4k/d} "
+        r"\end{array}"
+    ),
+    example=("rope = posenc.AxialRoPE(64)\nposenc.attention(q, k, v, rope, query_positions=rope.grid(8, 8))"),
+    users="DINOv3, Perception Encoder, EVA-02, the vision encoder of Llama 4",
+    url="https://arxiv.org/abs/2403.13298",
 )

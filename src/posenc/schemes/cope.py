@@ -89,4 +89,14 @@ ENTRY = Entry(
     learned="max_positions × head_dim, zeros at first",
     does="counts the tokens that matter to a query, and has it meet a vector of the count",
     limits="needs whole rows of scores; blind to coordinates",
+    formula=(
+        r"\begin{array}{l} "
+        r"s_{ij} = s + c \, q_i \cdot ((1 - f) \, e_{\lfloor p_{ij} \rfloor} + f \, e_{\lceil p_{ij} \rceil}), "
+        r"\qquad s = q_i \cdot k_j / \sqrt{d}, \quad f = p_{ij} - \lfloor p_{ij} \rfloor \\ "
+        r"p_{ij} = \min \Bigl( \sum_{t = j}^{i} \sigma(q_i \cdot k_t / \sqrt{d}), \; \mathrm{max\_positions} - 1 "
+        r"\Bigr), \qquad c = 1 / \sqrt{d} "
+        r"\end{array}"
+    ),
+    example="posenc.attention(q, k, v, posenc.CoPE(64, max_positions=64), is_causal=True)",
+    url="https://arxiv.org/abs/2405.18719",
 )

@@ -193,4 +193,11 @@ ENTRY = Entry(
         "`of_layer(query, key)` for a layer's own projections"
     ),
     limits="distances past the last are one",
+    formula=(
+        r"s_{ij} = \frac{q_i \cdot k_j + q_i \cdot W_K R_c + k_j \cdot W_Q R_c}{\sqrt{3d}}, \qquad c = \min(\max(p_i "
+        r"- p_j + D, 0), 2D - 1)"
+    ),
+    example="posenc.attention(q, k, v, posenc.DeBERTa(12, 64, max_distance=512))",
+    users="DeBERTa, versions 1 to 3",
+    url="https://arxiv.org/abs/2006.03654",
 )

@@ -75,4 +75,15 @@ ENTRY = Entry(
     does="turns by the place within a chunk of text; to keys of the chunk before a query stands a step ahead, and to "
     "all earlier ones at `chunk`",
     limits="made for causal attention; keys two chunks back and further have no distance of their own",
+    formula=(
+        r"\begin{array}{l} "
+        r"s_{ij} = q_i \cdot R_{a_{ij}} R_{p_j \bmod c} \, k_j / \sqrt{d}, \qquad n_{ij} = \lfloor p_i / c \rfloor - "
+        r"\lfloor p_j / c \rfloor, \qquad c = \mathrm{chunk} - \mathrm{local} \\ "
+        r"-a_{ij} = p_i \bmod c \; (n_{ij} \le 0), \quad \min(p_i \bmod c + c, \mathrm{chunk}) \; (n_{ij} = 1), "
+        r"\quad \min(2c - 1, \mathrm{chunk}) \; (n_{ij} \ge 2) "
+        r"\end{array}"
+    ),
+    example="posenc.attention(q, k, v, posenc.DualChunk(64, chunk=48, local=16), is_causal=True)",
+    users="ChunkLlama, Qwen2.5-1M",
+    url="https://arxiv.org/abs/2402.17463",
 )

@@ -100,12 +100,18 @@ class Shape:
         return self.num_heads if self.num_kv_heads is None else whole("num_kv_heads", self.num_kv_heads)
 
 
+GIVEN = "import torch, posenc\n\nq = k = v = torch.randn(2, 12, 64, 64)\nx = torch.randn(2, 64, 768)"
+"""What the examples of entries begin with: queries, keys and values, and the input of a model of 12 heads of 64."""
+
+
 @dataclass(frozen=True)
 class Entry:
     """One scheme of the catalog.
 
     ``laws`` are claims that the tests hold it to, for the scheme that ``build`` makes; `posenc.laws` measures each.
-    ``learned``, ``does`` and ``limits`` are words for the tables of the documentation.
+    ``learned``, ``does`` and ``limits`` are words for the tables of the documentation. ``formula`` is what the scheme
+    computes, in LaTeX: i is a query and j a key, p a position and r = p_j - p_i, d is head_dim, h one of H heads, s a
+    score, o an output, x the input. ``example`` is Python that builds and uses it, with what `GIVEN` makes at hand.
     """
 
     name: str  # that of its file
@@ -119,6 +125,10 @@ class Entry:
     learned: str = "nothing"
     does: str = ""
     limits: str = ""
+    formula: str = ""
+    example: str = ""
+    users: str = ""  # models and codebases that have it
+    url: str = ""  # of the paper, or of where else it comes from
 
     def __post_init__(self) -> None:
         for law in self.laws:

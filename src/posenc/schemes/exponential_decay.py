@@ -59,4 +59,9 @@ ENTRY = Entry(
     build=lambda shape: ExponentialDecay(shape.dim),
     does="channels that fade with the position, each at its rate",
     limits="positions from 0 on; those past `longest` look alike",
+    formula=(
+        r"x_i \leftarrow x_i + P_{p_i}, \qquad P_{p,k} = e^{-p / \tau_k}, \qquad \tau_k = \mathrm{longest}^{(k + 1) "
+        r"/ \mathrm{dim}}"
+    ),
+    example=("encoding = posenc.ExponentialDecay(768)(posenc.Positions.arange(64))\nx = encoding.add(x)"),
 )

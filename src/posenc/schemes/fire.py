@@ -122,4 +122,10 @@ ENTRY = Entry(
     learned="34 per head, and 66",
     does="a learned function of the distance as a share of the query's position",
     limits="the network runs for every pair, except in the CPU kernel",
+    formula=(
+        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + f_h \Bigl( \frac{\psi(\max(p_i - p_j, 0))}{\psi(\max(|m L|, "
+        r"p_i)) + 10^{-6}} \Bigr), \qquad \psi(x) = \ln(|c| x + 1)"
+    ),
+    example="posenc.attention(q, k, v, posenc.FIRE(12), is_causal=True)",
+    url="https://arxiv.org/abs/2310.04418",
 )

@@ -86,4 +86,7 @@ ENTRY = Entry(
     learned="nothing, or directions and an MLP",
     does="random sines and cosines of all axes at once; `learned=True` trains directions and an MLP on top",
     limits="`sigma` sets how far likeness reaches",
+    formula=r"x_i \leftarrow x_i + [\, \cos 2 \pi B p_i \mid \sin 2 \pi B p_i \,], \qquad B \sim N(0, \sigma^2)",
+    example=("encoding = posenc.FourierFeatures(768, axes=2)(posenc.Positions.grid(8, 8))\nx = encoding.add(x)"),
+    url="https://arxiv.org/abs/2006.10739",
 )

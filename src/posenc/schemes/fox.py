@@ -76,4 +76,14 @@ ENTRY = Entry(
     learned="a gate per head, in each layer",
     does="lets scores fall by what the gates of the tokens between forget",
     limits="for decoders: without a causal mask later keys are rewarded",
+    formula=(
+        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + \sum_{t = j + 1}^{i} \ln f_t, \qquad f_t = \sigma(w_h \cdot x_t "
+        r"+ b_h)"
+    ),
+    example=(
+        'gates = {"forgotten": torch.randn(2, 12, 64)}\n'
+        "encoding = posenc.FoX(12)(posenc.Positions.arange(64)).with_projected(gates)\n"
+        "posenc.attention(q, k, v, encoding, is_causal=True)"
+    ),
+    url="https://arxiv.org/abs/2503.02130",
 )

@@ -113,4 +113,14 @@ ENTRY = Entry(
     learned="extent × width, and width per head in each layer",
     does="has each query mix, by what a layer makes of it, a bias of the distance back out of learned profiles",
     limits="nothing past the extent",
+    formula=(
+        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + (W_h x_i) \cdot B_{p_i - p_j} \mbox{ for } 0 \le p_i - p_j < "
+        r"\mathrm{extent}, \; \mbox{ else } \frac{q_i \cdot k_j}{\sqrt{d}}"
+    ),
+    example=(
+        'profile = {"profile": torch.randn(2, 12, 64, 16)}\n'
+        "encoding = posenc.Inkling(12)(posenc.Positions.arange(64)).with_projected(profile)\n"
+        "posenc.attention(q, k, v, encoding, is_causal=True)"
+    ),
+    users="Inkling",
 )

@@ -81,4 +81,10 @@ ENTRY = Entry(
     learned="2 per head",
     does='a penalty that grows with the distance, as fast as each head learns: `"log"` or `"power"`',
     limits="blind to direction",
+    formula=(
+        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} - p_h \, \ln(1 + a_h |r|) \; (\mathrm{log}), \qquad \frac{q_i "
+        r"\cdot k_j}{\sqrt{d}} - a_h |r|^{p_h} \; (\mathrm{power})"
+    ),
+    example="posenc.attention(q, k, v, posenc.KERPLE(12), is_causal=True)",
+    url="https://arxiv.org/abs/2205.09921",
 )

@@ -79,4 +79,14 @@ ENTRY = Entry(
     learned="a number per pair",
     does="RoPE whose frequencies are learned, each by a factor that begins at 1; over YaRN in Mistral Large 4",
     limits="angles past the training length are new to the model",
+    formula=(
+        r"\begin{array}{l} "
+        r"s_{ij} = (R_{p_i} q_i) \cdot (R_{p_j} k_j) / \sqrt{d}, \qquad R_p: \; (a, b)_k \mapsto (a \, \cos \phi_k - "
+        r"b \, \sin \phi_k, \; a \, \sin \phi_k + b \, \cos \phi_k) \\ "
+        r"\phi_k = p \, \theta_k e^{\alpha_k}, \qquad \theta_k = \mathrm{base}^{-2k/d}, \qquad \alpha \mbox{ "
+        r"learned} "
+        r"\end{array}"
+    ),
+    example="posenc.attention(q, k, v, posenc.LeRoPE(64), is_causal=True)",
+    users="Mistral Large 4",
 )

@@ -55,4 +55,8 @@ ENTRY = Entry(
     learned="max_positions × dim",
     does="a trainable vector per position",
     limits="undefined past the table: `PositionError`",
+    formula=r"x_i \leftarrow x_i + W_{p_i}",
+    example=("encoding = posenc.Learned(1024, 768)(posenc.Positions.arange(64))\nx = encoding.add(x)"),
+    users="GPT-2, BERT, RoBERTa, OPT",
+    url="https://arxiv.org/abs/1705.03122",
 )

@@ -118,4 +118,10 @@ ENTRY = Entry(
     learned="b (b − 1)/2 numbers per block and axis",
     does="turns blocks of channels by the exponential of a learned matrix, linear in the coordinates",
     limits="relative on one axis; on several only where generators commute",
+    formula=(
+        r"s_{ij} = \frac{(R_{p_i} q_i) \cdot (R_{p_j} k_j)}{\sqrt{d}}, \qquad R_p = \exp \Bigl( \sum_a p_a A_a "
+        r"\Bigr), \qquad A_a^{T} = -A_a \mbox{ learned}"
+    ),
+    example="posenc.attention(q, k, v, posenc.LieRE(64, axes=2), query_positions=posenc.Positions.grid(8, 8))",
+    url="https://arxiv.org/abs/2406.10322",
 )

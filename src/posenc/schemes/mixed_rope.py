@@ -106,4 +106,14 @@ ENTRY = Entry(
     learned="d frequencies per head",
     does="every pair turns by both coordinates of a patch, at learned frequencies of each head",
     limits="heads that share keys share their frequencies",
+    formula=(
+        r"\begin{array}{l} "
+        r"s_{ij} = (R_{p_i} q_i) \cdot (R_{p_j} k_j) / \sqrt{d}, \qquad R_p: \; (a, b)_k \mapsto (a \, \cos \phi_k - "
+        r"b \, \sin \phi_k, \; a \, \sin \phi_k + b \, \cos \phi_k) \\ "
+        r"\phi_k = x f^{x}_{hk} + y f^{y}_{hk}, \qquad f \mbox{ learned} "
+        r"\end{array}"
+    ),
+    example="posenc.attention(q, k, v, posenc.MixedRoPE(64, 12), query_positions=posenc.Positions.grid(8, 8))",
+    users="the RoPE-Mixed models of naver-ai/rope-vit",
+    url="https://arxiv.org/abs/2403.13298",
 )

@@ -109,4 +109,15 @@ ENTRY = Entry(
     build=lambda shape: MLA(shape.head_dim, max(2, shape.head_dim // 4 * 2)),
     does="turns the last channels of q and k, or that slice by itself, which all key heads share: DeepSeek, Kimi",
     limits="angles past the training length are new to the model",
+    formula=(
+        r"\begin{array}{l} "
+        r"s_{ij} = \bigl( q_i^{\mathrm{nope}} \cdot k_j^{\mathrm{nope}} + (R_{p_i} q_i^{\mathrm{pe}}) \cdot (R_{p_j} "
+        r"k_j^{\mathrm{pe}}) \bigr) / \sqrt{d} \\ "
+        r"R_p: \; (a, b)_k \mapsto (a \, \cos \phi_k - b \, \sin \phi_k, \; a \, \sin \phi_k + b \, \cos \phi_k), "
+        r"\qquad \phi_k = p \, \mathrm{base}^{-2k/n}, \quad n = \mathrm{rope\_dim} "
+        r"\end{array}"
+    ),
+    example="posenc.attention(q, k, v, posenc.MLA(64, rope_dim=32), is_causal=True)",
+    users="DeepSeek-V2 and V3, Kimi K2",
+    url="https://arxiv.org/abs/2405.04434",
 )

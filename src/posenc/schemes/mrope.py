@@ -95,4 +95,18 @@ ENTRY = Entry(
         "is RoPE"
     ),
     limits="an axis has some of the frequencies alone",
+    formula=(
+        r"\begin{array}{l} "
+        r"s_{ij} = (R_{p_i} q_i) \cdot (R_{p_j} k_j) / \sqrt{d}, \qquad R_p: \; (a, b)_k \mapsto (a \, \cos \phi_k - "
+        r"b \, \sin \phi_k, \; a \, \sin \phi_k + b \, \cos \phi_k) \\ "
+        r"\phi_k = p_{a(k)} \theta_k, \qquad a(k) \in \{\mathrm{time}, \mathrm{row}, \mathrm{column}\}, \qquad "
+        r"\theta_k = \mathrm{base}^{-2k/d} "
+        r"\end{array}"
+    ),
+    example=(
+        "positions = posenc.Positions.multimodal([10, (1, 6, 8), 6])\n"
+        "posenc.attention(q, k, v, posenc.MRoPE(64, (8, 12, 12)), query_positions=positions, is_causal=True)"
+    ),
+    users="Qwen2-VL, Qwen3-VL, ERNIE 4.5 VL",
+    url="https://arxiv.org/abs/2409.12191",
 )

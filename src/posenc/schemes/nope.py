@@ -26,4 +26,8 @@ ENTRY = Entry(
     build=lambda shape: NoPE(),
     does="nothing: order reaches a decoder through its causal mask",
     limits="an encoder without a mask cannot tell orders apart",
+    formula=r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}}",
+    example="posenc.attention(q, k, v, posenc.NoPE(), is_causal=True)",
+    users="one layer in four of SmolLM3, Command R7B and Command A",
+    url="https://arxiv.org/abs/2305.19466",
 )

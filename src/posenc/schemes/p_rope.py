@@ -48,4 +48,15 @@ ENTRY = Entry(
     build=lambda shape: PRoPE(shape.head_dim, max(0.25, 2 / shape.head_dim)),
     does="RoPE whose lowest frequencies are 0, so that these channels carry content alone: Gemma 4, LFM3",
     limits="angles past the training length are new to the model; not partial RoPE, whose weights do not fit it",
+    formula=(
+        r"\begin{array}{l} "
+        r"s_{ij} = (R_{p_i} q_i) \cdot (R_{p_j} k_j) / \sqrt{d}, \qquad R_p: \; (a, b)_k \mapsto (a \, \cos \phi_k - "
+        r"b \, \sin \phi_k, \; a \, \sin \phi_k + b \, \cos \phi_k) \\ "
+        r"\phi_k = p \, \theta_k, \qquad \theta_k = \mathrm{base}^{-2k/d} \mbox{ for } k < \lfloor \mathrm{share} "
+        r"\cdot d / 2 \rfloor, \; \mbox{ else } 0 "
+        r"\end{array}"
+    ),
+    example="posenc.attention(q, k, v, posenc.PRoPE(64, share=0.25), is_causal=True)",
+    users="Gemma 4, LFM3",
+    url="https://arxiv.org/abs/2410.06205",
 )

@@ -69,4 +69,15 @@ ENTRY = Entry(
     build=lambda shape: PartialRoPE(shape.head_dim, max(2, shape.head_dim // 4 * 2) / shape.head_dim),
     does="turns the first share of the channels, with frequencies over these alone: GPT-J, GPT-NeoX, Phi, GLM, Qwen3.5",
     limits="angles past the training length are new to the model; not proportional RoPE, whose weights do not fit it",
+    formula=(
+        r"\begin{array}{l} "
+        r"s_{ij} = (R_{p_i} q_i) \cdot (R_{p_j} k_j) / \sqrt{d}, \qquad R_p: \; (a, b)_k \mapsto (a \, \cos \phi_k - "
+        r"b \, \sin \phi_k, \; a \, \sin \phi_k + b \, \cos \phi_k) \\ "
+        r"\phi_k = p \, \mathrm{base}^{-2k/n}, \; k < n / 2, \qquad n = \lfloor \mathrm{share} \cdot d \rfloor "
+        r"\mbox{ channels turn, the others do not} "
+        r"\end{array}"
+    ),
+    example="posenc.attention(q, k, v, posenc.PartialRoPE(64, share=0.5), is_causal=True)",
+    users="GPT-J, GPT-NeoX, Phi, GLM, Qwen3.5",
+    url="https://github.com/kingoflolz/mesh-transformer-jax",
 )

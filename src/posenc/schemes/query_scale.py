@@ -148,4 +148,14 @@ ENTRY = Entry(
     learned="1 or 2 per head in two of its forms",
     does="lets queries grow with the number of tokens up to them, by the formula of one of seven models",
     limits="tells a query where it stands, and not where its keys are",
+    formula=(
+        r"\begin{array}{l} "
+        r"s_{ij} = c(p_i + 1) \, q_i \cdot k_j / \sqrt{d} \\ "
+        r"c(n) = s_h \, \ln n \; (\mathrm{ssmax}), \qquad 1 + a \, \ln(1 + \lfloor n / L \rfloor) \; "
+        r"(\mathrm{llama4}), \qquad \ldots "
+        r"\end{array}"
+    ),
+    example='posenc.attention(q, k, v, posenc.RoPE(64) + posenc.QueryScale("llama4", length=8192), is_causal=True)',
+    users="Llama 4 in its layers without RoPE, Ministral 3, Mistral 4, Mistral Large 4, Inkling, Beam",
+    url="https://arxiv.org/abs/2501.19399",
 )

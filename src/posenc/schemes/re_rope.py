@@ -78,4 +78,12 @@ ENTRY = Entry(
     build=lambda shape: ReRoPE(shape.head_dim, window=8),
     does="turns near pairs as RoPE does, and all pairs a `window` or more apart as if they were `window` apart; `leak`",
     limits="made for causal attention; far keys cannot be told apart by their distance",
+    formula=(
+        r"\begin{array}{l} "
+        r"s_{ij} = q_i \cdot R_{-f(p_i - p_j)} k_j / \sqrt{d} \\ "
+        r"f(n) = n \mbox{ for } n < w, \quad w + \mathrm{leak} \cdot (n - w) \mbox{ for } n \ge w "
+        r"\end{array}"
+    ),
+    example="posenc.attention(q, k, v, posenc.ReRoPE(64, window=32), is_causal=True)",
+    url="https://kexue.fm/archives/9708",
 )

@@ -90,4 +90,11 @@ ENTRY = Entry(
     learned="(2h + 2w − 2) × d",
     does="a trainable vector per row distance and per column distance; `resized(grid)` for another grid",
     limits="undefined past the tables",
+    formula=(
+        r"s_{ij} = \frac{q_i \cdot k_j + q_i \cdot (R^{h}_{y_j - y_i + h - 1} + R^{w}_{x_j - x_i + w - "
+        r"1})}{\sqrt{d}}"
+    ),
+    example="posenc.attention(q, k, v, posenc.Relative2D((8, 8), 64), query_positions=posenc.Positions.grid(8, 8))",
+    users="BoTNet",
+    url="https://arxiv.org/abs/1906.05909",
 )

@@ -70,4 +70,14 @@ ENTRY = Entry(
         '`"interleaved"`, partial with `rotary_dim`, a share of the channels for each of several `axes`'
     ),
     limits="angles past the training length are new to the model",
+    formula=(
+        r"\begin{array}{l} "
+        r"s_{ij} = (R_{p_i} q_i) \cdot (R_{p_j} k_j) / \sqrt{d}, \qquad R_p: \; (a, b)_k \mapsto (a \, \cos \phi_k - "
+        r"b \, \sin \phi_k, \; a \, \sin \phi_k + b \, \cos \phi_k) \\ "
+        r"\phi_k = p \, \theta_k, \qquad \theta_k = \mathrm{base}^{-2k/d} "
+        r"\end{array}"
+    ),
+    example="posenc.attention(q, k, v, posenc.RoPE(64), is_causal=True)",
+    users="Llama, Mistral, Qwen2 and 3, Gemma 1 to 3, gpt-oss, OLMo 3, ModernBERT",
+    url="https://arxiv.org/abs/2104.09864",
 )

@@ -73,4 +73,17 @@ ENTRY = Entry(
     axes="three",
     does="a share of the channels turns by the frame, one by the row and one by the column of a patch of a video",
     limits="angles past the training size are new to the model",
+    formula=(
+        r"\begin{array}{l} "
+        r"s_{ij} = (R_{p_i} q_i) \cdot (R_{p_j} k_j) / \sqrt{d}, \qquad R_p: \; (a, b)_k \mapsto (a \, \cos \phi_k - "
+        r"b \, \sin \phi_k, \; a \, \sin \phi_k + b \, \cos \phi_k) \\ "
+        r"\phi_k = p_a \, \mathrm{base}^{-2k/d_a} \mbox{ in the } d_a \mbox{ channels of the axis } a "
+        r"\end{array}"
+    ),
+    example=(
+        "positions = posenc.Positions.grid(4, 4, frames=4)\n"
+        "posenc.attention(q, k, v, posenc.RoPE3D(64), query_positions=positions)"
+    ),
+    users="Wan 2.1, CogVideoX, HunyuanVideo",
+    url="https://arxiv.org/abs/2503.20314",
 )

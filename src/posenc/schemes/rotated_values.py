@@ -52,4 +52,14 @@ ENTRY = Entry(
     build=lambda shape: RotatedValues(shape.head_dim, max(2, shape.head_dim // 4 * 2)),
     does="turns the last channels of q, k and v and turns the output back, so that values tell their distance",
     limits="angles past the training length are new to the model; values are as wide as keys",
+    formula=(
+        r"\begin{array}{l} "
+        r"o_i = R_{-p_i} \sum_j a_{ij} R_{p_j} v_j, \qquad a_i = \mathrm{softmax}_j (R_{p_i} q_i) \cdot (R_{p_j} "
+        r"k_j) / \sqrt{d} \\ "
+        r"R_p: \; (a, b)_k \mapsto (a \, \cos \phi_k - b \, \sin \phi_k, \; a \, \sin \phi_k + b \, \cos \phi_k), "
+        r"\qquad \phi_k = p \, \mathrm{base}^{-2k/n}, \quad n = \mathrm{rotary\_dim} "
+        r"\end{array}"
+    ),
+    example="posenc.attention(q, k, v, posenc.RotatedValues(64, rotary_dim=32), is_causal=True)",
+    users="DeepSeek-V4",
 )

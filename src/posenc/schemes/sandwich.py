@@ -68,4 +68,11 @@ ENTRY = Entry(
     build=lambda shape: Sandwich(shape.num_heads),
     does="the inner product of two sinusoids as a bias, flatter from head to head",
     limits="blind to direction",
+    formula=(
+        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + \frac{H}{8h} \Bigl( \sum_{k = 1}^{D/2} \cos(r \, "
+        r"\mathrm{base}^{-2k/D}) - \frac{D}{2} \Bigr)"
+    ),
+    example="posenc.attention(q, k, v, posenc.Sandwich(12), is_causal=True)",
+    users="NeMo",
+    url="https://arxiv.org/abs/2212.10356",
 )

@@ -56,4 +56,11 @@ ENTRY = Entry(
     learned="num_segments × dim",
     does="a trainable vector per segment, beside another scheme",
     limits="does not tell positions apart",
+    formula=r"x_i \leftarrow x_i + W_{\mathrm{segment}(i)}",
+    example=(
+        "positions = posenc.Positions.arange(64).with_segment((torch.arange(64) >= 40).long()[None])\n"
+        "x = (posenc.Learned(512, 768) + posenc.Segment(2, 768))(positions).add(x)"
+    ),
+    users="BERT",
+    url="https://arxiv.org/abs/1810.04805",
 )

@@ -70,4 +70,13 @@ ENTRY = Entry(
     build=lambda shape: SelfExtend(shape.head_dim, group=4, window=4),
     does="turns pairs closer than a `window` as RoPE does, and all others by the places of groups of `group` tokens",
     limits="made for causal attention; far keys of one group cannot be told apart",
+    formula=(
+        r"\begin{array}{l} "
+        r"s_{ij} = q_i \cdot R_{-f_{ij}} k_j / \sqrt{d} \\ "
+        r"f_{ij} = p_i - p_j \mbox{ if } p_i - p_j < w, \; \mbox{ else } \lfloor p_i / G \rfloor - \lfloor p_j / G "
+        r"\rfloor + w - \lfloor w / G \rfloor "
+        r"\end{array}"
+    ),
+    example="posenc.attention(q, k, v, posenc.SelfExtend(64, group=4, window=32), is_causal=True)",
+    url="https://arxiv.org/abs/2401.01325",
 )

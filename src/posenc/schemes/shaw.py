@@ -105,4 +105,11 @@ ENTRY = Entry(
         "head (`num_heads`)"
     ),
     limits="distances past the window are one",
+    formula=(
+        r"s_{ij} = \frac{q_i \cdot (k_j + K_c)}{\sqrt{d}}, \qquad o_i = \sum_j a_{ij} (v_j + V_c), \qquad c = "
+        r"\min(\max(r, -k), k) + k"
+    ),
+    example="posenc.attention(q, k, v, posenc.Shaw(64, max_distance=16), is_causal=True)",
+    users="tensor2tensor",
+    url="https://arxiv.org/abs/1803.02155",
 )

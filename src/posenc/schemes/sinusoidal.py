@@ -103,4 +103,11 @@ ENTRY = Entry(
         "`linear_map(offset)` gives the matrix that shifts it"
     ),
     limits="every length has a vector, but a model that was trained short does not know the far ones",
+    formula=(
+        r"x_i \leftarrow x_i + P_{p_i}, \qquad P_{p,2k} = \sin p \theta_k, \quad P_{p,2k+1} = \cos p \theta_k, "
+        r"\qquad \theta_k = \mathrm{base}^{-2k/\mathrm{dim}}"
+    ),
+    example=("encoding = posenc.Sinusoidal(768)(posenc.Positions.arange(64))\nx = encoding.add(x)"),
+    users="the first Transformer; MAE, on two axes",
+    url="https://arxiv.org/abs/1706.03762",
 )

@@ -78,4 +78,8 @@ ENTRY = Entry(
     axes="any",
     does="bounds every score smoothly, after the terms that stand before it",
     limits="does not tell positions apart; a function, so few fused kernels take it",
+    formula=r"s_{ij} = \mathrm{cap} \cdot \tanh \frac{q_i \cdot k_j}{\mathrm{cap} \sqrt{d}}",
+    example="posenc.attention(q, k, v, posenc.RoPE(64) + posenc.Softcap(50.0), is_causal=True)",
+    users="Gemma 2",
+    url="https://arxiv.org/abs/2408.00118",
 )

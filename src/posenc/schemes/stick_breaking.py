@@ -82,4 +82,10 @@ ENTRY = Entry(
     axes="any",
     does="gives each key a share of what nearer keys have left, in place of a softmax",
     limits="needs whole rows of scores; looks back alone",
+    formula=(
+        r"a_{ij} = b_{ij} \prod_{t = j + 1}^{i - 1} (1 - b_{it}), \qquad b_{ij} = \sigma \Bigl( \frac{q_i \cdot "
+        r"k_j}{\sqrt{d}} \Bigr), \qquad o_i = \sum_{j < i} a_{ij} v_j"
+    ),
+    example="posenc.attention(q, k, v, posenc.StickBreaking(), is_causal=True)",
+    url="https://arxiv.org/abs/2410.17980",
 )

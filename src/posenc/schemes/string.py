@@ -189,4 +189,13 @@ ENTRY = Entry(
         '`"circulant"`'
     ),
     limits="rotated q and k are in another basis; tables beside it meet them there",
+    formula=(
+        r"\begin{array}{l} "
+        r"s_{ij} = \Bigl( e^{\sum_a p_{ia} L_a} q_i \Bigr) \cdot \Bigl( e^{\sum_a p_{ja} L_a} k_j \Bigr) / \sqrt{d} "
+        r"\\ "
+        r"L_a^{T} = -L_a \mbox{ learned}, \qquad L_a L_b = L_b L_a "
+        r"\end{array}"
+    ),
+    example="posenc.attention(q, k, v, posenc.STRING(64, axes=2), query_positions=posenc.Positions.grid(8, 8))",
+    url="https://arxiv.org/abs/2502.02562",
 )

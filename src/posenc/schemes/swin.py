@@ -89,4 +89,8 @@ ENTRY = Entry(
     learned="(2h − 1)(2w − 1) × heads",
     does="a trainable bias for every difference of two patches; `resized(grid)` for another window",
     limits="undefined past the window",
+    formula=r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + B_{h, \, y_i - y_j, \, x_i - x_j}",
+    example="posenc.attention(q, k, v, posenc.Swin((8, 8), 12), query_positions=posenc.Positions.grid(8, 8))",
+    users="Swin Transformer",
+    url="https://arxiv.org/abs/2103.14030",
 )

@@ -130,4 +130,15 @@ ENTRY = Entry(
     learned="1536 + 513 per head",
     does="a network's bias of log-spaced differences, and cosine attention; `resized(grid)` for another window",
     limits="undefined past the window it is built for",
+    formula=(
+        r"\begin{array}{l} "
+        r"s_{ij} = \cos(q_i, k_j) \, e^{\min(\tau_h, \ln 100)} + 16 \, \sigma(W_2 \, \mathrm{relu}(W_1 u + b_1))_h "
+        r"\\ "
+        r"u = \Bigl( g \Bigl( \frac{y_i - y_j}{h - 1} \Bigr), \, g \Bigl( \frac{x_i - x_j}{w - 1} \Bigr) \Bigr), "
+        r"\qquad g(t) = \mathrm{sign}(t) \, \log_2(8 |t| + 1) / 3 "
+        r"\end{array}"
+    ),
+    example="posenc.attention(q, k, v, posenc.SwinV2((8, 8), 12), query_positions=posenc.Positions.grid(8, 8))",
+    users="Swin Transformer V2",
+    url="https://arxiv.org/abs/2111.09883",
 )

@@ -116,4 +116,14 @@ ENTRY = Entry(
         "logarithmic steps; `bidirectional=True` for encoders"
     ),
     limits="distances past the last bucket are one",
+    formula=(
+        r"\begin{array}{l} "
+        r"s_{ij} = q_i \cdot k_j / \sqrt{d} + W_{\mathrm{bucket}(p_i - p_j), h}, \qquad e = \lfloor B / 2 \rfloor \\ "
+        r"\mathrm{bucket}(n) = \max(n, 0) \mbox{ for } n < e, \quad \min(B - 1, \; e + \lfloor (B - e) \, \ln(n / e) "
+        r"/ \ln(D / e) \rfloor) \mbox{ for } n \ge e "
+        r"\end{array}"
+    ),
+    example="posenc.attention(q, k, v, posenc.T5(12), is_causal=True)",
+    users="T5, mT5, Flan-T5",
+    url="https://arxiv.org/abs/1910.10683",
 )

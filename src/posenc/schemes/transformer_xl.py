@@ -127,4 +127,11 @@ ENTRY = Entry(
         "`terms(block)`"
     ),
     limits="one product as wide as the model on every score",
+    formula=(
+        r"s_{ij} = \frac{q_i \cdot k_j + q_i \cdot W S_n + u \cdot k_j + v \cdot W S_n}{\sqrt{d}}, \qquad n = p_i - "
+        r"p_j, \quad S_n = [\, \sin n \theta_k \mid \cos n \theta_k \,]"
+    ),
+    example="posenc.attention(q, k, v, posenc.TransformerXL(12, 64), is_causal=True)",
+    users="Transformer-XL, XLNet",
+    url="https://arxiv.org/abs/1901.02860",
 )

@@ -120,4 +120,7 @@ ENTRY = Entry(
     learned="(max_positions + 2 dim) × dim",
     does="learned positions meet each other, and never the contents; `untie_cls` for a class token",
     limits="undefined past the table",
+    formula=r"s_{ij} = \frac{q_i \cdot k_j + (P_{p_i} U_Q) \cdot (P_{p_j} U_K)}{\sqrt{2d}}",
+    example="posenc.attention(q, k, v, posenc.TUPE(12, 64, max_positions=512))",
+    url="https://arxiv.org/abs/2006.15595",
 )

@@ -225,4 +225,15 @@ ENTRY = Entry(
     build=lambda shape: XPos(shape.head_dim),
     does="RoPE whose pairs also fade with the distance, the fast ones soonest; for causal attention",
     limits="a cache keeps keys unturned; keys ahead of the query grow, so it needs a causal mask",
+    formula=(
+        r"\begin{array}{l} "
+        r"s_{ij} = \frac{1}{\sqrt{d}} \sum_k \zeta_k^{(p_i - p_j) / \mathrm{scale\_base}} \, (R_{p_i} q_i)_k \cdot "
+        r"(R_{p_j} k_j)_k \\ "
+        r"R_p \mbox{ turns pair } k \mbox{ by } p \, \mathrm{base}^{-2k/d}, \qquad \zeta_k = \frac{2k / d + "
+        r"0.4}{1.4} "
+        r"\end{array}"
+    ),
+    example="posenc.attention(q, k, v, posenc.XPos(64), is_causal=True)",
+    users="torchscale",
+    url="https://arxiv.org/abs/2212.10554",
 )

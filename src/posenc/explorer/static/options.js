@@ -26,7 +26,7 @@ export function schemeControl(app, { name = "scheme", label = "scheme", filter =
 /** The options of an entry: as the catalog builds it, with `sizes` {num_heads, head_dim, dim, …} put in where it takes
  * them, and what `text` says put over both. Names what the scheme does not take. */
 export function optionsOf(entry, text = "", sizes = {}) {
-    const options = Object.fromEntries(entry.options.map(({ name, value }) => [name, name in sizes && value !== null ? sizes[name] : value]));
+    const options = Object.fromEntries(entry.options.map(({ name, built }) => [name, name in sizes && built !== null ? sizes[name] : built]));
     for (const part of text.split(" ").filter(Boolean)) {
         const [name, ...rest] = part.split(":");
         const option = entry.options.find((one) => one.name === name);
@@ -41,12 +41,13 @@ function parsed(entry, { name, kind, choices, optional }, text) {
     if (kind === "bool" && ["true", "false"].includes(text)) return text === "true";
     if (kind === "choice" && choices.includes(text)) return text;
     const numbers = text.split(",").map(Number);
-    const whole = kind === "int" || kind === "list";
-    if (["int", "float", "list"].includes(kind) && text !== "" && numbers.every((x) => Number.isFinite(x) && (!whole || Number.isInteger(x)))) {
-        if (kind === "list") return numbers;
+    const several = kind === "grid" || kind === "numbers";
+    const whole = kind === "int" || several;
+    if ((several || kind === "int" || kind === "float") && text !== "" && numbers.every((x) => Number.isFinite(x) && (!whole || Number.isInteger(x)))) {
+        if (several) return numbers;
         if (numbers.length === 1) return numbers[0];
     }
-    throw new RangeError(`${entry.title}'s ${name} must be ${choices ? `one of ${choices.join(", ")}` : { int: "a whole number", float: "a number", bool: "true or false", list: "whole numbers with commas between" }[kind]}, got "${text}"`);
+    throw new RangeError(`${entry.title}'s ${name} must be ${choices ? `one of ${choices.join(", ")}` : { int: "a whole number", float: "a number", bool: "true or false", grid: "whole numbers with commas between", numbers: "whole numbers with commas between" }[kind] ?? "left out"}, got "${text}"`);
 }
 
 const RANGES = {
@@ -61,7 +62,7 @@ const RANGES = {
 /** Controls for the options of an entry but those in `without`, named "options.NAME". */
 export function optionControls(entry, options, without = []) {
     return entry.options
-        .filter(({ name, kind }) => !without.includes(name) && options[name] !== null && (kind === "bool" || kind === "choice" || (name in RANGES && kind !== "list")))
+        .filter(({ name, kind }) => !without.includes(name) && options[name] !== null && (kind === "bool" || kind === "choice" || (name in RANGES && (kind === "int" || kind === "float"))))
         .map(({ name, kind, choices }) => {
             const control = { name: `options.${name}`, label: name };
             if (kind === "bool") return { ...control, kind: "check" };

@@ -36,8 +36,8 @@ export class Random {
     }
 }
 
-/** Parameters {name: {shape, data}} as `learned` of a scheme says they begin: each has a `fill`, the `std` of N(0, std^2),
- * the bounds of a `uniform` draw, or a function `draw(random)` of its own. */
+/** Parameters {name: {shape, data}} as `learned` of a scheme says they begin: each has a `fill`, the `std` of
+ * N(0, std^2), the bounds of a `uniform` draw, or a function `draw(random)` of its own. */
 export function drawnParameters(learned, random) {
     const draw = ({ shape, fill, std, uniform, draw: own }) => {
         const size = shape.reduce((a, b) => a * b, 1);

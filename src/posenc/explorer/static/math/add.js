@@ -58,7 +58,11 @@ export class FourierFeatures {
         whole("seed", seed, Number.MIN_SAFE_INTEGER, Number.MAX_SAFE_INTEGER);
         this.directions = learned
             ? matrixOf(parameters.directions)
-            : new Matrix(pairs, axes, drawn(pairs * axes, seed).map((x) => sigma * x));
+            : new Matrix(
+                  pairs,
+                  axes,
+                  drawn(pairs * axes, seed).map((x) => sigma * x),
+              );
         this.parameters = parameters;
     }
 

@@ -8,8 +8,8 @@ const same = (p) => p;
 
 /** s_ij = q_i . R(-f) k_j: a pair of tokens is turned by a distance f of its own, by f theta_m in channel pair m.
  *
- * A subclass says f by its `bands`, [{reach, query, key}, ...], of which the last one with g(p_i) - g(p_j) >= reach holds
- * for a pair: queries stand at query(p_i), keys at key(p_j). g(p) is p, or floor(p / chunk) with a `chunk`. */
+ * A subclass says f by its `bands`, [{reach, query, key}, ...]. Of a pair the last one holds with g(p_i) - g(p_j) >=
+ * reach: the query stands at query(p_i), the key at key(p_j). g(p) is p, or floor(p / chunk) with a `chunk`. */
 class Banded {
     chunk = null;
 

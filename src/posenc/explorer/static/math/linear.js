@@ -18,15 +18,25 @@ export function square(n, entry) {
 export function times(A, B) {
     const made = new Matrix(A.rows, B.columns);
     for (let i = 0; i < A.rows; i++) {
-        const [row, a] = [made.row(i), A.row(i)];
         for (let m = 0; m < A.columns; m++) {
-            const b = B.row(m);
-            for (let j = 0; j < row.length; j++) {
-                row[j] += a[m] * b[j];
+            const a = A.data[i * A.columns + m];
+            for (let j = 0; j < B.columns; j++) {
+                made.data[i * B.columns + j] += a * B.data[m * B.columns + j];
             }
         }
     }
     return made;
+}
+
+/** Writes A x into an array. */
+export function timesVector(A, x, made) {
+    for (let i = 0, n = 0; i < A.rows; i++) {
+        let sum = 0;
+        for (let j = 0; j < A.columns; j++, n++) {
+            sum += A.data[n] * x[j];
+        }
+        made[i] = sum;
+    }
 }
 
 /** The skew-symmetric matrix U - U^T, U the upper triangle of the entries without the diagonal. */
@@ -39,16 +49,20 @@ export function exponential(A) {
     const n = A.rows;
     let norm = 0;
     for (let i = 0; i < n; i++) {
-        norm = Math.max(norm, A.row(i).reduce((sum, x) => sum + Math.abs(x), 0));
+        norm = Math.max(
+            norm,
+            A.row(i).reduce((sum, x) => sum + Math.abs(x), 0),
+        );
     }
     const squarings = norm > 0.5 ? Math.ceil(Math.log2(norm)) + 1 : 0;
-    const small = new Matrix(n, n, A.data.map((x) => x / 2 ** squarings));
-    let sum = square(n, (i, j) => Number(i === j));
-    let term = sum;
-    for (let k = 1; k <= 14; k++) { // (1/2)^15 / 15! is below the rounding of 1
-        term = times(term, small);
-        term.data.forEach((x, m) => (term.data[m] = x / k));
-        sum = new Matrix(n, n, sum.data.map((x, m) => x + term.data[m]));
+    let [sum, term] = [0, 1].map(() => square(n, (i, j) => Number(i === j)));
+    // (1/2)^15 / 15! is below the rounding of 1.
+    for (let k = 1; k <= 14; k++) {
+        term = times(term, A);
+        for (let m = 0; m < n * n; m++) {
+            term.data[m] /= k * 2 ** squarings;
+            sum.data[m] += term.data[m];
+        }
     }
     for (let s = 0; s < squarings; s++) {
         sum = times(sum, sum);

@@ -22,20 +22,40 @@ export function phasesOf(positions, theta, axes) {
     return angles;
 }
 
+/** What make gives of the positions of queries and of keys, made once where they are the same. */
+export function ofBoth(queryPositions, keyPositions, make) {
+    const made = make(queryPositions);
+    return [made, keyPositions === queryPositions ? made : make(keyPositions)];
+}
+
 /** Turns pairs of channels by angles (tokens, pairs), of all heads alike or of each: (a, b) -> (a cos - b sin, a sin +
  * b cos). Pair k is the channels (k, k + pairs) in the "half" layout and (2k, 2k + 1) in the "interleaved" one, counted
  * from the first channel. cos and sin may be longer by a factor. */
 export class Turn {
     constructor(angles, layout, first = 0, factor = 1) {
         Object.assign(this, { angles: Array.isArray(angles) ? angles : [angles], layout, first, factor });
-        const part = (wave) => this.angles.map(({ rows, columns, data }) =>
-            new Matrix(rows, columns, data.map((angle) => factor * wave(angle))));
+        const part = (wave) =>
+            this.angles.map(
+                ({ rows, columns, data }) =>
+                    new Matrix(
+                        rows,
+                        columns,
+                        data.map((angle) => factor * wave(angle)),
+                    ),
+            );
         [this.cos, this.sin] = [part(Math.cos), part(Math.sin)];
     }
 
     /** The turn back, of one that does not lengthen. */
     inverse() {
-        const back = this.angles.map(({ rows, columns, data }) => new Matrix(rows, columns, data.map((x) => -x)));
+        const back = this.angles.map(
+            ({ rows, columns, data }) =>
+                new Matrix(
+                    rows,
+                    columns,
+                    data.map((x) => -x),
+                ),
+        );
         return new Turn(back, this.layout, this.first);
     }
 
@@ -44,7 +64,10 @@ export class Turn {
         const pairs = this.angles[0].columns;
         const group = x.heads / this.angles.length;
         must(Number.isInteger(group), `the rotation was made for ${this.angles.length} heads, got ${x.heads}`);
-        must(this.angles[0].rows === x.tokens, `the rotation was made for ${this.angles[0].rows} tokens, got ${x.tokens}`);
+        must(
+            this.angles[0].rows === x.tokens,
+            `the rotation was made for ${this.angles[0].rows} tokens, got ${x.tokens}`,
+        );
         const [step, apart] = this.layout === "half" ? [1, pairs] : [2, 1];
         return x.map(x.dim, (made, old, head, token) => {
             made.set(old);

@@ -41,12 +41,17 @@ const SCALINGS = {
     yarn(theta, { factor, original_length, ...rest }) {
         const { beta_fast = 32, beta_slow = 1, ramp = "index", truncate = true } = rest;
         const length = whole("original_length", original_length);
-        must(number("beta_slow", beta_slow, 0) < number("beta_fast", beta_fast, 0), "beta_slow must be below beta_fast");
+        must(
+            number("beta_slow", beta_slow, 0) < number("beta_fast", beta_fast, 0),
+            "beta_slow must be below beta_fast",
+        );
         let kept = (x) => clamp(((length * x) / (2 * Math.PI) - beta_slow) / (beta_fast - beta_slow), 0, 1);
         if (choice("ramp", ramp, ["index", "ratio"]) === "index") {
             must(theta.length > 1, "YaRN needs two pairs of channels at least, got 1");
             const perIndex = Math.log(theta[0] / theta[1]); // 2 ln base / d
-            let [low, high] = [beta_fast, beta_slow].map((turns) => Math.log(length / (2 * Math.PI * turns)) / perIndex);
+            let [low, high] = [beta_fast, beta_slow].map(
+                (turns) => Math.log(length / (2 * Math.PI * turns)) / perIndex,
+            );
             [low, high] = truncate ? [Math.floor(low), Math.ceil(high)] : [low, high];
             [low, high] = [Math.max(low, 0), Math.min(high, 2 * theta.length - 1)];
             const width = low < high ? high - low : 0.001;
@@ -56,7 +61,10 @@ const SCALINGS = {
     },
 
     llama3(theta, { factor = 8, original_length = 8192, low_freq_factor = 1, high_freq_factor = 4 }) {
-        const [low, high] = [number("low_freq_factor", low_freq_factor, 0), number("high_freq_factor", high_freq_factor, 0)];
+        const [low, high] = [
+            number("low_freq_factor", low_freq_factor, 0),
+            number("high_freq_factor", high_freq_factor, 0),
+        ];
         must(low <= high, `low_freq_factor must not be above high_freq_factor, got ${low} and ${high}`);
         const turns = (x) => (original_length * x) / (2 * Math.PI) - low;
         const kept = (x) => (low < high ? clamp(turns(x) / (high - low), 0, 1) : Number(turns(x) >= 0));
@@ -67,7 +75,10 @@ const SCALINGS = {
         const limit = whole("original_length", original_length, 2);
         const [lambda, which] = length > limit ? [long_factor, 1] : [short_factor, 0];
         must(lambda.length === theta.length, `short_factor and long_factor must have ${theta.length} numbers`);
-        must(factor !== null || attention_factor !== null, "factor or attention_factor must be given, got null for both");
+        must(
+            factor !== null || attention_factor !== null,
+            "factor or attention_factor must be given, got null for both",
+        );
         const given = Array.isArray(attention_factor) ? attention_factor[which] : attention_factor;
         return {
             theta: theta.map((x, k) => x / lambda[k]),

@@ -21,8 +21,8 @@ function chunksOf(positions, size) {
     return positions.coords.map((p) => Math.floor(p / size));
 }
 
-/** 1 where a query may see a key: of its own document, and of an order that causality and the window allow. In the place
- * of a window, {chunk: size} lets a query see its own chunk of coordinates alone. */
+/** 1 where a query may see a key: of its own document, and of an order that causality and the window allow. In place of
+ * a window, {chunk: size} lets a query see its own chunk of coordinates alone. */
 export function visible(queries, keys, { causal = false, window = null } = {}) {
     const size = window?.chunk === undefined ? null : whole("window.chunk", window.chunk);
     const [left, right] = ends(size === null ? window : null);

@@ -66,7 +66,7 @@ export class MRoPE extends RoPE {
         );
         must(
             form !== "ernie" || sections[1] === sections[2],
-            `sections must be as many pairs of the row as of the column for form ernie, got ${JSON.stringify(sections)}`,
+            `sections must be as many pairs of row as of column for form ernie, got ${JSON.stringify(sections)}`,
         );
         const layout = form === "ernie" ? "interleaved" : "half";
         super({ head_dim, base, layout, axes: 3, allocation: dealt(form, ...sections) });

@@ -2,8 +2,8 @@
 
 import { Matrix, dot } from "posenc/math/arrays.js";
 import { choice, must, number, whole } from "posenc/math/check.js";
-import { exponential, skew, solve, square } from "posenc/math/linear.js";
-import { Turn } from "posenc/math/phases.js";
+import { exponential, skew, solve, square, timesVector } from "posenc/math/linear.js";
+import { Turn, ofBoth } from "posenc/math/phases.js";
 
 const size = (shape) => shape.reduce((a, b) => a * b, 1);
 
@@ -38,7 +38,12 @@ function anglesOf(positions, heads, frequenciesOf) {
 export class MixedRoPE {
     static learned({ head_dim, num_heads, base, rotary_dim }) {
         const pairs = (rotary_dim ?? head_dim) / 2;
-        return { frequencies: { shape: [2, num_heads, pairs], draw: (random) => alongAndAcross(num_heads, pairs, base, random) } };
+        return {
+            frequencies: {
+                shape: [2, num_heads, pairs],
+                draw: (random) => alongAndAcross(num_heads, pairs, base, random),
+            },
+        };
     }
 
     constructor({ head_dim, num_heads, base, rotary_dim }, parameters) {
@@ -61,7 +66,8 @@ export class MixedRoPE {
 
     rotate(q, k, queryPositions, keyPositions) {
         checkKeyHeads(k, this.numHeads);
-        return { q: this.turn(queryPositions).apply(q), k: this.turn(keyPositions).apply(k) };
+        const [ofQ, ofK] = ofBoth(queryPositions, keyPositions, (positions) => this.turn(positions));
+        return { q: ofQ.apply(q), k: ofK.apply(k) };
     }
 }
 
@@ -127,13 +133,16 @@ export class STRING {
         return Float64Array.from({ length: d / 2 }, (_, m) => 2 * dot(c, wave(Math.sin, m, d)));
     }
 
-    turned(x, positions) {
+    turn(positions) {
         positions.check(this.axes, "STRING");
-        const turn = new Turn(anglesOf(positions, this.heads, (axis, head) => this.#frequencies(axis, head)), "half");
+        const angles = anglesOf(positions, this.heads, (axis, head) => this.#frequencies(axis, head));
+        return new Turn(angles, "half");
+    }
+
+    #turned(x, turn) {
         const group = x.heads / this.bases.length;
         const inBasis = x.map(x.dim, (made, old, head) => {
-            const P = this.bases[Math.floor(head / group)];
-            made.forEach((_, c) => (made[c] = dot(P.row(c), old)));
+            timesVector(this.bases[Math.floor(head / group)], old, made);
         });
         return turn.apply(inBasis);
     }
@@ -141,7 +150,8 @@ export class STRING {
     rotate(q, k, queryPositions, keyPositions) {
         checkKeyHeads(k, this.numHeads);
         must(q.dim === this.d && k.dim === this.d, `STRING was made for head_dim ${this.d}, got ${q.dim} and ${k.dim}`);
-        return { q: this.turned(q, queryPositions), k: this.turned(k, keyPositions) };
+        const [ofQ, ofK] = ofBoth(queryPositions, keyPositions, (positions) => this.turn(positions));
+        return { q: this.#turned(q, ofQ), k: this.#turned(k, ofK) };
     }
 }
 
@@ -175,40 +185,57 @@ export class LieRE {
     }
 
     constructor({ head_dim, axes, block, num_heads, extent }, parameters) {
-        Object.assign(this, { headDim: whole("head_dim", head_dim, 2), axes: whole("axes", axes), numHeads: num_heads });
+        Object.assign(this, {
+            headDim: whole("head_dim", head_dim, 2),
+            axes: whole("axes", axes),
+            numHeads: num_heads,
+        });
         this.block = whole("block", block, 2, head_dim);
         this.heads = num_heads === null ? 1 : whole("num_heads", num_heads);
         number("extent", extent, 0);
         this.generators = parameters.generators;
     }
 
-    /** exp(sum_a p_a A_a) of a token, for one block of one head. */
-    #matrix(coords, head, n) {
+    /** exp(sum_a p_a A_a): of each head, token and block. */
+    matrices(positions) {
+        positions.check(this.axes, "LieRE");
         const [b, blocks] = [this.block, Math.floor(this.headDim / this.block)];
-        const parts = Array.from(coords, (_, axis) => part(this.generators, axis, head * blocks + n, this.heads * blocks, b * b));
-        return exponential(skew(b, (i, j) => parts.reduce((sum, A, axis) => sum + coords[axis] * A[i * b + j], 0)));
+        const count = (n, what) => Array.from({ length: n }, (_, i) => what(i));
+        const generators = count(this.heads * blocks, (n) =>
+            count(this.axes, (axis) => {
+                const data = part(this.generators, axis, n, this.heads * blocks, b * b);
+                return skew(b, (i, j) => data[i * b + j]);
+            }),
+        );
+        return count(this.heads, (head) =>
+            count(positions.length, (token) =>
+                count(blocks, (n) => exponential(combined(positions.at(token), generators[head * blocks + n]))),
+            ),
+        );
     }
 
-    turned(x, positions) {
-        positions.check(this.axes, "LieRE");
+    #turned(x, matrices) {
         must(x.dim === this.headDim, `the rotation was made for head_dim ${this.headDim}, got ${x.dim}`);
-        const [b, blocks] = [this.block, Math.floor(this.headDim / this.block)];
-        const tokens = Array.from({ length: positions.length }, (_, token) => positions.at(token));
-        const matrices = Array.from({ length: this.heads }, (_, head) =>
-            tokens.map((coords) => Array.from({ length: blocks }, (_, n) => this.#matrix(coords, head, n))));
+        const b = this.block;
         return x.map(x.dim, (made, old, head, token) => {
             made.set(old);
             matrices[Math.floor((head * this.heads) / x.heads)][token].forEach((R, n) => {
-                const from = old.subarray(n * b, (n + 1) * b);
-                for (let i = 0; i < b; i++) {
-                    made[n * b + i] = dot(R.row(i), from);
-                }
+                timesVector(R, old.subarray(n * b, (n + 1) * b), made.subarray(n * b, (n + 1) * b));
             });
         });
     }
 
     rotate(q, k, queryPositions, keyPositions) {
         checkKeyHeads(k, this.numHeads);
-        return { q: this.turned(q, queryPositions), k: this.turned(k, keyPositions) };
+        const [ofQ, ofK] = ofBoth(queryPositions, keyPositions, (positions) => this.matrices(positions));
+        return { q: this.#turned(q, ofQ), k: this.#turned(k, ofK) };
     }
+}
+
+/** sum_a p_a A_a. */
+function combined(coords, matrices) {
+    const { rows, columns } = matrices[0];
+    const sum = new Matrix(rows, columns);
+    matrices.forEach(({ data }, axis) => data.forEach((x, n) => (sum.data[n] += coords[axis] * x)));
+    return sum;
 }

@@ -17,15 +17,23 @@ export class XPos {
         Object.assign(this, { headDim: head_dim, layout: choice("layout", layout, LAYOUTS) });
         this.theta = frequencies(head_dim, number("base", base, 1));
         number("scale_base", scale_base, 0);
-        this.decay = Float64Array.from({ length: pairs }, (_, k) =>
-            -Math.log(((2 * k) / head_dim + 0.4) / 1.4) / scale_base);
+        this.decay = Float64Array.from(
+            { length: pairs },
+            (_, k) => -Math.log(((2 * k) / head_dim + 0.4) / 1.4) / scale_base,
+        );
     }
 
     rotate(q, k, queryPositions, keyPositions) {
         const asking = queryPositions.check(1, "XPos").coords.filter((_, n) => queryPositions.document[n] !== -1);
-        const middle = asking.length ? (asking.reduce((a, b) => Math.min(a, b)) + asking.reduce((a, b) => Math.max(a, b))) / 2 : 0;
+        const middle = asking.length
+            ? (asking.reduce((a, b) => Math.min(a, b)) + asking.reduce((a, b) => Math.max(a, b))) / 2
+            : 0;
         const side = (x, positions, sign) => {
-            const angles = phasesOf(positions.check(1, "XPos"), this.theta, this.theta.map(() => 0));
+            const angles = phasesOf(
+                positions.check(1, "XPos"),
+                this.theta,
+                this.theta.map(() => 0),
+            );
             const turned = new Turn(angles, this.layout).apply(x);
             return turned.map(x.dim, (made, old, _, token) => {
                 const place = positions.document[token] === -1 ? 0 : positions.coords[token] - middle;
@@ -57,7 +65,10 @@ export class PoPE {
 
     rotate(q, k, queryPositions, keyPositions) {
         const { d, numHeads, delta } = this;
-        must(numHeads === null || q.heads === numHeads, `PoPE was made for ${numHeads} heads, got queries of ${q.heads}`);
+        must(
+            numHeads === null || q.heads === numHeads,
+            `PoPE was made for ${numHeads} heads, got queries of ${q.heads}`,
+        );
         must(q.dim === d && k.dim === d, `PoPE was made for head_dim ${d}, got ${q.dim} and ${k.dim}`);
         const polar = (x, positions, behind) => {
             positions.check(1, "PoPE");
@@ -98,7 +109,10 @@ export class QueryScale {
         const isLearned = !(form in FORMS);
         must((num_heads !== null) === isLearned, `num_heads ${isLearned ? "is needed by" : "is not for"} form ${form}`);
         must(!isLearned || length === null, `length is not for form ${form}, got ${length}`);
-        must(strength === null || !(isLearned || form === "rerope"), `strength is not for form ${form}, got ${strength}`);
+        must(
+            strength === null || !(isLearned || form === "rerope"),
+            `strength is not for form ${form}, got ${strength}`,
+        );
         this.length = isLearned ? null : whole("length", length ?? LENGTHS[form] ?? null, 2);
         this.strength = number("strength", strength ?? 0.1);
         this.numHeads = num_heads;
@@ -116,7 +130,10 @@ export class QueryScale {
 
     rotate(q, k, positions) {
         positions.check(1, "QueryScale");
-        must(this.numHeads === null || q.heads === this.numHeads, `QueryScale was made for ${this.numHeads} heads, got ${q.heads}`);
+        must(
+            this.numHeads === null || q.heads === this.numHeads,
+            `QueryScale was made for ${this.numHeads} heads, got ${q.heads}`,
+        );
         const scaled = q.map(q.dim, (made, old, head, token) => {
             const p = positions.document[token] === -1 ? 0 : positions.coords[token];
             must(p >= 0, `QueryScale counts the tokens up to a query, and positions begin at 0, got ${p}`);
@@ -154,7 +171,11 @@ export class TUPE {
     /** Of each token what its position gives by a layer: (heads, head_dim) in one row. */
     #projected(indices, name) {
         const { [`${name}.weight`]: weight, [`${name}.bias`]: bias, ...rest } = this.parameters;
-        const [table, gain, offset] = [matrixOf(rest["embedding.weight"]), rest["norm.weight"].data, rest["norm.bias"].data];
+        const [table, gain, offset] = [
+            matrixOf(rest["embedding.weight"]),
+            rest["norm.weight"].data,
+            rest["norm.bias"].data,
+        ];
         return Array.from(indices, (index) => {
             const row = table.row(index);
             const mean = row.reduce((a, b) => a + b, 0) / row.length;
@@ -164,14 +185,17 @@ export class TUPE {
         });
     }
 
-    /** x with its position beside it, the mean of those of the heads that share it. With [CLS] untied two channels more:
-     * the key's say where it is, the query's what that is worth to it. */
+    /** x with its position beside it, the mean of those of the heads that share it. With [CLS] untied two channels
+     * more: the key's say where it is, the query's what that is worth to it. */
     #beside(x, positions, name, shared) {
         const { d, numHeads, isUntied, scale } = this;
         const indices = positions.indices(this.limit, "TUPE");
         const projected = this.#projected(indices, name);
         const group = numHeads / x.heads;
-        must(shared ? Number.isInteger(group) : group === 1, `TUPE was made for ${numHeads} heads, got ${name} of ${x.heads}`);
+        must(
+            shared ? Number.isInteger(group) : group === 1,
+            `TUPE was made for ${numHeads} heads, got ${name} of ${x.heads}`,
+        );
         return x.map(x.dim + d + (isUntied ? 2 : 0), (made, old, head, token) => {
             const isFirst = isUntied && indices[token] === 0;
             made.set(old);
@@ -185,7 +209,10 @@ export class TUPE {
             } else if (isUntied) {
                 const theta = matrixOf(this.parameters.theta);
                 const worth = isFirst ? [theta.row(0)[head], 0] : [0, theta.row(1)[head]];
-                made.set(worth.map((w) => w / scale), x.dim + d);
+                made.set(
+                    worth.map((w) => w / scale),
+                    x.dim + d,
+                );
             }
         });
     }

@@ -1,7 +1,7 @@
 // RoPE, and the schemes that are RoPE but for one thing.
 
 import { choice, must, number, whole } from "posenc/math/check.js";
-import { LAYOUTS, Turn, frequencies, phasesOf } from "posenc/math/phases.js";
+import { LAYOUTS, Turn, frequencies, ofBoth, phasesOf } from "posenc/math/phases.js";
 import { scaled } from "posenc/math/scalings.js";
 
 /** Channel pair k of q and k is turned by p theta_k. A subclass gives the options, or changes `frequencies`. */
@@ -25,12 +25,23 @@ export class RoPE {
             allocation === null || (allocation.length === pairs && allocation.every((a) => a >= 0 && a < axes)),
             `allocation must be one axis for each of ${pairs} pairs, got ${JSON.stringify(allocation)}`,
         );
-        must((heads === null) === (num_heads === null), "heads and num_heads go together: which heads turn, of how many");
+        must(
+            (heads === null) === (num_heads === null),
+            "heads and num_heads go together: which heads turn, of how many",
+        );
         must(
             heads === null || (0 <= heads[0] && heads[0] < heads[1] && heads[1] <= num_heads),
             `heads must be [first, end] within 0..${num_heads} with a head at least, got ${JSON.stringify(heads)}`,
         );
-        Object.assign(this, { headDim: head_dim, rotaryDim: turning, axes, scaling, values, heads, numHeads: num_heads });
+        Object.assign(this, {
+            headDim: head_dim,
+            rotaryDim: turning,
+            axes,
+            scaling,
+            values,
+            heads,
+            numHeads: num_heads,
+        });
         this.base = number("base", base, 1);
         this.layout = choice("layout", layout, LAYOUTS);
         this.first = first_channel;
@@ -66,10 +77,8 @@ export class RoPE {
     }
 
     rotate(q, k, queryPositions, keyPositions, { length }) {
-        return {
-            q: this.#apply(this.turn(queryPositions, length), q),
-            k: this.#apply(this.turn(keyPositions, length), k),
-        };
+        const [ofQ, ofK] = ofBoth(queryPositions, keyPositions, (positions) => this.turn(positions, length));
+        return { q: this.#apply(ofQ, q), k: this.#apply(ofK, k) };
     }
 
     rotateValue(v, keyPositions) {

@@ -10,7 +10,10 @@ export class ALiBi {
         this.numHeads = whole("num_heads", num_heads);
         this.form = choice("form", form, ["causal", "bidirectional", "directed"]);
         const halved = form === "directed";
-        must(!halved || num_heads % 2 === 0, `num_heads must be even where half of them look each way, got ${num_heads}`);
+        must(
+            !halved || num_heads % 2 === 0,
+            `num_heads must be even where half of them look each way, got ${num_heads}`,
+        );
         this.slopes = slopesOf(halved ? num_heads / 2 : num_heads);
     }
 

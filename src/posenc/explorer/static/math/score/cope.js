@@ -23,7 +23,8 @@ export class CoPE {
         const counted = following(context.keyPositions.order, true);
         const apply = (head, i, scores, visible) => {
             const query = context.q.at(head, i);
-            const met = Float64Array.from({ length: this.maxPositions }, (_, p) => this.c * dot(query, this.entry(0, p)));
+            const product = (_, p) => this.c * dot(query, this.entry(0, p));
+            const met = Float64Array.from({ length: this.maxPositions }, product);
             return counted(scores.map((s, j) => (visible[j] ? sigmoid(s) : 0))).map((count, j) => {
                 const p = Math.min(count, this.maxPositions - 1);
                 const f = p - Math.floor(p);

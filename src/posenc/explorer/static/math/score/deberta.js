@@ -40,6 +40,8 @@ export class DeBERTa {
         this.span = num_buckets ?? max_distance; // k, half the rows of the table
         this.parameters = parameters;
         this.normalized = choice("normalized", normalized, [true, false]);
+        this.ofKeys = this.projected("key"); // Kr
+        this.ofQueries = this.projected("query"); // Qr
     }
 
     /** Queries and keys stay as they are: there are three terms in place of one, and so another factor. */
@@ -51,8 +53,8 @@ export class DeBERTa {
         checkDistance("DeBERTa", context, { heads: this.numHeads, integral: true });
         checkWidth("DeBERTa", this.headDim, context);
         return [
-            { kind: "meeting", of: "query", byDistance: true, vector: this.projected("key") },
-            { kind: "meeting", of: "key", byDistance: true, vector: this.projected("query") },
+            { kind: "meeting", of: "query", byDistance: true, vector: this.ofKeys },
+            { kind: "meeting", of: "key", byDistance: true, vector: this.ofQueries },
         ];
     }
 

@@ -10,7 +10,10 @@ export function checkDistance(scheme, context, { heads = null, axes = 1, integra
     for (const positions of [queryPositions, keyPositions]) {
         positions.check(axes, scheme);
         const broken = integral ? positions.coords.find((p) => !Number.isInteger(p)) : undefined;
-        must(broken === undefined, `${scheme} looks distances up in a table and needs whole coordinates, got ${broken}`);
+        must(
+            broken === undefined,
+            `${scheme} looks distances up in a table and needs whole coordinates, got ${broken}`,
+        );
     }
     if (reach !== null) {
         checkReach(scheme, queryPositions, keyPositions, reach);

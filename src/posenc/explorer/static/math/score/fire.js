@@ -1,4 +1,3 @@
-import { dot } from "posenc/math/arrays.js";
 import { number, whole } from "posenc/math/check.js";
 import { checkDistance, entriesOf } from "posenc/math/score/distance.js";
 
@@ -41,7 +40,12 @@ export class FIRE {
 
     /** f(x) = W2 relu(w1 x + b1) + b2 in one head. */
     network(head, x) {
-        return dot(this.w2(0, head), this.w1.map((w, n) => Math.max(w * x + this.b1[n], 0))) + this.b2[head];
+        const w2 = this.w2(0, head);
+        let sum = this.b2[head];
+        for (let n = 0; n < this.hidden; n++) {
+            sum += w2[n] * Math.max(this.w1[n] * x + this.b1[n], 0);
+        }
+        return sum;
     }
 
     pieces(context) {

@@ -19,7 +19,8 @@ export class FoX {
         const [heads, tokens] = [forgotten.heads, forgotten.tokens];
         must(
             heads === this.numHeads && tokens === keyPositions.length && forgotten.dim === 1,
-            `feature 'forgotten' must be (${this.numHeads}, ${keyPositions.length}, 1), got (${heads}, ${tokens}, ...)`,
+            `feature 'forgotten' must be (${this.numHeads}, ${keyPositions.length}, 1), ` +
+                `got (${heads}, ${tokens}, ${forgotten.dim})`,
         );
         const steps = forgotten.data.map(logSigmoid);
         const ofKeys = readings(steps, keyPositions, keyPositions);
@@ -29,8 +30,8 @@ export class FoX {
     }
 }
 
-/** What a clock shows at each token of `at`, head by head: the sum of the steps of its document's tokens up to its order.
- * Padding shows 0. */
+/** What a clock shows at each token of `at`, head by head: the sum of the steps of its document's tokens up to its
+ * order. Padding shows 0. */
 function readings(steps, positions, at) {
     const heads = steps.length / positions.length;
     const shown = new Float64Array(heads * at.length);

@@ -1,9 +1,8 @@
-import { dot } from "posenc/math/arrays.js";
 import { must, number, whole } from "posenc/math/check.js";
 import { checkDistance, entriesOf } from "posenc/math/score/distance.js";
 
-/** s_ij + r_ih . B[p_i - p_j] where 0 <= p_i - p_j < extent: each query mixes a bias for itself out of learned profiles.
- * With a length n, query and bias grow by 1 + strength ln max(1, (p_i + 1) / n).
+/** s_ij + r_ih . B[p_i - p_j] where 0 <= p_i - p_j < extent: each query mixes a bias for itself out of learned
+ * profiles. With a length n, query and bias grow by 1 + strength ln max(1, (p_i + 1) / n).
  *
  * The feature `profile` is r, what the layer projects each query to: (heads, queries, width). */
 export class Inkling {
@@ -20,23 +19,25 @@ export class Inkling {
         this.entry = entriesOf(B);
     }
 
-    /** What query and bias grow by, in a global layer. */
-    factor(position) {
-        return this.length === null ? 1 : 1 + this.strength * Math.log(Math.max(1, (position + 1) / this.length));
+    /** Queries, or what they are projected to, as they grow in a global layer. */
+    grown(x, positions) {
+        if (this.length === null) {
+            return x;
+        }
+        return x.map(x.dim, (made, old, head, token) => {
+            const n = positions.coords[token] + 1;
+            const factor = 1 + this.strength * Math.log(Math.max(1, n / this.length));
+            old.forEach((value, c) => (made[c] = value * factor));
+        });
     }
 
     rotate(q, k, queryPositions) {
-        queryPositions.check(1, "Inkling");
-        const grown = q.map(q.dim, (made, old, head, token) => {
-            const factor = this.factor(queryPositions.coords[token]);
-            old.forEach((x, c) => (made[c] = x * factor));
-        });
-        return { q: grown, k };
+        return { q: this.grown(q, queryPositions.check(1, "Inkling")), k };
     }
 
     pieces(context) {
         const { profile } = context.features;
-        const { coords, length } = context.queryPositions;
+        const { length } = context.queryPositions;
         checkDistance("Inkling", context, { heads: this.numHeads, integral: true });
         must(profile !== undefined, "Inkling needs the feature 'profile' of every query: give it in features");
         must(
@@ -44,10 +45,9 @@ export class Inkling {
             `feature 'profile' must be (${this.numHeads}, ${length}, ${this.width}), ` +
                 `got (${profile.heads}, ${profile.tokens}, ${profile.dim})`,
         );
-        const at = (head, [r], i) => {
-            const isInside = -r >= 0 && -r < this.extent;
-            return isInside ? this.factor(coords[i]) * dot(profile.at(head, i), this.entry(head, -r)) : 0;
-        };
-        return [{ kind: "bias", at }];
+        const nothing = new Float64Array(this.width);
+        const vector = (head, [r]) => (-r >= 0 && -r < this.extent ? this.entry(head, -r) : nothing);
+        const feature = this.grown(profile, context.queryPositions);
+        return [{ kind: "meeting", of: "query", byDistance: true, feature, vector }];
     }
 }

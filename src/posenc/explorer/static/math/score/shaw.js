@@ -1,7 +1,7 @@
 import { choice, must, whole } from "posenc/math/check.js";
 import { checkDistance, checkWidth, entriesOf } from "posenc/math/score/distance.js";
 
-/** s_ij + scale q_i . K[c] and v_j + V[c], c = clip(r, -k, k) + k: a learned vector per distance, clipped to k tokens. */
+/** s_ij + scale q_i . K[c] and v_j + V[c], c = clip(r, -k, k) + k: a learned vector per distance, up to k tokens. */
 export class Shaw {
     static learned({ head_dim, max_distance, keys, values, num_heads }) {
         const entries = 2 * max_distance + 1;

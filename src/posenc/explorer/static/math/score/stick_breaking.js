@@ -2,8 +2,8 @@ import { choice } from "posenc/math/check.js";
 import { following } from "posenc/math/score/following.js";
 import { logSigmoid } from "posenc/math/score/sigmoid.js";
 
-/** ln A_ij, where A_ij = sigmoid(s_ij) times 1 - sigmoid(s_it) for every token t between the key and the query: each key
- * takes a share of what nearer keys have left of a stick of length 1. */
+/** ln A_ij, where A_ij = sigmoid(s_ij) times 1 - sigmoid(s_it) for every token t between the key and the query: each
+ * key takes a share of what nearer keys have left of a stick of length 1. */
 export class StickBreaking {
     static learned() {
         return {};

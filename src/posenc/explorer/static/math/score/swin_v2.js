@@ -7,7 +7,8 @@ const STEEPEST = 100; // the greatest scale of a head
 const SHORTEST = 1e-12; // what a vector is divided by at least, as torch.nn.functional.normalize does
 
 /** cos(q_i, k_j) exp(min(tau, ln 100)) + 16 sigmoid(W2 relu(W1 x + b1))_h, where x are the differences of the patches
- * along both axes on a logarithmic scale, as shares of the window of training: cosine attention and a continuous bias. */
+ * along both axes on a logarithmic scale, as shares of the window of training. So attention goes by cosines, and the
+ * bias is there for any window. */
 export class SwinV2 {
     static learned({ num_heads, hidden }) {
         return {
@@ -24,9 +25,10 @@ export class SwinV2 {
         this.numHeads = whole("num_heads", num_heads);
         whole("hidden", hidden);
         this.scales = parameters.tau.data.map((tau) => Math.min(Math.exp(tau), STEEPEST));
-        this.w1 = entriesOf(parameters["inner.weight"]);
+        this.w1 = parameters["inner.weight"].data;
         this.b1 = parameters["inner.bias"].data;
         this.w2 = entriesOf(parameters["outer.weight"]);
+        this.known = new Map();
     }
 
     /** Unit vectors; those of queries are as long as the head's scale, so the factor of their product is 1. */
@@ -48,11 +50,17 @@ export class SwinV2 {
 
     pieces(context) {
         checkDistance("SwinV2", context, { heads: this.numHeads, axes: 2, integral: true, reach: this.grid });
-        const at = (head, r) => {
-            const x = this.grid.map((side, axis) => this.space(-within(r[axis], side), axis));
-            const units = this.b1.map((b, n) => Math.max(dot(this.w1(0, n), x) + b, 0));
-            return 16 * sigmoid(dot(this.w2(0, head), units));
-        };
+        const at = (head, r) => 16 * sigmoid(dot(this.w2(0, head), this.units(r)));
         return [{ kind: "bias", byDistance: true, at }];
+    }
+
+    /** relu(W1 x + b1) of a difference, made once for all heads. */
+    units(r) {
+        const name = r.join();
+        if (!this.known.has(name)) {
+            const [u, v] = this.grid.map((side, axis) => this.space(-within(r[axis], side), axis));
+            this.known.set(name, this.b1.map((b, n) => Math.max(this.w1[2 * n] * u + this.w1[2 * n + 1] * v + b, 0)));
+        }
+        return this.known.get(name);
     }
 }

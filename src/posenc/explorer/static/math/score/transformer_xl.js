@@ -4,8 +4,8 @@ import { between } from "posenc/math/distances.js";
 import { frequencies } from "posenc/math/phases.js";
 import { checkDistance, checkWidth, entriesOf } from "posenc/math/score/distance.js";
 
-/** scale (q_i . k_j + q_i . W R_r + u . k_j + v . W R_r), R_r = [sin(-r theta) | cos(-r theta)], r = p_j - p_i: relative
- * attention in four terms. */
+/** scale (q_i . k_j + q_i . W R_r + u . k_j + v . W R_r), R_r = [sin(-r theta) | cos(-r theta)], r = p_j - p_i:
+ * relative attention in four terms. */
 export class TransformerXL {
     static learned({ num_heads, head_dim, dim }) {
         return {
@@ -22,22 +22,31 @@ export class TransformerXL {
         pairsOf("dim", this.dim);
         this.theta = frequencies(this.dim, number("base", base, 1));
         choice("share_biases", share_biases, [true, false]); // between layers; in one there is nothing to share
-        this.projection = parameters.projection.data;
+        const [size, { data }] = [head_dim * this.dim, parameters.projection];
+        const ofHead = (head) => new Matrix(head_dim, this.dim, data.subarray(head * size, (head + 1) * size));
+        this.W = Array.from({ length: num_heads }, (_, head) => ofHead(head));
+        this.known = this.W.map(() => new Map());
         this.u = entriesOf(parameters["biases.content"]);
         this.v = entriesOf(parameters["biases.position"]);
     }
 
-    /** W R_r of one head. */
+    /** W R_r of one head, made once. */
     projected(head, r) {
-        const size = this.headDim * this.dim;
-        const W = new Matrix(this.headDim, this.dim, this.projection.subarray(head * size, (head + 1) * size));
+        const known = this.known[head];
+        if (!known.has(r)) {
+            known.set(r, linear(this.sinusoid(r), this.W[head]));
+        }
+        return known.get(r);
+    }
+
+    sinusoid(r) {
         const pairs = this.theta.length;
         const R = new Float64Array(this.dim);
         this.theta.forEach((theta, k) => {
             R[k] = Math.sin(-r * theta);
             R[pairs + k] = Math.cos(-r * theta);
         });
-        return linear(R, W);
+        return R;
     }
 
     /** The last three terms; the first is the score itself. */
@@ -51,20 +60,18 @@ export class TransformerXL {
         ];
     }
 
-    /** The four terms in the order of the formula, each Pairs (heads, queries, keys) and scaled: their sum is the score.
-     * The context is that of `pieces`: q, k, heads, scale, queryPositions and keyPositions. */
+    /** The four terms in the order of the formula, each Pairs (heads, queries, keys) and scaled: their sum is the
+     * score. The context is that of `pieces`: q, k, heads, scale, queryPositions and keyPositions. */
     terms(context) {
         this.check(context);
         const { q, k, scale, queryPositions, keyPositions } = context;
         const terms = Array.from({ length: 4 }, () => new Pairs(q.heads, q.tokens, k.tokens));
         for (let head = 0; head < q.heads; head++) {
-            const known = new Map(); // W R_r, made once for each distance
             const [u, v] = [this.u(0, head), this.v(0, head)];
             for (let i = 0; i < q.tokens; i++) {
                 for (let j = 0; j < k.tokens; j++) {
                     const [r] = between(queryPositions, keyPositions, i, j);
-                    const WR = known.get(r) ?? this.projected(head, r);
-                    known.set(r, WR);
+                    const WR = this.projected(head, r);
                     const [query, key] = [q.at(head, i), k.at(Math.floor((head * k.heads) / q.heads), j)];
                     const products = [dot(query, key), dot(query, WR), dot(u, key), dot(v, WR)];
                     products.forEach((product, n) => (terms[n].row(head, i)[j] = scale * product));

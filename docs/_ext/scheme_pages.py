@@ -1,0 +1,211 @@
+"""A page for each scheme of the catalog, in docs/schemes/, and its picture: made when the site is built.
+
+A page is made anew when posenc or this folder is newer than it is, so that what it says was measured is of this code.
+"""
+
+import re
+from pathlib import Path
+
+import matplotlib
+from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
+from sphinx.util.display import status_iterator
+
+import posenc
+from posenc.figures.overview import overview
+from posenc.laws.table import audit
+from posenc.schemes.catalog import CATALOG
+from posenc.schemes.entry import GIVEN, Entry, Law
+from posenc.workbench.style import saved
+
+DOCS = Path(__file__).parents[1]
+PAGES = DOCS / "schemes"
+PRICE = re.compile(r"\*\*(Forward|A training step)\.\*\*.*?\n\n((?:\|.*\n)+)")
+PAGE = """# {title}
+
+{does}
+
+```python
+posenc.{signature}
+```
+
+{formula}
+| | |
+|---|---|
+| doors | {doors} |
+| learned | {learned} |
+| for | {who} |
+| coordinates per token | {axes} |
+| limits | {limits} |
+| source | {source} |
+{users}
+## Seen
+
+What it does to two tokens, by `posenc plot overview --schemes {name}`:
+
+```{{image}} images/{name}.png
+:alt: {title}: what it does to two tokens
+:class: only-light
+```
+
+```{{image}} images/{name}-dark.png
+:alt: {title}: what it does to two tokens
+:class: only-dark
+```
+
+{explorer}
+## Example
+
+{example}
+## Laws
+
+What holds is claimed in the catalog, and the tests hold the scheme to it. What was measured is of this version, in a model of
+six heads of 16 channels, by `posenc laws --schemes {name} --html laws.html`.
+
+{laws}
+**What does not hold, or does not apply:**
+
+{others}
+## Cost
+
+{cost}. {price}
+
+## Reference
+
+```{{eval-rst}}
+.. currentmodule:: posenc
+
+.. autoclass:: {title}
+   :members:
+   :show-inheritance:
+```
+"""
+LISTED = """
+```{toctree}
+:hidden:
+:glob:
+
+schemes/*
+```
+"""
+
+
+def sentence(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+def table(*rows: tuple[str, ...]) -> str:
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]]) + "\n"
+
+
+def _laws(entry: Entry) -> tuple[str, str]:
+    """What is claimed and what is not, as measured."""
+    findings = audit(entry.name).findings
+    held, others = [("law", "what it says", "measured")], [("law", "measured")]
+    for law in Law:
+        words = findings[law].words
+        if law in entry.laws:
+            held.append((law.replace("_", " "), law.meaning, words))
+        else:
+            others.append((law.replace("_", " "), words))
+    return table(*held), table(*others)
+
+
+def _price(entry: Entry) -> str:
+    """Its rows of the tables of docs/performance.md."""
+    rows: list[tuple[str, ...]] = []
+    for what, text in PRICE.findall((DOCS / "performance.md").read_text(encoding="utf-8")):
+        lines = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in text.splitlines()]
+        if not rows:
+            rows.append(("time over plain attention's", *lines[0][2:]))
+        rows += [(what.lower(), *cells[2:]) for cells in lines if cells[0] == entry.name]
+    if not rows:
+        raise ExtensionError("docs/performance.md must have the tables of the price of position, got none")
+    if len(rows) == 1:
+        return f"Measure it by `posenc bench --only price --schemes {entry.name}` ([how](../performance.md))."
+    return (
+        "By tokens, on two cores ([how, and by which command](../performance.md#the-price-of-position)):\n\n"
+        + table(*rows)
+    )
+
+
+def _example(entry: Entry) -> str:
+    """Its example, with what it begins with, once it has run."""
+    code = f"{GIVEN}\n\n{entry.example}"
+    exec(compile(code, f"the example of {entry.name}", "exec"), {})
+    return f"```python\n{code}\n```\n"
+
+
+def page(entry: Entry) -> str:
+    """The page of a scheme, as Markdown."""
+    laws, others = _laws(entry)
+    return PAGE.format(
+        title=entry.title,
+        name=entry.name,
+        signature=entry.signature,
+        does=f"{sentence(entry.does)}.",
+        doors=", ".join(entry.doors) or "none",
+        learned=entry.learned,
+        who="decoders" if entry.for_decoders else "decoders and encoders",
+        axes={"any": "one, two or three"}.get(entry.axes, entry.axes),
+        limits=entry.limits or "none known",
+        source=f"[{entry.paper}]({entry.url})" if entry.url else entry.paper,
+        users=f"| who uses it | {entry.users} |\n" if entry.users else "",
+        formula=f"$$\n{entry.formula}\n$$\n" if entry.formula else "",
+        example=_example(entry),
+        explorer="[The explorer](../explorer.md) shows it live.\n" if (DOCS / "explorer.md").is_file() else "",
+        laws=laws,
+        others=others,
+        cost=sentence(entry.cost),
+        price=_price(entry),
+    )
+
+
+def _picture(entry: Entry, dark: bool) -> bytes:
+    """Its panel, as wide as it needs to be by itself."""
+    figure = overview(entry.name, dark=dark)
+    figure.suptitle("")
+    figure.set_size_inches(4.5 if figure.axes[0].images else 6.5, figure.get_figheight())
+    return saved(figure, dark=dark)
+
+
+def _newest() -> float:
+    """When what pages are made of was last changed."""
+    files = [*Path(posenc.__file__).parent.rglob("*.py"), *Path(__file__).parent.glob("*.py"), DOCS / "performance.md"]
+    return max(file.stat().st_mtime for file in files)
+
+
+def write(app: Sphinx) -> None:
+    """Writes the pages and pictures that are not there or not new, and removes those of schemes that are no more."""
+    matplotlib.use("agg")
+    (PAGES / "images").mkdir(parents=True, exist_ok=True)
+    newest, names = _newest(), {entry.name for entry in CATALOG}
+    for file in PAGES.glob("*.md"):
+        if file.stem not in names:
+            file.unlink()
+    stale = [
+        entry
+        for entry in CATALOG
+        if not (file := PAGES / f"{entry.name}.md").is_file() or file.stat().st_mtime < newest
+    ]
+    for entry in status_iterator(stale, "schemes.. ", "brown", len(stale), app.verbosity, lambda entry: entry.name):
+        for dark in (False, True):
+            image = PAGES / "images" / f"{entry.name}{'-dark' if dark else ''}.png"
+            image.write_bytes(_picture(entry, dark))
+        (PAGES / f"{entry.name}.md").write_text(page(entry), encoding="utf-8")
+
+
+def link(app: Sphinx, docname: str, source: list[str]) -> None:
+    """In the site docs/schemes.md leads to the pages, from its table and in the list of pages."""
+    if docname == "schemes":
+        source[0] += LISTED
+        for entry in CATALOG:
+            said = f"| `{entry.signature}` |"
+            source[0] = source[0].replace(said, f"| [`{entry.signature}`](schemes/{entry.name}.md) |")
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.connect("builder-inited", write)
+    app.connect("source-read", link)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

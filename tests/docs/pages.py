@@ -1,0 +1,50 @@
+"""The pages of the documentation as texts: their blocks of code, and what they name."""
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+FENCE = re.compile(
+    r"(?:<!-- not run: (?P<reason>.*?) -->\s*)?^(?P<fence>`{3,})(?P<kind>\S*)[^\n]*\n(?P<text>.*?)^(?P=fence)$",
+    re.S | re.M,
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code of a page: of which kind, from which line on, and why it is not run, where it is not."""
+
+    page: Path
+    line: int
+    kind: str
+    text: str
+    reason: str | None
+
+    @property
+    def place(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def file(self) -> str | None:
+        """The name of the file that it is, if its first line says so."""
+        found = re.match(r"# ([\w-]+\.py)\n", self.text)
+        return found[1] if found else None
+
+    @property
+    def commands(self) -> list[list[str]]:
+        """The words of each command that it has, without prompts and comments."""
+        lines = self.text.replace("\\\n", " ").splitlines()
+        return [words for words in (shlex.split(line.removeprefix("$ "), comments=True) for line in lines) if words]
+
+
+def blocks(page: Path, kind: str) -> list[Block]:
+    """Those of a kind, in order."""
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(page, text.count("\n", 0, found.start("fence")) + 2, kind, found["text"], found["reason"])
+        for found in FENCE.finditer(text)
+        if found["kind"] == kind
+    ]

@@ -1,0 +1,135 @@
+"""What stands in the documentation as code runs: each page from top to bottom, in a folder and a namespace of its own.
+
+A block that begins with ``# my.py`` is that file too. One that ends with ``# ValueError: words`` raises it. One that cannot
+run has ``<!-- not run: why -->`` before it, and is a skipped test with that reason.
+"""
+
+import builtins
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from matplotlib import pyplot
+
+from posenc import cli
+from posenc.figures.command import FIGURES
+from tests.docs.pages import PAGES, ROOT, Block, blocks
+from tests.docs.presupposed import PRESUPPOSED
+
+WITH_CODE = [page for page in PAGES if blocks(page, "python")]
+NOT_RUN = [block for page in PAGES for kind in ("python", "console") for block in blocks(page, kind) if block.reason]
+COMMANDS = [
+    pytest.param(words, id=f"{block.place}-{' '.join(words[:4])}")
+    for page in PAGES
+    for block in blocks(page, "console")
+    for words in block.commands
+]
+TARGETS = set(re.findall(r"^([a-z0-9]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+QUICK = ("laws", "plot", "schemes")
+# What the READMEs' pictures are drawn by that are no figures of `posenc plot`.
+DRAWN_BY = {"compare": "make demo", "peers": "make bench", "price": "make bench", "extend": "posenc extend"}
+
+
+def run(block: Block, names: dict[str, Any]) -> None:
+    """Runs it in the current folder. AssertionError where it does not raise what it says."""
+    if block.file:
+        Path(block.file).write_text(block.text, encoding="utf-8")
+        sys.modules.pop(Path(block.file).stem, None)
+    code = compile("\n" * (block.line - 1) + block.text, block.place, "exec")
+    raises = re.search(r"^# (\w+): (.*)\Z", block.text.rstrip(), re.M)
+    error = getattr(builtins, raises[1], None) if raises else None
+    if raises and isinstance(error, type) and issubclass(error, Exception):
+        with pytest.raises(error, match=re.escape(raises[2].strip())):
+            exec(code, names)
+    else:
+        exec(code, names)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current folder, from which modules are imported; they are forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    yield tmp_path
+    for path in tmp_path.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft's
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
+def test_the_code_of_a_page_runs_from_top_to_bottom(
+    page: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = []
+    with torch.random.fork_rng(), torch.enable_grad():  # which a page may turn off
+        names = {"__name__": "__main__", **(PRESUPPOSED[page.name]() if page.name in PRESUPPOSED else {})}
+        capsys.readouterr()
+        for block in blocks(page, "python"):
+            if block.reason is None:
+                run(block, names)
+                printed.append(capsys.readouterr().out)
+    pyplot.close("all")
+    if page.name == "huggingface.md":
+        _check_huggingface(names, printed, page.read_text(encoding="utf-8"))
+    if page.name == "README.md":
+        _check_readme(names)
+    for words in [words for block in blocks(page, "console") for words in block.commands]:
+        if words[0] == "posenc" and words[1] in QUICK and block_runs(words):
+            assert cli.main(words[1:]) == 0, words
+
+
+def block_runs(words: list[str]) -> bool:
+    """Whether a quick command is quick: of schemes that it names."""
+    return "--schemes" in words or words[1] == "schemes"
+
+
+@torch.no_grad()
+def _check_readme(names: dict[str, Any]) -> None:
+    assert names["text"].shape == (1, 20 + 100)
+    assert "YaRN(factor=4.0, original_length=8192)" in repr(names["patched"])
+    assert names["forward"](names["x"]).shape == (2, 5, 512)
+
+
+def _check_huggingface(names: dict[str, Any], printed: list[str], page: str) -> None:
+    assert [said for said in printed if said not in page] == []
+    assert all(torch.equal(names["back"][name], x) for name, x in names["model"].state_dict().items())
+    assert names["line"].shape == (2 + 2048, 8)
+    assert names["grid"].shape == (1 + 16 * 24, 8)
+    assert names["cos"].shape == (1, 16, 128)
+
+
+@pytest.mark.parametrize("block", NOT_RUN, ids=lambda block: block.place)
+def test_what_is_not_run_says_why(block: Block) -> None:
+    assert block.reason
+    pytest.skip(block.reason)
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_command_exists_with_its_options(words: list[str]) -> None:
+    program, *arguments = words
+    if program == "make":
+        assert [word for word in arguments if "=" not in word and word not in TARGETS] == []
+    elif Path(program).name == "posenc":
+        parser, _ = cli._parsers()
+        try:
+            parser.parse_args(arguments)
+        except SystemExit as end:  # --help and --explain end with 0
+            assert end.code in (0, None), words
+    else:
+        assert Path(program).name in ("pip", "python", "pytest", "pre-commit", "jupyter"), f"unknown program: {words}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_picture_stands_beside_the_command_that_draws_it(page: Path) -> None:
+    text = " ".join(page.read_text(encoding="utf-8").split())
+    figures = {figure.name for figure in FIGURES}
+    for name in set(re.findall(r"images/([\w.-]+?)(?:-dark)?\.(?:png|svg)", text)):
+        assert (ROOT / "docs" / "images" / f"{name}.png").is_file()
+        figure = next((figure for figure in figures if name == figure or name.startswith(f"{figure}_")), None)
+        commands = [f"--out {name}.png", f"posenc plot {figure}" if figure else DRAWN_BY.get(name, f"{name}.png by")]
+        assert any(command in text for command in commands), f"{page.name} must say by which command {name} is drawn"

@@ -1,0 +1,73 @@
+"""What the site's own extensions make of docstrings, formulas and Markdown."""
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.docs.pages import ROOT
+
+pytest.importorskip("sphinx", reason="the site is built with Python 3.11 or later")
+from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
+
+
+@pytest.fixture
+def extension(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The one of docs/_ext that the test asks for."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "_ext"))
+    return importlib.import_module(request.param)
+
+
+@pytest.mark.parametrize("extension", ["docstrings"], indirect=True)
+def test_a_docstring_is_restructured(extension: ModuleType) -> None:
+    lines = [
+        *("Adds |r| to s_ and *never* 2 * 3, as `ALiBi` says.", "", "Formula:", "", "    s_ij - m_h |r|", ""),
+        *("Shapes: score (batch,", "queries)", "Errors: none."),
+    ]
+    assert extension.restructured(lines) == [
+        *(r"Adds \|r\| to s\_ and *never* 2 \* 3, as `ALiBi` says.", "", "Formula:", ""),
+        *(".. code-block:: text", "", "    s_ij - m_h |r|", ""),
+        *("", ":Shapes: score (batch,", "    queries)", "", ":Errors: none."),
+    ]
+
+
+@pytest.mark.parametrize("extension", ["mathml"], indirect=True)
+def test_a_formula_that_is_not_understood_is_an_error(extension: ModuleType) -> None:
+    assert "<mfrac>" in extension.mathml(r"\frac{1}{2}", "inline")
+    for wrong in (r"\sqrt", r"\nosuchcommand x", "x^"):
+        with pytest.raises(ExtensionError, match="is not understood"):
+            extension.mathml(wrong, "block")
+
+
+@pytest.mark.parametrize("extension", ["repository"], indirect=True)
+def test_what_stands_beside_docs_is_no_dead_link(extension: ModuleType) -> None:
+    source = ["[how](../CONTRIBUTING.md), [all](../README.md#which), [these](../examples), [it](../examples/window.py)"]
+    extension.exchange(None, "page", source)
+    assert source == ["[how](contributing.md), [all](index.md), these, [it](../examples/window.py)"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::PendingDeprecationWarning")
+@pytest.mark.parametrize("extension", ["explorer"], indirect=True)
+@pytest.mark.parametrize("exported", [True, False])
+def test_a_frame_of_the_explorer(
+    extension: ModuleType, exported: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export = tmp_path / "explorer.html"
+    monkeypatch.setattr(extension, "EXPORT", export)
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "page.rst").write_text("Page\n====\n\n.. explorer:: clocks&clocks.dim=64\n\n   A <clock>\n")
+    (tmp_path / "index.rst").write_text("Index\n=====\n\n.. toctree::\n\n   deep/page\n")
+    (tmp_path / "conf.py").write_text("extensions = ['explorer']\n")
+    out = tmp_path / "out"
+    app = Sphinx(tmp_path, tmp_path, out, tmp_path / "cache", "html", status=None, warning=sys.stderr)
+    if not exported:
+        with pytest.raises(ExtensionError, match="deep/page: the explorer's figure 'clocks.*' needs .*explorer.html"):
+            app.build()
+        return
+    export.write_text("")
+    app.build()
+    page = (out / "deep" / "page.html").read_text()
+    assert 'src="../_static/explorer.html#figure=clocks&amp;clocks.dim=64" title="Explorer: A &lt;clock&gt;"' in page

@@ -1,0 +1,115 @@
+"""The site is built without a warning, and what is in it: links that lead somewhere, formulas, and nothing of another host."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import posenc
+from posenc import cli
+from posenc.schemes.catalog import CATALOG
+from tests.docs.pages import ROOT
+
+pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="the site is built with Python 3.11 or later")
+LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "srcset", "video": "src", "object": "data"}
+
+
+class Page(HTMLParser):
+    """A page of the site: its anchors, where it leads, and what a browser loads for it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        self.text = path.read_text(encoding="utf-8")
+        self.anchors: set[str] = set()
+        self.leads: list[str] = []
+        self.loads: list[str] = []
+        self.unnamed: list[str] = []
+        self.feed(self.text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        self.anchors |= {given[name] for name in ("id", "name") if name in given}
+        if tag == "a" and "href" in given:
+            self.leads.append(given["href"])
+        if tag == "link" and given.get("rel") not in ("index", "search", "next", "prev"):
+            self.loads.append(given["href"])
+        if given.get(LOADED.get(tag, "")):
+            self.loads.append(given[LOADED[tag]])
+        if (tag == "img" and not given.get("alt")) or (tag == "iframe" and not given.get("title")):
+            self.unnamed.append(given.get("src", tag))
+        self.loads += re.findall(r"url\(['\"]?([^'\")]+)", given.get("style", ""))
+
+
+def is_elsewhere(address: str) -> bool:
+    """Whether it is of another host."""
+    return bool(urlsplit(address).netloc)
+
+
+def dead(page: Page, site: Path, pages: dict[Path, Page]) -> Iterable[str]:
+    """The links of a page that lead nowhere. Of another host's the form is looked at alone."""
+    for link in page.leads:
+        parts = urlsplit(link)
+        if parts.scheme in ("http", "https"):
+            if not re.fullmatch(r"[\w-]+(\.[\w-]+)+(:\d+)?", parts.netloc) or re.search(r"\s", link):
+                yield link
+            continue
+        target = (page.path.parent / unquote(parts.path)).resolve() if parts.path else page.path
+        if not target.is_file() or not target.is_relative_to(site):
+            yield link
+        elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].anchors | {""}:
+            yield link
+
+
+@pytest.mark.more
+def test_the_site(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    """One build, and all that is asked of it."""
+    site = tmp_path / "site"
+    assert cli.main(["explore", "--export", str(ROOT / "docs" / "_static" / "explorer.html")]) == 0
+    words = "-m sphinx -W --keep-going -q -b html docs".split()  # noqa: SIM905
+    built = subprocess.run(
+        [sys.executable, *words, str(site)], cwd=ROOT, capture_output=True, text=True, timeout=900, check=False
+    )
+    assert built.returncode == 0, built.stderr  # 1 on any warning
+    pages = {path: Page(path) for path in site.rglob("*.html") if path.name != "explorer.html"}
+    named = {path.relative_to(site).as_posix(): page for path, page in pages.items()}
+
+    with subtests.test("every page of docs is there, and one for each scheme"):
+        for source in (ROOT / "docs").glob("*.md"):
+            assert f"{source.stem}.html" in named
+        for entry in CATALOG:
+            page = named[f"schemes/{entry.name}.html"]
+            assert f"posenc.{entry.title}" in page.anchors
+            assert (site / "_images" / f"{entry.name}.png").is_file()
+            assert (site / "_images" / f"{entry.name}-dark.png").is_file()
+
+    with subtests.test("every public name is documented"):
+        anchors = set[str]().union(*(page.anchors for page in pages.values()))
+        modules = {name for name in posenc.__all__ if f"module-posenc.{name}" in anchors}
+        assert [name for name in posenc.__all__ if f"posenc.{name}" not in anchors and name not in modules] == []
+
+    with subtests.test("no link leads nowhere"):
+        assert {name: found for name, page in named.items() if (found := list(dead(page, site, pages)))} == {}
+
+    with subtests.test("nothing is loaded from another host"):
+        assert {name: found for name, page in named.items() if (found := [*filter(is_elsewhere, page.loads)])} == {}
+        for sheet in site.rglob("*.css"):
+            text = sheet.read_text(encoding="utf-8")
+            assert not [a for a in re.findall(r"(?:url\(|@import\s)['\"]?([^'\")]+)", text) if is_elsewhere(a)], sheet
+
+    with subtests.test("formulas are MathML"):
+        for entry in CATALOG:
+            if entry.formula:
+                assert (
+                    '<math xmlns="http://www.w3.org/1998/Math/MathML" display="block"'
+                    in named[f"schemes/{entry.name}.html"].text
+                )
+        assert not [name for name, page in named.items() if "MathJax" in page.text or "$$" in page.text]
+
+    with subtests.test("pictures and frames have names"):
+        assert {name: page.unnamed for name, page in named.items() if page.unnamed} == {}
