@@ -13,13 +13,14 @@ export function checkState(figure, state, choices, controls) {
 /** The choice that a state has made, {value, name, said}, or undefined where it has made none. */
 function choiceOf({ answer }, choices) {
     const found = choices.find(({ value }) => value === answer);
-    if (answer && !found) throw new RangeError(`answer must be one of ${choices.map(({ value }) => value).join(", ")}, got "${answer}"`);
+    if (answer && !found)
+        throw new RangeError(`answer must be one of ${choices.map(({ value }) => value).join(", ")}, got "${answer}"`);
     return found;
 }
 
 /**
- * Asks in box. Gives {shown, draw}: `shown` holds the picture, hidden until there is an answer, and draw(state, {asks, choices, truth})
- * shows the question and what was said of it, and gives whether there is an answer.
+ * Asks in box. Gives {shown, draw}: `shown` holds the picture, hidden until there is an answer, and
+ * draw(state, {asks, choices, truth}) shows the question and what was said of it, and gives whether there is an answer.
  */
 export function question(box, app, name) {
     const asked = element("fieldset", { class: "question" });
@@ -33,7 +34,12 @@ export function question(box, app, name) {
             const words = JSON.stringify([asks, choices]);
             if (words !== made) {
                 const radio = ({ value, name: text }) => {
-                    const input = element("input", { type: "radio", name, value, onchange: () => app.set({ answer: value }) });
+                    const input = element("input", {
+                        type: "radio",
+                        name,
+                        value,
+                        onchange: () => app.set({ answer: value }),
+                    });
                     return element("label", {}, input, element("span", {}, text));
                 };
                 asked.replaceChildren(element("legend", {}, asks), ...choices.map(radio));

@@ -6,14 +6,17 @@ import { Heads, Matrix, dot } from "posenc/math/arrays.js";
 const PRIME = 2 ** 31 - 1;
 const kept = new Map();
 
-/** `count` numbers from N(0, 1) that belong to a name: Lehmer's generator begins with its letters, then Box and Muller. */
+/** `count` numbers from N(0, 1) that belong to a name: Lehmer's generator, begun by its letters, then Box and Muller. */
 export function normals(name, count) {
     const found = kept.get(name);
     if (found?.length === count) return found;
     let state = 1;
     for (const letter of name) state = 1 + ((state * 48271 + letter.codePointAt(0)) % (PRIME - 1));
     const uniform = () => (state = (state * 48271) % PRIME) / PRIME;
-    const made = Float64Array.from({ length: count }, () => Math.sqrt(-2 * Math.log(uniform())) * Math.cos(2 * Math.PI * uniform()));
+    const made = Float64Array.from(
+        { length: count },
+        () => Math.sqrt(-2 * Math.log(uniform())) * Math.cos(2 * Math.PI * uniform()),
+    );
     if (kept.size > 500) kept.clear();
     kept.set(name, made);
     return made;
@@ -24,7 +27,7 @@ export const NORMALS = `\
 import math, torch, posenc
 
 def normals(name, *shape):
-    """Numbers from N(0, 1) that belong to a name: Lehmer's generator begins with its letters, then Box and Muller."""
+    """Numbers from N(0, 1) that belong to a name: Lehmer's generator, then Box and Muller."""
     prime, state, u = 2**31 - 1, 1, []
     for letter in name:
         state = 1 + (state * 48271 + ord(letter)) % (prime - 1)
@@ -37,7 +40,10 @@ def normals(name, *shape):
 
 /** The words of a text, and what each is without signs and capitals: `the` and `The,` are the same word. */
 export function wordsOf(text) {
-    return text.split(/\s+/).filter(Boolean).map((word) => ({ word, key: word.toLowerCase().replace(/[^\p{L}\p{N}]/gu, "") || word }));
+    return text
+        .split(/\s+/)
+        .filter(Boolean)
+        .map((word) => ({ word, key: word.toLowerCase().replace(/[^\p{L}\p{N}]/gu, "") || word }));
 }
 
 /** The vector of each word as a row. */

@@ -22,12 +22,22 @@ function ask({ text }) {
     const last = words.at(-1);
     const before = words.slice(0, -1).join(" ");
     return {
-        asks: `A causal model of attention alone, without any positional encoding, reads “${words.join(" ")}”. Then the words before “${last}” (${before}) are put into another order. Can its output at “${last}” tell?`,
+        asks:
+            `A causal model of attention alone, without any positional encoding, reads “${words.join(" ")}”. `
+            + `Then the words before “${last}” (${before}) are put into another order. Can its output at “${last}” tell?`,
         choices: [
             { value: "no", name: "No: without positions it is the same for every order", said: "no" },
             { value: "two", name: "From the second layer on, not after the first", said: "from the second layer on" },
-            { value: "one", name: "After one layer already, since the mask shows where a word stands", said: "after one layer already" },
-            { value: "bare", name: "It could even without the mask, with enough layers", said: "even without the mask" },
+            {
+                value: "one",
+                name: "After one layer already, since the mask shows where a word stands",
+                said: "after one layer already",
+            },
+            {
+                value: "bare",
+                name: "It could even without the mask, with enough layers",
+                said: "even without the mask",
+            },
         ],
         truth: "from the second layer on, and only under the mask",
     };
@@ -35,14 +45,17 @@ function ask({ text }) {
 
 function keysOf(text) {
     const keys = wordsOf(text).map(({ key }) => key);
-    if (keys.length < 3 || keys.length > MOST) throw new RangeError(`the sentence must have 3 to ${MOST} words, got ${keys.length}`);
+    if (keys.length < 3 || keys.length > MOST)
+        throw new RangeError(`the sentence must have 3 to ${MOST} words, got ${keys.length}`);
     return keys;
 }
 
 /** All orders of some words, that as typed first. */
 function orders(words) {
     if (words.length < 2) return [words];
-    return words.flatMap((word, n) => orders([...words.slice(0, n), ...words.slice(n + 1)]).map((rest) => [word, ...rest]));
+    return words.flatMap((word, n) =>
+        orders([...words.slice(0, n), ...words.slice(n + 1)]).map((rest) => [word, ...rest]),
+    );
 }
 
 /** {x, calls}: the vectors after the layers, each x + attention(x), and the attention of each. */
@@ -58,7 +71,11 @@ function layers(words, { causal, layers: count }) {
             for (let head = 0; head < HEADS; head++) joined.row(token).set(out.at(head, token), head * HEAD_DIM);
         }
         const added = projected(joined, `layer ${n} output`, 1, DIM).data;
-        x = new Matrix(x.rows, DIM, x.data.map((one, c) => one + added[c]));
+        x = new Matrix(
+            x.rows,
+            DIM,
+            x.data.map((one, c) => one + added[c]),
+        );
     }
     return { x, calls };
 }
@@ -90,18 +107,22 @@ def layer(x, name):
 def last(words, is_causal, layers):
     x = torch.stack([normals(word, ${DIM}) for word in words])[None]
     for n in range(1, layers + 1):
-        q, k, v = (layer(x, f"layer {n} {name}").unflatten(-1, (${HEADS}, ${HEAD_DIM})).transpose(1, 2) for name in ("query", "key", "value"))
+        q, k, v = (layer(x, f"layer {n} {name}") for name in ("query", "key", "value"))
+        q, k, v = (each.unflatten(-1, (${HEADS}, ${HEAD_DIM})).transpose(1, 2) for each in (q, k, v))
         out = posenc.attention(q, k, v, is_causal=is_causal)
         x = x + layer(out.transpose(1, 2).flatten(2), f"layer {n} output")
     return x[0, -1]
 
 *before, end = ${JSON.stringify(keysOf(text))}
 kinds = [(True, 1), (True, 2), (False, 2)]  # causal or not, layers
-outputs = torch.stack([torch.stack([last([*order, end], *kind) for kind in kinds]) for order in permutations(before)])
-(outputs - outputs[0]).abs().amax(-1)`,
+outputs = [torch.stack([last([*order, end], *kind) for kind in kinds]) for order in permutations(before)]
+(torch.stack(outputs) - outputs[0]).abs().amax(-1)`,
     compared(state) {
         const { all, columns } = figure.values(state);
-        return { shape: [all.length, KINDS.length], data: Float64Array.from(all.flatMap((_, n) => columns.map((column) => column[n]))) };
+        return {
+            shape: [all.length, KINDS.length],
+            data: Float64Array.from(all.flatMap((_, n) => columns.map((column) => column[n]))),
+        };
     },
     async check({ text }, numbers, app) {
         const words = keysOf(text);
@@ -110,7 +131,12 @@ outputs = torch.stack([torch.stack([last([*order, end], *kind) for kind in kinds
         for (const kind of KINDS.slice(1)) {
             for (const { q, k, v, out } of layers(words, kind).calls) {
                 const said = await app.ask("attention", {
-                    schemes: [], query: sent(q), key: sent(k), value: sent(v), positions: words.map((_, n) => [n]), causal: kind.causal,
+                    schemes: [],
+                    query: sent(q),
+                    key: sent(k),
+                    value: sent(v),
+                    positions: words.map((_, n) => [n]),
+                    causal: kind.causal,
                 });
                 count += out.data.length;
                 most = Math.max(most, apart(out.data, said.out.data));
@@ -120,27 +146,52 @@ outputs = torch.stack([torch.stack([last([*order, end], *kind) for kind in kinds
     },
     mount(box, app) {
         const asked = question(box, app, "predict-order");
-        const frame = element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "how the output at the last word differs, by order" });
+        const frame = element("div", {
+            class: "scroll",
+            tabindex: "0",
+            role: "region",
+            "aria-label": "how the output at the last word differs, by order",
+        });
         asked.shown.append(frame);
         return (state, { all, columns }) => {
             if (!asked.draw(state, ask(state))) return;
             const head = (text) => element("th", { scope: "col" }, text);
-            frame.replaceChildren(element(
-                "table", {},
-                element("caption", {}, "The output at the last word: its largest difference from the order as typed"),
-                element("thead", {}, element("tr", {}, head("order"), ...KINDS.map(({ name }) => head(name)))),
-                element("tbody", {}, ...all.map((words, n) => element(
-                    "tr", {}, element("th", { scope: "row" }, words.join(" ")), ...columns.map((column) => element("td", {}, number(column[n]))),
-                ))),
-            ));
+            frame.replaceChildren(
+                element(
+                    "table",
+                    {},
+                    element(
+                        "caption",
+                        {},
+                        "The output at the last word: its largest difference from the order as typed",
+                    ),
+                    element("thead", {}, element("tr", {}, head("order"), ...KINDS.map(({ name }) => head(name)))),
+                    element(
+                        "tbody",
+                        {},
+                        ...all.map((words, n) =>
+                            element(
+                                "tr",
+                                {},
+                                element("th", { scope: "row" }, words.join(" ")),
+                                ...columns.map((column) => element("td", {}, number(column[n]))),
+                            ),
+                        ),
+                    ),
+                ),
+            );
         };
     },
     describe(state, { all, most }) {
         if (!state.answer) return ask(state).asks;
         const [one, two, bare] = most.map(number);
-        return `Over ${all.length} orders the output at the last word differs by at most ${one} after one causal layer, ${two} after two, and ${bare} after two without the mask `
-            + "(below 1e-12 is the rounding of sums in another order). In layer 1 the last word attends to the same set of words in every order. But each word before it has seen "
-            + "another set, those before itself, so in layer 2 it attends to other vectors. Without the mask every word sees the same set in every layer.";
+        return (
+            `Over ${all.length} orders the output at the last word differs by at most ${one} after one causal layer, `
+            + `${two} after two, and ${bare} after two without the mask (below 1e-12 is the rounding of sums in another order). `
+            + "In layer 1 the last word attends to the same set of words in every order. But each word before it has seen another "
+            + "set, those before itself, so in layer 2 it attends to other vectors. Without the mask every word sees the same set "
+            + "in every layer."
+        );
     },
 };
 
