@@ -86,7 +86,7 @@ export function heat(box, theme, { label, rowLabel = "query", columnLabel = "key
          * @param {{rows, columns, centre?: number|null, low?: number, high?: number, marks?: {row, column, rows?, columns?, color?}[],
          *   rowLabel?, columnLabel?, rowName?, columnName?, digits?: number, label?: string, aspect?: number}} options centre:
          *   where the colours part; undefined: 0 where there are both signs; null: sequential; aspect: height by width, or
-         *   else cells are square
+         *   else cells are square; words: {text, isMarked}[], what stands at each row and column, in place of the labels
          */
         draw(values, options) {
             const { rows, columns, marks = [], digits = 4 } = options;
@@ -139,8 +139,17 @@ export function heat(box, theme, { label, rowLabel = "query", columnLabel = "key
             low.textContent = Number(least.toPrecision(3));
             high.textContent = Number(most.toPrecision(3));
             if (options.label) canvas.setAttribute("aria-label", options.label);
+            if (options.words) {
+                for (const edge of [side, top]) named(edge, options.words);
+            }
             paint();
             say();
         },
     };
+}
+
+/** Words along an edge, one for each row or column. */
+function named(edge, words) {
+    edge.classList.add("words");
+    edge.replaceChildren(...words.map(({ text, isMarked }) => element("span", { class: isMarked ? "marked" : undefined }, text)));
 }

@@ -8,6 +8,9 @@ import { figure as doors } from "posenc/figures/doors.js";
 import { figure as fox } from "posenc/figures/fox.js";
 import { figure as linearMap } from "posenc/figures/linear-map.js";
 import { figure as pairLayouts } from "posenc/figures/pair-layouts.js";
+import { figure as predictChannel } from "posenc/figures/predict-channel.js";
+import { figure as predictFar } from "posenc/figures/predict-far.js";
+import { figure as predictOrder } from "posenc/figures/predict-order.js";
 import { figure as product } from "posenc/figures/product.js";
 import { figure as relative2d } from "posenc/figures/relative-2d.js";
 import { figure as ropeDecay } from "posenc/figures/rope-decay.js";
@@ -15,6 +18,7 @@ import { figure as scalings } from "posenc/figures/scalings.js";
 import { figure as schedule } from "posenc/figures/schedule.js";
 import { figure as scheme } from "posenc/figures/scheme.js";
 import { figure as seen } from "posenc/figures/seen.js";
+import { figure as sentence } from "posenc/figures/sentence.js";
 import { figure as similarity } from "posenc/figures/similarity.js";
 import { figure as transformerXL } from "posenc/figures/transformer-xl.js";
 import { figure as vectorLines } from "posenc/figures/vector-lines.js";
@@ -46,5 +50,11 @@ export const VIEWS = [
         title: "Scores",
         about: "What a scheme adds to the score of a query and a key, or does to it, before the softmax.",
         figures: [scheme, biasByDistance, windows, transformerXL, distanceAware, relative2d, fox, seen],
+    },
+    {
+        name: "sentence",
+        title: "Sentence",
+        about: "Attention between the words of a sentence, with a scheme and without one, and three questions to answer before the picture is shown.",
+        figures: [sentence, predictChannel, predictFar, predictOrder],
     },
 ];
