@@ -101,7 +101,7 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
                     x: { time: false, distr: logX ? 3 : 1, range: (u, low, high) => ranges.x ?? (low === high ? [low - 1, high + 1] : [low, high]) },
                     y: { distr: logY ? 3 : 1, range: (u, low, high) => ranges.y ?? (logY ? [low / 1.2, high * 1.2] : pad(low, high)) },
                 },
-                axes: [axis(ranges.xLabel ?? xLabel, logX), { ...axis(ranges.yLabel ?? yLabel, logY), size: 62 }],
+                axes: [{ ...axis(ranges.xLabel ?? xLabel, logX), size: 30, labelSize: 18 }, { ...axis(ranges.yLabel ?? yLabel, logY), size: 62 }],
                 cursor: { drag: { x: false, y: false }, points: { size: 7 } },
                 hooks: { setCursor: [(u) => say(u.cursor.idx)], drawAxes: [underlay] },
             },
