@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from posenc.explorer.catalog import catalog
+from posenc.explorer.compositions import refused
 from posenc.explorer.page import looks
 from posenc.explorer.seen import seen
+from posenc.figures.minilm import weights_file
 from posenc.schemes.catalog import CATALOG, entries_of, scheme_from_names
 from posenc.schemes.entry import Shape
 
@@ -21,9 +23,20 @@ def content(schemes: Sequence[str] = (), records: Sequence[Path] = ()) -> dict[s
     return {
         **known,
         "catalog": entries,
+        "refused": refused(),
+        "minilm": _missing_minilm(),
         "seen": [_own(name) for name in schemes],
         "looks": looks([entry.name for entry in CATALOG]),
     }
+
+
+def _missing_minilm() -> str:
+    """Why the learned table of all-MiniLM-L6-v2 cannot be read here; "" where it can."""
+    try:
+        weights_file()
+    except ModuleNotFoundError as error:
+        return str(error)
+    return ""
 
 
 def _own(name: str) -> dict[str, Any]:

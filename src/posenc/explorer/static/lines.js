@@ -50,6 +50,8 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
         pen.rect(u.bbox.left, u.bbox.top, u.bbox.width, u.bbox.height);
         pen.clip();
         pen.font = `${11 * ratio}px system-ui, sans-serif`;
+        pen.textAlign = "left"; // the axes left both as they needed them
+        pen.textBaseline = "alphabetic";
         for (const { from, to, color, name } of spans) {
             const [left, right] = [u.valToPos(from, "x", true), u.valToPos(to, "x", true)];
             pen.fillStyle = color ?? theme().grid;
@@ -69,7 +71,9 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
             pen.lineTo(place, u.bbox.top + u.bbox.height);
             pen.stroke();
             pen.fillStyle = theme().faint;
-            if (name) pen.fillText(name, place + 4 * ratio, u.bbox.top + u.bbox.height - 6 * ratio);
+            const isRight = place > u.bbox.left + u.bbox.width / 2;
+            pen.textAlign = isRight ? "right" : "left";
+            if (name) pen.fillText(name, place + (isRight ? -4 : 4) * ratio, u.bbox.top + u.bbox.height - 6 * ratio);
         }
         pen.restore();
     };
@@ -145,6 +149,7 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
 
 function pad(low, high) {
     if (!Number.isFinite(low) || !Number.isFinite(high)) return [0, 1];
-    const room = 0.05 * (high - low || Math.abs(high) || 1);
+    const size = Math.max(Math.abs(low), Math.abs(high));
+    const room = 0.05 * (high - low > 1e-9 * size ? high - low : size || 1); // numbers apart by rounding alone are one
     return [low - room, high + room];
 }
