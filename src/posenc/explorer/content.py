@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from posenc.explorer.catalog import catalog
+from posenc.explorer.compositions import refused
 from posenc.explorer.page import looks
 from posenc.explorer.records import measures, summary
 from posenc.explorer.seen import seen
+from posenc.figures.minilm import weights_file
 from posenc.laws.probe import SHAPE
 from posenc.laws.table import TABLES
 from posenc.schemes.catalog import CATALOG, entries_of, scheme_from_names
@@ -27,6 +29,8 @@ def content(schemes: Sequence[str] = (), records: Sequence[Path] = ()) -> dict[s
     return {
         **known,
         "catalog": entries,
+        "refused": refused(),
+        "minilm": _missing_minilm(),
         "seen": [_own(name) for name in schemes],
         "law_tables": {title: list(laws) for title, laws in TABLES.items()},
         "measured_at": asdict(SHAPE),
@@ -34,6 +38,15 @@ def content(schemes: Sequence[str] = (), records: Sequence[Path] = ()) -> dict[s
         "measures": measures(),
         "looks": looks(drawn),
     }
+
+
+def _missing_minilm() -> str:
+    """Why the learned table of all-MiniLM-L6-v2 cannot be read here; "" where it can."""
+    try:
+        weights_file()
+    except ModuleNotFoundError as error:
+        return str(error)
+    return ""
 
 
 def _own(name: str) -> dict[str, Any]:

@@ -31,7 +31,7 @@ export function facts(entry, asked, evidence) {
     if (model === "encoder") fact(!entry.for_decoders, entry.for_decoders ? "It is made for causal attention" : "It needs no causal mask", catalog);
     const { taken, words } = COORDINATES[tokens];
     const sees = tokens === "line" || entry.measured.extensible.holds !== null;
-    fact(taken.includes(entry.axes) && sees, `${sees ? `It takes ${{ one: "one coordinate", two: "two coordinates", three: "three coordinates", any: "any number of coordinates" }[entry.axes]} per token` : "It sees no coordinates"}; asked for: ${words}`, catalog);
+    fact(taken.includes(entry.axes) && sees, `${sees ? `It takes ${{ one: "one coordinate", two: "two coordinates", three: "three coordinates", any: "any number of coordinates" }[entry.axes]} per token` : "It sees no coordinates"}${taken.includes(entry.axes) && sees ? "" : `, and not ${words}`}`, catalog);
     if (longer) law("length_free", "Any length");
     if (free) law("parameter_free", "Nothing learned");
     if (direction) law("directed", "Direction");
@@ -64,14 +64,21 @@ function said(record, row) {
         return { record, words: `${row.label}: ${every.map((n) => `${heads[n]} ${row.figures[n]}`).join("; ")} (without positions ${without[0]})`, verdict: isBetter ? "for" : "against" };
     }
     if (trained < 0) {
-        const others = rows.filter((other) => other !== row).map((other) => `${other.label} ${other.figures.at(-1)}`);
-        return { record, words: `${row.label}: ${every.map(at).join(", ")} (there: ${others.join(", ")}; ${record.better} is better)`, verdict: "" };
+        const others = rows.filter((other) => other !== row);
+        const there = others.map((other) => `${other.label} ${other.figures.at(-1)}`).join(", ");
+        const isBest = others.every((other) => worse(record, row.figures.at(-1), other.figures.at(-1)));
+        const isWorst = others.every((other) => worse(record, other.figures.at(-1), row.figures.at(-1)));
+        const place = isBest ? "; the best there" : isWorst ? "; the worst there" : "";
+        return { record, words: `${row.label}: ${every.map(at).join(", ")} (${there}; ${record.better} is better${place})`, verdict: isBest ? "for" : isWorst ? "against" : "" };
     }
     const past = every.slice(trained);
     const last = past.filter((n) => !Number.isNaN(read(row.figures[n]).value)).at(-1);
-    const verdict = last === trained ? "" : worse(record, row.figures[trained], row.figures[last]) ? "against" : "for";
-    const words = `${row.label}: ${past.map(at).join(", ")} (${record.better} is better${verdict ? `; ${verdict === "for" ? "no worse" : "worse"} than at the trained size` : ""})`;
-    return { record, words, verdict };
+    const compared = `${record.better} is better`;
+    if (last === trained) return { record, words: `${row.label}: ${past.map(at).join(", ")} (${compared})`, verdict: "" };
+    const isWorse = worse(record, row.figures[trained], row.figures[last]);
+    const ahead = rows.find((other) => worse(record, other.figures[last], row.figures[last]));
+    const place = isWorse ? "worse than at the trained size" : `no worse than at the trained size${ahead ? `, and worse than ${ahead.label} at ${heads[last]}` : ""}`;
+    return { record, words: `${row.label}: ${past.map(at).join(", ")} (${compared}; ${place})`, verdict: isWorse ? "against" : ahead ? "" : "for" };
 }
 
 /** "3.16 ± .13" as numbers; of words the value is NaN. */
@@ -86,7 +93,7 @@ function worse({ better }, first, second) {
     return (better === "lower" ? b.value - a.value : a.value - b.value) > a.half + b.half;
 }
 
-const GROUPS = { for: "Evidence speaks for it", mixed: "Evidence speaks for it and against it, or cannot tell", none: "There is no evidence here", against: "Evidence speaks against it" };
+const GROUPS = { for: "Evidence for", mixed: "Evidence for and against, or undecided", against: "Evidence against", none: "No evidence here" };
 
 /** The schemes that pass, in groups by what evidence says; those that do not, and why; and the records that were used. */
 export function choose(asked, catalog, evidence) {
@@ -107,7 +114,7 @@ export function choose(asked, catalog, evidence) {
         groups[group].answers.push({ entry, facts: all, lines: found.flatMap(({ lines: of }) => of), without: found.filter(({ lines: of }) => !of.length).map(({ words }) => words) });
     }
     const kept = Object.values(groups).filter(({ answers }) => answers.length);
-    if (!wanted.length) for (const group of kept) group.title = "These pass; what is asked needs no evidence";
+    if (!wanted.length) for (const group of kept) group.title = "By laws and catalog alone";
     const used = evidence.filter(({ question }) => wanted.some(({ name }) => name === question));
     return { groups: kept, out, used, wanted };
 }

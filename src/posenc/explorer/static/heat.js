@@ -34,10 +34,10 @@ export function heat(box, theme, { label, rowLabel = "query", columnLabel = "key
         read.textContent = `${rowName(cell.row)}, ${columnName(cell.column)}: ${number}`;
     };
     const paint = () => {
-        const { rows, columns, marks } = shown;
+        const { rows, columns, marks, aspect } = shown;
         const ratio = window.devicePixelRatio || 1;
         const width = Math.max(canvas.clientWidth, 32);
-        const height = Math.round((width * rows) / columns);
+        const height = Math.round(width * aspect);
         if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
             canvas.width = Math.round(width * ratio);
             canvas.height = Math.round(height * ratio);
@@ -84,8 +84,9 @@ export function heat(box, theme, { label, rowLabel = "query", columnLabel = "key
         /**
          * @param {ArrayLike<number>} values rows x columns; NaN and infinities are grey: not seen
          * @param {{rows, columns, centre?: number|null, low?: number, high?: number, marks?: {row, column, rows?, columns?, color?}[],
-         *   rowName?, columnName?, digits?: number, label?: string}} options centre: where the colours part; undefined: 0 where
-         *   there are both signs; null: sequential
+         *   rowLabel?, columnLabel?, rowName?, columnName?, digits?: number, label?: string, aspect?: number}} options centre:
+         *   where the colours part; undefined: 0 where there are both signs; null: sequential; aspect: height by width, or
+         *   else cells are square; words: {text, isMarked}[], what stands at each row and column, in place of the labels
          */
         draw(values, options) {
             const { rows, columns, marks = [], digits = 4 } = options;
@@ -125,10 +126,11 @@ export function heat(box, theme, { label, rowLabel = "query", columnLabel = "key
                 pixels[n] = Number.isFinite(value) ? lut[place < 0 ? 0 : place > 255 ? 255 : place] : unseen;
             }
             small.getContext("2d").putImageData(image, 0, 0);
+            [side.textContent, top.textContent] = [options.rowLabel ?? rowLabel, options.columnLabel ?? columnLabel];
             shown = {
-                values, rows, columns, marks, digits,
-                rowName: options.rowName ?? ((row) => `${rowLabel} ${row}`),
-                columnName: options.columnName ?? ((column) => `${columnLabel} ${column}`),
+                values, rows, columns, marks, digits, aspect: options.aspect ?? rows / columns,
+                rowName: options.rowName ?? ((row) => `${side.textContent} ${row}`),
+                columnName: options.columnName ?? ((column) => `${top.textContent} ${column}`),
             };
             if (cell && (cell.row >= rows || cell.column >= columns)) cell = null;
             const strip = new ImageData(256, 1);
@@ -137,8 +139,17 @@ export function heat(box, theme, { label, rowLabel = "query", columnLabel = "key
             low.textContent = Number(least.toPrecision(3));
             high.textContent = Number(most.toPrecision(3));
             if (options.label) canvas.setAttribute("aria-label", options.label);
+            if (options.words) {
+                for (const edge of [side, top]) named(edge, options.words);
+            }
             paint();
             say();
         },
     };
+}
+
+/** Words along an edge, one for each row or column. */
+function named(edge, words) {
+    edge.classList.add("words");
+    edge.replaceChildren(...words.map(({ text, isMarked }) => element("span", { class: isMarked ? "marked" : undefined }, text)));
 }

@@ -59,7 +59,8 @@ function converted(name, text, like) {
     return String(text);
 }
 
-function check(figure, { name, kind, min, max, choices, longest = 400 }, value) {
+/** Throws unless a control of a figure can have that value. */
+export function check(figure, { name, kind, min, max, choices, longest = 400 }, value) {
     if (kind === "range" && !(value >= min && value <= max)) {
         throw new RangeError(`${figure}.${name} must be from ${min} to ${max}, got ${value}`);
     }

@@ -1,17 +1,65 @@
 // Which figures there are, in which view, in which order.
 
+import { figure as allocation } from "posenc/figures/allocation.js";
+import { figure as biasByDistance } from "posenc/figures/bias-by-distance.js";
+import { figure as clocks } from "posenc/figures/clocks.js";
+import { figure as distanceAware } from "posenc/figures/distance-aware.js";
+import { figure as doors } from "posenc/figures/doors.js";
+import { figure as fox } from "posenc/figures/fox.js";
 import { figure as laws } from "posenc/figures/laws.js";
 import { figure as lengthCost } from "posenc/figures/length-cost.js";
 import { figure as lengthCurves } from "posenc/figures/length-curves.js";
+import { figure as linearMap } from "posenc/figures/linear-map.js";
+import { figure as pairLayouts } from "posenc/figures/pair-layouts.js";
+import { figure as predictChannel } from "posenc/figures/predict-channel.js";
+import { figure as predictFar } from "posenc/figures/predict-far.js";
+import { figure as predictOrder } from "posenc/figures/predict-order.js";
+import { figure as product } from "posenc/figures/product.js";
+import { figure as relative2d } from "posenc/figures/relative-2d.js";
+import { figure as ropeDecay } from "posenc/figures/rope-decay.js";
+import { figure as scalings } from "posenc/figures/scalings.js";
+import { figure as schedule } from "posenc/figures/schedule.js";
+import { figure as scheme } from "posenc/figures/scheme.js";
 import { figure as seen } from "posenc/figures/seen.js";
+import { figure as sentence } from "posenc/figures/sentence.js";
+import { figure as similarity } from "posenc/figures/similarity.js";
+import { figure as transformerXL } from "posenc/figures/transformer-xl.js";
+import { figure as vectorLines } from "posenc/figures/vector-lines.js";
+import { figure as vectorTable } from "posenc/figures/vector-table.js";
+import { figure as vectors2d } from "posenc/figures/vectors-2d.js";
 import { figure as which } from "posenc/figures/which.js";
+import { figure as windows } from "posenc/figures/windows.js";
 
 export const VIEWS = [
+    {
+        name: "where",
+        title: "Where position enters",
+        about: "Attention sees a set of tokens. What tells it their places comes in through four doors, and not in every layer alike.",
+        figures: [doors, schedule],
+    },
+    {
+        name: "vectors",
+        title: "Vectors",
+        about: "What is added to the input: a vector for each position, by a formula or out of a table that is learned.",
+        figures: [vectorLines, vectorTable, similarity, vectors2d, linearMap],
+    },
+    {
+        name: "rotation",
+        title: "Rotation",
+        about: "Queries and keys turned by their positions, pair by pair, so that their product goes by the distance.",
+        figures: [clocks, pairLayouts, product, ropeDecay, allocation, scalings],
+    },
     {
         name: "scores",
         title: "Scores",
         about: "What a scheme adds to the score of a query and a key, or does to it, before the softmax.",
-        figures: [seen],
+        figures: [scheme, biasByDistance, windows, transformerXL, distanceAware, relative2d, fox, seen],
+    },
+    {
+        name: "sentence",
+        title: "Sentence",
+        about: "Attention between the words of a sentence, with a scheme and without one, and three questions to answer before the picture is shown.",
+        figures: [sentence, predictChannel, predictFar, predictOrder],
     },
     {
         name: "length",

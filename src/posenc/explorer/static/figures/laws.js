@@ -29,6 +29,7 @@ export const figure = {
         let shape = "";
         let buttons = {};
         let detail = null;
+        let isSeen = false;
         const build = (entries, laws) => {
             buttons = {};
             const rows = entries.map((entry) => {
@@ -63,11 +64,17 @@ export const figure = {
             }
             detail?.remove();
             const button = open && buttons[`${open.entry.name} ${open.law}`];
+            isSeen ||= !button;
             if (!button) return;
             detail = measurement(open, laws.length + 1, app);
             button.closest("tr").after(detail);
             button.setAttribute("aria-expanded", "true");
             button.setAttribute("aria-controls", "measurement");
+            if (!isSeen) { // the address named it: bring it into sight, without moving the page
+                frame.scrollTop = button.closest("tr").offsetTop - 120;
+                frame.scrollLeft = button.closest("td").offsetLeft - 160;
+            }
+            isSeen = true;
         };
     },
     describe({ door }, { entries, laws, open }, app) {
@@ -84,9 +91,9 @@ function measurement({ entry, law }, columns, app) {
     const claimed = isLaw ? `${entry.claims.includes(law) ? "Claimed" : "Not claimed"} by the catalog. ` : "";
     const { dim, num_heads: heads, head_dim: width, max_positions: positions } = app.data.measured_at;
     return element("tr", { id: "measurement" }, element("td", { colspan: String(columns) }, element(
-        "div", { class: "measurement", role: "status" },
+        "div", { class: "measurement" },
         element("p", {}, element("strong", {}, `${entry.title}, ${head}: ${found.cell}. `), `${found.words}.`),
         element("p", {}, isLaw ? `The law: ${says}. ` : `${says} `, claimed, found.value === null ? "" : `The value in full: ${found.value}.`),
-        element("p", {}, `Measured in a model ${dim} wide, ${heads} heads of ${width} channels, up to ${positions.toLocaleString("en")} positions, in float64: `, element("code", {}, `posenc laws --schemes ${entry.name}`)),
+        element("p", {}, `Measured in a model ${dim} wide, ${heads} heads of ${width} channels, up to ${positions.toLocaleString("en")} positions, in float64 unless it says otherwise: `, element("code", {}, `posenc laws --schemes ${entry.name}`)),
     )));
 }

@@ -24,6 +24,7 @@ export const figure = {
         const showPlace = dropping(place, app, this.name);
         return (values, { set, rows }) => {
             showPlace();
+            shown.hidden = !set;
             shown.replaceChildren(...(set ? (rows.length ? [
                 element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "the numbers" }, table(set, rows)),
                 element("p", { class: "ends" }, "Times and memory are those of that machine and of a small model at the trained length. What a scheme costs in a large model, or on longer inputs, they do not say: posenc bench measures that."),

@@ -34,31 +34,34 @@ export const figure = {
     mount(box, app) {
         const place = element("div", { class: "wide" });
         const shown = element("div", { class: "wide" });
+        const chart = app.lines(shown, { label: "the loss by length", xLabel: "tokens", yLabel: "", logX: true, height: 340 });
+        const ends = element("p", { class: "ends" });
+        const numbers = element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "the numbers" });
+        const limits = element("p", { class: "ends" });
+        shown.append(ends, numbers, limits);
         box.append(shown, place);
         const showPlace = dropping(place, app, this.name);
-        let [chart, made] = [null, ""];
         return (values, { set, measure, task }) => {
             showPlace();
             shown.hidden = !measure;
             if (!measure) return;
             const { lengths, curves } = measure;
-            const kind = `${set.task} ${set.trained}`;
-            if (kind !== made) {
-                shown.replaceChildren();
-                chart = app.lines(shown, { label: `${task.unit} by length`, xLabel: task.lengths, yLabel: task.unit, logX: true, height: 340 });
-                shown.append(element("p", { class: "ends" }), element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "the numbers" }), element("p", { class: "ends" }));
-                made = kind;
-            }
             const mode = app.theme().dark ? "dark" : "light";
-            const series = Object.entries(curves).filter(([, points]) => points.some(([mean]) => mean !== null)).map(([name, points]) => {
+            const dashes = new Set();
+            const there = Object.entries(curves).filter(([, points]) => points.some(([mean]) => mean !== null));
+            const series = there.map(([name, points]) => {
                 const of = (n) => points.map((point) => point[n] ?? NaN);
-                return { name, y: of(0), low: of(1), high: of(2), markers: true, ...app.data.looks[name]?.[mode] };
+                const { color, dash } = name === "cropped" ? { color: app.theme().ink, dash: [2, 3] } : (app.data.looks[name]?.[mode] ?? {});
+                const isAlike = dashes.has(String(dash)); // then a dash by the order, so that not colour alone tells lines apart
+                dashes.add(String(dash));
+                return { name, color, dash: isAlike ? undefined : dash, y: of(0), low: of(1), high: of(2), markers: true };
             });
-            const edges = [lengths[0] / 1.15, lengths.at(-1) * 1.15];
-            chart.draw(lengths, series, { marks: [{ x: set.trained, name: `trained on ${set.trained.toLocaleString("en")}` }], x: edges });
-            const [ends, box, limits] = [...shown.children].slice(-3);
+            chart.draw(lengths, series, {
+                marks: [{ x: set.trained, name: `trained on ${set.trained.toLocaleString("en")}` }], x: [lengths[0] / 1.15, lengths.at(-1) * 1.15],
+                ticks: lengths, xLabel: task.lengths, yLabel: task.unit,
+            });
             ends.textContent = ending(measure, task);
-            box.replaceChildren(table(set, measure, task));
+            numbers.replaceChildren(table(set, measure, task));
             const left = set.left_out ? ` ${set.left_out} records of earlier comparisons in this folder are left out.` : "";
             limits.textContent = `${LIMITS[set.task] ?? LIMITS.answers}${set.task !== "extend" && set.seeds < 2 ? " There is one seed: the intervals say nothing of how much another training would differ." : ""}${left}`;
         };

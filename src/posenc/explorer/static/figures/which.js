@@ -30,9 +30,9 @@ export const figure = {
             const isOpen = shown.querySelector("details")?.open ?? false;
             shown.replaceChildren(
                 ...(checkpoint ? [element("p", { class: "ends" }, "Weights belong to the scheme that they were trained with: keep that one. ", element("code", {}, "posenc.huggingface.scheme_from_config"), " reads it; what can be changed is how its frequencies are stretched.")] : []),
-                ...(groups.length ? groups.flatMap(({ title, answers }) => [
-                    element("p", { class: "group" }, `${title}: ${answers.length}`),
-                    element("ul", { class: "answers", "aria-label": title }, ...answers.map(answer)),
+                ...(groups.length ? groups.flatMap(({ name, title, answers }) => [
+                    element("p", { class: "group" }, `${title}: ${answers.length} ${answers.length === 1 ? "scheme" : "schemes"}`),
+                    element("ul", { class: "answers", "aria-label": title }, ...answers.map((one) => answer(one, name !== "none"))),
                 ]) : [element("p", { class: "group" }, "No scheme of the catalog has all of this.")]),
                 ...(used.length ? [element("p", { class: "group" }, "What was measured, and what it does not say"), element("ul", { class: "answers" }, ...used.map(measured))] : []),
                 element("details", { open: isOpen }, element("summary", {}, `Left out: ${out.length} schemes, and why`), element("ul", { class: "answers" }, ...out.map(leftOut))),
@@ -56,18 +56,18 @@ function source({ source: who, url, command, doc, second_hand: isSecondHand }) {
 
 const ground = (fact) => (fact.record ? source(fact.record) : [code(fact.source)]);
 
-function answer({ entry, facts, lines, without }) {
-    return element(
-        "li", {}, element("p", {}, element("strong", {}, entry.title), ` ${plain(entry.does)}.`),
+function answer({ entry, facts, lines, without }, isOpen) {
+    return element("li", {}, element(
+        "details", { open: isOpen }, element("summary", {}, element("strong", {}, entry.title), `: ${plain(entry.does)}`),
         element("ul", {},
             ...lines.map(({ record, words, verdict }) => element("li", {}, element("strong", {}, verdict ? `${verdict}: ` : ""), `${record.title}. ${words}. `, ...source(record))),
             ...without.map((words) => element("li", {}, `No evidence here of ${words}.`)),
             ...facts.map((fact) => element("li", {}, `${fact.words}. `, ...ground(fact))),
             element("li", {}, `Cost: ${entry.cost}. Learned: ${entry.learned}. Limits: ${plain(entry.limits)}.`),
         ),
-    );
+    ));
 }
 
-const leftOut = ({ entry, ...fact }) => element("li", {}, element("strong", {}, entry.title), ` ${plain(fact.words)}. `, ...ground(fact));
+const leftOut = ({ entry, ...fact }) => element("li", {}, element("strong", {}, entry.title), `: ${plain(fact.words)}. `, ...ground(fact));
 
 const measured = (record) => element("li", {}, element("strong", {}, `${record.title}. `), `${record.measured} ${record.shows} `, ...source(record));

@@ -40,11 +40,12 @@ export const gelu = (x) => (x * (1 + erf(x / Math.SQRT2))) / 2;
 /** ln(1 + e^x); from 20 on x itself, as PyTorch's is. */
 export const softplus = (x) => (x > 20 ? x : Math.log1p(Math.exp(x)));
 
-/** Draws from N(0, 1) that follow from the seed alone, as posenc.phases.drawn has them: splitmix64, then erfinv. */
-export function drawn(count, seed) {
+/** Draws from N(0, 1) that follow from the seed alone, as posenc.phases.drawn has them: splitmix64, then erfinv. The
+ * stream can be read on from its draw `first`. */
+export function drawn(count, seed, first = 0) {
     const wrap = (x) => BigInt.asUintN(64, x);
     return Float64Array.from({ length: count }, (_, n) => {
-        let x = wrap(BigInt(n + 1) + BigInt(seed) * 1000003n);
+        let x = wrap(BigInt(first + n + 1) + BigInt(seed) * 1000003n);
         x = wrap((x ^ (x >> 30n)) * 0xbf58476d1ce4e5b9n);
         x = wrap((x ^ (x >> 27n)) * 0x94d049bb133111ebn);
         x ^= x >> 31n;

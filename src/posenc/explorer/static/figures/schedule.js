@@ -1,0 +1,135 @@
+// Which layer of a published model has which scheme and window.
+
+import { element } from "posenc/elements.js";
+import { entryOf } from "posenc/options.js";
+import { atEachWidth, svg } from "posenc/svg.js";
+
+const ROW = 13; // pixels of a layer
+const GUTTER = 64; // for the numbers of the layers
+
+const familyOf = (app, name) => app.data.schedules.find((one) => one.name === name);
+const letter = (kind) => String.fromCharCode(65 + kind);
+
+/** The first and the last key that a query of a decoder sees: of the last `keys`, or of its own chunk, or of all. */
+function seenBy(query, { keys, chunk }) {
+    if (chunk !== null) return [chunk * Math.floor(query / chunk), query];
+    return [keys === null ? 0 : Math.max(query - keys + 1, 0), query];
+}
+
+/** Numbers that rise, three and more in a row as the first and the last: "0-2, 4". */
+function ranges(numbers) {
+    const runs = [];
+    for (const n of numbers) {
+        if (runs.length && n === runs.at(-1)[1] + 1) runs.at(-1)[1] = n;
+        else runs.push([n, n]);
+    }
+    return runs.map(([a, b]) => (a === b ? `${a}` : b === a + 1 ? `${a}, ${b}` : `${a}-${b}`)).join(", ");
+}
+
+const count = (x) => x.toLocaleString("en");
+const keysOf = ([first, last]) => `keys ${count(first)} to ${count(last)}, ${count(last - first + 1)} of them`;
+
+export const figure = {
+    name: "schedule",
+    title: "Which layer has which scheme",
+    see: "Models mix layers: some see a window alone, some the whole text, and some have no position. Choose a family, then a layer by pointing at it or with the arrow keys, and move the query.",
+    defaults: { family: "gemma3", layer: 0, query: 10000 },
+    another: { family: "llama4", layer: 2, query: 8200 },
+    controls(values, app) {
+        const chosen = familyOf(app, values.family);
+        return [
+            { name: "family", label: "model family", kind: "choice", choices: app.data.schedules.map(({ name, title }) => ({ value: name, name: title })) },
+            { name: "layer", label: "layer", kind: "range", min: 0, max: (chosen?.num_layers ?? 1) - 1 },
+            { name: "query", label: "query", kind: "range", min: 1, max: 32768, log: true, step: 1 },
+        ];
+    },
+    change(values, name, value, app) {
+        const made = { ...values, [name]: value };
+        return { ...made, layer: Math.min(made.layer, familyOf(app, made.family).num_layers - 1) };
+    },
+    values({ family, query }, app) {
+        const { title, does, num_layers, kinds } = familyOf(app, family);
+        const layers = new Uint8Array(num_layers);
+        kinds.forEach((kind, n) => kind.layers.forEach((layer) => (layers[layer] = n)));
+        const doorsOf = (names) => names.flatMap((name) => entryOf(app, name).doors);
+        return { title, does, layers, kinds: kinds.map((kind, n) => ({ ...kind, letter: letter(n), doors: doorsOf(kind.names), seen: seenBy(query, kind) })) };
+    },
+    line({ family, query }) {
+        return [
+            `query = ${query}`,
+            "def keys(window):",
+            "    if isinstance(window, posenc.Chunk):",
+            "        return query % window.size + 1",
+            "    return query + 1 if window is None else min(window, query + 1)",
+            "",
+            `torch.tensor([keys(window) for scheme, window in posenc.schedules.${family}()])`,
+        ].join("\n");
+    },
+    compared(values, app) {
+        const { layers, kinds } = figure.values(values, app);
+        const keys = ({ seen: [first, last] }) => last - first + 1;
+        return { shape: [layers.length], data: Float64Array.from(layers, (kind) => keys(kinds[kind])) };
+    },
+    mount(box, app) {
+        const about = element("p", { class: "see" });
+        const picture = element("div", { role: "group", tabindex: "0", style: "width: 100%" });
+        const read = element("output", { class: "lines-read", "aria-live": "polite" });
+        const table = element("table");
+        box.append(element("div", { style: "flex: 1 1 100%" }, about, picture, read), element("div", { class: "scroll" }, table));
+        let now = null;
+
+        const said = (layer) => {
+            const kind = now.numbers.kinds[now.numbers.layers[layer]];
+            return `layer ${layer} (${kind.letter}): ${kind.scheme}, ${kind.window}; query ${count(now.query)} sees ${keysOf(kind.seen)}`;
+        };
+        const paint = atEachWidth(picture, (width) => {
+            if (!now) return;
+            const { numbers: { kinds, layers }, query, layer } = now;
+            const reach = width - GUTTER - 4;
+            const place = (key) => GUTTER + (reach * key) / (query + 1);
+            const { palette } = app.theme();
+            const rows = Array.from(layers, (number, n) => {
+                const { letter: name, seen: [first, last] } = kinds[number];
+                const y = n * ROW + 2;
+                return svg(
+                    "g", { onpointerenter: () => (read.textContent = said(n)), onclick: () => app.set({ layer: n }), style: "cursor: pointer" },
+                    svg("rect", { x: 0, y, width, height: ROW, fill: n === layer ? "var(--rule)" : "transparent" }),
+                    svg("text", { x: GUTTER - 8, y: y + 10.5, "text-anchor": "end", "font-size": 11, "font-weight": n === layer ? 700 : 400, fill: "var(--ink)" }, `${n === layer ? "▸ " : ""}${n} ${name}`),
+                    svg("line", { x1: GUTTER, x2: GUTTER + reach, y1: y + ROW / 2, y2: y + ROW / 2, stroke: "var(--faint)", "stroke-dasharray": "1 3" }),
+                    svg("rect", { x: place(first), y: y + 2, width: Math.max(place(last + 1) - place(first), 2), height: ROW - 4, fill: palette[number % palette.length], stroke: "var(--ink)", "stroke-width": n === layer ? 1.5 : 0 }),
+                );
+            });
+            const foot = layers.length * ROW + 18;
+            const label = (x, anchor, words) => svg("text", { x, y: foot, "text-anchor": anchor, "font-size": 12, fill: "var(--faint)" }, words);
+            picture.replaceChildren(svg(
+                "svg", { width, height: foot + 6, "aria-hidden": "true", style: "display: block" }, ...rows,
+                label(GUTTER, "start", "key 0"), label(GUTTER + reach, "end", `query ${count(query)}`),
+            ));
+        });
+        picture.addEventListener("keydown", (event) => {
+            const step = { ArrowUp: -1, ArrowDown: 1, PageUp: -6, PageDown: 6 }[event.key];
+            if (!step || !now) return;
+            event.preventDefault();
+            app.set({ layer: Math.min(Math.max(now.layer + step, 0), now.numbers.layers.length - 1) });
+        });
+        return ({ layer, query }, numbers) => {
+            now = { layer, query, numbers };
+            about.textContent = `${numbers.title}: ${numbers.does}`;
+            picture.setAttribute("aria-label", `${numbers.title}, ${numbers.layers.length} layers, each with the keys that the query sees; arrow up and down choose a layer`);
+            const cells = ["kind", "layers", "scheme", "doors", "window", `query ${count(query)} sees`].map((words) => element("th", { scope: "col" }, words));
+            table.replaceChildren(
+                element("caption", {}, "The kinds of layers, and where each is"), element("thead", {}, element("tr", {}, ...cells)),
+                element("tbody", {}, ...numbers.kinds.map((kind) => element(
+                    "tr", {}, element("th", { scope: "row" }, kind.letter), element("td", {}, ranges(kind.layers)), element("td", {}, element("code", {}, kind.scheme)),
+                    element("td", {}, kind.doors.join(", ") || "none"), element("td", {}, kind.window), element("td", {}, keysOf(kind.seen)),
+                ))),
+            );
+            paint();
+            read.textContent = said(layer);
+        };
+    },
+    describe({ query }, { title, layers, kinds }) {
+        const each = kinds.map(({ letter: name, layers: of, window, seen }) => `${of.length} of kind ${name}, ${window}, where query ${count(query)} sees ${count(seen[1] - seen[0] + 1)} keys`);
+        return `${title} has ${layers.length} layers: ${each.join("; ")}.`;
+    },
+};

@@ -1,0 +1,282 @@
+// Attention in a sentence whose words can be moved: without a scheme it goes with the words, with one it does not.
+
+import { element } from "posenc/elements.js";
+import { SCHEMES } from "posenc/math/catalog.js";
+import { Positions } from "posenc/math/positions.js";
+import * as given from "posenc/options.js";
+import {
+    FIXED,
+    HEADS,
+    MOST,
+    SIZES,
+    chosen,
+    needsFeatures,
+    python,
+    shifted,
+    shuffled,
+    takes,
+    values,
+} from "posenc/sentence.js";
+import { wordsOf } from "posenc/words.js";
+
+export const figure = {
+    name: "sentence",
+    title: "A sentence with and without positions",
+    see:
+        "Each word is a fixed random vector, so equal words are equal vectors. Without a scheme their rows and "
+        + "columns are equal too, wherever they stand; with one they differ. Choose a word, move it or shuffle the sentence, "
+        + "and compare what it attends to.",
+    defaults: {
+        text: "the wave wore the rock down while the rock stood",
+        word: 4,
+        pair: true,
+        order: "",
+        shuffle: 0,
+        scheme: "rope",
+        options: "",
+        spread: 0.3,
+        head: 1,
+        causal: false,
+        show: "attention",
+    },
+    another: {
+        text: "a rock, a wave and a stone",
+        word: 3,
+        order: "5,1,0,6,3,4,2",
+        scheme: "t5",
+        options: "num_buckets:8",
+        head: 2,
+        causal: true,
+        show: "scores",
+    },
+    controls(state, app) {
+        const entry = given.entryOf(app, state.scheme);
+        const options = given.optionsOf(entry, state.options, SIZES);
+        const learns = Object.keys(SCHEMES[entry.name].learned(options)).length > 0;
+        const move = (name, label) => ({ name: "order", label, kind: "button", value: () => name });
+        return [
+            { name: "text", label: `sentence, up to ${MOST} words`, kind: "text", longest: 240 },
+            given.schemeControl(app, { filter: takes }),
+            ...given.optionControls(entry, options, FIXED),
+            ...(learns
+                ? [{ name: "spread", label: "spread of what it learns", kind: "range", min: 0, max: 1, step: 0.02 }]
+                : []),
+            { name: "head", label: "head", kind: "range", min: 1, max: HEADS },
+            { name: "show", label: "show", kind: "choice", choices: ["attention", "scores"] },
+            ...(entry.for_decoders ? [] : [{ name: "causal", label: "causal", kind: "check" }]),
+            move("left", "← Move left"),
+            move("right", "Move right →"),
+            { name: "pair", label: "with the word before it", kind: "check" },
+            move("shuffle", "Shuffle"),
+            move("typed", "As typed"),
+        ];
+    },
+    change(state, name, value) {
+        if (name === "text")
+            return {
+                ...state,
+                text: value,
+                order: "",
+                word: Math.max(0, Math.min(state.word, wordsOf(value).length - 1)),
+            };
+        if (name !== "order") return given.change(state, name, value);
+        const typed = wordsOf(state.text).map((_, n) => n);
+        const order = state.order ? state.order.split(",").map(Number) : typed;
+        if (value === "typed") return { ...state, order: "" };
+        if (value === "shuffle")
+            return { ...state, shuffle: state.shuffle + 1, order: shuffled(typed, state.shuffle + 1).join() };
+        const made = shifted(order, order.indexOf(state.word), state.pair ? 2 : 1, value === "left" ? -1 : 1).join();
+        return { ...state, order: made === typed.join() ? "" : made };
+    },
+    shown: (state, app) => given.optionValues(given.optionsOf(given.entryOf(app, state.scheme), state.options, SIZES)),
+    values,
+    line: (state, app) => python(state, chosen(state, app)),
+    compared(state, app) {
+        const { shown, words } = values(state, app);
+        return { shape: [2, words.length, words.length], data: Float64Array.from(shown.flatMap((one) => [...one])) };
+    },
+    async check(state, { entry, options, parameters, scheme, after, causal, now }, app) {
+        if (needsFeatures(entry)) throw new Error("the server has no layer that makes the scheme's features");
+        const array = ({ heads, tokens, dim, data }) => given.array([heads, tokens, dim], data);
+        const positions = now.map((_, n) => [n]);
+        const named = given.named(entry, options, parameters);
+        const { q, k, v, out } = after.with;
+        const said = await app.ask("attention", {
+            schemes: entry.doors.includes("add") ? [] : [named],
+            query: array(q),
+            key: array(k),
+            value: array(v),
+            positions,
+            causal,
+        });
+        let most = given.apart(out.data, said.out.data);
+        if (scheme.table) {
+            const { table } = await app.ask("table", { scheme: named, positions });
+            most = Math.max(most, given.apart(scheme.table(Positions.arange(now.length)).data, table.data));
+        }
+        return given.agreed(out.data.length, most).replace("these numbers", "the outputs of this attention");
+    },
+    mount(box, app) {
+        const sentence = element("div", { class: "sentence" });
+        const map = (label) => {
+            const title = element("p", { class: "map-title" });
+            const frame = element("div", { class: "scroll" }, title);
+            box.append(frame);
+            return { frame, title, matrix: app.heat(frame, { label, size: 460 }) };
+        };
+        box.append(sentence);
+        const maps = [map("without a scheme"), map("with the scheme")];
+        const table = element("div", {
+            class: "scroll sentence",
+            tabindex: "0",
+            role: "region",
+            "aria-label": "attention of the chosen word, before and after",
+        });
+        box.append(table);
+        return (state, numbers) => {
+            const { words, order, now, shown, entry } = numbers;
+            const key = words[state.word].key;
+            sentence.replaceChildren(...sentences(state, numbers, (word) => app.set({ word })));
+            const color = state.show === "scores" ? undefined : "#ffffff";
+            const marks = order.flatMap((n, row) =>
+                words[n].key === key ? [{ row, column: 0, columns: now.length, color }] : [],
+            );
+            const names = now.map(({ word }, n) => ({
+                text: order[n] === state.word ? `▸${word}` : word,
+                isMarked: words[order[n]].key === key,
+            }));
+            const place = (n) => `${now[n].word} (${n + 1})`;
+            // One scale for both of attention: the largest weight of the two.
+            const high =
+                state.show === "attention"
+                    ? Math.max(...shown.flatMap((one) => [...one].filter(Number.isFinite)))
+                    : undefined;
+            maps.forEach(({ frame, title, matrix }, n) => {
+                // Room for a line of letters at each word.
+                frame.style.setProperty("--least", `${now.length * 13 + 110}px`);
+                const [what, how] = [
+                    state.show === "scores" ? "Scores" : "Attention",
+                    n ? `with ${entry.title}` : "without a scheme",
+                ];
+                title.textContent = `${what} ${how}: a row for each query, a column for each key`;
+                const label = `${title.textContent}, head ${state.head}`;
+                matrix.draw(shown[n], {
+                    rows: now.length,
+                    columns: now.length,
+                    marks,
+                    low: high && 0,
+                    high,
+                    label,
+                    words: names,
+                    rowName: (row) => `query ${place(row)}`,
+                    columnName: (column) => `key ${place(column)}`,
+                });
+            });
+            table.replaceChildren(changes(state, numbers));
+        };
+    },
+    describe(state, { words, order, moved: kinds, entry, causal, twins: found }) {
+        const word = words[state.word].word;
+        const rows =
+            found && `The rows of “${word}” (${state.word + 1}) and “${word}” (${found.twin + 1}) differ by at most`;
+        const bare = found && `${number(found.without)} without a scheme${causal ? " (by the mask)" : ""}`;
+        const equal = found ? ` ${rows} ${bare}, by ${number(found.with)} with ${entry.title}.` : "";
+        if (order.every((n, at) => n === at)) return `The sentence stands as typed: move a word or shuffle.${equal}`;
+        const said = [`without a scheme and a mask ${nothing(kinds.bare.most)}`];
+        if (causal) {
+            const most = number(kinds.without.most);
+            said.push(
+                `without a scheme under the mask the largest change is ${most}, since other words stand before it now`,
+            );
+        }
+        said.push(`with ${entry.title}${causal ? " and the mask" : ""} ${nothing(kinds.with.most)}`);
+        return `What “${word}” attends to, word by word, after the move: ${said.join("; ")}.${equal}`;
+    },
+};
+
+const number = (x) => (x === 0 ? "0" : x < 1e-4 ? x.toExponential(1) : String(Number(x.toPrecision(3))));
+
+function nothing(most) {
+    if (most >= 1e-12) return `the largest change is ${number(most)}`;
+    return `nothing changed (largest difference ${number(most)}${most ? ", the rounding of a sum in another order" : ""})`;
+}
+
+/** The words as typed, and as they stand now, each a button that chooses it. */
+function sentences({ word, pair }, { words, order }, choose) {
+    const at = order.indexOf(word);
+    const now = order.map((n, place) => {
+        const goesAlong = pair && place === at - 1;
+        return element(
+            "button",
+            {
+                type: "button",
+                "aria-pressed": String(n === word),
+                class: goesAlong ? "along" : "",
+                onclick: () => choose(n),
+            },
+            words[n].word,
+        );
+    });
+    return [
+        element("p", {}, element("b", {}, "As typed: "), words.map((one) => one.word).join(" ")),
+        element(
+            "div",
+            { role: "group", "aria-label": "the sentence now; choose a word" },
+            element("b", {}, "Now: "),
+            ...now,
+        ),
+    ];
+}
+
+/** The table of what changed. */
+function changes({ word }, { words, order, moved: kinds, entry, causal }) {
+    const cell = (x, name = "td") => element(name, name === "th" ? { scope: "col" } : {}, x);
+    const place = (n) => order.indexOf(n);
+    const [hiddenBefore, hiddenNow] = [(n) => causal && n > word, (n) => causal && place(n) > place(word)];
+    const digits = (x, isHidden = false) => (isHidden ? "hidden" : x.toFixed(4));
+    const columns = [
+        ["without", `no scheme${causal ? ", masked" : ""}`],
+        ["with", entry.title],
+    ];
+    return element(
+        "table",
+        {},
+        element("caption", {}, `How much “${words[word].word}” attends to each word, as typed and now`),
+        element(
+            "thead",
+            {},
+            element(
+                "tr",
+                {},
+                cell("word", "th"),
+                ...columns.flatMap(([, name]) => [
+                    cell(`${name}: typed`, "th"),
+                    cell("now", "th"),
+                    cell("change", "th"),
+                ]),
+            ),
+        ),
+        element(
+            "tbody",
+            {},
+            ...words.map((one, n) =>
+                element(
+                    "tr",
+                    {},
+                    element("th", { scope: "row" }, `${one.word} (${n + 1})`),
+                    ...columns.flatMap(([kind]) => {
+                        const { typed, now } = kinds[kind];
+                        const change = now[n] - typed[n];
+                        const much = Math.abs(change);
+                        const signed = much < 1e-12 ? number(much) : `${change > 0 ? "+" : "−"}${digits(much)}`;
+                        return [
+                            cell(digits(typed[n], hiddenBefore(n))),
+                            cell(digits(now[n], hiddenNow(n))),
+                            cell(signed),
+                        ];
+                    }),
+                ),
+            ),
+        ),
+    );
+}

@@ -1,0 +1,84 @@
+// How alike the vectors of every two positions are.
+
+import * as options from "posenc/options.js";
+import { READ_BY_POSENC, fromPosenc, limits, orMissing, ownControls, products, python, schemeControl, shown, unit, vectors } from "posenc/vectors.js";
+
+const MOST = { tokens: 512, dim: 128 };
+const MEASURES = ["cosine", "inner product"];
+let kept = { of: "" }; // the products of the last table: another position asks for no new ones
+
+export const figure = {
+    name: "similarity",
+    title: "How alike the vectors of two positions are",
+    see: "Of the sinusoid each diagonal is of one colour: the product goes by the distance alone. Choose the learned table: before training a position is no more like its neighbours than like any other.",
+    defaults: { scheme: "sinusoidal", measure: "cosine", dim: 128, tokens: 128, position: 40, options: "" },
+    another: { scheme: "learned", measure: "inner product", dim: 32, tokens: 48, position: 5, options: "" },
+    controls(values, app) {
+        const most = limits(values, MOST);
+        return [
+            schemeControl(app, { tables: true }),
+            { name: "measure", label: "measure", kind: "choice", choices: MEASURES },
+            { name: "position", label: "position", kind: "range", min: 0, max: values.tokens - 1 },
+            { name: "tokens", label: "positions", kind: "range", min: 16, max: most.tokens, step: 16 },
+            ...(values.scheme === "minilm" ? [] : [{ name: "dim", label: "dim", kind: "range", min: 8, max: most.dim, step: 8 }]),
+            ...ownControls(values, app),
+        ];
+    },
+    shown,
+    change(values, name, value) {
+        const made = options.change(values, name, value);
+        return { ...made, position: Math.min(made.position, made.tokens - 1) };
+    },
+    values(values, app) {
+        const { scheme, measure, dim, tokens, position } = values;
+        const of = JSON.stringify([scheme, measure, dim, tokens, values.options]);
+        if (of !== kept.of) {
+            const P = vectors(values, app);
+            if (P.missing) return P;
+            kept = { of, main: alike(P, measure) };
+        }
+        return { tokens, main: kept.main, along: kept.main.subarray(position * tokens, (position + 1) * tokens) };
+    },
+    line: (values, app) => `${python(values, app)}\n${values.measure === "cosine" ? "P = P / P.norm(dim=1, keepdim=True)\n" : ""}P @ P.T`,
+    compared(values, app) {
+        return { shape: [values.tokens, values.tokens], data: figure.values(values, app).main };
+    },
+    mount(box, app) {
+        const { parts, show } = orMissing(box);
+        const matrix = app.heat(parts, {
+            label: "similarity of every two positions", rowLabel: "position", columnLabel: "position",
+            onPick: (position) => app.set({ position }),
+        });
+        const line = app.lines(parts, { label: "similarity with the chosen position by distance", xLabel: "distance from the position", yLabel: "similarity" });
+        return ({ measure, position }, { tokens, main, along, missing }) => {
+            show(missing);
+            if (missing) return;
+            matrix.draw(main, {
+                rows: tokens, columns: tokens, marks: [{ row: position, column: 0, columns: tokens }],
+                high: measure === "cosine" ? 1 : undefined, label: `${measure} of the vectors of every two of ${tokens} positions`,
+            });
+            const x = Float64Array.from({ length: tokens }, (_, j) => j - position);
+            line.draw(x, [{ name: `${measure} with position ${position}`, y: along, always: true }], { marks: [{ x: 0, name: `position ${position}` }] });
+        };
+    },
+    describe({ measure, position }, { tokens, main, along, missing }) {
+        if (missing) return missing;
+        const said = [1, 2, 8, 32].filter((r) => position + r < tokens).map((r) => `${Number(along[position + r].toPrecision(3))} ${r} further`);
+        return `The ${measure} of position ${position} with itself is ${Number(along[position].toPrecision(3))}${said.length ? `, with those after it ${said.join(", ")}` : ""}. Between neighbours it varies by ${spread(main, tokens, 1).toPrecision(2)} over the positions.`;
+    },
+    async check(values, { tokens, main }, app) {
+        const theirs = await fromPosenc(values, app);
+        if (!theirs) return READ_BY_POSENC;
+        const { rows, data } = theirs;
+        const made = alike({ rows, columns: values.dim, data }, values.measure);
+        return options.agreed(rows * rows, options.apart(made, made.map((_, n) => main[Math.floor(n / rows) * tokens + (n % rows)])));
+    },
+};
+
+const alike = (P, measure) => products(measure === "cosine" ? unit(P) : P);
+
+/** The range of a diagonal. */
+function spread(main, tokens, distance) {
+    const diagonal = Array.from({ length: tokens - distance }, (_, i) => main[i * tokens + i + distance]);
+    return Math.max(...diagonal) - Math.min(...diagonal);
+}

@@ -1,0 +1,65 @@
+// The whole table of vectors as a picture.
+
+import * as options from "posenc/options.js";
+import { READ_BY_POSENC, fromPosenc, limits, orMissing, ownControls, python, schemeControl, shown, vectors } from "posenc/vectors.js";
+
+const MOST = { tokens: 512, dim: 512 };
+
+export const figure = {
+    name: "vector-table",
+    title: "The table of vectors",
+    see: "Each row is the vector of one position; in the interleaved sinusoid the fast dimensions are at the left. Click a place to mark it, or choose the concatenated layout, which has the same numbers in another order.",
+    defaults: { scheme: "sinusoidal", dim: 64, tokens: 64, position: 20, dimension: 12, options: "" },
+    another: { scheme: "learned", dim: 32, tokens: 48, position: 5, dimension: 3, options: "" },
+    controls(values, app) {
+        const most = limits(values, MOST);
+        return [
+            schemeControl(app, { tables: true }),
+            { name: "position", label: "position", kind: "range", min: 0, max: values.tokens - 1 },
+            { name: "dimension", label: "dimension", kind: "range", min: 0, max: values.dim - 1 },
+            { name: "tokens", label: "positions", kind: "range", min: 16, max: most.tokens, step: 16 },
+            ...(values.scheme === "minilm" ? [] : [{ name: "dim", label: "dim", kind: "range", min: 16, max: most.dim, step: 16 }]),
+            ...ownControls(values, app),
+        ];
+    },
+    shown,
+    change(values, name, value) {
+        const made = options.change(values, name, value);
+        const { tokens, dim } = { tokens: made.tokens, dim: made.scheme === "minilm" ? limits(made).dim : made.dim };
+        return { ...made, dim, position: Math.min(made.position, tokens - 1), dimension: Math.min(made.dimension, dim - 1) };
+    },
+    values(values, app) {
+        const { rows, columns, data, missing } = vectors(values, app);
+        return { rows, columns, main: data, missing };
+    },
+    line: (values, app) => `${python(values, app)}\nP`,
+    compared(values, app) {
+        const { rows, columns, main } = figure.values(values, app);
+        return { shape: [rows, columns], data: main };
+    },
+    mount(box, app) {
+        const { parts, show } = orMissing(box);
+        const table = app.heat(parts, {
+            label: "the table of vectors", rowLabel: "position", columnLabel: "dimension", size: 640,
+            onPick: (position, dimension) => app.set({ position, dimension }),
+        });
+        return ({ position, dimension }, { rows, columns, main, missing }) => {
+            show(missing);
+            if (missing) return;
+            table.draw(main, {
+                rows, columns, aspect: Math.min(Math.max(rows / columns, 0.3), 1),
+                marks: [{ row: position, column: 0, columns }, { row: 0, column: dimension, rows }],
+                label: `${rows} vectors of ${columns} dimensions; arrow keys read a number, Enter marks its position and dimension`,
+            });
+        };
+    },
+    describe({ position, dimension }, { rows, columns, main, missing }) {
+        if (missing) return missing;
+        return `Of ${rows} positions and ${columns} dimensions, position ${position} has ${Number(main[position * columns + dimension].toPrecision(4))} in dimension ${dimension}.`;
+    },
+    async check(values, { columns, main }, app) {
+        const theirs = await fromPosenc(values, app);
+        if (!theirs) return READ_BY_POSENC;
+        return options.agreed(theirs.rows * columns, options.apart(main.subarray(0, theirs.rows * columns), theirs.data));
+    },
+};
