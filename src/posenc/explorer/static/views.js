@@ -1,14 +1,26 @@
 // Which figures there are, in which view, in which order.
 
-<<<<<<< HEAD
+import { figure as allocation } from "posenc/figures/allocation.js";
+import { figure as biasByDistance } from "posenc/figures/bias-by-distance.js";
+import { figure as clocks } from "posenc/figures/clocks.js";
+import { figure as distanceAware } from "posenc/figures/distance-aware.js";
 import { figure as doors } from "posenc/figures/doors.js";
+import { figure as fox } from "posenc/figures/fox.js";
 import { figure as linearMap } from "posenc/figures/linear-map.js";
+import { figure as pairLayouts } from "posenc/figures/pair-layouts.js";
+import { figure as product } from "posenc/figures/product.js";
+import { figure as relative2d } from "posenc/figures/relative-2d.js";
+import { figure as ropeDecay } from "posenc/figures/rope-decay.js";
+import { figure as scalings } from "posenc/figures/scalings.js";
 import { figure as schedule } from "posenc/figures/schedule.js";
+import { figure as scheme } from "posenc/figures/scheme.js";
 import { figure as seen } from "posenc/figures/seen.js";
 import { figure as similarity } from "posenc/figures/similarity.js";
+import { figure as transformerXL } from "posenc/figures/transformer-xl.js";
 import { figure as vectorLines } from "posenc/figures/vector-lines.js";
 import { figure as vectorTable } from "posenc/figures/vector-table.js";
 import { figure as vectors2d } from "posenc/figures/vectors-2d.js";
+import { figure as windows } from "posenc/figures/windows.js";
 
 export const VIEWS = [
     {
@@ -22,29 +34,12 @@ export const VIEWS = [
         title: "Vectors",
         about: "What is added to the input: a vector for each position, by a formula or out of a table that is learned.",
         figures: [vectorLines, vectorTable, similarity, vectors2d, linearMap],
-=======
-import { figure as allocation } from "posenc/figures/allocation.js";
-import { figure as biasByDistance } from "posenc/figures/bias-by-distance.js";
-import { figure as clocks } from "posenc/figures/clocks.js";
-import { figure as distanceAware } from "posenc/figures/distance-aware.js";
-import { figure as fox } from "posenc/figures/fox.js";
-import { figure as pairLayouts } from "posenc/figures/pair-layouts.js";
-import { figure as product } from "posenc/figures/product.js";
-import { figure as relative2d } from "posenc/figures/relative-2d.js";
-import { figure as ropeDecay } from "posenc/figures/rope-decay.js";
-import { figure as scalings } from "posenc/figures/scalings.js";
-import { figure as scheme } from "posenc/figures/scheme.js";
-import { figure as seen } from "posenc/figures/seen.js";
-import { figure as transformerXL } from "posenc/figures/transformer-xl.js";
-import { figure as windows } from "posenc/figures/windows.js";
-
-export const VIEWS = [
+    },
     {
         name: "rotation",
         title: "Rotation",
         about: "Queries and keys turned by their positions, pair by pair, so that their product goes by the distance.",
         figures: [clocks, pairLayouts, product, ropeDecay, allocation, scalings],
->>>>>>> main
     },
     {
         name: "scores",
