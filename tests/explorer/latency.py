@@ -9,9 +9,8 @@ from statistics import median
 
 import torch
 
-from posenc.explorer.content import content
 from posenc.workbench.machine import machine
-from tests.explorer.browser import FIGURES, chromium, served, watched
+from tests.explorer.browser import FIGURES, chromium, served, tested, watched
 
 HEAD = "| figure | sizes | slowest slider | computing and drawing, ms: median (slowest) | to the screen, ms: median |"
 
@@ -50,7 +49,7 @@ DRAG = """async ([figure, control, count]) => {
 
 def rows() -> list[str]:
     found = []
-    with served(content(["alibi"])) as address, chromium() as browser:
+    with served(tested()) as address, chromium() as browser:
         for figure in FIGURES:
             with watched(browser) as page:
                 page.open(f"{address}#figure={figure}")

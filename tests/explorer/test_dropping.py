@@ -58,7 +58,7 @@ def test_without_records_nothing_is_drawn_and_files_that_are_chosen_are(page: Wa
     wrong.write_text("{}\n")
     chooser = curves.locator("input[type=file]")
     chooser.set_input_files([str(wrong)])
-    said = curves.locator(".drop .error")
+    said = curves.locator(".drop .wrong")
     said.wait_for(state="visible")
     assert said.inner_text() == "wrong.jsonl, line 1, is not a record (kind must be text)"
 

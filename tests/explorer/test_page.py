@@ -12,9 +12,8 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 
-from posenc.explorer.content import content
 from posenc.explorer.page import explorer
-from tests.explorer.browser import FIGURES, VIEWS, Watched, chromium, executable, served, watched
+from tests.explorer.browser import FIGURES, VIEWS, Watched, chromium, executable, served, tested, watched
 
 pytestmark = pytest.mark.skipif(executable() is None, reason="needs chromium: apt-get install chromium")
 
@@ -23,7 +22,7 @@ PICTURES = Path(__file__).with_name("pictures")
 
 @pytest.fixture(scope="module")
 def shown() -> dict[str, Any]:
-    return content(["alibi"])
+    return tested()
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ const figures = new Map(); // by name: what shows records by their number
 /** Builds the place into box. Gives a function that shows it large where there are no records yet. */
 export function dropping(box, app, name) {
     figures.set(name, (records) => app.set({ records, measure: "0" }));
-    const wrong = element("p", { class: "error", role: "alert", hidden: true });
+    const wrong = element("p", { class: "wrong", role: "alert", hidden: true });
     const take = async (files) => {
         wrong.hidden = true;
         try {

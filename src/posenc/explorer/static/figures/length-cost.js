@@ -26,7 +26,7 @@ export const figure = {
             showPlace();
             shown.hidden = !set;
             shown.replaceChildren(...(set ? (rows.length ? [
-                element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "the numbers" }, table(set, rows)),
+                element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "time and memory by scheme" }, table(set, rows)),
                 element("p", { class: "ends" }, "Times and memory are those of that machine and of a small model at the trained length. What a scheme costs in a large model, or on longer inputs, they do not say: posenc bench measures that."),
             ] : [element("p", {}, `${set.name} has no times and no memory: posenc compare measures them, and posenc extend does not.`)]) : []));
         };

@@ -36,7 +36,7 @@ export const figure = {
         const shown = element("div", { class: "wide" });
         const chart = app.lines(shown, { label: "the loss by length", xLabel: "tokens", yLabel: "", logX: true, height: 340 });
         const ends = element("p", { class: "ends" });
-        const numbers = element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "the numbers" });
+        const numbers = element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "the numbers of the curves" });
         const limits = element("p", { class: "ends" });
         shown.append(ends, numbers, limits);
         box.append(shown, place);
