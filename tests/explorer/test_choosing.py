@@ -95,6 +95,9 @@ def test_what_evidence_says_of_direction_and_cost(choose: Any) -> None:
     cheap = choose(cheap=True)
     assert {"transformer_xl", "relative_1d"} <= {*cheap["out"]}
     assert {"alibi", "rope", "t5"} <= {*cheap["groups"]["for"]}
+    both = choose(cheap=True, longer=True)["groups"]
+    assert {*both["for"]} == {"alibi"}  # to be cheap speaks for none past its length
+    assert "sinusoidal" in both["against"]
 
 
 def test_figures_are_quoted_as_they_stand(choose: Any) -> None:

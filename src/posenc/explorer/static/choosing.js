@@ -2,7 +2,12 @@
 // Nothing is judged here that is not in these data; where they hold nothing, that is said.
 
 const DEARER = 1.1; // over plain attention: the records say that differences below a tenth say nothing
-const COORDINATES = { line: { taken: ["one", "any"], words: "one coordinate" }, image: { taken: ["two", "any"], words: "a row and a column" }, video: { taken: ["three", "any"], words: "a time, a row and a column" } };
+const COORDINATES = {
+    line: { taken: ["one", "any"], words: "one coordinate" },
+    image: { taken: ["two", "any"], words: "a row and a column" },
+    video: { taken: ["three", "any"], words: "a time, a row and a column" },
+};
+const TAKES = { one: "one coordinate", two: "two coordinates", three: "three coordinates", any: "any number of coordinates" };
 
 /** The questions to evidence that a state asks: as records name them, and in words. */
 export function questions({ tokens, longer, cheap, direction, checkpoint }) {
@@ -10,13 +15,14 @@ export function questions({ tokens, longer, cheap, direction, checkpoint }) {
     if (tokens === "line" && longer) asked.push({ name: "length", words: "texts longer than in training" });
     if (tokens === "image") asked.push({ name: "images", words: "images" });
     if (tokens === "video") asked.push({ name: "videos", words: "videos" });
-    if (cheap) asked.push({ name: "cost", words: "what it costs" });
     if (direction) asked.push({ name: "order", words: "which of two words comes first" });
     if (checkpoint && longer) asked.push({ name: "stretch", words: "trained models past their length" });
+    if (cheap) asked.push({ name: "cost", words: "what it costs" });
     return asked;
 }
 
-/** Facts of a scheme that matter to what is asked: {words, source}; and of those the first that rules it out. */
+/** What laws and catalog say of a scheme about what is asked, {passes, words, source}; one that does not pass rules it
+ * out. */
 export function facts(entry, asked, evidence) {
     const { model, tokens, longer, cheap, free, direction, checkpoint } = asked;
     const catalog = `posenc schemes ${entry.name}`;
@@ -28,10 +34,11 @@ export function facts(entry, asked, evidence) {
     if (entry.measured.order_free.holds && (model === "encoder" || entry.doors.length)) {
         fact(false, `It does not tell positions apart: ${entry.measured.order_free.words}`, measured);
     }
-    if (model === "encoder") fact(!entry.for_decoders, entry.for_decoders ? "It is made for causal attention" : "It needs no causal mask", catalog);
+    if (model === "encoder" && entry.for_decoders) fact(false, "It is made for causal attention", catalog);
     const { taken, words } = COORDINATES[tokens];
     const sees = tokens === "line" || entry.measured.extensible.holds !== null;
-    fact(taken.includes(entry.axes) && sees, `${sees ? `It takes ${{ one: "one coordinate", two: "two coordinates", three: "three coordinates", any: "any number of coordinates" }[entry.axes]} per token` : "It sees no coordinates"}${taken.includes(entry.axes) && sees ? "" : `, and not ${words}`}`, catalog);
+    const fits = sees && taken.includes(entry.axes);
+    fact(fits, sees ? `It takes ${TAKES[entry.axes]} per token${fits ? "" : `, and not ${words}`}` : "It sees no coordinates", catalog);
     if (longer) law("length_free", "Any length");
     if (free) law("parameter_free", "Nothing learned");
     if (direction) law("directed", "Direction");
@@ -107,8 +114,10 @@ export function choose(asked, catalog, evidence) {
             out.push({ entry, ...against });
             continue;
         }
-        const found = wanted.map(({ name, words }) => ({ words, lines: lines(entry, name, evidence) }));
-        const verdicts = found.flatMap(({ lines: of }) => of.map(({ verdict }) => verdict));
+        const found = wanted.map(({ name, words }) => ({ name, words, lines: lines(entry, name, evidence) }));
+        // What is dear is left out already, so that a scheme is cheap says nothing for it where more is asked.
+        const judging = wanted.length > 1 ? found.filter(({ name }) => name !== "cost") : found;
+        const verdicts = judging.flatMap(({ lines: of }) => of.map(({ verdict }) => verdict));
         const [good, bad] = ["for", "against"].map((verdict) => verdicts.includes(verdict));
         const group = !verdicts.length ? "none" : good && !bad ? "for" : bad && !good ? "against" : "mixed";
         groups[group].answers.push({ entry, facts: all, lines: found.flatMap(({ lines: of }) => of), without: found.filter(({ lines: of }) => !of.length).map(({ words }) => words) });

@@ -33,9 +33,11 @@ export function dropping(box, app, name) {
         event.preventDefault();
         place.classList.toggle("over", is);
     };
-    place.addEventListener("dragover", over(true));
-    place.addEventListener("dragleave", over(false));
-    place.addEventListener("drop", (event) => {
+    // The whole figure takes files: beside the place the browser would leave the page for one.
+    const figure = box.closest("section") ?? box;
+    figure.addEventListener("dragover", over(true));
+    figure.addEventListener("dragleave", over(false));
+    figure.addEventListener("drop", (event) => {
         over(false)(event);
         take([...event.dataTransfer.files]);
     });

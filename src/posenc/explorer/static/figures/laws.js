@@ -71,8 +71,9 @@ export const figure = {
             button.setAttribute("aria-expanded", "true");
             button.setAttribute("aria-controls", "measurement");
             if (!isSeen) { // the address named it: bring it into sight, without moving the page
-                frame.scrollTop = button.closest("tr").offsetTop - 120;
-                frame.scrollLeft = button.closest("td").offsetLeft - 160;
+                const row = button.closest("tr");
+                frame.scrollTop = row.offsetTop - 120;
+                frame.scrollLeft = button.closest("td").offsetLeft - row.firstChild.offsetWidth;
             }
             isSeen = true;
         };
