@@ -1,7 +1,7 @@
 """What pages say as files of a repository, which the site says otherwise.
 
-A <picture> for light and dark paper becomes two images that the theme shows by turns. What stands beside docs/ is no page:
-CONTRIBUTING.md is included in one, the README's matter is on the first page, and of a folder there is its name alone.
+A <picture> for light and dark paper becomes two images that the theme shows by turns. What stands beside docs/ is no
+page: CONTRIBUTING.md is included in one, the README's matter is on the first page, and of a folder there is its name.
 """
 
 import re

@@ -59,8 +59,8 @@ What it does to two tokens, by `posenc plot overview --schemes {name}`:
 {example}
 ## Laws
 
-What holds is claimed in the catalog, and the tests hold the scheme to it. What was measured is of this version, in a model of
-six heads of 16 channels, by `posenc laws --schemes {name} --html laws.html`.
+What holds is claimed in the catalog, and the tests hold the scheme to it. What was measured is of this version, in a
+model of six heads of 16 channels, by `posenc laws --schemes {name} --html laws.html`.
 
 {laws}
 **What does not hold, or does not apply:**

@@ -57,10 +57,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return failed(words(error))
 
 
-_EXTRAS = {"sklearn": "images", **dict.fromkeys(("fastapi", "uvicorn", "latex2mathml"), "explore")}
-"""Which extra brings a package; the others are of ``lab``."""
-
-
 def _parsers() -> tuple[Parser, "argparse._SubParsersAction[Parser]"]:
     parser = Parser(prog="posenc", description="Positional encodings for PyTorch attention.")
     parser.add_argument("--version", action="version", version=f"posenc {posenc.__version__}")

@@ -1,7 +1,7 @@
 """What stands in the documentation as code runs: each page from top to bottom, in a folder and a namespace of its own.
 
-A block that begins with ``# my.py`` is that file too. One that ends with ``# ValueError: words`` raises it. One that cannot
-run has ``<!-- not run: why -->`` before it, and is a skipped test with that reason.
+A block that begins with ``# my.py`` is that file too. One that ends with ``# ValueError: words`` raises it. One that
+cannot run has ``<!-- not run: why -->`` before it, and is a skipped test with that reason.
 """
 
 import builtins
@@ -30,8 +30,14 @@ COMMANDS = [
 ]
 TARGETS = set(re.findall(r"^([a-z0-9]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
 QUICK = ("laws", "plot", "schemes")
-# What the READMEs' pictures are drawn by that are no figures of `posenc plot`.
-DRAWN_BY = {"compare": "make demo", "peers": "make bench", "price": "make bench", "extend": "posenc extend"}
+# What draws the pictures that are no figures of `posenc plot`.
+DRAWN_BY = {
+    "compare": "make demo",
+    "peers": "make bench",
+    "price": "make bench",
+    "extend": "posenc extend",
+    "explorer": "posenc explore",
+}
 
 
 def run(block: Block, names: dict[str, Any]) -> None:
@@ -76,8 +82,6 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(
     pyplot.close("all")
     if page.name == "huggingface.md":
         _check_huggingface(names, printed, page.read_text(encoding="utf-8"))
-    if page.name == "README.md":
-        _check_readme(names)
     for words in [words for block in blocks(page, "console") for words in block.commands]:
         if words[0] == "posenc" and words[1] in QUICK and block_runs(words):
             assert cli.main(words[1:]) == 0, words
@@ -86,13 +90,6 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(
 def block_runs(words: list[str]) -> bool:
     """Whether a quick command is quick: of schemes that it names."""
     return "--schemes" in words or words[1] == "schemes"
-
-
-@torch.no_grad()
-def _check_readme(names: dict[str, Any]) -> None:
-    assert names["text"].shape == (1, 20 + 100)
-    assert "YaRN(factor=4.0, original_length=8192)" in repr(names["patched"])
-    assert names["forward"](names["x"]).shape == (2, 5, 512)
 
 
 def _check_huggingface(names: dict[str, Any], printed: list[str], page: str) -> None:
@@ -116,10 +113,7 @@ def test_a_command_exists_with_its_options(words: list[str]) -> None:
         assert [word for word in arguments if "=" not in word and word not in TARGETS] == []
     elif Path(program).name == "posenc":
         parser, _ = cli._parsers()
-        try:
-            parser.parse_args(arguments)
-        except SystemExit as end:  # --help and --explain end with 0
-            assert end.code in (0, None), words
+        parser.parse_args(arguments)  # exits where it does not take them
     else:
         assert Path(program).name in ("pip", "python", "pytest", "pre-commit", "jupyter"), f"unknown program: {words}"
 

@@ -64,7 +64,7 @@ def test_a_frame_of_the_explorer(
     out = tmp_path / "out"
     app = Sphinx(tmp_path, tmp_path, out, tmp_path / "cache", "html", status=None, warning=sys.stderr)
     if not exported:
-        with pytest.raises(ExtensionError, match="deep/page: the explorer's figure 'clocks.*' needs .*explorer.html"):
+        with pytest.raises(ExtensionError, match=r"deep/page: the explorer's figure 'clocks.*' needs .*explorer.html"):
             app.build()
         return
     export.write_text("")

@@ -123,7 +123,7 @@ def _bounded(name: str, value: Any) -> None:
     parts = value if isinstance(value, list) else [value]
     numbers = [part for part in parts if isinstance(part, int | float) and not isinstance(part, bool)]
     whole = prod(max(part, 1) for part in numbers if isinstance(part, int))
-    if name not in ("base", "seed", "scale_base") and whole > MOST_OPTION:
+    if name not in ("base", "seed", "scale_base", "longest") and whole > MOST_OPTION:
         raise ValueError(f"{name} must be at most {MOST_OPTION} here, got {value}")
 
 
@@ -162,7 +162,7 @@ def attention(given: Attention) -> dict[str, Any]:
     queries = _positions(given.positions)
     keys = queries if given.key_positions is None else _positions(given.key_positions)
     with torch.no_grad():
-        encoding = scheme(queries, keys)
+        encoding = scheme(queries, keys, dtype=torch.float64)
         logits = posenc.logits(query, key, encoding)
         out = posenc.attention(
             query, key, value, encoding, is_causal=given.causal, window=given.window, backend="reference"

@@ -84,7 +84,7 @@ export function heat(box, theme, { label, rowLabel = "query", columnLabel = "key
         /**
          * @param {ArrayLike<number>} values rows x columns; NaN and infinities are grey: not seen
          * @param {{rows, columns, centre?: number|null, low?: number, high?: number, marks?: {row, column, rows?, columns?, color?}[],
-         *   rowName?, columnName?, digits?: number, label?: string}} options centre: where the colours part; undefined: 0 where
+         *   rowLabel?, columnLabel?, rowName?, columnName?, digits?: number, label?: string}} options centre: where the colours part; undefined: 0 where
          *   there are both signs; null: sequential
          *   words: {text, isMarked}[], what stands at each row and column, in place of the labels
          */
@@ -126,10 +126,11 @@ export function heat(box, theme, { label, rowLabel = "query", columnLabel = "key
                 pixels[n] = Number.isFinite(value) ? lut[place < 0 ? 0 : place > 255 ? 255 : place] : unseen;
             }
             small.getContext("2d").putImageData(image, 0, 0);
+            [side.textContent, top.textContent] = [options.rowLabel ?? rowLabel, options.columnLabel ?? columnLabel];
             shown = {
                 values, rows, columns, marks, digits,
-                rowName: options.rowName ?? ((row) => `${rowLabel} ${row}`),
-                columnName: options.columnName ?? ((column) => `${columnLabel} ${column}`),
+                rowName: options.rowName ?? ((row) => `${side.textContent} ${row}`),
+                columnName: options.columnName ?? ((column) => `${top.textContent} ${column}`),
             };
             if (cell && (cell.row >= rows || cell.column >= columns)) cell = null;
             const strip = new ImageData(256, 1);

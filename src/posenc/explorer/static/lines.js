@@ -34,7 +34,7 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
         const words = shown.series
             .filter((one) => Number.isFinite(one.y[at]))
             .map((one) => `${one.name} ${Number(one.y[at].toPrecision(4))}`);
-        read.textContent = `${xLabel} ${Number(shown.x[at].toPrecision(6))}: ${words.join(", ")}`;
+        read.textContent = `${shown.xLabel} ${Number(shown.x[at].toPrecision(6))}: ${words.join(", ")}`;
     };
     const axis = (words, log) => ({
         label: words, stroke: theme().ink, labelSize: 22, labelFont: "12px system-ui, sans-serif", font: "12px system-ui, sans-serif",
@@ -50,6 +50,8 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
         pen.rect(u.bbox.left, u.bbox.top, u.bbox.width, u.bbox.height);
         pen.clip();
         pen.font = `${11 * ratio}px system-ui, sans-serif`;
+        pen.textAlign = "left";
+        pen.textBaseline = "alphabetic";
         for (const { from, to, color, name } of spans) {
             const [left, right] = [u.valToPos(from, "x", true), u.valToPos(to, "x", true)];
             pen.fillStyle = color ?? theme().grid;
@@ -69,7 +71,9 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
             pen.lineTo(place, u.bbox.top + u.bbox.height);
             pen.stroke();
             pen.fillStyle = theme().faint;
-            if (name) pen.fillText(name, place + 4 * ratio, u.bbox.top + u.bbox.height - 6 * ratio);
+            const isRight = place > u.bbox.left + u.bbox.width / 2;
+            pen.textAlign = isRight ? "right" : "left";
+            if (name) pen.fillText(name, place + (isRight ? -4 : 4) * ratio, u.bbox.top + u.bbox.height - 6 * ratio);
         }
         pen.restore();
     };
@@ -97,7 +101,7 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
                     x: { time: false, distr: logX ? 3 : 1, range: (u, low, high) => ranges.x ?? (low === high ? [low - 1, high + 1] : [low, high]) },
                     y: { distr: logY ? 3 : 1, range: (u, low, high) => ranges.y ?? (logY ? [low / 1.2, high * 1.2] : pad(low, high)) },
                 },
-                axes: [axis(xLabel, logX), { ...axis(yLabel, logY), size: 62 }],
+                axes: [axis(ranges.xLabel ?? xLabel, logX), { ...axis(ranges.yLabel ?? yLabel, logY), size: 62 }],
                 cursor: { drag: { x: false, y: false }, points: { size: 7 } },
                 hooks: { setCursor: [(u) => say(u.cursor.idx)], drawAxes: [underlay] },
             },
@@ -120,7 +124,8 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
         /**
          * @param {ArrayLike<number>} x rising numbers, common to all
          * @param {{name, y, color?, dash?, low?, high?, points?, markers?, width?}[]} series y: as long as x; NaN: a gap
-         * @param {{marks?: {x, name?}[], spans?: {from, to, name?, color?}[], x?: [number, number], y?: [number, number]}} options
+         * @param {{marks?: {x, name?}[], spans?: {from, to, name?, color?}[], x?: [number, number], y?: [number, number],
+         *   xLabel?: string, yLabel?: string}} options
          */
         draw(x, series, options = {}) {
             series = series.map((one, n) => ({
@@ -128,9 +133,9 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
                 color: one.color ?? theme().palette[n % theme().palette.length],
                 dash: one.dash ?? DASHES[n % DASHES.length],
             }));
-            shown = { x, series };
+            shown = { x, series, xLabel: options.xLabel ?? xLabel };
             [marks, spans] = [options.marks ?? [], options.spans ?? []];
-            const signature = JSON.stringify([series.map(({ name, color, dash, low, points, markers, width }) => [name, color, dash, Boolean(low), points, markers, width]), options.x, options.y, theme().dark]);
+            const signature = JSON.stringify([series.map(({ name, color, dash, low, points, markers, width }) => [name, color, dash, Boolean(low), points, markers, width]), options.x, options.y, options.xLabel, options.yLabel, theme().dark]);
             if (signature !== made || !plot) {
                 build(series, options);
                 made = signature;
@@ -144,6 +149,7 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
 
 function pad(low, high) {
     if (!Number.isFinite(low) || !Number.isFinite(high)) return [0, 1];
-    const room = 0.05 * (high - low || Math.abs(high) || 1);
+    const size = Math.max(Math.abs(low), Math.abs(high));
+    const room = 0.05 * (high - low > 1e-9 * size ? high - low : size || 1); // numbers apart by rounding alone are one
     return [low - room, high + room];
 }

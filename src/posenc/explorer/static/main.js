@@ -211,7 +211,8 @@ function show() {
         if (tab.dataset.view === view.name) tab.setAttribute("aria-current", "page");
         else tab.removeAttribute("aria-current");
     }
-    cards = (alone ? [alone] : view.figures).map((figure) => new Card(figure));
+    const present = view.figures.filter((figure) => figure.present?.({ data }) ?? true);
+    cards = (alone ? [alone] : present).map((figure) => new Card(figure));
     const notes = unknown ? [element("p", { class: "error", role: "alert" }, `The address names a view or a figure that there is not; there are ${[...VIEWS.map((one) => one.name), ...Object.keys(figures)].join(", ")}.`)] : [];
     const head = alone ? [] : [element("h2", {}, view.title), element("p", { class: "about" }, view.about)];
     main.replaceChildren(...notes, ...head, ...cards.map((card) => card.section));

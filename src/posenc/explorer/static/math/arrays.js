@@ -60,7 +60,16 @@ export function dot(a, b) {
 
 /** x times the transpose of a weight (out, in), as linear layers have it, plus a bias. */
 export function linear(x, weight, bias = null) {
-    return Float64Array.from({ length: weight.rows }, (_, n) => dot(weight.row(n), x) + (bias ? bias[n] : 0));
+    const { rows, columns, data } = weight;
+    const made = new Float64Array(rows);
+    for (let n = 0, at = 0; n < rows; n++) {
+        let sum = 0;
+        for (let c = 0; c < columns; c++, at++) {
+            sum += data[at] * x[c];
+        }
+        made[n] = sum + (bias ? bias[n] : 0);
+    }
+    return made;
 }
 
 /** A parameter {shape, data} of two axes as a matrix. */

@@ -1,0 +1,115 @@
+// What a scheme does to every two tokens, in Python: the same numbers as effect.js has.
+
+import { SCORES, axesOf, callOf, ofGrid, ofLine, ofScores } from "posenc/effect.js";
+import { attend } from "posenc/math/attend.js";
+import { SCHEMES } from "posenc/math/catalog.js";
+import { Positions } from "posenc/math/positions.js";
+import { literal, python } from "posenc/options.js";
+
+const DOUBLE = "dtype=torch.float64";
+
+/** Whether it begins with numbers that PyTorch would draw otherwise. */
+export function isDrawn({ entry, options }) {
+    const learned = Object.values(SCHEMES[entry.name].learned(options));
+    const isNot = ({ std, uniform, draw, fill }) => std || uniform || draw || Math.fround(fill) !== fill;
+    return entry.name === "cope" || learned.some(isNot);
+}
+
+/** The lines of the scheme with these sizes; of what begins at random how many numbers it learns. */
+export function pythonOf(one, sizes) {
+    const begin = ["import torch, posenc", "", `scheme = ${python(one.entry, one.options)}`];
+    const lines = isDrawn(one) ? COUNTED : FAMILIES[one.family](one, callFor(one, sizes));
+    return [...begin, ...lines].join("\n");
+}
+
+/** The numbers that these lines compute, {shape, data}. */
+export function comparedOf(one, { tokens, side, head }) {
+    const { scheme, entry, options, parameters, family } = one;
+    if (isDrawn(one)) {
+        const count = Object.values(parameters).reduce((sum, { data }) => sum + data.length, 0);
+        return { shape: [], data: Float64Array.of(count) };
+    }
+    if (family === "curve") return { shape: [SCORES.length], data: ofScores(scheme, SCORES) };
+    if (axesOf(entry) > 1) {
+        return { shape: [side, side], data: ofGrid(scheme, entry, options, family, side).matrix(head - 1) };
+    }
+    const shape = [tokens, tokens];
+    if (!["content", "weights"].includes(family)) {
+        return { shape, data: ofLine(scheme, entry, options, family, tokens).matrix(head - 1) };
+    }
+    const { q, k, features } = callOf(scheme, entry, options, family, Positions.arange(tokens));
+    for (const { data } of [q, k, ...Object.values(features)]) data.fill(0);
+    const { logits } = attend(scheme, q, k, k, { causal: true, features });
+    const data = logits.data.slice((head - 1) * tokens ** 2, head * tokens ** 2);
+    return { shape, data: family === "weights" ? data.map(Math.exp) : data };
+}
+
+const COUNTED = [
+    "# What it learns begins at random, in PyTorch with other numbers than here; this is how many they are.",
+    "torch.tensor(sum(parameter.numel() for parameter in scheme.parameters()))",
+];
+
+/** The sizes of a call, the line of its positions, the place `at` of what is shown, and a call of posenc.logits. */
+function callFor({ entry, options }, { tokens, side, head }) {
+    const axes = axesOf(entry);
+    const [N, middle] = axes === 1 ? [tokens, 0] : [side * side, (side >> 1) * (side + 1)];
+    const grid = `grid(${side}, ${side}${axes === 3 ? ", frames=1" : ""})`;
+    return {
+        heads: options.num_heads ?? 1,
+        dim: options.head_dim ?? 16,
+        N,
+        places: `positions = posenc.Positions.${axes === 1 ? `arange(${N})` : grid}`,
+        at: axes === 1 ? `[0, ${head - 1}]` : `[0, ${head - 1}, ${middle}].reshape(${side}, ${side})`,
+        logits: (q, k, more = "") =>
+            `posenc.logits(${q}, ${k}, scheme, query_positions=positions, key_positions=positions${more})`,
+    };
+}
+
+const FAMILIES = {
+    add: ({ options }, { places }) => [
+        places,
+        "P = scheme.table(positions, torch.float64)[0]",
+        `P @ P.mT / ${options.dim}`,
+    ],
+    rotate: (_, { heads, dim, N, places, at, logits }) => [
+        places,
+        `x = torch.full((1, ${heads}, ${N}, ${dim}), ${dim} ** -0.25, ${DOUBLE})`,
+        `${logits("x", "x")}${at}`,
+    ],
+    bands({ scheme, options }, { dim, N, places, at, logits }) {
+        const first = scheme.layout === "half" ? dim / 2 - 1 : dim - 2;
+        return [
+            places,
+            `x, y = torch.zeros(2, 1, 1, ${N}, ${dim}, ${DOUBLE})`,
+            `x[..., ${first}] = y[..., ${dim - 1}] = 1  # the slowest pair, of angle theta per token`,
+            `theta = ${literal(options.base)} ** (2 / ${dim} - 1)`,
+            `sin, cos = (${logits("x", "z", ", scale=1.0")} for z in (y, x))`,
+            `(torch.atan2(sin, cos) / theta)${at}`,
+        ];
+    },
+    bias: (_, { heads, dim, N, places, at, logits }) => [
+        places,
+        `x = torch.zeros(1, ${heads}, ${N}, ${dim}, ${DOUBLE})`,
+        `${logits("x", "x")}${at}`,
+    ],
+    curve: () => [
+        "positions = posenc.Positions.arange(201)",
+        `scores = torch.arange(-200, 201, 2, ${DOUBLE})[None, None, :, None]`,
+        `one = torch.ones(1, 1, 1, 1, ${DOUBLE})`,
+        "posenc.logits(scores, one, scheme, query_positions=positions, key_positions=positions[:1], scale=1.0)[0, 0, :, 0]",
+    ],
+    content({ scheme, entry, options, family }, { heads, dim, N, at }) {
+        const [feature] = Object.keys(callOf(scheme, entry, options, family, Positions.arange(2)).features);
+        const projected = `{"${feature}": torch.zeros(1, ${heads}, ${N}, ${DOUBLE})}`;
+        return [
+            "# In the picture tokens are Gaussian; here all are 0.",
+            `x = torch.zeros(1, ${heads}, ${N}, ${dim}, ${DOUBLE})`,
+            `encoding = scheme(posenc.Positions.arange(${N}))${feature ? `.with_projected(${projected})` : ""}`,
+            `posenc.logits(x, x, encoding, is_causal=True)${at}`,
+        ];
+    },
+    weights(one, call) {
+        const lines = FAMILIES.content(one, call);
+        return [...lines.slice(0, -1), `${lines.at(-1)}.exp()`];
+    },
+};

@@ -1,0 +1,126 @@
+// q_i . k_j under RoPE is the same all along a diagonal; under a sinusoid that is added to the input it is not.
+
+import { element } from "posenc/elements.js";
+import { fixedInPython, fixedPair, repeated } from "posenc/fixed.js";
+import { Heads } from "posenc/math/arrays.js";
+import { Sinusoidal } from "posenc/math/add.js";
+import { logits } from "posenc/math/attend.js";
+import { Positions } from "posenc/math/positions.js";
+import { RoPE } from "posenc/math/rotate/rope.js";
+import { agreed, apart, array } from "posenc/options.js";
+import { remembered } from "posenc/remembered.js";
+
+/** The largest difference between two numbers of one diagonal. */
+function alongDiagonals(scores, n) {
+    let most = 0;
+    for (let r = 1 - n; r < n; r++) {
+        let [low, high] = [Infinity, -Infinity];
+        for (let i = Math.max(r, 0); i < Math.min(n, n + r); i++) {
+            const score = scores[i * n + i - r];
+            if (score < low) low = score;
+            if (score > high) high = score;
+        }
+        most = Math.max(most, high - low);
+    }
+    return most;
+}
+
+/** Scores of all queries and keys, under RoPE and with a sinusoid added, and their largest differences. */
+const scored = remembered((tokens, dim, base, shift, seed) => {
+    const [q, k] = fixedPair(dim, seed);
+    const positions = Positions.arange(tokens, shift);
+    const options = { positions, keyPositions: positions };
+    const rope = logits(new RoPE({ head_dim: dim, base }), repeated(tokens, q), repeated(tokens, k), options).data;
+    const table = new Sinusoidal({ dim, base, layout: "interleaved", axes: 1 }).table(positions);
+    const moved = (x) =>
+        new Heads(1, tokens, dim).map(dim, (made, _, head, token) =>
+            made.set(table.row(token).map((p, c) => p + x[c])),
+        );
+    const added = logits([], moved(q), moved(k), options).data;
+    return { rope, added, differences: { rope: alongDiagonals(rope, tokens), added: alongDiagonals(added, tokens) } };
+});
+
+export const figure = {
+    name: "product",
+    title: "The product is a function of the distance",
+    see:
+        "Every query is the same vector q and every key the same k; only their positions differ. Under RoPE a " +
+        "diagonal, which is one distance, has one score; with a sinusoid added to q and k it has many. Move all " +
+        "tokens by c: only the second map changes. " +
+        "Squares mark the ends of the diagonal that the lines follow.",
+    defaults: { tokens: 64, dim: 32, base: 10000, shift: 0, distance: 8, seed: 0 },
+    another: { tokens: 20, dim: 12, base: 100, shift: 37, distance: 3, seed: 2 },
+    controls: ({ tokens }) => [
+        { name: "shift", label: "c, added to every position", kind: "range", min: 0, max: 1000, step: 1 },
+        { name: "distance", label: "distance i − j of the lines", kind: "range", min: 0, max: tokens - 2, step: 1 },
+        { name: "tokens", label: "tokens", kind: "range", min: 8, max: 128, step: 4 },
+        { name: "dim", label: "head_dim", kind: "range", min: 4, max: 64, step: 4 },
+        { name: "base", label: "base", kind: "range", min: 10, max: 1_000_000, log: true, step: 1 },
+        { name: "seed", label: "Other q and k", kind: "button", value: (seed) => (seed + 1) % 20 },
+    ],
+    change: (values, name, value) => ({
+        ...values,
+        [name]: value,
+        ...(name === "tokens" && { distance: Math.min(values.distance, value - 2) }),
+    }),
+    values: ({ tokens, dim, base, shift, seed }) => scored(tokens, dim, base, shift, seed),
+    line: ({ tokens, dim, base, shift, seed }) =>
+        `${fixedInPython(dim, seed)}p = posenc.Positions.arange(${tokens}, start=${shift})\n` +
+        `turned = posenc.RoPE(${dim}, base=${base})(p, dtype=torch.float64)\n` +
+        `rope = posenc.logits(q.expand(1, 1, ${tokens}, -1), k.expand(1, 1, ${tokens}, -1), turned)[0, 0]\n` +
+        `table = posenc.Sinusoidal(${dim}, base=${base}).table(p, torch.float64)[0]\n` +
+        `added = (q + table) @ (k + table).T / ${dim}**0.5\ntorch.stack((rope, added))`,
+    compared(state) {
+        const { rope, added } = figure.values(state);
+        return { shape: [2, state.tokens, state.tokens], data: Float64Array.from([...rope, ...added]) };
+    },
+    async check({ tokens, dim, base, shift, seed }, { rope }, app) {
+        const n = Math.min(tokens, 32);
+        const [q, k] = fixedPair(dim, seed).map((x) => array([1, n, dim], repeated(n, x).data));
+        const schemes = [{ name: "rope", options: { head_dim: dim, base } }];
+        const positions = Array.from({ length: n }, (_, i) => [shift + i]);
+        const said = await app.ask("attention", { schemes, query: q, key: k, value: k, positions });
+        const ours = Array.from({ length: n * n }, (_, m) => rope[Math.floor(m / n) * tokens + (m % n)]);
+        return agreed(n * n, apart(ours, said.logits.data));
+    },
+    mount(box, app) {
+        const maps = ["RoPE", "a sinusoid added to the input"].map((title) => {
+            const told = element("div", { style: "font-size: 0.85rem" });
+            const part = element("div", { style: "flex: 1 1 15rem; max-width: 22rem" });
+            part.append(element("strong", {}, title), told);
+            box.append(part);
+            return { told, map: app.heat(part, { label: `scores, ${title}`, size: 352 }) };
+        });
+        const chart = app.lines(box, {
+            label: "scores along one diagonal",
+            xLabel: "position of the query",
+            yLabel: "score (in logits)",
+            height: 240,
+        });
+        return ({ tokens, shift, distance }, { rope, added, differences }) => {
+            const rest = tokens - distance;
+            const looks = {
+                rowName: (i) => `query at ${i + shift}`,
+                columnName: (j) => `key at ${j + shift}`,
+                rows: tokens,
+                columns: tokens,
+                marks: [0, rest - 1].map((column) => ({ row: column + distance, column })),
+            };
+            [rope, added].forEach((scores, n) => maps[n].map.draw(scores, looks));
+            [differences.rope, differences.added].forEach((x, n) => {
+                maps[n].told.textContent = `a diagonal differs by up to ${Number(x.toPrecision(2))}`;
+            });
+            const diagonal = (scores) =>
+                Float64Array.from({ length: rest }, (_, j) => scores[(j + distance) * tokens + j]);
+            const x = Array.from({ length: rest }, (_, j) => j + distance + shift);
+            chart.draw(x, [
+                { name: "RoPE", y: diagonal(rope) },
+                { name: "a sinusoid added", y: diagonal(added) },
+            ]);
+        };
+    },
+    describe: ({ tokens, shift }, { differences }) =>
+        `Of ${tokens} queries and keys from position ${shift} on, the largest difference within a diagonal is ` +
+        `${differences.rope.toPrecision(2)} under RoPE, which is rounding, and ` +
+        `${differences.added.toPrecision(3)} with a sinusoid added.`,
+};

@@ -1,0 +1,127 @@
+// Relative positions in a grid: what a chosen patch adds to its scores with every other one.
+
+import { Heads } from "posenc/math/arrays.js";
+import { logits } from "posenc/math/attend.js";
+import { Positions } from "posenc/math/positions.js";
+import { Relative2D } from "posenc/math/score/relative_2d.js";
+import { agreed, apart, array } from "posenc/options.js";
+import { WAVE, wave } from "posenc/waves.js";
+
+const DIM = 16;
+const PARTS = ["row_table", "column_table"];
+
+/** The query, and what is learned of rows and of columns; seeds 4 draw + 1 .. 4 draw + 3. A patch past the grid is its
+ * last. */
+function made({ rows, columns, row, column, draw }) {
+    const tables = [rows, columns].map((side, n) => [
+        PARTS[n],
+        { shape: [2 * side - 1, DIM], data: wave(4 * draw + n + 2, (2 * side - 1) * DIM).map((x) => x * DIM ** -0.5) },
+    ]);
+    return {
+        at: [Math.min(row, rows - 1), Math.min(column, columns - 1)],
+        query: new Heads(1, 1, DIM, wave(4 * draw + 1, DIM)),
+        keys: new Heads(1, rows * columns, DIM),
+        patches: Positions.grid(rows, columns),
+        parameters: Object.fromEntries(tables),
+        options: { grid: [rows, columns], head_dim: DIM, num_heads: null },
+    };
+}
+
+/** The bias with both tables, or with one, the other being zero. */
+function biasOf({ at, query, keys, patches, parameters, options }, part = null) {
+    const kept = Object.entries(parameters).map(([name, { shape, data }]) => [
+        name,
+        { shape, data: part === null || name === part ? data : data.map(() => 0) },
+    ]);
+    return logits(new Relative2D(options, Object.fromEntries(kept)), query, keys, {
+        positions: new Positions([at]),
+        keyPositions: patches,
+    }).data;
+}
+
+export const figure = {
+    name: "relative-2d",
+    title: "Relative positions in a grid: a part of the rows, a part of the columns",
+    see:
+        "Click a patch to make it the query, or move with the arrow keys and press Enter. The bias is a sum of " +
+        "two: one is the same along each row, the other along each column. The query is the same wherever it " +
+        "stands, so the pattern moves with it.",
+    defaults: { rows: 9, columns: 9, row: 4, column: 4, draw: 0 },
+    another: { rows: 7, columns: 12, row: 1, column: 10, draw: 2 },
+    controls: ({ rows, columns }) => [
+        { name: "rows", label: "rows", kind: "range", min: 2, max: 16 },
+        { name: "columns", label: "columns", kind: "range", min: 2, max: 16 },
+        { name: "row", label: "the query's row", kind: "range", min: 0, max: rows - 1 },
+        { name: "column", label: "the query's column", kind: "range", min: 0, max: columns - 1 },
+        { name: "draw", label: "random numbers, draw", kind: "range", min: 0, max: 20 },
+    ],
+    change(values, name, value) {
+        const next = { ...values, [name]: value };
+        return { ...next, row: Math.min(next.row, next.rows - 1), column: Math.min(next.column, next.columns - 1) };
+    },
+    values(state) {
+        const one = made(state);
+        return { at: one.at, parts: PARTS.map((part) => biasOf(one, part)), main: biasOf(one) };
+    },
+    line(state) {
+        const { rows, columns, draw } = state;
+        const [row, column] = made(state).at;
+        const table = (n, side) => `wave(${4 * draw + n}, ${2 * side - 1}, ${DIM}) / ${DIM}**0.5`;
+        return (
+            `import torch, posenc\n\n${WAVE}\npatches = posenc.Positions.grid(${rows}, ${columns})\n` +
+            `scheme = posenc.Relative2D((${rows}, ${columns}), head_dim=${DIM}).double()\n` +
+            `scheme.load_state_dict({"row_table": ${table(2, rows)}, "column_table": ${table(3, columns)}})\n` +
+            `q, k = wave(${4 * draw + 1}, 1, 1, 1, ${DIM}), torch.zeros(1, 1, ${rows * columns}, ${DIM}, dtype=torch.float64)\n` +
+            `query = patches[${row * columns + column}:${row * columns + column + 1}]\n` +
+            "bias = posenc.logits(q, k, scheme, query_positions=query, key_positions=patches)\n" +
+            `bias.reshape(${rows}, ${columns}).detach()`
+        );
+    },
+    compared: (state) => ({ shape: [state.rows, state.columns], data: biasOf(made(state)) }),
+    mount(box, app) {
+        const onPick = (row, column) => app.set({ row, column });
+        const names = ["part of the rows", "part of the columns", "their sum, the bias"];
+        const maps = names.map((name) =>
+            app.heat(box, { label: name, columnLabel: name, rowLabel: "row", size: 330, onPick }),
+        );
+        return ({ rows, columns }, { at: [row, column], parts, main }) => {
+            let reach = 0;
+            for (const data of [...parts, main]) for (const x of data) reach = Math.max(reach, Math.abs(x));
+            const options = {
+                rows,
+                columns,
+                centre: 0,
+                low: -reach,
+                high: reach,
+                marks: [{ row, column }],
+                rowName: (n) => `row ${n}`,
+                columnName: (n) => `column ${n}`,
+            };
+            [...parts, main].forEach((data, n) => maps[n].draw(data, options));
+        };
+    },
+    describe({ rows, columns }, { at: [row, column], main }) {
+        const best = main.indexOf(Math.max(...main));
+        const [most, there] = [
+            main[best].toPrecision(3),
+            `row ${Math.floor(best / columns)}, column ${best % columns}`,
+        ];
+        return `The query of row ${row}, column ${column} of ${rows} × ${columns} patches favours ${there} most, by ${most}.`;
+    },
+    async check(state, { main }, app) {
+        const { at, query, keys, patches, parameters, options } = made(state);
+        const learned = Object.fromEntries(
+            Object.entries(parameters).map(([name, { shape, data }]) => [name, array(shape, data)]),
+        );
+        const zeros = array([1, keys.tokens, DIM], keys.data);
+        const { logits: theirs } = await app.ask("attention", {
+            schemes: [{ name: "relative_2d", options: { grid: options.grid, head_dim: DIM }, parameters: learned }],
+            query: array([1, 1, DIM], query.data),
+            key: zeros,
+            value: zeros,
+            positions: [at],
+            key_positions: Array.from({ length: patches.length }, (_, n) => [...patches.at(n)]),
+        });
+        return agreed(main.length, apart(main, theirs.data));
+    },
+};

@@ -1,0 +1,293 @@
+// Any scheme of the catalog: what it does to every two tokens.
+
+import {
+    MOST,
+    SCORES,
+    WHAT,
+    axesOf,
+    callOf,
+    familyOf,
+    isForDecoders,
+    ofGrid,
+    ofLine,
+    ofScores,
+    ofValues,
+} from "posenc/effect.js";
+import { comparedOf, isDrawn, pythonOf } from "posenc/effect_python.js";
+import { Heads } from "posenc/math/arrays.js";
+import { attend } from "posenc/math/attend.js";
+import { SCHEMES } from "posenc/math/catalog.js";
+import { Positions } from "posenc/math/positions.js";
+import * as given from "posenc/options.js";
+import { ordered } from "posenc/theme.js";
+
+const DASHES = [[], [12, 3], [12, 3, 3, 3], [3, 3]];
+const MOST_LINES = 4;
+
+/** Options that need another one beside them. */
+const BESIDE = {
+    query_scale: {
+        form: (form) =>
+            ["ssmax", "mistral_large4"].includes(form) ? "num_heads:4 length:None" : "num_heads:None length:16",
+    },
+    axial_rope: { convention: (convention) => `extent:${convention === "eva" ? "9,9" : "None"}` },
+};
+
+/** {entry, options, scheme, family, axes, parameters} of a state. */
+function chosen({ scheme: name, options: text, tokens, side, draw }, app) {
+    const entry = given.entryOf(app, name);
+    const axes = axesOf(entry);
+    const options = given.optionsOf(
+        entry,
+        text,
+        axes === 1 ? { max_positions: Math.max(tokens, 64) } : { grid: [side, side] },
+    );
+    const parameters = given.parametersOf(entry, options, { seed: draw, spread: name === "cope" ? 1 : 0 });
+    const scheme = new SCHEMES[name](options, parameters);
+    return { entry, options, parameters, scheme, axes, family: familyOf(scheme, entry, options) };
+}
+
+const seesBack = ({ family, entry, options }) =>
+    ["content", "weights", "bands"].includes(family) || isForDecoders(entry, options);
+
+/** The heads of a scheme that are not all alike, and the tokens that it is drawn for. */
+function extent(values, app) {
+    const one = chosen(values, app);
+    if (one.family === "curve") return { ...one, heads: 1, most: 0 };
+    const few =
+        one.axes === 1
+            ? ofLine(one.scheme, one.entry, one.options, one.family, 9, values.draw)
+            : ofGrid(one.scheme, one.entry, one.options, one.family, 3, values.draw);
+    return { ...one, heads: few.heads, most: few.by === "distance" ? 512 : MOST };
+}
+
+/** A scheme that cannot be built has the controls to make it one that can. */
+function extentOr(values, app) {
+    try {
+        return extent(values, app);
+    } catch (error) {
+        if (!(error instanceof RangeError)) throw error;
+        const entry = given.entryOf(app, values.scheme);
+        return {
+            entry,
+            options: given.optionsOf(entry, values.options),
+            axes: axesOf(entry),
+            heads: 16,
+            most: 512,
+            family: "",
+        };
+    }
+}
+
+export const figure = {
+    name: "scheme",
+    title: "What a scheme does to every two tokens",
+    see:
+        "Choose a scheme and its options. A diagonal pattern goes by the distance alone; rows or columns that " +
+        "differ say where the tokens stand. What a scheme learns is drawn as it begins, before any training.",
+    defaults: { scheme: "alibi", options: "", tokens: 33, side: 9, head: 1, causal: false, draw: 0 },
+    another: { scheme: "rope", options: "base:100", tokens: 24, side: 9, head: 1, causal: true, draw: 0 },
+    controls(values, app) {
+        const one = extentOr(values, app);
+        const { entry, options, axes, heads, most, family } = one;
+        return [
+            given.schemeControl(app),
+            ...given.optionControls(entry, options),
+            ...(most === 0
+                ? []
+                : [
+                      axes === 1
+                          ? { name: "tokens", label: "tokens", kind: "range", min: 8, max: most }
+                          : { name: "side", label: "patches to a side", kind: "range", min: 3, max: 13 },
+                  ]),
+            ...(heads > 1 ? [{ name: "head", label: "head", kind: "range", min: 1, max: heads }] : []),
+            ...(axes === 1 && most > 0 && !seesBack(one) ? [{ name: "causal", label: "causal", kind: "check" }] : []),
+            ...(family !== "" && (isDrawn(one) || ["content", "weights"].includes(family))
+                ? [{ name: "draw", label: "random numbers, draw", kind: "range", min: 0, max: 20 }]
+                : []),
+        ];
+    },
+    change(values, name, value, app) {
+        let next = given.change(values, name, value);
+        const beside = BESIDE[values.scheme]?.[name.replace("options.", "")]?.(value) ?? "";
+        for (const part of beside.split(" ").filter(Boolean))
+            next = given.change(next, `options.${part.split(":")[0]}`, part.split(":")[1]);
+        if (name !== "scheme" && !name.startsWith("options.")) return next;
+        const { heads, most } = extentOr({ ...next, tokens: Math.min(next.tokens, MOST) }, app);
+        return { ...next, head: Math.min(next.head, heads), tokens: most ? Math.min(next.tokens, most) : next.tokens };
+    },
+    shown(values, app) {
+        const entry = given.entryOf(app, values.scheme);
+        return given.optionValues(given.optionsOf(entry, values.options));
+    },
+    values(state, app) {
+        const one = chosen(state, app);
+        const made = one.family === "curve" ? curve(one) : one.axes === 1 ? line(one, state) : grid(one, state);
+        return { ...one, what: WHAT[one.family], ...made };
+    },
+    line: (state, app) => pythonOf(chosen(state, app), state),
+    compared: (state, app) => comparedOf(chosen(state, app), state),
+    mount(box, app) {
+        const matrix = app.heat(box, { label: "what the scheme does to each query and key" });
+        const along = app.lines(box, { label: "the same as lines", xLabel: "key − query", yLabel: "" });
+        const frame = box.querySelector(".heat");
+        return (state, { entry, what, map, x, xLabel, series }) => {
+            frame.style.display = map ? "" : "none";
+            if (map) matrix.draw(map.data, { ...map, label: `${entry.title}: ${what} of ${map.said}` });
+            const color = (n) => ordered(app.theme(), n, Math.max(series.length, 2));
+            along.draw(
+                x,
+                series.map((one, n) => ({ always: true, color: color(n), dash: DASHES[n % DASHES.length], ...one })),
+                { xLabel, yLabel: what },
+            );
+        };
+    },
+    describe({ head }, { entry, what, heads, goes, map, series }) {
+        let [low, high] = [Infinity, -Infinity];
+        for (const x of map?.data ?? series[0].y)
+            if (Number.isFinite(x)) [low, high] = [Math.min(low, x), Math.max(high, x)];
+        const words = heads > 1 ? `, head ${head} of ${heads}` : "";
+        return `${entry.title}${words}: ${what} from ${Number(low.toPrecision(3))} to ${Number(high.toPrecision(3))}. ${goes}`;
+    },
+    async check(state, { family, axes }, app) {
+        const small = { ...state, tokens: Math.min(state.tokens, 32), side: Math.min(state.side, 5) };
+        const one = chosen(small, app);
+        const positions =
+            axes > 1 ? framed(axes, small.side) : Positions.arange(family === "curve" ? 32 : small.tokens);
+        const coordinates = (p) => Array.from({ length: p.length }, (_, n) => [...p.at(n)]);
+        const scheme = given.named(one.entry, one.options, one.parameters);
+        if (one.entry.name === "segment") throw new Error("the server is told no segments");
+        if (family === "add") {
+            const { table } = await app.ask("table", { scheme, positions: coordinates(positions) });
+            const ours = one.scheme.table(positions).data;
+            return given.agreed(ours.length, given.apart(ours, table.data));
+        }
+        const { q, k, causal, features } = callOf(
+            one.scheme,
+            one.entry,
+            one.options,
+            family,
+            positions,
+            positions,
+            state.draw,
+        );
+        if (Object.keys(features).length) throw new Error("the server has no layer that makes the scheme's features");
+        const N = positions.length;
+        // Values are unit vectors, so the output is the weights; where values turn or gain, they are as wide as keys.
+        const width = one.scheme.values ? k.dim : N;
+        const unit = new Heads(k.heads, N, width).map(width, (made, _, head, token) => (made[token % width] = 1));
+        const ours = attend(one.scheme, q, k, unit, { positions, causal: causal || seesBack(one), features }).out;
+        const array = ({ heads, tokens, dim, data }) => given.array([heads, tokens, dim], data);
+        const { out } = await app.ask("attention", {
+            schemes: [scheme],
+            query: array(q),
+            key: array(k),
+            value: array(unit),
+            positions: coordinates(positions),
+            causal: causal || seesBack(one),
+        });
+        return given
+            .agreed(ours.data.length, given.apart(ours.data, out.data))
+            .replace("these numbers", "the attention weights under these scores");
+    },
+};
+
+const framed = (axes, side) =>
+    new Positions(
+        Array.from({ length: side * side }, (_, n) => [...(axes === 3 ? [0] : []), Math.floor(n / side), n % side]),
+    );
+
+function line(one, { tokens: N, head, causal, draw }) {
+    const { entry, options, scheme, family } = one;
+    const { by, heads, matrix, along } = ofLine(scheme, entry, options, family, N, draw);
+    const which = Math.min(head, heads) - 1;
+    const isCausal = causal || seesBack(one);
+    const data = matrix(which);
+    if (isCausal) for (let i = 0; i < N; i++) data.fill(NaN, i * N + i + 1, (i + 1) * N);
+    const map = {
+        rows: N,
+        columns: N,
+        data,
+        centre: family === "factor" ? 1 : undefined,
+        rowLabel: "query",
+        columnLabel: "key",
+        said: `each query and key of ${N}`,
+    };
+    const made = { heads, map, main: data };
+    if (!by) {
+        const queries = [N >> 2, N >> 1, N - 1];
+        const x = Float64Array.from({ length: isCausal ? N : 2 * N - 1 }, (_, n) => n + 1 - N);
+        const series = queries.map((i) => ({
+            name: `query ${i}`,
+            y: x.map((r) => (i + r >= 0 && i + r < N ? data[i * N + i + r] : NaN)),
+        }));
+        return {
+            ...made,
+            x,
+            xLabel: "key − query (tokens)",
+            series,
+            goes: ["content", "weights"].includes(family)
+                ? "It goes by what the tokens are."
+                : "It goes by more than the distance.",
+        };
+    }
+    const isDistance = by === "distance";
+    const count = isDistance && !isCausal ? 2 * N - 1 : N;
+    const x = Float64Array.from({ length: count }, (_, n) => (isDistance ? n + 1 - N : n));
+    const shown = [...new Set([...Array.from({ length: Math.min(heads, MOST_LINES) }, (_, n) => n), which])];
+    const series = shown.map((n) => ({
+        name: heads > 1 ? `head ${n + 1}` : WHAT[family],
+        width: n === which && heads > 1 ? 3.5 : 2,
+        y: along(n).slice(0, count),
+    }));
+    if (scheme.values === true) series.push({ name: "of a value, how much arrives", y: ofValues(scheme, options, x) });
+    return {
+        ...made,
+        x,
+        series,
+        xLabel: isDistance ? "key − query (tokens)" : `${by} (token)`,
+        goes: isDistance ? "It goes by the distance alone." : `It goes by where the ${by} stands.`,
+    };
+}
+
+function grid({ entry, options, scheme, family, axes }, { side, head, draw }) {
+    const { x, middle, heads, matrix, lines } = ofGrid(scheme, entry, options, family, side, draw);
+    const which = Math.min(head, heads) - 1;
+    const data = matrix(which);
+    const marks = [{ row: middle, column: middle }];
+    const map = {
+        rows: side,
+        columns: side,
+        data,
+        marks,
+        rowLabel: "row (patch)",
+        columnLabel: "column (patch)",
+        said: `the query in row ${middle}, column ${middle} and every patch`,
+    };
+    const series = lines(which);
+    return {
+        heads,
+        map,
+        main: data,
+        x,
+        xLabel: "key − query (along the axis)",
+        series,
+        goes: `The query stands in the middle of ${side} × ${side} patches${axes === 3 ? " of one frame" : ""}.`,
+    };
+}
+
+function curve({ scheme }) {
+    const y = ofScores(scheme, SCORES);
+    return {
+        heads: 1,
+        map: null,
+        main: y,
+        x: SCORES,
+        xLabel: "score before",
+        series: [
+            { name: "score after", y },
+            { name: "unchanged", y: SCORES },
+        ],
+        goes: "It looks at the score alone.",
+    };
+}
