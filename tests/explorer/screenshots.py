@@ -14,6 +14,7 @@ if __name__ == "__main__":
                 page.open(f"{address}#view=scores&scheme.tokens=64")
                 page.until_drawn("scheme")
                 page.page.wait_for_selector(".agreed:not([hidden])")
+                page.page.evaluate("scrollTo(0, 0)")
                 path = IMAGES / f"explorer{'-dark' if dark else ''}.png"
                 page.page.screenshot(path=path)
                 print(path)
