@@ -7,7 +7,12 @@ const COORDINATES = {
     image: { taken: ["two", "any"], words: "a row and a column" },
     video: { taken: ["three", "any"], words: "a time, a row and a column" },
 };
-const TAKES = { one: "one coordinate", two: "two coordinates", three: "three coordinates", any: "any number of coordinates" };
+const TAKES = {
+    one: "one coordinate",
+    two: "two coordinates",
+    three: "three coordinates",
+    any: "any number of coordinates",
+};
 
 /** The questions to evidence that a state asks: as records name them, and in words. */
 export function questions({ tokens, longer, cheap, direction, checkpoint }) {
@@ -29,7 +34,8 @@ export function facts(entry, asked, evidence) {
     const measured = `posenc laws --schemes ${entry.name}`;
     const found = [];
     const fact = (passes, words, source) => found.push({ passes, words, source });
-    const law = (name, head) => fact(entry.measured[name].holds === true, `${head}: ${entry.measured[name].words}`, measured);
+    const law = (name, head) =>
+        fact(entry.measured[name].holds === true, `${head}: ${entry.measured[name].words}`, measured);
     if (entry.needs_segments) fact(false, "It tells segments apart, and stands beside another scheme", catalog);
     if (entry.measured.order_free.holds && (model === "encoder" || entry.doors.length)) {
         fact(false, `It does not tell positions apart: ${entry.measured.order_free.words}`, measured);
@@ -38,11 +44,20 @@ export function facts(entry, asked, evidence) {
     const { taken, words } = COORDINATES[tokens];
     const sees = tokens === "line" || entry.measured.extensible.holds !== null;
     const fits = sees && taken.includes(entry.axes);
-    fact(fits, sees ? `It takes ${TAKES[entry.axes]} per token${fits ? "" : `, and not ${words}`}` : "It sees no coordinates", catalog);
+    fact(
+        fits,
+        sees ? `It takes ${TAKES[entry.axes]} per token${fits ? "" : `, and not ${words}`}` : "It sees no coordinates",
+        catalog,
+    );
     if (longer) law("length_free", "Any length");
     if (free) law("parameter_free", "Nothing learned");
     if (direction) law("directed", "Direction");
-    if (checkpoint) fact(Boolean(entry.users), entry.users ? `There are weights trained with it: ${entry.users}` : "The catalog knows no model with it", catalog);
+    if (checkpoint)
+        fact(
+            Boolean(entry.users),
+            entry.users ? `There are weights trained with it: ${entry.users}` : "The catalog knows no model with it",
+            catalog,
+        );
     if (cheap) {
         const dear = lines(entry, "cost", evidence).find(({ verdict }) => verdict === "against");
         if (dear) found.push({ passes: false, words: `Over plain attention: ${dear.words}`, record: dear.record });
@@ -52,7 +67,11 @@ export function facts(entry, asked, evidence) {
 
 /** What evidence of a question says of a scheme: {record, words, verdict}, the verdict "for", "against" or "". */
 export function lines(entry, question, evidence) {
-    return evidence.filter((record) => record.question === question).flatMap((record) => record.rows.filter((row) => row.schemes.includes(entry.name)).map((row) => said(record, row)));
+    return evidence
+        .filter((record) => record.question === question)
+        .flatMap((record) =>
+            record.rows.filter((row) => row.schemes.includes(entry.name)).map((row) => said(record, row)),
+        );
 }
 
 function said(record, row) {
@@ -62,13 +81,21 @@ function said(record, row) {
     const every = heads.map((_, n) => n);
     if (question === "cost") {
         const last = heads.length - 1;
-        return { record, words: `${row.label} ${row.figures[last]} at ${heads[last]} tokens`, verdict: read(row.figures[last]).value > DEARER ? "against" : "for" };
+        return {
+            record,
+            words: `${row.label} ${row.figures[last]} at ${heads[last]} tokens`,
+            verdict: read(row.figures[last]).value > DEARER ? "against" : "for",
+        };
     }
     if (question === "order") {
         const without = rows.find(({ schemes }) => schemes.includes("nope")).figures;
         const told = every.filter((n) => !Number.isNaN(read(row.figures[n]).value));
         const isBetter = told.every((n) => worse(record, row.figures[n], without[n]));
-        return { record, words: `${row.label}: ${every.map((n) => `${heads[n]} ${row.figures[n]}`).join("; ")} (without positions ${without[0]})`, verdict: isBetter ? "for" : "against" };
+        return {
+            record,
+            words: `${row.label}: ${every.map((n) => `${heads[n]} ${row.figures[n]}`).join("; ")} (without positions ${without[0]})`,
+            verdict: isBetter ? "for" : "against",
+        };
     }
     if (trained < 0) {
         const others = rows.filter((other) => other !== row);
@@ -76,16 +103,27 @@ function said(record, row) {
         const isBest = others.every((other) => worse(record, row.figures.at(-1), other.figures.at(-1)));
         const isWorst = others.every((other) => worse(record, other.figures.at(-1), row.figures.at(-1)));
         const place = isBest ? "; the best there" : isWorst ? "; the worst there" : "";
-        return { record, words: `${row.label}: ${every.map(at).join(", ")} (${there}; ${record.better} is better${place})`, verdict: isBest ? "for" : isWorst ? "against" : "" };
+        return {
+            record,
+            words: `${row.label}: ${every.map(at).join(", ")} (${there}; ${record.better} is better${place})`,
+            verdict: isBest ? "for" : isWorst ? "against" : "",
+        };
     }
     const past = every.slice(trained);
     const last = past.filter((n) => !Number.isNaN(read(row.figures[n]).value)).at(-1);
     const compared = `${record.better} is better`;
-    if (last === trained) return { record, words: `${row.label}: ${past.map(at).join(", ")} (${compared})`, verdict: "" };
+    if (last === trained)
+        return { record, words: `${row.label}: ${past.map(at).join(", ")} (${compared})`, verdict: "" };
     const isWorse = worse(record, row.figures[trained], row.figures[last]);
     const ahead = rows.find((other) => worse(record, other.figures[last], row.figures[last]));
-    const place = isWorse ? "worse than at the trained size" : `no worse than at the trained size${ahead ? `, and worse than ${ahead.label} at ${heads[last]}` : ""}`;
-    return { record, words: `${row.label}: ${past.map(at).join(", ")} (${compared}; ${place})`, verdict: isWorse ? "against" : ahead ? "" : "for" };
+    const place = isWorse
+        ? "worse than at the trained size"
+        : `no worse than at the trained size${ahead ? `, and worse than ${ahead.label} at ${heads[last]}` : ""}`;
+    return {
+        record,
+        words: `${row.label}: ${past.map(at).join(", ")} (${compared}; ${place})`,
+        verdict: isWorse ? "against" : ahead ? "" : "for",
+    };
 }
 
 /** "3.16 ± .13" as numbers; of words the value is NaN. */
@@ -100,12 +138,19 @@ function worse({ better }, first, second) {
     return (better === "lower" ? b.value - a.value : a.value - b.value) > a.half + b.half;
 }
 
-const GROUPS = { for: "Evidence for", mixed: "Evidence for and against, or undecided", against: "Evidence against", none: "No evidence here" };
+const GROUPS = {
+    for: "Evidence for",
+    mixed: "Evidence for and against, or undecided",
+    against: "Evidence against",
+    none: "No evidence here",
+};
 
-/** The schemes that pass, in groups by what evidence says; those that do not, and why; and the records that were used. */
+/** The schemes that pass, in groups by what evidence says; those that do not, and why; and the records in use. */
 export function choose(asked, catalog, evidence) {
     const wanted = questions(asked);
-    const groups = Object.fromEntries(Object.entries(GROUPS).map(([name, title]) => [name, { name, title, answers: [] }]));
+    const groups = Object.fromEntries(
+        Object.entries(GROUPS).map(([name, title]) => [name, { name, title, answers: [] }]),
+    );
     const out = [];
     for (const entry of catalog) {
         const all = facts(entry, asked, evidence);
@@ -120,7 +165,12 @@ export function choose(asked, catalog, evidence) {
         const verdicts = judging.flatMap(({ lines: of }) => of.map(({ verdict }) => verdict));
         const [good, bad] = ["for", "against"].map((verdict) => verdicts.includes(verdict));
         const group = !verdicts.length ? "none" : good && !bad ? "for" : bad && !good ? "against" : "mixed";
-        groups[group].answers.push({ entry, facts: all, lines: found.flatMap(({ lines: of }) => of), without: found.filter(({ lines: of }) => !of.length).map(({ words }) => words) });
+        groups[group].answers.push({
+            entry,
+            facts: all,
+            lines: found.flatMap(({ lines: of }) => of),
+            without: found.filter(({ lines: of }) => !of.length).map(({ words }) => words),
+        });
     }
     const kept = Object.values(groups).filter(({ answers }) => answers.length);
     if (!wanted.length) for (const group of kept) group.title = "By laws and catalog alone";

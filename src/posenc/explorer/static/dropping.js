@@ -19,15 +19,40 @@ export function dropping(box, app, name) {
             wrong.textContent = error.message;
         }
     };
-    const input = element("input", { type: "file", multiple: true, accept: ".jsonl", onchange: () => take([...input.files]) });
+    const input = element("input", {
+        type: "file",
+        multiple: true,
+        accept: ".jsonl",
+        onchange: () => take([...input.files]),
+    });
     const none = element(
-        "p", {}, "There are no records yet, so nothing is drawn. ", element("code", {}, "make demo"), " measures five schemes on Python's sources into ", element("code", {}, "runs/demo"),
-        " (about 5 minutes), ", element("code", {}, "posenc compare --out runs/mine"), " the schemes and the text that you name, and ", element("code", {}, "posenc extend"), " a checkpoint past its length. Then ",
-        element("code", {}, "posenc explore --records runs/demo"), " opens this page with them.",
+        "p",
+        {},
+        "There are no records yet, so nothing is drawn. ",
+        element("code", {}, "make demo"),
+        " measures five schemes on Python's sources into ",
+        element("code", {}, "runs/demo"),
+        " (about 5 minutes), ",
+        element("code", {}, "posenc compare --out runs/mine"),
+        " the schemes and the text that you name, and ",
+        element("code", {}, "posenc extend"),
+        " a checkpoint past its length. Then ",
+        element("code", {}, "posenc explore --records runs/demo"),
+        " opens this page with them.",
     );
     const place = element(
-        "div", { class: "drop" }, none,
-        element("label", {}, "Files of records, ", element("code", {}, "records.jsonl"), ", from a folder of posenc compare or posenc extend: choose them, or drop them here. They stay in this page. ", input), wrong,
+        "div",
+        { class: "drop" },
+        none,
+        element(
+            "label",
+            {},
+            "Files of records, ",
+            element("code", {}, "records.jsonl"),
+            ", from a folder of posenc compare or posenc extend: choose them, or drop them here. They stay in this page. ",
+            input,
+        ),
+        wrong,
     );
     const over = (is) => (event) => {
         event.preventDefault();

@@ -1,5 +1,5 @@
-// Records of posenc compare and posenc extend that are dropped into the page: the summary that records.py makes of those
-// named on the command line, in the same shape. Tests hold the two together.
+// Records of posenc compare and posenc extend that are dropped into the page: the summary that records.py makes of
+// those named on the command line, in the same shape. Tests hold the two together.
 
 import { average, bootstrap, median, student } from "posenc/intervals.js";
 
@@ -7,8 +7,12 @@ const EVERY = ["kind", "scheme", "fingerprint", "time"];
 const KEY = ["kind", "scheme", "seed", "length"];
 const CROPPED = "cropped"; // the plain model, shown no more tokens than it was trained on
 const COSTS = {
-    step: ["speed", "step_ratio"], seconds: ["speed", "step_seconds"], bytes: ["training", "peak_bytes"],
-    tokens: ["training", "tokens_per_second"], parameters: ["training", "parameters"], position: ["training", "position_parameters"],
+    step: ["speed", "step_ratio"],
+    seconds: ["speed", "step_seconds"],
+    bytes: ["training", "peak_bytes"],
+    tokens: ["training", "tokens_per_second"],
+    parameters: ["training", "parameters"],
+    position: ["training", "position_parameters"],
 };
 
 /**
@@ -49,7 +53,8 @@ function parsed(name, text, measures) {
     });
 }
 
-const taskOf = ({ configuration }) => (configuration && "scalings" in configuration ? "extend" : (configuration?.task ?? "text"));
+const taskOf = ({ configuration }) =>
+    configuration && "scalings" in configuration ? "extend" : (configuration?.task ?? "text");
 
 /** Why it is no record whose numbers can be shown; empty for one that is. */
 function refusal(record, measures) {
@@ -57,7 +62,8 @@ function refusal(record, measures) {
     const lacking = EVERY.find((part) => typeof record[part] !== "string");
     if (lacking) return `${lacking} must be text`;
     const { kind, configuration, undefined: without, diverged } = record;
-    if (configuration !== undefined && (typeof configuration !== "object" || configuration === null)) return "configuration must be an object";
+    if (configuration !== undefined && (typeof configuration !== "object" || configuration === null))
+        return "configuration must be an object";
     const task = taskOf(record);
     if (!Object.hasOwn(measures, task)) return `task must be one of ${Object.keys(measures).join(", ")}, got ${task}`;
     const { kinds, score } = measures[task];
@@ -69,7 +75,10 @@ function refusal(record, measures) {
     for (const [, result] of cost) if (!Number.isFinite(record[result])) return `${result} must be a finite number`;
     if (cost.length) return "";
     const finite = (value) => value === null || Number.isFinite(value);
-    if (task !== "extend") return Array.isArray(record[score]) && record[score].every(finite) ? "" : `${score} must be a list of finite numbers and nulls`;
+    if (task !== "extend")
+        return Array.isArray(record[score]) && record[score].every(finite)
+            ? ""
+            : `${score} must be a list of finite numbers and nulls`;
     if (kind === "final") return finite(record.bits) ? "" : "bits must be a finite number or null";
     return Number.isInteger(record.found) ? "" : "found must be a whole number";
 }
@@ -82,35 +91,58 @@ function comparison(given, measures) {
     const { train_length: trained = 0 } = records.at(-1).configuration ?? {};
     const task = taskOf(records.at(-1));
     const { score, kinds } = measures[task];
-    const asked = records.flatMap(({ configuration: c = {} }) => (c.seeds ?? []).flatMap((seed) => (c.schemes ?? []).map((scheme) => [scheme, seed])));
+    const asked = records.flatMap(({ configuration: c = {} }) =>
+        (c.seeds ?? []).flatMap((seed) => (c.schemes ?? []).map((scheme) => [scheme, seed])),
+    );
     const trainings = asked.length ? asked : records.map(({ scheme, seed }) => [scheme, seed]);
     const schemes = unique(trainings.map(([scheme]) => scheme));
     const of = (kind, scheme, length) => {
         const seeds = unique(trainings.filter(([name]) => name === scheme).map(([, seed]) => seed));
-        const there = records.filter((r) => r.kind === kind && r.scheme === scheme && (length === undefined || r.length === length));
+        const there = records.filter(
+            (r) => r.kind === kind && r.scheme === scheme && (length === undefined || r.length === length),
+        );
         return length === undefined ? there : seeds.map((seed) => there.find((r) => r.seed === seed)).filter(Boolean);
     };
     const point = (kind, scheme, length) => {
         const found = of(kind, scheme, length);
         const rows = found.map((r) => r[score]).filter((row) => row?.length);
         if (rows.length) return estimate(...same(rows));
-        return nothing(found.some((r) => r.undefined) ? "undefined" : found.some((r) => r.diverged) ? "diverged" : "missing");
+        return nothing(
+            found.some((r) => r.undefined) ? "undefined" : found.some((r) => r.diverged) ? "diverged" : "missing",
+        );
     };
     const number = (scheme, [kind, result]) => {
-        const values = of(kind, scheme).map((r) => r[result]).filter((value) => value !== undefined);
+        const values = of(kind, scheme)
+            .map((r) => r[result])
+            .filter((value) => value !== undefined);
         return values.length ? median(values) : null;
     };
-    const measured = (scheme) => unique(records.filter((r) => r.scheme === scheme && Number.isInteger(r.length) && !r.diverged).map(({ seed }) => seed)).length;
+    const measured = (scheme) =>
+        unique(
+            records
+                .filter((r) => r.scheme === scheme && Number.isInteger(r.length) && !r.diverged)
+                .map(({ seed }) => seed),
+        ).length;
     const lengthsOf = (kind) => rising(records.filter((r) => r.kind === kind).map(({ length }) => length));
     return {
-        task, trained, schemes,
-        against: records.find((r) => r.relative_to)?.relative_to ?? (schemes.includes("nope") ? "nope" : (schemes[0] ?? "")),
+        task,
+        trained,
+        schemes,
+        against:
+            records.find((r) => r.relative_to)?.relative_to ?? (schemes.includes("nope") ? "nope" : (schemes[0] ?? "")),
         left_out: given.length - records.length,
         seeds: Math.max(0, ...schemes.map(measured)),
-        measures: Object.keys(kinds).map((kind) => ({ kind, lengths: lengthsOf(kind) })).filter(({ lengths }) => lengths.length).map(({ kind, lengths }) => ({
-            kind, lengths, curves: by(schemes, (scheme) => lengths.map((length) => point(kind, scheme, length))),
-        })),
-        costs: by(schemes, (scheme) => Object.fromEntries(Object.entries(COSTS).map(([name, where]) => [name, number(scheme, where)]))),
+        measures: Object.keys(kinds)
+            .map((kind) => ({ kind, lengths: lengthsOf(kind) }))
+            .filter(({ lengths }) => lengths.length)
+            .map(({ kind, lengths }) => ({
+                kind,
+                lengths,
+                curves: by(schemes, (scheme) => lengths.map((length) => point(kind, scheme, length))),
+            })),
+        costs: by(schemes, (scheme) =>
+            Object.fromEntries(Object.entries(COSTS).map(([name, where]) => [name, number(scheme, where)])),
+        ),
     };
 }
 
@@ -132,7 +164,8 @@ function estimate(values, interval) {
 function extension(records, measures) {
     const { trained_length: trained } = records.at(-1).configuration;
     const schemes = unique(records.map(({ scheme }) => scheme)).filter((scheme) => scheme !== CROPPED);
-    const of = (kind, scheme, length) => records.filter((r) => r.kind === kind && r.scheme === scheme && r.length === length);
+    const of = (kind, scheme, length) =>
+        records.filter((r) => r.kind === kind && r.scheme === scheme && r.length === length);
     const bits = (scheme, length) => {
         const values = of("final", scheme, length).map((r) => r.bits);
         return values.length ? estimate(values, student) : nothing("missing");
@@ -143,11 +176,17 @@ function extension(records, measures) {
     };
     const measured = [];
     for (const kind of Object.keys(measures.extend.kinds)) {
-        const lengths = rising(records.filter((r) => r.kind === kind && r.scheme !== CROPPED).map(({ length }) => length));
+        const lengths = rising(
+            records.filter((r) => r.kind === kind && r.scheme !== CROPPED).map(({ length }) => length),
+        );
         if (!lengths.length) continue;
-        const curves = by(schemes, (scheme) => lengths.map((length) => (kind === "final" ? bits(scheme, length) : share(kind, scheme, length))));
+        const curves = by(schemes, (scheme) =>
+            lengths.map((length) => (kind === "final" ? bits(scheme, length) : share(kind, scheme, length))),
+        );
         if (kind === "final" && of("final", CROPPED, trained).length) {
-            curves[CROPPED] = lengths.map((length) => (length >= trained ? bits(CROPPED, trained) : nothing("shorter than the cropped text")));
+            curves[CROPPED] = lengths.map((length) =>
+                length >= trained ? bits(CROPPED, trained) : nothing("shorter than the cropped text"),
+            );
         }
         measured.push({ kind, lengths, curves });
     }
@@ -161,8 +200,8 @@ const dropped = [];
 /** All that there is to show: what the command named, and what was dropped in. */
 export const every = (app) => [...(app.data.records ?? []), ...dropped];
 
-/** Adds the records of files, and gives the number of the last among `every`. RangeError for a file that holds none, and
- * then nothing is added. */
+/** Adds the records of files, and gives the number of the last among `every`. RangeError for a file that holds none,
+ * and then nothing is added. */
 export async function add(files, app) {
     const found = [];
     for (const file of files) found.push(summary(file.name, await file.text(), app.data.measures));
@@ -175,17 +214,28 @@ export async function add(files, app) {
     return every(app).length - 1;
 }
 
-/** The records that a figure's state names; undefined where there are none at all. RangeError for a number past them. */
+/** The records that a figure's state names; undefined where there are none at all. RangeError for a number past
+ * them. */
 export function chosen(app, number) {
     const all = every(app);
-    if (all.length && !all[Number(number)]) throw new RangeError(`records must be from 0 to ${all.length - 1}, got ${number}`);
+    if (all.length && !all[Number(number)])
+        throw new RangeError(`records must be from 0 to ${all.length - 1}, got ${number}`);
     return all[Number(number)];
 }
 
 /** The control that chooses among them. */
 export function control(app) {
     const all = every(app);
-    return all.length > 1 ? [{ name: "records", label: "records", kind: "choice", choices: all.map(({ name }, n) => ({ value: String(n), name })) }] : [];
+    return all.length > 1
+        ? [
+              {
+                  name: "records",
+                  label: "records",
+                  kind: "choice",
+                  choices: all.map(({ name }, n) => ({ value: String(n), name })),
+              },
+          ]
+        : [];
 }
 
 /** What prints, or shows, the records that are drawn. */

@@ -12,9 +12,18 @@ export const figure = {
     controls: (values, app) => control(app),
     values({ records }, app) {
         const set = chosen(app, records);
-        const rows = Object.entries(set?.costs ?? {}).filter(([, cost]) => Object.values(cost).some((value) => value !== null));
+        const rows = Object.entries(set?.costs ?? {}).filter(([, cost]) =>
+            Object.values(cost).some((value) => value !== null),
+        );
         const unit = set?.costs[set.against]?.bytes;
-        return { set: set ?? null, rows: rows.map(([scheme, cost]) => ({ scheme, ...cost, memory: unit && cost.bytes !== null ? cost.bytes / unit : null })) };
+        return {
+            set: set ?? null,
+            rows: rows.map(([scheme, cost]) => ({
+                scheme,
+                ...cost,
+                memory: unit && cost.bytes !== null ? cost.bytes / unit : null,
+            })),
+        };
     },
     line: ({ records }, app) => command(app, records),
     mount(box, app) {
@@ -25,20 +34,52 @@ export const figure = {
         return (values, { set, rows }) => {
             showPlace();
             shown.hidden = !set;
-            shown.replaceChildren(...(set ? (rows.length ? [
-                element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "time and memory by scheme" }, table(set, rows)),
-                element("p", { class: "ends" }, "Times and memory are those of that machine and of a small model at the trained length. What a scheme costs in a large model, or on longer inputs, they do not say: posenc bench measures that."),
-            ] : [element("p", {}, `${set.name} has no times and no memory: posenc compare measures them, and posenc extend does not.`)]) : []));
+            shown.replaceChildren(
+                ...(set
+                    ? rows.length
+                        ? [
+                              element(
+                                  "div",
+                                  {
+                                      class: "scroll",
+                                      tabindex: "0",
+                                      role: "region",
+                                      "aria-label": "time and memory by scheme",
+                                  },
+                                  table(set, rows),
+                              ),
+                              element(
+                                  "p",
+                                  { class: "ends" },
+                                  "Times and memory are those of that machine and of a small model at the trained length. What a scheme costs in a large model, or on longer inputs, they do not say: posenc bench measures that.",
+                              ),
+                          ]
+                        : [
+                              element(
+                                  "p",
+                                  {},
+                                  `${set.name} has no times and no memory: posenc compare measures them, and posenc extend does not.`,
+                              ),
+                          ]
+                    : []),
+            );
         };
     },
     describe(values, { set, rows }) {
         if (!set) return "No records are here: make demo and posenc compare make some.";
-        const words = rows.filter(({ step }) => step !== null).map(({ scheme, step }) => `${scheme} ${step.toFixed(2)}`);
-        return words.length ? `${set.name}: time of a training step over that of ${set.against}: ${words.join(", ")}.` : `${set.name} has no step times.`;
+        const words = rows
+            .filter(({ step }) => step !== null)
+            .map(({ scheme, step }) => `${scheme} ${step.toFixed(2)}`);
+        return words.length
+            ? `${set.name}: time of a training step over that of ${set.against}: ${words.join(", ")}.`
+            : `${set.name} has no step times.`;
     },
 };
 
-const short = (value, scale, unit) => (value === null ? undefined : `${(scale * value).toLocaleString("en", { maximumSignificantDigits: 3 })} ${unit}`.trim());
+const short = (value, scale, unit) =>
+    value === null
+        ? undefined
+        : `${(scale * value).toLocaleString("en", { maximumSignificantDigits: 3 })} ${unit}`.trim();
 
 const COLUMNS = [
     ["step time", ({ step }) => step?.toFixed(2).concat(" ×")],
@@ -53,8 +94,25 @@ const COLUMNS = [
 function table({ name, against }, rows) {
     const th = (scope, words) => element("th", { scope }, words);
     return element(
-        "table", {}, element("caption", {}, `${name}: a training step at the trained length; × is over ${against}; the median where there are several seeds`),
+        "table",
+        {},
+        element(
+            "caption",
+            {},
+            `${name}: a training step at the trained length; × is over ${against}; the median where there are several seeds`,
+        ),
         element("thead", {}, element("tr", {}, th("col", "scheme"), ...COLUMNS.map(([head]) => th("col", head)))),
-        element("tbody", {}, ...rows.map((row) => element("tr", {}, th("row", row.scheme), ...COLUMNS.map(([, shown]) => element("td", {}, shown(row) ?? "missing"))))),
+        element(
+            "tbody",
+            {},
+            ...rows.map((row) =>
+                element(
+                    "tr",
+                    {},
+                    th("row", row.scheme),
+                    ...COLUMNS.map(([, shown]) => element("td", {}, shown(row) ?? "missing")),
+                ),
+            ),
+        ),
     );
 }
