@@ -98,6 +98,22 @@ def test_javascript_and_python_say_the_same(what: str, javascript: Node, tmp_pat
     assert_agree(json.loads(json.dumps(summary(folder))), theirs)
 
 
+@pytest.mark.parametrize("seeds", [1, 8])
+def test_an_interval_has_95_of_100_cases(seeds: int, javascript: Node, tmp_path: Path) -> None:
+    """Of eight values, four of them 1, a resample has B(8, 1/2) ones: at most one in 3.5 % of cases, none in 0.4 %, so
+    the 2.5 % quantile is 1/8, and 7/8 on the other side; intervals of 90 % would end at 2/8 and 6/8. Windows and seeds
+    alike."""
+    about = made_up.records(seeds=tuple(range(seeds)))[0]
+    values = [0.0, 1.0] * 4
+    rows = [values] if seeds == 1 else [[value] * 8 for value in values]
+    kept = {name: about[name] for name in ("fingerprint", "time", "configuration", "text", "versions", "machine")}
+    key = {"kind": "sliding", "scheme": "nope", "length": 128, "tokens": 8}
+    folder = written(tmp_path / "run", [{**kept, **key, "seed": seed, "bits": row} for seed, row in enumerate(rows)])
+    text = (folder / "records.jsonl").read_text()
+    for found in (summary(folder), javascript("records", name="a", text=text, measures=measures())):
+        assert found["measures"][0]["curves"]["nope"] == [[0.5, 0.125, 0.875, ""]]
+
+
 def test_they_say_the_same_of_a_real_run(javascript: Node, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     compare(small_config(write_text(tmp_path / "text"), steps=2, seeds=(0, 1)), folder)
