@@ -16,7 +16,18 @@ from tests.explorer.browser import FIGURES, chromium, served, watched
 HEAD = "| figure | sizes | slowest slider | computing and drawing, ms: median (slowest) | to the screen, ms: median |"
 
 # What makes a picture larger.
-SIZES = ("length", "tokens", "size", "positions", "distances to", "up to distance", "dim", "head_dim", "rows", "columns")
+SIZES = (
+    "length",
+    "tokens",
+    "size",
+    "positions",
+    "distances to",
+    "up to distance",
+    "dim",
+    "head_dim",
+    "rows",
+    "columns",
+)
 
 DRAG = """async ([figure, control, count]) => {
     const section = document.querySelector(`[data-figure="${figure}"]`);
