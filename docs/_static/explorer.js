@@ -1,4 +1,4 @@
-// The explorer's frames follow the page's switch between light and dark, and not the system's alone.
+// The explorer's frames follow the page's switch between light and dark, and are as high as what they show.
 
 const frames = document.querySelectorAll("iframe.explorer");
 
@@ -10,5 +10,11 @@ function follow() {
     }
 }
 
+function fit({ target: frame }) {
+    const shown = frame.contentDocument?.body; // none where the site is read from the disk: one file may not look into another
+    if (shown) new ResizeObserver(() => (frame.style.height = `${shown.scrollHeight + 2}px`)).observe(shown);
+}
+
 new MutationObserver(follow).observe(document.body, { attributeFilter: ["data-theme"] });
 follow();
+for (const frame of frames) frame.addEventListener("load", fit);
