@@ -96,7 +96,7 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
         }
         plot = new uPlot(
             {
-                width: Math.max(frame.clientWidth, 120), height, bands, series: all, legend: { show: false },
+                width: Math.max(frame.clientWidth, 120), height, bands, series: all, legend: { show: false }, pxAlign: 0,
                 scales: {
                     x: { time: false, distr: logX ? 3 : 1, range: (u, low, high) => ranges.x ?? (low === high ? [low - 1, high + 1] : [low, high]) },
                     y: { distr: logY ? 3 : 1, range: (u, low, high) => ranges.y ?? (logY ? [low / 1.2, high * 1.2] : pad(low, high)) },

@@ -69,15 +69,15 @@ class Card {
         this.code = element("code");
         this.agreed = element("p", { class: "agreed", "aria-live": "polite", hidden: true });
         const copy = element("button", { type: "button", class: "copy", onclick: () => this.copy(copy) }, "Copy");
-        const formula = element("div", { class: "formula", tabindex: "0", role: "group", "aria-label": "formula" });
-        formula.innerHTML = data.formulas[figure.name] ?? "";
+        this.formula = element("div", { class: "formula", tabindex: "0", role: "group", "aria-label": "formula" });
+        this.formula.innerHTML = data.formulas[figure.name] ?? "";
         const heading = element(alone ? "h1" : "h3", { id: figure.name }, figure.title);
         this.section = element(
             "section", { class: "figure", "aria-labelledby": figure.name, "data-figure": figure.name },
             element("div", { class: "figure-head" }, heading,
                 alone ? element("a", { href: `#view=${viewOf(figure).name}`, target: data.embedded ? "_blank" : undefined }, "All figures") : element("a", { href: `#figure=${figure.name}`, "aria-label": `${figure.title}: this figure alone` }, "Alone")),
             element("p", { class: "see" }, figure.see), this.controls, this.error, this.canvas, this.said,
-            element("div", { class: "below" }, formula,
+            element("div", { class: "below" }, this.formula,
                 element("div", { class: "line" }, element("div", { class: "line-head" }, element("span", {}, "The same in posenc"), copy), element("pre", { tabindex: "0" }, this.code))),
             this.agreed, this.time,
         );
@@ -132,6 +132,7 @@ class Card {
             const computed = performance.now();
             this.draw(values, numbers);
             this.code.textContent = figure.line(values, this.app);
+            if (figure.formula) this.showFormula(figure.formula(values, this.app));
             const drawn = performance.now();
             this.fail(this.refused ?? "");
             clearTimeout(this.later);
@@ -163,6 +164,10 @@ class Card {
             this.agreed.className = "agreed not";
             this.agreed.textContent = `posenc did not check this: ${error.message}`;
         }
+    }
+
+    showFormula(mathml) {
+        if (mathml !== this.written) this.formula.innerHTML = this.written = mathml;
     }
 
     fail(message) {
