@@ -1,7 +1,7 @@
 """The directive ``{explorer} NAME``: a figure of the explorer in the page, and a link to it where there are no frames.
 
-The explorer is one file, which `make docs` exports before the site is built: docs/_static/explorer.html. A script beside
-it gives the frames the colours of the page that they stand in.
+The explorer is one file, which `make docs` exports before the site is built: docs/_static/explorer.html. A script
+beside it gives the frames the colours of their page and the height of what they show.
 """
 
 import html

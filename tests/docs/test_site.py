@@ -14,6 +14,7 @@ import posenc
 from posenc import cli
 from posenc.schemes.catalog import CATALOG
 from tests.docs.pages import ROOT
+from tests.explorer.browser import chromium, executable, watched
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="the site is built with Python 3.11 or later")
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "srcset", "video": "src", "object": "data"}
@@ -115,3 +116,14 @@ def test_the_site(tmp_path: Path, subtests: pytest.Subtests) -> None:
 
     with subtests.test("pictures and frames have names"):
         assert {name: page.unnamed for name, page in named.items() if page.unnamed} == {}
+
+    if executable():
+        with subtests.test("every frame draws its figure, in the state that it is given"), chromium() as browser:
+            frames = {load.partition("#")[2] for page in pages.values() for load in page.loads if "#figure=" in load}
+            assert len(frames) > len(CATALOG)
+            with watched(browser) as shown:
+                for state in sorted(frames):
+                    shown.open(f"{(site / '_static' / 'explorer.html').as_uri()}#{state}")
+                    shown.until_drawn(state.removeprefix("figure=").partition("&")[0])
+                    assert shown.page.locator(".error:visible").all_inner_texts() == [], state
+                assert shown.errors == []
