@@ -174,6 +174,15 @@ def test_light_and_dark_by_the_button(page: Watched, address: str) -> None:
     assert "theme=dark" in page.page.url
 
 
+def test_the_keyboard_skips_to_the_figures(page: Watched, address: str) -> None:
+    page.open(f"{address}#view={VIEWS[1]}")
+    page.page.wait_for_selector("[data-figure]")
+    page.page.keyboard.press("Tab")
+    page.page.keyboard.press("Enter")
+    assert page.page.evaluate("document.activeElement.tagName") == "MAIN"
+    assert f"#view={VIEWS[1]}" in page.page.url
+
+
 def test_going_back_shows_what_was_there(page: Watched, address: str) -> None:
     page.open(f"{address}#view={VIEWS[0]}")
     page.page.wait_for_selector("[data-figure]")

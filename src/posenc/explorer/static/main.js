@@ -230,6 +230,10 @@ document.getElementById("theme").addEventListener("click", () => {
     write(true);
     show();
 });
+document.querySelector(".skip").addEventListener("click", (event) => {
+    event.preventDefault(); // what stands after the "#" is the state
+    document.querySelector("main").focus();
+});
 addEventListener("hashchange", () => {
     state = address.read(location.hash);
     show();
