@@ -215,6 +215,19 @@ def test_the_export_works_from_disk(view: str, page: Watched, exported: Path) ->
     assert asked == []
 
 
+def test_a_frame_in_a_notebook_answers(page: Watched, tmp_path: Path) -> None:
+    import posenc
+
+    notebook = tmp_path / "notebook.html"
+    notebook.write_text(posenc.show(posenc.RoPE(16) + posenc.ALiBi(6))._repr_html_(), encoding="utf-8")
+    page.open(f"file://{quote(str(notebook))}")
+    frame = page.page.frame_locator("iframe")
+    frame.locator("input[type=range]").focus()
+    page.page.keyboard.press("End")
+    assert frame.locator(".control output").inner_text() == "6"
+    frame.locator(".said", has_text="RoPE + ALiBi: score, for 65 tokens and 6 heads that differ.").wait_for()
+
+
 # --- the server -----------------------------------------------------------------------------------------------------
 
 

@@ -36,8 +36,10 @@ async function ask(path, body) {
 }
 
 /** Puts the address in line with what is shown: at once when one goes elsewhere, later when a control moves. */
+const isFramed = location.href.startsWith("about:"); // in a notebook: the frame has no address
 let writing = 0;
 function write(push = false) {
+    if (isFramed) return;
     clearTimeout(writing);
     const put = () => {
         const to = address.written(state, defaults);
@@ -71,14 +73,17 @@ class Card {
         const copy = element("button", { type: "button", class: "copy", onclick: () => this.copy(copy) }, "Copy");
         this.formula = element("div", { class: "formula", tabindex: "0", role: "group", "aria-label": "formula" });
         this.formula.innerHTML = data.formulas[figure.name] ?? "";
+        this.line = element(
+            "div", { class: "line" },
+            element("div", { class: "line-head" }, element("span", {}, "The same in posenc"), copy), element("pre", { tabindex: "0" }, this.code),
+        );
         const heading = element(alone ? "h1" : "h3", { id: figure.name }, figure.title);
         this.section = element(
             "section", { class: "figure", "aria-labelledby": figure.name, "data-figure": figure.name },
             element("div", { class: "figure-head" }, heading,
-                alone ? element("a", { href: `#view=${viewOf(figure).name}`, target: data.embedded ? "_blank" : undefined }, "All figures") : element("a", { href: `#figure=${figure.name}`, "aria-label": `${figure.title}: this figure alone` }, "Alone")),
+                isFramed ? "" : alone ? element("a", { href: `#view=${viewOf(figure).name}` }, "All figures") : element("a", { href: `#figure=${figure.name}`, "aria-label": `${figure.title}: this figure alone` }, "Alone")),
             element("p", { class: "see" }, figure.see), this.controls, this.error, this.canvas, this.said,
-            element("div", { class: "below" }, this.formula,
-                element("div", { class: "line" }, element("div", { class: "line-head" }, element("span", {}, "The same in posenc"), copy), element("pre", { tabindex: "0" }, this.code))),
+            element("div", { class: "below" }, this.formula, this.line),
             this.agreed, this.time,
         );
         this.pending = 0;
@@ -132,6 +137,7 @@ class Card {
             const computed = performance.now();
             this.draw(values, numbers);
             this.code.textContent = figure.line(values, this.app);
+            this.line.hidden = !this.code.textContent;
             if (figure.formula) this.showFormula(figure.formula(values, this.app));
             const drawn = performance.now();
             this.fail(this.refused ?? "");
