@@ -118,7 +118,7 @@ class Card {
         const begun = performance.now();
         this.pending ||= requestAnimationFrame(() => {
             this.pending = 0;
-            this.step(begun);
+            if (this.section.isConnected) this.step(begun);
         });
     }
 
@@ -166,6 +166,7 @@ class Card {
             this.agreed.className = "agreed";
             this.agreed.textContent = words;
         } catch (error) {
+            if (values !== this.values) return;
             this.agreed.hidden = false;
             this.agreed.className = "agreed not";
             this.agreed.textContent = `posenc did not check this: ${error.message}`;
@@ -212,7 +213,7 @@ function show() {
     applyTheme();
     watcher.disconnect();
     const main = document.querySelector("main");
-    const alone = figures[state.figure];
+    const alone = Object.hasOwn(figures, state.figure) ? figures[state.figure] : null;
     const unknown = (state.figure && !alone) || (state.view && !VIEWS.some((view) => view.name === state.view));
     const view = alone ? viewOf(alone) : (VIEWS.find((one) => one.name === state.view) ?? VIEWS[0]);
     state.view = alone ? "" : view.name;
