@@ -21,7 +21,6 @@ let cards = []; // the figures on the page
 function applyTheme() {
     document.documentElement.dataset.theme = isDark(state.theme) ? "dark" : "light";
     theme = themeOf(data, isDark(state.theme));
-    theme.unseenBytes = new Uint32Array(new Uint8ClampedArray([1, 3, 5].map((at) => parseInt(theme.unseen.slice(at, at + 2), 16)).concat(255)).buffer)[0];
 }
 
 /** Asks the server, which runs posenc. Rejects with its words where it refuses, and where the page has no server. */
