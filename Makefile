@@ -58,11 +58,12 @@ field: $(FIELD) ## set up with other libraries, run the checks on them, write do
 tables: $(DEV) ## write the tables of schemes into README.md and docs/schemes.md
 	$(BIN)/python docs/tables.py
 
-pictures: $(LAB) ## draw every scheme for docs/schemes.md, on light and on dark paper
+pictures: $(DEV) ## draw every scheme for docs/schemes.md and photograph the explorer, on light and on dark paper
 	@for family in add rotate bands score content; do \
 		$(BIN)/posenc plot overview --family $$family --out docs/images/overview_$$family.png && \
 		$(BIN)/posenc plot overview --family $$family --out docs/images/overview_$$family-dark.png --dark || exit 1; \
 	done
+	@$(BIN)/python -m tests.explorer.screenshots
 
 # With Python 3.11 or later, which the API of posenc.huggingface needs.
 docs: $(DOCS) ## set up and build the documentation, with an API and a page for each scheme: build/docs/index.html

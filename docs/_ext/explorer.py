@@ -1,6 +1,7 @@
 """The directive ``{explorer} NAME``: a figure of the explorer in the page, and a link to it where there are no frames.
 
-The explorer is one file, which `make docs` exports before the site is built: docs/_static/explorer.html.
+The explorer is one file, which `make docs` exports before the site is built: docs/_static/explorer.html. A script
+beside it gives the frames the colours of their page and the height of what they show.
 """
 
 import html
@@ -13,34 +14,47 @@ from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.osutil import relative_uri
 
+from posenc.explorer.page import STATIC
+
 EXPORT = Path(__file__).parents[1] / "_static" / "explorer.html"
+ADDRESS = re.compile(r"(?P<figure>[\w-]+)(?P<state>(&[\w.-]+=[\w.,:%+-]+)*)")
+TITLE = re.compile(r'^    title:\s*"([^"]+)"', re.MULTILINE)
 FRAME = """<iframe class="explorer" src="{address}" title="Explorer: {title}" loading="lazy"></iframe>
-<p class="explorer-link"><a href="{address}">Open the explorer at “{title}”</a></p>
+<p class="explorer-link"><a href="{address}">Open “{title}” in the explorer</a></p>
 """
 
 
 class Explorer(SphinxDirective):
-    """``{explorer} alibi-slopes``, with words for a title in its body; without them the name is the title."""
+    """``{explorer} clocks&clocks.dim=64``: a figure, and its controls that do not stand at their defaults. What is in
+    its body is for readers of the file itself, and not shown."""
 
     required_arguments = 1
     has_content = True
 
     def run(self) -> list[nodes.Node]:
         name = self.arguments[0]
-        if not re.fullmatch(r"[\w-]+(&[\w.-]+=[\w.,+-]+)*", name):
+        found = ADDRESS.fullmatch(name)
+        if not found:
             raise self.error(f"explorer must name a figure, with its state after '&', got {name!r}")
+        module = STATIC / "figures" / f"{found['figure']}.js"
+        if not module.is_file():
+            known = ", ".join(sorted(path.stem for path in module.parent.glob("*.js")))
+            raise self.error(f"explorer must name one of {known}, got {found['figure']!r}")
         if not EXPORT.is_file():
             raise ExtensionError(
                 f"{self.env.docname}: the explorer's figure {name!r} needs {EXPORT}, which is not there: "
                 "`make docs` writes it, by `posenc explore --export`"
             )
-        title = " ".join(self.content) or name.partition("&")[0]
+        titled = TITLE.search(module.read_text(encoding="utf-8"))
+        if not titled:
+            raise ExtensionError(f"{module} must have its title in quotes, in a line of its own, got none")
         page = self.env.app.builder.get_target_uri(self.env.docname)
         address = relative_uri(page, "_static/explorer.html") + "#figure=" + name
-        frame = FRAME.format(address=html.escape(address), title=html.escape(title))
+        frame = FRAME.format(address=html.escape(address), title=html.escape(titled[1]))
         return [nodes.raw("", frame, format="html")]
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("explorer", Explorer)
+    app.add_js_file("explorer.js", loading_method="defer")
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -53,7 +53,11 @@ What it does to two tokens, by `posenc plot overview --schemes {name}`:
 :class: only-dark
 ```
 
-{explorer}
+In the [explorer](../explorer.md), live, with controls for its options:
+
+```{{explorer}} scheme&scheme.scheme={name}
+```
+
 ## Example
 
 {example}
@@ -154,7 +158,6 @@ def page(entry: Entry) -> str:
         users=f"| who uses it | {entry.users} |\n" if entry.users else "",
         formula=f"$$\n{entry.formula}\n$$\n" if entry.formula else "",
         example=_example(entry),
-        explorer="[The explorer](../explorer.md) shows it live.\n" if (DOCS / "explorer.md").is_file() else "",
         laws=laws,
         others=others,
         cost=sentence(entry.cost),

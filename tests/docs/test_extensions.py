@@ -1,7 +1,9 @@
 """What the site's own extensions make of docstrings, formulas and Markdown."""
 
 import importlib
+import re
 import sys
+from io import StringIO
 from pathlib import Path
 from types import ModuleType
 
@@ -58,7 +60,7 @@ def test_a_frame_of_the_explorer(
     export = tmp_path / "explorer.html"
     monkeypatch.setattr(extension, "EXPORT", export)
     (tmp_path / "deep").mkdir()
-    (tmp_path / "deep" / "page.rst").write_text("Page\n====\n\n.. explorer:: clocks&clocks.dim=64\n\n   A <clock>\n")
+    (tmp_path / "deep" / "page.rst").write_text("Page\n====\n\n.. explorer:: clocks&clocks.dim=64\n\n   make explore\n")
     (tmp_path / "index.rst").write_text("Index\n=====\n\n.. toctree::\n\n   deep/page\n")
     (tmp_path / "conf.py").write_text("extensions = ['explorer']\n")
     out = tmp_path / "out"
@@ -70,4 +72,19 @@ def test_a_frame_of_the_explorer(
     export.write_text("")
     app.build()
     page = (out / "deep" / "page.html").read_text()
-    assert 'src="../_static/explorer.html#figure=clocks&amp;clocks.dim=64" title="Explorer: A &lt;clock&gt;"' in page
+    title = "Explorer: Each pair of channels is a clock"
+    assert f'src="../_static/explorer.html#figure=clocks&amp;clocks.dim=64" title="{title}"' in page
+    assert "make explore" not in page  # is for readers of the file
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::PendingDeprecationWarning")
+@pytest.mark.parametrize("extension", ["explorer"], indirect=True)
+@pytest.mark.parametrize(
+    ("name", "said"), [("clock", "one of .*clocks.* got 'clock'"), ("clocks&dim", "got 'clocks&dim'")]
+)
+def test_a_figure_that_there_is_not_is_a_warning(extension: ModuleType, name: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "index.rst").write_text(f"Index\n=====\n\n.. explorer:: {name}\n")
+    (tmp_path / "conf.py").write_text("extensions = ['explorer']\n")
+    warned = StringIO()
+    Sphinx(tmp_path, tmp_path, tmp_path / "out", tmp_path / "cache", "html", status=None, warning=warned).build()
+    assert re.search(said, warned.getvalue())

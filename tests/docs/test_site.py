@@ -14,6 +14,7 @@ import posenc
 from posenc import cli
 from posenc.schemes.catalog import CATALOG
 from tests.docs.pages import ROOT
+from tests.explorer.browser import chromium, executable, watched
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="the site is built with Python 3.11 or later")
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "srcset", "video": "src", "object": "data"}
@@ -76,7 +77,8 @@ def test_the_site(tmp_path: Path, subtests: pytest.Subtests) -> None:
         [sys.executable, *words, str(site)], cwd=ROOT, capture_output=True, text=True, timeout=900, check=False
     )
     assert built.returncode == 0, built.stderr  # 1 on any warning
-    pages = {path: Page(path) for path in site.rglob("*.html") if path.name != "explorer.html"}
+    exported = site / "_static" / "explorer.html"
+    pages = {path: Page(path) for path in site.rglob("*.html") if path != exported}
     named = {path.relative_to(site).as_posix(): page for path, page in pages.items()}
 
     with subtests.test("every page of docs is there, and one for each scheme"):
@@ -115,3 +117,14 @@ def test_the_site(tmp_path: Path, subtests: pytest.Subtests) -> None:
 
     with subtests.test("pictures and frames have names"):
         assert {name: page.unnamed for name, page in named.items() if page.unnamed} == {}
+
+    if executable():
+        with subtests.test("every frame draws its figure, in the state that it is given"), chromium() as browser:
+            frames = {load.partition("#")[2] for page in pages.values() for load in page.loads if "#figure=" in load}
+            assert len(frames) > len(CATALOG)
+            with watched(browser) as shown:
+                for state in sorted(frames):
+                    shown.open(f"{exported.as_uri()}#{state}")
+                    shown.until_drawn(state.removeprefix("figure=").partition("&")[0])
+                    assert shown.page.locator(".error:visible").all_inner_texts() == [], state
+                assert shown.errors == []

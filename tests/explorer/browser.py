@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from posenc.explorer.content import content
 from posenc.explorer.page import STATIC
+from tests.lab import made_up
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -35,6 +40,16 @@ QUIET = (
 def executable() -> str | None:
     """A chromium of this machine's, or None."""
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+def tested() -> dict[str, Any]:
+    """What pages are tested with: ALiBi as posenc measured it, and the records of a comparison that is made up."""
+    with tempfile.TemporaryDirectory() as folder:
+        text = "".join(json.dumps(record) + "\n" for record in made_up.records(seeds=(0, 1)))
+        (Path(folder) / "records.jsonl").write_text(text)
+        found = content(["alibi"], [Path(folder)])
+    found["records"][0]["name"] = "runs/made-up"
+    return found
 
 
 @contextmanager

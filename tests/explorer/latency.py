@@ -9,14 +9,24 @@ from statistics import median
 
 import torch
 
-from posenc.explorer.content import content
 from posenc.workbench.machine import machine
-from tests.explorer.browser import FIGURES, chromium, served, watched
+from tests.explorer.browser import FIGURES, chromium, served, tested, watched
 
 HEAD = "| figure | sizes | slowest slider | computing and drawing, ms: median (slowest) | to the screen, ms: median |"
 
 # What makes a picture larger.
-SIZES = ("length", "tokens", "size", "positions", "distances to", "up to distance", "dim", "head_dim", "rows", "columns")
+SIZES = (
+    "length",
+    "tokens",
+    "size",
+    "positions",
+    "distances to",
+    "up to distance",
+    "dim",
+    "head_dim",
+    "rows",
+    "columns",
+)
 
 DRAG = """async ([figure, control, count]) => {
     const section = document.querySelector(`[data-figure="${figure}"]`);
@@ -39,7 +49,7 @@ DRAG = """async ([figure, control, count]) => {
 
 def rows() -> list[str]:
     found = []
-    with served(content(["alibi"])) as address, chromium() as browser:
+    with served(tested()) as address, chromium() as browser:
         for figure in FIGURES:
             with watched(browser) as page:
                 page.open(f"{address}#figure={figure}")

@@ -5,13 +5,12 @@ import sys
 
 from PIL import Image
 
-from posenc.explorer.content import content
-from tests.explorer.browser import FIGURES, chromium, served, watched
+from tests.explorer.browser import FIGURES, chromium, served, tested, watched
 from tests.explorer.test_page import PICTURES
 
 if __name__ == "__main__":
     PICTURES.mkdir(exist_ok=True)
-    with served(content(["alibi"])) as address, chromium() as browser:
+    with served(tested()) as address, chromium() as browser:
         for figure in sys.argv[1:] or FIGURES:
             with watched(browser) as page:
                 page.open(f"{address}#figure={figure}&theme=light")

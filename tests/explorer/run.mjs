@@ -10,6 +10,8 @@ const { attend } = await of("math/attend.js");
 const { SCHEMES } = await of("math/catalog.js");
 const { Positions } = await of("math/positions.js");
 const { Random, drawnParameters } = await of("random.js");
+const { choose } = await of("choosing.js");
+const { summary } = await of("records.js");
 
 const read = ({ shape, data }) => {
     const bytes = Uint8Array.from(Buffer.from(data, "base64"));
@@ -72,6 +74,23 @@ const JOBS = {
         ];
         return Object.fromEntries(Object.entries(learned).map(drawn));
     },
+};
+
+JOBS.records = ({ name, text, measures }) => summary(name, text, measures);
+
+JOBS.choose = ({ asked }) => {
+    const { groups, out } = choose(asked, content.catalog, content.evidence);
+    const facts = (all) => all.map(({ passes, words, source, record }) => ({ passes, words, source: source ?? record.name }));
+    const lines = (all) => all.map(({ record, words, verdict }) => ({ record: record.name, words, verdict }));
+    return {
+        groups: Object.fromEntries(
+            groups.map(({ name, answers }) => [
+                name,
+                Object.fromEntries(answers.map((one) => [one.entry.name, { facts: facts(one.facts), lines: lines(one.lines), without: one.without }])),
+            ]),
+        ),
+        out: Object.fromEntries(out.map(({ entry, ...fact }) => [entry.name, facts([fact])[0]])),
+    };
 };
 
 // Of a figure: its Python line, and the numbers that it shows by the same state.

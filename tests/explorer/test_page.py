@@ -12,9 +12,8 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 
-from posenc.explorer.content import content
 from posenc.explorer.page import explorer
-from tests.explorer.browser import FIGURES, VIEWS, Watched, chromium, executable, served, watched
+from tests.explorer.browser import FIGURES, VIEWS, Watched, chromium, executable, served, tested, watched
 
 pytestmark = pytest.mark.skipif(executable() is None, reason="needs chromium: apt-get install chromium")
 
@@ -23,7 +22,7 @@ PICTURES = Path(__file__).with_name("pictures")
 
 @pytest.fixture(scope="module")
 def shown() -> dict[str, Any]:
-    return content(["alibi"])
+    return tested()
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +174,15 @@ def test_light_and_dark_by_the_button(page: Watched, address: str) -> None:
     assert "theme=dark" in page.page.url
 
 
+def test_the_keyboard_skips_to_the_figures(page: Watched, address: str) -> None:
+    page.open(f"{address}#view={VIEWS[1]}")
+    page.page.wait_for_selector("[data-figure]")
+    page.page.keyboard.press("Tab")
+    page.page.keyboard.press("Enter")
+    assert page.page.evaluate("document.activeElement.tagName") == "MAIN"
+    assert f"#view={VIEWS[1]}" in page.page.url
+
+
 def test_going_back_shows_what_was_there(page: Watched, address: str) -> None:
     page.open(f"{address}#view={VIEWS[0]}")
     page.page.wait_for_selector("[data-figure]")
@@ -205,6 +213,19 @@ def test_the_export_works_from_disk(view: str, page: Watched, exported: Path) ->
     page.until_drawn(*page.shown())
     asked = [url for url in page.requests if not url.startswith(("data:", "about:")) and exported.name not in url]
     assert asked == []
+
+
+def test_a_frame_in_a_notebook_answers(page: Watched, tmp_path: Path) -> None:
+    import posenc
+
+    notebook = tmp_path / "notebook.html"
+    notebook.write_text(posenc.show(posenc.RoPE(16) + posenc.ALiBi(6))._repr_html_(), encoding="utf-8")
+    page.open(f"file://{quote(str(notebook))}")
+    frame = page.page.frame_locator("iframe")
+    frame.locator("input[type=range]").focus()
+    page.page.keyboard.press("End")
+    assert frame.locator(".control output").inner_text() == "6"
+    frame.locator(".said", has_text="RoPE + ALiBi: score, for 65 tokens and 6 heads that differ.").wait_for()
 
 
 # --- the server -----------------------------------------------------------------------------------------------------

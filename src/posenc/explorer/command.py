@@ -42,6 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Serves the page until it is interrupted, or writes it. 0 done, 1 failed, 2 wrong use."""
     if arguments.port is not None and not 0 <= arguments.port < 2**16:
         return failed(f"--port must be from 0 to 65535, got {arguments.port} (see posenc explore --help)", code=2)
+    if arguments.export is not None and arguments.port is not None:
+        return failed("--port is for a page that is served, and --export writes a file: give one of them", code=2)
     from posenc.explorer.content import content
 
     try:
@@ -95,6 +97,7 @@ def _listening(port: int | None) -> "socket.socket":
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind(("127.0.0.1", wanted))
+            listening.listen()  # a browser that comes before the server is ready waits
         except OSError as error:
             listening.close()
             if port is not None or not wanted:

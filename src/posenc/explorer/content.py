@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from posenc.explorer.catalog import catalog
 from posenc.explorer.compositions import refused
 from posenc.explorer.page import looks
+from posenc.explorer.records import measures, summary
 from posenc.explorer.seen import seen
 from posenc.figures.minilm import weights_file
+from posenc.laws.probe import SHAPE
+from posenc.laws.table import TABLES
 from posenc.schemes.catalog import CATALOG, entries_of, scheme_from_names
 from posenc.schemes.entry import Shape
 
@@ -20,13 +24,19 @@ def content(schemes: Sequence[str] = (), records: Sequence[Path] = ()) -> dict[s
     posenc compare or extend. ValueError for a name or a folder that cannot be read."""
     known = catalog()
     entries = known.pop("entries")
+    recorded = [summary(folder) for folder in records]
+    drawn = [entry.name for entry in CATALOG] + [scheme for each in recorded for scheme in each["schemes"]]
     return {
         **known,
         "catalog": entries,
         "refused": refused(),
         "minilm": _missing_minilm(),
         "seen": [_own(name) for name in schemes],
-        "looks": looks([entry.name for entry in CATALOG]),
+        "law_tables": {title: list(laws) for title, laws in TABLES.items()},
+        "measured_at": asdict(SHAPE),
+        "records": recorded,
+        "measures": measures(),
+        "looks": looks(drawn),
     }
 
 

@@ -41,5 +41,5 @@ def show(scheme: Scheme, height: int = 760) -> Shown:
     from posenc.explorer.seen import seen
 
     name = " + ".join(type(part).__name__ for part in scheme.parts) or type(scheme).__name__
-    page = explorer({"seen": [seen(scheme, name)]}, server=False, start="#figure=seen")
+    page = explorer({"seen": [seen(scheme, name, is_named=False)]}, server=False, start="#figure=seen")
     return Shown(page, f"What {name} does to two tokens", height)

@@ -122,10 +122,13 @@ def overview(
 
 
 def family_of(scheme: Scheme, positions: Positions) -> str:
-    """Which of `FAMILIES` a scheme is drawn in."""
+    """Which of `FAMILIES` a scheme is drawn in. A composition that turns tokens and changes scores is drawn by the whole
+    score."""
     encoding = scheme(positions)
-    if encoding.pieces:
-        return "content" if _goes_by_content(encoding) else "score"
+    if encoding.pieces and _goes_by_content(encoding):
+        return "content"
+    if encoding.pieces and not (encoding.rotations and len(scheme.parts) > 1):
+        return "score"
     if encoding.rotations:
         return "bands" if any(rotation.bands for rotation in encoding.rotations) else "rotate"
     return "add"

@@ -96,12 +96,12 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
         }
         plot = new uPlot(
             {
-                width: Math.max(frame.clientWidth, 120), height, bands, series: all, legend: { show: false },
+                width: Math.max(frame.clientWidth, 120), height, bands, series: all, legend: { show: false }, pxAlign: 0,
                 scales: {
                     x: { time: false, distr: logX ? 3 : 1, range: (u, low, high) => ranges.x ?? (low === high ? [low - 1, high + 1] : [low, high]) },
                     y: { distr: logY ? 3 : 1, range: (u, low, high) => ranges.y ?? (logY ? [low / 1.2, high * 1.2] : pad(low, high)) },
                 },
-                axes: [{ ...axis(ranges.xLabel ?? xLabel, logX), size: 30, labelSize: 18 }, { ...axis(ranges.yLabel ?? yLabel, logY), size: 62 }],
+                axes: [{ ...axis(ranges.xLabel ?? xLabel, logX), size: 30, labelSize: 18, ...(ranges.ticks && { splits: () => ranges.ticks, filter: (u, splits) => splits }) }, { ...axis(ranges.yLabel ?? yLabel, logY), size: 62 }],
                 cursor: { drag: { x: false, y: false }, points: { size: 7 } },
                 hooks: { setCursor: [(u) => say(u.cursor.idx)], drawAxes: [underlay] },
             },
@@ -125,7 +125,7 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
          * @param {ArrayLike<number>} x rising numbers, common to all
          * @param {{name, y, color?, dash?, low?, high?, points?, markers?, width?}[]} series y: as long as x; NaN: a gap
          * @param {{marks?: {x, name?}[], spans?: {from, to, name?, color?}[], x?: [number, number], y?: [number, number],
-         *   xLabel?: string, yLabel?: string}} options
+         *   xLabel?: string, yLabel?: string, ticks?: number[]}} options: of x, where ticks are to stand
          */
         draw(x, series, options = {}) {
             series = series.map((one, n) => ({
@@ -135,7 +135,7 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
             }));
             shown = { x, series, xLabel: options.xLabel ?? xLabel };
             [marks, spans] = [options.marks ?? [], options.spans ?? []];
-            const signature = JSON.stringify([series.map(({ name, color, dash, low, points, markers, width }) => [name, color, dash, Boolean(low), points, markers, width]), options.x, options.y, options.xLabel, options.yLabel, theme().dark]);
+            const signature = JSON.stringify([series.map(({ name, color, dash, low, points, markers, width }) => [name, color, dash, Boolean(low), points, markers, width]), options.x, options.y, options.xLabel, options.yLabel, options.ticks, theme().dark]);
             if (signature !== made || !plot) {
                 build(series, options);
                 made = signature;

@@ -37,8 +37,10 @@ async function ask(path, body) {
 }
 
 /** Puts the address in line with what is shown: at once when one goes elsewhere, later when a control moves. */
+const isFramed = location.href.startsWith("about:"); // in a notebook: the frame has no address
 let writing = 0;
 function write(push = false) {
+    if (isFramed) return;
     clearTimeout(writing);
     const put = () => {
         const to = address.written(state, defaults);
@@ -70,16 +72,19 @@ class Card {
         this.code = element("code");
         this.agreed = element("p", { class: "agreed", "aria-live": "polite", hidden: true });
         const copy = element("button", { type: "button", class: "copy", onclick: () => this.copy(copy) }, "Copy");
-        const formula = element("div", { class: "formula", tabindex: "0", role: "group", "aria-label": "formula" });
-        formula.innerHTML = data.formulas[figure.name] ?? "";
+        this.formula = element("div", { class: "formula", tabindex: "0", role: "group", "aria-label": "formula" });
+        this.formula.innerHTML = data.formulas[figure.name] ?? "";
+        this.line = element(
+            "div", { class: "line" },
+            element("div", { class: "line-head" }, element("span", {}, "The same in posenc"), copy), element("pre", { tabindex: "0" }, this.code),
+        );
         const heading = element(alone ? "h1" : "h3", { id: figure.name }, figure.title);
         this.section = element(
             "section", { class: "figure", "aria-labelledby": figure.name, "data-figure": figure.name },
             element("div", { class: "figure-head" }, heading,
-                alone ? element("a", { href: `#view=${viewOf(figure).name}`, target: data.embedded ? "_blank" : undefined }, "All figures") : element("a", { href: `#figure=${figure.name}`, "aria-label": `${figure.title}: this figure alone` }, "Alone")),
+                isFramed ? "" : alone ? element("a", { href: `#view=${viewOf(figure).name}` }, "All figures") : element("a", { href: `#figure=${figure.name}`, "aria-label": `${figure.title}: this figure alone` }, "Alone")),
             element("p", { class: "see" }, figure.see), this.controls, this.error, this.canvas, this.said,
-            element("div", { class: "below" }, formula,
-                element("div", { class: "line" }, element("div", { class: "line-head" }, element("span", {}, "The same in posenc"), copy), element("pre", { tabindex: "0" }, this.code))),
+            element("div", { class: "below" }, this.formula, this.line),
             this.agreed, this.time,
         );
         this.pending = 0;
@@ -133,6 +138,8 @@ class Card {
             const computed = performance.now();
             this.draw(values, numbers);
             this.code.textContent = figure.line(values, this.app);
+            this.line.hidden = !this.code.textContent;
+            if (figure.formula) this.showFormula(figure.formula(values, this.app));
             const drawn = performance.now();
             this.fail(this.refused ?? "");
             clearTimeout(this.later);
@@ -165,6 +172,10 @@ class Card {
             this.agreed.className = "agreed not";
             this.agreed.textContent = error instanceof Differs ? error.message : `posenc did not check this: ${error.message}`;
         }
+    }
+
+    showFormula(mathml) {
+        if (mathml !== this.written) this.formula.innerHTML = this.written = mathml;
     }
 
     fail(message) {
@@ -226,6 +237,10 @@ document.getElementById("theme").addEventListener("click", () => {
     state.theme = isDark(state.theme) ? "light" : "dark";
     write(true);
     show();
+});
+document.querySelector(".skip").addEventListener("click", (event) => {
+    event.preventDefault(); // what stands after the "#" is the state
+    document.querySelector("main").focus();
 });
 addEventListener("hashchange", () => {
     state = address.read(location.hash);

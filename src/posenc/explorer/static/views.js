@@ -6,6 +6,9 @@ import { figure as clocks } from "posenc/figures/clocks.js";
 import { figure as distanceAware } from "posenc/figures/distance-aware.js";
 import { figure as doors } from "posenc/figures/doors.js";
 import { figure as fox } from "posenc/figures/fox.js";
+import { figure as laws } from "posenc/figures/laws.js";
+import { figure as lengthCost } from "posenc/figures/length-cost.js";
+import { figure as lengthCurves } from "posenc/figures/length-curves.js";
 import { figure as linearMap } from "posenc/figures/linear-map.js";
 import { figure as pairLayouts } from "posenc/figures/pair-layouts.js";
 import { figure as predictChannel } from "posenc/figures/predict-channel.js";
@@ -24,6 +27,7 @@ import { figure as transformerXL } from "posenc/figures/transformer-xl.js";
 import { figure as vectorLines } from "posenc/figures/vector-lines.js";
 import { figure as vectorTable } from "posenc/figures/vector-table.js";
 import { figure as vectors2d } from "posenc/figures/vectors-2d.js";
+import { figure as which } from "posenc/figures/which.js";
 import { figure as windows } from "posenc/figures/windows.js";
 
 export const VIEWS = [
@@ -56,5 +60,17 @@ export const VIEWS = [
         title: "Sentence",
         about: "Attention between the words of a sentence, with a scheme and without one, and three questions to answer before the picture is shown.",
         figures: [sentence, predictChannel, predictFar, predictOrder],
+    },
+    {
+        name: "length",
+        title: "Length",
+        about: "What models do past the length that they were trained at: curves of your own records, measured by posenc compare and posenc extend.",
+        figures: [lengthCurves, lengthCost],
+    },
+    {
+        name: "laws",
+        title: "Laws",
+        about: "What each scheme's mathematics does, whatever the training; and which scheme fits what you need.",
+        figures: [which, laws],
     },
 ];

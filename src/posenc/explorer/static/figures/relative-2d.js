@@ -82,7 +82,7 @@ export const figure = {
         const onPick = (row, column) => app.set({ row, column });
         const names = ["part of the rows", "part of the columns", "their sum, the bias"];
         const maps = names.map((name) =>
-            app.heat(box, { label: name, columnLabel: name, rowLabel: "row", size: 330, onPick }),
+            app.heat(box, { label: name, columnLabel: name, rowLabel: "row", size: 340, onPick }),
         );
         return ({ rows, columns }, { at: [row, column], parts, main }) => {
             let reach = 0;

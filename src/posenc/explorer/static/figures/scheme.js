@@ -85,6 +85,7 @@ export const figure = {
     see:
         "Choose a scheme and its options. A diagonal pattern goes by the distance alone; rows or columns that " +
         "differ say where the tokens stand. What a scheme learns is drawn as it begins, before any training.",
+    formula: ({ scheme }, app) => given.entryOf(app, scheme).formula,
     defaults: { scheme: "alibi", options: "", tokens: 33, side: 9, head: 1, causal: false, draw: 0 },
     another: { scheme: "rope", options: "base:100", tokens: 24, side: 9, head: 1, causal: true, draw: 0 },
     controls(values, app) {

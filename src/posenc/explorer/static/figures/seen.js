@@ -22,8 +22,8 @@ export const figure = {
         return { chosen, queries, keys, main: Float64Array.from(chosen.values.slice(start, start + queries * keys), (x) => x ?? NaN) };
     },
     line(values, app) {
-        const name = app.data.seen?.[Number(values.scheme)]?.name ?? "scheme";
-        return `# posenc plot overview --schemes ${name}`;
+        const command = app.data.seen?.[Number(values.scheme)]?.command;
+        return command ? `# ${command}` : "";
     },
     mount(box, app) {
         const matrix = app.heat(box, { label: "what the scheme does to each query and key" });

@@ -24,7 +24,7 @@ export const figure = {
     title: "A sentence with and without positions",
     see:
         "Each word is a fixed random vector, so equal words are equal vectors. Without a scheme their rows and "
-        + "columns are equal too, wherever they stand; with one they differ. Choose a word, move it or shuffle the sentence, "
+        + "columns are equal too, wherever they stand; with most schemes they differ. Choose a word, move it or shuffle the sentence, "
         + "and compare what it attends to.",
     defaults: {
         text: "the wave wore the rock down while the rock stood",

@@ -1,0 +1,20 @@
+// The explorer's frames follow the page's switch between light and dark, and are as high as what they show.
+
+const frames = document.querySelectorAll("iframe.explorer");
+
+function follow() {
+    const { theme } = document.body.dataset; // auto, light or dark
+    for (const frame of frames) {
+        const address = frame.src.replace(/&theme=\w+$/, "") + (["light", "dark"].includes(theme) ? `&theme=${theme}` : "");
+        if (frame.src !== address) frame.src = address;
+    }
+}
+
+function fit({ target: frame }) {
+    const shown = frame.contentDocument?.body; // none where the site is read from the disk: one file may not look into another
+    if (shown) new ResizeObserver(() => (frame.style.height = `${shown.scrollHeight + 2}px`)).observe(shown);
+}
+
+new MutationObserver(follow).observe(document.body, { attributeFilter: ["data-theme"] });
+follow();
+for (const frame of frames) frame.addEventListener("load", fit);

@@ -1,0 +1,160 @@
+// What each scheme's mathematics does, law by law, as posenc laws measured it.
+
+import { element } from "posenc/elements.js";
+
+const ALL = "all laws";
+const NO_DOOR = "none";
+
+export const figure = {
+    name: "laws",
+    title: "Laws, as measured",
+    see: "Choose a cell to see what was measured, and how. A law is true or false of a scheme; that it holds is not good in itself.",
+    defaults: { door: "any", table: ALL, scheme: "", law: "" },
+    controls: (values, app) => [
+        {
+            name: "door",
+            label: "door",
+            kind: "choice",
+            choices: ["any", "add", "rotate", "score", "value", { value: NO_DOOR, name: "no door" }],
+        },
+        { name: "table", label: "laws", kind: "choice", choices: [ALL, ...Object.keys(app.data.law_tables)] },
+    ],
+    values({ door, table, scheme, law }, app) {
+        const names = app.catalog.map((entry) => entry.name);
+        if (scheme && !names.includes(scheme))
+            throw new RangeError(`scheme must be one of ${names.join(", ")}, got "${scheme}"`);
+        if (law && !(law in app.data.laws))
+            throw new RangeError(`law must be one of ${Object.keys(app.data.laws).join(", ")}, got "${law}"`);
+        const entries = app.catalog.filter(
+            ({ doors }) => door === "any" || (door === NO_DOOR ? !doors.length : doors.includes(door)),
+        );
+        const laws = table === ALL ? Object.values(app.data.law_tables).flat() : app.data.law_tables[table];
+        return {
+            entries,
+            laws,
+            open: scheme && law ? { entry: app.catalog.find((entry) => entry.name === scheme), law } : null,
+        };
+    },
+    line: ({ scheme }) => `# posenc laws${scheme ? ` --schemes ${scheme}` : ""}`,
+    mount(box, app) {
+        const frame = element("div", {
+            class: "scroll tall wide",
+            tabindex: "0",
+            role: "region",
+            "aria-label": "schemes and laws",
+        });
+        box.append(frame);
+        let shape = "";
+        let buttons = {};
+        let detail = null;
+        let isSeen = false;
+        const build = (entries, laws) => {
+            buttons = {};
+            const rows = entries.map((entry) => {
+                const cells = laws.map((law) => {
+                    const found = entry.measured[law];
+                    const button = element(
+                        "button",
+                        {
+                            type: "button",
+                            class: "law",
+                            "data-holds": String(found.holds),
+                            "aria-expanded": "false",
+                            onclick: () => {
+                                const isOpen = buttons[`${entry.name} ${law}`].getAttribute("aria-expanded") === "true";
+                                app.set(isOpen ? { scheme: "", law: "" } : { scheme: entry.name, law });
+                            },
+                        },
+                        found.cell,
+                    );
+                    buttons[`${entry.name} ${law}`] = button;
+                    return element("td", {}, button);
+                });
+                return element(
+                    "tr",
+                    { "data-scheme": entry.name },
+                    element("th", { scope: "row" }, entry.title),
+                    ...cells,
+                );
+            });
+            const heads = laws.map((law) => element("th", { scope: "col" }, app.data.laws[law].head));
+            frame.replaceChildren(
+                element(
+                    "table",
+                    { class: "laws" },
+                    element(
+                        "caption",
+                        {},
+                        "Yes, no, or n/a where the question makes no sense of a scheme; and the number behind it",
+                    ),
+                    element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "scheme"), ...heads)),
+                    element("tbody", {}, ...rows),
+                ),
+            );
+        };
+        return (values, { entries, laws, open }) => {
+            const now = JSON.stringify([entries.map(({ name }) => name), laws]);
+            if (now !== shape) build(entries, laws);
+            shape = now;
+            for (const button of frame.querySelectorAll("button[aria-expanded=true]")) {
+                button.setAttribute("aria-expanded", "false");
+                button.removeAttribute("aria-controls");
+            }
+            detail?.remove();
+            const button = open && buttons[`${open.entry.name} ${open.law}`];
+            isSeen ||= !button;
+            if (!button) return;
+            detail = measurement(open, laws.length + 1, app);
+            button.closest("tr").after(detail);
+            button.setAttribute("aria-expanded", "true");
+            button.setAttribute("aria-controls", "measurement");
+            if (!isSeen) {
+                // the address named it: bring it into sight, without moving the page
+                const row = button.closest("tr");
+                frame.scrollTop = row.offsetTop - 120;
+                frame.scrollLeft = button.closest("td").offsetLeft - row.firstChild.offsetWidth;
+            }
+            isSeen = true;
+        };
+    },
+    describe({ door }, { entries, laws, open }, app) {
+        if (!open)
+            return `${entries.length} schemes${door === "any" ? "" : ` of the door ${door}`}, ${laws.length} laws. None is chosen.`;
+        return `${open.entry.title}, ${app.data.laws[open.law].head}: ${open.entry.measured[open.law].words}.`;
+    },
+};
+
+/** The row under a scheme's that says what was measured. */
+function measurement({ entry, law }, columns, app) {
+    const { head, says } = app.data.laws[law];
+    const found = entry.measured[law];
+    const isLaw = !head.endsWith("?");
+    const claimed = isLaw ? `${entry.claims.includes(law) ? "Claimed" : "Not claimed"} by the catalog. ` : "";
+    const { dim, num_heads: heads, head_dim: width, max_positions: positions } = app.data.measured_at;
+    return element(
+        "tr",
+        { id: "measurement" },
+        element(
+            "td",
+            { colspan: String(columns) },
+            element(
+                "div",
+                { class: "measurement" },
+                element("p", {}, element("strong", {}, `${entry.title}, ${head}: ${found.cell}. `), `${found.words}.`),
+                element(
+                    "p",
+                    {},
+                    isLaw ? `The law: ${says}. ` : `${says} `,
+                    claimed,
+                    found.value === null ? "" : `The value in full: ${found.value}.`,
+                ),
+                element(
+                    "p",
+                    {},
+                    `Measured in a model ${dim} wide, ${heads} heads of ${width} channels, up to ${positions.toLocaleString("en")} positions, in float64 unless it says otherwise: `,
+                    element("code", {}, `posenc laws --schemes ${entry.name}`),
+                ),
+            ),
+        ),
+    );
+}

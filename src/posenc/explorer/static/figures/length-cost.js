@@ -1,0 +1,118 @@
+// Measured: what a training step of each scheme takes, in time and in memory.
+
+import { dropping } from "posenc/dropping.js";
+import { element } from "posenc/elements.js";
+import { chosen, command, control } from "posenc/records.js";
+
+export const figure = {
+    name: "length-cost",
+    title: "Measured: time and memory of a training step",
+    see: "Each scheme over the one without positions, in the same small model. What does a scheme cost that kept its curve level above?",
+    defaults: { records: "0", measure: "0" },
+    controls: (values, app) => control(app),
+    values({ records }, app) {
+        const set = chosen(app, records);
+        const rows = Object.entries(set?.costs ?? {}).filter(([, cost]) =>
+            Object.values(cost).some((value) => value !== null),
+        );
+        const unit = set?.costs[set.against]?.bytes;
+        return {
+            set: set ?? null,
+            rows: rows.map(([scheme, cost]) => ({
+                scheme,
+                ...cost,
+                memory: unit && cost.bytes !== null ? cost.bytes / unit : null,
+            })),
+        };
+    },
+    line: ({ records }, app) => command(app, records),
+    mount(box, app) {
+        const shown = element("div", { class: "wide" });
+        const place = element("div", { class: "wide" });
+        box.append(shown, place);
+        const showPlace = dropping(place, app, this.name);
+        return (values, { set, rows }) => {
+            showPlace();
+            shown.hidden = !set;
+            shown.replaceChildren(
+                ...(set
+                    ? rows.length
+                        ? [
+                              element(
+                                  "div",
+                                  {
+                                      class: "scroll",
+                                      tabindex: "0",
+                                      role: "region",
+                                      "aria-label": "time and memory by scheme",
+                                  },
+                                  table(set, rows),
+                              ),
+                              element(
+                                  "p",
+                                  { class: "ends" },
+                                  "Times and memory are those of that machine and of a small model at the trained length. What a scheme costs in a large model, or on longer inputs, they do not say: posenc bench measures that.",
+                              ),
+                          ]
+                        : [
+                              element(
+                                  "p",
+                                  {},
+                                  `${set.name} has no times and no memory: posenc compare measures them, and posenc extend does not.`,
+                              ),
+                          ]
+                    : []),
+            );
+        };
+    },
+    describe(values, { set, rows }) {
+        if (!set) return "No records are here: make demo and posenc compare make some.";
+        const words = rows
+            .filter(({ step }) => step !== null)
+            .map(({ scheme, step }) => `${scheme} ${step.toFixed(2)}`);
+        return words.length
+            ? `${set.name}: time of a training step over that of ${set.against}: ${words.join(", ")}.`
+            : `${set.name} has no step times.`;
+    },
+};
+
+const short = (value, scale, unit) =>
+    value === null
+        ? undefined
+        : `${(scale * value).toLocaleString("en", { maximumSignificantDigits: 3 })} ${unit}`.trim();
+
+const COLUMNS = [
+    ["step time", ({ step }) => step?.toFixed(2).concat(" ×")],
+    ["memory", ({ memory }) => memory?.toFixed(2).concat(" ×")],
+    ["step", ({ seconds }) => short(seconds, 1e3, "ms")],
+    ["peak", ({ bytes }) => short(bytes, 1e-6, "MB")],
+    ["tokens a second", ({ tokens }) => short(tokens, 1, "")],
+    ["parameters", ({ parameters }) => parameters?.toLocaleString("en")],
+    ["of these, position", ({ position }) => position?.toLocaleString("en")],
+];
+
+function table({ name, against }, rows) {
+    const th = (scope, words) => element("th", { scope }, words);
+    return element(
+        "table",
+        {},
+        element(
+            "caption",
+            {},
+            `${name}: a training step at the trained length; × is over ${against}; the median where there are several seeds`,
+        ),
+        element("thead", {}, element("tr", {}, th("col", "scheme"), ...COLUMNS.map(([head]) => th("col", head)))),
+        element(
+            "tbody",
+            {},
+            ...rows.map((row) =>
+                element(
+                    "tr",
+                    {},
+                    th("row", row.scheme),
+                    ...COLUMNS.map(([, shown]) => element("td", {}, shown(row) ?? "missing")),
+                ),
+            ),
+        ),
+    );
+}

@@ -1,0 +1,163 @@
+// Measured: what schemes do at lengths that the model was and was not trained on, with intervals.
+
+import { dropping } from "posenc/dropping.js";
+import { element } from "posenc/elements.js";
+import { chosen, command, control } from "posenc/records.js";
+
+const LIMITS = {
+    text: "A loss that stays low past the trained length does not show that the far context is used: only a loss of the final tokens that falls shows that. These are small models, trained briefly on one text; the order can be another in yours.",
+    extend: "A model that does no worse past its length need not use what lies there: it does where it is below the line of the cropped text, by more than the intervals. This is one model and one kind of text.",
+    answers:
+        "These are small models, trained briefly on one task: what a scheme can tell here is not what it is worth in a large model.",
+};
+const UNDEFINED = "Undefined is not a bad number: the scheme has no such positions.";
+
+export const figure = {
+    name: "length-curves",
+    title: "Measured: the loss against the length",
+    see: "Right of the mark, inputs are longer than any in training. Which curve stays level, and which leaves? Bands are 95 % intervals; the table has the numbers.",
+    defaults: { records: "0", measure: "0" },
+    controls({ records }, app) {
+        const set = chosen(app, records);
+        const { kinds } = app.data.measures?.[set?.task] ?? {};
+        const choices = (set?.measures ?? []).map(({ kind }, n) => ({ value: String(n), name: kinds[kind] }));
+        return [
+            ...control(app),
+            ...(choices.length > 1 ? [{ name: "measure", label: "measured on", kind: "choice", choices }] : []),
+        ];
+    },
+    change: (values, name, value) => ({ ...values, ...(name === "records" ? { measure: "0" } : {}), [name]: value }),
+    values({ records, measure: number }, app) {
+        const set = chosen(app, records);
+        if (!set) return { set: null, measure: null };
+        const measure = set.measures[Number(number)] ?? null;
+        if (!measure && set.measures.length)
+            throw new RangeError(`measure must be from 0 to ${set.measures.length - 1}, got ${number}`);
+        return { set, measure, task: app.data.measures[set.task] };
+    },
+    line: ({ records }, app) => command(app, records),
+    mount(box, app) {
+        const place = element("div", { class: "wide" });
+        const shown = element("div", { class: "wide" });
+        const chart = app.lines(shown, {
+            label: "the loss by length",
+            xLabel: "tokens",
+            yLabel: "",
+            logX: true,
+            height: 340,
+        });
+        const ends = element("p", { class: "ends" });
+        const numbers = element("div", {
+            class: "scroll",
+            tabindex: "0",
+            role: "region",
+            "aria-label": "the numbers of the curves",
+        });
+        const limits = element("p", { class: "ends" });
+        shown.append(ends, numbers, limits);
+        box.append(shown, place);
+        const showPlace = dropping(place, app, this.name);
+        return (values, { set, measure, task }) => {
+            showPlace();
+            shown.hidden = !measure;
+            if (!measure) return;
+            const { lengths, curves } = measure;
+            const mode = app.theme().dark ? "dark" : "light";
+            const dashes = new Set();
+            const there = Object.entries(curves).filter(([, points]) => points.some(([mean]) => mean !== null));
+            const series = there.map(([name, points]) => {
+                const of = (n) => points.map((point) => point[n] ?? NaN);
+                const { color, dash } =
+                    name === "cropped"
+                        ? { color: app.theme().ink, dash: [2, 3] }
+                        : (app.data.looks[name]?.[mode] ?? {});
+                const isAlike = dashes.has(String(dash)); // then a dash by the order: colour alone tells too little
+                dashes.add(String(dash));
+                return {
+                    name,
+                    color,
+                    dash: isAlike ? undefined : dash,
+                    y: of(0),
+                    low: of(1),
+                    high: of(2),
+                    markers: true,
+                };
+            });
+            chart.draw(lengths, series, {
+                marks: [{ x: set.trained, name: `trained on ${set.trained.toLocaleString("en")}` }],
+                x: [lengths[0] / 1.15, lengths.at(-1) * 1.15],
+                ticks: lengths,
+                xLabel: task.lengths,
+                yLabel: task.unit,
+            });
+            ends.textContent = ending(measure, task);
+            numbers.replaceChildren(table(set, measure, task));
+            const left = set.left_out
+                ? ` ${set.left_out} records of earlier comparisons in this folder are left out.`
+                : "";
+            limits.textContent = `${LIMITS[set.task] ?? LIMITS.answers}${set.task !== "extend" && set.seeds < 2 ? " There is one seed: the intervals say nothing of how much another training would differ." : ""}${left}`;
+        };
+    },
+    describe(values, { set, measure, task }) {
+        if (!set) return "No records are here: make demo and posenc compare make some.";
+        if (!measure) return `${set.name} has nothing that was measured by length.`;
+        const last = measure.lengths.length - 1;
+        const words = Object.entries(measure.curves).map(
+            ([name, points]) => `${name} ${points[last][0]?.toFixed(3) ?? points[last][3]}`,
+        );
+        return `${set.name}, ${task.kinds[measure.kind]}: ${task.unit} at ${measure.lengths[last].toLocaleString("en")} ${task.lengths}, ${task.better} is better: ${words.join(", ")}.`;
+    },
+};
+
+/** Why curves end, or are not there. */
+function ending({ lengths, curves }, task) {
+    const notes = [];
+    let undefinedSome = false;
+    for (const [name, points] of Object.entries(curves)) {
+        for (const why of ["undefined", "diverged", "not finite", "missing"]) {
+            const at = lengths.filter((_, n) => points[n][3] === why);
+            if (at.length)
+                notes.push(
+                    `${name}: ${why} at ${at.length === lengths.length ? "every length" : at.map((length) => length.toLocaleString("en")).join(", ")}`,
+                );
+            undefinedSome ||= at.length > 0 && why === "undefined";
+        }
+    }
+    return notes.length ? `${notes.join("; ")} (${task.lengths}). ${undefinedSome ? UNDEFINED : ""}` : "";
+}
+
+function table({ name, trained }, { kind, lengths, curves }, task) {
+    const cell = ([mean, low, high, why]) =>
+        element(
+            "td",
+            {},
+            ...(mean === null
+                ? [why]
+                : [
+                      mean.toFixed(3),
+                      ...(low === null
+                          ? []
+                          : [element("br"), element("small", {}, `${low.toFixed(2)}–${high.toFixed(2)}`)]),
+                  ]),
+        );
+    const heads = lengths.map((length) =>
+        element("th", { scope: "col" }, length.toLocaleString("en"), length === trained ? " (trained)" : ""),
+    );
+    return element(
+        "table",
+        {},
+        element(
+            "caption",
+            {},
+            `${name}, ${task.kinds[kind]}: ${task.unit}, ${task.better} is better, by ${task.lengths}; below each mean its 95 % interval`,
+        ),
+        element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "scheme"), ...heads)),
+        element(
+            "tbody",
+            {},
+            ...Object.entries(curves).map(([scheme, points]) =>
+                element("tr", {}, element("th", { scope: "row" }, scheme), ...points.map(cell)),
+            ),
+        ),
+    );
+}

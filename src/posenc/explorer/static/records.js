@@ -1,0 +1,245 @@
+// Records of posenc compare and posenc extend that are dropped into the page: the summary that records.py makes of
+// those named on the command line, in the same shape. Tests hold the two together.
+
+import { average, bootstrap, median, student } from "posenc/intervals.js";
+
+const EVERY = ["kind", "scheme", "fingerprint", "time"];
+const KEY = ["kind", "scheme", "seed", "length"];
+const CROPPED = "cropped"; // the plain model, shown no more tokens than it was trained on
+const COSTS = {
+    step: ["speed", "step_ratio"],
+    seconds: ["speed", "step_seconds"],
+    bytes: ["training", "peak_bytes"],
+    tokens: ["training", "tokens_per_second"],
+    parameters: ["training", "parameters"],
+    position: ["training", "position_parameters"],
+};
+
+/**
+ * What the text of a records.jsonl says. RangeError, naming the line, for what is not a record.
+ *
+ * @param {string} name of the file, as a reader is to know it
+ * @param {string} text
+ * @param {Object} measures by task: {score, kinds, …}, of the page's data
+ */
+export function summary(name, text, measures) {
+    const records = parsed(name, text, measures);
+    const known = new Set([...Object.values(measures).flatMap(({ kinds }) => Object.keys(kinds)), "speed", "training"]);
+    if (!records.some(({ kind }) => known.has(kind))) {
+        throw new RangeError(`${name} holds nothing that posenc compare or posenc extend measured`);
+    }
+    const ofExtend = taskOf(records.at(-1)) === "extend";
+    return { name, ...(ofExtend ? extension : comparison)(records, measures) };
+}
+
+/** The records; a last line that was not written to its end is left out, as by posenc. */
+function parsed(name, text, measures) {
+    const lines = text.split("\n").slice(0, -1);
+    const seen = new Map();
+    return lines.map((line, n) => {
+        const at = `${name}, line ${n + 1}, is not a record`;
+        let record;
+        try {
+            record = JSON.parse(line);
+        } catch {
+            throw new RangeError(`${at} (it is not JSON)`);
+        }
+        const wrong = refusal(record, measures);
+        if (wrong) throw new RangeError(`${at} (${wrong})`);
+        const key = JSON.stringify(KEY.map((part) => record[part] ?? null));
+        if (seen.has(key)) throw new RangeError(`${at} (it repeats the measurement of line ${seen.get(key)})`);
+        seen.set(key, n + 1);
+        return record;
+    });
+}
+
+const taskOf = ({ configuration }) =>
+    configuration && "scalings" in configuration ? "extend" : (configuration?.task ?? "text");
+
+/** Why it is no record whose numbers can be shown; empty for one that is. */
+function refusal(record, measures) {
+    if (typeof record !== "object" || record === null || Array.isArray(record)) return "not an object";
+    const lacking = EVERY.find((part) => typeof record[part] !== "string");
+    if (lacking) return `${lacking} must be text`;
+    const { kind, configuration, undefined: without, diverged } = record;
+    if (configuration !== undefined && (typeof configuration !== "object" || configuration === null))
+        return "configuration must be an object";
+    const task = taskOf(record);
+    if (!Object.hasOwn(measures, task)) return `task must be one of ${Object.keys(measures).join(", ")}, got ${task}`;
+    const { kinds, score } = measures[task];
+    const cost = Object.values(COSTS).filter(([of]) => of === kind && task !== "extend");
+    if (!(kind in kinds) && !cost.length) return "";
+    if (!Number.isInteger(record.seed)) return "seed must be a whole number";
+    if (kind in kinds && !Number.isInteger(record.length)) return "length must be a whole number";
+    if (without !== undefined || diverged !== undefined) return "";
+    for (const [, result] of cost) if (!Number.isFinite(record[result])) return `${result} must be a finite number`;
+    if (cost.length) return "";
+    const finite = (value) => value === null || Number.isFinite(value);
+    if (task !== "extend")
+        return Array.isArray(record[score]) && record[score].every(finite)
+            ? ""
+            : `${score} must be a list of finite numbers and nulls`;
+    if (kind === "final") return finite(record.bits) ? "" : "bits must be a finite number or null";
+    return Number.isInteger(record.found) ? "" : "found must be a whole number";
+}
+
+const unique = (items) => [...new Set(items)];
+const rising = (numbers) => unique(numbers).sort((a, b) => a - b);
+
+function comparison(given, measures) {
+    const records = given.filter(({ fingerprint }) => fingerprint === given.at(-1).fingerprint);
+    const { train_length: trained = 0 } = records.at(-1).configuration ?? {};
+    const task = taskOf(records.at(-1));
+    const { score, kinds } = measures[task];
+    const asked = records.flatMap(({ configuration: c = {} }) =>
+        (c.seeds ?? []).flatMap((seed) => (c.schemes ?? []).map((scheme) => [scheme, seed])),
+    );
+    const trainings = asked.length ? asked : records.map(({ scheme, seed }) => [scheme, seed]);
+    const schemes = unique(trainings.map(([scheme]) => scheme));
+    const of = (kind, scheme, length) => {
+        const seeds = unique(trainings.filter(([name]) => name === scheme).map(([, seed]) => seed));
+        const there = records.filter(
+            (r) => r.kind === kind && r.scheme === scheme && (length === undefined || r.length === length),
+        );
+        return length === undefined ? there : seeds.map((seed) => there.find((r) => r.seed === seed)).filter(Boolean);
+    };
+    const point = (kind, scheme, length) => {
+        const found = of(kind, scheme, length);
+        const rows = found.map((r) => r[score]).filter((row) => row?.length);
+        if (rows.length) return estimate(...same(rows));
+        return nothing(
+            found.some((r) => r.undefined) ? "undefined" : found.some((r) => r.diverged) ? "diverged" : "missing",
+        );
+    };
+    const number = (scheme, [kind, result]) => {
+        const values = of(kind, scheme)
+            .map((r) => r[result])
+            .filter((value) => value !== undefined);
+        return values.length ? median(values) : null;
+    };
+    const measured = (scheme) =>
+        unique(
+            records
+                .filter((r) => r.scheme === scheme && Number.isInteger(r.length) && !r.diverged)
+                .map(({ seed }) => seed),
+        ).length;
+    const lengthsOf = (kind) => rising(records.filter((r) => r.kind === kind).map(({ length }) => length));
+    return {
+        task,
+        trained,
+        schemes,
+        against:
+            records.find((r) => r.relative_to)?.relative_to ?? (schemes.includes("nope") ? "nope" : (schemes[0] ?? "")),
+        left_out: given.length - records.length,
+        seeds: Math.max(0, ...schemes.map(measured)),
+        measures: Object.keys(kinds)
+            .map((kind) => ({ kind, lengths: lengthsOf(kind) }))
+            .filter(({ lengths }) => lengths.length)
+            .map(({ kind, lengths }) => ({
+                kind,
+                lengths,
+                curves: by(schemes, (scheme) => lengths.map((length) => point(kind, scheme, length))),
+            })),
+        costs: by(schemes, (scheme) =>
+            Object.fromEntries(Object.entries(COSTS).map(([name, where]) => [name, number(scheme, where)])),
+        ),
+    };
+}
+
+const by = (names, what) => Object.fromEntries(names.map((name) => [name, what(name)]));
+const nothing = (why) => [null, null, null, why];
+
+/** Seeds share their windows; a row cut short cannot be paired with the others. */
+function same(rows) {
+    const most = Math.max(...rows.map((row) => row.length));
+    return [rows.filter((row) => row.length === most), bootstrap];
+}
+
+function estimate(values, interval) {
+    if (values.flat().some((value) => value === null)) return nothing("not finite");
+    const { mean, low, high } = interval(values);
+    return Number.isFinite(high) ? [mean, low, high, ""] : [mean, null, null, "one piece"];
+}
+
+function extension(records, measures) {
+    const { trained_length: trained } = records.at(-1).configuration;
+    const schemes = unique(records.map(({ scheme }) => scheme)).filter((scheme) => scheme !== CROPPED);
+    const of = (kind, scheme, length) =>
+        records.filter((r) => r.kind === kind && r.scheme === scheme && r.length === length);
+    const bits = (scheme, length) => {
+        const values = of("final", scheme, length).map((r) => r.bits);
+        return values.length ? estimate(values, student) : nothing("missing");
+    };
+    const share = (kind, scheme, length) => {
+        const found = of(kind, scheme, length).map((r) => r.found);
+        return found.length ? [average(found), null, null, ""] : nothing("missing");
+    };
+    const measured = [];
+    for (const kind of Object.keys(measures.extend.kinds)) {
+        const lengths = rising(
+            records.filter((r) => r.kind === kind && r.scheme !== CROPPED).map(({ length }) => length),
+        );
+        if (!lengths.length) continue;
+        const curves = by(schemes, (scheme) =>
+            lengths.map((length) => (kind === "final" ? bits(scheme, length) : share(kind, scheme, length))),
+        );
+        if (kind === "final" && of("final", CROPPED, trained).length) {
+            curves[CROPPED] = lengths.map((length) =>
+                length >= trained ? bits(CROPPED, trained) : nothing("shorter than the cropped text"),
+            );
+        }
+        measured.push({ kind, lengths, curves });
+    }
+    return { task: "extend", trained, schemes, against: "", left_out: 0, seeds: 1, measures: measured, costs: {} };
+}
+
+// --- what was dropped -----------------------------------------------------------------------------------------------
+
+const dropped = [];
+
+/** All that there is to show: what the command named, and what was dropped in. */
+export const every = (app) => [...(app.data.records ?? []), ...dropped];
+
+/** Adds the records of files, and gives the number of the last among `every`. RangeError for a file that holds none,
+ * and then nothing is added. */
+export async function add(files, app) {
+    const found = [];
+    for (const file of files) found.push(summary(file.name, await file.text(), app.data.measures));
+    for (const one of found) {
+        const taken = every(app).map(({ name }) => name);
+        let name = one.name;
+        for (let n = 2; taken.includes(name); n++) name = `${one.name} (${n})`;
+        dropped.push({ ...one, name });
+    }
+    return every(app).length - 1;
+}
+
+/** The records that a figure's state names; undefined where there are none at all. RangeError for a number past
+ * them. */
+export function chosen(app, number) {
+    const all = every(app);
+    if (all.length && !all[Number(number)])
+        throw new RangeError(`records must be from 0 to ${all.length - 1}, got ${number}`);
+    return all[Number(number)];
+}
+
+/** The control that chooses among them. */
+export function control(app) {
+    const all = every(app);
+    return all.length > 1
+        ? [
+              {
+                  name: "records",
+                  label: "records",
+                  kind: "choice",
+                  choices: all.map(({ name }, n) => ({ value: String(n), name })),
+              },
+          ]
+        : [];
+}
+
+/** What prints, or shows, the records that are drawn. */
+export const command = (app, number) => {
+    const set = every(app)[Number(number)];
+    return set ? `# posenc explore --records ${set.name}` : "# make demo\n# posenc compare --out runs/mine";
+};

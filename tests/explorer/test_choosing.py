@@ -1,0 +1,112 @@
+"""Which scheme: what passes does so by the data, what does not says why, and evidence is quoted as it stands."""
+
+from itertools import product
+from typing import Any
+
+import pytest
+
+from posenc.explorer.catalog import evidence
+from posenc.explorer.content import content
+from posenc.schemes.catalog import CATALOG
+from tests.explorer.node import Node
+
+NOTHING = {"longer": False, "cheap": False, "free": False, "direction": False, "checkpoint": False}
+MODELS, TOKENS = ("decoder", "encoder"), ("line", "image", "video")
+LAWS = {"longer": "length_free", "free": "parameter_free", "direction": "directed"}
+DATA = content()
+ENTRIES = {entry["name"]: entry for entry in DATA["catalog"]}
+
+
+@pytest.fixture(scope="module")
+def choose(javascript: Node) -> Any:
+    javascript("content", **DATA)
+
+    def asked(model: str = "decoder", tokens: str = "line", **needs: bool) -> Any:
+        return javascript("choose", asked={"model": model, "tokens": tokens, **NOTHING, **needs})
+
+    return asked
+
+
+def kept(found: Any) -> dict[str, Any]:
+    return {name: answer for group in found["groups"].values() for name, answer in group.items()}
+
+
+@pytest.mark.parametrize(("model", "tokens"), list(product(MODELS, TOKENS)))
+def test_every_scheme_is_kept_or_left_out_with_a_source(model: str, tokens: str, choose: Any) -> None:
+    found = choose(model, tokens, **dict.fromkeys(NOTHING, True))
+    assert {*kept(found), *found["out"]} == {entry.name for entry in CATALOG}
+    assert not {*kept(found)} & {*found["out"]}
+    for name, fact in found["out"].items():
+        assert not fact["passes"]
+        assert fact["words"]
+        assert fact["source"] in {f"posenc schemes {name}", f"posenc laws --schemes {name}", *COSTS}, fact
+    for answer in kept(found).values():
+        assert all(fact["passes"] for fact in answer["facts"])
+
+
+COSTS = {record.name for record in evidence() if record.question == "cost"}
+
+
+@pytest.mark.parametrize("need", LAWS)
+def test_a_need_is_a_law_that_was_measured(need: str, choose: Any) -> None:
+    before, after = kept(choose()), kept(choose(**{need: True}))
+    assert {*after} == {name for name in before if ENTRIES[name]["measured"][LAWS[need]]["holds"] is True}
+    assert 0 < len(after) < len(before)
+    measured = ENTRIES["rope"]["measured"][LAWS[need]]["words"]
+    assert any(measured in fact["words"] for fact in after["rope"]["facts"])
+
+
+def test_what_is_left_out_of_an_encoder_and_of_images(choose: Any) -> None:
+    line, encoder, image, video = choose(), choose("encoder"), choose("encoder", "image"), choose("encoder", "video")
+    assert "nope" in kept(line)
+    assert {"nope", "fire", "xpos", "segment", "softcap"} <= {*encoder["out"]}
+    assert {"rope", "shaw", "alibi", "learned"} <= {*kept(encoder)}
+    assert {"axial_rope", "mixed_rope", "sinusoidal", "relative_2d"} <= {*kept(image)}
+    assert {"alibi", "rope_3d", "cope"} <= {*image["out"]}
+    assert {"rope_3d", "rope"} <= {*kept(video)}
+    assert all(answer["without"] == ["videos"] for answer in kept(video).values())
+
+
+def test_a_checkpoint_keeps_what_some_model_was_trained_with(choose: Any) -> None:
+    found = choose(checkpoint=True, longer=True)
+    assert all(ENTRIES[name]["users"] for name in kept(found))
+    stretched = [line for line in kept(found)["rope"]["lines"] if line["record"] == "stretch"]
+    assert {line["words"].split(":")[0]: line["verdict"] for line in stretched} == {
+        "none": "against",
+        "yarn": "for",
+        "ntk": "for",
+        "dynamic": "for",
+        "linear": "",  # it stays where it was, far above the others
+    }
+
+
+def test_what_evidence_says_of_length(choose: Any) -> None:
+    groups = choose(longer=True)["groups"]
+    assert {*groups["for"]} == {"alibi"}
+    assert {"sinusoidal", "rope", "t5"} <= {*groups["against"]}
+    assert {*groups["mixed"]} == {"nope"}  # best of two published tables, and worse past its length in `make demo`
+    assert groups["none"]["kerple"]["without"] == ["texts longer than in training"]
+
+
+def test_what_evidence_says_of_direction_and_cost(choose: Any) -> None:
+    told = choose("encoder", direction=True)["groups"]
+    assert {"rope", "shaw", "sinusoidal", "learned"} == {*told["for"]}
+    assert {*told["against"]} == {"alibi"}  # its bidirectional form is blind
+    cheap = choose(cheap=True)
+    assert {"transformer_xl", "relative_1d"} <= {*cheap["out"]}
+    assert {"alibi", "rope", "t5"} <= {*cheap["groups"]["for"]}
+    both = choose(cheap=True, longer=True)["groups"]
+    assert {*both["for"]} == {"alibi"}  # to be cheap speaks for none past its length
+    assert "sinusoidal" in both["against"]
+
+
+def test_figures_are_quoted_as_they_stand(choose: Any) -> None:
+    records = {record.name: record for record in evidence()}
+    count = 0
+    for needs in ({"longer": True}, {"direction": True}, {"cheap": True}, {"longer": True, "checkpoint": True}):
+        for name, answer in kept(choose(**needs)).items():
+            for line in answer["lines"]:
+                rows = [row for row in records[line["record"]].rows if name in row.schemes]
+                assert any(row.label in line["words"] and row.figures[-1] in line["words"] for row in rows), line
+                count += 1
+    assert count > 40

@@ -1,0 +1,216 @@
+"""Records on the page: read as posenc's reports read them, in Python and, where they are dropped in, in JavaScript."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posenc.explorer.content import content
+from posenc.explorer.records import measures, summary
+from posenc.extend.summary import Summary as Extended
+from posenc.lab.compare import compare
+from posenc.lab.summary import Summary as Compared
+from posenc.workbench.records import read
+from tests.explorer.node import Node
+from tests.lab import made_up
+from tests.lab.small import small_config, write_text
+
+# Two bootstraps of 2,000 resamples each differ at a quantile p by a standard error of sqrt(2 p (1 - p) / 2,000) over
+# the density there: for p = 0.025 of a normal distribution, by 0.085 of its deviation; an interval is 3.92 of it wide.
+# Five such errors, in widths of the interval:
+BOOTSTRAP = 5 * (2 * 0.025 * 0.975 / 2000) ** 0.5 / 0.0584 / 3.92
+
+
+def written(folder: Path, records: list[dict[str, Any]]) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder
+
+
+def extension() -> list[dict[str, Any]]:
+    """A made-up extension: three scalings, four pieces of text, puzzles, and one number that was not finite."""
+    about = {
+        "configuration": {"scalings": ["none", "yarn", "ntk"], "lengths": [64, 128, 256], "trained_length": 128},
+        "fingerprint": "0123",
+        "time": "2026-01-02T03:04:05+00:00",
+        "text": {"about": "poems"},
+        "model": "m",
+        "versions": {},
+        "machine": {},
+    }
+    made = []
+    for shift, scheme in enumerate(("none", "yarn", "ntk", "cropped")):
+        for length in (64, 128, 256) if scheme != "cropped" else (128,):
+            for seed in range(4):
+                bits: float | None = 1 + 0.1 * shift + 0.2 * seed * (length / 128) ** 0.5
+                bits = None if (scheme, length, seed) == ("ntk", 256, 1) else bits
+                key = {"kind": "final", "scheme": scheme, "seed": seed, "length": length}
+                made.append({**key, "bits": bits, "tokens": 8, **about})
+    puzzle = {"kind": "passkey", "scheme": "yarn", "length": 256, "bits": 1.0, "tokens": 250, "depth": 50}
+    made += [{**puzzle, "seed": seed, "found": int(seed > 0), **about} for seed in range(3)]
+    return made
+
+
+FOLDERS = {
+    "one seed": lambda: made_up.records(),
+    "three seeds": lambda: made_up.records(seeds=(0, 1, 2)),
+    "one diverged": lambda: made_up.diverge(made_up.records(seeds=(0, 1)), "rope"),
+    "cut short": lambda: made_up.records()[:31],
+    "of two runs": lambda: [{**r, "fingerprint": "old", "seed": 9} for r in made_up.records()[:4]] + made_up.records(),
+    "extension": extension,
+}
+
+
+def assert_agree(ours: Any, theirs: Any, where: str = "") -> None:
+    """The same names, words and numbers; of points (mean, low, high, why) the ends as far as bootstraps agree."""
+    if isinstance(ours, dict):
+        assert list(ours) == list(theirs), where
+        for name in ours:
+            assert_agree(ours[name], theirs[name], f"{where}.{name}")
+    elif isinstance(ours, list) and len(ours) == 4 and isinstance(ours[3], str):
+        assert ours[3] == theirs[3], where
+        assert_number(ours[0], theirs[0], 1e-9, where)
+        width = ours[2] - ours[1] if ours[1] is not None else 0.0
+        for mine, its in zip(ours[1:3], theirs[1:3], strict=True):
+            assert_number(mine, its, BOOTSTRAP * width + 1e-9, where)
+    elif isinstance(ours, list):
+        assert len(ours) == len(theirs), where
+        for n, (mine, its) in enumerate(zip(ours, theirs, strict=True)):
+            assert_agree(mine, its, f"{where}[{n}]")
+    elif isinstance(ours, float):
+        assert_number(ours, theirs, 1e-9 * abs(ours), where)
+    else:
+        assert ours == theirs, where
+
+
+def assert_number(mine: float | None, its: float | None, within: float, where: str) -> None:
+    assert (mine is None) == (its is None), where
+    if mine is not None and its is not None:
+        assert abs(mine - its) <= within, f"{where}: {mine} and {its}"
+
+
+@pytest.mark.parametrize("what", FOLDERS)
+def test_javascript_and_python_say_the_same(what: str, javascript: Node, tmp_path: Path) -> None:
+    folder = written(tmp_path / "run", FOLDERS[what]())
+    text = (folder / "records.jsonl").read_text()
+    theirs = javascript("records", name=str(folder), text=text, measures=measures())
+    assert_agree(json.loads(json.dumps(summary(folder))), theirs)
+
+
+@pytest.mark.parametrize("seeds", [1, 8])
+def test_an_interval_has_95_of_100_cases(seeds: int, javascript: Node, tmp_path: Path) -> None:
+    """Of eight values, four of them 1, a resample has B(8, 1/2) ones: at most one in 3.5 % of cases, none in 0.4 %, so
+    the 2.5 % quantile is 1/8, and 7/8 on the other side; intervals of 90 % would end at 2/8 and 6/8. Windows and seeds
+    alike."""
+    about = made_up.records(seeds=tuple(range(seeds)))[0]
+    values = [0.0, 1.0] * 4
+    rows = [values] if seeds == 1 else [[value] * 8 for value in values]
+    kept = {name: about[name] for name in ("fingerprint", "time", "configuration", "text", "versions", "machine")}
+    key = {"kind": "sliding", "scheme": "nope", "length": 128, "tokens": 8}
+    folder = written(tmp_path / "run", [{**kept, **key, "seed": seed, "bits": row} for seed, row in enumerate(rows)])
+    text = (folder / "records.jsonl").read_text()
+    for found in (summary(folder), javascript("records", name="a", text=text, measures=measures())):
+        assert found["measures"][0]["curves"]["nope"] == [[0.5, 0.125, 0.875, ""]]
+
+
+def test_they_say_the_same_of_a_real_run(javascript: Node, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    compare(small_config(write_text(tmp_path / "text"), steps=2, seeds=(0, 1)), folder)
+    text = (folder / "records.jsonl").read_text()
+    theirs = javascript("records", name=str(folder), text=text, measures=measures())
+    found = summary(folder)
+    assert [measure["kind"] for measure in found["measures"]] == ["sliding", "windows", "truncated", "final_tokens"]
+    assert_agree(json.loads(json.dumps(found)), theirs)
+
+
+def test_curves_are_those_of_the_report(tmp_path: Path) -> None:
+    folder = written(tmp_path / "run", made_up.records(seeds=(0, 1)))
+    found, report = summary(folder), Compared(read(folder))
+    sliding = found["measures"][0]
+    assert (sliding["kind"], found["trained"], found["seeds"]) == ("sliding", made_up.TRAIN_LENGTH, 2)
+    for scheme in report.schemes:
+        for length, point in zip(sliding["lengths"], sliding["curves"][scheme], strict=True):
+            value = report.bits("sliding", scheme, length)
+            assert point == ([value.mean, value.low, value.high, ""] if value else [None, None, None, "undefined"])
+        assert found["costs"][scheme]["step"] == report.number("speed", scheme, "step_ratio")
+    assert sliding["curves"]["learned"][-1][3] == "undefined"
+
+
+def test_an_extension_has_the_cropped_text_beside_it(tmp_path: Path) -> None:
+    found, report = summary(written(tmp_path / "run", extension())), Extended(extension())
+    final, passkey = found["measures"]
+    cropped = report.cropped()
+    assert cropped is not None
+    assert final["curves"]["cropped"][1:] == [[*cropped, ""]] * 2
+    assert final["curves"]["cropped"][0][0] is None
+    assert final["curves"]["ntk"][2] == [None, None, None, "not finite"]
+    assert passkey["curves"]["yarn"] == [[pytest.approx(2 / 3), None, None, ""]]
+    assert passkey["curves"]["none"] == [[None, None, None, "missing"]]
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_without_records_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"records must be folders of posenc compare or posenc extend, .*; got .*none"):
+        content(records=[tmp_path / "none"])
+    with pytest.raises(ValueError, match="holds nothing that posenc compare or posenc extend measured"):
+        summary(written(tmp_path / "bench", []))
+
+
+BROKEN = {  # a line, and what Python and JavaScript say of it
+    "{": ("Expecting property name", "line 2, is not a record (it is not JSON)"),
+    "[]": ("not an object", "line 2, is not a record (not an object)"),
+    '{"kind": "sliding"}': ("scheme is missing", "line 2, is not a record (scheme must be text)"),
+}
+
+
+@pytest.mark.parametrize("line", BROKEN)
+def test_a_line_that_is_no_record_is_named(line: str, javascript: Node, tmp_path: Path) -> None:
+    folder = written(tmp_path / "run", made_up.records()[:1])
+    with (folder / "records.jsonl").open("a") as file:
+        file.write(line + "\n")
+    python, words = BROKEN[line]
+    with pytest.raises(ValueError, match=rf"line 2, is not a record \({python}"):
+        summary(folder)
+    with pytest.raises(AssertionError) as refused:
+        javascript("records", name="a", text=(folder / "records.jsonl").read_text(), measures=measures())
+    assert f"a, {words}" in str(refused.value)
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "bits must be a list of finite numbers and nulls": {"bits": ["1"]},
+    "length must be a whole number": {"length": 0.5},
+    "seed must be a whole number": {"seed": "0"},
+    "task must be": {"configuration": {"task": "chess"}},
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_wrong_results_are_named(words: str, javascript: Node, tmp_path: Path) -> None:
+    """In the same words by both."""
+    record = next(record for record in made_up.records() if record["kind"] == "sliding")
+    folder = written(tmp_path / "run", [{**record, **WRONG[words]}])
+    with pytest.raises(ValueError, match=words):
+        summary(folder)
+    with pytest.raises(AssertionError, match=words):
+        javascript("records", name="a", text=(folder / "records.jsonl").read_text(), measures=measures())
+
+
+def test_a_measurement_that_is_repeated_is_named(javascript: Node, tmp_path: Path) -> None:
+    folder = written(tmp_path / "run", made_up.records()[:1] * 2)
+    with pytest.raises(ValueError, match="it repeats the measurement of line 1"):
+        summary(folder)
+    with pytest.raises(AssertionError, match="it repeats the measurement of line 1"):
+        javascript("records", name="a", text=(folder / "records.jsonl").read_text(), measures=measures())
+
+
+def test_a_last_line_that_was_cut_off_is_left_out(javascript: Node, tmp_path: Path) -> None:
+    folder = written(tmp_path / "run", made_up.records())
+    whole = summary(folder)
+    path = folder / "records.jsonl"
+    path.write_text(path.read_text() + '{"kind": "sli')
+    assert summary(folder) == whole
+    theirs = javascript("records", name=str(folder), text=path.read_text(), measures=measures())
+    assert_agree(json.loads(json.dumps(whole)), theirs)
