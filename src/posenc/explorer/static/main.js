@@ -4,6 +4,7 @@ import { controls } from "posenc/controls.js";
 import { element } from "posenc/elements.js";
 import { heat } from "posenc/heat.js";
 import { lines } from "posenc/lines.js";
+import { Differs } from "posenc/options.js";
 import * as address from "posenc/state.js";
 import { isDark, themeOf } from "posenc/theme.js";
 import { VIEWS } from "posenc/views.js";
@@ -166,9 +167,10 @@ class Card {
             this.agreed.className = "agreed";
             this.agreed.textContent = words;
         } catch (error) {
+            if (values !== this.values) return;
             this.agreed.hidden = false;
             this.agreed.className = "agreed not";
-            this.agreed.textContent = `posenc did not check this: ${error.message}`;
+            this.agreed.textContent = error instanceof Differs ? error.message : `posenc did not check this: ${error.message}`;
         }
     }
 

@@ -142,7 +142,7 @@ outputs = [torch.stack([last([*order, end], *kind) for kind in kinds]) for order
                 most = Math.max(most, apart(out.data, said.out.data));
             }
         }
-        return agreed(count, most).replace("these numbers", "the outputs of attention, of the order as typed");
+        return agreed(count, most).replace("these numbers", "the outputs of attention").replace("too:", "too, in the order as typed:");
     },
     mount(box, app) {
         const asked = question(box, app, "predict-order");
