@@ -81,7 +81,11 @@ Coordinates = Annotated[
 
 
 class Attention(_Given):
-    """Attention of one row: q, k and v of (heads, tokens, head_dim) and a coordinate, or several, for each token."""
+    """Attention of one row: q, k and v of (heads, tokens, head_dim) and a coordinate, or several, for each token.
+
+    ``document`` numbers the documents of tokens that are their own keys, -1 for padding. ``features`` are what the layer
+    projects for the scheme, (heads, tokens, width) each, as `Encoding.with_projected` takes them.
+    """
 
     schemes: Annotated[list[Named], Field(max_length=4)]
     query: Array
@@ -89,8 +93,16 @@ class Attention(_Given):
     value: Array
     positions: Coordinates
     key_positions: Coordinates | None = None
+    document: Annotated[list[Annotated[int, Field(ge=-1, le=1024)]], Field(max_length=1024)] | None = None
     causal: bool = False
-    window: Annotated[int, Field(ge=1)] | None = None
+    window: (
+        Annotated[int, Field(ge=1)]
+        | Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2, max_length=2)]
+        | None
+    ) = None
+    chunk: Annotated[int, Field(ge=1)] | None = None
+    sinks: Array | None = None
+    features: dict[str, Array] = {}
 
 
 class Table(_Given):
@@ -127,7 +139,7 @@ def _bounded(name: str, value: Any) -> None:
     parts = value if isinstance(value, list) else [value]
     numbers = [part for part in parts if isinstance(part, int | float) and not isinstance(part, bool)]
     whole = prod(max(part, 1) for part in numbers if isinstance(part, int))
-    if name not in ("base", "seed", "scale_base", "longest") and whole > MOST_OPTION:
+    if name not in ("base", "seed", "scale_base", "longest", "sections") and whole > MOST_OPTION:
         raise ValueError(f"{name} must be at most {MOST_OPTION} here, got {value}")
 
 
@@ -141,7 +153,7 @@ def _option(name: str, value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _positions(coordinates: Sequence[Sequence[float]]) -> posenc.Positions:
+def _positions(coordinates: Sequence[Sequence[float]], document: Sequence[int] | None = None) -> posenc.Positions:
     if any(len(first) != len(second) for first, second in pairwise(coordinates)):
         raise ValueError("positions must have as many coordinates each, got some with more")
     coords = torch.tensor(coordinates, dtype=torch.float64)[None]
@@ -149,7 +161,8 @@ def _positions(coordinates: Sequence[Sequence[float]]) -> posenc.Positions:
         coords = coords[..., 0]
     if (coords == coords.round()).all():
         coords = coords.long()
-    return posenc.Positions(coords, order=torch.arange(coords.size(1))[None])
+    documents = None if document is None else torch.tensor(document)[None]
+    return posenc.Positions(coords, order=torch.arange(coords.size(1))[None], document=documents)
 
 
 def attention(given: Attention) -> dict[str, Any]:
@@ -163,15 +176,31 @@ def attention(given: Attention) -> dict[str, Any]:
             f"heads x queries x keys must be at most {MOST_NUMBERS}, got {query.size(1) * query.size(2) * key.size(2)}"
         )
     scheme = reduce(add, (build(named) for named in given.schemes), posenc.NoPE()) if given.schemes else posenc.NoPE()
-    queries = _positions(given.positions)
+    queries = _positions(given.positions, given.document)
     keys = queries if given.key_positions is None else _positions(given.key_positions)
     with torch.no_grad():
         encoding = scheme(queries, keys, dtype=torch.float64)
+        if given.features:
+            features = {name: array.tensor(f"features.{name}") for name, array in given.features.items()}
+            encoding = encoding.with_projected({name: tensor[None] for name, tensor in features.items()})
         logits = posenc.logits(query, key, encoding)
         out = posenc.attention(
-            query, key, value, encoding, is_causal=given.causal, window=given.window, backend="reference"
+            query,
+            key,
+            value,
+            encoding,
+            is_causal=given.causal,
+            window=_window(given),
+            sinks=None if given.sinks is None else given.sinks.tensor("sinks"),
+            backend="reference",
         )
     return {"logits": _answer(logits[0]), "out": _answer(out[0])}
+
+
+def _window(given: Attention) -> int | tuple[int, int] | posenc.Chunk | None:
+    if given.chunk is not None:
+        return posenc.Chunk(given.chunk)
+    return (given.window[0], given.window[1]) if isinstance(given.window, list) else given.window
 
 
 def table(given: Table) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import { controls } from "posenc/controls.js";
 import { element } from "posenc/elements.js";
 import { heat } from "posenc/heat.js";
 import { lines } from "posenc/lines.js";
+import { Differs } from "posenc/options.js";
 import * as address from "posenc/state.js";
 import { isDark, themeOf } from "posenc/theme.js";
 import { VIEWS } from "posenc/views.js";
@@ -136,7 +137,8 @@ class Card {
             const computed = performance.now();
             this.draw(values, numbers);
             this.code.textContent = figure.line(values, this.app);
-            this.line.hidden = !this.code.textContent;
+            const waits = figure.waits?.(values) ?? false; // for an answer, which these lines would give away
+            this.line.hidden = waits || !this.code.textContent;
             if (figure.formula) this.showFormula(figure.formula(values, this.app));
             const drawn = performance.now();
             this.fail(this.refused ?? "");
@@ -157,7 +159,7 @@ class Card {
     /** What need not keep up with a hand: the sentence for a screen reader, and posenc's own numbers. */
     async settle(values, numbers) {
         this.said.textContent = this.figure.describe(values, numbers, this.app);
-        if (!data.server || !this.figure.check) return;
+        if (!data.server || !this.figure.check || this.figure.waits?.(values)) return;
         try {
             const words = await this.figure.check(values, numbers, this.app);
             if (values !== this.values) return;
@@ -168,7 +170,7 @@ class Card {
             if (values !== this.values) return;
             this.agreed.hidden = false;
             this.agreed.className = "agreed not";
-            this.agreed.textContent = `posenc did not check this: ${error.message}`;
+            this.agreed.textContent = error instanceof Differs ? error.message : `posenc did not check this: ${error.message}`;
         }
     }
 

@@ -133,14 +133,25 @@ export function named(entry, options, parameters = {}) {
 /** Numbers as the server takes them. */
 export const array = (shape, data) => ({ shape, data: Array.from(data) });
 
-/** How far two lists of numbers are apart, where both are finite. */
+/** How far two lists of numbers are apart. What is finite in one alone is apart without bounds. */
 export function apart(ours, theirs) {
     let most = 0;
     ours.forEach((x, n) => {
-        if (Number.isFinite(x) && Number.isFinite(theirs[n])) most = Math.max(most, Math.abs(x - theirs[n]));
+        const [isOurs, isTheirs] = [Number.isFinite(x), Number.isFinite(theirs[n])];
+        if (isOurs !== isTheirs) most = Infinity;
+        else if (isOurs) most = Math.max(most, Math.abs(x - theirs[n]));
     });
     return most;
 }
 
-/** The sentence under a picture that posenc has checked. */
-export const agreed = (count, most) => `posenc computed ${count.toLocaleString("en")} of these numbers too: the largest difference is ${most === 0 ? "0" : most.toExponential(1)}`;
+/** posenc has other numbers than the page. */
+export class Differs extends Error {}
+
+const SLACK = 1e-6; // what rounding may come to
+
+/** The sentence under a picture that posenc has checked. Throws Differs where the difference is more than rounding. */
+export function agreed(count, most) {
+    const words = `posenc computed ${count.toLocaleString("en")} of these numbers too: the largest difference is ${most === 0 ? "0" : most.toExponential(1)}`;
+    if (!(most <= SLACK)) throw new Differs(`${words}, which is more than rounding: one of the two is wrong`);
+    return words;
+}

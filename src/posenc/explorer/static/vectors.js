@@ -50,7 +50,7 @@ export function python(values, app, grid = null) {
     const { scheme, tokens, dim } = values;
     if (scheme === MINILM) return `from posenc.figures.minilm import learned\nP = learned().weight.detach().double()[:${tokens}]`;
     if (scheme === "learned") {
-        return `from posenc.phases import drawn\nP = 0.02 * drawn(${tokens * dim}, 0).view(${tokens}, ${dim})  # so a posenc.Learned(${tokens}, ${dim}) may begin`;
+        return `from posenc.phases import drawn\n# So a posenc.Learned(${tokens}, ${dim}) may begin:\nP = 0.02 * drawn(${tokens * dim}, 0).view(${tokens}, ${dim})`;
     }
     const { entry, options: given } = setting(values, app, grid ? 2 : 1);
     const positions = grid ? `grid(${grid.rows}, ${grid.columns})` : `arange(${tokens})`;

@@ -21,6 +21,9 @@ const SCHEMES = [
 ];
 
 const isText = ({ scheme }) => scheme.startsWith("mrope");
+/** The shares of the channels whose pairs turn by the row, in the models that are named above. */
+const ROW_SHARE = { sections: 24 / 128, interleaved: 20 / 128, ernie: 22 / 128 };
+
 const isVideo = ({ scheme }) => scheme === "rope_3d";
 
 /** {name, options, scheme, positions, groups, python}: what a state names. Groups say which tokens lie where. */
@@ -83,6 +86,9 @@ function named(state) {
     };
 }
 
+/** The most pairs of the row: interleaved, every third pair is one, and more would be cut off at the last. */
+const mostOf = ({ scheme, dim }) => Math.floor(dim / (scheme === "mrope-interleaved" ? 6 : 4));
+
 const tokensOf = ({ scheme, height, width, text, frames }) =>
     height * width * (isVideo({ scheme }) ? frames : 1) +
     (isText({ scheme }) ? text + AFTER : isVideo({ scheme }) ? 0 : 1);
@@ -98,7 +104,7 @@ export const figure = {
     defaults: {
         scheme: "mrope-interleaved",
         dim: 64,
-        each: 12,
+        each: 10,
         base: 10000,
         height: 4,
         width: 4,
@@ -128,7 +134,7 @@ export const figure = {
                       label: "pairs of the row, and of the column",
                       kind: "range",
                       min: 0,
-                      max: state.dim / 4,
+                      max: mostOf(state),
                       step: 1,
                   },
               ]
@@ -145,7 +151,9 @@ export const figure = {
     ],
     change(values, name, value) {
         const next = { ...values, [name]: value };
-        if (name === "dim") next.each = Math.floor((3 * value) / 16); // Qwen2-VL's shares, 2 : 3 : 3
+        if (isText(next) && ["dim", "scheme"].includes(name)) {
+            next.each = Math.floor(ROW_SHARE[next.scheme.split("-")[1]] * next.dim);
+        }
         return { ...next, token: Math.min(next.token, tokensOf(next) - 1) };
     },
     values(state) {

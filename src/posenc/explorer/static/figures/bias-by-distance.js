@@ -87,7 +87,7 @@ export const figure = {
     },
     controls: (values, app) => [
         { name: "distance", label: "up to distance", kind: "range", min: 16, max: 512, step: 1, log: true },
-        { name: "head", label: `head of ${HEADS}`, kind: "range", min: 1, max: HEADS },
+        { name: "head", label: `head (of ${HEADS})`, kind: "range", min: 1, max: HEADS },
         { name: "log", label: "logarithmic distance", kind: "check" },
         { name: "draw", label: "random numbers, draw", kind: "range", min: 0, max: 20 },
         ...(values.fox
@@ -113,11 +113,11 @@ export const figure = {
         const schemes = names.map((name) => python(entryOf(app, name), call(name, app, state).options));
         return (
             "import torch, posenc\n\n" +
-            `schemes = [${schemes.join(", ")}]  # those that learn nothing\nkeys = posenc.Positions.arange(${N})\n` +
+            `# Distances, and there the bias of the schemes that learn nothing:\nschemes = [${schemes.join(", ")}]\nkeys = posenc.Positions.arange(${N})\n` +
             `q, k = (torch.zeros(1, ${HEADS}, n, 64, dtype=torch.float64) for n in (1, ${N}))\n` +
             'places = {"query_positions": keys[-1:], "key_positions": keys}\n' +
             `rows = [posenc.logits(q, k, scheme, **places)[0, ${state.head - 1}, 0].flip(0) for scheme in schemes]\n` +
-            `torch.stack([torch.arange(${N}, dtype=torch.float64), *rows])  # distances, and the bias there`
+            `torch.stack([torch.arange(${N}, dtype=torch.float64), *rows])`
         );
     },
     compared(state, app) {

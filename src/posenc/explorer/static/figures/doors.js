@@ -108,7 +108,7 @@ function refusal(first, second, app) {
 export const figure = {
     name: "doors",
     title: "Position enters attention through four doors",
-    see: "Attention knows no order by itself. Choose a scheme and see through which doors it tells attention where tokens are; add a second one, and both are at work.",
+    see: "Attention without a mask knows no order. Choose a scheme and see through which doors it tells attention where tokens are; add a second one, and both are at work.",
     defaults: { first: "rope", second: NONE },
     another: { first: "shaw", second: "sinusoidal" },
     controls(values, app) {
@@ -130,7 +130,7 @@ export const figure = {
     line(values, app) {
         const { entries } = figure.values(values, app);
         const schemes = entries.map((entry) => options.python(entry, options.optionsOf(entry)));
-        return `from posenc.encoding import DOORS\nscheme = ${schemes.join(" + ")}\ntorch.tensor([float(door in scheme.doors) for door in DOORS])  # ${Object.keys(DOORS).join(", ")}`;
+        return `from posenc.encoding import DOORS  # ${Object.keys(DOORS).join(", ")}\nscheme = ${schemes.join(" + ")}\ntorch.tensor([float(door in scheme.doors) for door in DOORS])`;
     },
     compared(values, app) {
         const { open } = figure.values(values, app);

@@ -53,7 +53,7 @@ const mean = (numbers) => numbers.reduce((a, b) => a + b, 0) / numbers.length;
 
 export const figure = {
     name: "linear-map",
-    title: "One matrix from each position to another",
+    title: "One matrix from each position to the one k further on",
     see: "One matrix carries every vector of the sinusoid k positions on: a rotation, in blocks of two, the fast ones first. For a table before training the best matrix misses, and most of all where it was not fitted.",
     defaults: { dim: 16, k: 3, base: 10000, layout: "interleaved", seed: 0 },
     another: { dim: 24, k: 10, base: 100, layout: "concatenated", seed: 1 },
@@ -74,9 +74,11 @@ export const figure = {
     line({ dim, k, base, layout, seed }) {
         return [
             "from posenc.phases import drawn",
-            `W = 0.02 * drawn(${TOKENS * dim}, ${seed}).view(${TOKENS}, ${dim})  # so a posenc.Learned(${TOKENS}, ${dim}) may begin`,
+            `# So a posenc.Learned(${TOKENS}, ${dim}) may begin:`,
+            `W = 0.02 * drawn(${TOKENS * dim}, ${seed}).view(${TOKENS}, ${dim})`,
             `fit = torch.linalg.lstsq(W[:${FITTED}], W[${k}:${FITTED + k}]).solution.T`,
-            `torch.stack([posenc.Sinusoidal(${dim}, base=${base}, layout="${layout}").linear_map([${k}]), fit])`,
+            `scheme = posenc.Sinusoidal(${dim}, base=${base}, layout="${layout}")`,
+            `torch.stack([scheme.linear_map([${k}]), fit])`,
         ].join("\n");
     },
     compared(values) {

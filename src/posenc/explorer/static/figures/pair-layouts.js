@@ -40,7 +40,7 @@ export const figure = {
     title: "Two layouts of the same weights",
     see:
         "A rotation has to know which channels make a pair. Arcs join them. Weights trained in one layout give " +
-        "other scores under the other, " +
+        "wrong scores when they run under the other, " +
         "without an error; one permutation of the rows of the query's and the key's projection repairs them.",
     defaults: { trained: "half", dim: 16, base: 10000, seed: 0 },
     another: { trained: "interleaved", dim: 8, base: 100, seed: 4 },

@@ -87,6 +87,7 @@ export const figure = {
     defaults: { answer: "", text: "a b c d" },
     another: { answer: "no", text: "the wave wore rock down" },
     controls: CONTROLS,
+    waits: ({ answer }) => !answer,
     values(state) {
         checkState("predict-order", state, ask(state).choices, CONTROLS);
         const words = keysOf(state.text);
@@ -142,7 +143,7 @@ outputs = [torch.stack([last([*order, end], *kind) for kind in kinds]) for order
                 most = Math.max(most, apart(out.data, said.out.data));
             }
         }
-        return agreed(count, most).replace("these numbers", "the outputs of attention, of the order as typed");
+        return agreed(count, most).replace("these numbers", "the outputs of attention").replace("too:", "too, in the order as typed:");
     },
     mount(box, app) {
         const asked = question(box, app, "predict-order");

@@ -84,7 +84,7 @@ export const figure = {
         return agreed(n * n, apart(ours, said.logits.data));
     },
     mount(box, app) {
-        const maps = ["RoPE", "a sinusoid added to the input"].map((title) => {
+        const maps = ["RoPE", "a sinusoid added to q and k"].map((title) => {
             const told = element("div", { style: "font-size: 0.85rem" });
             const part = element("div", { style: "flex: 1 1 15rem; max-width: 22rem" });
             part.append(element("strong", {}, title), told);

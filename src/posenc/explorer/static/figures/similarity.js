@@ -63,8 +63,8 @@ export const figure = {
     },
     describe({ measure, position }, { tokens, main, along, missing }) {
         if (missing) return missing;
-        const said = [1, 2, 8, 32].filter((r) => position + r < tokens).map((r) => `${Number(along[position + r].toPrecision(3))} ${r} further`);
-        return `The ${measure} of position ${position} with itself is ${Number(along[position].toPrecision(3))}${said.length ? `, with those after it ${said.join(", ")}` : ""}. Between neighbours it varies by ${spread(main, tokens, 1).toPrecision(2)} over the positions.`;
+        const said = [1, 2, 8, 32].filter((r) => position + r < tokens).map((r) => `${Number(along[position + r].toPrecision(3))} at ${r}`);
+        return `The ${measure} of position ${position} with itself is ${Number(along[position].toPrecision(3))}${said.length ? `, with the ones after it, by distance: ${said.join(", ")}` : ""}. Between neighbours it varies by ${spread(main, tokens, 1).toPrecision(2)} over the positions.`;
     },
     async check(values, { tokens, main }, app) {
         const theirs = await fromPosenc(values, app);
