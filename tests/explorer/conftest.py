@@ -1,10 +1,12 @@
 """What the tests of the explorer share."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.explorer import node
+from tests.explorer.browser import Watched, chromium, watched
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +23,17 @@ def javascript(executable: str) -> Iterator[node.Node]:
     """The explorer's JavaScript, in one process for all tests."""
     with node.Node(executable) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Watched]:
+    """A page that must have logged no error when the test is over."""
+    with watched(browser) as one:
+        yield one
+    assert one.errors == []

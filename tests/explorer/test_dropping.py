@@ -1,7 +1,6 @@
 """Records that are named or dropped in, and the cells of the laws, in a real browser."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,23 +8,10 @@ import pytest
 
 from posenc.explorer.content import content
 from posenc.explorer.page import explorer
-from tests.explorer.browser import Watched, chromium, executable, watched
+from tests.explorer.browser import Watched, executable
 from tests.lab import made_up
 
 pytestmark = pytest.mark.skipif(executable() is None, reason="needs chromium: apt-get install chromium")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as started:
-        yield started
-
-
-@pytest.fixture
-def page(browser: Any) -> Iterator[Watched]:
-    with watched(browser) as one:
-        yield one
-    assert one.errors == []
 
 
 def saved(folder: Path, name: str, records: list[dict[str, Any]]) -> Path:

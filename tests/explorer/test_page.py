@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from posenc.explorer.page import explorer
-from tests.explorer.browser import FIGURES, VIEWS, Watched, chromium, executable, served, tested, watched
+from tests.explorer.browser import FIGURES, VIEWS, Watched, executable, served, tested, watched
 
 pytestmark = pytest.mark.skipif(executable() is None, reason="needs chromium: apt-get install chromium")
 
@@ -29,19 +29,6 @@ def shown() -> dict[str, Any]:
 def address(shown: dict[str, Any]) -> Iterator[str]:
     with served(shown) as at:
         yield at
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as started:
-        yield started
-
-
-@pytest.fixture
-def page(browser: Any) -> Iterator[Watched]:
-    with watched(browser) as one:
-        yield one
-    assert one.errors == []
 
 
 # --- pictures -------------------------------------------------------------------------------------------------------
@@ -323,6 +310,7 @@ def line(n: int) -> list[list[int]]:
             "Learned",
         ),
         ("attention", {"schemes": []}, "query: Field required"),
+        ("attention", {"schemes": [], "window": 10**400}, "window.constrained-int: Input should be less than"),
         (
             "attention",
             {

@@ -75,6 +75,7 @@ class Named(_Given):
     parameters: dict[str, Array] = {}
 
 
+Size = Annotated[int, Field(ge=1, le=MOST_NUMBERS)]
 Coordinates = Annotated[
     list[Annotated[list[FiniteFloat], Field(min_length=1, max_length=3)]], Field(min_length=1, max_length=1024)
 ]
@@ -96,11 +97,9 @@ class Attention(_Given):
     document: Annotated[list[Annotated[int, Field(ge=-1, le=1024)]], Field(max_length=1024)] | None = None
     causal: bool = False
     window: (
-        Annotated[int, Field(ge=1)]
-        | Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2, max_length=2)]
-        | None
+        Size | Annotated[list[Annotated[int, Field(ge=0, le=MOST_NUMBERS)]], Field(min_length=2, max_length=2)] | None
     ) = None
-    chunk: Annotated[int, Field(ge=1)] | None = None
+    chunk: Size | None = None
     sinks: Array | None = None
     features: dict[str, Array] = {}
 
