@@ -414,6 +414,11 @@ ATTENTION: dict[str, list[Row]] = {
         Row(lambda: merge(3), "parts must be pairs (out, lse), got 3"),
         Row(lambda: merge([(Q, Q[..., 0]), (K, K[..., 0])]), "parts must be of shapes (2, 6, 5, 4) and …, got …"),
     ],
+    "show": [
+        Row(lambda: posenc.show("alibi"), "scheme must be a Scheme, got 'alibi'"),
+        Row(lambda: posenc.show(posenc.ALiBi), "scheme must be a Scheme, got the class ALiBi"),
+        *each(posenc.show, {"scheme": posenc.NoPE()}, "height", NO_SIZES, "a whole number…"),
+    ],
 }
 
 

@@ -138,7 +138,8 @@ class Card {
             const computed = performance.now();
             this.draw(values, numbers);
             this.code.textContent = figure.line(values, this.app);
-            this.line.hidden = !this.code.textContent;
+            const waits = figure.waits?.(values) ?? false; // for an answer, which these lines would give away
+            this.line.hidden = waits || !this.code.textContent;
             if (figure.formula) this.showFormula(figure.formula(values, this.app));
             const drawn = performance.now();
             this.fail(this.refused ?? "");
@@ -161,7 +162,7 @@ class Card {
     /** What need not keep up with a hand: the sentence for a screen reader, and posenc's own numbers. */
     async settle(values, numbers) {
         this.said.textContent = this.figure.describe(values, numbers, this.app);
-        if (!data.server || !this.figure.check) return;
+        if (!data.server || !this.figure.check || this.figure.waits?.(values)) return;
         try {
             const words = await this.figure.check(values, numbers, this.app);
             if (values !== this.values) return;

@@ -36,6 +36,7 @@ export const figure = {
         + "After that, move the base and the number of channels: does the answer change?",
     defaults: { answer: "", dim: 64, base: 10000, length: 64 },
     another: { answer: "last", dim: 16, base: 100, length: 128 },
+    waits: ({ answer }) => !answer,
     controls: ({ answer }) => (answer ? CONTROLS : []),
     values(state) {
         const { dim, base, length } = state;

@@ -61,6 +61,7 @@ export const figure = {
         [name]: value,
         ...(name === "length" && { peak: Math.min(state.peak, value - 1) }),
     }),
+    waits: ({ answer }) => !answer,
     values(state) {
         const { dim, base, length, key, peak } = state;
         checkState("predict-far", state, ASK.choices, controls(state));

@@ -89,6 +89,7 @@ export const figure = {
     defaults: { answer: "", text: "a b c d" },
     another: { answer: "no", text: "the wave wore rock down" },
     controls: CONTROLS,
+    waits: ({ answer }) => !answer,
     values(state) {
         checkState("predict-order", state, ask(state).choices, CONTROLS);
         const words = keysOf(state.text);
