@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from posenc.explorer.page import explorer
-from tests.explorer.browser import FIGURES, VIEWS, Watched, chromium, executable, served, tested, watched
+from tests.explorer.browser import FIGURES, VIEWS, Watched, chromium, executable, sample_content, served, watched
 
 pytestmark = pytest.mark.skipif(executable() is None, reason="needs chromium: apt-get install chromium")
 
@@ -22,7 +22,7 @@ PICTURES = Path(__file__).with_name("pictures")
 
 @pytest.fixture(scope="module")
 def shown() -> dict[str, Any]:
-    return tested()
+    return sample_content()
 
 
 @pytest.fixture(scope="module")
