@@ -164,6 +164,39 @@ def test_what_the_address_says_wrong_is_said_in_place(browser: Any, address: str
         assert "names a view or a figure that there is not" in page.page.locator(".error").first.inner_text()
 
 
+def test_an_address_cannot_reach_what_objects_inherit(page: Watched, address: str) -> None:
+    page.open(f"{address}#figure=seen&__proto__.scheme=found&constructor.entries=1&seen.head=2")
+    page.until_drawn("seen")
+    assert page.page.evaluate("[{}.scheme ?? '', typeof Object.entries]") == ["", "function"]
+    assert page.page.locator(".control output").first.inner_text() == "2"
+    page.open(f"{address}#figure=constructor")
+    page.page.wait_for_selector(".error >> text=there are")
+    page.open(f"{address}#figure=seen&seen.toString=1")
+    page.page.wait_for_selector(".error >> text=seen has no toString")
+
+
+PLOTS = """
+globalThis.plots = 0;
+const [add, remove] = [addEventListener, removeEventListener].map((each) => each.bind(window));
+window.addEventListener = (event, ...rest) => (add(event, ...rest), (plots += event === "dppxchange"));
+window.removeEventListener = (event, ...rest) => (remove(event, ...rest), (plots -= event === "dppxchange"));
+"""
+
+
+def test_plots_that_have_left_the_page_are_let_go(page: Watched, address: str) -> None:
+    """Each plot of uPlot's listens to the window for changes of the ratio of pixels, as long as it is there."""
+    page.page.add_init_script(PLOTS)
+    page.open(f"{address}#figure=rope-decay")
+    page.until_drawn("rope-decay")
+    there = page.page.evaluate("plots")
+    for dark in (True, False, True):
+        page.page.evaluate("window.posenc.drawn.clear(); document.getElementById('theme').click()")
+        page.page.wait_for_selector(f"html[data-theme={'dark' if dark else 'light'}]")
+        page.until_drawn("rope-decay")
+    page.page.wait_for_function("there => plots === there", arg=there)
+    assert there > 1
+
+
 def test_light_and_dark_by_the_button(page: Watched, address: str) -> None:
     page.open(address)
     page.page.wait_for_selector("[data-figure]")
@@ -262,8 +295,22 @@ def line(n: int) -> list[list[int]]:
         ),
         (
             "table",
+            {"scheme": {"name": "learned", "options": {"max_positions": 4096, "dim": 512}}, "positions": line(2)},
+            "Learned may learn at most 1048576 numbers here, got options for 2097152",
+        ),
+        (
+            "table",
             {"scheme": {"name": "sinusoidal", "options": {"dim": 4, "width": 4}}, "positions": line(2)},
             "cannot be built so",
+        ),
+        (
+            "attention",
+            {
+                "schemes": [{"name": "rope", "options": {"head_dim": 2, "scaling": {"kind": "YaRN", "factor": 2.0}}}],
+                **{name: {"shape": [1, 2, 2], "data": [0.0] * 4} for name in ("query", "key", "value")},
+                "positions": line(2),
+            },
+            "missing 1 required positional argument: 'original_length'",
         ),
         (
             "table",

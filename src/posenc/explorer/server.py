@@ -123,8 +123,12 @@ def build(named: Named) -> Scheme:
     entry = known[named.name]
     for name, value in named.options.items():
         _bounded(name, value)
-    options = {name: _option(name, value) for name, value in named.options.items()}
     try:
+        options = {name: _option(name, value) for name, value in named.options.items()}
+        with torch.device("meta"):  # where numbers take no memory
+            learned = sum(parameter.numel() for parameter in entry.scheme(**options).parameters())
+        if learned > MOST_NUMBERS:
+            raise ValueError(f"{entry.title} may learn at most {MOST_NUMBERS} numbers here, got options for {learned}")
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(0)
             scheme = entry.scheme(**options).to(torch.float64)

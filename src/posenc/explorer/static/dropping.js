@@ -23,6 +23,7 @@ export function dropping(box, app, name) {
         type: "file",
         multiple: true,
         accept: ".jsonl",
+        onclick: () => (input.value = ""), // or a file that has grown could not be chosen again
         onchange: () => take([...input.files]),
     });
     const none = element(

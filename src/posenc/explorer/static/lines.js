@@ -117,7 +117,16 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
         plot.setCursor({ left: plot.valToPos(shown.x[at], "x"), top: 10 });
         say(at);
     });
-    new ResizeObserver(() => plot && frame.clientWidth > 0 && plot.setSize({ width: Math.max(frame.clientWidth, 120), height })).observe(frame);
+    // A frame that leaves the page is told of as a change of its size. uPlot keeps every plot, with its listeners on the
+    // window, until it is destroyed.
+    new ResizeObserver(() => {
+        if (!frame.isConnected) {
+            plot?.destroy();
+            plot = null;
+        } else if (plot && frame.clientWidth > 0) {
+            plot.setSize({ width: Math.max(frame.clientWidth, 120), height });
+        }
+    }).observe(frame);
 
     return {
         frame,

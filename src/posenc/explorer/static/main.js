@@ -22,7 +22,6 @@ let cards = []; // the figures on the page
 function applyTheme() {
     document.documentElement.dataset.theme = isDark(state.theme) ? "dark" : "light";
     theme = themeOf(data, isDark(state.theme));
-    theme.unseenBytes = new Uint32Array(new Uint8ClampedArray([1, 3, 5].map((at) => parseInt(theme.unseen.slice(at, at + 2), 16)).concat(255)).buffer)[0];
 }
 
 /** Asks the server, which runs posenc. Rejects with its words where it refuses, and where the page has no server. */
@@ -119,7 +118,7 @@ class Card {
         const begun = performance.now();
         this.pending ||= requestAnimationFrame(() => {
             this.pending = 0;
-            this.step(begun);
+            if (this.section.isConnected) this.step(begun);
         });
     }
 
@@ -217,7 +216,7 @@ function show() {
     applyTheme();
     watcher.disconnect();
     const main = document.querySelector("main");
-    const alone = figures[state.figure];
+    const alone = Object.hasOwn(figures, state.figure) ? figures[state.figure] : null;
     const unknown = (state.figure && !alone) || (state.view && !VIEWS.some((view) => view.name === state.view));
     const view = alone ? viewOf(alone) : (VIEWS.find((one) => one.name === state.view) ?? VIEWS[0]);
     state.view = alone ? "" : view.name;

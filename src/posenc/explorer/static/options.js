@@ -1,11 +1,8 @@
 // A scheme of the catalog, chosen and set by controls: its options live in one value of a figure, `options`, as
 // "num_heads:12 form:directed", which holds only what is not as the catalog builds it.
 
-import { Heads } from "posenc/math/arrays.js";
 import { SCHEMES } from "posenc/math/catalog.js";
 import { drawnParameters, Random } from "posenc/random.js";
-
-export { Heads };
 
 /** The catalog's entry of that name. */
 export function entryOf(app, name) {
@@ -36,6 +33,8 @@ export function optionsOf(entry, text = "", sizes = {}) {
     return options;
 }
 
+const MOST_OPTION = 4096; // or what its control allows: an address must not stop the page, or the server, for good
+
 function parsed(entry, { name, kind, choices, optional }, text) {
     if (optional && text === "None") return null;
     if (kind === "bool" && ["true", "false"].includes(text)) return text === "true";
@@ -44,6 +43,10 @@ function parsed(entry, { name, kind, choices, optional }, text) {
     const several = kind === "grid" || kind === "numbers";
     const whole = kind === "int" || several;
     if ((several || kind === "int" || kind === "float") && text !== "" && numbers.every((x) => Number.isFinite(x) && (!whole || Number.isInteger(x)))) {
+        const most = Math.max(MOST_OPTION, RANGES[name]?.max ?? 0);
+        if (numbers.reduce((product, x) => product * Math.max(x, 1), 1) > most) {
+            throw new RangeError(`${entry.title}'s ${name} must be at most ${most} here, got "${text}"`);
+        }
         if (several) return numbers;
         if (numbers.length === 1) return numbers[0];
     }

@@ -68,9 +68,9 @@ function refusal(record, measures) {
     if (!Object.hasOwn(measures, task)) return `task must be one of ${Object.keys(measures).join(", ")}, got ${task}`;
     const { kinds, score } = measures[task];
     const cost = Object.values(COSTS).filter(([of]) => of === kind && task !== "extend");
-    if (!(kind in kinds) && !cost.length) return "";
+    if (!Object.hasOwn(kinds, kind) && !cost.length) return "";
     if (!Number.isInteger(record.seed)) return "seed must be a whole number";
-    if (kind in kinds && !Number.isInteger(record.length)) return "length must be a whole number";
+    if (Object.hasOwn(kinds, kind) && !Number.isInteger(record.length)) return "length must be a whole number";
     if (without !== undefined || diverged !== undefined) return "";
     for (const [, result] of cost) if (!Number.isFinite(record[result])) return `${result} must be a finite number`;
     if (cost.length) return "";

@@ -3,12 +3,13 @@
 
 /** @returns {{view: string, figure: string, theme: string, figures: Object<string, Object<string, string>>}} */
 export function read(hash) {
-    const state = { view: "", figure: "", theme: "", figures: {} };
+    // An address is anyone's: without prototypes a figure "constructor" or "__proto__" is only one that there is not.
+    const state = { view: "", figure: "", theme: "", figures: Object.create(null) };
     for (const [key, value] of new URLSearchParams(hash.replace(/^#/, ""))) {
         const dot = key.indexOf(".");
         if (dot > 0) {
-            (state.figures[key.slice(0, dot)] ??= {})[key.slice(dot + 1)] = value;
-        } else if (key in state && key !== "figures") {
+            (state.figures[key.slice(0, dot)] ??= Object.create(null))[key.slice(dot + 1)] = value;
+        } else if (Object.hasOwn(state, key) && key !== "figures") {
             state[key] = value;
         }
     }
@@ -33,7 +34,7 @@ export function written({ view, figure, theme, figures }, defaults) {
 export function valuesOf(figure, given, controls) {
     const values = { ...figure.defaults };
     for (const [key, text] of Object.entries(given)) {
-        if (!(key in values)) {
+        if (!Object.hasOwn(values, key)) {
             throw new RangeError(`${figure.name} has no ${key}: it takes ${Object.keys(values).join(", ")}`);
         }
         values[key] = converted(`${figure.name}.${key}`, text, values[key]);

@@ -10,7 +10,8 @@ export function isDark(wanted) {
 /** The theme of canvases out of the page's data: {background, ink, faint, grid, palette, unseen, diverging, sequential}. */
 export function themeOf(data, dark) {
     const theme = data.theme[dark ? "dark" : "light"];
-    return { dark, ...theme, sequential: ramp(SEQUENTIAL), divergingRamp: ramp(theme.diverging) };
+    const unseenBytes = new Uint32Array(ramp([theme.unseen, theme.unseen]).buffer)[0]; // as a pixel
+    return { dark, ...theme, sequential: ramp(SEQUENTIAL), divergingRamp: ramp(theme.diverging), unseenBytes };
 }
 
 /** 256 colours between these, as bytes: red, green, blue, alpha. */
