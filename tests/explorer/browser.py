@@ -42,7 +42,7 @@ def executable() -> str | None:
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
-def tested() -> dict[str, Any]:
+def sample_content() -> dict[str, Any]:
     """What pages are tested with: ALiBi as posenc measured it, and the records of a comparison that is made up."""
     with tempfile.TemporaryDirectory() as folder:
         text = "".join(json.dumps(record) + "\n" for record in made_up.records(seeds=(0, 1)))

@@ -10,7 +10,7 @@ from statistics import median
 import torch
 
 from posenc.workbench.machine import machine
-from tests.explorer.browser import FIGURES, chromium, served, tested, watched
+from tests.explorer.browser import FIGURES, chromium, sample_content, served, watched
 
 HEAD = "| figure | sizes | slowest slider | computing and drawing, ms: median (slowest) | to the screen, ms: median |"
 
@@ -49,7 +49,7 @@ DRAG = """async ([figure, control, count]) => {
 
 def rows() -> list[str]:
     found = []
-    with served(tested()) as address, chromium() as browser:
+    with served(sample_content()) as address, chromium() as browser:
         for figure in FIGURES:
             with watched(browser) as page:
                 page.open(f"{address}#figure={figure}")

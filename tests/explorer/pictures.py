@@ -5,12 +5,12 @@ import sys
 
 from PIL import Image
 
-from tests.explorer.browser import FIGURES, chromium, served, tested, watched
+from tests.explorer.browser import FIGURES, chromium, sample_content, served, watched
 from tests.explorer.test_page import PICTURES
 
 if __name__ == "__main__":
     PICTURES.mkdir(exist_ok=True)
-    with served(tested()) as address, chromium() as browser:
+    with served(sample_content()) as address, chromium() as browser:
         for figure in sys.argv[1:] or FIGURES:
             with watched(browser) as page:
                 page.open(f"{address}#figure={figure}&theme=light")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from posenc.explorer.page import explorer
-from tests.explorer.browser import FIGURES, VIEWS, Watched, executable, served, tested, watched
+from tests.explorer.browser import FIGURES, VIEWS, Watched, executable, sample_content, served, watched
 
 pytestmark = pytest.mark.skipif(executable() is None, reason="needs chromium: apt-get install chromium")
 
@@ -22,7 +22,7 @@ PICTURES = Path(__file__).with_name("pictures")
 
 @pytest.fixture(scope="module")
 def shown() -> dict[str, Any]:
-    return tested()
+    return sample_content()
 
 
 @pytest.fixture(scope="module")
@@ -331,6 +331,44 @@ def test_what_the_server_refuses_it_says(address: str, path: str, body: Any, wor
 def test_the_server_takes_no_other_host(address: str) -> None:
     status, said = ask(address, "minilm", {}, Host="example.com")
     assert (status, said) == (400, "Invalid host header")
+
+
+def test_the_server_takes_what_hides_keys_and_what_a_layer_projects(address: str) -> None:
+    import torch
+
+    import posenc
+
+    q, k, v = torch.randn(3, 1, 6, 4, dtype=torch.float64)
+    gates = torch.randn(1, 6, dtype=torch.float64)
+    positions = posenc.Positions.packed([4, 2])
+    body = {
+        "schemes": [{"name": "fox", "options": {"num_heads": 1}}],
+        **{
+            name: {"shape": list(x.shape), "data": x.flatten().tolist()}
+            for name, x in (("query", q), ("key", k), ("value", v))
+        },
+        "positions": [[p] for p in (0, 1, 2, 3, 0, 1)],
+        "document": [0, 0, 0, 0, 1, 1],
+        "causal": True,
+        "sinks": {"shape": [1], "data": [0.5]},
+        "features": {"forgotten": {"shape": [1, 6], "data": gates.flatten().tolist()}},
+    }
+    encoding = posenc.FoX(1)(positions, dtype=torch.float64).with_projected({"forgotten": gates[None]})
+    windows: list[tuple[dict[str, Any], Any]] = [({"window": [1, 0]}, (1, 0)), ({"chunk": 2}, posenc.Chunk(2))]
+    for given, window in windows:
+        status, said = ask(address, "attention", body | given)
+        assert status == 200
+        expected = posenc.attention(
+            q[None],
+            k[None],
+            v[None],
+            encoding,
+            is_causal=True,
+            window=window,
+            sinks=torch.tensor([0.5], dtype=torch.float64),
+            backend="reference",
+        )
+        torch.testing.assert_close(torch.tensor(said["out"]["data"], dtype=torch.float64), expected.flatten())
 
 
 def test_the_server_computes_with_posenc(address: str) -> None:

@@ -81,11 +81,14 @@ Coordinates = Annotated[
 ]
 
 
+Facts = Annotated[list[Annotated[int, Field(ge=-1, le=1024)]], Field(max_length=1024)]
+
+
 class Attention(_Given):
     """Attention of one row: q, k and v of (heads, tokens, head_dim) and a coordinate, or several, for each token.
 
-    ``document`` numbers the documents of tokens that are their own keys, -1 for padding. ``features`` are what the layer
-    projects for the scheme, (heads, tokens, width) each, as `Encoding.with_projected` takes them.
+    ``document`` is the document of each token that is its own key, -1 for padding. ``features`` are what the layer
+    projects for the scheme, (heads, tokens[, width]), as `Encoding.with_projected` takes them.
     """
 
     schemes: Annotated[list[Named], Field(max_length=4)]
@@ -94,7 +97,7 @@ class Attention(_Given):
     value: Array
     positions: Coordinates
     key_positions: Coordinates | None = None
-    document: Annotated[list[Annotated[int, Field(ge=-1, le=1024)]], Field(max_length=1024)] | None = None
+    document: Facts | None = None
     causal: bool = False
     window: (
         Size | Annotated[list[Annotated[int, Field(ge=0, le=MOST_NUMBERS)]], Field(min_length=2, max_length=2)] | None
@@ -105,10 +108,11 @@ class Attention(_Given):
 
 
 class Table(_Given):
-    """The vectors that a scheme adds at these positions."""
+    """The vectors that a scheme adds at these positions, of these segments."""
 
     scheme: Named
     positions: Coordinates
+    segment: Facts | None = None
 
 
 def build(named: Named) -> Scheme:
@@ -152,7 +156,9 @@ def _option(name: str, value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _positions(coordinates: Sequence[Sequence[float]], document: Sequence[int] | None = None) -> posenc.Positions:
+def _positions(
+    coordinates: Sequence[Sequence[float]], document: Sequence[int] | None = None, segment: Sequence[int] | None = None
+) -> posenc.Positions:
     if any(len(first) != len(second) for first, second in pairwise(coordinates)):
         raise ValueError("positions must have as many coordinates each, got some with more")
     coords = torch.tensor(coordinates, dtype=torch.float64)[None]
@@ -160,8 +166,9 @@ def _positions(coordinates: Sequence[Sequence[float]], document: Sequence[int] |
         coords = coords[..., 0]
     if (coords == coords.round()).all():
         coords = coords.long()
-    documents = None if document is None else torch.tensor(document)[None]
-    return posenc.Positions(coords, order=torch.arange(coords.size(1))[None], document=documents)
+    facts = {"document": document, "segment": segment}
+    told = {name: torch.tensor(fact)[None] for name, fact in facts.items() if fact is not None}
+    return posenc.Positions(coords, order=torch.arange(coords.size(1))[None], **told)
 
 
 def attention(given: Attention) -> dict[str, Any]:
@@ -207,7 +214,7 @@ def table(given: Table) -> dict[str, Any]:
     scheme = build(given.scheme)
     if "add" not in scheme.doors or "dim" not in given.scheme.options:
         raise ValueError(f"scheme must add vectors to the input, got {given.scheme.name}, which has none")
-    positions = _positions(given.positions)
+    positions = _positions(given.positions, segment=given.segment)
     with torch.no_grad():
         nothing = torch.zeros(1, len(positions), given.scheme.options["dim"], dtype=torch.float64)
         return {"table": _answer(scheme(positions, dtype=torch.float64).add(nothing)[0])}

@@ -122,8 +122,8 @@ def overview(
 
 
 def family_of(scheme: Scheme, positions: Positions) -> str:
-    """Which of `FAMILIES` a scheme is drawn in. A composition that turns tokens and changes scores is drawn by the whole
-    score."""
+    """Which of `FAMILIES` a scheme is drawn in. Of a composition that turns tokens and changes scores it is the
+    whole score."""
     encoding = scheme(positions)
     if encoding.pieces and _goes_by_content(encoding):
         return "content"

@@ -171,7 +171,7 @@ function picked(positions, tokens) {
 }
 
 /** Tokens in a line, the second half of segment 1. */
-function withSegments(N) {
+export function withSegments(N) {
     const line = Array.from({ length: N }, (_, n) => n);
     return new Positions(line, { segment: line.map((n) => Number(n >= N / 2)) });
 }
@@ -199,15 +199,21 @@ function goesBy({ heads, data }, queries, N) {
     return "";
 }
 
+/** The patches of a frame, at the coordinates that the scheme gives them. */
+export function framed(scheme, axes, side) {
+    if (typeof scheme.grid === "function") return scheme.grid(side, side);
+    const time = axes === 3 ? [0] : [];
+    return new Positions(Array.from({ length: side * side }, (_, n) => [...time, Math.floor(n / side), n % side]));
+}
+
 /** What it does to the patch in the middle of a frame and every other one: {x, middle, heads, matrix(head),
  * lines(head)}; lines(head) are {name, y}, one for each axis, for the distances x along it. */
 export function ofGrid(scheme, entry, options, family, side, seed = 0) {
     const axes = axesOf(entry);
-    const time = axes === 3 ? [0] : [];
     const middle = side >> 1;
-    const query = new Positions([[...time, middle, middle]]);
-    const patches = Array.from({ length: side * side }, (_, n) => [...time, Math.floor(n / side), n % side]);
-    const scores = numbersOf(scheme, entry, options, family, query, new Positions(patches), seed);
+    const patches = framed(scheme, axes, side);
+    const query = patches.slice(middle * (side + 1), middle * (side + 1) + 1);
+    const scores = numbersOf(scheme, entry, options, family, query, patches, seed);
     const x = Float64Array.from({ length: side }, (_, n) => n - middle);
     const times =
         axes === 3 &&

@@ -50,7 +50,7 @@ const COUNTED = [
 ];
 
 /** The sizes of a call, the line of its positions, the place `at` of what is shown, and a call of posenc.logits. */
-function callFor({ entry, options }, { tokens, side, head }) {
+function callFor({ entry, options, scheme }, { tokens, side, head }) {
     const axes = axesOf(entry);
     const [N, middle] = axes === 1 ? [tokens, 0] : [side * side, (side >> 1) * (side + 1)];
     const grid = `grid(${side}, ${side}${axes === 3 ? ", frames=1" : ""})`;
@@ -58,7 +58,7 @@ function callFor({ entry, options }, { tokens, side, head }) {
         heads: options.num_heads ?? 1,
         dim: options.head_dim ?? 16,
         N,
-        places: `positions = posenc.Positions.${axes === 1 ? `arange(${N})` : grid}`,
+        places: `positions = ${typeof scheme.grid === "function" ? "scheme" : "posenc.Positions"}.${axes === 1 ? `arange(${N})` : grid}`,
         at: axes === 1 ? `[0, ${head - 1}]` : `[0, ${head - 1}, ${middle}].reshape(${side}, ${side})`,
         logits: (q, k, more = "") =>
             `posenc.logits(${q}, ${k}, scheme, query_positions=positions, key_positions=positions${more})`,

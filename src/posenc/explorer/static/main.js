@@ -152,6 +152,8 @@ class Card {
             });
         } catch (error) {
             this.fail(error.message);
+            clearTimeout(this.later); // what was said and checked is of another picture
+            [this.said.textContent, this.agreed.hidden] = ["", true];
             if (!(error instanceof RangeError)) console.error(error);
         }
     }

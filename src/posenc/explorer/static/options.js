@@ -56,7 +56,7 @@ function parsed(entry, { name, kind, choices, optional }, text) {
 const RANGES = {
     num_heads: { min: 1, max: 16 }, base: { min: 2, max: 1_000_000, log: true, step: 1 },
     max_distance: { min: 1, max: 256, log: true, step: 1 }, num_buckets: { min: 4, max: 64, step: 2 },
-    share: { min: 0, max: 1, step: 0.05 }, sigma: { min: 0.005, max: 0.5, log: true, step: 0.001 }, cap: { min: 1, max: 100 },
+    share: { min: 0.05, max: 1, step: 0.05 }, sigma: { min: 0.005, max: 0.5, log: true, step: 0.001 }, cap: { min: 1, max: 100 },
     window: { min: 1, max: 64 }, group: { min: 1, max: 16 }, chunk: { min: 2, max: 64 }, local: { min: 0, max: 32 },
     seed: { min: 0, max: 20 }, leak: { min: 0, max: 0.5, step: 0.01 }, scale_base: { min: 8, max: 1024, log: true, step: 1 },
     longest: { min: 16, max: 100_000, log: true, step: 1 }, length: { min: 16, max: 4096, log: true, step: 1 }, extent: { min: 8, max: 512, log: true, step: 1 },
@@ -132,6 +132,10 @@ export function named(entry, options, parameters = {}) {
 
 /** Numbers as the server takes them. */
 export const array = (shape, data) => ({ shape, data: Array.from(data) });
+
+/** What a layer projects for a scheme, {name: Heads}, as the server takes it: a number of each token has no width. */
+export const features = (projected) =>
+    Object.fromEntries(Object.entries(projected).map(([name, { heads, tokens, dim, data }]) => [name, array(dim === 1 ? [heads, tokens] : [heads, tokens, dim], data)]));
 
 /** How far two lists of numbers are apart. What is finite in one alone is apart without bounds. */
 export function apart(ours, theirs) {

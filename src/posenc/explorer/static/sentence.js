@@ -1,5 +1,6 @@
 // A sentence whose words can be moved: which order they stand in, their attention with schemes, and the Python for it.
 
+import { isForDecoders } from "posenc/effect.js";
 import { attend } from "posenc/math/attend.js";
 import { SCHEMES } from "posenc/math/catalog.js";
 import { Positions } from "posenc/math/positions.js";
@@ -13,10 +14,10 @@ export const SIZES = { dim: DIM, num_heads: HEADS, head_dim: HEAD_DIM, max_posit
 export const FIXED = ["num_heads", "head_dim", "dim", "max_positions", "axes", "rotary_dim", "rope_dim", "values"];
 /** What some schemes want a layer to project beside queries and keys, and its width. */
 const FEATURES = { fox: () => ["forgotten", 1], inkling: ({ width }) => ["profile", width] };
-export const needsFeatures = ({ name }) => name in FEATURES;
 /** Schemes of one coordinate, but for segments, which no order of words changes. */
 export const takes = ({ axes, name }) => ["one", "any"].includes(axes) && name !== "segment";
-const isCausal = (state, entry) => state.causal || entry.for_decoders;
+/** Whether no word sees those after it: as the user says, or as the scheme, so built, has to have it. */
+const isCausal = (state, { entry, options }) => state.causal || isForDecoders(entry, options);
 
 /** {words, order, entry, options, scheme, learned, parameters} of a state. */
 export function chosen({ text, word, order: places, scheme: name, options: said, spread }, app) {
@@ -59,7 +60,7 @@ function run(words, schemes, { causal, feature = null }) {
     for (const scheme of schemes) scheme.table?.(positions).data.forEach((p, n) => (x.data[n] += p));
     const [q, k, v] = ["query", "key", "value"].map((name) => projected(x, name, HEADS, HEAD_DIM));
     const features = feature ? { [feature[0]]: projected(x, feature[0], HEADS, feature[1]) } : {};
-    return { q, k, v, ...attend(schemes, q, k, v, { positions, causal, features }) };
+    return { q, k, v, features, ...attend(schemes, q, k, v, { positions, causal, features }) };
 }
 
 /** The attention of a word to each, by the words as typed: before and after the move. */
@@ -111,7 +112,7 @@ function twins(after, order, [one, other], head) {
 
 /** The picture in Python. */
 export function python(state, { words, order, entry, options, learned }) {
-    const causal = isCausal(state, entry);
+    const causal = isCausal(state, { entry, options });
     const [feature, width] = FEATURES[entry.name]?.(options) ?? [];
     const starts = learned.filter(({ start }) => start).map(({ of, start }) => `"${of}": ${start}`);
     const drawn = `
@@ -153,7 +154,7 @@ torch.stack((shown(None), shown(scheme)))`;
 export function values(state, app) {
     const one = chosen(state, app);
     const { words, order, entry, options, scheme } = one;
-    const causal = isCausal(state, entry);
+    const causal = isCausal(state, one);
     const how = { causal, feature: FEATURES[entry.name]?.(options) };
     const now = order.map((n) => words[n]);
     const head = state.head - 1;

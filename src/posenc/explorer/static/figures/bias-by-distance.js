@@ -170,6 +170,7 @@ export const figure = {
             );
             count += k.tokens;
         }
+        if (!count) throw new Error("what FoX and Inkling read of a layer is sent in the figure of any scheme");
         return agreed(count, most);
     },
 };

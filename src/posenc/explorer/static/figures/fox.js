@@ -4,6 +4,7 @@ import { element } from "posenc/elements.js";
 import { Heads } from "posenc/math/arrays.js";
 import { attend } from "posenc/math/attend.js";
 import { FoX } from "posenc/math/score/fox.js";
+import { agreed, apart, array, features } from "posenc/options.js";
 
 const [LOW, HIGH] = [1, 99]; // of a gate, in hundredths
 const TOKENS = 24;
@@ -36,7 +37,7 @@ function values(state) {
         features: { forgotten },
     });
     const hidden = (data) => data.map((x, n) => (n % N > Math.floor(n / N) ? NaN : x));
-    return { gates, main: logits.data, bias: hidden(logits.data), weights: hidden(weights.data) };
+    return { gates, forgotten, main: logits.data, bias: hidden(logits.data), weights: hidden(weights.data) };
 }
 
 /** Bars that are drawn by a pointer, and set by arrow keys one at a time. */
@@ -158,6 +159,19 @@ export const figure = {
             bias.draw(D, options);
             weights.draw(A, { ...options, low: 0, high: 1, centre: null });
         };
+    },
+    async check(state, { forgotten, main }, app) {
+        const zero = array([1, TOKENS, 1], new Float64Array(TOKENS));
+        const { logits: theirs } = await app.ask("attention", {
+            schemes: [{ name: "fox", options: { num_heads: 1 } }],
+            query: zero,
+            key: zero,
+            value: zero,
+            positions: Array.from({ length: TOKENS }, (_, n) => [n]),
+            causal: true,
+            features: features({ forgotten }),
+        });
+        return agreed(main.length, apart(main, theirs.data));
     },
     describe(state, { gates, main, weights }) {
         const least = gates.indexOf(Math.min(...gates));

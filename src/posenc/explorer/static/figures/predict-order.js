@@ -47,6 +47,8 @@ function keysOf(text) {
     const keys = wordsOf(text).map(({ key }) => key);
     if (keys.length < 3 || keys.length > MOST)
         throw new RangeError(`the sentence must have 3 to ${MOST} words, got ${keys.length}`);
+    if (new Set(keys.slice(0, -1)).size < 2)
+        throw new RangeError(`the words before the last must not all be the same, got ${keys.join(" ")}`);
     return keys;
 }
 

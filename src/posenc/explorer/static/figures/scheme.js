@@ -7,11 +7,13 @@ import {
     axesOf,
     callOf,
     familyOf,
+    framed,
     isForDecoders,
     ofGrid,
     ofLine,
     ofScores,
     ofValues,
+    withSegments,
 } from "posenc/effect.js";
 import { comparedOf, isDrawn, pythonOf } from "posenc/effect_python.js";
 import { Heads } from "posenc/math/arrays.js";
@@ -154,13 +156,14 @@ export const figure = {
         const small = { ...state, tokens: Math.min(state.tokens, 32), side: Math.min(state.side, 5) };
         const one = chosen(small, app);
         const positions =
-            axes > 1 ? framed(axes, small.side) : Positions.arange(family === "curve" ? 32 : small.tokens);
+            axes > 1 ? framed(one.scheme, axes, small.side) : Positions.arange(family === "curve" ? 32 : small.tokens);
         const coordinates = (p) => Array.from({ length: p.length }, (_, n) => [...p.at(n)]);
         const scheme = given.named(one.entry, one.options, one.parameters);
-        if (one.entry.name === "segment") throw new Error("the server is told no segments");
         if (family === "add") {
-            const { table } = await app.ask("table", { scheme, positions: coordinates(positions) });
-            const ours = one.scheme.table(positions).data;
+            const tokens = one.entry.name === "segment" ? withSegments(small.tokens) : positions;
+            const segment = tokens.segment && Array.from(tokens.segment);
+            const { table } = await app.ask("table", { scheme, positions: coordinates(tokens), segment });
+            const ours = one.scheme.table(tokens).data;
             return given.agreed(ours.length, given.apart(ours, table.data));
         }
         const { q, k, causal, features } = callOf(
@@ -172,7 +175,6 @@ export const figure = {
             positions,
             state.draw,
         );
-        if (Object.keys(features).length) throw new Error("the server has no layer that makes the scheme's features");
         const N = positions.length;
         // Values are unit vectors, so the output is the weights; where values turn or gain, they are as wide as keys.
         const width = one.scheme.values ? k.dim : N;
@@ -186,17 +188,13 @@ export const figure = {
             value: array(unit),
             positions: coordinates(positions),
             causal: causal || seesBack(one),
+            features: given.features(features),
         });
         return given
             .agreed(ours.data.length, given.apart(ours.data, out.data))
             .replace("these numbers", "the attention weights under these scores");
     },
 };
-
-const framed = (axes, side) =>
-    new Positions(
-        Array.from({ length: side * side }, (_, n) => [...(axes === 3 ? [0] : []), Math.floor(n / side), n % side]),
-    );
 
 function line(one, { tokens: N, head, causal, draw }) {
     const { entry, options, scheme, family } = one;

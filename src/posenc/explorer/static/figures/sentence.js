@@ -1,5 +1,6 @@
 // Attention in a sentence whose words can be moved: without a scheme it goes with the words, with one it does not.
 
+import { isForDecoders } from "posenc/effect.js";
 import { element } from "posenc/elements.js";
 import { SCHEMES } from "posenc/math/catalog.js";
 import { Positions } from "posenc/math/positions.js";
@@ -10,7 +11,6 @@ import {
     MOST,
     SIZES,
     chosen,
-    needsFeatures,
     python,
     shifted,
     shuffled,
@@ -63,7 +63,7 @@ export const figure = {
                 : []),
             { name: "head", label: "head", kind: "range", min: 1, max: HEADS },
             { name: "show", label: "show", kind: "choice", choices: ["attention", "scores"] },
-            ...(entry.for_decoders ? [] : [{ name: "causal", label: "causal", kind: "check" }]),
+            ...(isForDecoders(entry, options) ? [] : [{ name: "causal", label: "causal", kind: "check" }]),
             move("left", "← Move left"),
             move("right", "Move right →"),
             { name: "pair", label: "with the word before it", kind: "check" },
@@ -96,11 +96,10 @@ export const figure = {
         return { shape: [2, words.length, words.length], data: Float64Array.from(shown.flatMap((one) => [...one])) };
     },
     async check(state, { entry, options, parameters, scheme, after, causal, now }, app) {
-        if (needsFeatures(entry)) throw new Error("the server has no layer that makes the scheme's features");
         const array = ({ heads, tokens, dim, data }) => given.array([heads, tokens, dim], data);
         const positions = now.map((_, n) => [n]);
         const named = given.named(entry, options, parameters);
-        const { q, k, v, out } = after.with;
+        const { q, k, v, out, features } = after.with;
         const said = await app.ask("attention", {
             schemes: entry.doors.includes("add") ? [] : [named],
             query: array(q),
@@ -108,6 +107,7 @@ export const figure = {
             value: array(v),
             positions,
             causal,
+            features: given.features(features),
         });
         let most = given.apart(out.data, said.out.data);
         if (scheme.table) {

@@ -3,6 +3,7 @@
 import { Heads } from "posenc/math/arrays.js";
 import { attend } from "posenc/math/attend.js";
 import { Positions } from "posenc/math/positions.js";
+import { agreed, apart, array } from "posenc/options.js";
 
 /** [positions, the same in Python] of tokens laid out so. */
 const LAYOUTS = {
@@ -62,7 +63,7 @@ export const figure = {
         sink: true,
         logit: 0.5,
     },
-    controls: ({ kind, sink }) => [
+    controls: ({ causal, kind, sink }) => [
         { name: "tokens", label: "tokens", kind: "range", min: 8, max: 128 },
         { name: "layout", label: "tokens are", kind: "choice", choices: Object.keys(LAYOUTS) },
         { name: "causal", label: "causal", kind: "check" },
@@ -70,7 +71,7 @@ export const figure = {
         ...(kind === "window"
             ? [
                   { name: "left", label: "back", kind: "range", min: 0, max: 64 },
-                  { name: "right", label: "ahead", kind: "range", min: 0, max: 64 },
+                  ...(causal ? [] : [{ name: "right", label: "ahead", kind: "range", min: 0, max: 64 }]),
               ]
             : []),
         ...(kind === "chunks" ? [{ name: "chunk", label: "tokens of a chunk", kind: "range", min: 1, max: 64 }] : []),
@@ -128,6 +129,24 @@ export const figure = {
             const series = [{ name: "each key that is seen", y: each, always: true }];
             chart.draw(x, sink ? [{ name: "the sink", y: taken }, ...series] : series, { y: [0, 1.05] });
         };
+    },
+    async check(state, { main }, app) {
+        const { tokens: N, layout, causal, kind, left, right, chunk, sink, logit } = state;
+        const [positions] = LAYOUTS[layout](N);
+        const zero = array([1, N, 1], new Float64Array(N));
+        const { out } = await app.ask("attention", {
+            schemes: [],
+            query: zero,
+            key: zero,
+            value: array([1, N, N], main.map((_, n) => Number(n % (N + 1) === 0))), // so the output is the weights
+            positions: Array.from({ length: N }, (_, n) => [...positions.at(n)]),
+            document: Array.from(positions.document),
+            causal,
+            window: kind === "window" ? [left, right] : null,
+            chunk: kind === "chunks" ? chunk : null,
+            sinks: sink ? array([1], [logit]) : null,
+        });
+        return agreed(N * N, apart(main, out.data));
     },
     describe({ tokens: N, sink }, { keys, taken }) {
         const [least, most] = [Math.min(...keys), Math.max(...keys)];
