@@ -25,8 +25,8 @@ export const MOST = 96;
 /** Scores before the scheme, of what looks at them alone. */
 export const SCORES = Float64Array.from({ length: 201 }, (_, n) => 2 * n - 200);
 
-/** What a layer projects its tokens to for these schemes, by the name of the feature: its width. */
-const FEATURES = { fox: () => ({ forgotten: 1 }), inkling: ({ width }) => ({ profile: width }) };
+/** By scheme, what it wants a layer to project beside queries and keys: the feature and its width. */
+export const FEATURES = { fox: () => ["forgotten", 1], inkling: ({ width }) => ["profile", width] };
 
 /** Whether keys after a query mean nothing to it. */
 export const isForDecoders = (entry, options) =>
@@ -69,12 +69,10 @@ export function callOf(scheme, entry, options, family, positions, keyPositions =
     const both = (fill) => ({ q: all(positions.length, fill), k: all(keyPositions.length, fill) });
     if (["rotate", "bands", "factor"].includes(family)) return { ...call, ...both(alike) };
     if (["content", "weights", "curve"].includes(family)) {
-        const widths = Object.entries(FEATURES[entry.name]?.(options) ?? {});
-        const features = widths.map(([name, width]) => [
-            name,
-            new Heads(heads, positions.length, width, random.normals(heads * positions.length * width)),
-        ]);
-        return { ...call, ...both(gaussian), causal: true, features: Object.fromEntries(features) };
+        const [feature, width] = FEATURES[entry.name]?.(options) ?? [];
+        const projected = (N) => new Heads(heads, N, width, random.normals(heads * N * width));
+        const features = feature ? { [feature]: projected(positions.length) } : {};
+        return { ...call, ...both(gaussian), causal: true, features };
     }
     const fixed = Array.from({ length: heads }, () => random.normals(dim));
     return {

@@ -1,6 +1,6 @@
 // A sentence whose words can be moved: which order they stand in, their attention with schemes, and the Python for it.
 
-import { isForDecoders } from "posenc/effect.js";
+import { FEATURES, isForDecoders } from "posenc/effect.js";
 import { attend } from "posenc/math/attend.js";
 import { SCHEMES } from "posenc/math/catalog.js";
 import { Positions } from "posenc/math/positions.js";
@@ -12,8 +12,6 @@ export const [DIM, HEADS, HEAD_DIM, MOST] = [64, 4, 16, 24];
 export const SIZES = { dim: DIM, num_heads: HEADS, head_dim: HEAD_DIM, max_positions: 64 };
 /** Options that are as the sentence has them, or that no weight depends on. */
 export const FIXED = ["num_heads", "head_dim", "dim", "max_positions", "axes", "rotary_dim", "rope_dim", "values"];
-/** What some schemes want a layer to project beside queries and keys, and its width. */
-const FEATURES = { fox: () => ["forgotten", 1], inkling: ({ width }) => ["profile", width] };
 /** Schemes of one coordinate, but for segments, which no order of words changes. */
 export const takes = ({ axes, name }) => ["one", "any"].includes(axes) && name !== "segment";
 /** Whether no word sees those after it: as the user says, or as the scheme, so built, has to have it. */
