@@ -1,11 +1,11 @@
 // Relative positions in a grid: what a chosen patch adds to its scores with every other one.
 
+import { WAVE, wave } from "posenc/fixed.js";
 import { Heads } from "posenc/math/arrays.js";
 import { logits } from "posenc/math/attend.js";
 import { Positions } from "posenc/math/positions.js";
 import { Relative2D } from "posenc/math/score/relative_2d.js";
 import { agreed, apart, array } from "posenc/options.js";
-import { WAVE, wave } from "posenc/waves.js";
 
 const DIM = 16;
 const PARTS = ["row_table", "column_table"];

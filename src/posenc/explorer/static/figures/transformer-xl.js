@@ -1,10 +1,10 @@
 // Transformer-XL's score in its four terms.
 
+import { WAVE, wave } from "posenc/fixed.js";
 import { Heads } from "posenc/math/arrays.js";
 import { Positions } from "posenc/math/positions.js";
 import { TransformerXL } from "posenc/math/score/transformer_xl.js";
 import { agreed, apart, array } from "posenc/options.js";
-import { WAVE, wave } from "posenc/waves.js";
 
 const TERMS = [
     { name: "content", label: "content to content", formula: "q · k" },
