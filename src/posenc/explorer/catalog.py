@@ -14,6 +14,7 @@ import torch
 from posenc import schedules
 from posenc.arguments import shown
 from posenc.explorer import data
+from posenc.explorer.mathml import mathml
 from posenc.laws.laws import QUESTIONS
 from posenc.laws.probe import SHAPE
 from posenc.laws.table import audit, definition, head
@@ -121,8 +122,6 @@ def _plain(value: Any) -> Any:
 
 
 def _entry(entry: Entry, measured: dict[str, Any] | None) -> dict[str, Any]:
-    from latex2mathml.converter import convert
-
     return {
         "name": entry.name,
         "title": entry.title,
@@ -136,7 +135,7 @@ def _entry(entry: Entry, measured: dict[str, Any] | None) -> dict[str, Any]:
         "limits": entry.limits,
         "learned": entry.learned,
         "cost": entry.cost,
-        "formula": convert(entry.formula, display="block") if entry.formula else "",
+        "formula": mathml(entry.formula),
         "example": entry.example,
         "paper": entry.paper,
         "url": entry.url,

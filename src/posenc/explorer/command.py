@@ -44,6 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
         return failed(f"--port must be from 0 to 65535, got {arguments.port} (see posenc explore --help)", code=2)
     if arguments.export is not None and arguments.port is not None:
         return failed("--port is for a page that is served, and --export writes a file: give one of them", code=2)
+    if arguments.export is not None and arguments.export.suffix.lower() not in (".html", ".htm"):
+        return failed(f"--export must end in .html, got {str(arguments.export)!r}", code=2)
     from posenc.explorer.content import content
 
     try:
@@ -59,8 +61,6 @@ def _export(shown: dict[str, Any], path: Path) -> int:
     from posenc.explorer.page import explorer
     from posenc.workbench.files import require_writable, write_whole
 
-    if path.suffix.lower() not in (".html", ".htm"):
-        return failed(f"--export must end in .html, got {str(path)!r}", code=2)
     require_writable(path)
     whole = explorer(shown, server=False).encode()
     write_whole(path, whole)
