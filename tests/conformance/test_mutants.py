@@ -27,7 +27,7 @@ def cases(name: str, key: Callable[[Any], str]) -> list[Any]:
     for module in MODULES:
         surveyed = module.__name__.rpartition(".")[2].startswith(SURVEYED)
         for number, case in enumerate(getattr(module, name)):
-            found.append(pytest.param(case, id=key(case), marks=[pytest.mark.survey] * (surveyed and number % 4 > 0)))
+            found.append(pytest.param(case, id=key(case), marks=[pytest.mark.survey] * (surveyed and number % 8 > 0)))
     return found
 
 

@@ -43,11 +43,11 @@ def executable() -> str | None:
 
 
 def sample_content() -> dict[str, Any]:
-    """What pages are tested with: ALiBi as posenc measured it, and the records of a comparison that is made up."""
+    """What pages are tested with: Sandwich as posenc measured it, and the records of a comparison that is made up."""
     with tempfile.TemporaryDirectory() as folder:
         text = "".join(json.dumps(record) + "\n" for record in made_up.records(seeds=(0, 1)))
         (Path(folder) / "records.jsonl").write_text(text)
-        found = content(["alibi"], [Path(folder)])
+        found = content(["sandwich"], [Path(folder)])
     found["records"][0]["name"] = "runs/made-up"
     return found
 

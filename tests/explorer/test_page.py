@@ -11,7 +11,9 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
+import torch
 
+import posenc
 from posenc.explorer.page import explorer
 from tests.explorer.browser import FIGURES, VIEWS, Watched, executable, sample_content, served, watched
 
@@ -138,7 +140,9 @@ def test_a_cell_is_read_by_the_arrow_keys(page: Watched, address: str) -> None:
     page.page.keyboard.press("ArrowDown")
     page.page.keyboard.press("ArrowRight")
     words = page.page.locator(".heat output").first.inner_text()
-    assert words == "query 2, key 1: -0.25"  # the first of ALiBi's four slopes is 1/4
+    zeros = torch.zeros(1, 4, 3, 8, dtype=torch.float64)
+    bias = posenc.logits(zeros, zeros, posenc.Sandwich(4))[0, 0, 2, 1].item()
+    assert words == f"query 2, key 1: {bias:.4g}"
 
 
 def test_what_the_address_says_wrong_is_said_in_place(browser: Any, address: str) -> None:
@@ -236,8 +240,6 @@ def test_the_export_works_from_disk(view: str, page: Watched, exported: Path) ->
 
 
 def test_a_frame_in_a_notebook_answers(page: Watched, tmp_path: Path) -> None:
-    import posenc
-
     notebook = tmp_path / "notebook.html"
     notebook.write_text(posenc.show(posenc.RoPE(16) + posenc.ALiBi(6))._repr_html_(), encoding="utf-8")
     page.open(f"file://{quote(str(notebook))}")
@@ -334,10 +336,6 @@ def test_the_server_takes_no_other_host(address: str) -> None:
 
 
 def test_the_server_takes_what_hides_keys_and_what_a_layer_projects(address: str) -> None:
-    import torch
-
-    import posenc
-
     q, k, v = torch.randn(3, 1, 6, 4, dtype=torch.float64)
     gates = torch.randn(1, 6, dtype=torch.float64)
     positions = posenc.Positions.packed([4, 2])
@@ -372,10 +370,6 @@ def test_the_server_takes_what_hides_keys_and_what_a_layer_projects(address: str
 
 
 def test_the_server_computes_with_posenc(address: str) -> None:
-    import torch
-
-    import posenc
-
     q, k, v = torch.randn(3, 2, 5, 4, dtype=torch.float64)
     body = {
         "schemes": [
