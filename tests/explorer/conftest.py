@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.explorer import node
-from tests.explorer.browser import Watched, chromium, watched
+from tests.explorer.browser import Watched, chromium, sample_content, served, watched
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +23,17 @@ def javascript(executable: str) -> Iterator[node.Node]:
     """The explorer's JavaScript, in one process for all tests."""
     with node.Node(executable) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def shown() -> dict[str, Any]:
+    return sample_content()
+
+
+@pytest.fixture(scope="module")
+def address(shown: dict[str, Any]) -> Iterator[str]:
+    with served(shown) as at:
+        yield at
 
 
 @pytest.fixture(scope="module")
