@@ -5,7 +5,8 @@ const frames = document.querySelectorAll("iframe.explorer");
 function follow() {
     const { theme } = document.body.dataset; // auto, light or dark
     for (const frame of frames) {
-        const address = frame.src.replace(/&theme=\w+$/, "") + (["light", "dark"].includes(theme) ? `&theme=${theme}` : "");
+        const address =
+            frame.src.replace(/&theme=\w+$/, "") + (["light", "dark"].includes(theme) ? `&theme=${theme}` : "");
         if (frame.src !== address) frame.src = address;
     }
 }

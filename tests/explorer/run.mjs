@@ -80,13 +80,19 @@ JOBS.records = ({ name, text, measures }) => summary(name, text, measures);
 
 JOBS.choose = ({ asked }) => {
     const { groups, out } = choose(asked, content.catalog, content.evidence);
-    const facts = (all) => all.map(({ passes, words, source, record }) => ({ passes, words, source: source ?? record.name }));
+    const facts = (all) =>
+        all.map(({ passes, words, source, record }) => ({ passes, words, source: source ?? record.name }));
     const lines = (all) => all.map(({ record, words, verdict }) => ({ record: record.name, words, verdict }));
     return {
         groups: Object.fromEntries(
             groups.map(({ name, answers }) => [
                 name,
-                Object.fromEntries(answers.map((one) => [one.entry.name, { facts: facts(one.facts), lines: lines(one.lines), without: one.without }])),
+                Object.fromEntries(
+                    answers.map((one) => [
+                        one.entry.name,
+                        { facts: facts(one.facts), lines: lines(one.lines), without: one.without },
+                    ]),
+                ),
             ]),
         ),
         out: Object.fromEntries(out.map(({ entry, ...fact }) => [entry.name, facts([fact])[0]])),

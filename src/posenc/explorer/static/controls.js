@@ -23,7 +23,8 @@ export function controls(box, specs, values, change) {
 
 function range({ label, min, max, step = 1, log = false, unit = "" }, change) {
     const output = element("output");
-    const words = (value) => `${Number(Number(value).toPrecision(6)).toLocaleString("en", { maximumFractionDigits: 6 })}${unit}`;
+    const words = (value) =>
+        `${Number(Number(value).toPrecision(6)).toLocaleString("en", { maximumFractionDigits: 6 })}${unit}`;
     const away = (value) => (log ? (STEPS * Math.log(value / min)) / Math.log(max / min) : value);
     const back = (place) => {
         if (!log) return Number(place);
@@ -49,17 +50,29 @@ function choice({ label, choices }, change) {
         groups.get(group).push(element("option", { value }, name));
     }
     const input = element("select", { onchange: () => change(input.value) });
-    for (const [group, made] of groups) input.append(...(group ? [element("optgroup", { label: group }, ...made)] : made));
-    return { label: element("label", { class: "control" }, element("span", {}, label), input), show: (value) => (input.value = value) };
+    for (const [group, made] of groups)
+        input.append(...(group ? [element("optgroup", { label: group }, ...made)] : made));
+    return {
+        label: element("label", { class: "control" }, element("span", {}, label), input),
+        show: (value) => (input.value = value),
+    };
 }
 
 function check({ label }, change) {
     const input = element("input", { type: "checkbox", onchange: () => change(input.checked) });
-    return { label: element("label", { class: "control check" }, input, element("span", {}, label)), show: (value) => (input.checked = value) };
+    return {
+        label: element("label", { class: "control check" }, input, element("span", {}, label)),
+        show: (value) => (input.checked = value),
+    };
 }
 
 function text({ label, longest = 400 }, change) {
-    const input = element("input", { type: "text", maxlength: longest, spellcheck: "false", oninput: () => change(input.value) });
+    const input = element("input", {
+        type: "text",
+        maxlength: longest,
+        spellcheck: "false",
+        oninput: () => change(input.value),
+    });
     const show = (value) => {
         if (input.value !== value) input.value = value;
     };

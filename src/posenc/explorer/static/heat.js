@@ -18,9 +18,7 @@ export function heat(box, theme, { label, rowLabel = "query", columnLabel = "key
     const top = element("div", { class: "heat-label" }, columnLabel);
     const side = element("div", { class: "heat-side" }, rowLabel);
     const legend = element("div", { class: "heat-bar" }, low, bar, high);
-    const figure = element(
-        "div", { class: "heat", style: `--size: ${size}px` }, top, side, canvas, legend, read,
-    );
+    const figure = element("div", { class: "heat", style: `--size: ${size}px` }, top, side, canvas, legend, read);
     box.append(figure);
     let shown = null;
     let cell = null;
@@ -48,7 +46,12 @@ export function heat(box, theme, { label, rowLabel = "query", columnLabel = "key
         pen.lineWidth = 2 * ratio;
         for (const mark of [...marks, ...(cell && document.activeElement === canvas ? [cell] : [])]) {
             pen.strokeStyle = mark.color ?? theme().ink;
-            pen.strokeRect(mark.column * w, mark.row * h, Math.max(w * (mark.columns ?? 1), 4), Math.max(h * (mark.rows ?? 1), 4));
+            pen.strokeRect(
+                mark.column * w,
+                mark.row * h,
+                Math.max(w * (mark.columns ?? 1), 4),
+                Math.max(h * (mark.rows ?? 1), 4),
+            );
         }
     };
     const at = (event) => {
@@ -91,7 +94,9 @@ export function heat(box, theme, { label, rowLabel = "query", columnLabel = "key
         draw(values, options) {
             const { rows, columns, marks = [], digits = 4 } = options;
             if (rows > MOST || columns > MOST || rows * columns !== values.length) {
-                throw new RangeError(`a picture takes up to ${MOST} x ${MOST} numbers, got ${rows} x ${columns} and ${values.length}`);
+                throw new RangeError(
+                    `a picture takes up to ${MOST} x ${MOST} numbers, got ${rows} x ${columns} and ${values.length}`,
+                );
             }
             let [least, most] = [options.low ?? Infinity, options.high ?? -Infinity];
             if (options.low === undefined || options.high === undefined) {
@@ -128,7 +133,12 @@ export function heat(box, theme, { label, rowLabel = "query", columnLabel = "key
             small.getContext("2d").putImageData(image, 0, 0);
             [side.textContent, top.textContent] = [options.rowLabel ?? rowLabel, options.columnLabel ?? columnLabel];
             shown = {
-                values, rows, columns, marks, digits, aspect: options.aspect ?? rows / columns,
+                values,
+                rows,
+                columns,
+                marks,
+                digits,
+                aspect: options.aspect ?? rows / columns,
                 rowName: options.rowName ?? ((row) => `${side.textContent} ${row}`),
                 columnName: options.columnName ?? ((column) => `${top.textContent} ${column}`),
             };
@@ -151,5 +161,7 @@ export function heat(box, theme, { label, rowLabel = "query", columnLabel = "key
 /** Words along an edge, one for each row or column. */
 function named(edge, words) {
     edge.classList.add("words");
-    edge.replaceChildren(...words.map(({ text, isMarked }) => element("span", { class: isMarked ? "marked" : undefined }, text)));
+    edge.replaceChildren(
+        ...words.map(({ text, isMarked }) => element("span", { class: isMarked ? "marked" : undefined }, text)),
+    );
 }

@@ -9,9 +9,12 @@ const DASHES = [[], [9, 3], [2, 3], [9, 3, 2, 3], [5, 2], [12, 4, 4, 4]];
 /** A sample of a line, for the list of what is which. */
 export function sample(color, dash, marker = false) {
     const drawing = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-    for (const [key, value] of Object.entries({ width: 28, height: 10, "aria-hidden": "true" })) drawing.setAttribute(key, value);
+    for (const [key, value] of Object.entries({ width: 28, height: 10, "aria-hidden": "true" }))
+        drawing.setAttribute(key, value);
     const line = document.createElementNS("http://www.w3.org/2000/svg", marker ? "circle" : "line");
-    const shape = marker ? { cx: 14, cy: 5, r: 3.5, fill: color } : { x1: 0, x2: 28, y1: 5, y2: 5, stroke: color, "stroke-width": 2.5, "stroke-dasharray": dash.join(" ") };
+    const shape = marker
+        ? { cx: 14, cy: 5, r: 3.5, fill: color }
+        : { x1: 0, x2: 28, y1: 5, y2: 5, stroke: color, "stroke-width": 2.5, "stroke-dasharray": dash.join(" ") };
     for (const [key, value] of Object.entries(shape)) line.setAttribute(key, value);
     drawing.append(line);
     return drawing;
@@ -37,9 +40,23 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
         read.textContent = `${shown.xLabel} ${Number(shown.x[at].toPrecision(6))}: ${words.join(", ")}`;
     };
     const axis = (words, log) => ({
-        label: words, stroke: theme().ink, labelSize: 22, labelFont: "12px system-ui, sans-serif", font: "12px system-ui, sans-serif",
-        grid: { stroke: theme().grid, width: 1 }, ticks: { stroke: theme().grid, width: 1, size: 5 },
-        values: (_, splits) => splits.map((x) => (x === null ? "" : log && !/^1|^2|^5/.test(String(x)) && splits.length > 8 ? "" : Math.abs(x) >= 1e5 || (x !== 0 && Math.abs(x) < 1e-3) ? x.toExponential(0) : Number(x.toPrecision(6)).toLocaleString("en"))),
+        label: words,
+        stroke: theme().ink,
+        labelSize: 22,
+        labelFont: "12px system-ui, sans-serif",
+        font: "12px system-ui, sans-serif",
+        grid: { stroke: theme().grid, width: 1 },
+        ticks: { stroke: theme().grid, width: 1, size: 5 },
+        values: (_, splits) =>
+            splits.map((x) =>
+                x === null
+                    ? ""
+                    : log && !/^1|^2|^5/.test(String(x)) && splits.length > 8
+                      ? ""
+                      : Math.abs(x) >= 1e5 || (x !== 0 && Math.abs(x) < 1e-3)
+                        ? x.toExponential(0)
+                        : Number(x.toPrecision(6)).toLocaleString("en"),
+            ),
     });
     // Vertical lines and bands with a word at each, under the lines.
     const underlay = (u) => {
@@ -85,27 +102,55 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
         for (const one of series) {
             const at = all.length;
             all.push({
-                label: one.name, stroke: one.color, width: one.points ? 0 : (one.width ?? 2), dash: one.dash, spanGaps: false,
+                label: one.name,
+                stroke: one.color,
+                width: one.points ? 0 : (one.width ?? 2),
+                dash: one.dash,
+                spanGaps: false,
                 points: { show: Boolean(one.points || one.markers), size: 7, fill: one.color, stroke: one.color },
                 paths: one.points ? () => null : undefined,
             });
             if (one.low) {
-                all.push({ stroke: "transparent", points: { show: false } }, { stroke: "transparent", points: { show: false } });
+                all.push(
+                    { stroke: "transparent", points: { show: false } },
+                    { stroke: "transparent", points: { show: false } },
+                );
                 bands.push({ series: [at + 2, at + 1], fill: one.fill ?? `${one.color}33` });
             }
         }
         plot = new uPlot(
             {
-                width: Math.max(frame.clientWidth, 120), height, bands, series: all, legend: { show: false }, pxAlign: 0,
+                width: Math.max(frame.clientWidth, 120),
+                height,
+                bands,
+                series: all,
+                legend: { show: false },
+                pxAlign: 0,
                 scales: {
-                    x: { time: false, distr: logX ? 3 : 1, range: (u, low, high) => ranges.x ?? (low === high ? [low - 1, high + 1] : [low, high]) },
-                    y: { distr: logY ? 3 : 1, range: (u, low, high) => ranges.y ?? (logY ? [low / 1.2, high * 1.2] : pad(low, high)) },
+                    x: {
+                        time: false,
+                        distr: logX ? 3 : 1,
+                        range: (u, low, high) => ranges.x ?? (low === high ? [low - 1, high + 1] : [low, high]),
+                    },
+                    y: {
+                        distr: logY ? 3 : 1,
+                        range: (u, low, high) => ranges.y ?? (logY ? [low / 1.2, high * 1.2] : pad(low, high)),
+                    },
                 },
-                axes: [{ ...axis(ranges.xLabel ?? xLabel, logX), size: 30, labelSize: 18, ...(ranges.ticks && { splits: () => ranges.ticks, filter: (u, splits) => splits }) }, { ...axis(ranges.yLabel ?? yLabel, logY), size: 62 }],
+                axes: [
+                    {
+                        ...axis(ranges.xLabel ?? xLabel, logX),
+                        size: 30,
+                        labelSize: 18,
+                        ...(ranges.ticks && { splits: () => ranges.ticks, filter: (u, splits) => splits }),
+                    },
+                    { ...axis(ranges.yLabel ?? yLabel, logY), size: 62 },
+                ],
                 cursor: { drag: { x: false, y: false }, points: { size: 7 } },
                 hooks: { setCursor: [(u) => say(u.cursor.idx)], drawAxes: [underlay] },
             },
-            [[]], frame,
+            [[]],
+            frame,
         );
         for (const canvas of frame.querySelectorAll("canvas")) canvas.setAttribute("aria-hidden", "true");
     };
@@ -144,14 +189,39 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
             }));
             shown = { x, series, xLabel: options.xLabel ?? xLabel };
             [marks, spans] = [options.marks ?? [], options.spans ?? []];
-            const signature = JSON.stringify([series.map(({ name, color, dash, low, points, markers, width }) => [name, color, dash, Boolean(low), points, markers, width]), options.x, options.y, options.xLabel, options.yLabel, options.ticks, theme().dark]);
+            const signature = JSON.stringify([
+                series.map(({ name, color, dash, low, points, markers, width }) => [
+                    name,
+                    color,
+                    dash,
+                    Boolean(low),
+                    points,
+                    markers,
+                    width,
+                ]),
+                options.x,
+                options.y,
+                options.xLabel,
+                options.yLabel,
+                options.ticks,
+                theme().dark,
+            ]);
             if (signature !== made || !plot) {
                 build(series, options);
                 made = signature;
-                key.replaceChildren(...(series.length > 1 || series[0]?.always ? series.map((one) => element("li", {}, sample(one.color, one.dash, one.points), one.name)) : []));
+                key.replaceChildren(
+                    ...(series.length > 1 || series[0]?.always
+                        ? series.map((one) => element("li", {}, sample(one.color, one.dash, one.points), one.name))
+                        : []),
+                );
             }
             const finite = (y) => Array.from(y, (value) => (Number.isFinite(value) ? value : null));
-            plot.setData([Array.from(x), ...series.flatMap((one) => (one.low ? [finite(one.y), finite(one.low), finite(one.high)] : [finite(one.y)]))]);
+            plot.setData([
+                Array.from(x),
+                ...series.flatMap((one) =>
+                    one.low ? [finite(one.y), finite(one.low), finite(one.high)] : [finite(one.y)],
+                ),
+            ]);
         },
     };
 }

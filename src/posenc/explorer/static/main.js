@@ -28,7 +28,9 @@ function applyTheme() {
 async function ask(path, body) {
     if (!data.server) throw new Error("this page was saved as a file, so posenc does not run behind it");
     const answer = await fetch(`api/${path}`, {
-        method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body),
+        method: "POST",
+        headers: { "content-type": "application/json" },
+        body: JSON.stringify(body),
     });
     const said = await answer.json();
     if (!answer.ok) throw new Error(said.error ?? `the server answered ${answer.status}`);
@@ -54,9 +56,14 @@ class Card {
     constructor(figure) {
         this.figure = figure;
         this.given = state.figures[figure.name] ?? {};
-        this.specs = (values) => (typeof figure.controls === "function" ? figure.controls(values, this.app) : (figure.controls ?? []));
+        this.specs = (values) =>
+            typeof figure.controls === "function" ? figure.controls(values, this.app) : (figure.controls ?? []);
         this.app = {
-            catalog: data.catalog, data, theme: () => theme, ask, timings,
+            catalog: data.catalog,
+            data,
+            theme: () => theme,
+            ask,
+            timings,
             heat: (box, options) => heat(box, () => theme, options),
             lines: (box, options) => lines(box, () => theme, options),
             set: (patch) => this.set(patch),
@@ -74,17 +81,37 @@ class Card {
         this.formula = element("div", { class: "formula", tabindex: "0", role: "group", "aria-label": "formula" });
         this.formula.innerHTML = data.formulas[figure.name] ?? "";
         this.line = element(
-            "div", { class: "line" },
-            element("div", { class: "line-head" }, element("span", {}, "The same in posenc"), copy), element("pre", { tabindex: "0" }, this.code),
+            "div",
+            { class: "line" },
+            element("div", { class: "line-head" }, element("span", {}, "The same in posenc"), copy),
+            element("pre", { tabindex: "0" }, this.code),
         );
         const heading = element(alone ? "h1" : "h3", { id: figure.name }, figure.title);
         this.section = element(
-            "section", { class: "figure", "aria-labelledby": figure.name, "data-figure": figure.name },
-            element("div", { class: "figure-head" }, heading,
-                isFramed ? "" : alone ? element("a", { href: `#view=${viewOf(figure).name}` }, "All figures") : element("a", { href: `#figure=${figure.name}`, "aria-label": `${figure.title}: this figure alone` }, "Alone")),
-            element("p", { class: "see" }, figure.see), this.controls, this.error, this.canvas, this.said,
+            "section",
+            { class: "figure", "aria-labelledby": figure.name, "data-figure": figure.name },
+            element(
+                "div",
+                { class: "figure-head" },
+                heading,
+                isFramed
+                    ? ""
+                    : alone
+                      ? element("a", { href: `#view=${viewOf(figure).name}` }, "All figures")
+                      : element(
+                            "a",
+                            { href: `#figure=${figure.name}`, "aria-label": `${figure.title}: this figure alone` },
+                            "Alone",
+                        ),
+            ),
+            element("p", { class: "see" }, figure.see),
+            this.controls,
+            this.error,
+            this.canvas,
+            this.said,
             element("div", { class: "below" }, this.formula, this.line),
-            this.agreed, this.time,
+            this.agreed,
+            this.time,
         );
         this.pending = 0;
     }
@@ -103,7 +130,11 @@ class Card {
 
     /** A control was moved. */
     move(name, value) {
-        this.put(this.figure.change ? this.figure.change(this.values, name, value, this.app) : { ...this.values, [name]: value });
+        this.put(
+            this.figure.change
+                ? this.figure.change(this.values, name, value, this.app)
+                : { ...this.values, [name]: value },
+        );
     }
 
     set(patch) {
@@ -172,7 +203,8 @@ class Card {
             if (values !== this.values) return;
             this.agreed.hidden = false;
             this.agreed.className = "agreed not";
-            this.agreed.textContent = error instanceof Differs ? error.message : `posenc did not check this: ${error.message}`;
+            this.agreed.textContent =
+                error instanceof Differs ? error.message : `posenc did not check this: ${error.message}`;
         }
     }
 
@@ -228,13 +260,23 @@ function show() {
     }
     const present = view.figures.filter((figure) => figure.present?.({ data }) ?? true);
     cards = (alone ? [alone] : present).map((figure) => new Card(figure));
-    const notes = unknown ? [element("p", { class: "error", role: "alert" }, `The address names a view or a figure that there is not; there are ${[...VIEWS.map((one) => one.name), ...Object.keys(figures)].join(", ")}.`)] : [];
+    const notes = unknown
+        ? [
+              element(
+                  "p",
+                  { class: "error", role: "alert" },
+                  `The address names a view or a figure that there is not; there are ${[...VIEWS.map((one) => one.name), ...Object.keys(figures)].join(", ")}.`,
+              ),
+          ]
+        : [];
     const head = alone ? [] : [element("h2", {}, view.title), element("p", { class: "about" }, view.about)];
     main.replaceChildren(...notes, ...head, ...cards.map((card) => card.section));
     for (const card of cards) watcher.observe(card.section);
 }
 
-document.querySelector("nav").append(...VIEWS.map((view) => element("a", { href: `#view=${view.name}`, "data-view": view.name }, view.title)));
+document
+    .querySelector("nav")
+    .append(...VIEWS.map((view) => element("a", { href: `#view=${view.name}`, "data-view": view.name }, view.title)));
 document.getElementById("theme").addEventListener("click", () => {
     state.theme = isDark(state.theme) ? "light" : "dark";
     write(true);

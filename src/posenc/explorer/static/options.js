@@ -7,7 +7,8 @@ import { drawnParameters, Random } from "posenc/random.js";
 /** The catalog's entry of that name. */
 export function entryOf(app, name) {
     const entry = app.catalog.find((one) => one.name === name);
-    if (!entry) throw new RangeError(`scheme must be one of ${app.catalog.map((one) => one.name).join(", ")}, got "${name}"`);
+    if (!entry)
+        throw new RangeError(`scheme must be one of ${app.catalog.map((one) => one.name).join(", ")}, got "${name}"`);
     return entry;
 }
 
@@ -15,15 +16,23 @@ export function entryOf(app, name) {
 export function schemeControl(app, { name = "scheme", label = "scheme", filter = () => true } = {}) {
     const chosen = app.catalog.filter(filter);
     return {
-        name, label, kind: "choice",
-        choices: chosen.map((entry) => ({ value: entry.name, name: entry.title, group: entry.doors.join(", ") || "no door" })),
+        name,
+        label,
+        kind: "choice",
+        choices: chosen.map((entry) => ({
+            value: entry.name,
+            name: entry.title,
+            group: entry.doors.join(", ") || "no door",
+        })),
     };
 }
 
 /** The options of an entry: as the catalog builds it, with `sizes` {num_heads, head_dim, dim, …} put in where it takes
  * them, and what `text` says put over both. Names what the scheme does not take. */
 export function optionsOf(entry, text = "", sizes = {}) {
-    const options = Object.fromEntries(entry.options.map(({ name, built }) => [name, name in sizes && built !== null ? sizes[name] : built]));
+    const options = Object.fromEntries(
+        entry.options.map(({ name, built }) => [name, name in sizes && built !== null ? sizes[name] : built]),
+    );
     for (const part of text.split(" ").filter(Boolean)) {
         const [name, ...rest] = part.split(":");
         const option = entry.options.find((one) => one.name === name);
@@ -42,7 +51,11 @@ function parsed(entry, { name, kind, choices, optional }, text) {
     const numbers = text.split(",").map(Number);
     const several = kind === "grid" || kind === "numbers";
     const whole = kind === "int" || several;
-    if ((several || kind === "int" || kind === "float") && text !== "" && numbers.every((x) => Number.isFinite(x) && (!whole || Number.isInteger(x)))) {
+    if (
+        (several || kind === "int" || kind === "float") &&
+        text !== "" &&
+        numbers.every((x) => Number.isFinite(x) && (!whole || Number.isInteger(x)))
+    ) {
         const most = Math.max(MOST_OPTION, RANGES[name]?.max ?? 0);
         if (numbers.reduce((product, x) => product * Math.max(x, 1), 1) > most) {
             throw new RangeError(`${entry.title}'s ${name} must be at most ${most} here, got "${text}"`);
@@ -50,22 +63,40 @@ function parsed(entry, { name, kind, choices, optional }, text) {
         if (several) return numbers;
         if (numbers.length === 1) return numbers[0];
     }
-    throw new RangeError(`${entry.title}'s ${name} must be ${choices ? `one of ${choices.join(", ")}` : { int: "a whole number", float: "a number", bool: "true or false", grid: "whole numbers with commas between", numbers: "whole numbers with commas between" }[kind] ?? "left out"}, got "${text}"`);
+    throw new RangeError(
+        `${entry.title}'s ${name} must be ${choices ? `one of ${choices.join(", ")}` : ({ int: "a whole number", float: "a number", bool: "true or false", grid: "whole numbers with commas between", numbers: "whole numbers with commas between" }[kind] ?? "left out")}, got "${text}"`,
+    );
 }
 
 const RANGES = {
-    num_heads: { min: 1, max: 16 }, base: { min: 2, max: 1_000_000, log: true, step: 1 },
-    max_distance: { min: 1, max: 256, log: true, step: 1 }, num_buckets: { min: 4, max: 64, step: 2 },
-    share: { min: 0.05, max: 1, step: 0.05 }, sigma: { min: 0.005, max: 0.5, log: true, step: 0.001 }, cap: { min: 1, max: 100 },
-    window: { min: 1, max: 64 }, group: { min: 1, max: 16 }, chunk: { min: 2, max: 64 }, local: { min: 0, max: 32 },
-    seed: { min: 0, max: 20 }, leak: { min: 0, max: 0.5, step: 0.01 }, scale_base: { min: 8, max: 1024, log: true, step: 1 },
-    longest: { min: 16, max: 100_000, log: true, step: 1 }, length: { min: 16, max: 4096, log: true, step: 1 }, extent: { min: 8, max: 512, log: true, step: 1 },
+    num_heads: { min: 1, max: 16 },
+    base: { min: 2, max: 1_000_000, log: true, step: 1 },
+    max_distance: { min: 1, max: 256, log: true, step: 1 },
+    num_buckets: { min: 4, max: 64, step: 2 },
+    share: { min: 0.05, max: 1, step: 0.05 },
+    sigma: { min: 0.005, max: 0.5, log: true, step: 0.001 },
+    cap: { min: 1, max: 100 },
+    window: { min: 1, max: 64 },
+    group: { min: 1, max: 16 },
+    chunk: { min: 2, max: 64 },
+    local: { min: 0, max: 32 },
+    seed: { min: 0, max: 20 },
+    leak: { min: 0, max: 0.5, step: 0.01 },
+    scale_base: { min: 8, max: 1024, log: true, step: 1 },
+    longest: { min: 16, max: 100_000, log: true, step: 1 },
+    length: { min: 16, max: 4096, log: true, step: 1 },
+    extent: { min: 8, max: 512, log: true, step: 1 },
 };
 
 /** Controls for the options of an entry but those in `without`, named "options.NAME". */
 export function optionControls(entry, options, without = []) {
     return entry.options
-        .filter(({ name, kind }) => !without.includes(name) && options[name] !== null && (kind === "bool" || kind === "choice" || (name in RANGES && (kind === "int" || kind === "float"))))
+        .filter(
+            ({ name, kind }) =>
+                !without.includes(name) &&
+                options[name] !== null &&
+                (kind === "bool" || kind === "choice" || (name in RANGES && (kind === "int" || kind === "float"))),
+        )
         .map(({ name, kind, choices }) => {
             const control = { name: `options.${name}`, label: name };
             if (kind === "bool") return { ...control, kind: "check" };
@@ -75,7 +106,8 @@ export function optionControls(entry, options, without = []) {
 }
 
 /** The values of those controls, beside a figure's own. */
-export const optionValues = (options) => Object.fromEntries(Object.entries(options).map(([name, value]) => [`options.${name}`, value]));
+export const optionValues = (options) =>
+    Object.fromEntries(Object.entries(options).map(([name, value]) => [`options.${name}`, value]));
 
 /** A figure's `change`: what moving a control makes of its values. Another scheme begins with its own options. */
 export function change(values, name, value) {
@@ -108,7 +140,10 @@ export function parametersOf(entry, options, { seed = 0, spread = 0 } = {}) {
 /** How one writes the scheme in Python: what differs from the defaults of its class, and what it requires. */
 export function python(entry, options) {
     const given = entry.options
-        .filter(({ name, required, default: usual }) => options[name] !== undefined && (required || JSON.stringify(options[name]) !== JSON.stringify(usual)))
+        .filter(
+            ({ name, required, default: usual }) =>
+                options[name] !== undefined && (required || JSON.stringify(options[name]) !== JSON.stringify(usual)),
+        )
         .map(({ name }) => `${name}=${literal(options[name])}`);
     return `posenc.${entry.title}(${given.join(", ")})`;
 }
@@ -126,7 +161,9 @@ export function named(entry, options, parameters = {}) {
     return {
         name: entry.name,
         options: Object.fromEntries(Object.entries(options).filter(([, value]) => value !== null)),
-        parameters: Object.fromEntries(Object.entries(parameters).map(([name, { shape, data }]) => [name, array(shape, data)])),
+        parameters: Object.fromEntries(
+            Object.entries(parameters).map(([name, { shape, data }]) => [name, array(shape, data)]),
+        ),
     };
 }
 
@@ -135,7 +172,12 @@ export const array = (shape, data) => ({ shape, data: Array.from(data) });
 
 /** What a layer projects for a scheme, {name: Heads}, as the server takes it: a number of each token has no width. */
 export const features = (projected) =>
-    Object.fromEntries(Object.entries(projected).map(([name, { heads, tokens, dim, data }]) => [name, array(dim === 1 ? [heads, tokens] : [heads, tokens, dim], data)]));
+    Object.fromEntries(
+        Object.entries(projected).map(([name, { heads, tokens, dim, data }]) => [
+            name,
+            array(dim === 1 ? [heads, tokens] : [heads, tokens, dim], data),
+        ]),
+    );
 
 /** How far two lists of numbers are apart. What is finite in one alone is apart without bounds. */
 export function apart(ours, theirs) {

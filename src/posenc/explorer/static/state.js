@@ -54,7 +54,8 @@ function converted(name, text, like) {
         return number;
     }
     if (typeof like === "boolean") {
-        if (!["true", "false"].includes(String(text))) throw new RangeError(`${name} must be true or false, got "${text}"`);
+        if (!["true", "false"].includes(String(text)))
+            throw new RangeError(`${name} must be true or false, got "${text}"`);
         return String(text) === "true";
     }
     return String(text);

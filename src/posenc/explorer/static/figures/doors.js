@@ -31,19 +31,28 @@ function place(width) {
     return { height: 232, at: (n) => ({ x: 6 + n * step, y: 54, w: step - 22, h: 60 }), isNarrow: false };
 }
 
-const text = (x, y, words, more = {}) => svg("text", { x, y, "font-size": 12, fill: "var(--ink)", "text-anchor": "middle", ...more }, words);
-const arrow = (d) => svg("path", { d, fill: "none", stroke: "var(--faint)", "stroke-width": 1.5, "marker-end": "url(#doors-arrow)" });
+const text = (x, y, words, more = {}) =>
+    svg("text", { x, y, "font-size": 12, fill: "var(--ink)", "text-anchor": "middle", ...more }, words);
+const arrow = (d) =>
+    svg("path", { d, fill: "none", stroke: "var(--faint)", "stroke-width": 1.5, "marker-end": "url(#doors-arrow)" });
 
 function diagram(width, open) {
     const { height, at, isNarrow } = place(width);
-    const head = svg("marker", { id: "doors-arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" }, svg("path", { d: "M0 0 8 4 0 8z", fill: "var(--faint)" }));
+    const head = svg(
+        "marker",
+        { id: "doors-arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" },
+        svg("path", { d: "M0 0 8 4 0 8z", fill: "var(--faint)" }),
+    );
     const shapes = STEPS.map(({ door, title, sub }, n) => {
         const { x, y, w, h } = at(n);
         const middle = x + w / 2;
         if (!door) {
             return svg(
-                "g", {}, svg("rect", { x, y, width: w, height: h, rx: 6, fill: "var(--code)", stroke: "var(--rule)" }),
-                text(middle, y + h / 2 - 4, title, { "font-weight": 600, "font-size": 13 }), text(middle, y + h / 2 + 13, sub, { fill: "var(--faint)" }),
+                "g",
+                {},
+                svg("rect", { x, y, width: w, height: h, rx: 6, fill: "var(--code)", stroke: "var(--rule)" }),
+                text(middle, y + h / 2 - 4, title, { "font-weight": 600, "font-size": 13 }),
+                text(middle, y + h / 2 + 13, sub, { fill: "var(--faint)" }),
             );
         }
         const by = open[door];
@@ -51,44 +60,97 @@ function diagram(width, open) {
         const says = isNarrow ? { x: x + w + 10, "text-anchor": "start" } : { x: middle };
         const below = isNarrow ? y + h / 2 : y + h + 18;
         return svg(
-            "g", {},
-            svg("rect", { x, y, width: w, height: h, rx: 6, fill: by.length ? "var(--good)" : "none", stroke: by.length ? "var(--link)" : "var(--faint)", "stroke-width": by.length ? 3 : 1.2, "stroke-dasharray": by.length ? undefined : "5 4" }),
+            "g",
+            {},
+            svg("rect", {
+                x,
+                y,
+                width: w,
+                height: h,
+                rx: 6,
+                fill: by.length ? "var(--good)" : "none",
+                stroke: by.length ? "var(--link)" : "var(--faint)",
+                "stroke-width": by.length ? 3 : 1.2,
+                "stroke-dasharray": by.length ? undefined : "5 4",
+            }),
             text(middle, y + h / 2 - 4, door, { "font-weight": 600, "font-size": 13 }),
-            text(middle, y + h / 2 + 13, by.length ? "open door" : "closed door", { fill: by.length ? "var(--ink)" : "var(--faint)", "font-weight": by.length ? 700 : 400 }),
+            text(middle, y + h / 2 + 13, by.length ? "open door" : "closed door", {
+                fill: by.length ? "var(--ink)" : "var(--faint)",
+                "font-weight": by.length ? 700 : 400,
+            }),
             text(0, below - (isNarrow ? 4 : 0), names, { ...says, "font-weight": 600 }),
             text(0, below + (isNarrow ? (names ? 13 : 4) : 16), DOORS[door], { ...says, fill: "var(--faint)" }),
         );
     });
     const steps = STEPS.slice(1).map((_, n) => {
         const [from, to] = [at(n), at(n + 1)];
-        return isNarrow ? arrow(`M${from.x + from.w / 2} ${from.y + from.h}V${to.y - 1}`) : arrow(`M${from.x + from.w} ${from.y + from.h / 2}H${to.x - 1}`);
+        return isNarrow
+            ? arrow(`M${from.x + from.w / 2} ${from.y + from.h}V${to.y - 1}`)
+            : arrow(`M${from.x + from.w} ${from.y + from.h / 2}H${to.x - 1}`);
     });
     // Values pass the scores by: from the projections straight to the output.
     const [from, to] = [at(PROJECTED), at(OUT)];
     const values = isNarrow
         ? [arrow(`M${from.x} ${from.y + from.h / 2}H16V${to.y + to.h / 2}H${to.x - 1}`), text(9, from.y + 60, "v")]
-        : [arrow(`M${from.x + from.w / 2} ${from.y + from.h}V${from.y + from.h + 64}H${to.x + to.w / 2}V${to.y + to.h + 1}`), text(from.x + from.w / 2 + 10, from.y + from.h + 58, "v", { "text-anchor": "start" })];
+        : [
+              arrow(
+                  `M${from.x + from.w / 2} ${from.y + from.h}V${from.y + from.h + 64}H${to.x + to.w / 2}V${to.y + to.h + 1}`,
+              ),
+              text(from.x + from.w / 2 + 10, from.y + from.h + 58, "v", { "text-anchor": "start" }),
+          ];
     // Every layer does what stands from the projections on.
     const frame = isNarrow
         ? { x: 2, y: from.y - 10, width: width - 4, height: to.y + to.h - from.y + 14 }
         : { x: from.x - 10, y: 22, width: to.x + to.w - from.x + 14, height: height - 30 };
     const layer = [
         svg("rect", { ...frame, rx: 8, fill: "none", stroke: "var(--rule)", "stroke-width": 1.5 }),
-        isNarrow ? text(width - 10, from.y + 8, "every layer", { "text-anchor": "end", fill: "var(--faint)" }) : text(frame.x + 10, 40, "every layer", { "text-anchor": "start", fill: "var(--faint)" }),
+        isNarrow
+            ? text(width - 10, from.y + 8, "every layer", { "text-anchor": "end", fill: "var(--faint)" })
+            : text(frame.x + 10, 40, "every layer", { "text-anchor": "start", fill: "var(--faint)" }),
     ];
-    return svg("svg", { width, height, "aria-hidden": "true", style: "display: block" }, svg("defs", {}, head), ...layer, ...values, ...steps, ...shapes);
+    return svg(
+        "svg",
+        { width, height, "aria-hidden": "true", style: "display: block" },
+        svg("defs", {}, head),
+        ...layer,
+        ...values,
+        ...steps,
+        ...shapes,
+    );
 }
 
 /** Words with `code` in them. */
 const worded = (words) => words.split("`").map((part, n) => (n % 2 ? element("code", {}, part) : part));
 
 function about(entry) {
-    const rows = [["what it does", entry.does], ["cost", entry.cost], ["learned", entry.learned], ["limit", entry.limits]].filter(([, words]) => words);
-    const formula = element("div", { class: "formula", tabindex: "0", role: "group", "aria-label": `formula of ${entry.title}` });
+    const rows = [
+        ["what it does", entry.does],
+        ["cost", entry.cost],
+        ["learned", entry.learned],
+        ["limit", entry.limits],
+    ].filter(([, words]) => words);
+    const formula = element("div", {
+        class: "formula",
+        tabindex: "0",
+        role: "group",
+        "aria-label": `formula of ${entry.title}`,
+    });
     formula.innerHTML = entry.formula ?? "";
     return element(
-        "div", { style: "flex: 1 1 22rem" },
-        element("table", {}, element("caption", {}, element("strong", {}, entry.title)), element("tbody", {}, ...rows.map(([name, words]) => element("tr", {}, element("th", { scope: "row" }, name), element("td", {}, ...worded(words)))))),
+        "div",
+        { style: "flex: 1 1 22rem" },
+        element(
+            "table",
+            {},
+            element("caption", {}, element("strong", {}, entry.title)),
+            element(
+                "tbody",
+                {},
+                ...rows.map(([name, words]) =>
+                    element("tr", {}, element("th", { scope: "row" }, name), element("td", {}, ...worded(words))),
+                ),
+            ),
+        ),
         ...(entry.formula ? [formula] : []),
     );
 }
@@ -113,7 +175,11 @@ export const figure = {
     another: { first: "shaw", second: "sinusoidal" },
     controls(values, app) {
         const first = options.schemeControl(app, { name: "first", label: "scheme" });
-        const second = options.schemeControl(app, { name: "second", label: "and", filter: ({ name }) => !refusal(values.first, name, app) });
+        const second = options.schemeControl(app, {
+            name: "second",
+            label: "and",
+            filter: ({ name }) => !refusal(values.first, name, app),
+        });
         return [first, { ...second, choices: [{ value: NONE, name: "nothing else" }, ...second.choices] }];
     },
     change(values, name, value, app) {
@@ -124,7 +190,12 @@ export const figure = {
         const entries = [first, second].filter((name) => name !== NONE).map((name) => options.entryOf(app, name));
         const why = entries.length === 2 && refusal(first, second, app);
         if (why) throw new RangeError(why);
-        const open = Object.fromEntries(Object.keys(DOORS).map((door) => [door, entries.filter(({ doors }) => doors.includes(door)).map(({ title }) => title)]));
+        const open = Object.fromEntries(
+            Object.keys(DOORS).map((door) => [
+                door,
+                entries.filter(({ doors }) => doors.includes(door)).map(({ title }) => title),
+            ]),
+        );
         return { entries, open };
     },
     line(values, app) {
@@ -146,13 +217,24 @@ export const figure = {
         return (values, { entries, open }) => {
             now = open;
             paint();
-            words.replaceChildren(...Object.entries(open).map(([door, by]) => element("li", {}, `${door} (${DOORS[door]}): `, element("strong", {}, by.length ? `open, by ${by.join(" and ")}` : "closed"))));
+            words.replaceChildren(
+                ...Object.entries(open).map(([door, by]) =>
+                    element(
+                        "li",
+                        {},
+                        `${door} (${DOORS[door]}): `,
+                        element("strong", {}, by.length ? `open, by ${by.join(" and ")}` : "closed"),
+                    ),
+                ),
+            );
             schemes.replaceChildren(...entries.map(about));
         };
     },
     describe(values, { entries, open }) {
         const names = Object.keys(open).filter((door) => open[door].length);
-        const through = names.length ? `opens the ${names.join(" and ")} door${names.length > 1 ? "s" : ""}` : "opens no door";
+        const through = names.length
+            ? `opens the ${names.join(" and ")} door${names.length > 1 ? "s" : ""}`
+            : "opens no door";
         return `${entries.map(({ title }) => title).join(" + ")} ${through}.`;
     },
 };

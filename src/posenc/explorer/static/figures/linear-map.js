@@ -36,7 +36,11 @@ function fitted(P, k) {
         }
     }
     const transposed = solve(own, across);
-    return new Matrix(dim, dim, Float64Array.from(transposed.data, (_, n) => transposed.data[(n % dim) * dim + Math.floor(n / dim)]));
+    return new Matrix(
+        dim,
+        dim,
+        Float64Array.from(transposed.data, (_, n) => transposed.data[(n % dim) * dim + Math.floor(n / dim)]),
+    );
 }
 
 /** |P[p + k] - M P[p]| / |P[p + k]| of every p. */
@@ -87,14 +91,36 @@ export const figure = {
     },
     mount(box, app) {
         const size = 260;
-        const [turned, fitting] = ["sinusoid", "learned, best fit"].map((what) => app.heat(box, { label: `M of the ${what}`, rowLabel: `to dimension (${what})`, columnLabel: "from dimension", size }));
-        const plot = app.lines(box, { label: "what the matrix misses, by position", xLabel: "position p", yLabel: "|P[p+k] − M P[p]| / |P[p+k]|" });
+        const [turned, fitting] = ["sinusoid", "learned, best fit"].map((what) =>
+            app.heat(box, {
+                label: `M of the ${what}`,
+                rowLabel: `to dimension (${what})`,
+                columnLabel: "from dimension",
+                size,
+            }),
+        );
+        const plot = app.lines(box, {
+            label: "what the matrix misses, by position",
+            xLabel: "position p",
+            yLabel: "|P[p+k] − M P[p]| / |P[p+k]|",
+        });
         return ({ dim, k }, { turn, fit, exact, missed }) => {
             turned.draw(turn.data, { rows: dim, columns: dim, low: -1, high: 1, centre: 0 });
             fitting.draw(fit.data, { rows: dim, columns: dim, centre: 0 });
-            const series = [{ name: "sinusoid, its rotation", y: exact }, { name: "learned table before training, best fit", y: missed }];
+            const series = [
+                { name: "sinusoid, its rotation", y: exact },
+                { name: "learned table before training, best fit", y: missed },
+            ];
             const top = Math.max(1.1, 1.05 * Math.max(...missed));
-            plot.draw(Float64Array.from(exact, (_, p) => p), series, { spans: [{ from: 0, to: FITTED - 1, name: "fitted to these" }], y: [-0.05, Math.ceil(10 * top) / 10], x: [0, TOKENS - k - 1] });
+            plot.draw(
+                Float64Array.from(exact, (_, p) => p),
+                series,
+                {
+                    spans: [{ from: 0, to: FITTED - 1, name: "fitted to these" }],
+                    y: [-0.05, Math.ceil(10 * top) / 10],
+                    x: [0, TOKENS - k - 1],
+                },
+            );
         };
     },
     describe({ k }, { exact, missed }) {
@@ -103,10 +129,14 @@ export const figure = {
     },
     async check({ dim, k, base, layout }, { P, turn }, app) {
         const positions = Array.from({ length: 32 }, (_, p) => [p + k]);
-        const { table } = await app.ask("table", { scheme: { name: "sinusoidal", options: { dim, base, layout, axes: 1 } }, positions });
+        const { table } = await app.ask("table", {
+            scheme: { name: "sinusoidal", options: { dim, base, layout, axes: 1 } },
+            positions,
+        });
         let most = 0;
         for (let p = 0; p < 32; p++) {
-            for (let a = 0; a < dim; a++) most = Math.max(most, Math.abs(dot(turn.row(a), P.row(p)) - table.data[p * dim + a]));
+            for (let a = 0; a < dim; a++)
+                most = Math.max(most, Math.abs(dot(turn.row(a), P.row(p)) - table.data[p * dim + a]));
         }
         return agreed(32 * dim, most);
     },

@@ -16,8 +16,8 @@ const CONTROLS = [
 
 const ask = ({ dim }) => ({
     asks:
-        `A sinusoidal table and RoPE put ${dim} channels into ${dim / 2} pairs, numbered 0 to ${dim / 2 - 1}. `
-        + "Each pair turns at a speed of its own as the position grows. Which one turns fastest?",
+        `A sinusoidal table and RoPE put ${dim} channels into ${dim / 2} pairs, numbered 0 to ${dim / 2 - 1}. ` +
+        "Each pair turns at a speed of its own as the position grows. Which one turns fastest?",
     choices: [
         { value: "first", name: "Pair 0, the first", said: "pair 0" },
         { value: "last", name: `Pair ${dim / 2 - 1}, the last`, said: `pair ${dim / 2 - 1}` },
@@ -32,8 +32,9 @@ const drawn = ({ dim }) => [0, dim >> 2, dim / 2 - 1];
 export const figure = {
     name: "predict-channel",
     title: "Answer first: which channels turn fastest?",
-    see: "Choose an answer; then the picture is shown. "
-        + "After that, move the base and the number of channels: does the answer change?",
+    see:
+        "Choose an answer; then the picture is shown. " +
+        "After that, move the base and the number of channels: does the answer change?",
     defaults: { answer: "", dim: 64, base: 10000, length: 64 },
     another: { answer: "last", dim: 16, base: 100, length: 128 },
     waits: ({ answer }) => !answer,
@@ -51,9 +52,9 @@ export const figure = {
         return { table, lines };
     },
     line: (state) =>
-        `import torch, posenc\n\npairs = torch.tensor(${JSON.stringify(drawn(state))})\n`
-        + `table = posenc.Sinusoidal(${state.dim}, base=${state.base}).table(posenc.Positions.arange(${state.length}), torch.float64)[0]\n`
-        + `table[:, 2 * pairs].mT  # channel 2k is the sine of pair k`,
+        `import torch, posenc\n\npairs = torch.tensor(${JSON.stringify(drawn(state))})\n` +
+        `table = posenc.Sinusoidal(${state.dim}, base=${state.base}).table(posenc.Positions.arange(${state.length}), torch.float64)[0]\n` +
+        `table[:, 2 * pairs].mT  # channel 2k is the sine of pair k`,
     compared: (state) => ({
         shape: [3, state.length],
         data: Float64Array.from(figure.values(state).lines.flatMap(({ y }) => [...y])),

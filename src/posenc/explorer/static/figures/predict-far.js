@@ -44,15 +44,16 @@ const ASK = {
         },
     ],
     truth:
-        "no. For any distance there is a key whose score is highest there, and the mean over random keys is 0 "
-        + "everywhere. What falls, unevenly, is a bound",
+        "no. For any distance there is a key whose score is highest there, and the mean over random keys is 0 " +
+        "everywhere. What falls, unevenly, is a bound",
 };
 
 export const figure = {
     name: "predict-far",
     title: "Answer first: does a far key always score less under RoPE?",
-    see: "Choose an answer; then the picture is shown. "
-        + "After that, choose your key, and move the distance at which the other key peaks.",
+    see:
+        "Choose an answer; then the picture is shown. " +
+        "After that, choose your key, and move the distance at which the other key peaks.",
     defaults: { answer: "", key: "equal", peak: 100, dim: 64, base: 10000, length: 256 },
     another: { answer: "always", key: "drawn", peak: 11, dim: 16, base: 300, length: 64 },
     controls: (state) => (state.answer ? controls(state) : []),
@@ -97,12 +98,12 @@ export const figure = {
             drawn: `normals("your key", ${dim})`,
         }[key];
         return (
-            `${NORMALS}\n`
-            + `ones = torch.ones(1, 1, ${length}, ${dim}, dtype=torch.float64)\n`
-            + `q = posenc.RoPE(${dim}, base=${base})(posenc.Positions.arange(${length}), dtype=torch.float64).rotate_query(ones)[0, 0]\n`
-            + `keys = torch.stack((${yours}, q[${peak}], *normals("keys", ${DRAWS}, ${dim})))  # at position 0\n`
-            + `scores = keys @ q.mT / ${dim}**0.5\n`
-            + `torch.stack((scores[0], scores[1], scores[2:].mean(0), scores[2:].std(0)))`
+            `${NORMALS}\n` +
+            `ones = torch.ones(1, 1, ${length}, ${dim}, dtype=torch.float64)\n` +
+            `q = posenc.RoPE(${dim}, base=${base})(posenc.Positions.arange(${length}), dtype=torch.float64).rotate_query(ones)[0, 0]\n` +
+            `keys = torch.stack((${yours}, q[${peak}], *normals("keys", ${DRAWS}, ${dim})))  # at position 0\n` +
+            `scores = keys @ q.mT / ${dim}**0.5\n` +
+            `torch.stack((scores[0], scores[1], scores[2:].mean(0), scores[2:].std(0)))`
         );
     },
     compared(state) {
@@ -159,10 +160,10 @@ export const figure = {
         const rises = mine.reduce((count, x, r) => count + (r > 0 && x > mine[r - 1] ? 1 : 0), 0);
         const [least, most] = [Math.min(...spread), Math.max(...spread)].map(short);
         return (
-            `Your key, ${KEYS[key]}, rises at ${rises} of ${length - 1} steps. `
-            + `The other key scores ${short(other[0])} at distance 0 and ${short(other[peak])} at ${peak}, its highest. `
-            + `The mean of ${DRAWS} Gaussian keys stays from ${short(Math.min(...mean))} to ${short(Math.max(...mean))}, `
-            + `their standard deviation from ${least} to ${most}, at all distances.`
+            `Your key, ${KEYS[key]}, rises at ${rises} of ${length - 1} steps. ` +
+            `The other key scores ${short(other[0])} at distance 0 and ${short(other[peak])} at ${peak}, its highest. ` +
+            `The mean of ${DRAWS} Gaussian keys stays from ${short(Math.min(...mean))} to ${short(Math.max(...mean))}, ` +
+            `their standard deviation from ${least} to ${most}, at all distances.`
         );
     },
 };

@@ -23,8 +23,8 @@ function ask({ text }) {
     const before = words.slice(0, -1).join(" ");
     return {
         asks:
-            `A causal model of attention alone, without any positional encoding, reads “${words.join(" ")}”. `
-            + `Then the words before “${last}” (${before}) are put into another order. Can its output at “${last}” tell?`,
+            `A causal model of attention alone, without any positional encoding, reads “${words.join(" ")}”. ` +
+            `Then the words before “${last}” (${before}) are put into another order. Can its output at “${last}” tell?`,
         choices: [
             { value: "no", name: "No: without positions it is the same for every order", said: "no" },
             { value: "two", name: "From the second layer on, not after the first", said: "from the second layer on" },
@@ -145,7 +145,9 @@ outputs = [torch.stack([last([*order, end], *kind) for kind in kinds]) for order
                 most = Math.max(most, apart(out.data, said.out.data));
             }
         }
-        return agreed(count, most).replace("these numbers", "the outputs of attention").replace("too:", "too, in the order as typed:");
+        return agreed(count, most)
+            .replace("these numbers", "the outputs of attention")
+            .replace("too:", "too, in the order as typed:");
     },
     mount(box, app) {
         const asked = question(box, app, "predict-order");
@@ -189,11 +191,11 @@ outputs = [torch.stack([last([*order, end], *kind) for kind in kinds]) for order
         if (!state.answer) return ask(state).asks;
         const [one, two, bare] = most.map(number);
         return (
-            `Over ${all.length} orders the output at the last word differs by at most ${one} after one causal layer, `
-            + `${two} after two, and ${bare} after two without the mask (below 1e-12 is the rounding of sums in another order). `
-            + "In layer 1 the last word attends to the same set of words in every order. But each word before it has seen another "
-            + "set, those before itself, so in layer 2 it attends to other vectors. Without the mask every word sees the same set "
-            + "in every layer."
+            `Over ${all.length} orders the output at the last word differs by at most ${one} after one causal layer, ` +
+            `${two} after two, and ${bare} after two without the mask (below 1e-12 is the rounding of sums in another order). ` +
+            "In layer 1 the last word attends to the same set of words in every order. But each word before it has seen another " +
+            "set, those before itself, so in layer 2 it attends to other vectors. Without the mask every word sees the same set " +
+            "in every layer."
         );
     },
 };

@@ -38,7 +38,12 @@ export const figure = {
     controls(values, app) {
         const chosen = familyOf(app, values.family);
         return [
-            { name: "family", label: "model family", kind: "choice", choices: app.data.schedules.map(({ name, title }) => ({ value: name, name: title })) },
+            {
+                name: "family",
+                label: "model family",
+                kind: "choice",
+                choices: app.data.schedules.map(({ name, title }) => ({ value: name, name: title })),
+            },
             { name: "layer", label: "layer", kind: "range", min: 0, max: (chosen?.num_layers ?? 1) - 1 },
             { name: "query", label: "query", kind: "range", min: 1, max: 32768, log: true, step: 1 },
         ];
@@ -52,7 +57,17 @@ export const figure = {
         const layers = new Uint8Array(num_layers);
         kinds.forEach((kind, n) => kind.layers.forEach((layer) => (layers[layer] = n)));
         const doorsOf = (names) => names.flatMap((name) => entryOf(app, name).doors);
-        return { title, does, layers, kinds: kinds.map((kind, n) => ({ ...kind, letter: letter(n), doors: doorsOf(kind.names), seen: seenBy(query, kind) })) };
+        return {
+            title,
+            does,
+            layers,
+            kinds: kinds.map((kind, n) => ({
+                ...kind,
+                letter: letter(n),
+                doors: doorsOf(kind.names),
+                seen: seenBy(query, kind),
+            })),
+        };
     },
     line({ family, query }) {
         return [
@@ -75,7 +90,10 @@ export const figure = {
         const picture = element("div", { role: "group", tabindex: "0", style: "width: 100%" });
         const read = element("output", { class: "lines-read", "aria-live": "polite" });
         const table = element("table");
-        box.append(element("div", { style: "flex: 1 1 100%" }, about, picture, read), element("div", { class: "scroll" }, table));
+        box.append(
+            element("div", { style: "flex: 1 1 100%" }, about, picture, read),
+            element("div", { class: "scroll" }, table),
+        );
         let now = null;
 
         const said = (layer) => {
@@ -84,27 +102,71 @@ export const figure = {
         };
         const paint = atEachWidth(picture, (width) => {
             if (!now) return;
-            const { numbers: { kinds, layers }, query, layer } = now;
+            const {
+                numbers: { kinds, layers },
+                query,
+                layer,
+            } = now;
             const reach = width - GUTTER - 4;
             const place = (key) => GUTTER + (reach * key) / (query + 1);
             const { palette } = app.theme();
             const rows = Array.from(layers, (number, n) => {
-                const { letter: name, seen: [first, last] } = kinds[number];
+                const {
+                    letter: name,
+                    seen: [first, last],
+                } = kinds[number];
                 const y = n * ROW + 2;
                 return svg(
-                    "g", { onpointerenter: () => (read.textContent = said(n)), onclick: () => app.set({ layer: n }), style: "cursor: pointer" },
+                    "g",
+                    {
+                        onpointerenter: () => (read.textContent = said(n)),
+                        onclick: () => app.set({ layer: n }),
+                        style: "cursor: pointer",
+                    },
                     svg("rect", { x: 0, y, width, height: ROW, fill: n === layer ? "var(--rule)" : "transparent" }),
-                    svg("text", { x: GUTTER - 8, y: y + 10.5, "text-anchor": "end", "font-size": 11, "font-weight": n === layer ? 700 : 400, fill: "var(--ink)" }, `${n === layer ? "▸ " : ""}${n} ${name}`),
-                    svg("line", { x1: GUTTER, x2: GUTTER + reach, y1: y + ROW / 2, y2: y + ROW / 2, stroke: "var(--faint)", "stroke-dasharray": "1 3" }),
-                    svg("rect", { x: place(first), y: y + 2, width: Math.max(place(last + 1) - place(first), 2), height: ROW - 4, fill: palette[number % palette.length], stroke: "var(--ink)", "stroke-width": n === layer ? 1.5 : 0 }),
+                    svg(
+                        "text",
+                        {
+                            x: GUTTER - 8,
+                            y: y + 10.5,
+                            "text-anchor": "end",
+                            "font-size": 11,
+                            "font-weight": n === layer ? 700 : 400,
+                            fill: "var(--ink)",
+                        },
+                        `${n === layer ? "▸ " : ""}${n} ${name}`,
+                    ),
+                    svg("line", {
+                        x1: GUTTER,
+                        x2: GUTTER + reach,
+                        y1: y + ROW / 2,
+                        y2: y + ROW / 2,
+                        stroke: "var(--faint)",
+                        "stroke-dasharray": "1 3",
+                    }),
+                    svg("rect", {
+                        x: place(first),
+                        y: y + 2,
+                        width: Math.max(place(last + 1) - place(first), 2),
+                        height: ROW - 4,
+                        fill: palette[number % palette.length],
+                        stroke: "var(--ink)",
+                        "stroke-width": n === layer ? 1.5 : 0,
+                    }),
                 );
             });
             const foot = layers.length * ROW + 18;
-            const label = (x, anchor, words) => svg("text", { x, y: foot, "text-anchor": anchor, "font-size": 12, fill: "var(--faint)" }, words);
-            picture.replaceChildren(svg(
-                "svg", { width, height: foot + 6, "aria-hidden": "true", style: "display: block" }, ...rows,
-                label(GUTTER, "start", "key 0"), label(GUTTER + reach, "end", `query ${count(query)}`),
-            ));
+            const label = (x, anchor, words) =>
+                svg("text", { x, y: foot, "text-anchor": anchor, "font-size": 12, fill: "var(--faint)" }, words);
+            picture.replaceChildren(
+                svg(
+                    "svg",
+                    { width, height: foot + 6, "aria-hidden": "true", style: "display: block" },
+                    ...rows,
+                    label(GUTTER, "start", "key 0"),
+                    label(GUTTER + reach, "end", `query ${count(query)}`),
+                ),
+            );
         });
         picture.addEventListener("keydown", (event) => {
             const step = { ArrowUp: -1, ArrowDown: 1, PageUp: -6, PageDown: 6 }[event.key];
@@ -115,21 +177,42 @@ export const figure = {
         return ({ layer, query }, numbers) => {
             now = { layer, query, numbers };
             about.textContent = `${numbers.title}: ${numbers.does}`;
-            picture.setAttribute("aria-label", `${numbers.title}, ${numbers.layers.length} layers, each with the keys that the query sees; arrow up and down choose a layer`);
-            const cells = ["kind", "layers", "scheme", "doors", "window", `query ${count(query)} sees`].map((words) => element("th", { scope: "col" }, words));
+            picture.setAttribute(
+                "aria-label",
+                `${numbers.title}, ${numbers.layers.length} layers, each with the keys that the query sees; arrow up and down choose a layer`,
+            );
+            const cells = ["kind", "layers", "scheme", "doors", "window", `query ${count(query)} sees`].map((words) =>
+                element("th", { scope: "col" }, words),
+            );
             table.replaceChildren(
-                element("caption", {}, "The kinds of layers, and where each is"), element("thead", {}, element("tr", {}, ...cells)),
-                element("tbody", {}, ...numbers.kinds.map((kind) => element(
-                    "tr", {}, element("th", { scope: "row" }, kind.letter), element("td", {}, ranges(kind.layers)), element("td", {}, element("code", {}, kind.scheme)),
-                    element("td", {}, kind.doors.join(", ") || "none"), element("td", {}, kind.window), element("td", {}, keysOf(kind.seen)),
-                ))),
+                element("caption", {}, "The kinds of layers, and where each is"),
+                element("thead", {}, element("tr", {}, ...cells)),
+                element(
+                    "tbody",
+                    {},
+                    ...numbers.kinds.map((kind) =>
+                        element(
+                            "tr",
+                            {},
+                            element("th", { scope: "row" }, kind.letter),
+                            element("td", {}, ranges(kind.layers)),
+                            element("td", {}, element("code", {}, kind.scheme)),
+                            element("td", {}, kind.doors.join(", ") || "none"),
+                            element("td", {}, kind.window),
+                            element("td", {}, keysOf(kind.seen)),
+                        ),
+                    ),
+                ),
             );
             paint();
             read.textContent = said(layer);
         };
     },
     describe({ query }, { title, layers, kinds }) {
-        const each = kinds.map(({ letter: name, layers: of, window, seen }) => `${of.length} of kind ${name}, ${window}, where query ${count(query)} sees ${count(seen[1] - seen[0] + 1)} keys`);
+        const each = kinds.map(
+            ({ letter: name, layers: of, window, seen }) =>
+                `${of.length} of kind ${name}, ${window}, where query ${count(query)} sees ${count(seen[1] - seen[0] + 1)} keys`,
+        );
         return `${title} has ${layers.length} layers: ${each.join("; ")}.`;
     },
 };

@@ -10,16 +10,33 @@ export const figure = {
         const all = app.data.seen ?? [];
         const heads = all[values.scheme]?.shape[0] ?? 1;
         return [
-            ...(all.length > 1 ? [{ name: "scheme", label: "scheme", kind: "choice", choices: all.map(({ name }, value) => ({ value: String(value), name })) }] : []),
+            ...(all.length > 1
+                ? [
+                      {
+                          name: "scheme",
+                          label: "scheme",
+                          kind: "choice",
+                          choices: all.map(({ name }, value) => ({ value: String(value), name })),
+                      },
+                  ]
+                : []),
             ...(heads > 1 ? [{ name: "head", label: "head", kind: "range", min: 1, max: heads }] : []),
         ];
     },
     values({ scheme, head }, app) {
         const chosen = app.data.seen?.[Number(scheme)];
-        if (!chosen) throw new RangeError("no scheme was named: posenc explore --schemes my.py:MyScheme, or posenc.show(scheme)");
+        if (!chosen)
+            throw new RangeError(
+                "no scheme was named: posenc explore --schemes my.py:MyScheme, or posenc.show(scheme)",
+            );
         const [, queries, keys] = chosen.shape;
         const start = (head - 1) * queries * keys;
-        return { chosen, queries, keys, main: Float64Array.from(chosen.values.slice(start, start + queries * keys), (x) => x ?? NaN) };
+        return {
+            chosen,
+            queries,
+            keys,
+            main: Float64Array.from(chosen.values.slice(start, start + queries * keys), (x) => x ?? NaN),
+        };
     },
     line(values, app) {
         const command = app.data.seen?.[Number(values.scheme)]?.command;
@@ -30,10 +47,21 @@ export const figure = {
         const along = app.lines(box, { label: "the same against the distance", xLabel: "key − query", yLabel: "" });
         return (values, { chosen, queries, keys, main }) => {
             const middle = Math.floor(queries / 2);
-            matrix.draw(main, { rows: queries, columns: keys, label: `${chosen.name}: ${chosen.what} of each query and key` });
+            matrix.draw(main, {
+                rows: queries,
+                columns: keys,
+                label: `${chosen.name}: ${chosen.what} of each query and key`,
+            });
             const x = Array.from({ length: keys }, (_, j) => j - middle);
-            along.draw(x, [{ name: `${chosen.what}, query ${middle}`, y: main.slice(middle * keys, (middle + 1) * keys), always: true }]);
+            along.draw(x, [
+                {
+                    name: `${chosen.what}, query ${middle}`,
+                    y: main.slice(middle * keys, (middle + 1) * keys),
+                    always: true,
+                },
+            ]);
         };
     },
-    describe: (values, { chosen }) => `${chosen.name}: ${chosen.what}, for ${chosen.shape[1]} tokens and ${chosen.shape[0]} heads that differ.`,
+    describe: (values, { chosen }) =>
+        `${chosen.name}: ${chosen.what}, for ${chosen.shape[1]} tokens and ${chosen.shape[0]} heads that differ.`,
 };

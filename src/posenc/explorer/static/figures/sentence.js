@@ -5,27 +5,16 @@ import { element } from "posenc/elements.js";
 import { SCHEMES } from "posenc/math/catalog.js";
 import { Positions } from "posenc/math/positions.js";
 import * as given from "posenc/options.js";
-import {
-    FIXED,
-    HEADS,
-    MOST,
-    SIZES,
-    chosen,
-    python,
-    shifted,
-    shuffled,
-    takes,
-    values,
-} from "posenc/sentence.js";
+import { FIXED, HEADS, MOST, SIZES, chosen, python, shifted, shuffled, takes, values } from "posenc/sentence.js";
 import { wordsOf } from "posenc/words.js";
 
 export const figure = {
     name: "sentence",
     title: "A sentence with and without positions",
     see:
-        "Each word is a fixed random vector, so equal words are equal vectors. Without a scheme their rows and "
-        + "columns are equal too, wherever they stand; with most schemes they differ. Choose a word, move it or shuffle the sentence, "
-        + "and compare what it attends to.",
+        "Each word is a fixed random vector, so equal words are equal vectors. Without a scheme their rows and " +
+        "columns are equal too, wherever they stand; with most schemes they differ. Choose a word, move it or shuffle the sentence, " +
+        "and compare what it attends to.",
     defaults: {
         text: "the wave wore the rock down while the rock stood",
         word: 4,

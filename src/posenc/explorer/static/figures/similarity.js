@@ -1,7 +1,19 @@
 // How alike the vectors of every two positions are.
 
 import * as options from "posenc/options.js";
-import { READ_BY_POSENC, fromPosenc, limits, orMissing, ownControls, products, python, schemeControl, shown, unit, vectors } from "posenc/vectors.js";
+import {
+    READ_BY_POSENC,
+    fromPosenc,
+    limits,
+    orMissing,
+    ownControls,
+    products,
+    python,
+    schemeControl,
+    shown,
+    unit,
+    vectors,
+} from "posenc/vectors.js";
 
 const MOST = { tokens: 512, dim: 128 };
 const MEASURES = ["cosine", "inner product"];
@@ -20,7 +32,9 @@ export const figure = {
             { name: "measure", label: "measure", kind: "choice", choices: MEASURES },
             { name: "position", label: "position", kind: "range", min: 0, max: values.tokens - 1 },
             { name: "tokens", label: "positions", kind: "range", min: 16, max: most.tokens, step: 16 },
-            ...(values.scheme === "minilm" ? [] : [{ name: "dim", label: "dim", kind: "range", min: 8, max: most.dim, step: 8 }]),
+            ...(values.scheme === "minilm"
+                ? []
+                : [{ name: "dim", label: "dim", kind: "range", min: 8, max: most.dim, step: 8 }]),
             ...ownControls(values, app),
         ];
     },
@@ -39,31 +53,45 @@ export const figure = {
         }
         return { tokens, main: kept.main, along: kept.main.subarray(position * tokens, (position + 1) * tokens) };
     },
-    line: (values, app) => `${python(values, app)}\n${values.measure === "cosine" ? "P = P / P.norm(dim=1, keepdim=True)\n" : ""}P @ P.T`,
+    line: (values, app) =>
+        `${python(values, app)}\n${values.measure === "cosine" ? "P = P / P.norm(dim=1, keepdim=True)\n" : ""}P @ P.T`,
     compared(values, app) {
         return { shape: [values.tokens, values.tokens], data: figure.values(values, app).main };
     },
     mount(box, app) {
         const { parts, show } = orMissing(box);
         const matrix = app.heat(parts, {
-            label: "similarity of every two positions", rowLabel: "position", columnLabel: "position",
+            label: "similarity of every two positions",
+            rowLabel: "position",
+            columnLabel: "position",
             onPick: (position) => app.set({ position }),
         });
-        const line = app.lines(parts, { label: "similarity with the chosen position by distance", xLabel: "distance from the position", yLabel: "similarity" });
+        const line = app.lines(parts, {
+            label: "similarity with the chosen position by distance",
+            xLabel: "distance from the position",
+            yLabel: "similarity",
+        });
         return ({ measure, position }, { tokens, main, along, missing }) => {
             show(missing);
             if (missing) return;
             matrix.draw(main, {
-                rows: tokens, columns: tokens, marks: [{ row: position, column: 0, columns: tokens }],
-                high: measure === "cosine" ? 1 : undefined, label: `${measure} of the vectors of every two of ${tokens} positions`,
+                rows: tokens,
+                columns: tokens,
+                marks: [{ row: position, column: 0, columns: tokens }],
+                high: measure === "cosine" ? 1 : undefined,
+                label: `${measure} of the vectors of every two of ${tokens} positions`,
             });
             const x = Float64Array.from({ length: tokens }, (_, j) => j - position);
-            line.draw(x, [{ name: `${measure} with position ${position}`, y: along, always: true }], { marks: [{ x: 0, name: `position ${position}` }] });
+            line.draw(x, [{ name: `${measure} with position ${position}`, y: along, always: true }], {
+                marks: [{ x: 0, name: `position ${position}` }],
+            });
         };
     },
     describe({ measure, position }, { tokens, main, along, missing }) {
         if (missing) return missing;
-        const said = [1, 2, 8, 32].filter((r) => position + r < tokens).map((r) => `${Number(along[position + r].toPrecision(3))} at ${r}`);
+        const said = [1, 2, 8, 32]
+            .filter((r) => position + r < tokens)
+            .map((r) => `${Number(along[position + r].toPrecision(3))} at ${r}`);
         return `The ${measure} of position ${position} with itself is ${Number(along[position].toPrecision(3))}${said.length ? `, with the ones after it, by distance: ${said.join(", ")}` : ""}. Between neighbours it varies by ${spread(main, tokens, 1).toPrecision(2)} over the positions.`;
     },
     async check(values, { tokens, main }, app) {
@@ -71,7 +99,13 @@ export const figure = {
         if (!theirs) return READ_BY_POSENC;
         const { rows, data } = theirs;
         const made = alike({ rows, columns: values.dim, data }, values.measure);
-        return options.agreed(rows * rows, options.apart(made, made.map((_, n) => main[Math.floor(n / rows) * tokens + (n % rows)])));
+        return options.agreed(
+            rows * rows,
+            options.apart(
+                made,
+                made.map((_, n) => main[Math.floor(n / rows) * tokens + (n % rows)]),
+            ),
+        );
     },
 };
 

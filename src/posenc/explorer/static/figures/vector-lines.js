@@ -9,10 +9,12 @@ function dimensionsOf({ scheme, dim, first, second, options: text }) {
     if (scheme === "exponential_decay") return numbers.map((k) => ({ k, dimension: k, what: `channel ${k}` }));
     const isSideBySide = scheme === "sinusoidal" && !text.includes("layout:concatenated");
     const order = scheme === "sinusoidal" ? ["sine", "cosine"] : ["cosine", "sine"];
-    return numbers.flatMap((k) => order.map((wave, n) => {
-        const dimension = isSideBySide ? 2 * k + n : k + (n * dim) / 2;
-        return { k, dimension, what: `pair ${k}, ${wave} (dimension ${dimension})` };
-    }));
+    return numbers.flatMap((k) =>
+        order.map((wave, n) => {
+            const dimension = isSideBySide ? 2 * k + n : k + (n * dim) / 2;
+            return { k, dimension, what: `pair ${k}, ${wave} (dimension ${dimension})` };
+        }),
+    );
 }
 
 const last = ({ scheme, dim }) => (scheme === "exponential_decay" ? dim : dim / 2) - 1;
@@ -53,31 +55,66 @@ export const figure = {
     },
     values(values, app) {
         const { rows, columns, data } = vectors(values, app);
-        const series = dimensionsOf(values).map((one) => ({ ...one, y: Float64Array.from({ length: rows }, (_, p) => data[p * columns + one.dimension]) }));
+        const series = dimensionsOf(values).map((one) => ({
+            ...one,
+            y: Float64Array.from({ length: rows }, (_, p) => data[p * columns + one.dimension]),
+        }));
         return { series, tokens: rows };
     },
-    line: (values, app) => `${python(values, app)}\nP[:, [${dimensionsOf(values).map(({ dimension }) => dimension).join(", ")}]]`,
+    line: (values, app) =>
+        `${python(values, app)}\nP[:, [${dimensionsOf(values)
+            .map(({ dimension }) => dimension)
+            .join(", ")}]]`,
     compared(values, app) {
         const { series, tokens } = figure.values(values, app);
-        return { shape: [tokens, series.length], data: Float64Array.from({ length: tokens * series.length }, (_, n) => series[n % series.length].y[Math.floor(n / series.length)]) };
+        return {
+            shape: [tokens, series.length],
+            data: Float64Array.from(
+                { length: tokens * series.length },
+                (_, n) => series[n % series.length].y[Math.floor(n / series.length)],
+            ),
+        };
     },
     mount(box, app) {
-        const plot = app.lines(box, { label: "value of single dimensions by position", xLabel: "position", yLabel: "value" });
+        const plot = app.lines(box, {
+            label: "value of single dimensions by position",
+            xLabel: "position",
+            yLabel: "value",
+        });
         return (values, { series, tokens }) => {
             const { palette } = app.theme();
             const colors = new Map([...new Set(series.map(({ k }) => k))].map((k, n) => [k, palette[n]]));
-            const drawn = series.map(({ k, what, y }, n) => ({ name: what, y, color: colors.get(k), dash: n > 0 && series[n - 1].k === k ? [6, 4] : [], always: true }));
+            const drawn = series.map(({ k, what, y }, n) => ({
+                name: what,
+                y,
+                color: colors.get(k),
+                dash: n > 0 && series[n - 1].k === k ? [6, 4] : [],
+                always: true,
+            }));
             const reach = values.scheme === "exponential_decay" ? [0, 1.05] : [-1.1, 1.1];
-            plot.draw(Float64Array.from({ length: tokens }, (_, p) => p), drawn, { y: reach });
+            plot.draw(
+                Float64Array.from({ length: tokens }, (_, p) => p),
+                drawn,
+                { y: reach },
+            );
         };
     },
     describe(values, { series }, app) {
-        const said = [...new Set(series.map(({ k }) => k))].map((k) => `${values.scheme === "exponential_decay" ? "channel" : "pair"} ${k} ${rate(values, app, k)}`);
+        const said = [...new Set(series.map(({ k }) => k))].map(
+            (k) => `${values.scheme === "exponential_decay" ? "channel" : "pair"} ${k} ${rate(values, app, k)}`,
+        );
         return `Of ${values.dim} dimensions, ${said.join("; ")}.`;
     },
     async check(values, { series }, app) {
         const { rows, data } = await fromPosenc(values, app);
-        const most = Math.max(...series.map(({ dimension, y }) => options.apart(Array.from(y.subarray(0, rows)), y.subarray(0, rows).map((_, p) => data[p * values.dim + dimension]))));
+        const most = Math.max(
+            ...series.map(({ dimension, y }) =>
+                options.apart(
+                    Array.from(y.subarray(0, rows)),
+                    y.subarray(0, rows).map((_, p) => data[p * values.dim + dimension]),
+                ),
+            ),
+        );
         return options.agreed(rows * series.length, most);
     },
 };

@@ -1,7 +1,17 @@
 // The whole table of vectors as a picture.
 
 import * as options from "posenc/options.js";
-import { READ_BY_POSENC, fromPosenc, limits, orMissing, ownControls, python, schemeControl, shown, vectors } from "posenc/vectors.js";
+import {
+    READ_BY_POSENC,
+    fromPosenc,
+    limits,
+    orMissing,
+    ownControls,
+    python,
+    schemeControl,
+    shown,
+    vectors,
+} from "posenc/vectors.js";
 
 const MOST = { tokens: 512, dim: 512 };
 
@@ -18,7 +28,9 @@ export const figure = {
             { name: "position", label: "position", kind: "range", min: 0, max: values.tokens - 1 },
             { name: "dimension", label: "dimension", kind: "range", min: 0, max: values.dim - 1 },
             { name: "tokens", label: "positions", kind: "range", min: 16, max: most.tokens, step: 16 },
-            ...(values.scheme === "minilm" ? [] : [{ name: "dim", label: "dim", kind: "range", min: 16, max: most.dim, step: 16 }]),
+            ...(values.scheme === "minilm"
+                ? []
+                : [{ name: "dim", label: "dim", kind: "range", min: 16, max: most.dim, step: 16 }]),
             ...ownControls(values, app),
         ];
     },
@@ -26,7 +38,12 @@ export const figure = {
     change(values, name, value) {
         const made = options.change(values, name, value);
         const { tokens, dim } = { tokens: made.tokens, dim: made.scheme === "minilm" ? limits(made).dim : made.dim };
-        return { ...made, dim, position: Math.min(made.position, tokens - 1), dimension: Math.min(made.dimension, dim - 1) };
+        return {
+            ...made,
+            dim,
+            position: Math.min(made.position, tokens - 1),
+            dimension: Math.min(made.dimension, dim - 1),
+        };
     },
     values(values, app) {
         const { rows, columns, data, missing } = vectors(values, app);
@@ -40,15 +57,23 @@ export const figure = {
     mount(box, app) {
         const { parts, show } = orMissing(box);
         const table = app.heat(parts, {
-            label: "the table of vectors", rowLabel: "position", columnLabel: "dimension", size: 640,
+            label: "the table of vectors",
+            rowLabel: "position",
+            columnLabel: "dimension",
+            size: 640,
             onPick: (position, dimension) => app.set({ position, dimension }),
         });
         return ({ position, dimension }, { rows, columns, main, missing }) => {
             show(missing);
             if (missing) return;
             table.draw(main, {
-                rows, columns, aspect: Math.min(Math.max(rows / columns, 0.3), 1),
-                marks: [{ row: position, column: 0, columns }, { row: 0, column: dimension, rows }],
+                rows,
+                columns,
+                aspect: Math.min(Math.max(rows / columns, 0.3), 1),
+                marks: [
+                    { row: position, column: 0, columns },
+                    { row: 0, column: dimension, rows },
+                ],
                 label: `${rows} vectors of ${columns} dimensions; arrow keys read a number, Enter marks its position and dimension`,
             });
         };
@@ -60,6 +85,9 @@ export const figure = {
     async check(values, { columns, main }, app) {
         const theirs = await fromPosenc(values, app);
         if (!theirs) return READ_BY_POSENC;
-        return options.agreed(theirs.rows * columns, options.apart(main.subarray(0, theirs.rows * columns), theirs.data));
+        return options.agreed(
+            theirs.rows * columns,
+            options.apart(main.subarray(0, theirs.rows * columns), theirs.data),
+        );
     },
 };

@@ -13,8 +13,26 @@ export const figure = {
     name: "vectors-2d",
     title: "Vectors of rows and columns",
     see: "Half of the channels hold the row and half the column, so the likeness of two patches is that of their rows plus that of their columns: a cross. Click another patch, or choose Fourier features, whose directions are drawn and go across both.",
-    defaults: { scheme: "sinusoidal", measure: "cosine", rows: 14, columns: 14, row: 5, column: 8, dim: 64, options: "" },
-    another: { scheme: "fourier_features", measure: "inner product", rows: 6, columns: 9, row: 2, column: 3, dim: 32, options: "sigma:0.1" },
+    defaults: {
+        scheme: "sinusoidal",
+        measure: "cosine",
+        rows: 14,
+        columns: 14,
+        row: 5,
+        column: 8,
+        dim: 64,
+        options: "",
+    },
+    another: {
+        scheme: "fourier_features",
+        measure: "inner product",
+        rows: 6,
+        columns: 9,
+        row: 2,
+        column: 3,
+        dim: 32,
+        options: "sigma:0.1",
+    },
     controls(values, app) {
         return [
             schemeControl(app, { but: ["exponential_decay"] }),
@@ -47,10 +65,28 @@ export const figure = {
         return { shape: [rows, columns], data: main };
     },
     mount(box, app) {
-        const picture = app.heat(box, { label: "similarity with the chosen patch", rowLabel: "row", columnLabel: "column", onPick: (row, column) => app.set({ row, column }) });
-        const lines = app.lines(box, { label: "similarity along the row, the column and the diagonal", xLabel: "patches from the chosen one", yLabel: "similarity" });
+        const picture = app.heat(box, {
+            label: "similarity with the chosen patch",
+            rowLabel: "row",
+            columnLabel: "column",
+            onPick: (row, column) => app.set({ row, column }),
+        });
+        const lines = app.lines(box, {
+            label: "similarity along the row, the column and the diagonal",
+            xLabel: "patches from the chosen one",
+            yLabel: "similarity",
+        });
         return ({ row, column, measure }, { rows, columns, main }) => {
-            picture.draw(main, { rows, columns, centre: null, marks: [{ row, column, color: app.theme().background }, { row, column }], label: `${measure} of the patch at row ${row}, column ${column} with all of ${rows} by ${columns}` });
+            picture.draw(main, {
+                rows,
+                columns,
+                centre: null,
+                marks: [
+                    { row, column, color: app.theme().background },
+                    { row, column },
+                ],
+                label: `${measure} of the patch at row ${row}, column ${column} with all of ${rows} by ${columns}`,
+            });
             const reach = Math.max(row, rows - 1 - row, column, columns - 1 - column);
             const steps = Float64Array.from({ length: 2 * reach + 1 }, (_, n) => n - reach);
             const at = (r, c) => (r >= 0 && r < rows && c >= 0 && c < columns ? main[r * columns + c] : NaN);
@@ -62,7 +98,11 @@ export const figure = {
         };
     },
     describe({ row, column, measure }, { rows, columns, main }) {
-        const near = [["right", row, column + 1], ["below", row + 1, column], ["below and right", row + 1, column + 1]].filter(([, r, c]) => r < rows && c < columns);
+        const near = [
+            ["right", row, column + 1],
+            ["below", row + 1, column],
+            ["below and right", row + 1, column + 1],
+        ].filter(([, r, c]) => r < rows && c < columns);
         return `The ${measure} of the patch at row ${row}, column ${column} with itself is ${Number(main[row * columns + column].toPrecision(3))}${near.map(([words, r, c]) => `, with the one ${words} ${Number(main[r * columns + c].toPrecision(3))}`).join("")}.`;
     },
     async check(values, numbers, app) {

@@ -138,7 +138,10 @@ export const figure = {
             schemes: [],
             query: zero,
             key: zero,
-            value: array([1, N, N], main.map((_, n) => Number(n % (N + 1) === 0))), // so the output is the weights
+            value: array(
+                [1, N, N],
+                main.map((_, n) => Number(n % (N + 1) === 0)),
+            ), // so the output is the weights
             positions: Array.from({ length: N }, (_, n) => [...positions.at(n)]),
             document: Array.from(positions.document),
             causal,

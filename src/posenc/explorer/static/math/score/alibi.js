@@ -35,7 +35,8 @@ export class ALiBi {
  * of twice that many. */
 function slopesOf(heads) {
     const power = 2 ** Math.floor(Math.log2(heads));
-    return Array.from({ length: heads }, (_, h) =>
-        2 ** -(h < power ? (8 * (h + 1)) / power : (8 * (2 * (h - power) + 1)) / (2 * power)),
+    return Array.from(
+        { length: heads },
+        (_, h) => 2 ** -(h < power ? (8 * (h + 1)) / power : (8 * (2 * (h - power) + 1)) / (2 * power)),
     );
 }

@@ -25,7 +25,10 @@ export class Shaw {
         checkDistance("Shaw", context, { heads: this.numHeads, integral: true });
         checkWidth("Shaw", this.headDim, context);
         const k = this.maxDistance;
-        const clipped = (entry) => (head, [r]) => entry(head, Math.min(Math.max(r, -k), k) + k);
+        const clipped =
+            (entry) =>
+            (head, [r]) =>
+                entry(head, Math.min(Math.max(r, -k), k) + k);
         const made = [];
         if (this.keys) {
             made.push({ kind: "meeting", of: "query", byDistance: true, vector: clipped(this.keys) });

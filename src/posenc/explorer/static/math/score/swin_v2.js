@@ -59,7 +59,10 @@ export class SwinV2 {
         const name = r.join();
         if (!this.known.has(name)) {
             const [u, v] = this.grid.map((side, axis) => this.space(-within(r[axis], side), axis));
-            this.known.set(name, this.b1.map((b, n) => Math.max(this.w1[2 * n] * u + this.w1[2 * n + 1] * v + b, 0)));
+            this.known.set(
+                name,
+                this.b1.map((b, n) => Math.max(this.w1[2 * n] * u + this.w1[2 * n + 1] * v + b, 0)),
+            );
         }
         return this.known.get(name);
     }
