@@ -64,6 +64,7 @@ def move(page: Watched, figure: str) -> None:
                 page.page.wait_for_function(
                     "([name, count]) => window.posenc.timings[name].length > count", arg=[figure, count]
                 )
+                assert page.page.evaluate("document.activeElement.type") == "range", "the slider has lost the focus"
                 if key == "End":
                     page.page.wait_for_function("name => location.hash.includes(`${name}.`)", arg=figure)
             words = section.locator(".error").inner_text()
@@ -77,6 +78,34 @@ def move(page: Watched, figure: str) -> None:
             page.page.wait_for_timeout(40)
             words = section.locator(".error").inner_text()
             assert not words, f"{value}: {words}"
+
+
+@pytest.mark.parametrize(("figure", "label"), [("product", "tokens"), ("vector-table", "positions")])
+def test_a_slider_is_dragged_all_the_way(figure: str, label: str, page: Watched, address: str) -> None:
+    """By mouse, where each step changes what other controls may be."""
+    page.open(f"{address}#figure={figure}")
+    page.until_drawn(figure)
+    slider = page.page.locator(".control", has_text=label).first.locator("input")
+    place = slider.bounding_box()
+    assert place is not None
+    row, values = place["y"] + place["height"] / 2, set()
+    page.page.mouse.move(place["x"] + 10, row)
+    page.page.mouse.down()
+    for n in range(1, 9):
+        page.page.mouse.move(place["x"] + 10 + n * (place["width"] - 20) / 8, row)
+        page.page.wait_for_timeout(80)
+        values.add(slider.input_value())
+    page.page.mouse.up()
+    assert len(values) >= 6, f"the slider stood at {sorted(values)}"
+
+
+def test_the_focus_stays_on_a_button_that_is_drawn_anew(page: Watched, address: str) -> None:
+    page.open(f"{address}#figure=sentence")
+    page.until_drawn("sentence")
+    page.page.locator(".picture button").nth(2).focus()
+    page.page.keyboard.press("Enter")
+    page.page.wait_for_timeout(200)
+    assert page.page.evaluate("document.activeElement.tagName") == "BUTTON"
 
 
 def test_pictures_that_differ_are_told_apart() -> None:

@@ -4,84 +4,120 @@ import { element } from "posenc/elements.js";
 
 const STEPS = 1000; // of a slider on a logarithmic scale
 
-/** Builds controls into box; change(name, value) is called while they move. Gives a function that shows values. */
-export function controls(box, specs, values, change) {
-    const show = {};
-    box.replaceChildren(
-        ...specs.map((spec) => {
-            const made = { range, choice, check, text, button }[spec.kind](spec, (value) => change(spec.name, value));
-            show[spec.name] = made.show;
-            return made.label;
-        }),
-    );
-    const shown = (now) => {
-        for (const [name, set] of Object.entries(show)) if (name in now) set(now[name]);
+/** Controls in box; change(name, value) is called while they move. Gives show(specs, values): which there are, and what
+ * they say. One that stays is kept as it is, so that a drag goes on and the focus is not lost. */
+export function controls(box, change) {
+    const made = new Map();
+    return (specs, values) => {
+        const wanted = specs.map((spec) => {
+            const key = `${spec.kind} ${spec.name} ${spec.kind === "button" ? spec.label : ""}`;
+            if (!made.has(key))
+                made.set(
+                    key,
+                    KINDS[spec.kind]((value) => change(spec.name, value)),
+                );
+            const one = made.get(key);
+            one.update(spec);
+            if (spec.name in values) one.show(values[spec.name]);
+            return one.label;
+        });
+        for (const child of [...box.children]) if (!wanted.includes(child)) child.remove();
+        wanted.forEach((label, n) => box.children[n] !== label && box.insertBefore(label, box.children[n] ?? null));
     };
-    shown(values);
-    return shown;
 }
 
-function range({ label, min, max, step = 1, log = false, unit = "" }, change) {
-    const output = element("output");
+function range(change) {
+    const [output, name] = [element("output"), element("span")];
+    const input = element("input", { type: "range" });
+    let spec = {};
     const words = (value) =>
-        `${Number(Number(value).toPrecision(6)).toLocaleString("en", { maximumFractionDigits: 6 })}${unit}`;
-    const away = (value) => (log ? (STEPS * Math.log(value / min)) / Math.log(max / min) : value);
+        `${Number(Number(value).toPrecision(6)).toLocaleString("en", { maximumFractionDigits: 6 })}${spec.unit ?? ""}`;
+    const away = (value) => (spec.log ? (STEPS * Math.log(value / spec.min)) / Math.log(spec.max / spec.min) : value);
     const back = (place) => {
+        const { min, max, step = 1, log } = spec;
         if (!log) return Number(place);
-        const value = min * (max / min) ** (place / STEPS);
-        const rounded = Math.round(value / step) * step;
+        const rounded = Math.round((min * (max / min) ** (place / STEPS)) / step) * step;
         return Math.min(Math.max(Number(rounded.toPrecision(10)), min), max);
     };
-    const input = element("input", { type: "range", min: log ? 0 : min, max: log ? STEPS : max, step: log ? 1 : step });
     input.addEventListener("input", () => change(back(input.value)));
-    const show = (value) => {
-        if (back(input.value) !== value) input.value = away(value);
-        output.textContent = words(value);
-        input.setAttribute("aria-valuetext", words(value));
+    return {
+        label: element("label", { class: "control" }, name, input),
+        update(now) {
+            spec = now;
+            name.replaceChildren(spec.label, " ", output);
+            const ends = spec.log ? [0, STEPS, 1] : [spec.min, spec.max, spec.step ?? 1];
+            ["min", "max", "step"].forEach((key, n) => input[key] !== String(ends[n]) && (input[key] = ends[n]));
+        },
+        show(value) {
+            if (back(input.value) !== value) input.value = away(value);
+            output.textContent = words(value);
+            input.setAttribute("aria-valuetext", words(value));
+        },
     };
-    return { label: element("label", { class: "control" }, element("span", {}, label, " ", output), input), show };
 }
 
-function choice({ label, choices }, change) {
-    const options = choices.map((one) => (typeof one === "object" ? one : { value: one, name: one }));
-    const groups = new Map();
-    for (const { value, name, group = "" } of options) {
-        if (!groups.has(group)) groups.set(group, []);
-        groups.get(group).push(element("option", { value }, name));
-    }
+function choice(change) {
+    const name = element("span");
     const input = element("select", { onchange: () => change(input.value) });
-    for (const [group, made] of groups)
-        input.append(...(group ? [element("optgroup", { label: group }, ...made)] : made));
+    let known = "";
     return {
-        label: element("label", { class: "control" }, element("span", {}, label), input),
+        label: element("label", { class: "control" }, name, input),
+        update({ label, choices }) {
+            name.textContent = label;
+            if (JSON.stringify(choices) === known) return;
+            known = JSON.stringify(choices);
+            const groups = new Map();
+            for (const one of choices) {
+                const { value, name: words, group = "" } = typeof one === "object" ? one : { value: one, name: one };
+                groups.set(group, [...(groups.get(group) ?? []), element("option", { value }, words)]);
+            }
+            input.replaceChildren(
+                ...[...groups].flatMap(([group, made]) =>
+                    group ? [element("optgroup", { label: group }, ...made)] : made,
+                ),
+            );
+        },
         show: (value) => (input.value = value),
     };
 }
 
-function check({ label }, change) {
+function check(change) {
+    const name = element("span");
     const input = element("input", { type: "checkbox", onchange: () => change(input.checked) });
     return {
-        label: element("label", { class: "control check" }, input, element("span", {}, label)),
+        label: element("label", { class: "control check" }, input, name),
+        update: ({ label }) => (name.textContent = label),
         show: (value) => (input.checked = value),
     };
 }
 
-function text({ label, longest = 400 }, change) {
-    const input = element("input", {
-        type: "text",
-        maxlength: longest,
-        spellcheck: "false",
-        oninput: () => change(input.value),
-    });
-    const show = (value) => {
-        if (input.value !== value) input.value = value;
+function text(change) {
+    const name = element("span");
+    const input = element("input", { type: "text", spellcheck: "false", oninput: () => change(input.value) });
+    return {
+        label: element("label", { class: "control wide" }, name, input),
+        update({ label, longest = 400 }) {
+            name.textContent = label;
+            input.maxLength = longest;
+        },
+        show(value) {
+            if (input.value !== value) input.value = value;
+        },
     };
-    return { label: element("label", { class: "control wide" }, element("span", {}, label), input), show };
 }
 
 /** Sets its name to `value(now)`, such as a new seed. */
-function button({ label, value }, change) {
-    let now;
-    const input = element("button", { type: "button", onclick: () => change(value(now)) }, label);
-    return { label: element("div", { class: "control" }, input), show: (shown) => (now = shown) };
+function button(change) {
+    let [now, next] = [undefined, null];
+    const input = element("button", { type: "button", onclick: () => change(next(now)) });
+    return {
+        label: element("div", { class: "control" }, input),
+        update({ label, value }) {
+            input.textContent = label;
+            next = value;
+        },
+        show: (shown) => (now = shown),
+    };
 }
+
+const KINDS = { range, choice, check, text, button };

@@ -80,10 +80,11 @@ class Card {
         const copy = element("button", { type: "button", class: "copy", onclick: () => this.copy(copy) }, "Copy");
         this.formula = element("div", { class: "formula", tabindex: "0", role: "group", "aria-label": "formula" });
         this.formula.innerHTML = data.formulas[figure.name] ?? "";
+        this.lineOf = element("span");
         this.line = element(
             "div",
             { class: "line" },
-            element("div", { class: "line-head" }, element("span", {}, "The same in posenc"), copy),
+            element("div", { class: "line-head" }, this.lineOf, copy),
             element("pre", { tabindex: "0" }, this.code),
         );
         const heading = element(alone ? "h1" : "h3", { id: figure.name }, figure.title);
@@ -114,6 +115,7 @@ class Card {
             this.time,
         );
         this.pending = 0;
+        this.showControls = controls(this.controls, (name, value) => this.move(name, value));
     }
 
     mount() {
@@ -155,19 +157,13 @@ class Card {
 
     step(begun) {
         const { figure, values } = this;
-        const specs = this.specs(values);
-        const shape = JSON.stringify(specs);
-        if (shape !== this.shape) {
-            this.showValues = controls(this.controls, specs, {}, (name, value) => this.move(name, value));
-            this.shape = shape;
-        }
-        this.showValues({ ...values, ...figure.shown?.(values, this.app) });
+        this.showControls(this.specs(values), { ...values, ...figure.shown?.(values, this.app) });
         const from = performance.now();
         try {
             const numbers = figure.values(values, this.app);
             const computed = performance.now();
-            this.draw(values, numbers);
-            this.code.textContent = figure.line(values, this.app);
+            this.keepingFocus(() => this.draw(values, numbers));
+            this.showLine(figure.line(values, this.app));
             const waits = figure.waits?.(values) ?? false; // for an answer, which these lines would give away
             this.line.hidden = waits || !this.code.textContent;
             if (figure.formula) this.showFormula(figure.formula(values, this.app));
@@ -206,6 +202,23 @@ class Card {
             this.agreed.textContent =
                 error instanceof Differs ? error.message : `posenc did not check this: ${error.message}`;
         }
+    }
+
+    /** Python, with the imports that it needs, or a command, which a line that begins with "#" is. */
+    showLine(line) {
+        const isCommand = line.startsWith("# ");
+        this.lineOf.textContent = isCommand ? "The same on the command line" : "The same in posenc";
+        const imports = isCommand || !line || /^import .*posenc/m.test(line) ? "" : "import torch, posenc\n\n";
+        this.code.textContent = isCommand ? line.replace(/^# /gm, "") : imports + line;
+    }
+
+    /** Draws, and gives the focus back to what stands in the place of the button that had it. */
+    keepingFocus(draw) {
+        const held = document.activeElement;
+        const all = () => [...this.canvas.querySelectorAll("a, button, input, select, summary, [tabindex]")];
+        const place = this.canvas.contains(held) ? all().indexOf(held) : -1;
+        draw();
+        if (place >= 0 && !held.isConnected) all()[place]?.focus({ preventScroll: true });
     }
 
     showFormula(mathml) {

@@ -238,8 +238,9 @@ export function control(app) {
         : [];
 }
 
-/** What prints, or shows, the records that are drawn. */
+/** What prints, or shows, the records that are drawn; nothing for those of a file, whose folder the page cannot know. */
 export const command = (app, number) => {
     const set = every(app)[Number(number)];
+    if (dropped.includes(set)) return "";
     return set ? `# posenc explore --records ${set.name}` : "# make demo\n# posenc compare --out runs/mine";
 };

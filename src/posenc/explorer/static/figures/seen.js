@@ -63,5 +63,5 @@ export const figure = {
         };
     },
     describe: (values, { chosen }) =>
-        `${chosen.name}: ${chosen.what}, for ${chosen.shape[1]} tokens and ${chosen.shape[0]} heads that differ.`,
+        `${chosen.name}: ${chosen.what}, for ${chosen.shape[1]} tokens${chosen.shape[0] > 1 ? ` and ${chosen.shape[0]} heads that differ` : ""}.`,
 };
