@@ -35,13 +35,13 @@ posenc.{signature}
 | doors | {doors} |
 | learned | {learned} |
 | for | {who} |
-| coordinates per token | {axes} |
+| coordinates a token may have | {axes} |
 | limits | {limits} |
 | source | {source} |
 {users}
 ## Seen
 
-What it does to two tokens, by `posenc plot overview --schemes {name}`:
+What it does to two tokens, by `posenc plot overview --schemes {name}`{parameters}:
 
 ```{{image}} images/{name}.png
 :alt: {title}: what it does to two tokens
@@ -116,6 +116,15 @@ def _laws(entry: Entry) -> tuple[str, str]:
     return table(*held), table(*others)
 
 
+def _parameters(entry: Entry) -> str:
+    """Which parameters its picture is of."""
+    if Law.PARAMETER_FREE in entry.laws:
+        return ""
+    if entry.scheme.begins_as_nothing:
+        return ". As it begins it changes nothing, so its parameters are drawn at random here, to have something to see"
+    return ", untrained: with parameters as it begins"
+
+
 def _price(entry: Entry) -> str:
     """Its rows of the tables of docs/performance.md."""
     rows: list[tuple[str, ...]] = []
@@ -155,6 +164,7 @@ def page(entry: Entry) -> str:
         axes={"any": "one, two or three"}.get(entry.axes, entry.axes),
         limits=entry.limits or "none known",
         source=f"[{entry.paper}]({entry.url})" if entry.url else entry.paper,
+        parameters=_parameters(entry),
         users=f"| who uses it | {entry.users} |\n" if entry.users else "",
         formula=f"$$\n{entry.formula}\n$$\n" if entry.formula else "",
         example=_example(entry),

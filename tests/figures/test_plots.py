@@ -772,3 +772,4 @@ def test_names_are_built_for_the_sizes_given() -> None:
     assert [each.scheme.__class__.__name__ for each in found] == ["RoPE", "ALiBi"]
     assert [each.title for each in found] == ["rope", "alibi"]
     assert panels.named("shaw", shape)[0].title == "shaw, untrained"
+    assert panels.named("cope", shape)[0].title == "cope, drawn at random"

@@ -45,8 +45,9 @@ class Named:
 
     @property
     def title(self) -> str:
-        """Its name, and a warning where its numbers are no more than an initialisation."""
-        return f"{self.name}, untrained" if self.fresh else self.name
+        """Its name, and a warning where nothing has trained its numbers: they are those it begins with, or random."""
+        random = any(part.begins_as_nothing for part in self.scheme.parts)
+        return f"{self.name}, {'drawn at random' if random else 'untrained'}" if self.fresh else self.name
 
 
 def named(schemes: Schemes, shape: Shape, doors: Sequence[str] = ()) -> list[Named]:

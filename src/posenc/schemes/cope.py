@@ -88,7 +88,7 @@ ENTRY = Entry(
     axes="any",
     learned="max_positions × head_dim, zeros at first",
     does="counts the tokens that matter to a query, and has it meet a vector of the count",
-    limits="needs whole rows of scores; blind to coordinates",
+    limits="needs whole rows of scores; reads no coordinates, the order of tokens alone",
     formula=(
         r"\begin{array}{l} "
         r"s_{ij} = s + c \, q_i \cdot ((1 - f) \, e_{\lfloor p_{ij} \rfloor} + f \, e_{\lceil p_{ij} \rceil}), "
