@@ -27,6 +27,10 @@ import { ordered } from "posenc/theme.js";
 const DASHES = [[], [12, 3], [12, 3, 3, 3], [3, 3]];
 const MOST_LINES = 4;
 
+/** Tokens that are drawn at most of what goes by the distance alone. DeBERTa projects a row of its table, as wide as all
+ * heads, for each distance and head: of more tokens a step would take longer than 50 ms. */
+const mostOf = ({ name }) => (name === "deberta" ? 128 : 512);
+
 /** Options that need another one beside them. */
 const BESIDE = {
     query_scale: {
@@ -62,7 +66,7 @@ function extent(values, app) {
     const one = chosen(values, app);
     if (one.family === "curve") return { ...one, heads: 1, most: 0 };
     const { heads, by } = one.few();
-    return { ...one, heads, most: by === "distance" ? 512 : MOST };
+    return { ...one, heads, most: by === "distance" ? mostOf(one.entry) : MOST };
 }
 
 /** A scheme that cannot be built has the controls to make it one that can. */
@@ -77,7 +81,7 @@ function extentOr(values, app) {
             options: given.optionsOf(entry, values.options),
             axes: axesOf(entry),
             heads: 16,
-            most: 512,
+            most: mostOf(entry),
             family: "",
         };
     }
