@@ -45,7 +45,9 @@ export function drawnParameters(learned, random) {
             return own(random);
         }
         const one = uniform ? () => random.uniform(...uniform) : std ? () => random.normal(std) : () => fill;
-        return Float64Array.from({ length: size }, one);
+        const data = new Float64Array(size);
+        for (let n = 0; n < size; n++) data[n] = one(); // much faster than Float64Array.from
+        return data;
     };
     const made = Object.entries(learned).map(([name, how]) => [name, { shape: how.shape, data: draw(how) }]);
     return Object.fromEntries(made);

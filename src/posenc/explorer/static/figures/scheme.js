@@ -21,10 +21,15 @@ import { attend } from "posenc/math/attend.js";
 import { SCHEMES } from "posenc/math/catalog.js";
 import { Positions } from "posenc/math/positions.js";
 import * as given from "posenc/options.js";
+import { remembered } from "posenc/remembered.js";
 import { ordered } from "posenc/theme.js";
 
 const DASHES = [[], [12, 3], [12, 3, 3, 3], [3, 3]];
 const MOST_LINES = 4;
+
+/** Tokens that are drawn at most of what goes by the distance alone. DeBERTa projects a row of its table, as wide as all
+ * heads, for each distance and head: of more tokens a step would take longer than 50 ms. */
+const mostOf = ({ name }) => (name === "deberta" ? 128 : 512);
 
 /** Options that need another one beside them. */
 const BESIDE = {
@@ -36,18 +41,22 @@ const BESIDE = {
 };
 
 /** {entry, options, scheme, family, axes, parameters} of a state. */
-function chosen({ scheme: name, options: text, tokens, side, draw }, app) {
-    const entry = given.entryOf(app, name);
+const chosen = ({ scheme, options, tokens, side, draw }, app) =>
+    built(given.entryOf(app, scheme), options, Math.max(tokens, 64), side, draw);
+
+/** The same, with what the scheme does to a few tokens and to `all`, so many of them (or patches to a side). Another
+ * head is drawn of the same numbers. */
+const built = remembered((entry, text, max_positions, side, draw) => {
     const axes = axesOf(entry);
-    const options = given.optionsOf(
-        entry,
-        text,
-        axes === 1 ? { max_positions: Math.max(tokens, 64) } : { grid: [side, side] },
-    );
-    const parameters = given.parametersOf(entry, options, { seed: draw, spread: name === "cope" ? 1 : 0 });
-    const scheme = new SCHEMES[name](options, parameters);
-    return { entry, options, parameters, scheme, axes, family: familyOf(scheme, entry, options) };
-}
+    const options = given.optionsOf(entry, text, axes === 1 ? { max_positions } : { grid: [side, side] });
+    const parameters = given.parametersOf(entry, options, { seed: draw, spread: entry.name === "cope" ? 1 : 0 });
+    const scheme = new SCHEMES[entry.name](options, parameters);
+    const family = familyOf(scheme, entry, options);
+    const of = axes === 1 ? ofLine : ofGrid;
+    const seen = (size) => of(scheme, entry, options, family, size, draw);
+    const few = remembered(() => seen(axes === 1 ? 9 : 3));
+    return { entry, options, parameters, scheme, axes, family, few, all: remembered(seen) };
+});
 
 const seesBack = ({ family, entry, options }) =>
     ["content", "weights", "bands"].includes(family) || isForDecoders(entry, options);
@@ -56,11 +65,8 @@ const seesBack = ({ family, entry, options }) =>
 function extent(values, app) {
     const one = chosen(values, app);
     if (one.family === "curve") return { ...one, heads: 1, most: 0 };
-    const few =
-        one.axes === 1
-            ? ofLine(one.scheme, one.entry, one.options, one.family, 9, values.draw)
-            : ofGrid(one.scheme, one.entry, one.options, one.family, 3, values.draw);
-    return { ...one, heads: few.heads, most: few.by === "distance" ? 512 : MOST };
+    const { heads, by } = one.few();
+    return { ...one, heads, most: by === "distance" ? mostOf(one.entry) : MOST };
 }
 
 /** A scheme that cannot be built has the controls to make it one that can. */
@@ -75,7 +81,7 @@ function extentOr(values, app) {
             options: given.optionsOf(entry, values.options),
             axes: axesOf(entry),
             heads: 16,
-            most: 512,
+            most: mostOf(entry),
             family: "",
         };
     }
@@ -196,9 +202,9 @@ export const figure = {
     },
 };
 
-function line(one, { tokens: N, head, causal, draw }) {
-    const { entry, options, scheme, family } = one;
-    const { by, heads, matrix, along } = ofLine(scheme, entry, options, family, N, draw);
+function line(one, { tokens: N, head, causal }) {
+    const { options, scheme, family } = one;
+    const { by, heads, matrix, along } = one.all(N);
     const which = Math.min(head, heads) - 1;
     const isCausal = causal || seesBack(one);
     const data = matrix(which);
@@ -249,8 +255,8 @@ function line(one, { tokens: N, head, causal, draw }) {
     };
 }
 
-function grid({ entry, options, scheme, family, axes }, { side, head, draw }) {
-    const { x, middle, heads, matrix, lines } = ofGrid(scheme, entry, options, family, side, draw);
+function grid({ axes, all }, { side, head }) {
+    const { x, middle, heads, matrix, lines } = all(side);
     const which = Math.min(head, heads) - 1;
     const data = matrix(which);
     const marks = [{ row: middle, column: middle }];

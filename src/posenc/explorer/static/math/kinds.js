@@ -61,9 +61,10 @@ export const KINDS = {
         const { q, k } = context;
         const scale = piece.feature ? 1 : context.scale;
         change(scores, (head) => {
+            const keys = piece.of === "key" ? tokensOf(k, head, q.heads) : null;
+            if (keys?.every((key) => key.every((x) => x === 0))) return (score) => score; // as figures of a bias have them
             const vector = ofPairs(piece, (...pair) => piece.vector(...pair), head, context);
-            if (piece.of === "key") {
-                const keys = tokensOf(k, head, q.heads);
+            if (keys) {
                 return (score, i, j) => score + scale * dot(keys[j], vector(i, j));
             }
             const shift = piece.shift?.(head);

@@ -22,21 +22,20 @@ export class TransformerXL {
         pairsOf("dim", this.dim);
         this.theta = frequencies(this.dim, number("base", base, 1));
         choice("share_biases", share_biases, [true, false]); // between layers; in one there is nothing to share
-        const [size, { data }] = [head_dim * this.dim, parameters.projection];
-        const ofHead = (head) => new Matrix(head_dim, this.dim, data.subarray(head * size, (head + 1) * size));
-        this.W = Array.from({ length: num_heads }, (_, head) => ofHead(head));
-        this.known = this.W.map(() => new Map());
+        this.W = new Matrix(num_heads * head_dim, this.dim, parameters.projection.data);
+        this.known = new Map(); // W R_r of all heads, by r
         this.u = entriesOf(parameters["biases.content"]);
         this.v = entriesOf(parameters["biases.position"]);
     }
 
     /** W R_r of one head, made once. */
     projected(head, r) {
-        const known = this.known[head];
-        if (!known.has(r)) {
-            known.set(r, linear(this.sinusoid(r), this.W[head]));
+        let ofHeads = this.known.get(r);
+        if (!ofHeads) {
+            ofHeads = linear(this.sinusoid(r), this.W);
+            this.known.set(r, ofHeads);
         }
-        return known.get(r);
+        return ofHeads.subarray(head * this.headDim, (head + 1) * this.headDim);
     }
 
     sinusoid(r) {
@@ -53,7 +52,7 @@ export class TransformerXL {
     pieces(context) {
         this.check(context);
         const [u, v] = [(head) => this.u(0, head), (head) => this.v(0, head)];
-        const vector = (head, [r]) => this.projected(head, r);
+        const vector = (head, r) => this.projected(head, r[0]);
         return [
             { kind: "meeting", of: "key", byDistance: true, vector: u },
             { kind: "meeting", of: "query", byDistance: true, shift: v, vector },
