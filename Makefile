@@ -98,8 +98,8 @@ check: $(DEV) ## set up, run posenc check on posenc itself and on what is right,
 mutants: $(DEV) ## set up, plant every bug there is a mutant of, and say what caught each
 	$(PYTEST) -m "mutant and not survey" -q
 
-survey: $(DEV) ## set up, run posenc check on all there is in the style of other code, right and wrong: minutes
-	$(PYTEST) -m survey tests/conformance/test_mutants.py -q
+survey: $(DEV) ## set up, run posenc check on what is much like what CI checks, and on code in other styles: minutes
+	$(PYTEST) -m survey tests/conformance/test_mutants.py tests/conformance/test_own.py -q
 
 # Triton is a gigabyte, so not of `make test`.
 triton: $(TRITON) ## set up with Triton, run the kernels for GPUs in its interpreter, and compile them

@@ -291,3 +291,11 @@ SUBJECTS: dict[str, Subject] = {
     },
     **{f"{entry.name}-classifier": classifier(entry) for entry in ON_GRIDS},
 }
+
+# Of those that are much like one of `KINDS` CI runs the causal call and the models.
+SURVEYED = {
+    name
+    for entry in CATALOG
+    if entry.name not in KINDS
+    for name in (f"{entry.name}-auto-bidirectional", f"{entry.name}-one-line")
+}
