@@ -292,10 +292,14 @@ SUBJECTS: dict[str, Subject] = {
     **{f"{entry.name}-classifier": classifier(entry) for entry in ON_GRIDS},
 }
 
-# Of those that are much like one of `KINDS` CI runs the causal call and the models.
+# Of those that are much like one of `KINDS` CI runs the causal call and the models, and the backends of three alone:
+# tests/backends compares all of them with the reference.
 SURVEYED = {
-    name
-    for entry in CATALOG
-    if entry.name not in KINDS
-    for name in (f"{entry.name}-auto-bidirectional", f"{entry.name}-one-line")
+    *(
+        f"{entry.name}-{way}"
+        for entry in CATALOG
+        if entry.name not in KINDS
+        for way in ("auto-bidirectional", "one-line")
+    ),
+    *(f"{name}-{backend}-causal" for name in KINDS - {"rope", "alibi", "shaw"} for backend in BACKENDS[1:]),
 }

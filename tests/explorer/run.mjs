@@ -106,7 +106,7 @@ JOBS.content = (given) => {
 };
 JOBS.figure = async ({ name, state }) => {
     const { figure } = await of(`figures/${name}.js`);
-    const values = { ...figure.defaults, ...(state === "another" ? figure.another : {}) };
+    const values = { ...figure.defaults, ...(state === "another" ? figure.another : typeof state === "object" ? state : {}) };
     const app = { catalog: content.catalog, data: content };
     const numbers = figure.values(values, app);
     const compared = figure.compared?.(values, app, numbers);

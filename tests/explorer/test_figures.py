@@ -8,6 +8,8 @@ import torch
 
 import posenc
 from posenc.explorer.content import content
+from posenc.schemes.catalog import CATALOG
+from posenc.schemes.entry import Entry
 from tests.explorer.browser import FIGURES
 from tests.explorer.node import Node
 
@@ -57,3 +59,10 @@ def test_a_figure_says_what_it_is(figure: str, figures: Node) -> None:
     assert len(found["says"]) > 10
     named = [name for name in found["controls"] if not name.startswith("options.")]
     assert set(named) <= set(found["values"]), f"{figure}: a control without a state"
+
+
+@pytest.mark.parametrize("entry", CATALOG, ids=lambda entry: entry.name)
+def test_any_scheme_has_a_picture(entry: Entry, figures: Node) -> None:
+    found = figures("figure", name="scheme", state={"scheme": entry.name})
+    assert found["says"].startswith(entry.title)
+    assert entry.title in found["line"]
