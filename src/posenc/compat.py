@@ -17,6 +17,11 @@ def is_forward_mode() -> bool:
     return not torch.compiler.is_compiling() and forward_ad._current_level >= 0
 
 
+def is_transformed() -> bool:
+    """Whether a transformation of `torch.func` is on its way, whose tensors do not say that they have a gradient."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def assert_later(condition: Tensor, message: str) -> None:
     """An assertion in a compiled graph, or on a device, that waits for nothing: a RuntimeError with this message."""
     torch._assert_async(condition, message)

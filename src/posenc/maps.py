@@ -48,12 +48,16 @@ class OfKeyHeads:
 
     def __call__(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> Float[Tensor, "batch heads tokens head_dim"]:
         """What the map makes of x. ValueError for other heads."""
+        return self.fitted_to(x)(x)
+
+    def fitted_to(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> TokenMap:
+        """The map within. ValueError for an x of other heads."""
         if x.dim() == 4 and x.size(1) != self.heads:
             raise ValueError(
                 f"the rotation was made for keys of {self.heads} heads, got {x.size(1)}: build it for as many heads as "
                 "keys have"
             )
-        return self.turn(x)
+        return self.turn
 
 
 def misfit(made: Sequence[int], x: Tensor) -> str:

@@ -130,15 +130,29 @@ class PairRotation:
     def __call__(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> Float[Tensor, "batch heads tokens head_dim"]:
         """The turned x, in x's dtype. ValueError where its last dimension is not head_dim, or cos and sin are of other
         batch rows, heads or tokens. Where some heads are turned, x may have fewer heads, each shared by a group."""
+        return self.fitted_to(x)._turned(x)
+
+    def fitted_to(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> PairRotation:
+        """The same turn with cos and sin for the heads that x has, (rows or 1, heads or 1, tokens or 1, pairs), and
+        nothing turned. ValueError as of a call."""
         if x.size(-1) != self.head_dim:
             raise ValueError(f"the rotation was made for head_dim {self.head_dim}, got q or k of head_dim {x.size(-1)}")
+        fitted = self
         if x.dim() == 4 and self.cos.size(1) != 1:
             cos, sin = (shared_by(angle, x.size(1)) for angle in (self.cos, self.sin))
-            if cos is not self.cos:
-                return replace(self, cos=cos, sin=sin)(x)
-        made = self.cos.shape[:-1]
+            fitted = self if cos is self.cos else replace(self, cos=cos, sin=sin)
+        made = fitted.cos.shape[:-1]
         if x.dim() != 4 or any(m not in (1, n) for m, n in zip(made, x.shape[:-1], strict=True)):
             raise ValueError(misfit(made, x))
+        return fitted
+
+    def of_tokens(self, tokens: slice) -> PairRotation:
+        """The turn of some of the tokens."""
+        if self.cos.size(2) == 1:
+            return self
+        return replace(self, cos=self.cos[:, :, tokens], sin=self.sin[:, :, tokens])
+
+    def _turned(self, x: Tensor) -> Tensor:
         if self.heads is not None:
             group, over = divmod(self.num_heads, max(x.size(1), 1))
             if over or group == 0 or self.heads.start % group or self.heads.stop % group:

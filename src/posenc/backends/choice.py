@@ -147,5 +147,7 @@ def explain(call: Call) -> Explanation:
     backend, why = choose(call)
     reasons = {other.name: other.refuses(call) for other in BACKENDS}
     refusals = {name: reason for name, reason in reasons.items() if reason is not None}
-    computed = computed_share(call) if backend is FLEX or (backend is NATIVE and leaves_out(call)) else 1.0
+    computed = 1.0
+    if backend is FLEX or (backend is NATIVE and leaves_out(call.turned())):
+        computed = computed_share(call.turned())
     return Explanation(backend.name, why, refusals, computed)

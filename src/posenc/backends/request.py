@@ -8,11 +8,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from posenc import compat
 from posenc.arguments import check_flag, check_type, is_number, shown
-from posenc.backends.call import Call, Far
+from posenc.backends.call import Call, Far, Turn
 from posenc.encoding import Context, Encoding, Rotation
 from posenc.horizon import skipped_by_default
-from posenc.pieces import Bias, gives_weights
+from posenc.maps import OfKeyHeads
+from posenc.phases import PairRotation
+from posenc.pieces import Bias, gives_weights, reads_vectors
 from posenc.positions import Positions
 from posenc.schedule import BOUND_BY_LAYER, Schedule
 from posenc.scheme import Scheme, is_scheme
@@ -97,7 +100,8 @@ def call_of(
     return_lse: bool,
     sinks: Tensor | None,
 ) -> Call:
-    """The call of these arguments, with values, queries and keys turned, by bands where the encoding has some."""
+    """The call of these arguments, with values, queries and keys turned, by bands where the encoding has some; or with
+    queries and keys that are still to be turned."""
     if attn_mask is not None:
         _check_mask(attn_mask, (*query.shape[:3], key.size(2)), query)
         attn_mask = attn_mask.reshape((1,) * (4 - attn_mask.dim()) + attn_mask.shape)
@@ -124,7 +128,9 @@ def call_of(
     if _is_autocast(query):  # as PyTorch's own attention does
         query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
     value = encoding.rotate_value(value)
-    (query, key), *far = encoding.rotate_bands(query, key)
+    turn, far = _turn_left(encoding, query, key), []
+    if turn is None:
+        (query, key), *far = encoding.rotate_bands(query, key)
     banded = encoding.banded
     reaches = () if banded is None else tuple(band.reach for band in banded.bands)
     return Call(
@@ -145,7 +151,32 @@ def call_of(
         encoding.key_features,
         bands=tuple(Far(reach, *of_band) for reach, of_band in zip(reaches, far, strict=True)),
         chunk=None if banded is None else banded.chunk,
+        turn=turn,
     )
+
+
+def _turn_left(encoding: Encoding, query: Tensor, key: Tensor) -> Turn | None:
+    """The turn of queries and keys that may be left to a backend, which then makes no rotated copy of them; None where
+    they are to be rotated first.
+
+    It is one rotation of pairs of channels of all heads, by numbers without a gradient, on the CPU, whose kernel alone
+    does it. What reads queries or keys by themselves reads rotated ones, so then nothing is left.
+    """
+    if len(encoding.rotations) != 1 or encoding.banded is not None or any(map(reads_vectors, encoding.pieces)):
+        return None
+    (rotation,) = encoding.rotations
+    turns = []
+    for turn, x in ((rotation.query, query), (rotation.key, key)):
+        turn = turn.fitted_to(x) if isinstance(turn, OfKeyHeads) else turn
+        if not isinstance(turn, PairRotation) or turn.heads is not None or turn.cos.device.type != "cpu":
+            return None
+        if turn.cos.requires_grad or turn.sin.requires_grad:
+            return None
+        turns.append(turn.fitted_to(x))
+    pairs = [(turn.layout, turn.first, turn.cos.size(-1)) for turn in turns]
+    if pairs[0] != pairs[1] or compat.is_forward_mode() or compat.is_transformed():
+        return None
+    return Turn(*turns)
 
 
 def _of_scheme(

@@ -55,7 +55,14 @@ def _given(call: Call) -> Given:
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     call.check()
     given = _given(call)
-    rest = (*given.arguments(), call.scale, call.skip_below)
+    pairs: list[int] = []  # those that are turned, as the operator takes them
+    if call.turn is not None:
+        for side, x, turn in (("query", call.query, call.turn.query), ("key", call.key, call.turn.key)):
+            for name in ("cos", "sin"):
+                angle = getattr(turn, name).to(call.dtype)
+                given.tensors[f"{side}_{name}"] = angle.expand(-1, -1, x.size(2), -1)
+        pairs = [call.turn.query.first, operator.LAYOUTS.index(call.turn.query.layout)]
+    rest = (*given.arguments(), call.scale, call.skip_below, pairs)
     query, key, value = (x.to(call.dtype) for x in (call.query, given.key, call.value))  # half precision is widened
     out, lse = torch.ops.posenc.native(query, key, value, *rest)
     return out.to(call.query.dtype), lse if call.return_lse else None
@@ -69,4 +76,4 @@ def leaves_out(call: Call) -> bool:
     return len(bounds_of(query, key, given.tensors, given.function, call.scale, call.skip_below)) > 0
 
 
-NATIVE = Backend("native", refuses=_refuses, run=_run)
+NATIVE = Backend("native", refuses=_refuses, run=_run, turns=True)

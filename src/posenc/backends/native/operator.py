@@ -13,12 +13,15 @@ from posenc.backends.native.bounds import SPAN, bounds_of
 from posenc.backends.native.library import by_itself, library, pool
 from posenc.horizon import faint
 from posenc.layout import unflat
+from posenc.phases import PairLayout, PairRotation
 from posenc.tiles import Tile, Visibility, tiles
 
 # custom_op reads annotations as types: no `from __future__ import annotations` here, which makes them strings.
 
 ANY = 2**40  # a bound that no index reaches
 CHANNELS = 16  # rows of channels are a multiple of this
+OF_TURN = ("query_cos", "query_sin", "key_cos", "key_sin")
+LAYOUTS: tuple[PairLayout, ...] = ("half", "interleaved")
 OF_CHANNELS = ("vectors", "key_vectors", "values", "meeting", "shift")
 
 _i64 = ctypes.c_int64
@@ -196,12 +199,16 @@ def _native(
     function: Sequence[int],
     scale: float,
     skip_below: float,
+    turn: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp. ``given`` are the tensors of these names, of which the ``learned`` get gradients;
     ``lows`` the distance of the first entry of each table there may be; ``skip_below`` the share of a row's weight that
-    may be left out."""
+    may be left out; ``turn`` is the first channel and 1 if interleaved, else 0, of queries and keys that are still to
+    be turned by cos and sin as ``given``, or nothing."""
     with by_itself() as threads:
         width = value.size(-1)
+        if turns := _turns(names, given, turn, query.size(-1)):  # until the kernel turns where it reads
+            query, key = turns[0](query), turns[1](key)
         query, key, value = map(_aligned, (query, key, value))
         out = value.new_empty((*query.shape[:3], value.size(-1)))
         lse = query.new_empty(query.shape[:3])
@@ -214,8 +221,18 @@ def _native(
         return _cut(out, width), lse
 
 
+def _turns(names: str, given: Sequence[Tensor], turn: Sequence[int], width: int) -> tuple[PairRotation, ...]:
+    """The turns of queries and of keys that are still to be done, if there are some."""
+    if not turn:
+        return ()
+    of, layout = dict(zip(names.split(), given, strict=True)), LAYOUTS[turn[1]]
+    return tuple(
+        PairRotation(of[f"{side}_cos"], of[f"{side}_sin"], layout, width, turn[0]) for side in ("query", "key")
+    )
+
+
 def _named(names: str, given: Sequence[Tensor]) -> dict[str, Tensor]:
-    named = dict(zip(names.split(), given, strict=True))
+    named = {name: x for name, x in zip(names.split(), given, strict=True) if name not in OF_TURN}
     if "key_place" in named:
         named["run_end"] = _run_ends(named["key_place"])
     return {name: _aligned(x) if name in OF_CHANNELS else x for name, x in named.items()}
@@ -261,9 +278,12 @@ def _native_backward(
     function: Sequence[int],
     scale: float,
     skip_below: float,
+    turn: Sequence[int],
 ) -> list[Tensor]:
     """The gradients of query, key and value, and of what is learned."""
     with by_itself() as threads:
+        if turns := _turns(names, given, turn, query.size(-1)):  # until the kernel turns where it reads
+            query, key = turns[0](query), turns[1](key)
         batch, heads, kv_heads = query.size(0), query.size(1), key.size(1)
         widths = [x.size(-1) for x in (query, key, value)]
         query, key, value = map(_aligned, (query, key, value))
@@ -315,6 +335,8 @@ def _native_backward(
             call.d_query_clock, call.d_key_clock = (others[f"{side}_clock"].data_ptr() for side in ("query", "key"))
         _run(True, query, call)
         grads = [_cut(x, width) for x, width in zip((_sum(dq), dk, dv), widths, strict=True)]
+        if turns:  # gradients by the transpose, which is the turn back, also of a turn that lengthens
+            grads[:2] = turns[0].inverse()(grads[0]), turns[1].inverse()(grads[1])
         of = dict(zip(names.split(), given, strict=True))
         for name in wanted:
             gradient = _cut(_sum(tables[name] if name in tables else others[name]), of[name].size(-1))
