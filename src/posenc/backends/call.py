@@ -215,5 +215,5 @@ class Backend:
     turns: bool = False
 
     def __call__(self, call: Call) -> tuple[Tensor, Tensor | None]:
-        """Runs the call, of which it need not do what others must be spared."""
+        """Runs the call, whose queries and keys are rotated first unless the backend turns them by itself."""
         return self.run(call if self.turns else call.turned())
