@@ -170,6 +170,9 @@ class PairRotation:
         # The compiler fuses plain operations best, and forward-mode derivatives come with them.
         if torch.compiler.is_compiling() or compat.is_forward_mode():
             return _as_one_expression(x, cos, sin, self.layout)
+        is_kept = x.requires_grad or cos.requires_grad or sin.requires_grad
+        if not (is_kept and torch.is_grad_enabled()) and not compat.is_transformed():
+            return _Turn.forward(x, cos, sin, self.layout)
         turned: Tensor = _Turn.apply(x, cos, sin, self.layout)  # type: ignore[no-untyped-call]
         return turned
 

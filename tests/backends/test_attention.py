@@ -878,8 +878,8 @@ def test_where_nothing_is_added_the_kernel_is_taken_from_so_many_tokens_on(
     monkeypatch.setattr(ahead, "AHEAD", {processor: {torch.float32: ahead.From(plain=250, turned=120)}})
     q = torch.randn(1, HEADS, LONG, HEAD_DIM)
     why = (
-        "nothing is added to the scores, and on this processor ({}) the kernel is quicker than PyTorch's from {} tokens "
-        "on"
+        "nothing is added to the scores, and on this processor ({}) the kernel is quicker than PyTorch's "
+        "from {} tokens on"
     )
 
     def taken(tokens: int, scheme: Scheme | None, dtype: torch.dtype = torch.float32, **how: Any) -> tuple[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -47,10 +46,22 @@ def request(
     check_flag("enable_gqa", enable_gqa)
     _check_sinks(sinks, query)
     encoding = bound(query, key, value, encoding, query_positions, key_positions)
-    call = call_of(query, key, value, encoding, attn_mask, is_causal, window, dropout_p, scale, return_lse, sinks)
+    call = call_of(
+        query,
+        key,
+        value,
+        encoding,
+        attn_mask,
+        is_causal,
+        window,
+        dropout_p,
+        scale,
+        return_lse,
+        sinks,
+        skip_below,
+        key_norms,
+    )
     _check_direction(call, encoding.rotations)
-    _check_norms(key_norms, call.key)
-    call = replace(call, skip_below=_share(skip_below, call.dtype), key_norms=key_norms)
     _check_value_door(call)
     return encoding, call
 
@@ -99,6 +110,8 @@ def call_of(
     scale: float | None,
     return_lse: bool,
     sinks: Tensor | None,
+    skip_below: float | None = None,
+    key_norms: Tensor | None = None,
 ) -> Call:
     """The call of these arguments, with values, queries and keys turned, by bands where the encoding has some; or with
     queries and keys that are still to be turned."""
@@ -131,6 +144,7 @@ def call_of(
     turn, far = _turn_left(encoding, query, key), []
     if turn is None:
         (query, key), *far = encoding.rotate_bands(query, key)
+    _check_norms(key_norms, key)
     banded = encoding.banded
     reaches = () if banded is None else tuple(band.reach for band in banded.bands)
     return Call(
@@ -149,6 +163,8 @@ def call_of(
         encoding.context.heads,
         encoding.query_features,
         encoding.key_features,
+        _share(skip_below, query.dtype),
+        key_norms,
         bands=tuple(Far(reach, *of_band) for reach, of_band in zip(reaches, far, strict=True)),
         chunk=None if banded is None else banded.chunk,
         turn=turn,
@@ -213,7 +229,9 @@ def _default_positions(
                 f"queries are by default the last of the keys, but there are {query.size(2)} queries and "
                 f"{key.size(2)} keys: give query_positions and key_positions"
             )
-        query_positions = key_positions[key.size(2) - query.size(2) :]
+        # The same where there are as many: then what follows from positions is made once for both.
+        behind = key.size(2) - query.size(2)
+        query_positions = key_positions[behind:] if behind else key_positions
     return query_positions, key_positions
 
 
@@ -230,7 +248,7 @@ def _is_number(value: object) -> bool:
 
 def _share(skip_below: float | None, dtype: torch.dtype) -> float:
     if skip_below is None:
-        return skipped_by_default(dtype)
+        return skipped_by_default(torch.promote_types(dtype, torch.float32))
     if not is_number(skip_below) or not 0 <= skip_below < 1:
         raise ValueError(f"skip_below must be within [0, 1), or None for 2**-32, got {shown(skip_below)}")
     return skip_below
@@ -326,9 +344,8 @@ def _check_direction(call: Call, rotations: tuple[Rotation, ...]) -> None:
 
 def _check_value_door(call: Call) -> None:
     """ValueError where the value door has vectors of another width, or for other heads."""
-    block = call.raw_block()
     for term in call.values:
-        vectors = block.of_heads(
+        vectors = call.raw_block().of_heads(
             term.vectors(torch.zeros(1, dtype=torch.int64, device=call.query.device)), term.distance.scheme
         )
         if vectors.size(-1) != call.value.size(-1):
