@@ -23,17 +23,7 @@ import torch
 
 from posenc.backends.native import build, processor
 from posenc.backends.native.build import Record, UnavailableError
-
-try:
-    from posenc.backends.native.proof import failures, on_trial
-except ModuleNotFoundError:  # until it is there: then the import alone
-
-    def failures(kernel: ctypes.CDLL, precision: str) -> tuple[str, ...]:
-        return ()
-
-    def on_trial() -> ctypes.CDLL | None:
-        return None
-
+from posenc.backends.native.proof import failures, on_trial
 
 REALS = {torch.float32: "float", torch.float64: "double"}  # the precisions that there are, each a library
 SWITCH = "POSENC_NATIVE"
