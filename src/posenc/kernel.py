@@ -59,28 +59,33 @@ def _show(precision: str, is_test: bool) -> list[str]:
     from posenc.backends.native import build, library
 
     print(f"\n{precision}")
-    wrong = []
+    reasons = []
+    taken = library.find(precision)
+    is_before = True  # what comes before the one that is taken was proved
     for candidate in library.candidates(precision):
         try:
             there = library.load(candidate.path, precision)
+            if there is None:
+                continue
+            wrong = library.faults(there, again=is_test) if is_test or is_before else ()
         except build.UnavailableError as error:
             print(f"  {candidate.level:9} not used: {error}")
             continue
-        if there is None:
-            continue
-        print(f"  {candidate.level:9} {there.path}")
+        is_taken = not isinstance(taken, build.UnavailableError) and there.path == taken.path
+        if wrong:
+            said = f"not used: wrong answers ({'; '.join(wrong)})"
+            reasons += [f"{there.path.name} gives wrong answers"] if is_test else []
+        else:
+            said = "taken" if is_taken else "there"
+            said += ", gives the known answers" if is_test or is_taken else ""
+        print(f"  {candidate.level:9} {said}")
+        print(f"            {there.path}")
         print(f"            by {there.record.compiler}: {there.record.command}")
-        if is_test:
-            told = ", ".join(library.faults(there, again=True))
-            print(f"            {f'gives wrong answers: {told}' if told else 'gives the known answers'}")
-            wrong += [f"{there.path.name} gives wrong answers ({told})"] if told else []
-    library.find.cache_clear()
-    taken = library.find(precision)
+        is_before &= not is_taken
     if isinstance(taken, build.UnavailableError):
         print(f"  none is taken: {taken}")
-        return [*wrong, f"{precision} has no library"]
-    print(f"  taken: {taken.record.level}, which gives the known answers")
-    return wrong
+        reasons.append(f"{precision} has no library")
+    return reasons
 
 
 def _build(precisions: tuple[str, ...]) -> list[str]:
@@ -111,7 +116,7 @@ def _fault(precision: str, level: "Level") -> str | None:
     path = next(x.path for x in reversed(library.candidates(precision)) if x.level == level.name)  # that in the cache
     try:
         found = library.load(path, precision)
+        wrong = () if found is None else library.faults(found)
     except build.UnavailableError as error:
         return str(error)
-    wrong = () if found is None else library.faults(found)
-    return f"wrong answers ({', '.join(wrong)})" if wrong else None
+    return f"wrong answers ({library.in_short(wrong)})" if wrong else None

@@ -275,13 +275,13 @@ def lock(path: Path) -> Iterator[bool]:
     lock of a process that ends, however it ends."""
     import fcntl  # not on Windows
 
-    with path.open("w") as file:
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            fcntl.flock(stack.enter_context(path.open("w")), fcntl.LOCK_EX)
+            is_held = True
         except OSError:
-            yield False
-        else:
-            yield True
+            is_held = False
+        yield is_held
 
 
 def _output(commands: Sequence[Sequence[str]], limit: float | None = None) -> list[str | UnavailableError]:

@@ -15,7 +15,7 @@ import json
 import logging
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,25 +82,26 @@ def load(path: Path, precision: str) -> Found | None:
 
 def faults(found: Found, again: bool = False) -> tuple[str, ...]:
     """The families of terms of whose known answers the library computes others; () where it is right. Computed once, or
-    ``again``, and remembered in the cache where that can be written to."""
+    ``again``, and remembered in the cache where that can be written to. UnavailableError where they cannot be
+    computed."""
     try:
         stamp = cache() / f"proof-{_identity(found.record)}.json"
-        told = None if again else _told(stamp)
-        if told is not None and told != (BEGUN,):
-            return told
-        with build.lock(stamp.with_name(".proof")) as is_held:
-            told = None if again else _told(stamp)  # by another process, meanwhile; begun and not ended where that died
-            if told is None or (told == (BEGUN,) and not is_held):
-                build.write(stamp, json.dumps([BEGUN]))
-                try:
-                    told = _computed(found)
-                except BaseException:
-                    stamp.unlink(missing_ok=True)
-                    raise
-                build.write(stamp, json.dumps(told))
-            return told
-    except (UnavailableError, OSError):  # nothing can be remembered
+    except UnavailableError:  # nothing can be remembered
         return _computed(found)
+    told = None if again else _told(stamp)
+    if told is not None and told != (BEGUN,):
+        return told
+    with build.lock(stamp.with_name(".proof")) as is_held:
+        told = None if again else _told(stamp)  # by another process, meanwhile; begun and not ended where that died
+        if told is None or (told == (BEGUN,) and not is_held):
+            _remember(stamp, (BEGUN,))
+            try:
+                told = _computed(found)
+            except BaseException:
+                stamp.unlink(missing_ok=True)
+                raise
+            _remember(stamp, told)
+    return told
 
 
 def _told(stamp: Path) -> tuple[str, ...] | None:
@@ -108,6 +109,11 @@ def _told(stamp: Path) -> tuple[str, ...] | None:
         return tuple(json.loads(stamp.read_bytes()))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def _remember(stamp: Path, told: tuple[str, ...]) -> None:
+    with contextlib.suppress(OSError):  # a full disk
+        build.write(stamp, json.dumps(told))
 
 
 def _identity(record: Record) -> str:
@@ -119,13 +125,22 @@ def _identity(record: Record) -> str:
 
 def _computed(found: Found) -> tuple[str, ...]:
     """And warns of what is wrong."""
-    told = failures(found.kernel, found.record.precision)
+    try:
+        told = failures(found.kernel, found.record.precision)
+    except (RuntimeError, ValueError, AttributeError) as error:
+        raise UnavailableError(f"{found.path.name} cannot compute its known answers: {error}") from error
     if told:
-        by, what = found.record.compiler, ", ".join(told)
+        by, what = found.record.compiler, in_short(told)
         logging.getLogger("posenc").warning(
             "posenc's kernel gives wrong answers as built here by %s: not used (%s)", by, what
         )
     return told
+
+
+def in_short(families: Sequence[str], most: int = 3) -> str:
+    """The first of them, and how many more."""
+    rest = len(families) - most
+    return "; ".join(families[:most]) + (f"; and {rest} more" if rest > 0 else "")
 
 
 @functools.cache
@@ -139,18 +154,17 @@ def find(precision: str) -> Found | UnavailableError:
     for candidate in candidates(precision):
         try:
             found = load(candidate.path, precision)
+            if found is None:
+                continue
+            wrong = faults(found)
         except UnavailableError as error:
             reasons.append(str(error))
             logging.getLogger("posenc").warning("posenc's kernel: %s: not used", error)
             continue
-        if found is None:
-            continue
-        wrong = faults(found)
         if not wrong:
             return found
-        reasons.append(
-            f"{found.path.name} gives wrong answers as built by {found.record.compiler} ({', '.join(wrong)})"
-        )
+        by = found.record.compiler
+        reasons.append(f"{found.path.name} gives wrong answers as built by {by} ({in_short(wrong)})")
     if not reasons:
         reasons = ["no library of these sources was built for this processor"]
     return UnavailableError(f"{'; '.join(reasons)}: `posenc kernel --build` builds one")
