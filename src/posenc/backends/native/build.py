@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 SOURCES = Path(__file__).parent
 BUILT = SOURCES / "built"  # what was built with posenc
-PRECISIONS = {"float": ("-DREAL=float",), "double": ("-DREAL=double",)}
+PRECISIONS = {"float": ("-DREAL=float",), "double": ("-DREAL=double",), "bfloat16": ("-DREAL=float", "-DHALF=1")}
 FLAGS = ("-O3", "-ffp-contract=fast", "-std=c++17", "-fPIC", "-pthread", "-shared")
 COMPILERS = ("c++", "g++", "clang++")  # where CXX names none
 LIMIT = 600.0  # seconds that a compiler may take
