@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.arguments import check_type, shown, whole
+from posenc.arguments import check_type, one_or, shown, whole
 from posenc.features import (
     NO_FEATURES,
     NOTHING,
@@ -228,7 +228,7 @@ class Encoding:
         positions = self.query_positions
         rows, tokens = positions.order.shape
         dim = self.tables[0].size(2) if self.tables else None
-        fits = x.dim() == 3 and x.size(1) == tokens and dim in (None, x.size(2)) and (rows == 1 or rows == x.size(0))
+        fits = x.dim() == 3 and x.size(1) == tokens and (dim is None or dim == x.size(2)) and one_or(rows, x.size(0))
         if not fits:
             shape = f"({'batch' if rows == 1 else rows}, {tokens}, {'dim' if dim is None else dim})"
             raise ValueError(f"x must be {shape} to add positions to, got {tuple(x.shape)}")
@@ -336,7 +336,7 @@ class Encoding:
                 raise ValueError(f"{name} must be (batch, heads, tokens, head_dim), got {tuple(x.shape)}")
             if x.size(2) != positions.order.size(1):
                 raise ValueError(f"{name} has {x.size(2)} tokens, but the encoding was made for {len(positions)}")
-            if positions.rows not in (1, x.size(0)):
+            if not one_or(positions.rows, x.size(0)):
                 raise ValueError(
                     f"{name} has batch {x.size(0)}, but the encoding's positions have {positions.rows} rows"
                 )

@@ -12,7 +12,7 @@ from jaxtyping import Float, Float64, Shaped
 from torch import Tensor
 
 from posenc import compat
-from posenc.arguments import check_type
+from posenc.arguments import check_type, one_or
 from posenc.maps import misfit, shared_by
 from posenc.positions import Positions
 
@@ -142,7 +142,7 @@ class PairRotation:
             cos, sin = (shared_by(angle, x.size(1)) for angle in (self.cos, self.sin))
             fitted = self if cos is self.cos else replace(self, cos=cos, sin=sin)
         made = fitted.cos.shape[:-1]
-        if x.dim() != 4 or any(m not in (1, n) for m, n in zip(made, x.shape[:-1], strict=True)):
+        if x.dim() != 4 or any(not one_or(m, n) for m, n in zip(made, x.shape[:-1], strict=True)):
             raise ValueError(misfit(made, x))
         return fitted
 
@@ -154,7 +154,8 @@ class PairRotation:
 
     def _turned(self, x: Tensor) -> Tensor:
         if self.heads is not None:
-            group, over = divmod(self.num_heads, max(x.size(1), 1))
+            here = max(x.size(1), 1)
+            group, over = self.num_heads // here, self.num_heads % here
             if over or group == 0 or self.heads.start % group or self.heads.stop % group:
                 raise ValueError(
                     f"the rotation turns heads {self.heads.start}..{self.heads.stop - 1} of {self.num_heads}, which "

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc import compat
-from posenc.arguments import check_flag, check_type, is_number, shown
+from posenc.arguments import check_flag, check_type, is_number, one_or, shown
 from posenc.backends.call import Call, Far, Turn
 from posenc.encoding import Context, Encoding, Rotation
 from posenc.horizon import skipped_by_default
@@ -285,7 +285,7 @@ def _check_mask(mask: Tensor, shape: tuple[int, ...], query: Tensor) -> None:
         )
     if mask.device != query.device:
         raise ValueError(f"attn_mask must be on {query.device} like query, got {mask.device}")
-    if not 2 <= mask.dim() <= 4 or any(m not in (1, n) for m, n in zip(mask.shape[::-1], shape[::-1], strict=False)):
+    if not 2 <= mask.dim() <= 4 or any(not one_or(m, n) for m, n in zip(mask.shape[::-1], shape[::-1], strict=False)):
         raise ValueError(
             f"attn_mask must broadcast to (batch, heads, queries, keys) = {shape}, got {tuple(mask.shape)}"
         )
