@@ -14,9 +14,12 @@ from torch import Tensor
 from posenc import compat
 from posenc.arguments import check_type, one_or
 from posenc.maps import misfit, shared_by
-from posenc.positions import Positions
+from posenc.positions import PositionError, Positions
 
 PairLayout = Literal["half", "interleaved"]
+
+
+FURTHEST = 2**53  # past it double precision does not hold every whole number
 
 
 def exact(device: torch.device | None) -> torch.device | None:
@@ -34,14 +37,28 @@ def coords_of(
 ) -> Shaped[Tensor, "rows tokens axes"]:
     """The coordinates of each token; ValueError for what are no positions, and in the name of ``scheme`` for those of
     other than ``axes``, which says how to build it for them or, where it has no other form, how positions for it are
-    ``made_by``."""
+    ``made_by``. PositionError for one that `check_held` refuses."""
     check_type("positions", positions, Positions)
     coords = positions.coords if positions.coords.dim() == 3 else positions.coords[..., None]
     if coords.size(-1) != axes:
         takes, given = "one coordinate" if axes == 1 else f"{axes} coordinates", coords.size(-1)
         how = f"build it with axes={given}" if made_by is None else f"make them by {made_by}"
         raise ValueError(f"{scheme} takes {takes} per token, got positions of {given} axes: {how}")
+    check_held(positions, scheme)
     return coords
+
+
+def check_held(positions: Positions, scheme: str) -> None:
+    """PositionError, in the name of ``scheme``, for a position that lies so far out that double precision could not
+    tell it from the next, where that is known without reading from a GPU."""
+    if torch.compiler.is_compiling() or compat.is_transformed():
+        return
+    for end in positions.layout.bounds or ():
+        if abs(end) > FURTHEST:
+            raise PositionError(
+                f"{scheme} encodes positions from -2**53 to 2**53, since double precision cannot tell a position past "
+                f"that from the next, got {end}"
+            )
 
 
 def frequencies(dim: int, base: float, device: torch.device | None = None) -> Float64[Tensor, " pairs"]:

@@ -140,6 +140,7 @@ def call_of(
     left, right = check_window(window)
     if _is_autocast(query):  # as PyTorch's own attention does
         query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
+    encoding.check_trained(query, key)
     value = encoding.rotate_value(value)
     turn, far = _turn_left(encoding, query, key), []
     if turn is None:
