@@ -12,11 +12,14 @@ from jaxtyping import Float, Float64, Shaped
 from torch import Tensor
 
 from posenc import compat
-from posenc.arguments import check_type
+from posenc.arguments import check_type, one_or
 from posenc.maps import misfit, shared_by
-from posenc.positions import Positions
+from posenc.positions import PositionError, Positions
 
 PairLayout = Literal["half", "interleaved"]
+
+
+FURTHEST = 2**53  # past it double precision does not hold every whole number
 
 
 def exact(device: torch.device | None) -> torch.device | None:
@@ -34,14 +37,28 @@ def coords_of(
 ) -> Shaped[Tensor, "rows tokens axes"]:
     """The coordinates of each token; ValueError for what are no positions, and in the name of ``scheme`` for those of
     other than ``axes``, which says how to build it for them or, where it has no other form, how positions for it are
-    ``made_by``."""
+    ``made_by``. PositionError for one that `check_held` refuses."""
     check_type("positions", positions, Positions)
     coords = positions.coords if positions.coords.dim() == 3 else positions.coords[..., None]
     if coords.size(-1) != axes:
         takes, given = "one coordinate" if axes == 1 else f"{axes} coordinates", coords.size(-1)
         how = f"build it with axes={given}" if made_by is None else f"make them by {made_by}"
         raise ValueError(f"{scheme} takes {takes} per token, got positions of {given} axes: {how}")
+    check_held(positions, scheme)
     return coords
+
+
+def check_held(positions: Positions, scheme: str) -> None:
+    """PositionError, in the name of ``scheme``, for a position that lies so far out that double precision could not
+    tell it from the next, where that is known without reading from a GPU."""
+    if torch.compiler.is_compiling() or compat.is_transformed():
+        return
+    for end in positions.layout.bounds or ():
+        if abs(end) > FURTHEST:
+            raise PositionError(
+                f"{scheme} encodes positions from -2**53 to 2**53, since double precision cannot tell a position past "
+                f"that from the next, got {end}"
+            )
 
 
 def frequencies(dim: int, base: float, device: torch.device | None = None) -> Float64[Tensor, " pairs"]:
@@ -142,7 +159,7 @@ class PairRotation:
             cos, sin = (shared_by(angle, x.size(1)) for angle in (self.cos, self.sin))
             fitted = self if cos is self.cos else replace(self, cos=cos, sin=sin)
         made = fitted.cos.shape[:-1]
-        if x.dim() != 4 or any(m not in (1, n) for m, n in zip(made, x.shape[:-1], strict=True)):
+        if x.dim() != 4 or any(not one_or(m, n) for m, n in zip(made, x.shape[:-1], strict=True)):
             raise ValueError(misfit(made, x))
         return fitted
 
@@ -154,7 +171,8 @@ class PairRotation:
 
     def _turned(self, x: Tensor) -> Tensor:
         if self.heads is not None:
-            group, over = divmod(self.num_heads, max(x.size(1), 1))
+            here = max(x.size(1), 1)
+            group, over = self.num_heads // here, self.num_heads % here
             if over or group == 0 or self.heads.start % group or self.heads.stop % group:
                 raise ValueError(
                     f"the rotation turns heads {self.heads.start}..{self.heads.stop - 1} of {self.num_heads}, which "

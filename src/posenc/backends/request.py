@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc import compat
-from posenc.arguments import check_flag, check_type, is_number, shown
+from posenc.arguments import check_flag, check_type, is_number, one_or, shown
 from posenc.backends.call import Call, Far, Turn
 from posenc.encoding import Context, Encoding, Rotation
 from posenc.horizon import skipped_by_default
@@ -140,6 +140,7 @@ def call_of(
     left, right = check_window(window)
     if _is_autocast(query):  # as PyTorch's own attention does
         query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
+    encoding.check_trained(query, key)
     value = encoding.rotate_value(value)
     turn, far = _turn_left(encoding, query, key), []
     if turn is None:
@@ -285,7 +286,7 @@ def _check_mask(mask: Tensor, shape: tuple[int, ...], query: Tensor) -> None:
         )
     if mask.device != query.device:
         raise ValueError(f"attn_mask must be on {query.device} like query, got {mask.device}")
-    if not 2 <= mask.dim() <= 4 or any(m not in (1, n) for m, n in zip(mask.shape[::-1], shape[::-1], strict=False)):
+    if not 2 <= mask.dim() <= 4 or any(not one_or(m, n) for m, n in zip(mask.shape[::-1], shape[::-1], strict=False)):
         raise ValueError(
             f"attn_mask must broadcast to (batch, heads, queries, keys) = {shape}, got {tuple(mask.shape)}"
         )

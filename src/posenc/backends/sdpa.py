@@ -77,7 +77,9 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     query, key, value = (
         x if x.size(-1) == widest else F.pad(x, (0, widest - x.size(-1))) for x in (query, key, call.value)
     )
-    grouped = query.size(1) != key.size(1)
+    grouped = False
+    if query.size(1) != key.size(1):  # a branch, since in a graph of any sizes the comparison itself is no bool
+        grouped = True
     plain = len(left) == 0 and call.attn_mask is None
     seen = call.visibility
     has_window = seen.left is not None or seen.right is not None
