@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from posenc.backends.native import library
+from posenc.backends.native import build, library, processor
 from tests.backends import test_native, test_parity, test_skipping
 from tests.mutants import Mutant
 from tests.mutants.backends import at
@@ -28,18 +28,17 @@ class Source(Mutant):
     def planted(self) -> Iterator[None]:
         """The bug is in the kernel, in double precision, for as long as this is open."""
         with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-            for path in library.SOURCES.iterdir():
-                if path.suffix in (".cpp", ".h"):
-                    text = path.read_text()
-                    if path.name == self.name:
-                        if text.count(self.wrong[0]) != 1:
-                            raise ValueError(f"{self.name} must have this once, to be mutated: {self.wrong[0]}")
-                        text = text.replace(*self.wrong)
-                    (Path(folder) / path.name).write_text(text)
+            for path in build.sources():
+                text = path.read_text()
+                if path.name == self.name:
+                    if text.count(self.wrong[0]) != 1:
+                        raise ValueError(f"{self.name} must have this once, to be mutated: {self.wrong[0]}")
+                    text = text.replace(*self.wrong)
+                (Path(folder) / path.name).write_text(text)
             built = Path(folder) / "mutant.so"
-            flags = [flag for flag in library.FLAGS if flag != "-O3"]
-            source = [str(Path(folder) / "attention.cpp"), "-DREAL=double", "-O1", "-shared", "-o", str(built)]
-            subprocess.run([*library._compiler(), *flags, *source], check=True)
+            flags = [*build.FLAGS, *processor.runnable("double")[0].flags, *build.PRECISIONS["double"], "-O1"]
+            source = [str(Path(folder) / "attention.cpp"), "-o", str(built)]
+            subprocess.run([*build.compiler().command, *flags, *source], check=True)
             kernel = ctypes.CDLL(str(built))
             patch.setattr(library, "_load", lambda real: kernel)
             yield
