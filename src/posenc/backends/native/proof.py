@@ -24,15 +24,15 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from posenc.backends.given import TABLES
-from posenc.backends.native.questions import FIXED, QUESTIONS, P, Question, places
+from posenc.backends.native.questions import FIXED, QUESTIONS, P, Question, scattered
 from posenc.horizon import skipped_by_default
 from posenc.layout import flat
 
 KNOWN = Path(__file__).with_name("known.json")
 MARGIN = 8.0
-THREADS = 2  # so that keys are shared out among them, whatever the machine has
 BLIND = -100.0  # in the place of the log-sum-exp of a query that sees nothing
 IN_DOUBLE = ("query_clock", "key_clock", "lines", "share")
 
@@ -71,12 +71,12 @@ def failures(kernel: ctypes.CDLL, precision: str) -> tuple[str, ...]:
 def _failures(kernel: ctypes.CDLL, precision: Precision) -> tuple[str, ...]:
     torch.get_num_threads()  # PyTorch sets the number of a thread when it is first asked
     setting = getattr(ctypes.CDLL(None), "omp_set_num_threads", None)
-    if setting is not None:  # for this thread alone
-        setting(THREADS)
     _trial.kernel = kernel
     found = []
     with torch.no_grad():
         for question in QUESTIONS:
+            if setting is not None:
+                setting(question.place.threads)  # of loops that this thread begins
             known = _known()[question.name]
             wrong = [
                 name for name, x in answers(question, precision).items() if is_off(x, known[name], precision.unit)
@@ -125,15 +125,15 @@ def named(out: Tensor, lse: Tensor, gradients: dict[str, Tensor]) -> dict[str, T
 @functools.cache
 def _wave() -> Tensor:
     """cos and sin of P angles, (2, P)."""
-    angles = places(P).double() * (2 * math.pi / P)
+    angles = scattered() * (2 * math.pi)
     return torch.stack((angles.cos(), angles.sin()))
 
 
 def measured(x: Tensor) -> list[float]:
     """The projection of x, two numbers, and its length."""
     line = x.detach().double().flatten()
-    wave = _wave().repeat(1, -(-len(line) // P))[:, : len(line)]
-    return [*(wave @ line).tolist(), line.norm().item()]
+    once = line if len(line) <= P else F.pad(line, (0, -len(line) % P)).view(-1, P).sum(0)
+    return [*(_wave()[:, : len(once)] @ once).tolist(), torch.linalg.vector_norm(line).item()]
 
 
 def is_off(x: Tensor, known: list[float], unit: float) -> bool:

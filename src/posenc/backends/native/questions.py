@@ -6,10 +6,11 @@ in every precision.
 
 from __future__ import annotations
 
+import functools
+import math
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -26,10 +27,17 @@ BREAKS = (41 / 1024, 171 / 1024, 1023 / 1024)  # of a broken line; no x is one o
 SKIPPED = "the default"  # as much is left out as attention leaves out by itself
 
 
-def places(count: int) -> Tensor:
-    """(40503 n^2 mod P) for n = 1 .. count, in int64."""
-    n = torch.arange(1, count + 1, dtype=torch.int64)
-    return n * n * 40503 % P
+@functools.cache
+def scattered() -> Tensor:
+    """(40503 n^2 mod P) / P for n = 1 .. P, in double precision: numbers from 0 to 1 of which no stretch is like another."""
+    n = torch.arange(1, P + 1, dtype=torch.int64)
+    return (n * n * 40503 % P).double() / P
+
+
+@functools.cache
+def _line() -> Tensor:
+    """The numbers of all questions, twice over."""
+    return (scattered() * 128).floor().sub(64).div(64).repeat(2)
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,7 @@ class Place:
     scale: float
     width: int = 16
     value_width: int = 16
+    threads: int = 1
 
 
 def _packed() -> Positions:
@@ -71,7 +80,9 @@ PLACES = {
     "all keys": Place(_text(67, 500), _text(570), Visibility(), 1, 2, 1, True, 0.7, value_width=20),
     "packed": Place(_packed, _packed, Visibility(is_causal=True), 2, 3, 3, False, 1.0, width=21),
     "few queries": Place(_text(3, 597), _text(600), Visibility(is_causal=True), 1, 2, 2, True, 1.0),
+    "two threads": Place(_text(300), _text(300), Visibility(is_causal=True), 1, 2, 1, True, 1.0, threads=2),
 }
+MANY_KEYS = ("all keys", "few queries")  # enough to leave out some
 
 
 @dataclass(frozen=True)
@@ -93,11 +104,11 @@ class Question:
     def is_planar(self) -> bool:
         return "coordinates" in self.term
 
-    @cached_property
+    @functools.cached_property
     def query_positions(self) -> Positions:
         return self._positions(self.place.query_positions())
 
-    @cached_property
+    @functools.cached_property
     def key_positions(self) -> Positions:
         return self._positions(self.place.key_positions())
 
@@ -113,7 +124,7 @@ class Question:
         both = self.query_positions.layout, self.key_positions.layout
         return (both[0].by_order(), both[1].by_order()) if self.is_planar else both
 
-    @cached_property
+    @functools.cached_property
     def reach(self) -> tuple[int, int]:
         """The least and the greatest difference of any coordinate, key less query: of pairs that may be seen, or where
         there are two coordinates of any."""
@@ -126,18 +137,14 @@ class Question:
 
     def numbers(self, what: str, *shape: int) -> Tensor:
         """Numbers for something, in double precision, from -1 to 63/64."""
-        count = 1
-        for size in shape:
-            count *= size
-        seed = zlib.crc32(f"{self.name}: {what}".encode()) % P
-        n = torch.arange(1, count + 1, dtype=torch.int64)
-        return ((((places(count) + n * seed) % P) // 512 - 64).double() / 64).view(shape)
+        start = zlib.crc32(f"{self.name}: {what}".encode()) % P
+        return _line()[start : start + math.prod(shape)].reshape(shape)
 
     def table(self, what: str, width: int, ends: tuple[int, int]) -> Tensor:
         """Of all distances from one end to the other, (heads or 1, entries, width)."""
         return self.numbers(what, self.place.heads if self.place.per_head else 1, ends[1] - ends[0] + 1, width)
 
-    @cached_property
+    @functools.cached_property
     def tensors(self) -> dict[str, Tensor]:
         """query, key and value, and the gradients of output and log-sum-exp."""
         at = self.place
@@ -150,12 +157,13 @@ class Question:
             "gradient of the log-sum-exp": sizes["query"],
         }
         found = {name: self.numbers(name, at.batch, *shape) for name, shape in shapes.items()}
-        found["query"] *= 4.0
-        if "faint" in self.term:
-            found["key"][:, :, 100] *= 32.0  # far from most queries, and loud enough to count
+        found["query"] = found["query"] * 4
+        if self.skips:  # a key that is far from most queries, and loud enough to count
+            loud = torch.arange(found["key"].size(2)) == 100
+            found["key"] = torch.where(loud[:, None], found["key"] * 32, found["key"])
         return found
 
-    @cached_property
+    @functools.cached_property
     def given(self) -> tuple[dict[str, Tensor], dict[str, int], list[int]]:
         """What the operator is given by name, where its tables begin, and its function."""
         return TERMS[self.term](self)
@@ -285,9 +293,11 @@ TERMS: Mapping[str, Callable[[Question], Term]] = {
     ),
     "what is too faint (clocks)": _also(_tables(), query_clock=_clock("query"), key_clock=_clock("key")),
 }
+# Threads share out keys, whatever is added to them: a few terms show it. On a busy machine they wait for one another.
+SHARED = ("bias (a line)", "vectors that queries meet (clipped)", "values by distance (clipped)", "clocks", "broken line")
 QUESTIONS = tuple(
     Question(term, place)
     for term in TERMS
     for place in PLACES
-    if "faint" not in term or place in ("all keys", "few queries")  # which have keys enough
+    if (place in MANY_KEYS or "faint" not in term) and (place != "two threads" or term in SHARED)
 )
