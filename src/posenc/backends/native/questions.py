@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -24,12 +24,11 @@ FIXED = ("query_place", "key_place", "ends", "key_norms")  # of what is given, w
 TAIL = 6  # from here on a clipped table goes on as it is
 COLUMNS = 29  # tokens in a row, where they have two coordinates
 BREAKS = (41 / 1024, 171 / 1024, 1023 / 1024)  # of a broken line; no x is one of them, as all are multiples of 1/512
-SKIPPED = "the default"  # as much is left out as attention leaves out by itself
 
 
 @functools.cache
 def scattered() -> Tensor:
-    """(40503 n^2 mod P) / P for n = 1 .. P, in double precision: numbers from 0 to 1 of which no stretch is like another."""
+    """(40503 n^2 mod P) / P for n = 1 .. P: numbers from 0 to 1 of which no stretch is like another."""
     n = torch.arange(1, P + 1, dtype=torch.int64)
     return (n * n * 40503 % P).double() / P
 
@@ -57,6 +56,7 @@ class Place:
     threads: int = 1
 
 
+@functools.cache
 def _packed() -> Positions:
     """Two rows: three documents; and one of which the coordinates leave some out, with padding after it."""
     packed = Positions.packed([[37, 50, 16], [90]])
@@ -66,7 +66,7 @@ def _packed() -> Positions:
 
 
 def _text(n: int, start: int = 0) -> Callable[[], Positions]:
-    return lambda: Positions.arange(n, start=start)
+    return functools.cache(lambda: Positions.arange(n, start=start))
 
 
 def _window(n: int) -> Visibility:
@@ -82,7 +82,6 @@ PLACES = {
     "few queries": Place(_text(3, 597), _text(600), Visibility(is_causal=True), 1, 2, 2, True, 1.0),
     "two threads": Place(_text(300), _text(300), Visibility(is_causal=True), 1, 2, 1, True, 1.0, threads=2),
 }
-MANY_KEYS = ("all keys", "few queries")  # enough to leave out some
 
 
 @dataclass(frozen=True)
@@ -192,10 +191,18 @@ def _tables(*names: str, tail: int | None = TAIL, function: list[int] = NO_FUNCT
     return make
 
 
-def _also(term: Callable[[Question], Term], **more: Callable[[Question], Tensor]) -> Callable[[Question], Term]:
+def _also(*terms: Callable[[Question], Term], **more: Callable[[Question], Tensor]) -> Callable[[Question], Term]:
+    """All of these at once, with the function of the last; and more tensors."""
+
     def make(ask: Question) -> Term:
-        found, lows, function = term(ask)
-        return {**found, **{name: of(ask) for name, of in more.items()}}, lows, function
+        found: dict[str, Tensor] = {}
+        lows: dict[str, int] = {}
+        function = NO_FUNCTION
+        for term in terms:
+            tensors, low, function = term(ask)
+            found |= tensors
+            lows |= low
+        return found | {name: of(ask) for name, of in more.items()}, lows, function
 
     return make
 
@@ -213,11 +220,10 @@ def _shift(ask: Question) -> Tensor:
 
 def _clock(side: str) -> Callable[[Question], Tensor]:
     def make(ask: Question) -> Tensor:
-        at, tokens = ask.place, len(ask.query_positions if side == "query" else ask.key_positions)
-        readings = ask.numbers(f"{side} clock", at.batch, at.heads, tokens)
-        if ask.skips:  # it goes on, so that far keys fade
-            readings = readings - (ask.query_positions if side == "query" else ask.key_positions).coords[:, None] / 2.0
-        return readings
+        positions = ask.query_positions if side == "query" else ask.key_positions
+        readings = ask.numbers(f"{side} clock", ask.place.batch, ask.place.heads, len(positions))
+        # One that goes on lets far keys fade.
+        return readings - positions.coords[:, None] / 2.0 if ask.skips else readings
 
     return make
 
@@ -243,7 +249,8 @@ def _broken(ask: Question) -> Term:
     # Of `away`, which falls as the distance rises, those past the n-th break come before the n-th end.
     ends = len(away) - torch.searchsorted(away.flip(0), least.contiguous(), right=True)
     lines = ask.numbers("lines", ask.place.heads, len(BREAKS) + 1, 2)
-    return {"away": away[None, :, None], "share": share.contiguous(), "lines": lines, "ends": ends}, {"away": low}, [0, 0]
+    tensors = {"away": away[None, :, None], "share": share.contiguous(), "lines": lines, "ends": ends}
+    return tensors, {"away": low}, NO_FUNCTION
 
 
 def _plane(*names: str) -> Callable[[Question], Term]:
@@ -286,18 +293,23 @@ TERMS: Mapping[str, Callable[[Question], Term]] = {
     "two coordinates (by column)": _plane("by_column"),
     "two coordinates (all three)": _plane("plane", "by_row", "by_column"),
     "what is too faint (bias)": _falling,
-    "what is too faint (bias, vectors)": _also(
-        lambda ask: ({**_falling(ask)[0], **_tables("vectors")(ask)[0]}, {"bias": ask.reach[0], "vectors": -TAIL}, [0, 0]),
-        shift=_shift,
-        key_norms=_lengths_of_keys,
-    ),
+    "what is too faint (bias, vectors)": _also(_falling, _tables("vectors"), shift=_shift, key_norms=_lengths_of_keys),
     "what is too faint (clocks)": _also(_tables(), query_clock=_clock("query"), key_clock=_clock("key")),
 }
-# Threads share out keys, whatever is added to them: a few terms show it. On a busy machine they wait for one another.
-SHARED = ("bias (a line)", "vectors that queries meet (clipped)", "values by distance (clipped)", "clocks", "broken line")
-QUESTIONS = tuple(
-    Question(term, place)
-    for term in TERMS
-    for place in PLACES
-    if (place in MANY_KEYS or "faint" not in term) and (place != "two threads" or term in SHARED)
+MANY_KEYS = ("all keys", "few queries")  # enough to leave out some
+# Threads share out keys, whatever is added to scores: some terms show it. On a busy machine they wait for one another.
+SHARED = (
+    "bias (a line)",
+    "vectors that queries meet (clipped)",
+    "values by distance (clipped)",
+    "broken line",
+    "clocks",
 )
+
+
+def questions() -> Iterator[Question]:
+    """All of them, made anew, so that nobody keeps their tensors."""
+    for term in TERMS:
+        for place in PLACES:
+            if (place in MANY_KEYS or "faint" not in term) and (place != "two threads" or term in SHARED):
+                yield Question(term, place)
