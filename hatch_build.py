@@ -76,7 +76,7 @@ class KernelHook(BuildHookInterface):  # type: ignore[misc,valid-type]
         files, tag, reasons = kernel(every_level=version != "editable")
         for reason in reasons:
             self.app.display_warning(f"posenc's CPU kernel is not built: {reason}")
-        if files:
+        if files and version != "editable":  # which finds them where they are
             build_data["artifacts"] += [f"/{path.relative_to(self.root).as_posix()}" for path in files]
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{tag}"

@@ -64,7 +64,7 @@ def _show(precision: str, is_test: bool) -> list[str]:
     is_before = True  # what comes before the one that is taken was proved
     for candidate in library.candidates(precision):
         try:
-            there = library.load(candidate.path, precision)
+            there = library.load(candidate.path)
             if there is None:
                 continue
             wrong = library.faults(there, again=is_test) if is_test or is_before else ()
@@ -115,7 +115,7 @@ def _fault(precision: str, level: "Level") -> str | None:
 
     path = next(x.path for x in reversed(library.candidates(precision)) if x.level == level.name)  # that in the cache
     try:
-        found = library.load(path, precision)
+        found = library.load(path)
         wrong = () if found is None else library.faults(found)
     except build.UnavailableError as error:
         return str(error)

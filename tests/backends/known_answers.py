@@ -3,13 +3,14 @@ to `posenc/backends/native/known.json`."""
 
 import json
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from posenc.backends.call import Call
 from posenc.backends.native.proof import BLIND, IN_DOUBLE, KNOWN, measured, named
-from posenc.backends.native.questions import BREAKS, FIXED, QUESTIONS, Question
+from posenc.backends.native.questions import BREAKS, FIXED, Question, questions
 from posenc.backends.reference import REFERENCE
 from posenc.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Piece, Value
 from posenc.schemes.distance_aware import rescaled
@@ -19,7 +20,7 @@ SINGLE = 2.0**-24
 LINE = Distance("Known", integral=True)
 
 
-def by_distance(table: Tensor, low: int):
+def by_distance(table: Tensor, low: int) -> Callable[[Tensor], Tensor]:
     """What a table has at distances, the last entries going on."""
     return lambda r: table[:, (r - low).clamp(0, table.size(1) - 1)]
 
@@ -117,7 +118,9 @@ def known(ask: Question) -> dict[str, list[float]]:
 
 
 def text() -> str:
-    return json.dumps({ask.name: known(ask) for ask in QUESTIONS}, indent=0) + "\n"
+    """The file, a question in each line."""
+    lines = (f"{json.dumps(ask.name)}: {json.dumps(known(ask))}" for ask in questions())
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What `make wheel` runs in a clean environment, by the wheel alone: attention by the kernel where nothing can build it."""
+"""What `make wheel` runs where there is the wheel alone, and no compiler: attention by the kernel, both ways."""
 
 import shutil
 from pathlib import Path

@@ -54,7 +54,7 @@ class Record(NamedTuple):
 
     precision: str
     level: str
-    identity: str  # of sources, flags and, where it is for one processor alone, that
+    sources: str
     file: str
     size: int
     digest: str
@@ -77,11 +77,15 @@ def sources() -> list[Path]:
     return sorted(path for path in SOURCES.iterdir() if path.suffix in (".cpp", ".h"))
 
 
+def version() -> str:
+    """Of the sources, by their text."""
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in sources())).hexdigest()[:16]
+
+
 def identity(precision: str, level: Level, processor: str = "") -> str:
     """By which a library of these sources is told from one of others; ``processor`` where it is for that one alone."""
-    told = [path.read_bytes() for path in sources()]
-    told += [x.encode() for x in (*FLAGS, *PRECISIONS[precision], *level.flags, system(), processor)]
-    return hashlib.sha256(b"\0".join(told)).hexdigest()[:16]
+    told = (version(), *FLAGS, *PRECISIONS[precision], *level.flags, system(), processor)
+    return hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
 
 
 def system() -> str:
@@ -107,6 +111,8 @@ def read(path: Path) -> Record | None:
         return None
     if found is None:
         raise UnavailableError(f"{record.file} is missing")
+    if not path.name.startswith(f"attention-{record.precision}-{record.level}-"):
+        raise UnavailableError(f"{record.file} is of {record.precision} and {record.level}, not what {path.name} says")
     if len(found) != record.size:
         raise UnavailableError(f"{record.file} is cut short: {len(found)} bytes of {record.size}")
     if hashlib.sha256(found).hexdigest() != record.digest:
@@ -175,7 +181,7 @@ def build(folder: Path, wanted: Sequence[tuple[str, Level]], processor: str = ""
             }
             missing = [x for x in wanted if not _is_fresh(kept[x[0], x[1].name], by, _command(by, *x))]
             reasons = _made(by, missing, kept) if missing else {}
-            _remove_old(folder, set(kept.values()), days)
+            _remove_old(folder, days)
     except OSError as error:
         raise UnavailableError(f"{folder} cannot be written to: {error}") from None
     return [Outcome(p, level.name, reasons.get((p, level.name))) for p, level in wanted]
@@ -223,9 +229,8 @@ def _keep(made: Path, path: Path, precision: str, level: Level, by: Compiler) ->
     content = made.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     named = f"attention-{precision}-{level.name}-{digest[:16]}.so"
-    told = path.stem.rpartition("-")[2]
     command = _command(by, precision, level)
-    record = Record(precision, level.name, told, named, len(content), digest, system(), by.version, command)
+    record = Record(precision, level.name, version(), named, len(content), digest, system(), by.version, command)
     before = None
     with contextlib.suppress(UnavailableError):
         before = read(path)
@@ -256,15 +261,16 @@ def write(path: Path, text: str) -> None:
         os.close(directory)
 
 
-def _remove_old(folder: Path, wanted: set[Path], days: float) -> None:
-    """All but the libraries of these records, and what somebody has used within so many days."""
+def _remove_old(folder: Path, days: float) -> None:
+    """All but the libraries of these sources, and what somebody has used within so many days."""
     old = time.time() - days * 86_400
     there = {*folder.glob("attention-*"), *folder.glob("proof-*")}
-    keep = {path for path in there if path in wanted or path.stat().st_mtime > old}
-    for path in [path for path in keep if path.match("attention-*.json")]:
+    keep = {path for path in there if path.stat().st_mtime > old}
+    for path in folder.glob("attention-*.json"):
         with contextlib.suppress(UnavailableError):
             record = _record(path)
-            keep |= {path.with_name(record.file)} if record else set()
+            if record is not None and (path in keep or record.sources == version()):
+                keep |= {path, path.with_name(record.file)}
     for path in there - keep:
         path.unlink(missing_ok=True)
 
@@ -358,7 +364,9 @@ def platform_tag(libraries: Iterable[Path]) -> str:
     # Versions and names stand in a library as text.
     glibc = max((v for content in contents for v in _versions(rb"GLIBC_", content)), default=())
     cxx = max((v for content in contents for v in _versions(rb"GLIBCXX_", content)), default=())
-    needed = {name.decode() for content in contents for name in re.findall(rb"\0(lib[\w+-]+\.so[.\d]*)(?=\0)", content)}
+    needed = {
+        name.decode() for content in contents for name in re.findall(rb"\0(lib[\w+.-]+\.so[.\d]*)(?=\0)", content)
+    }
     if len(glibc) < 2 or cxx > NEWEST_CXX or not needed <= OF_SYSTEM:
         return sysconfig.get_platform().replace("-", "_").replace(".", "_")
     return f"manylinux_{glibc[0]}_{glibc[1]}_{platform.machine()}"

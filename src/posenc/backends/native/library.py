@@ -63,7 +63,7 @@ def candidates(precision: str) -> list[Candidate]:
     ]
 
 
-def load(path: Path, precision: str) -> Found | None:
+def load(path: Path) -> Found | None:
     """The library of the record at ``path``, loaded and not yet proved; None where there is none. UnavailableError, in
     words, for one that cannot be used."""
     record = build.read(path)
@@ -75,8 +75,8 @@ def load(path: Path, precision: str) -> Found | None:
     except OSError as error:
         raise UnavailableError(f"{file.name} cannot be loaded{_no_execution(path.parent)}: {error}") from None
     lacks = [name for name in FUNCTIONS if not hasattr(kernel, name)]
-    if lacks or record.precision != precision:
-        raise UnavailableError(f"{file.name} has no {lacks[0] if lacks else precision}")
+    if lacks:
+        raise UnavailableError(f"{file.name} has no {lacks[0]}")
     with contextlib.suppress(OSError):
         os.utime(path)  # it is in use
     return Found(kernel, record, file)
@@ -155,7 +155,7 @@ def find(precision: str) -> Found | UnavailableError:
     reasons = []
     for candidate in candidates(precision):
         try:
-            found = load(candidate.path, precision)
+            found = load(candidate.path)
             if found is None:
                 continue
             wrong = faults(found)

@@ -1,6 +1,6 @@
 """Known answers: what a library of the kernel must compute before attention is given to it.
 
-A compiler may make wrong code of right C++, which its user would never see. So a library is asked `QUESTIONS`, and what
+A compiler may make wrong code of right C++, which its user would never see. So a library is asked `questions`, and what
 it answers, output, log-sum-exp and every gradient, is compared with what the reference says in double precision. Of
 each tensor x three numbers are kept in `known.json`: its length |x|, and the projection sum_n x_n e^(i a_n) at angles
 that no order of n repeats. An error e of one entry moves the projection by |e|, whichever entry it is, and errors of
@@ -24,15 +24,16 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from posenc.arguments import check_choice
 from posenc.backends.given import TABLES
-from posenc.backends.native.questions import FIXED, QUESTIONS, P, Question, places
+from posenc.backends.native.questions import FIXED, P, Question, questions, scattered
 from posenc.horizon import skipped_by_default
 from posenc.layout import flat
 
 KNOWN = Path(__file__).with_name("known.json")
 MARGIN = 8.0
-THREADS = 2  # so that keys are shared out among them, whatever the machine has
 BLIND = -100.0  # in the place of the log-sum-exp of a query that sees nothing
 IN_DOUBLE = ("query_clock", "key_clock", "lines", "share")
 
@@ -61,9 +62,10 @@ def on_trial() -> ctypes.CDLL | None:
 def failures(kernel: ctypes.CDLL, precision: str) -> tuple[str, ...]:
     """What a library gets wrong: for every question of which an answer is wrong its name, and which answers.
 
-    ``precision``: a name of `PRECISIONS`, the one that the library was built for. The operators must be registered.
-    It is tried in a thread of its own, where none of the modes holds that the caller may have set.
+    ``precision``: a name of `PRECISIONS`, that of the library; ValueError for another. The operators must have been
+    registered. It is tried in a thread of its own, where none of the modes holds that the caller may have set.
     """
+    check_choice("precision", precision, tuple(PRECISIONS))
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(_failures, kernel, PRECISIONS[precision]).result()
 
@@ -71,12 +73,12 @@ def failures(kernel: ctypes.CDLL, precision: str) -> tuple[str, ...]:
 def _failures(kernel: ctypes.CDLL, precision: Precision) -> tuple[str, ...]:
     torch.get_num_threads()  # PyTorch sets the number of a thread when it is first asked
     setting = getattr(ctypes.CDLL(None), "omp_set_num_threads", None)
-    if setting is not None:  # for this thread alone
-        setting(THREADS)
     _trial.kernel = kernel
     found = []
     with torch.no_grad():
-        for question in QUESTIONS:
+        for question in questions():
+            if setting is not None:
+                setting(question.place.threads)  # of loops that this thread begins
             known = _known()[question.name]
             wrong = [name for name, x in answers(question, precision).items() if is_off(x, known[name], precision.unit)]
             if wrong:
@@ -124,15 +126,15 @@ def named(out: Tensor, lse: Tensor, gradients: dict[str, Tensor]) -> dict[str, T
 @functools.cache
 def _wave() -> Tensor:
     """cos and sin of P angles, (2, P)."""
-    angles = places(P).double() * (2 * math.pi / P)
+    angles = scattered() * (2 * math.pi)
     return torch.stack((angles.cos(), angles.sin()))
 
 
 def measured(x: Tensor) -> list[float]:
     """The projection of x, two numbers, and its length."""
     line = x.detach().double().flatten()
-    wave = _wave().repeat(1, -(-len(line) // P))[:, : len(line)]
-    return [*(wave @ line).tolist(), line.norm().item()]
+    once = line if len(line) <= P else F.pad(line, (0, -len(line) % P)).view(-1, P).sum(0)
+    return [*(_wave()[:, : len(once)] @ once).tolist(), torch.linalg.vector_norm(line).item()]
 
 
 def is_off(x: Tensor, known: list[float], unit: float) -> bool:

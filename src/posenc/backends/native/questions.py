@@ -6,10 +6,11 @@ in every precision.
 
 from __future__ import annotations
 
+import functools
+import math
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -23,13 +24,19 @@ FIXED = ("query_place", "key_place", "ends", "key_norms")  # of what is given, w
 TAIL = 6  # from here on a clipped table goes on as it is
 COLUMNS = 29  # tokens in a row, where they have two coordinates
 BREAKS = (41 / 1024, 171 / 1024, 1023 / 1024)  # of a broken line; no x is one of them, as all are multiples of 1/512
-SKIPPED = "the default"  # as much is left out as attention leaves out by itself
 
 
-def places(count: int) -> Tensor:
-    """(40503 n^2 mod P) for n = 1 .. count, in int64."""
-    n = torch.arange(1, count + 1, dtype=torch.int64)
-    return n * n * 40503 % P
+@functools.cache
+def scattered() -> Tensor:
+    """(40503 n^2 mod P) / P for n = 1 .. P: numbers from 0 to 1 of which no stretch is like another."""
+    n = torch.arange(1, P + 1, dtype=torch.int64)
+    return (n * n * 40503 % P).double() / P
+
+
+@functools.cache
+def _line() -> Tensor:
+    """The numbers of all questions, twice over."""
+    return (scattered() * 128).floor().sub(64).div(64).repeat(2)
 
 
 @dataclass(frozen=True)
@@ -46,8 +53,10 @@ class Place:
     scale: float
     width: int = 16
     value_width: int = 16
+    threads: int = 1
 
 
+@functools.cache
 def _packed() -> Positions:
     """Two rows: three documents; and one of which the coordinates leave some out, with padding after it."""
     packed = Positions.packed([[37, 50, 16], [90]])
@@ -57,7 +66,7 @@ def _packed() -> Positions:
 
 
 def _text(n: int, start: int = 0) -> Callable[[], Positions]:
-    return lambda: Positions.arange(n, start=start)
+    return functools.cache(lambda: Positions.arange(n, start=start))
 
 
 def _window(n: int) -> Visibility:
@@ -71,6 +80,7 @@ PLACES = {
     "all keys": Place(_text(67, 500), _text(570), Visibility(), 1, 2, 1, True, 0.7, value_width=20),
     "packed": Place(_packed, _packed, Visibility(is_causal=True), 2, 3, 3, False, 1.0, width=21),
     "few queries": Place(_text(3, 597), _text(600), Visibility(is_causal=True), 1, 2, 2, True, 1.0),
+    "two threads": Place(_text(300), _text(300), Visibility(is_causal=True), 1, 2, 1, True, 1.0, threads=2),
 }
 
 
@@ -93,11 +103,11 @@ class Question:
     def is_planar(self) -> bool:
         return "coordinates" in self.term
 
-    @cached_property
+    @functools.cached_property
     def query_positions(self) -> Positions:
         return self._positions(self.place.query_positions())
 
-    @cached_property
+    @functools.cached_property
     def key_positions(self) -> Positions:
         return self._positions(self.place.key_positions())
 
@@ -113,7 +123,7 @@ class Question:
         both = self.query_positions.layout, self.key_positions.layout
         return (both[0].by_order(), both[1].by_order()) if self.is_planar else both
 
-    @cached_property
+    @functools.cached_property
     def reach(self) -> tuple[int, int]:
         """The least and the greatest difference of any coordinate, key less query: of pairs that may be seen, or where
         there are two coordinates of any."""
@@ -126,18 +136,14 @@ class Question:
 
     def numbers(self, what: str, *shape: int) -> Tensor:
         """Numbers for something, in double precision, from -1 to 63/64."""
-        count = 1
-        for size in shape:
-            count *= size
-        seed = zlib.crc32(f"{self.name}: {what}".encode()) % P
-        n = torch.arange(1, count + 1, dtype=torch.int64)
-        return ((((places(count) + n * seed) % P) // 512 - 64).double() / 64).view(shape)
+        start = zlib.crc32(f"{self.name}: {what}".encode()) % P
+        return _line()[start : start + math.prod(shape)].reshape(shape)
 
     def table(self, what: str, width: int, ends: tuple[int, int]) -> Tensor:
         """Of all distances from one end to the other, (heads or 1, entries, width)."""
         return self.numbers(what, self.place.heads if self.place.per_head else 1, ends[1] - ends[0] + 1, width)
 
-    @cached_property
+    @functools.cached_property
     def tensors(self) -> dict[str, Tensor]:
         """query, key and value, and the gradients of output and log-sum-exp."""
         at = self.place
@@ -150,12 +156,13 @@ class Question:
             "gradient of the log-sum-exp": sizes["query"],
         }
         found = {name: self.numbers(name, at.batch, *shape) for name, shape in shapes.items()}
-        found["query"] *= 4.0
-        if "faint" in self.term:
-            found["key"][:, :, 100] *= 32.0  # far from most queries, and loud enough to count
+        found["query"] = found["query"] * 4
+        if self.skips:  # a key that is far from most queries, and loud enough to count
+            loud = torch.arange(found["key"].size(2)) == 100
+            found["key"] = torch.where(loud[:, None], found["key"] * 32, found["key"])
         return found
 
-    @cached_property
+    @functools.cached_property
     def given(self) -> tuple[dict[str, Tensor], dict[str, int], list[int]]:
         """What the operator is given by name, where its tables begin, and its function."""
         return TERMS[self.term](self)
@@ -184,10 +191,18 @@ def _tables(*names: str, tail: int | None = TAIL, function: list[int] = NO_FUNCT
     return make
 
 
-def _also(term: Callable[[Question], Term], **more: Callable[[Question], Tensor]) -> Callable[[Question], Term]:
+def _also(*terms: Callable[[Question], Term], **more: Callable[[Question], Tensor]) -> Callable[[Question], Term]:
+    """All of these at once, with the function of the last; and more tensors."""
+
     def make(ask: Question) -> Term:
-        found, lows, function = term(ask)
-        return {**found, **{name: of(ask) for name, of in more.items()}}, lows, function
+        found: dict[str, Tensor] = {}
+        lows: dict[str, int] = {}
+        function = NO_FUNCTION
+        for term in terms:
+            tensors, low, function = term(ask)
+            found |= tensors
+            lows |= low
+        return found | {name: of(ask) for name, of in more.items()}, lows, function
 
     return make
 
@@ -205,11 +220,10 @@ def _shift(ask: Question) -> Tensor:
 
 def _clock(side: str) -> Callable[[Question], Tensor]:
     def make(ask: Question) -> Tensor:
-        at, tokens = ask.place, len(ask.query_positions if side == "query" else ask.key_positions)
-        readings = ask.numbers(f"{side} clock", at.batch, at.heads, tokens)
-        if ask.skips:  # it goes on, so that far keys fade
-            readings = readings - (ask.query_positions if side == "query" else ask.key_positions).coords[:, None] / 2.0
-        return readings
+        positions = ask.query_positions if side == "query" else ask.key_positions
+        readings = ask.numbers(f"{side} clock", ask.place.batch, ask.place.heads, len(positions))
+        # One that goes on lets far keys fade.
+        return readings - positions.coords[:, None] / 2.0 if ask.skips else readings
 
     return make
 
@@ -235,11 +249,8 @@ def _broken(ask: Question) -> Term:
     # Of `away`, which falls as the distance rises, those past the n-th break come before the n-th end.
     ends = len(away) - torch.searchsorted(away.flip(0), least.contiguous(), right=True)
     lines = ask.numbers("lines", ask.place.heads, len(BREAKS) + 1, 2)
-    return (
-        {"away": away[None, :, None], "share": share.contiguous(), "lines": lines, "ends": ends},
-        {"away": low},
-        [0, 0],
-    )
+    tensors = {"away": away[None, :, None], "share": share.contiguous(), "lines": lines, "ends": ends}
+    return tensors, {"away": low}, NO_FUNCTION
 
 
 def _plane(*names: str) -> Callable[[Question], Term]:
@@ -282,20 +293,23 @@ TERMS: Mapping[str, Callable[[Question], Term]] = {
     "two coordinates (by column)": _plane("by_column"),
     "two coordinates (all three)": _plane("plane", "by_row", "by_column"),
     "what is too faint (bias)": _falling,
-    "what is too faint (bias, vectors)": _also(
-        lambda ask: (
-            {**_falling(ask)[0], **_tables("vectors")(ask)[0]},
-            {"bias": ask.reach[0], "vectors": -TAIL},
-            [0, 0],
-        ),
-        shift=_shift,
-        key_norms=_lengths_of_keys,
-    ),
+    "what is too faint (bias, vectors)": _also(_falling, _tables("vectors"), shift=_shift, key_norms=_lengths_of_keys),
     "what is too faint (clocks)": _also(_tables(), query_clock=_clock("query"), key_clock=_clock("key")),
 }
-QUESTIONS = tuple(
-    Question(term, place)
-    for term in TERMS
-    for place in PLACES
-    if "faint" not in term or place in ("all keys", "few queries")  # which have keys enough
+MANY_KEYS = ("all keys", "few queries")  # enough to leave out some
+# Threads share out keys, whatever is added to scores: some terms show it. On a busy machine they wait for one another.
+SHARED = (
+    "bias (a line)",
+    "vectors that queries meet (clipped)",
+    "values by distance (clipped)",
+    "broken line",
+    "clocks",
 )
+
+
+def questions() -> Iterator[Question]:
+    """All of them, made anew, so that nobody keeps their tensors."""
+    for term in TERMS:
+        for place in PLACES:
+            if (place in MANY_KEYS or "faint" not in term) and (place != "two threads" or term in SHARED):
+                yield Question(term, place)
