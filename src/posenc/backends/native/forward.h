@@ -14,7 +14,7 @@ static_assert(MARGIN >= STRIP + PANEL, "rows of a strip begin one column further
 // most, so tasks of these are larger where that leaves some for every thread.
 int64_t size_of_task(const Call& call) {
     int64_t size = 256;
-    while (IS_HALF && size < 1024 && call.batch * call.heads * (call.queries / (2 * size)) >= 2 * call.threads) size *= 2;
+    while (size < (IS_HALF ? 1024 : 512) && call.batch * call.heads * (call.queries / (2 * size)) >= 2 * call.threads) size *= 2;
     return std::max<int64_t>(STRIP, size * call.kv_heads / call.heads);
 }
 

@@ -101,24 +101,24 @@ inline void weigh(int64_t rows, int64_t columns, int64_t k, const Real* a, int64
 }
 
 #if defined(__AVX512F__)
-// Of 16 rows of 16 words each the columns, in place: halves of blocks that are twice as small from step to step change
-// places.
+// Of 16 rows of 16 words each the columns, in place: of each two rows that are STEP apart, blocks of STEP words change places,
+// and again with half the STEP.
+template <int STEP = 8>
 inline void transpose(__m512i (&x)[16]) {
-    for (int step = 8; step > 0; step /= 2) {
-        alignas(64) uint32_t low[16], high[16];
-        for (int n = 0; n < 16; n++) {
-            low[n] = n & step ? n - step + 16 : n;
-            high[n] = n & step ? n + 16 : n + step;
-        }
-        const __m512i from_low = _mm512_load_si512(low), from_high = _mm512_load_si512(high);
-#pragma GCC unroll 16
-        for (int n = 0; n < 16; n++) {
-            if (n & step) continue;
-            const __m512i a = x[n], b = x[n + step];
-            x[n] = _mm512_permutex2var_epi32(a, from_low, b);
-            x[n + step] = _mm512_permutex2var_epi32(a, from_high, b);
-        }
+    alignas(64) uint32_t low[16], high[16];
+    for (uint32_t n = 0; n < 16; n++) {
+        low[n] = n & STEP ? n - STEP + 16 : n;
+        high[n] = n & STEP ? n + 16 : n + STEP;
     }
+    const __m512i from_low = _mm512_load_si512(low), from_high = _mm512_load_si512(high);
+#pragma GCC unroll 16
+    for (int n = 0; n < 16; n++) {
+        if (n & STEP) continue;
+        const __m512i a = x[n], b = x[n + STEP];
+        x[n] = _mm512_permutex2var_epi32(a, from_low, b);
+        x[n + STEP] = _mm512_permutex2var_epi32(a, from_high, b);
+    }
+    if constexpr (STEP > 1) transpose<STEP / 2>(x);
 }
 #endif
 
