@@ -1,7 +1,5 @@
 """Bugs of the native kernel: a line of its C++ that says something else, built anew for each."""
 
-import ctypes
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +12,7 @@ import torch
 
 from posenc.backends.native import library
 from tests.backends import test_native, test_parity, test_skipping
+from tests.backends.planted import Wrong, built
 from tests.mutants import Mutant
 from tests.mutants.backends import at
 
@@ -28,19 +27,7 @@ class Source(Mutant):
     def planted(self) -> Iterator[None]:
         """The bug is in the kernel, in double precision, for as long as this is open."""
         with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-            for path in library.SOURCES.iterdir():
-                if path.suffix in (".cpp", ".h"):
-                    text = path.read_text()
-                    if path.name == self.name:
-                        if text.count(self.wrong[0]) != 1:
-                            raise ValueError(f"{self.name} must have this once, to be mutated: {self.wrong[0]}")
-                        text = text.replace(*self.wrong)
-                    (Path(folder) / path.name).write_text(text)
-            built = Path(folder) / "mutant.so"
-            flags = [flag for flag in library.FLAGS if flag != "-O3"]
-            source = [str(Path(folder) / "attention.cpp"), "-DREAL=double", "-O1", "-shared", "-o", str(built)]
-            subprocess.run([*library._compiler(), *flags, *source], check=True)
-            kernel = ctypes.CDLL(str(built))
+            kernel = built(Path(folder), [Wrong(self.name, *self.wrong)])
             patch.setattr(library, "_load", lambda real: kernel)
             yield
 

@@ -1,0 +1,315 @@
+"""What the kernel is asked before it is used: every kind of term, in every kind of place.
+
+All numbers are made by a formula of whole numbers, the same on every machine: multiples of 1/64, so that each is exact
+in every precision.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from posenc.layout import Layout
+from posenc.positions import Positions
+from posenc.tiles import Visibility, distances, tiles
+
+P = 65521  # a prime
+FIXED = ("query_place", "key_place", "ends", "key_norms")  # of what is given, what has no gradient
+TAIL = 6  # from here on a clipped table goes on as it is
+COLUMNS = 29  # tokens in a row, where they have two coordinates
+BREAKS = (41 / 1024, 171 / 1024, 1023 / 1024)  # of a broken line; no x is one of them, as all are multiples of 1/512
+
+
+@functools.cache
+def scattered() -> Tensor:
+    """(40503 n^2 mod P) / P for n = 1 .. P: numbers from 0 to 1 of which no stretch is like another."""
+    n = torch.arange(1, P + 1, dtype=torch.int64)
+    return (n * n * 40503 % P).double() / P
+
+
+@functools.cache
+def _line() -> Tensor:
+    """The numbers of all questions, twice over."""
+    return (scattered() * 128).floor().sub(64).div(64).repeat(2)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Positions of queries and keys, who sees whom, and the sizes of all that is asked there."""
+
+    query_positions: Callable[[], Positions]
+    key_positions: Callable[[], Positions]
+    visibility: Visibility
+    batch: int
+    heads: int
+    kv_heads: int
+    per_head: bool  # whether tables are of each head, or of all
+    scale: float
+    width: int = 16
+    value_width: int = 16
+    threads: int = 1
+
+
+@functools.cache
+def _packed() -> Positions:
+    """Two rows: three documents; and one of which the coordinates leave some out, with padding after it."""
+    packed = Positions.packed([[37, 50, 16], [90]])
+    coords = packed.coords.clone()
+    coords[1, 41:] += 23
+    return packed.with_coords(coords)
+
+
+def _text(n: int, start: int = 0) -> Callable[[], Positions]:
+    return functools.cache(lambda: Positions.arange(n, start=start))
+
+
+def _window(n: int) -> Visibility:
+    return Visibility(is_causal=True, left=n - 1, right=0)
+
+
+# Blocks of the kernel are of 64, 256 and 512 tokens: the lengths are multiples of none and go past each.
+PLACES = {
+    "window of 9": Place(_text(131), _text(131), _window(9), 1, 4, 2, True, 1.0),
+    "window of 40": Place(_text(530), _text(530), _window(40), 1, 2, 1, False, 0.7),
+    "all keys": Place(_text(67, 500), _text(570), Visibility(), 1, 2, 1, True, 0.7, value_width=20),
+    "packed": Place(_packed, _packed, Visibility(is_causal=True), 2, 3, 3, False, 1.0, width=21),
+    "few queries": Place(_text(3, 597), _text(600), Visibility(is_causal=True), 1, 2, 2, True, 1.0),
+    "two threads": Place(_text(300), _text(300), Visibility(is_causal=True), 1, 2, 1, True, 1.0, threads=2),
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    """A term, given by tensors in the names of the operator, in a place."""
+
+    term: str
+    place_name: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.term}, {self.place_name}"
+
+    @property
+    def place(self) -> Place:
+        return PLACES[self.place_name]
+
+    @property
+    def is_planar(self) -> bool:
+        return "coordinates" in self.term
+
+    @functools.cached_property
+    def query_positions(self) -> Positions:
+        return self._positions(self.place.query_positions())
+
+    @functools.cached_property
+    def key_positions(self) -> Positions:
+        return self._positions(self.place.key_positions())
+
+    def _positions(self, positions: Positions) -> Positions:
+        if not self.is_planar:
+            return positions
+        at = positions.order
+        coords = torch.stack((at // COLUMNS, at % COLUMNS), -1)
+        return Positions(coords, order=positions.order, document=positions.document)
+
+    @property
+    def layouts(self) -> tuple[Layout, Layout]:
+        both = self.query_positions.layout, self.key_positions.layout
+        return (both[0].by_order(), both[1].by_order()) if self.is_planar else both
+
+    @functools.cached_property
+    def reach(self) -> tuple[int, int]:
+        """The least and the greatest difference of any coordinate, key less query: of pairs that may be seen, or where
+        there are two coordinates of any."""
+        if self.is_planar:
+            x, y = self.query_positions.coords, self.key_positions.coords
+            return int(y.min() - x.max()), int(y.max() - x.min())
+        seen = distances(list(tiles(*self.layouts, self.place.visibility, self.place.batch)))
+        assert seen is not None
+        return seen
+
+    def numbers(self, what: str, *shape: int) -> Tensor:
+        """Numbers for something, in double precision, from -1 to 63/64."""
+        start = zlib.crc32(f"{self.name}: {what}".encode()) % P
+        return _line()[start : start + math.prod(shape)].reshape(shape)
+
+    def table(self, what: str, width: int, ends: tuple[int, int]) -> Tensor:
+        """Of all distances from one end to the other, (heads or 1, entries, width)."""
+        return self.numbers(what, self.place.heads if self.place.per_head else 1, ends[1] - ends[0] + 1, width)
+
+    @functools.cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """query, key and value, and the gradients of output and log-sum-exp."""
+        at = self.place
+        sizes = {"query": (at.heads, len(self.query_positions)), "key": (at.kv_heads, len(self.key_positions))}
+        shapes = {
+            "query": (*sizes["query"], at.width),
+            "key": (*sizes["key"], at.width),
+            "value": (*sizes["key"], at.value_width),
+            "gradient of the output": (*sizes["query"], at.value_width),
+            "gradient of the log-sum-exp": sizes["query"],
+        }
+        found = {name: self.numbers(name, at.batch, *shape) for name, shape in shapes.items()}
+        found["query"] = found["query"] * 4
+        if self.skips:  # a key that is far from most queries, and loud enough to count
+            loud = torch.arange(found["key"].size(2)) == 100
+            found["key"] = torch.where(loud[:, None], found["key"] * 32, found["key"])
+        return found
+
+    @functools.cached_property
+    def given(self) -> tuple[dict[str, Tensor], dict[str, int], list[int]]:
+        """What the operator is given by name, where its tables begin, and its function."""
+        return TERMS[self.term](self)
+
+    @property
+    def skips(self) -> bool:
+        """Whether what is too faint is left out."""
+        return "faint" in self.term
+
+
+Term = tuple[dict[str, Tensor], dict[str, int], list[int]]
+NO_FUNCTION, RELU, RELU_LAST, CAP, CAP_LAST = [0, 0], [1, 0], [1, 1], [2, 0], [2, 1]
+
+
+def _tables(*names: str, tail: int | None = TAIL, function: list[int] = NO_FUNCTION) -> Callable[[Question], Term]:
+    """Tables by distance, clipped or of all distances."""
+
+    def make(ask: Question) -> Term:
+        ends = ask.reach if tail is None else (-tail, tail)
+        widths = {"vectors": ask.place.width, "key_vectors": ask.place.width, "values": ask.place.value_width}
+        found = {name: ask.table(name, widths.get(name, 1), ends) for name in names}
+        if "factor" in found:  # a cap is no 0
+            found["factor"] = found["factor"] / 2 + 1.5
+        return found, dict.fromkeys(names, ends[0]), function
+
+    return make
+
+
+def _also(*terms: Callable[[Question], Term], **more: Callable[[Question], Tensor]) -> Callable[[Question], Term]:
+    """All of these at once, with the function of the last; and more tensors."""
+
+    def make(ask: Question) -> Term:
+        found: dict[str, Tensor] = {}
+        lows: dict[str, int] = {}
+        function = NO_FUNCTION
+        for term in terms:
+            tensors, low, function = term(ask)
+            found |= tensors
+            lows |= low
+        return found | {name: of(ask) for name, of in more.items()}, lows, function
+
+    return make
+
+
+def _feature(ask: Question) -> Term:
+    """A feature of the query, of another width than its own, meets vectors."""
+    at, width = ask.place, 11
+    meeting = ask.numbers("meeting", at.batch, at.heads, len(ask.query_positions), width)
+    return {"meeting": meeting, "vectors": ask.table("vectors", width, (-TAIL, TAIL))}, {"vectors": -TAIL}, NO_FUNCTION
+
+
+def _shift(ask: Question) -> Tensor:
+    return ask.numbers("shift", ask.place.heads, ask.place.width)
+
+
+def _clock(side: str) -> Callable[[Question], Tensor]:
+    def make(ask: Question) -> Tensor:
+        positions = ask.query_positions if side == "query" else ask.key_positions
+        readings = ask.numbers(f"{side} clock", ask.place.batch, ask.place.heads, len(positions))
+        # One that goes on lets far keys fade.
+        return readings - positions.coords[:, None] / 2.0 if ask.skips else readings
+
+    return make
+
+
+def _falling(ask: Question) -> Term:
+    """A bias that falls so far that most keys are too faint."""
+    low, high = ask.reach
+    r = torch.arange(low, high + 1, dtype=torch.float64)
+    line = -r.abs() / 2 + ask.table("bias", 1, ask.reach)[..., 0]
+    return {"bias": line[..., None]}, {"bias": low}, NO_FUNCTION
+
+
+def _lengths_of_keys(ask: Question) -> Tensor:
+    return torch.linalg.vector_norm(ask.tensors["key"], dim=-1)
+
+
+def _broken(ask: Question) -> Term:
+    """Four lines of x = away(r) share."""
+    low, high = ask.reach
+    away = torch.arange(low, high + 1).neg().clamp(min=0).double() / 64
+    share = (2.0 ** -(ask.query_positions.coords % 4).double()).expand(ask.place.batch, -1)
+    least = torch.tensor(BREAKS, dtype=torch.float64) / share[..., None]
+    # Of `away`, which falls as the distance rises, those past the n-th break come before the n-th end.
+    ends = len(away) - torch.searchsorted(away.flip(0), least.contiguous(), right=True)
+    lines = ask.numbers("lines", ask.place.heads, len(BREAKS) + 1, 2)
+    tensors = {"away": away[None, :, None], "share": share.contiguous(), "lines": lines, "ends": ends}
+    return tensors, {"away": low}, NO_FUNCTION
+
+
+def _plane(*names: str) -> Callable[[Question], Term]:
+    """What goes by two coordinates."""
+
+    def make(ask: Question) -> Term:
+        at, entries = ask.place, ask.reach[1] - ask.reach[0] + 1
+        shapes = {"plane": (at.heads, entries, entries)}
+        of_queries = (at.batch, at.heads, len(ask.query_positions), entries)
+        found = {name: ask.numbers(name, *shapes.get(name, of_queries)) for name in names}
+        found["query_place"], found["key_place"] = ask.query_positions.coords, ask.key_positions.coords
+        return found, {"plane": ask.reach[0]}, NO_FUNCTION
+
+    return make
+
+
+TERMS: Mapping[str, Callable[[Question], Term]] = {
+    "no term": lambda ask: ({}, {}, NO_FUNCTION),
+    "bias (clipped)": _tables("bias"),
+    "bias (a line)": _tables("bias", tail=None),
+    "vectors that queries meet (clipped)": _tables("vectors"),
+    "vectors that queries meet (all distances)": _tables("vectors", tail=None),
+    "vectors that features meet": _feature,
+    "vectors that keys meet (clipped)": _tables("key_vectors"),
+    "vectors that keys meet (all distances)": _tables("key_vectors", tail=None),
+    "values by distance (clipped)": _tables("values"),
+    "values by distance (all distances)": _tables("values", tail=None),
+    "functions of the score (relu times)": _tables("factor", tail=None, function=RELU),
+    "functions of the score (relu times, clipped)": _tables("factor", function=RELU),
+    "functions of the score (relu times, last)": _tables("factor", "bias", tail=None, function=RELU_LAST),
+    "functions of the score (cap)": _tables("factor", "bias", tail=None, function=CAP),
+    "functions of the score (one cap, last)": _also(
+        _tables("factor", tail=0, function=CAP_LAST), query_clock=_clock("query"), key_clock=_clock("key")
+    ),
+    "broken line": _broken,
+    "clocks": _also(_tables(), query_clock=_clock("query"), key_clock=_clock("key")),
+    "a vector added to queries": _also(_tables("vectors"), shift=_shift),
+    "two coordinates (plane)": _plane("plane"),
+    "two coordinates (by row)": _plane("by_row"),
+    "two coordinates (by column)": _plane("by_column"),
+    "two coordinates (all three)": _plane("plane", "by_row", "by_column"),
+    "what is too faint (bias)": _falling,
+    "what is too faint (bias, vectors)": _also(_falling, _tables("vectors"), shift=_shift, key_norms=_lengths_of_keys),
+    "what is too faint (clocks)": _also(_tables(), query_clock=_clock("query"), key_clock=_clock("key")),
+}
+MANY_KEYS = ("all keys", "few queries")  # enough to leave out some
+# Threads share out keys, whatever is added to scores: some terms show it. On a busy machine they wait for one another.
+SHARED = (
+    "bias (a line)",
+    "vectors that queries meet (clipped)",
+    "values by distance (clipped)",
+    "broken line",
+    "clocks",
+)
+
+
+def questions() -> Iterator[Question]:
+    """All of them, made anew, so that nobody keeps their tensors."""
+    for term in TERMS:
+        for place in PLACES:
+            if (place in MANY_KEYS or "faint" not in term) and (place != "two threads" or term in SHARED):
+                yield Question(term, place)

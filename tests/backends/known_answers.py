@@ -1,0 +1,127 @@
+"""The answers that the kernel must know, by the reference backend: `python -m tests.backends.known_answers` writes them
+to `posenc/backends/native/known.json`."""
+
+import json
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from posenc.backends.call import Call
+from posenc.backends.native.proof import BLIND, IN_DOUBLE, KNOWN, measured, named
+from posenc.backends.native.questions import BREAKS, FIXED, Question, questions
+from posenc.backends.reference import REFERENCE
+from posenc.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Piece, Value
+from posenc.schemes.distance_aware import rescaled
+from posenc.schemes.softcap import capped
+
+SINGLE = 2.0**-24
+LINE = Distance("Known", integral=True)
+
+
+def by_distance(table: Tensor, low: int) -> Callable[[Tensor], Tensor]:
+    """What a table has at distances, the last entries going on."""
+    return lambda r: table[:, (r - low).clamp(0, table.size(1) - 1)]
+
+
+def pieces(ask: Question, x: dict[str, Tensor]) -> tuple[list[Piece], list[Value]]:
+    """The terms of a question as a scheme would say them, of these tensors."""
+    _, lows, (function, is_last) = ask.given
+    at = {name: by_distance(x[name], low) for name, low in lows.items() if name != "plane"}
+    found: list[Piece] = []
+    if "vectors" in x:
+        found.append(Meeting(at["vectors"], LINE, feature="meeting" if "meeting" in x else None))
+    if "key_vectors" in x:  # the kernel's are scaled
+        found.append(Meeting(lambda r: at["key_vectors"](r) / ask.place.scale, LINE, side="key"))
+    if "bias" in x:
+        found.append(Bias(lambda r: at["bias"](r)[..., 0], LINE))
+    if "shift" in x:
+        found.append(Fold("Known", query=x["shift"][None, :, None]))
+    if "query_clock" in x:
+        found.append(Clock("clock"))
+    if "lines" in x:
+        found.append(Function(lambda score: score + broken(ask, x)))
+    found += planar(ask, x)
+    if function:
+        f = Function((rescaled, capped)[function - 1], lambda r: (at["factor"](r)[..., 0],), LINE)
+        found.insert(len(found) if is_last else 0, f)
+    return found, [Value(at["values"], LINE)] if "values" in x else []
+
+
+def broken(ask: Question, x: dict[str, Tensor]) -> Tensor:
+    """l x + m of every pair, with x = away(r) share and (l, m) that of its line."""
+    r = ask.key_positions.coords[:, None] - ask.query_positions.coords[:, :, None]
+    place = (r - ask.reach[0]).clamp(0, x["away"].size(1) - 1)
+    there = x["away"][0, :, 0][place] * x["share"][..., None]
+    line = torch.bucketize(there.detach(), torch.tensor(BREAKS, dtype=there.dtype))
+    slope, start = (x["lines"][:, :, n][:, line].movedim(1, 0) for n in (0, 1))
+    return slope * there[:, None] + start
+
+
+def planar(ask: Question, x: dict[str, Tensor]) -> list[Piece]:
+    """What goes by two coordinates."""
+    low = ask.reach[0]
+    found: list[Piece] = []
+    if "plane" in x:
+        found.append(Bias(lambda r: x["plane"][:, r[..., 0] - low, r[..., 1] - low], Distance("Known", None, 2)))
+    for axis, name in enumerate(("by_row", "by_column")):
+        if name in x:  # its numbers meet vectors of which each picks one
+            picks = torch.eye(x[name].size(-1), dtype=x[name].dtype)[None]
+            found.append(Meeting(by_distance(picks, low), Distance("Known", axis, 2), feature=name))
+    return found
+
+
+def answers(ask: Question, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    """What the reference makes of a question in this precision, by name."""
+    query, key, value, dout, dlse = (x.to(dtype) for x in ask.tensors.values())
+    given = {name: x.to(dtype) if x.is_floating_point() else x for name, x in ask.given[0].items()}
+    given |= {name: given[name].double() for name in IN_DOUBLE if name in given and "clock" in name}
+    leaves = {"query": query, "key": key, "value": value}
+    leaves |= {name: x for name, x in given.items() if name not in FIXED}
+    leaves = {name: x.clone().requires_grad_() for name, x in leaves.items()}
+    found, values = pieces(ask, leaves)
+    clocks = [{"clock": leaves[f"{side}_clock"]} if f"{side}_clock" in leaves else {} for side in ("query", "key")]
+    features = {name: leaves[name] for name in ("meeting", "by_row", "by_column") if name in leaves}
+    call = Call(
+        *(leaves[name] for name in ("query", "key", "value")),
+        ask.query_positions,
+        ask.key_positions,
+        tuple(found),
+        tuple(values),
+        None,
+        ask.place.visibility,
+        0.0,
+        ask.place.scale,
+        True,
+        query_features={**clocks[0], **features},
+        key_features=clocks[1],
+    )
+    out, lse = REFERENCE.run(call)
+    gradients = torch.autograd.grad(
+        (out, lse), list(leaves.values()), (dout, dlse.masked_fill(lse == -torch.inf, 0.0)), materialize_grads=True
+    )
+    return named(out.detach(), lse.detach(), dict(zip(leaves, gradients, strict=True)))
+
+
+def known(ask: Question) -> dict[str, list[float]]:
+    """What is kept of a question: of every answer projection and length, and how far off single precision is, in
+    roundings. A weight e^(s - lse) is off by the rounding of both, relatively, which a reference that keeps no
+    log-sum-exp does not show: so this is no less than (1 + the greatest log-sum-exp) |x|."""
+    found, single = answers(ask), answers(ask, torch.float32)
+    least = 1 + found["log-sum-exp"][found["log-sum-exp"] != BLIND].abs().max().item()
+    kept = {}
+    for name, x in found.items():
+        noise = max((single[name].double() - x).norm().item() / SINGLE, least * x.norm().item())
+        kept[name] = [*measured(x), 2.0 ** math.ceil(math.log2(noise)) if noise else 0.0]
+    return kept
+
+
+def text() -> str:
+    """The file, a question in each line."""
+    lines = (f"{json.dumps(ask.name)}: {json.dumps(known(ask))}" for ask in questions())
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+if __name__ == "__main__":
+    KNOWN.write_text(text())

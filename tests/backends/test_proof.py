@@ -1,0 +1,393 @@
+"""Known answers: the kernel as built gives them, a kernel with a bug does not, and the report says what is wrong.
+
+The answers are those of the reference backend; these tests hold the file to it. Every family of terms, and every kind
+of place, has bugs here that are planted in the C++, built, and refused in the family's name.
+"""
+
+import ctypes
+import json
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+from posenc.backends.native import library
+from posenc.backends.native import operator as operator  # which registers what is asked
+from posenc.backends.native.proof import KNOWN, MARGIN, PRECISIONS, failures, is_off, measured
+from posenc.backends.native.questions import PLACES, TERMS, questions
+from tests.backends import known_answers
+from tests.backends.planted import QUICK, Wrong, built, check_place
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The kernel as it is, in double precision, built quickly."""
+    return built(tmp_path_factory.mktemp("right"))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_kernel_as_built_here_gives_the_known_answers(precision: str) -> None:
+    (dtype,) = (dtype for dtype, real in library.REALS.items() if real == precision)
+    assert failures(library.library(dtype), precision) == ()
+
+
+def test_a_precision_that_there_is_not_is_named(right: ctypes.CDLL) -> None:
+    with pytest.raises(ValueError, match=r"^precision must be 'float' or 'double', got 'half'"):
+        failures(right, "half")
+
+
+def test_the_callers_modes_change_nothing(right: ctypes.CDLL) -> None:
+    with FakeTensorMode(), torch.inference_mode(), torch.device("meta"), torch.autocast("cpu"):
+        assert failures(right, "double") == ()
+
+
+def test_threads_are_left_as_they_were(right: ctypes.CDLL) -> None:
+    before = torch.get_num_threads()
+    failures(right, "double")
+    assert torch.get_num_threads() == before
+
+
+# --- the answers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def truth() -> dict[str, dict[str, torch.Tensor]]:
+    """What the reference answers, in double precision."""
+    return {ask.name: known_answers.answers(ask) for ask in questions()}
+
+
+def test_the_file_has_what_the_reference_says() -> None:
+    """To the rounding of double precision. How far single precision is off, in powers of two, is of no digits: another
+    machine's sums may move it by two."""
+    kept, made = json.loads(KNOWN.read_text()), json.loads(known_answers.text())
+    assert list(kept) == list(made), "python -m tests.backends.known_answers writes the file"
+    for question, answers in made.items():
+        assert list(kept[question]) == list(answers)
+        for name, (c, s, length, noise) in answers.items():
+            was = kept[question][name]
+            near = MARGIN * 2.0**-53 * noise
+            assert [c, s, length] == pytest.approx(was[:3], rel=0, abs=near), f"{question}: {name}"
+            assert noise / 4 <= was[3] <= noise * 4, f"{question}: {name}"
+
+
+def test_an_error_of_a_hundredth_in_one_entry_shows(truth: dict[str, dict[str, torch.Tensor]]) -> None:
+    """In double precision in every entry that is more than a millionth of the tensor's; in single precision in the
+    greatest: whichever it is, it moves the projection by as much."""
+    kept = json.loads(KNOWN.read_text())
+    for question, answers in truth.items():
+        for name, x in answers.items():
+            known = kept[question][name]
+            assert not is_off(x, known, PRECISIONS["double"].unit)
+            greatest = x.abs().max().item()
+            assert MARGIN * PRECISIONS["double"].unit * known[3] < 1e-2 * 1e-6 * greatest, f"{question}: {name}"
+            wrong = x.flatten().clone()
+            wrong[x.abs().argmax()] *= 1.01
+            assert is_off(wrong, known, PRECISIONS["float"].unit), f"{question}: {name}"
+
+
+def test_errors_of_many_entries_do_not_cancel() -> None:
+    """All of them off by as much, rows one place further, the signs of every other row or column: each moves the
+    projection as independent errors would, by about the length of their vector."""
+    x = torch.cat([ask.tensors["query"].flatten() for ask in list(questions())[:3]])[:20_000].view(-1, 16)
+    flipped = x.clone()
+    flipped[::2] *= -1
+    for wrong in (x + 0.1, x * 1.01, x.roll(1, 0), x.roll(1, 1), flipped, x.flip(0)):
+        moved = [a - b for a, b in zip(measured(wrong)[:2], measured(x)[:2], strict=True)]
+        assert torch.tensor(moved).norm() > 0.1 * (wrong - x).norm()
+
+
+def test_what_is_no_number_is_off() -> None:
+    known = [*measured(torch.ones(3)), 1e30]
+    assert not is_off(torch.ones(3), known, 1.0)
+    for bad in (torch.nan, torch.inf):
+        assert is_off(torch.tensor([1.0, bad, 1.0]), known, 1.0)
+
+
+# --- planted bugs -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A bug that only terms whose names begin so, in such places, have answers wrong by: ``answer`` among them."""
+
+    bug: str
+    wrong: Wrong
+    answer: str
+    terms: tuple[str, ...] = ("",)
+    places: tuple[str, ...] = tuple(PLACES)
+
+
+def fault(
+    bug: str, file: str, this: str, that: str, answer: str, *terms: str, places: Sequence[str] = tuple(PLACES)
+) -> Fault:
+    return Fault(bug, Wrong(file, this, that), answer, terms or ("",), tuple(places))
+
+
+FAINT, SHIFT = "what is too faint", "a vector added to queries"
+OF_VECTORS = ("vectors that queries", "vectors that features", "values", SHIFT, f"{FAINT} (bias, vectors)")
+OF_BIAS = ("bias", "functions of the score (relu times, last)", "functions of the score (cap)", f"{FAINT} (bias")
+OF_CLOCKS = ("clocks", "functions of the score (one cap", f"{FAINT} (clocks")
+FUNCTIONS = "functions of the score"
+FAULTS = (
+    fault(
+        "a bias is off by a hundredth", "scores.h", "{ s[j] += c; }", "{ s[j] += c * Real(1.01); }", "output", *OF_BIAS
+    ),
+    fault(
+        "the last entry of a table gets nothing of what lies past it",
+        *("backward.h", "line[t.entries - 1] += sum_over(outside, right, f);", "", "gradient of the bias"),
+        *("bias", FUNCTIONS, FAINT),
+    ),
+    fault(
+        "rows of vectors by distance are not shifted",
+        *("scores.h", "s + p.column(i, from, t), ld + 1)", "s + p.column(i, from, t), ld)", "gradient of the vectors"),
+        *OF_VECTORS,
+    ),
+    fault(
+        "the gradient of a table past its end goes nowhere",
+        *("backward.h", "if (!past || !t.gradient) return;", "return;", "gradient of the values"),
+        *OF_VECTORS,
+    ),
+    fault(
+        "the gradient of a feature is scaled",
+        *("backward.h", "call.meeting.x ? Real(1) : call.scale, E);", "call.scale, E);", "gradient of the meeting"),
+        "vectors that features",
+        places=("window of 40", "all keys"),
+    ),
+    fault(
+        "keys meet the vectors of another query",
+        *("key_meeting.h", "k * load(vectors + d * stride - r);", "k * load(vectors + d * stride);", "output"),
+        "vectors that keys",
+    ),
+    fault(
+        "the gradient of keys goes by vectors of another query",
+        *("key_meeting.h", "load(entries + c * vectors.stride - r)", "load(entries + c * vectors.stride)"),
+        *("gradient of the key", "vectors that keys"),
+    ),
+    fault(
+        "the mass past a table of values is another's",
+        *("forward.h", "l_high[at + r] * fade + high;", "l_high[at + r] * fade + low;", "output"),
+        "values by distance (clipped)",
+    ),
+    fault(
+        "the gradient of a function is that of negative scores too",
+        *(
+            "backward.h",
+            "d_s[j] = bare[j] <= 0 ? Real(0) : d_s[j] * c;",
+            "d_s[j] = d_s[j] * c;",
+            "gradient of the query",
+        ),
+        f"{FUNCTIONS} (relu times",
+    ),
+    fault(
+        "the derivative of a cap is no square",
+        *("backward.h", "g * (Real(1) - t * t)", "g * (Real(1) - t)", "gradient of the query"),
+        *(f"{FUNCTIONS} (cap", f"{FUNCTIONS} (one cap"),
+    ),
+    fault(
+        "the gradient of a cap is that of its factor",
+        *("backward.h", "store(of_cap + j, g * t - of_score * ratio)", "store(of_cap + j, g * t)"),
+        *("gradient of the factor", f"{FUNCTIONS} (cap", f"{FUNCTIONS} (one cap"),
+    ),
+    fault(
+        "the ends of a broken line are taken for columns",
+        *("broken.h", "std::clamp<int64_t>(ends[n - 1] - place, j, stop)", "std::clamp<int64_t>(ends[n - 1], j, stop)"),
+        *("output", "broken line"),
+    ),
+    fault(
+        "the gradient of lines forgets the query's share",
+        *("broken.h", "d_lines[2 * n] += share * of_x", "d_lines[2 * n] += of_x", "gradient of the lines"),
+        "broken line",
+    ),
+    fault(
+        "the gradient of a distance is the last query's",
+        *("broken.h", "d_away[j] += slope", "d_away[j] = slope", "gradient of the away", "broken line"),
+    ),
+    fault(
+        "the gradient of a clock is one side's alone",
+        *("backward.h", "d_clock[j] += row[j];", ";", "gradient of the key clock", *OF_CLOCKS),
+    ),
+    fault(
+        "a vector is not added to queries",
+        *("scores.h", "plus ? from[d] + plus[d] : from[d]", "from[d]", "output", SHIFT, f"{FAINT} (bias, vectors)"),
+    ),
+    fault(
+        "the query's column is forgotten",
+        *("places.h", "t.key_place[2 * key + 1] - own[1] - t.low", "t.key_place[2 * key + 1] - t.low", "output"),
+        "two coordinates",
+    ),
+    fault(
+        "the gradient of a plane is that of its first row",
+        *("places.h", "t.d_plane + ((slot * call.heads + h) * t.entries + row) * t.entries"),
+        *("t.d_plane + ((slot * call.heads + h) * t.entries) * t.entries", "gradient of the plane"),
+        *("two coordinates (plane)", "two coordinates (all three)"),
+    ),
+    fault(
+        "the gradient of a row is that of its last keys",
+        *("places.h", "t.d_by_row[own + row] += sum_over", "t.d_by_row[own + row] = sum_over"),
+        *("gradient of the by row", "two coordinates (by row)", "two coordinates (all three)"),
+    ),
+    fault(
+        "far keys are taken for quiet ones",
+        *("bounds.h", "Real most = query * call.key_most", "Real most = 0 * call.key_most", "output", FAINT),
+    ),
+    fault(
+        "values are left out by what scores turn out to be",
+        *("forward.h", "counts |= !(tops[r] < floor[at + r] + call.faint);", "counts |= !(tops[r] < floor[at + r]);"),
+        *("output", FAINT),
+    ),
+    fault(
+        "a key past the window is seen",
+        *("places.h", "std::min(last, i + tile->high + 1)", "std::min(last, i + tile->high + 2)", "log-sum-exp"),
+        places=("window of 9", "window of 40", "packed", "few queries", "two threads"),
+    ),
+    fault(
+        "the last key of a step of decoding has no value",
+        *("forward.h", "weigh(rows, V, seen - left,", "weigh(rows, V, seen - left - 1,", "output"),
+        places=("few queries",),
+    ),
+    fault(
+        "weights of a block before are not brought down",
+        *("forward.h", "l[at + r] = l[at + r] * fade + sum(total);", "l[at + r] = l[at + r] + sum(total);"),
+        "log-sum-exp",
+        places=("window of 40", "all keys", "few queries"),  # of which keys go past a block
+    ),
+    fault(
+        "every head has the values of the first key head",
+        *("backward.h", "row_of(call.v, b, kv, p.first), call.v.row", "row_of(call.v, b, 0, p.first), call.v.row"),
+        "gradient of the query",
+        places=[name for name, place in PLACES.items() if place.kv_heads > 1],
+    ),
+    fault(
+        "a tile of some rows is of all that follow",
+        *("backward.h", "if (b < tile.batch || b >= tile.batch_end) continue;", "if (b < tile.batch) continue;"),
+        "gradient of the value",
+        places=("packed",),
+    ),
+    fault(
+        "keys are of every part",
+        *("backward.h", "if (block % call.parts == part)", "if (true)", "gradient of the query"),
+        places=("two threads",),
+    ),
+    fault(
+        "a log-sum-exp is off in the seventh digit",
+        "forward.h",
+        "std::log(l[at])",
+        "std::log(l[at]) * Real(1.0000001)",
+        "log-sum-exp",
+    ),
+)
+
+
+def test_what_is_to_be_planted_has_its_place() -> None:
+    for one in FAULTS:
+        check_place(one.wrong)
+    with pytest.raises(
+        ValueError, match=r"^places\.h must have this once, to be mutated, got it 0 times: no such line"
+    ):
+        check_place(Wrong("places.h", "no such line", ""))
+
+
+def test_every_term_and_every_place_has_a_fault() -> None:
+    for term in TERMS:
+        assert term == "no term" or any(any(term.startswith(t) and t for t in one.terms) for one in FAULTS), term
+    assert {place for one in FAULTS if one.terms == ("",) for place in one.places} == set(PLACES)
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize(
+    "one",
+    [pytest.param(x, id=x.bug, marks=[] if n % 9 else pytest.mark.sample) for n, x in enumerate(FAULTS)],
+)
+def test_a_planted_bug_is_refused_in_its_familys_name(one: Fault, tmp_path: Path) -> None:
+    found = failures(built(tmp_path, [one.wrong]), "double")
+    assert any(re.search(rf": .*\b{re.escape(one.answer)}(,|$)", line) for line in found), found
+    for line in found:
+        assert line.startswith(one.terms), line
+        assert any(f", {place}: " in line for place in one.places), line
+
+
+# --- what compilers did -----------------------------------------------------------------------------------------------
+
+# The gradient of a function of the score as it stood: g++ 12 at -O3 makes wrong code of its conditional reduction for
+# processors with AVX-512, where columns lie past a table's ends.
+AS_IT_STOOD = """
+template <typename F>
+Real sum_as_it_stood(int64_t from, int64_t to, F f) {
+    Real parts[LANES]{};
+    int64_t j = from;
+    for (; j + LANES <= to; j += LANES)
+        for (int l = 0; l < LANES; l++) parts[l] += f(j + l);
+    Real s = sum_of<LANES>(parts);
+    for (; j < to; j++) s += f(j);
+    return s;
+}
+template <typename F>
+void give_as_it_stood(const Part& p, Real* line, int64_t i, int64_t left, int64_t right, const Table& t, F f) {
+    const int64_t place = p.place(i, 0, t), inside = std::clamp<int64_t>(-place, left, right);
+    const int64_t outside = std::clamp<int64_t>(t.entries - place, inside, right);
+    for (int64_t j = inside; j < outside; j++) line[place + j] += f(j);
+    line[0] += sum_as_it_stood(left, inside, f);
+    line[t.entries - 1] += sum_as_it_stood(outside, right, f);
+}
+void as_it_stood(const Call& call, const Part& p, int64_t h, int64_t i, int64_t left, int64_t right, const Real* bare,
+                 Real* d_s, Real* line) {
+    if (call.function == CAP) return apply_backward(call, p, h, i, left, right, bare, d_s, line);
+    const auto f = [=](int64_t j) { return bare[j] <= 0 ? Real(0) : d_s[j] * bare[j]; };
+    if (line) give_as_it_stood(p, line, i, left, right, call.factor, f);
+    apply_backward(call, p, h, i, left, right, bare, d_s, nullptr);
+}
+
+struct Backward {"""
+CONDITIONAL = (
+    Wrong("backward.h", "\nstruct Backward {", AS_IT_STOOD),
+    Wrong("backward.h", "r++) apply_backward(call, p, h, i + r,", "r++) as_it_stood(call, p, h, i + r,"),
+)
+SKYLAKE = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+
+
+def flags() -> set[str]:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return set()
+    return set(re.findall(r"\w+", "".join(re.findall(r"^flags\s*:(.*)$", text, re.MULTILINE)[:1])))
+
+
+def skylake(compiler: str) -> None:
+    """Skips where the compiler or the processor does not know skylake-avx512."""
+    if not flags().issuperset(SKYLAKE):
+        pytest.skip("this processor has not the AVX-512 of skylake-avx512")
+    command = [compiler, "-march=skylake-avx512", "-E", "-x", "c++", "/dev/null"]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip(f"there is no {compiler} here that compiles for skylake-avx512")
+
+
+AVX512 = ("-O3", "-march=skylake-avx512")
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_kernel_is_right_for_avx512(precision: str, tmp_path: Path) -> None:
+    """As posenc builds it on such a processor, of which any that has AVX-512 runs the code."""
+    skylake("g++")
+    assert failures(built(tmp_path, real=precision, options=AVX512, compiler=["g++"]), precision) == ()
+
+
+def test_the_conditional_reduction_as_it_stood_is_refused(tmp_path: Path) -> None:
+    """Where g++ 12 builds it. Without its vectorizer the same lines are right, so it is not they that are."""
+    compiler = "g++-12"
+    skylake(compiler)
+    slow, fast = tmp_path / "slow", tmp_path / "fast"
+    for folder in (slow, fast):
+        folder.mkdir()
+    assert failures(built(slow, CONDITIONAL, options=QUICK, compiler=[compiler]), "double") == ()
+    found = failures(built(fast, CONDITIONAL, options=AVX512, compiler=[compiler]), "double")
+    assert "functions of the score (relu times), window of 9: gradient of the factor" in found
+    assert all(line.startswith("functions of the score (relu times") for line in found)
+    assert all(line.endswith(": gradient of the factor") for line in found)
