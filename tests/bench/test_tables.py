@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from posenc.bench.tables import Table, markdown, number, show, tables, write
+from posenc.bench.cells import Table, number
+from posenc.bench.tables import markdown, show, tables, write
 from tests.bench.made_up import everything, prices, record, taking
 
 

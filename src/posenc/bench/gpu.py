@@ -23,11 +23,12 @@ import torch
 from torch import Tensor
 
 from posenc import compat
-from posenc.bench import cases, tables
+from posenc.bench import cases
+from posenc.bench.cells import PHASES, SPREAD, Table
 from posenc.bench.measure import Clock, Inputs, LeftOutError, Make, Work, race, ratios
 from posenc.bench.run import check
 from posenc.bench.settings import Settings
-from posenc.bench.tables import Table
+from posenc.bench.tables import as_markdown
 from posenc.workbench.command import SCHEMES, List, Parser, failed, given, stdout, whole_numbers
 from posenc.workbench.files import write_whole
 from posenc.workbench.machine import clock_of, machine, versions
@@ -151,14 +152,12 @@ def page(found: Record) -> str:
         made += [_over(found, phase, f"{words}, over {BARE}", "ratio_to_flex")]
         made += [_plain(found, phase, words)]
     made.append(_rotation(found))
-    return "# posenc on a GPU\n\n" + "\n".join(tables.as_markdown(table) for table in made if table.rows)
+    return "# posenc on a GPU\n\n" + "\n".join(as_markdown(table) for table in made if table.rows)
 
 
 def _phases(found: Record) -> list[tuple[str, str]]:
     """The phases that there are, and in words."""
-    return [
-        (phase, tables.PHASES[phase].capitalize()) for phase in dict.fromkeys(r["phase"] for r in found["attention"])
-    ]
+    return [(phase, PHASES[phase].capitalize()) for phase in dict.fromkeys(r["phase"] for r in found["attention"])]
 
 
 def _environment(found: Record) -> Table:
@@ -174,7 +173,7 @@ def _environment(found: Record) -> Table:
 def _over(found: Record, phase: str, title: str, ratio: str) -> Table:
     mine = [record for record in found["attention"] if record["phase"] == phase]
     lengths = sorted({record["length"] for record in mine})
-    lead = f"The median, {tables.SPREAD}. **Bold**: what auto takes."
+    lead = f"The median, {SPREAD}. **Bold**: what auto takes."
     table = Table(title, lead, ("scheme", "backend", *(f"{length:,}" for length in lengths)))
 
     def form(record: Record, way: str) -> str:

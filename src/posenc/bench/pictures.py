@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
+from posenc.bench.cells import Record, amount, of, schemes, with_auto
 from posenc.bench.measure import Spread
-from posenc.bench.tables import Record, amount, of, schemes, with_auto
 from posenc.workbench import style
 from posenc.workbench.files import write_whole
 
