@@ -2,6 +2,7 @@
 
 from typing import Any
 
+PHASES = ("forward", "training")
 ABOUT: dict[str, Any] = {
     "settings": {
         "heads": 8,
@@ -12,6 +13,7 @@ ABOUT: dict[str, Any] = {
         "budget": 30.0,
     },
     "versions": {"torch": "2.13.0", "transformers": "not installed"},
+    "kernel": {"kernel, float": "v4, by a compiler", "kernel, bfloat16": "none: nobody built it"},
     "machine": {"processor": "a made-up one", "memory_bytes": 8 * 2**30, "cores": 2, "threads": 2},
     "others": 0.125,
     "time": "2026-11-21T06:00:00+00:00",
@@ -48,6 +50,43 @@ def prices(
     return found
 
 
+def limit() -> dict[str, Any]:
+    """Of the products the larger is the quicker: 100 × 10⁹ multiply-adds a second in its best round."""
+    results = {"float32, 100 × 100": taking(1e-4, 1, 1, 1), "float32, 1,000 × 1,000": taking(0.02, 200, 200, 200)}
+    results["float32, 1,000 × 1,000"]["seconds"] = [0.02, 0.01, 0.03]
+    work = {"float32, 100 × 100": 10**6, "float32, 1,000 × 1,000": 10**9}
+    return record("limit", "float32", 1000, results, multiply_adds=work)
+
+
+def rotated() -> list[dict[str, Any]]:
+    """RoPE in attention; the kernel runs it from 1,024 tokens on, and makes half of what the limit allows there."""
+    found = []
+    for length, plain, ours in ((128, 0.001, "sdpa"), (1024, 0.04, "native")):
+        results = {
+            "plain": taking(plain, 1, 1, 1),
+            "rope": taking(0.5 * plain, 0.5, 0.4, 0.6),
+            "rope by sdpa": taking(1.5 * plain, 1.5, 1.4, 1.6),
+            "rope by native": {"left_out": "nobody built it"},
+        }
+        takes = {"rope": ours, "rope by sdpa": "sdpa", "rope by native": "native"}
+        work = {"plain": 10**9, "rope by native": 10**9} | ({"rope": 10**9} if ours == "native" else {})
+        found += [record(f"rotated {p}", "rope", length, results, takes=takes, multiply_adds=work) for p in PHASES]
+    return found
+
+
+def disturbed() -> list[dict[str, Any]]:
+    """Neighbours double the time of plain attention, and triple that of ALiBi."""
+    found = []
+    for phase in PHASES:
+        for kind, plain, ratio in (("quiet", 0.01, 1.0), ("busy", 0.02, 1.5)):
+            results = {"plain": taking(plain, 1, 1, 1), "alibi": taking(ratio * plain, ratio, ratio, ratio)}
+            about = {"takes": {"alibi": "native"}, "multiply_adds": {"plain": 1}}
+            found.append(record(f"{kind} {phase}", "several", 1024, results, **about))
+            if kind == "busy":
+                found[-1]["others"] = None
+    return found
+
+
 def everything() -> list[dict[str, Any]]:
     """A few records of every section."""
     rope = {
@@ -69,7 +108,10 @@ def everything() -> list[dict[str, Any]]:
     compared = {"name": "my.py:attention", "auto": "native", "allowed": 1e-4, "off": off}
     decode = {"plain": taking(0.001, 1, 1, 1), "posenc": taking(0.002, 2, 1.9, 2.1)}
     return [
+        limit(),
         *prices(),
+        *rotated(),
+        *disturbed(),
         *(record(f"rope {dtype}", "rope", 2048, rope, bytes=1_200_000_000) for dtype in ("float32", "bfloat16")),
         *(record(f"peers {phase}", "alibi", 2048, peers, auto="sdpa") for phase in ("forward", "training")),
         record("decode", "alibi", 16384, decode, auto="sdpa"),

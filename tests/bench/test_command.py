@@ -21,6 +21,9 @@ TINY: dict[str, Any] = {
     "heads": 2,
     "head_dim": 8,
     "rotated": (1, 2, 16, 8),
+    "rotated_lengths": (64,),
+    "busy_lengths": (64,),
+    "products": (16,),
     "peer_lengths": (64,),
     "cache": 64,
 }
@@ -45,7 +48,8 @@ def test_lists_take_commas_and_spaces() -> None:
         "--rounds",
         "2",
     ]
-    settings = settings_of(parsed(*words, "--backends", "auto,sdpa", "--dtype", "bfloat16", "--device", "cuda:1"))
+    words += ["--backends", "auto,sdpa", "--dtype", "bfloat16", "--device", "cuda:1"]
+    (settings,) = settings_of(parsed(*words))
     assert settings.only == ("price", "decode")
     assert settings.lengths == (64, 512, 1024)
     assert settings.schemes == ("rope+alibi", "rope")
@@ -54,13 +58,19 @@ def test_lists_take_commas_and_spaces() -> None:
 
 
 def test_what_is_not_given_is_the_default_and_quick_is_less() -> None:
-    assert settings_of(parsed()) == Settings()
+    assert settings_of(parsed()) == [Settings()]
     assert Settings().only == tuple(name for name in SECTIONS if name != "mine")
-    assert settings_of(parsed("--mine", "my.py:attention")).only == ("mine",)
-    assert settings_of(parsed("--mine", "my.py:attention", "--only", "mine,rope")).only == ("mine", "rope")
+    assert settings_of(parsed("--mine", "my.py:attention"))[0].only == ("mine",)
+    assert settings_of(parsed("--mine", "my.py:attention", "--only", "mine,rope"))[0].only == ("mine", "rope")
     assert Settings().lengths == (512, 1024, 2048, 4096, 8192, 16384, 32768)
-    assert settings_of(parsed("--quick")) == Settings(**QUICK)
-    assert settings_of(parsed("--quick", "--rounds", "9", "--lengths", "64")).lengths == (64,)
+    assert settings_of(parsed("--quick")) == [Settings(**QUICK)]
+    assert settings_of(parsed("--quick", "--rounds", "9", "--lengths", "64"))[0].lengths == (64,)
+
+
+def test_of_several_precisions_each_is_a_benchmark() -> None:
+    settings = settings_of(parsed("--dtype", "float32,bfloat16", "float32", "--lengths", "64"))
+    assert [each.dtype for each in settings] == ["float32", "bfloat16"]
+    assert {each.lengths for each in settings} == {(64,)}
 
 
 def test_the_identity_is_what_two_runs_into_a_folder_must_share() -> None:
@@ -73,14 +83,17 @@ def test_the_identity_is_what_two_runs_into_a_folder_must_share() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--only", "speed"], "only must be 'price', 'growth', 'rope', 'peers', 'decode' or 'mine', got 'speed'"),
+        (
+            ["--only", "speed"],
+            "only must be 'price', 'growth', 'rope', 'busy', 'peers', 'decode' or 'mine', got 'speed'",
+        ),
         (["--lengths", "500"], "lengths must be powers of two from 64 on, got [500]"),
         (["--lengths", "32"], "lengths must be a whole number of at least 64, got 32"),
         (["--rounds", "0"], "rounds must be a whole number of at least 1, got 0"),
         (["--schemes", "rope+rope"], "scheme must name each part once, got 'rope+rope'"),
         (["--schemes", "roap"], "got 'roap' (did you mean 'rope'?)"),
         (["--backends", "abacus"], "backends must be one of auto, sdpa"),
-        (["--dtype", "int8"], "dtype must be 'float32', 'bfloat16', 'float16' or 'float64', got 'int8'"),
+        (["--dtype", "float32,int8"], "dtype must be 'float32', 'bfloat16', 'float16' or 'float64', got 'int8'"),
         (["--only", "mine"], "mine must be what the section mine times, my.py:attention, got None"),
         ([*ALIBI, "--only", "rope"], "only must be mine, with or without others, where --mine is given, got ['rope']"),
         ([*ALIBI, "--schemes", "t5,rope"], "schemes must be one, to which --mine is to be equal, got ['t5', 'rope']"),
@@ -150,6 +163,21 @@ def test_it_prints_and_writes_tables_and_pictures(
         assert f"({picture})" in (tmp_path / "bench.md").read_text(encoding="utf-8")
 
 
+def test_of_several_precisions_each_has_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "QUICK", TINY)
+    words = ["--quick", "--only", "price", "--schemes", "nope", "--dtype", "float32,bfloat16"]
+    assert main(["bench", *words, "--out", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert {path.name for path in tmp_path.iterdir()} == {"float32", "bfloat16"}
+    for dtype in ("float32", "bfloat16"):
+        assert f"| tensors | 1 × 2 × length × 8, {dtype} |" in (tmp_path / dtype / "bench.md").read_text(
+            encoding="utf-8"
+        )
+        assert f"The tables: {tmp_path / dtype / 'bench.md'}" in shown
+
+
 def test_interrupting_leaves_partial_tables_and_is_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,7 +193,7 @@ def test_interrupting_leaves_partial_tables_and_is_1(
     assert "RoPE on queries and keys" in shown.out
     assert f"Partial tables: {tmp_path / 'bench.md'}" in shown.out
     last = shown.err.splitlines()[-1]
-    assert last == f"posenc: error: interrupted: 2 records are kept in {tmp_path}; the same command resumes"
+    assert last == f"posenc: error: interrupted: 5 records are kept in {tmp_path}; the same command resumes"
     assert main(words) == 0
     assert "One token against a cache of 64" in capsys.readouterr().out
 

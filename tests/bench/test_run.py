@@ -1,4 +1,7 @@
+import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -8,7 +11,7 @@ import pytest
 import torch
 
 from posenc.bench import cases, run
-from posenc.bench.measure import LeftOutError, Work
+from posenc.bench.measure import Inputs, LeftOutError, Work
 from posenc.bench.run import bench, groups, grown
 from posenc.bench.settings import Settings
 from posenc.workbench.machine import clock_of
@@ -69,7 +72,10 @@ def test_a_busy_machine_is_said_before_anything_is_timed(
 def test_every_group_is_a_record_with_all_that_made_it(whole: Path) -> None:
     records = read(whole)
     expected = [
+        ("limit", "float32", 16),
         *[("rope float32", "rope", 16), ("rope bfloat16", "rope", 16)],
+        *[(f"rotated {phase}", "rope", 64) for phase in ("forward", "training")],
+        *[(f"{load} {phase}", "several", 64) for phase in ("forward", "training") for load in ("quiet", "busy")],
         *[("decode", scheme, 64) for scheme in ("nope", "alibi")],
         *[(f"peers {phase}", s, 64) for phase in ("forward", "training") for s in ("alibi", "t5", "shaw_keys")],
         *[(f"price {phase}", s, 64) for phase in ("forward", "training") for s in ("nope", "alibi")],
@@ -78,6 +84,7 @@ def test_every_group_is_a_record_with_all_that_made_it(whole: Path) -> None:
     for record in records:
         assert record["settings"]["heads"] == 2
         assert record["versions"].keys() >= {"posenc", "torch", "transformers", "x-transformers"}
+        assert record["kernel"].keys() == {"kernel, float", "kernel, double", "kernel, bfloat16"}
         assert record["machine"].keys() >= {"processor", "vector units", "denormal numbers", "threads", "device"}
         assert record["time"]
         assert record["others"] is None or record["others"] >= 0
@@ -113,9 +120,63 @@ def test_schemes_lengths_and_sections_can_be_added(tmp_path: Path) -> None:
     assert len([record for record in records if record["kind"].startswith("growth")]) == 2 * 2 * 2
 
 
+def test_neighbours_are_there_while_busy_groups_are_timed_and_are_not_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, bool]] = []
+    now_busy = False
+
+    @contextmanager
+    def neighbours(cores: int) -> Iterator[None]:
+        nonlocal now_busy
+        assert cores == os.cpu_count()
+        now_busy = True
+        yield
+        now_busy = False
+
+    def race(*_: Any, **__: Any) -> dict[str, Any]:
+        seen.append(("busy" if now_busy else "quiet", now_busy))
+        return {"rounds": 0, "others": 9.0, "baseline": "plain", "results": {}}
+
+    monkeypatch.setattr(run, "neighbours", neighbours)
+    monkeypatch.setattr(run, "race", race)
+    records = bench(replace(SMALL, only=("busy",)), tmp_path)
+    assert [record["kind"].split()[0] for record in records] == [kind for kind, _ in seen]
+    assert [record["others"] for record in records] == [None if is_busy else 9.0 for _, is_busy in seen]
+    assert not now_busy
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_positions_that_are_bound_once_are_bound_before_the_call(
+    training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound: list[str] = []
+    binding = cases._bound
+
+    def count(scheme: Any, name: str, *rest: Any) -> Any:
+        bound.append(name)
+        return binding(scheme, name, *rest)
+
+    inputs = Inputs.draw(SMALL, 64, 64, training)
+    monkeypatch.setattr(cases, "_bound", count)
+    answers = []
+    for once, expected in ((True, 1), (False, 3)):
+        bound.clear()
+        work = cases.attention_work(SMALL, "rope_interleaved", 64, inputs, "auto", once)
+        answers += [work() for _ in range(3)]
+        assert len(bound) == expected
+    for answer in answers[1:]:
+        torch.testing.assert_close(answer, answers[0])
+
+
+def test_ways_learn_nothing_where_they_are_bound_once() -> None:
+    for way in (*cases.ROTATED.values(), *cases.DISTURBED.values()):
+        assert not way.once or not list(cases.build_scheme(way.scheme, SMALL, 64).parameters())
+
+
 def test_growth_is_measured_only_where_prices_are_not() -> None:
     both = {group.kind for group in groups(replace(SMALL, only=("price", "growth")))}
-    assert both == {"price forward", "price training"}
+    assert both == {"limit", "price forward", "price training"}
     assert {group.kind for group in groups(replace(SMALL, only=("growth",)))} == {"growth forward", "growth training"}
 
 
@@ -245,6 +306,16 @@ def test_on_cuda(tmp_path: Path) -> None:
     for record in records:
         assert record["results"][record["baseline"]]["ratio"] == [1, 1, 1]
         assert not [r for r in record["results"].values() if r.get("left_out", "").startswith("failed")]
+
+
+def test_another_build_of_the_kernel_is_another_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = replace(SMALL, only=("decode",), schemes=("nope",))
+    monkeypatch.setattr(run, "kernel", lambda: {"kernel, float": "v4, by g++ 12"})
+    bench(settings, tmp_path)
+    monkeypatch.setattr(run, "kernel", lambda: {"kernel, float": "v3, by g++ 12"})
+    said = r"with kernel, float 'v4, by g\+\+ 12' there and 'v3, by g\+\+ 12' here: give another folder"
+    with pytest.raises(ValueError, match=said):
+        bench(settings, tmp_path)
 
 
 def test_a_damaged_description_is_named(whole: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from posenc.bench.cells import Table, number
 from posenc.bench.tables import markdown, show, tables, write
-from tests.bench.made_up import everything, prices, record, taking
+from tests.bench.made_up import disturbed, everything, limit, prices, record, taking
 
 
 def table(title: str, records: list[dict]) -> Table:  # type: ignore[type-arg]
@@ -80,6 +80,56 @@ def test_rope_says_its_bandwidth() -> None:
     assert found.notes == ["No module named 'transformers'"]
 
 
+LIMIT = "100 × 10⁹ a second, the most that PyTorch's products of matrices made in this run on as many threads"
+
+
+def test_beside_rows_of_the_kernel_stands_how_far_the_limit_is() -> None:
+    found = table("RoPE in attention: forward", everything())
+    assert found.header == ("what", "takes", "128", "1,024", "of the limit")
+    # 10⁹ multiply-adds in 40 and in 20 ms, where 10¹¹ a second are possible.
+    assert found.rows == [
+        ("plain, ms", "", "1", "40", "25%"),
+        ("rope", "sdpa → native", "0.50 ± 0.10", "0.50 ± 0.10", "50%"),
+        ("rope by sdpa", "sdpa", "1.50 ± 0.10", "1.50 ± 0.10", ""),
+        ("rope by native", "native", "– (1)", "– (1)", ""),
+    ]
+    assert found.notes == ["nobody built it"]
+    assert f"over {LIMIT}. Multiply-adds are head_dim times 2 for" in found.lines[-1]
+    assert "times 1 for a vector in scores and 1 for one in the output" in found.lines[-1]
+    training = table("RoPE in attention: a training step", everything()).lines[-1]
+    assert "head_dim times 7 for" in training
+    assert "times 4 for a vector in scores and 3 for one in the output" in training
+
+
+def test_prices_have_shares_where_they_were_counted() -> None:
+    records = [limit(), *prices(("nope", "alibi"), (512, 1024))]
+    for each in records[1:]:
+        each["multiply_adds"] = {"plain": 10**8}
+    forward = [each for each in records if each["kind"] in ("limit", "price forward")]
+    forward[-1]["multiply_adds"]["sdpa"] = 2 * 10**8  # as if that were the kernel
+    found = table("The price of position: forward", forward)
+    assert found.header[-1] == "of the limit"
+    assert [row[-1] for row in found.rows] == ["25%", "", "25%"]  # 10⁸ in 4 ms, and twice as many in 8
+    assert table("The price of position: forward", prices()).header[-1] == "1,024"
+
+
+def test_neighbours_cost_so_many_times_what_they_cost_plain_attention() -> None:
+    records = everything()
+    found = table("Busy neighbours: forward", records)
+    assert found.header == ("what", "takes", "1,024, quiet", "1,024, busy", "1,024, costs")
+    assert found.rows == [
+        ("plain, ms", "", "10", "20", "2.00"),
+        ("alibi", "native", "1.00 ± 0.00", "1.50 ± 0.00", "1.50"),
+    ]
+    assert found.lines == []  # who is busy is known
+
+
+def test_without_quiet_times_nobody_knows_what_neighbours_cost() -> None:
+    found = table("Busy neighbours: forward", [each for each in disturbed() if each["kind"] == "busy forward"])
+    assert found.rows[1] == ("alibi", "native", "– (1)", "1.50 ± 0.00", "")
+    assert found.notes == ["not measured"]
+
+
 def test_peers_and_decoding() -> None:
     records = everything()
     found = table("Other ways to alibi", records)
@@ -133,6 +183,9 @@ def test_the_environment_stands_first() -> None:
     assert rows["threads"] == "2"
     assert rows["transformers"] == "not installed"
     assert rows["other processes"] == "kept 0.1 to 0.1 of 2 cores busy"
+    assert rows["kernel, float"] == "v4, by a compiler"
+    assert rows["kernel, bfloat16"] == "none: nobody built it"
+    assert rows["the limit"] == "100 × 10⁹ multiply-adds a second"
     assert rows["rounds"] == "5 or more, until ratios are known to a tenth or 30 s are over"
 
 

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 import posenc
 from posenc.backends.choice import Explanation
-from posenc.bench import peers
+from posenc.backends.native.backend import NATIVE
+from posenc.bench import limit, peers
 from posenc.bench.measure import Inputs, LeftOutError, Make, Work
 from posenc.bench.settings import AUTO, Settings
 from posenc.encoding import Encoding
@@ -29,6 +30,13 @@ PHASES = ("forward", "training")
 SHAW_KEYS = "shaw_keys"  # beside the catalog's, which has values too
 PEER_SCHEMES = ("alibi", "t5", SHAW_KEYS)
 WINDOW = 16  # of both Shaws
+INTERLEAVED, PARTIAL = "rope_interleaved", "rope_partial"
+# Schemes beside the catalog's, by the channels of a head.
+BESIDE: Mapping[str, Callable[[int], Scheme]] = {
+    SHAW_KEYS: lambda head_dim: Shaw(head_dim, WINDOW, values=False),
+    INTERLEAVED: lambda head_dim: posenc.RoPE(head_dim, layout="interleaved"),
+    PARTIAL: lambda head_dim: posenc.RoPE(head_dim, rotary_dim=head_dim // 2),
+}
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,35 @@ class Group:
     work: float
     probe: Callable[[str, int], Work] | None = None
     """Sets up a competitor at another length. Where it is given, memory is taken too, and what is too much left out."""
+    busy: bool = False
+    """Whether neighbours keep every core busy meanwhile."""
+
+
+class Way(NamedTuple):
+    """A scheme in attention. Positions are bound in the call, or ``once`` for all calls, as a model binds them for all
+    its layers: which takes a scheme that learns nothing, since a graph can be walked back once."""
+
+    scheme: str
+    backend: str = AUTO
+    once: bool = False
+
+
+ROTATED: Mapping[str, Way] = {
+    "nope": Way("nope", once=True),
+    "rope": Way("rope", once=True),
+    "rope, bound in the call": Way("rope"),
+    "rope, interleaved": Way(INTERLEAVED, once=True),
+    "rope, partial": Way(PARTIAL, once=True),
+    "rope + alibi": Way("rope+alibi", once=True),
+    "nope by native": Way("nope", "native", once=True),
+    "rope by native": Way("rope", "native", once=True),
+    "rope by sdpa": Way("rope", "sdpa", once=True),
+}
+DISTURBED: Mapping[str, Way] = {
+    "rope": Way("rope", once=True),
+    "rope, bound in the call": Way("rope"),
+    **{name: Way(name) for name in ("alibi", "t5", "shaw")},
+}
 
 
 def all_schemes() -> tuple[str, ...]:
@@ -63,8 +100,8 @@ def build_scheme(name: str, settings: Settings, length: int) -> Scheme:
     """The scheme for so many positions, with parameters that are the same each time."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        if name == SHAW_KEYS:
-            scheme: Scheme = Shaw(settings.head_dim, WINDOW, values=False)
+        if name in BESIDE:
+            scheme = BESIDE[name](settings.head_dim)
         else:
             grid = _grid(length, axes) if (axes := _axes(name)) > 1 else None
             dim = settings.heads * settings.head_dim
@@ -88,8 +125,8 @@ def _axes(name: str) -> int:
 
 
 def entries(name: str) -> tuple[Entry, ...]:
-    """The catalog's; none for `SHAW_KEYS`. ValueError for a name that is neither."""
-    return () if name == SHAW_KEYS else entries_of(name)
+    """The catalog's; none for what is beside them. ValueError for a name that is neither."""
+    return () if name in BESIDE else entries_of(name)
 
 
 def _grid(length: int, axes: int = 2) -> tuple[int, ...]:
@@ -118,19 +155,25 @@ def probed(settings: Settings, name: str, training: bool, backend: str, length: 
 def priced(settings: Settings, name: str, length: int, training: bool, backends: tuple[str, ...]) -> Built:
     """Plain attention and the scheme with these backends. What auto takes is measured once, under its own name."""
     inputs = Inputs.draw(settings, length, length, training)
-    facts = {}
+    facts: dict[str, Any] = {}
     if AUTO in backends:
-        found = explained(build_scheme(name, settings, length), name, inputs)
+        scheme = build_scheme(name, settings, length)
+        found = explained(scheme, name, inputs)
         facts = {"auto": found.backend, "why": found.why}
+        facts["multiply_adds"] = {PLAIN: limit.multiply_adds(None, inputs.query, training)}
+        if found.backend == NATIVE.name:
+            facts["multiply_adds"][NATIVE.name] = _multiply_adds(scheme, name, inputs, found.computed)
     makes: dict[str, Make] = {PLAIN: inputs.plain}
     for backend in dict.fromkeys(facts["auto"] if backend == AUTO else backend for backend in backends):
         makes[backend] = partial(attention_work, settings, name, length, inputs, backend)
     return Built(makes, facts)
 
 
-def attention_work(settings: Settings, name: str, length: int, inputs: Inputs, backend: str) -> Work:
+def attention_work(
+    settings: Settings, name: str, length: int, inputs: Inputs, backend: str, once: bool = False
+) -> Work:
     """A call of `posenc.attention`. Binding to positions is part of it, and so is adding to the input, where the scheme
-    does: a model does both once for all its layers.
+    does: a model does both once for all its layers, and so is it here with ``once``.
 
     Raises LeftOutError, with the reason, where the backend refuses.
     """
@@ -140,9 +183,10 @@ def attention_work(settings: Settings, name: str, length: int, inputs: Inputs, b
         raise LeftOutError(refusals[backend])
 
     projected = projected_by_a_layer(scheme, inputs.query)
+    ahead = _bound(scheme, name, inputs.query, projected) if once else None
 
     def attend() -> Tensor:
-        query, encoding = _bound(scheme, name, inputs.query, projected)
+        query, encoding = ahead or _bound(scheme, name, inputs.query, projected)
         out = posenc.attention(query, inputs.key, inputs.value, encoding, is_causal=True, backend=backend)
         assert isinstance(out, Tensor)
         return out
@@ -155,6 +199,12 @@ def explained(scheme: Scheme, name: str, inputs: Inputs) -> Explanation:
     with torch.set_grad_enabled(inputs.training):
         query, encoding = _bound(scheme, name, inputs.query, projected_by_a_layer(scheme, inputs.query))
         return posenc.explain(query, inputs.key, inputs.value, encoding, is_causal=True)
+
+
+def _multiply_adds(scheme: Scheme, name: str, inputs: Inputs, computed: float) -> int:
+    """Of the call, where it computes so much of what may be seen."""
+    query, encoding = _bound(scheme, name, inputs.query, projected_by_a_layer(scheme, inputs.query))
+    return limit.multiply_adds(encoding, query, inputs.training, computed)
 
 
 def projected_by_a_layer(scheme: Scheme, query: Tensor) -> dict[str, Tensor]:
@@ -208,6 +258,53 @@ def _rotations(settings: Settings, dtype: str) -> Built:
         makes["posenc, compiled"] = lambda: peers.compiled(encoding.rotate, query, key)
         makes["transformers, compiled"] = lambda: peers.transformers_rotation(query, key, compile=True)
     return Built(makes, {"bytes": 2 * (query.nbytes + key.nbytes)})  # read and written
+
+
+def in_attention(settings: Settings) -> Iterator[Group]:
+    """RoPE in attention beside none: its layouts, bound in the call and before it, with a bias, and by backend."""
+    for length, phase in itertools.product(settings.rotated_lengths, PHASES):
+        build = partial(of_ways, settings, ROTATED, length, phase == "training")
+        yield Group(f"rotated {phase}", "rope", length, build, work=3 + 6 * (length / 2048) ** 2)
+
+
+def of_ways(settings: Settings, ways: Mapping[str, Way], length: int, training: bool) -> Built:
+    """Plain attention and these, with what ``takes`` each."""
+    inputs = Inputs.draw(settings, length, length, training)
+    makes: dict[str, Make] = {PLAIN: inputs.plain}
+    takes: dict[str, str] = {}
+    work = {PLAIN: limit.multiply_adds(None, inputs.query, training)}
+    for name, (scheme_name, backend, once) in ways.items():
+        scheme = build_scheme(scheme_name, settings, length)
+        found = explained(scheme, scheme_name, inputs)
+        takes[name] = found.backend if backend == AUTO else backend
+        if takes[name] == NATIVE.name:
+            work[name] = _multiply_adds(scheme, scheme_name, inputs, found.computed)
+        makes[name] = partial(attention_work, settings, scheme_name, length, inputs, backend, once)
+    return Built(makes, {"takes": takes, "multiply_adds": work})
+
+
+# -- busy -------------------------------------------------------------------------------------------------------------
+
+
+def disturbances(settings: Settings) -> Iterator[Group]:
+    """The same competitors while nothing else runs, and while neighbours keep every core busy."""
+    for length, phase, busy in itertools.product(settings.busy_lengths, PHASES, (False, True)):
+        build = partial(of_ways, settings, DISTURBED, length, phase == "training")
+        kind = f"{'busy' if busy else 'quiet'} {phase}"
+        yield Group(kind, "several", length, build, work=3 + 4 * (length / 2048) ** 2, busy=busy)
+
+
+# -- the limit --------------------------------------------------------------------------------------------------------
+
+
+def limits(settings: Settings) -> Iterator[Group]:
+    """Products of matrices, of which the quickest says how many multiply-adds the processor makes in a second."""
+    yield Group("limit", settings.dtype, max(settings.products), partial(_products, settings), work=2)
+
+
+def _products(settings: Settings) -> Built:
+    makes, work = limit.products(settings.dtype, settings.device, settings.products)
+    return Built(makes, {"multiply_adds": work})
 
 
 # -- peers ------------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ class Table:
     header: Sequence[str]
     rows: list[Sequence[str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    foot: str = ""
 
     def dash(self, reason: str) -> str:
         """The cell that stands for no number, with the number of the note that says why."""
@@ -45,7 +46,7 @@ class Table:
         found = [f"({number}) {note}" for number, note in enumerate(self.notes, 1)]
         if any(cell.strip("*").endswith(SIGN) for row in self.rows for cell in row):
             found.append(f"{SIGN} timed while other processes kept over {BUSY:.0%} of the cores busy")
-        return found
+        return [*found, self.foot] if self.foot else found
 
 
 def number(value: float) -> str:
@@ -92,6 +93,26 @@ def baseline_cells(records: Sequence[Record], lengths: Sequence[int]) -> list[st
     """Milliseconds of the baseline: the median of all groups of a length."""
     found = [[ms for r in records if r["length"] == n and (ms := amount(r, r["baseline"]))] for n in lengths]
     return [number(statistics.median(each)) if each else "–" for each in found]
+
+
+def limit_of(records: Sequence[Record]) -> float:
+    """The most multiply-adds that the processor made in a second; 0 where it was not asked."""
+    rates = [
+        work / min(seconds)
+        for record in of(records, "limit")
+        for name, work in record["multiply_adds"].items()
+        if (seconds := record["results"][name].get("seconds"))
+    ]
+    return max(rates, default=0.0)
+
+
+def share_cell(record: Record | None, name: str, limit: float) -> str:
+    """How much of the limit a competitor reaches; nothing where its multiply-adds were not counted, as of all but plain
+    attention and the kernel, or it has no time."""
+    work = record.get("multiply_adds", {}).get(name) if record else None
+    if record is None or work is None or not (ms := amount(record, name)):
+        return ""
+    return f"{work / (ms * 1e-3) / limit:.0%}{mark(record)}"
 
 
 def of(records: Sequence[Record], *kinds: str) -> list[Record]:

@@ -2,10 +2,11 @@
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
-from posenc.bench.settings import QUICK, SECTIONS, Settings
-from posenc.workbench.command import add_options, failed, given, measured, stdout
+from posenc.bench.settings import DTYPES, QUICK, SECTIONS, Settings
+from posenc.workbench.command import List, add_options, failed, given, measured, names, stdout
 from posenc.workbench.named import TargetError
 
 
@@ -27,20 +28,33 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--quick", action="store_true", help="fewer lengths and rounds, auto alone, nothing compiled: minutes"
     )
+    parser.add_argument(
+        "--dtype",
+        nargs="+",
+        type=names,
+        action=List,
+        default=argparse.SUPPRESS,
+        metavar="DTYPE",
+        help=f"of queries, keys and values: {', '.join(DTYPES)} (default: float32); of several, each has a folder",
+    )
     add_options(parser, Settings)
 
 
-def settings_of(arguments: argparse.Namespace) -> Settings:
-    return Settings.from_mapping({**(QUICK if arguments.quick else {}), **given(arguments, Settings)})
+def settings_of(arguments: argparse.Namespace) -> list[Settings]:
+    """One for each precision."""
+    chosen = {**(QUICK if arguments.quick else {}), **given(arguments, Settings)}
+    dtypes = chosen.pop("dtype", [Settings.dtype])
+    return [Settings.from_mapping({**chosen, "dtype": dtype}) for dtype in dict.fromkeys(dtypes)]
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measures, prints and writes. 0: done; 1: interrupted or failed, with what there is written; 2: wrong use."""
     try:
-        settings = settings_of(arguments)
+        precisions = settings_of(arguments)
         from posenc.bench.run import bench, check  # not before: a wrong number need not wait for torch
 
-        check(settings)
+        for settings in precisions:
+            check(settings)
     except TargetError as error:
         sys.stderr.write(error.shown)
         return failed(str(error), code=2)
@@ -49,11 +63,15 @@ def run(arguments: argparse.Namespace) -> int:
 
     from posenc.bench import pictures, tables  # before an hour of timing: drawing must be possible
 
-    out = arguments.out or Path("runs/bench" + "-mine" * bool(settings.mine) + "-quick" * arguments.quick)
-    records, stopped = measured(lambda progress: bench(settings, out, progress), out)
-    if records:
-        path = tables.write(records, out, pictures.write(records, out))
-        console = stdout()
-        tables.show(records, console)
-        console.print(f"{'Partial tables' if stopped else 'The tables'}: {path}", highlight=False, soft_wrap=True)
-    return failed(stopped) if stopped else 0
+    out = arguments.out or Path("runs/bench" + "-mine" * bool(precisions[0].mine) + "-quick" * arguments.quick)
+    for settings in precisions:
+        folder = out / settings.dtype if len(precisions) > 1 else out
+        records, stopped = measured(partial(bench, settings, folder), folder)
+        if records:
+            path = tables.write(records, folder, pictures.write(records, folder))
+            console = stdout()
+            tables.show(records, console)
+            console.print(f"{'Partial tables' if stopped else 'The tables'}: {path}", highlight=False, soft_wrap=True)
+        if stopped:
+            return failed(stopped)
+    return 0

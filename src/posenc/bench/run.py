@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,8 +13,10 @@ import torch
 
 from posenc.arguments import check_name, check_type
 from posenc.backends.choice import BACKENDS
+from posenc.backends.native import library
 from posenc.bench import cases, mine, peers
 from posenc.bench.measure import Clock, LeftOutError, Make, Work, beyond, race
+from posenc.bench.neighbours import neighbours
 from posenc.bench.settings import AUTO, Settings
 from posenc.workbench.configuration import differences, fingerprint
 from posenc.workbench.files import parse, write_whole
@@ -47,8 +50,13 @@ def check(settings: Settings) -> None:
 def groups(settings: Settings) -> Iterator[cases.Group]:
     """What was asked for, what takes longest last. Growth is read off the prices where they are measured too."""
     schemes = settings.schemes or cases.all_schemes()
+    if {"price", "rope"} & set(settings.only):
+        yield from cases.limits(settings)
     if "rope" in settings.only:
         yield from cases.rotations(settings)
+        yield from cases.in_attention(settings)
+    if "busy" in settings.only:
+        yield from cases.disturbances(settings)
     if "decode" in settings.only:
         yield from cases.decodes(settings, schemes)
     if "peers" in settings.only:
@@ -79,6 +87,7 @@ def bench(
         "settings": settings.identity() | mine.source(settings),
         "versions": versions() | peers.versions(),
         "machine": machine(device),
+        "kernel": kernel(),
     }
     with Records(out) as records, progress:
         _claim(out, about, empty=not len(records))
@@ -115,7 +124,24 @@ def _measure(
         for name, make in built.makes.items()
     }
     memory = device if group.probe else None
-    return {**built.facts, **race(makes, rounds=settings.rounds, budget=settings.budget, clock=clock, memory=memory)}
+    with neighbours(os.cpu_count() or 1) if group.busy else nullcontext():
+        timed = race(makes, rounds=settings.rounds, budget=settings.budget, clock=clock, memory=memory)
+    if group.busy:
+        timed["others"] = None  # beside the neighbours, nobody else can be told
+    return {**built.facts, **timed}
+
+
+def kernel() -> dict[str, str]:
+    """Of posenc's kernel for the CPU, by precision: what the library that is taken uses of the processor, and who built
+    it; or why there is none."""
+    told = {}
+    for precision in library.REALS.values():
+        found = library.find(precision)
+        if isinstance(found, library.Found):
+            told[f"kernel, {precision}"] = f"{found.record.level}, by {found.record.compiler}"
+        else:
+            told[f"kernel, {precision}"] = f"none: {found}"
+    return told
 
 
 class _Grown(NamedTuple):

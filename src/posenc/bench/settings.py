@@ -8,7 +8,8 @@ from posenc.workbench.configuration import Configuration, option
 SECTIONS = {
     "price": "time of attention with each scheme and backend, over plain causal attention",
     "growth": "time and peak memory against length",
-    "rope": "the rotation of queries and keys, over cloning them",
+    "rope": "the rotation of queries and keys, over cloning them, and RoPE in attention, over plain attention",
+    "busy": "what neighbours that keep every core busy cost",
     "peers": "ALiBi, T5 and Shaw's keys, beside masks, FlexAttention and x-transformers",
     "decode": "one token against a cache, over the same without positions",
     "mine": "an attention of your own beside posenc's, shown to be equal first (with --mine)",
@@ -37,7 +38,7 @@ class Settings(Configuration):
         (), "names of the catalog, joined by + to compose, my.py:MyScheme, or shaw_keys (default: all of the catalog)"
     )
     backends: tuple[str, ...] = option((), "auto, or names of backends (default: auto and all; quick: auto)")
-    dtype: str = option("float32", "of queries, keys and values: " + ", ".join(DTYPES), choices=DTYPES)
+    dtype: str = option("float32", choices=DTYPES)  # of queries, keys and values
     device: str = option("cpu", "cpu, cuda, cuda:1")
     rounds: int = option(
         5, "rounds of a group at least; more are made until every ratio is known to a tenth (quick: 3)"
@@ -50,6 +51,9 @@ class Settings(Configuration):
     head_dim: int = option(64)
     rotated: tuple[int, ...] = option((4, 16, 2048, 64))
     rotated_dtypes: tuple[str, ...] = option(("float32", "bfloat16"), choices=DTYPES)
+    rotated_lengths: tuple[int, ...] = option((128, 1024, 4096))
+    busy_lengths: tuple[int, ...] = option((1024, 4096))
+    products: tuple[int, ...] = option((512, 1024, 2048))  # sides of matrices whose product shows the limit
     peer_lengths: tuple[int, ...] = option((2048, 4096))
     cache: int = option(16384)
 
@@ -80,4 +84,6 @@ QUICK: dict[str, Any] = {
     "backends": (AUTO,),
     "compiled": False,
     "peer_lengths": (1024,),
+    "rotated_lengths": (128, 1024),
+    "busy_lengths": (1024,),
 }

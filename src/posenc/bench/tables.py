@@ -16,17 +16,22 @@ from posenc.bench.cells import (
     SPREAD,
     Record,
     Table,
+    amount,
     amount_cell,
     baseline_cells,
     lengths_of,
+    limit_of,
     mark,
+    number,
     of,
     one,
     over,
     ratio_cell,
     schemes,
+    share_cell,
     with_auto,
 )
+from posenc.bench.limit import MEETING, PAIR, VALUE
 from posenc.workbench.files import write_whole
 from posenc.workbench.records import made_with
 
@@ -34,6 +39,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 FILE, DATA = "bench.md", "bench.json"
+OF_THE_LIMIT = (
+    "Of the limit, at the longest length: multiply-adds over the time, over {} × 10⁹ a second, the most that PyTorch's "
+    "products of matrices made in this run on as many threads. Multiply-adds are head_dim times {} for each pair of "
+    "tokens that is computed, and, for each query and distance, times {} for a vector in scores and {} for one in the "
+    "output. For plain attention, and where the kernel runs."
+)
 
 
 def tables(records: Sequence[Record]) -> list[Table]:
@@ -42,8 +53,9 @@ def tables(records: Sequence[Record]) -> list[Table]:
         found += [_price(records, phase), _by_backend(records, phase)]
     for phase in PHASES:
         found += [_growth(records, phase, "seconds"), _growth(records, phase, "peak_bytes")]
-    found += [_rope(records), *(_peers(records, scheme) for scheme in schemes(of(records, "peers")))]
-    found += [_decode(records), _mine(records)]
+    found += [_rope(records), *(_rotated(records, phase) for phase in PHASES)]
+    found += [_disturbed(records, phase) for phase in PHASES]
+    found += [*(_peers(records, scheme) for scheme in schemes(of(records, "peers"))), _decode(records), _mine(records)]
     return [table for table in found if table.rows]
 
 
@@ -116,6 +128,7 @@ def _environment(records: Sequence[Record]) -> Table:
             "rotated tensors": " × ".join(map(str, about["rotated"])),
             "rounds": f"{about['rounds']} or more, until ratios are known to a tenth or {about['budget']:g} s are over",
             **record["machine"],
+            **record.get("kernel", {}),
             **record["versions"],
         }
 
@@ -124,7 +137,25 @@ def _environment(records: Sequence[Record]) -> Table:
     if records:
         kept = f"kept {min(told):.1f} to {max(told):.1f} of {records[0]['machine']['cores']} cores busy" if told else ""
         rows.insert(-1, ("other processes", kept or "not known: this system does not tell"))
+    if limit := limit_of(records):
+        rows.insert(-1, ("the limit", f"{number(limit * 1e-9)} × 10⁹ multiply-adds a second"))
     return Table("Environment", "", ("what", "with"), [*rows])
+
+
+def _with_share(
+    table: Table, records: Sequence[Record], phase: str, rows: Iterable[tuple[Record | None, str]]
+) -> Table:
+    """The table with one more column: how much of the limit the competitor of each row reaches. The same table where
+    the limit was not measured."""
+    limit = limit_of(records)
+    found = [share_cell(record, name, limit) for record, name in rows] if limit else []
+    if not any(found):
+        return table
+    table.header = (*table.header, "of the limit")
+    table.rows = [(*row, cell) for row, cell in zip(table.rows, found, strict=True)]
+    counts = (each[phase == "training"] for each in (PAIR, MEETING, VALUE))
+    table.foot = OF_THE_LIMIT.format(number(limit * 1e-9), *counts)
+    return table
 
 
 def _price(records: Sequence[Record], phase: str) -> Table:
@@ -136,13 +167,16 @@ def _price(records: Sequence[Record], phase: str) -> Table:
     )
     header = ("scheme", "auto takes", *(f"{n:,}" for n in lengths))
     table = Table(f"The price of position: {PHASES[phase]}", lead, header)
+    shares: list[tuple[Record | None, str]] = []
     if found:
         table.rows.append(("plain, ms", "", *baseline_cells(found, lengths)))
+        shares.append((next(record for record in found if record["length"] == lengths[-1]), found[0]["baseline"]))
     for scheme in schemes(found):
         measured = [one(found, scheme, length) for length in lengths]
         takes = " → ".join(dict.fromkeys(record["auto"] for record in measured if record))
         table.rows.append((scheme, takes, *(table.cell(record, "auto", ratio_cell) for record in measured)))
-    return table
+        shares.append((measured[-1], measured[-1]["auto"] if measured[-1] else ""))
+    return _with_share(table, records, phase, shares)
 
 
 def _by_backend(records: Sequence[Record], phase: str) -> Table:
@@ -195,6 +229,67 @@ def _rope(records: Sequence[Record]) -> Table:
                 cells = (amount_cell(record, name), ratio_cell(record, name), f"{rate:.1f}")
             table.rows.append((record["kind"].partition(" ")[2], name, *cells))
     return table
+
+
+def _rotated(records: Sequence[Record], phase: str) -> Table:
+    found = of(records, f"rotated {phase}")
+    lengths = lengths_of(found)
+    lead = (
+        f"Time over that of plain causal attention in the same rounds; the median, {SPREAD}. Positions are bound once, "
+        "before the rounds, as a model binds them for all its layers, where nothing else is said."
+    )
+    header = ("what", "takes", *(f"{n:,}" for n in lengths))
+    table = Table(f"RoPE in attention: {PHASES[phase]}", lead, header)
+    if not found:
+        return table
+    groups = [one(found, "rope", length) for length in lengths]
+    table.rows.append(("plain, ms", "", *baseline_cells(found, lengths)))
+    for name in _ways(found):
+        table.rows.append((name, _takes(found, name), *(table.cell(group, name, ratio_cell) for group in groups)))
+    return _with_share(table, records, phase, [(groups[-1], name) for name in (found[0]["baseline"], *_ways(found))])
+
+
+def _disturbed(records: Sequence[Record], phase: str) -> Table:
+    found = of(records, f"quiet {phase}", f"busy {phase}")
+    lengths = lengths_of(found)
+    lead = (
+        "Time over that of plain causal attention in the same rounds, with the machine to itself (quiet) and beside a "
+        f"process for each core that keeps it busy; the median, {SPREAD}. Costs: of plain attention the busy time over "
+        "the quiet one, of the others how many times that."
+    )
+    columns = (f"{n:,}, {what}" for n in lengths for what in ("quiet", "busy", "costs"))
+    table = Table(f"Busy neighbours: {PHASES[phase]}", lead, ("what", "takes", *columns))
+    pairs = [tuple(one(of(found, kind), "several", n) for kind in ("quiet", "busy")) for n in lengths]
+    if not found:
+        return table
+    for name in (found[0]["baseline"], *_ways(found)):
+        is_plain = name == found[0]["baseline"]
+        form = amount_cell if is_plain else ratio_cell
+        cells: list[str] = []
+        for pair in pairs:
+            cells += [table.cell(group, name, form) for group in pair]
+            quiet, busy = (_figure(group, name) for group in pair)
+            cells.append(f"{busy / quiet:.2f}" if quiet and busy else "")
+        table.rows.append(("plain, ms" if is_plain else name, _takes(found, name), *cells))
+    return table
+
+
+def _figure(record: Record | None, name: str) -> float:
+    """The milliseconds of the baseline, or the ratio of another to it; 0 for what has none."""
+    if record is None or "seconds" not in record["results"].get(name, {}):
+        return 0.0
+    return amount(record, name) if name == record["baseline"] else float(record["results"][name]["ratio"][0])
+
+
+def _ways(records: Sequence[Record]) -> list[str]:
+    """Of all competitors but the baseline the names."""
+    return list(dict.fromkeys(name for r in records for name in r["results"] if name != r["baseline"]))
+
+
+def _takes(records: Sequence[Record], name: str) -> str:
+    """The backends that ran it, short texts first."""
+    ordered = sorted(records, key=lambda record: int(record["length"]))
+    return " → ".join(dict.fromkeys(r["takes"][name] for r in ordered if name in r["takes"]))
 
 
 def _peers(records: Sequence[Record], scheme: str) -> Table:
