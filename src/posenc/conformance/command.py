@@ -94,11 +94,17 @@ def run(arguments: argparse.Namespace) -> int:
         return failed(
             "TARGET must say what to check, or --explain what the checks do (see posenc check --help)", code=2
         )
+    from posenc.conformance.watch import watched
+
+    return watched(lambda: _check(arguments))
+
+
+def _check(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from posenc.conformance import report  # before minutes of checking: drawing must be possible
-    from posenc.conformance.prepare import prepared
-    from posenc.conformance.run import Interrupted, check
+    from posenc.conformance import report, watch  # before minutes of checking: drawing must be possible
+    from posenc.conformance.run import BEFORE, SECONDS, Interrupted, check, checked_seconds, ready
+    from posenc.conformance.state import OF_PYTHON, kept
     from posenc.workbench.files import write_whole
     from posenc.workbench.named import TargetError
     from posenc.workbench.progress import Progress, for_console
@@ -110,10 +116,13 @@ def run(arguments: argparse.Namespace) -> int:
     interrupted = False
     try:
         _require_places(arguments)
-        subjects = _subjects(arguments)
+        seconds = checked_seconds(settings.get("seconds", SECONDS))
+        watch.at(f"importing {arguments.target}", BEFORE * seconds)
+        with kept(*OF_PYTHON):
+            subjects = _subjects(arguments)
         for name, subject in subjects.items():  # all, before minutes are spent on the first
             try:
-                prepared(subject)
+                ready(subject, seconds, name)
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from error
         for name, subject in subjects.items():
@@ -127,6 +136,7 @@ def run(arguments: argparse.Namespace) -> int:
         reports.append(stop.report)
         interrupted = True
 
+    watch.at("writing the report", watch.LONGEST)
     data = report.as_data(reports)
     console = stdout()
     results = [result for subject in data["subjects"] for result in subject["results"]]
