@@ -99,6 +99,15 @@ def test_the_work_ends_with_the_command(tmp_path: Path) -> None:
         running.communicate(timeout=60)  # until nobody can write any more
 
 
+def test_a_bar_that_was_shown_hides_the_cursor_no_longer(tmp_path: Path) -> None:
+    ours, its = os.openpty()
+    (tmp_path / "mine.py").write_text(BEGINNING.format(work="os._exit(0)", seconds=60), encoding="utf-8")
+    subprocess.run([sys.executable, str(tmp_path / "mine.py")], stdout=subprocess.PIPE, stderr=its, timeout=60)
+    os.close(its)
+    with os.fdopen(ours, "rb") as terminal:
+        assert terminal.readline().decode() == f"\r\x1b[K\x1b[?25h{ENDED} 0\r\n"
+
+
 def test_the_command_is_watched(tmp_path: Path) -> None:
     subject = """
         import os

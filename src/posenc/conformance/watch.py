@@ -23,6 +23,7 @@ from posenc.workbench.command import failed
 LEAVE = 5.0  # seconds in which a process that has done its work may end
 INTERRUPTED = ((3.0, signal.SIGINT), (8.0, signal.SIGKILL))  # what is sent after so many seconds
 LONGEST = 1e9  # seconds that a timer takes
+NO_BAR = "\r\x1b[K\x1b[?25h"  # clears the line that a bar stood on, and shows the cursor that it hid
 
 _notes: IO[bytes] | None = None  # of a process that is watched
 
@@ -48,7 +49,11 @@ def watched(work: Callable[[], int]) -> int:
     if not child:
         _work(work, notes)
     with notes:
-        end = _end(child)
+        try:
+            end = _end(child)
+        finally:
+            if sys.stderr.isatty():
+                sys.stderr.write(NO_BAR)
         return _judged(end, os.pread(notes.fileno(), 2**20, 0).decode("utf-8", "replace"))
 
 
