@@ -24,7 +24,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         description="Runs its checks on any PyTorch implementation of positions, and says of each whether it passed, "
         "does not apply and why, or what was found: the smallest input, and a script that repeats it without posenc. "
         "The exit code is 1 where something was found, a check did not finish, or a claim could not be tried (not "
-        "checked), and 2 where nothing could be checked.",
+        "checked), and 2 where nothing could be checked, or the subject ended the process or never returned.",
     )
     parser.set_defaults(run=run)
     parser.add_argument(
@@ -87,7 +87,7 @@ def _numbers(text: str) -> list[int]:
 def run(arguments: argparse.Namespace) -> int:
     """Checks, prints and writes. 0: every check passed or does not apply, and every claim was tried; 1: something was
     found, a check did not finish, or a claim is not checked; 2: wrong use. That no check at all applies is wrong use
-    too: nothing was checked, so nothing passed."""
+    too: nothing was checked, so nothing passed. A subject that ends the process, or holds it up, is 2 as well."""
     if arguments.explain is not None:
         return _explain(arguments)
     if arguments.target is None:

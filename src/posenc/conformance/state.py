@@ -42,18 +42,18 @@ OF_TORCH: tuple[Setting, ...] = (
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     (torch.get_num_threads, torch.set_num_threads),
     (torch.is_grad_enabled, torch.set_grad_enabled),
+    (_generators, _set_generators),
 )
 
 
 @contextlib.contextmanager
 def kept(*settings: Setting) -> Iterator[None]:
-    """Puts these settings back where they were changed, and all generators; without any, all settings."""
+    """Puts these settings back where they were changed; without any, all of them."""
     every = settings or OF_PYTHON + OF_TORCH
-    before, generators = [get() for get, _ in every], _generators()
+    before = [get() for get, _ in every]
     try:
         yield
     finally:
         for (get, put), value in zip(every, before, strict=True):
-            if get() != value:  # setting the number of threads does more than that
+            if get is _generators or get() != value:  # setting the number of threads does more than that
                 put(value)
-        _set_generators(generators)
