@@ -291,9 +291,15 @@ def test_what_keeps_it_from_being_built_is_said(
     assert str(error.value).startswith(said)
 
 
-def test_windows_is_told_so(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_is_told_so(fresh: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(library, "os", SimpleNamespace(name="nt", environ={}))
     assert refusal() == "it is for Linux and macOS alone"
+    assert main(["kernel"]) == 1
+    assert main(["kernel", "--build"]) == 1
+    assert (
+        capsys.readouterr().err.splitlines()[-1]
+        == "posenc: error: the kernel is not built: it is for Linux and macOS alone"
+    )
 
 
 @pytest.mark.parametrize(
@@ -614,7 +620,7 @@ def test_a_proof_that_ended_the_process_is_not_begun_again(wrong: list[str], mon
     library.find("float")
     assert wrong == ["v4"]
     monkeypatch.setattr(library, "_remember", remember)
-    assert "(its known answers have once ended the process)" in refusal()
+    assert "(its known answers have once ended the process; " in refusal()
     assert wrong == ["v4"]
     found = library.load(path_of(V4))
     assert isinstance(found, Found)

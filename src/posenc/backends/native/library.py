@@ -28,7 +28,8 @@ from posenc.backends.native.proof import failures, on_trial
 REALS = {torch.float32: "float", torch.float64: "double"}  # the precisions that there are, each a library
 SWITCH = "POSENC_NATIVE"
 FUNCTIONS = ("posenc_work", "posenc_forward", "posenc_backward")  # that a library has
-BEGUN = "its known answers have once ended the process"
+BEGUN = "its known answers have once ended the process; `posenc kernel --test` tries them again"
+ELSEWHERE = "it is for Linux and macOS alone"
 DAYS = 30  # that what nobody uses is kept in the cache
 FEW_THREADS = 8  # a guess above two, where alone is as quick beside the kernel and safe on a busy machine (docs/log.md)
 
@@ -149,7 +150,7 @@ def find(precision: str) -> Found | UnavailableError:
     if os.environ.get(SWITCH, "1") == "0":
         return UnavailableError(f"{SWITCH}=0 turns it off")
     if os.name != "posix":
-        return UnavailableError("it is for Linux and macOS alone")
+        return UnavailableError(ELSEWHERE)
     reasons = []
     for candidate in candidates(precision):
         try:
@@ -235,6 +236,8 @@ def by_itself() -> Iterator[int]:
 def cache() -> Path:
     """Where `posenc kernel --build` keeps libraries, and what was proved is remembered: in the user's cache.
     UnavailableError where there is none, it cannot be written to, or others may write there too."""
+    if os.name != "posix":
+        raise UnavailableError(ELSEWHERE)
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         folder = (Path(base) if base else Path.home() / ".cache") / "posenc"
