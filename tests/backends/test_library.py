@@ -640,6 +640,28 @@ def test_a_proof_that_cannot_be_had_is_no_error_of_attention(
     assert not list(library.cache().glob("proof-*"))  # nothing is remembered
 
 
+@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")  # torch's own, of compilation
+def test_the_first_call_of_all_may_be_compiled(compiler: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What proves a library is not of what is compiled."""
+    is_compiling = []
+
+    def failures(kernel: object, precision: str) -> tuple[str, ...]:
+        is_compiling.append(torch.compiler.is_compiling())
+        return ()
+
+    monkeypatch.setattr(library, "failures", failures)
+    compiler()
+    built(V4)
+
+    scheme, q = ALiBi(2), torch.randn(1, 2, 200, 16)
+    compiled = torch.compile(
+        lambda x: posenc.attention(x, x, x, scheme, is_causal=True), backend="eager", fullgraph=True
+    )
+    found = compiled(q)
+    torch.testing.assert_close(found, posenc.attention(q, q, q, ALiBi(2), is_causal=True, backend="reference"))
+    assert is_compiling == [False]
+
+
 # --- the command ------------------------------------------------------------------------------------------------------
 
 

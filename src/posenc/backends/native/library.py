@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from posenc import compat
 from posenc.backends.native import build, processor
 from posenc.backends.native.build import Record, UnavailableError
 from posenc.backends.native.proof import failures, on_trial
@@ -127,7 +128,8 @@ def _identity(record: Record) -> str:
 def _computed(found: Found) -> tuple[str, ...]:
     """And warns of what is wrong."""
     try:
-        told = failures(found.kernel, found.record.precision)
+        with compat.outside_compilation():  # the first call of all may be one that is compiled
+            told = failures(found.kernel, found.record.precision)
     except (RuntimeError, ValueError, AttributeError) as error:
         raise UnavailableError(f"{found.path.name} cannot compute its known answers: {error}") from error
     if told:
