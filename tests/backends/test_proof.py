@@ -8,7 +8,7 @@ import ctypes
 import json
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -303,12 +303,15 @@ def test_every_term_and_every_place_has_a_fault() -> None:
     "one",
     [pytest.param(x, id=x.bug, marks=[] if n % 9 else pytest.mark.sample) for n, x in enumerate(FAULTS)],
 )
-def test_a_planted_bug_is_refused_in_its_familys_name(one: Fault, tmp_path: Path) -> None:
+def test_a_planted_bug_is_refused_in_its_familys_name(
+    one: Fault, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     found = failures(built(tmp_path, [one.wrong]), "double")
     assert any(re.search(rf": .*\b{re.escape(one.answer)}(,|$)", line) for line in found), found
     for line in found:
         assert line.startswith(one.terms), line
         assert any(f", {place}: " in line for place in one.places), line
+    record_property("caught by", found[0])
 
 
 # --- what compilers did -----------------------------------------------------------------------------------------------
