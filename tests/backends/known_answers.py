@@ -72,9 +72,11 @@ def planar(ask: Question, x: dict[str, Tensor]) -> list[Piece]:
     return found
 
 
-def answers(ask: Question, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
-    """What the reference makes of a question in this precision, by name."""
-    query, key, value, dout, dlse = (x.to(dtype) for x in ask.tensors.values())
+def answers(ask: Question, dtype: torch.dtype = torch.float64, times: float = 1.0) -> dict[str, Tensor]:
+    """What the reference makes of a question in this precision, by name. Gradients are computed of so many ``times``
+    those that are asked for, and divided again: which rounds otherwise."""
+    query, key, value = (ask.tensors[name].to(dtype) for name in ("query", "key", "value"))
+    dout, dlse = ((times * ask.tensors[f"gradient of the {name}"]).to(dtype) for name in ("output", "log-sum-exp"))
     given = {name: x.to(dtype) if x.is_floating_point() else x for name, x in ask.given[0].items()}
     given |= {name: given[name].double() for name in IN_DOUBLE if name in given and "clock" in name}
     leaves = {"query": query, "key": key, "value": value}
@@ -101,18 +103,21 @@ def answers(ask: Question, dtype: torch.dtype = torch.float64) -> dict[str, Tens
     gradients = torch.autograd.grad(
         (out, lse), list(leaves.values()), (dout, dlse.masked_fill(lse == -torch.inf, 0.0)), materialize_grads=True
     )
+    gradients = [gradient.double() / times for gradient in gradients]
     return named(out.detach(), lse.detach(), dict(zip(leaves, gradients, strict=True)))
 
 
 def known(ask: Question) -> dict[str, list[float]]:
     """What is kept of a question: of every answer projection and length, and how far off single precision is, in
-    roundings. A weight e^(s - lse) is off by the rounding of both, relatively, which a reference that keeps no
-    log-sum-exp does not show: so this is no less than (1 + the greatest log-sum-exp) |x|."""
-    found, single = answers(ask), answers(ask, torch.float32)
+    roundings, the furthest of three ways to round: of a gradient that is a single number one may be right by chance. A
+    weight e^(s - lse) is off by the rounding of both, relatively, which a reference that keeps no log-sum-exp does not
+    show: so this is no less than (1 + the greatest log-sum-exp) |x|."""
+    found, single = answers(ask), [answers(ask, torch.float32, times) for times in (1.0, 1.1, 1.3)]
     least = 1 + found["log-sum-exp"][found["log-sum-exp"] != BLIND].abs().max().item()
     kept = {}
     for name, x in found.items():
-        noise = max((single[name].double() - x).norm().item() / SINGLE, least * x.norm().item())
+        off = max((one[name].double() - x).norm().item() for one in single) / SINGLE
+        noise = max(off, least * x.norm().item())
         kept[name] = [*measured(x), 2.0 ** math.ceil(math.log2(noise)) if noise else 0.0]
     return kept
 

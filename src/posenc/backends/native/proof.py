@@ -40,7 +40,7 @@ IN_DOUBLE = ("query_clock", "key_clock", "lines", "share")
 
 @dataclass(frozen=True)
 class Precision:
-    """Of query, key, value and output, of what else there is, and the rounding of the first."""
+    """Of query, key, value and output; of tables; and by how much sums are rounded, relatively."""
 
     of_tokens: torch.dtype
     of_tables: torch.dtype
@@ -80,7 +80,7 @@ def _failures(kernel: ctypes.CDLL, precision: Precision) -> tuple[str, ...]:
             if setting is not None:
                 setting(question.place.threads)  # of loops that this thread begins
             known = _known()[question.name]
-            wrong = [name for name, x in answers(question, precision).items() if is_off(x, known[name], precision.unit)]
+            wrong = [name for name, x in answers(question, precision).items() if is_off(x, known[name], precision)]
             if wrong:
                 found.append(f"{question.name}: {', '.join(wrong)}")
     return tuple(found)
@@ -136,7 +136,7 @@ def measured(x: Tensor) -> list[float]:
     return [*(_wave()[:, : len(once)] @ once).tolist(), torch.linalg.vector_norm(line).item()]
 
 
-def is_off(x: Tensor, known: list[float], unit: float) -> bool:
+def is_off(x: Tensor, known: list[float], precision: Precision) -> bool:
     """Whether an answer is further from what is known than rounding explains. One that is no number is."""
     c, s, length = (a - b for a, b in zip(measured(x), known, strict=False))
-    return not max(math.hypot(c, s), abs(length)) <= MARGIN * unit * known[3]
+    return not max(math.hypot(c, s), abs(length)) <= MARGIN * precision.unit * known[3]
