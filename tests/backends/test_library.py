@@ -3,6 +3,7 @@
 Compilers here are scripts that copy a library which was built before, so nothing is compiled.
 """
 
+import fcntl
 import json
 import os
 import shlex
@@ -387,6 +388,22 @@ def test_a_builder_that_was_killed_holds_nobody_up(
     assert not list((fresh / "built").glob(f"{build.MAKING}*"))
 
 
+def test_where_files_cannot_be_locked_it_is_built_all_the_same(
+    compiler: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what another may be building is left alone."""
+
+    def flock(file: object, how: int) -> None:
+        raise OSError("No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    compiler()
+    (build.BUILT / f"{build.MAKING}another").mkdir(parents=True)
+    built(V4)
+    assert taken() == "v4"
+    assert (build.BUILT / f"{build.MAKING}another").is_dir()
+
+
 # --- what is kept -----------------------------------------------------------------------------------------------------
 
 
@@ -688,6 +705,23 @@ def test_the_command_tests_all_that_is_there(wrong: list[str], capsys: pytest.Ca
     assert "  v3        taken, gives the known answers" in shown.out
     assert shown.err.endswith(" gives wrong answers\n")
     assert main(["kernel"]) == 0  # v3 is there
+
+
+def test_the_command_tests_again_what_was_set_aside(
+    compiler: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A process may have ended within a proof for another reason."""
+    compiler()
+    found = [
+        library.load(path_of(V4, record.precision)) for p in ("float", "double") for record in built(V4, precision=p)
+    ]
+    for one in found:
+        assert one is not None
+        library._remember(library.cache() / f"proof-{library._identity(one.record)}.json", (library.BEGUN,))
+    assert main(["kernel"]) == 1
+    assert main(["kernel", "--test"]) == 0
+    assert capsys.readouterr().out.count("taken, gives the known answers") == 2
+    assert main(["kernel"]) == 0
 
 
 def test_the_command_builds_for_this_processor(
