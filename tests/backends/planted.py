@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from posenc.backends.native import library
+from posenc.backends.native import build
 
 QUICK = ("-O1", "-march=native")  # built in a second and a half
 
@@ -22,7 +22,7 @@ class Wrong:
 
 def check_place(wrong: Wrong) -> None:
     """ValueError where there is no one place for it."""
-    count = (library.SOURCES / wrong.file).read_text().count(wrong.this)
+    count = (build.SOURCES / wrong.file).read_text().count(wrong.this)
     if count != 1:
         raise ValueError(f"{wrong.file} must have this once, to be mutated, got it {count} times: {wrong.this}")
 
@@ -31,12 +31,11 @@ def sources(folder: Path, wrong: Sequence[Wrong] = ()) -> Path:
     """A copy of the kernel's sources in ``folder``, with these bugs; gives the file to compile."""
     for one in wrong:
         check_place(one)
-    for path in library.SOURCES.iterdir():
-        if path.suffix in (".cpp", ".h"):
-            text = path.read_text()
-            for one in wrong:
-                text = text.replace(one.this, one.that) if one.file == path.name else text
-            (folder / path.name).write_text(text)
+    for path in build.sources():
+        text = path.read_text()
+        for one in wrong:
+            text = text.replace(one.this, one.that) if one.file == path.name else text
+        (folder / path.name).write_text(text)
     return folder / "attention.cpp"
 
 
@@ -51,8 +50,8 @@ def compiled(
     always built with, by this compiler or by the one that posenc takes. CalledProcessError where it is not."""
     source = sources(folder, wrong)
     made = folder / "kernel.so"
-    always = [flag for flag in library.FLAGS if not flag.startswith(("-O", "-march="))]
-    command = [*(compiler or library._compiler()), *always, *options, f"-DREAL={real}", "-shared", str(source)]
+    always = [flag for flag in build.FLAGS if not flag.startswith("-O")]
+    command = [*(compiler or build.compiler().command), *always, *options, *build.PRECISIONS[real], str(source)]
     subprocess.run([*command, "-o", str(made)], check=True, capture_output=True, text=True)
     return made
 

@@ -1,16 +1,10 @@
-"""The kernel that the machine's compiler builds: building it, keeping it, and saying why it cannot be had.
+"""What the CPU kernel computes, and the threads that it runs on. test_library.py has how it is built and taken.
 
 That it computes what the reference does, test_parity.py shows, in double precision; here it is asked what only it can
 get wrong: numbers at the ends of what single precision holds, threads, and sizes at the edges of its blocks.
 """
 
-import os
-import shlex
-import shutil
-import stat
 import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,150 +12,15 @@ import torch
 
 import posenc
 from posenc import FIRE, ALiBi, DistanceAware, Positions, Shaw, Softcap
-from posenc.backends.native import library, operator
+from posenc.backends.native import build, library, operator, processor
 from posenc.layout import flat
 from posenc.pieces import Fold
 from posenc.schemes.relative_1d import Relative1D
 from tests.awkward import Pieces
 
-MISSING = "it is built by the machine's compiler, and there is no C++ compiler (c++, g++, clang++)"
-
-
-@pytest.fixture
-def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A cache of its own, and nothing loaded yet."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(library, "_load", library._load.__wrapped__)
-    flags = tuple("-O0" if flag == "-O3" else flag for flag in library.FLAGS)
-    monkeypatch.setattr(library, "FLAGS", flags)  # built in a fifth of the time
-    return tmp_path
-
-
-def program(folder: Path, text: str) -> str:
-    path = folder / "a compiler"
-    path.write_text(f"#!{sys.executable}\n{text}")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return shlex.quote(str(path))
-
-
-# A compiler that builds nothing: it tells of itself, or copies what is built already.
-COPIES = """
-import shutil, sys
-if "-dM" in sys.argv:
-    print("#define BUILT_BY_A_TEST")
-else:
-    shutil.copy({built!r}, sys.argv[sys.argv.index("-o") + 1])
-"""
-
-
-def test_it_is_built_once_and_kept(
-    fresh: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    built = library.library(torch.float32)._name
-    kept = list((fresh / "posenc").iterdir())
-    assert [str(path) for path in kept] == [built]
-    assert kept[0].suffix == ".so"
-    again = program(fresh, COPIES.format(built=built))
-    monkeypatch.setenv("CXX", again)
-    other = library.library(torch.float32)._name  # another compiler says another thing of itself
-    assert other != built
-    changed = kept[0].stat().st_mtime_ns
-    monkeypatch.delenv("CXX")
-    assert library.library(torch.float32)._name == built
-    assert kept[0].stat().st_mtime_ns == changed
-    assert "posenc builds its CPU kernel, once on this machine" in capfd.readouterr().err
-    assert {path.suffix for path in (fresh / "posenc").iterdir()} == {".so"}  # nothing half built is left
-
-
-def turned_off(patch: pytest.MonkeyPatch, folder: Path) -> str:
-    patch.setenv("POSENC_NATIVE", "0")
-    return "POSENC_NATIVE=0 turns it off"
-
-
-def no_compiler(patch: pytest.MonkeyPatch, folder: Path) -> str:
-    patch.setenv("PATH", str(folder))
-    patch.delenv("CXX", raising=False)
-    return MISSING
-
-
-def no_such_compiler(patch: pytest.MonkeyPatch, folder: Path) -> str:
-    patch.setenv("CXX", "no-such-compiler")
-    return "it is built by the machine's compiler, and CXX=no-such-compiler is no program"
-
-
-def a_compiler_that_fails(patch: pytest.MonkeyPatch, folder: Path) -> str:
-    patch.setenv("CXX", program(folder, "import sys\nsys.exit('products.h:9: error: no such vectors\\nmore')"))
-    return "its C++ does not compile here: products.h:9: error: no such vectors"
-
-
-def a_compiler_that_builds_no_library(patch: pytest.MonkeyPatch, folder: Path) -> str:
-    (folder / "text").write_text("not a library")
-    patch.setenv("CXX", program(folder, COPIES.format(built=str(folder / "text"))))
-    return "its library cannot be loaded: "
-
-
-@pytest.mark.parametrize(
-    "spoil", [turned_off, no_compiler, no_such_compiler, a_compiler_that_fails, a_compiler_that_builds_no_library]
-)
-def test_what_is_missing_is_said_and_auto_goes_another_way(
-    spoil: Callable[[pytest.MonkeyPatch, Path], str], fresh: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = spoil(monkeypatch, fresh)
-    q = torch.randn(1, 2, 200, 16)
-    explained = posenc.explain(q, q, q, ALiBi(2), is_causal=True)
-    assert explained.backend == "tiled"
-    assert explained.refusals["native"].startswith(said)
-    with pytest.raises(ValueError, match="backend 'native' cannot run this"):
-        posenc.attention(q, q, q, ALiBi(2), is_causal=True, backend="native")
-    with pytest.raises(RuntimeError, match=r"^posenc's own kernel cannot run: "):
-        library.library(torch.float32)
-    found = posenc.attention(q, q, q, ALiBi(2), is_causal=True)
-    torch.testing.assert_close(found, posenc.attention(q, q, q, ALiBi(2), is_causal=True, backend="reference"))
-
-
-def test_a_compiler_may_come_with_options(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", f"{library._compiler()[0]} -O0")
-    assert library._compiler()[1:] == ["-O0"]
-    assert library.missing(torch.float32) is None
-
-
-def test_what_is_kept_and_is_no_library_is_built_again(fresh: Path) -> None:
-    built = library._built("float")
-    built.write_text("of another system")
-    assert library.library(torch.float32)._name == str(built)
-    assert built.read_bytes()[:4] == b"\x7fELF" or sys.platform == "darwin"
-
-
-def test_a_folder_that_others_may_write_to_is_not_trusted(fresh: Path) -> None:
-    (fresh / "posenc").mkdir()
-    (fresh / "posenc").chmod(0o777)
-    folder = library._folder()
-    assert fresh not in folder.parents
-    assert folder.stat().st_mode & 0o077 == 0
-
-
-def test_no_home_is_no_error(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(Path, "home", none)
-    assert library._folder().is_dir()
-
-
-def test_a_cache_that_cannot_be_written_to_does_no_harm(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (fresh / "a file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(fresh / "a file"))
-    folder = library._folder()
-    try:
-        assert folder.is_dir()
-        assert os.access(folder, os.W_OK)
-    finally:
-        shutil.rmtree(folder)
-        library._folder_of_process.cache_clear()
-
 
 def test_both_sides_say_the_same_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    library.library(torch.float32)  # proved before
     monkeypatch.setattr(operator.ctypes, "sizeof", lambda _: 1)
     q = torch.randn(1, 2, 40, 16)
     with pytest.raises(RuntimeError, match=r"call.h and operator.py do not say the same of a call"):
@@ -169,8 +28,9 @@ def test_both_sides_say_the_same_of_a_call(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_source_has_no_warnings(tmp_path: Path) -> None:
-    command = [*library._compiler(), *library.FLAGS, "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
-    command.append(str(library.SOURCES / "attention.cpp"))
+    flags = [flag for flag in (*build.FLAGS, *processor.runnable("float")[0].flags) if flag != "-shared"]
+    command = [*build.compiler().command, *flags, "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
+    command.append(str(build.SOURCES / "attention.cpp"))
     told = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert (told.returncode, told.stderr) == (0, "")
 
@@ -308,7 +168,7 @@ def test_what_is_added_to_keys_changes_neither_their_precision_nor_their_heads()
 def test_the_kernel_is_given_one_precision_alone() -> None:
     q = torch.randn(1, 2, 40, 16)
     text = flat(Positions.arange(40).layout)
-    none = ([], "", "", [0] * 4, text, text, [0] * 5, [0, 0], 1.0, 0.0)
+    none = ([], "", "", [0] * 4, text, text, [0] * 5, [0, 0], 1.0, 0.0, [])
     with pytest.raises(RuntimeError, match=r"the kernel takes value in torch.float32, got torch.float64"):
         torch.ops.posenc.native(q, q, q.double(), *none)
     with pytest.raises(RuntimeError, match=r"the kernel takes as many values as keys, got "):

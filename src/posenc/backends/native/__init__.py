@@ -1,1 +1,1 @@
-"""A kernel of posenc's own for the CPU, in C++ that the machine's compiler builds once."""
+"""A kernel of posenc's own for the CPU, in C++ that is built with posenc."""

@@ -1,55 +1,181 @@
-"""The C++ of this folder, built by the machine's compiler when it is first needed and kept for the next time.
+"""The library of the kernel for the processor at hand, and the threads that it runs on.
 
-It is built for the processor at hand, so what is kept is told apart by what the compiler knows of that processor, by
-the compiler, and by the source. Nothing of torch goes into it: the library takes pointers and numbers.
+It was built with posenc, or by `posenc kernel --build`; no call of attention builds one. The best that there is of
+these sources, for this processor, is taken. Before it is used it computes known answers, once for each library,
+processor and version of posenc; one that does not compute them is set aside.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import functools
 import hashlib
+import json
 import logging
 import os
-import shlex
-import shutil
-import subprocess
-import tempfile
-from collections.abc import Iterator
+import platform
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from posenc.backends.native.proof import on_trial
+from posenc.backends.native import build, processor
+from posenc.backends.native.build import Record, UnavailableError
+from posenc.backends.native.proof import failures, on_trial
 
-REALS = {torch.float32: "float", torch.float64: "double"}  # the precisions that there are, each a library
-SOURCES = Path(__file__).parent
-FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-std=c++17", "-fPIC", "-pthread")
-COMPILERS = ("c++", "g++", "clang++")  # where CXX names none
+# The precisions that there are, each a library.
+REALS = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "bfloat16"}
+MULTIPLIES_BFLOAT16 = ("amx", "bf16")  # levels of processors
 SWITCH = "POSENC_NATIVE"
+FUNCTIONS = ("posenc_usable", "posenc_fields", "posenc_work", "posenc_forward", "posenc_backward")  # that a library has
+BEGUN = "its known answers have once ended the process"
+DAYS = 30  # that what nobody uses is kept in the cache
 FEW_THREADS = 8  # a guess above two, where alone is as quick beside the kernel and safe on a busy machine (docs/log.md)
 
 
-class UnavailableError(Exception):
-    """Why there is no library here, in words that end a sentence."""
+class Found(NamedTuple):
+    """A library that is loaded."""
+
+    kernel: ctypes.CDLL
+    record: Record
+    path: Path
+
+
+class Candidate(NamedTuple):
+    """Where the record of a library would lie."""
+
+    level: str
+    path: Path
+
+
+def candidates(precision: str) -> list[Candidate]:
+    """Of these sources, for this processor, the best level first: with posenc, then in the cache."""
+    here = processor.identity()
+    folders: list[tuple[Path, str]] = [(build.BUILT, "")]
+    with contextlib.suppress(UnavailableError):
+        folders.append((cache(), here))
+    return [
+        Candidate(level.name, build.record_path(folder, precision, level.name, build.identity(precision, level, of)))
+        for level in (processor.NATIVE, *processor.runnable(precision))
+        for folder, of in folders
+    ]
+
+
+def load(path: Path) -> Found | None:
+    """The library of the record at ``path``, loaded and not yet proved; None where there is none. UnavailableError, in
+    words, for one that cannot be used."""
+    record = build.read(path)
+    if record is None:
+        return None
+    file = path.with_name(record.file)
+    try:
+        kernel = ctypes.CDLL(str(file))
+    except OSError as error:
+        raise UnavailableError(f"{file.name} cannot be loaded{_no_execution(path.parent)}: {error}") from None
+    lacks = [name for name in FUNCTIONS if not hasattr(kernel, name)]
+    if lacks:
+        raise UnavailableError(f"{file.name} has no {lacks[0]}")
+    with contextlib.suppress(OSError):
+        os.utime(path)  # it is in use
+    return Found(kernel, record, file)
+
+
+def faults(found: Found, again: bool = False) -> tuple[str, ...]:
+    """The families of terms of whose known answers the library computes others; () where it is right. Computed once, or
+    ``again``, and remembered in the cache where that can be written to. UnavailableError where they cannot be
+    computed."""
+    try:
+        stamp = cache() / f"proof-{_identity(found.record)}.json"
+    except UnavailableError:  # nothing can be remembered
+        return _computed(found)
+    told = None if again else _told(stamp)
+    if told is not None and told != (BEGUN,):
+        return told
+    with build.lock(stamp.with_name(".proof")) as is_held:
+        told = None if again else _told(stamp)  # by another process, meanwhile; begun and not ended where that died
+        if told is None or (told == (BEGUN,) and not is_held):
+            _remember(stamp, (BEGUN,))
+            try:
+                told = _computed(found)
+            except BaseException:
+                stamp.unlink(missing_ok=True)
+                raise
+            _remember(stamp, told)
+    return told
+
+
+def _told(stamp: Path) -> tuple[str, ...] | None:
+    try:
+        return tuple(json.loads(stamp.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _remember(stamp: Path, told: tuple[str, ...]) -> None:
+    with contextlib.suppress(OSError):  # a full disk
+        build.write(stamp, json.dumps(told))
+
+
+def _identity(record: Record) -> str:
+    """Of a library, the processor and machine, and this version of all that takes part in the proof."""
+    files = sorted(path for path in build.SOURCES.iterdir() if path.suffix in (".py", ".json"))
+    told = (record.digest, processor.identity(), platform.node(), torch.__version__)
+    return hashlib.sha256("\0".join((*told, *(path.read_text() for path in files))).encode()).hexdigest()[:24]
+
+
+def _computed(found: Found) -> tuple[str, ...]:
+    """And warns of what is wrong."""
+    try:
+        told = failures(found.kernel, found.record.precision)
+    except (RuntimeError, ValueError, AttributeError) as error:
+        raise UnavailableError(f"{found.path.name} cannot compute its known answers: {error}") from error
+    if told:
+        by, what = found.record.compiler, in_short(told)
+        logging.getLogger("posenc").warning(
+            "posenc's kernel gives wrong answers as built here by %s: not used (%s)", by, what
+        )
+    return told
+
+
+def in_short(families: Sequence[str], most: int = 3) -> str:
+    """The first of them, and how many more."""
+    rest = len(families) - most
+    return "; ".join(families[:most]) + (f"; and {rest} more" if rest > 0 else "")
+
+
+@functools.cache
+def find(precision: str) -> Found | UnavailableError:
+    """The library that is taken, or why there is none."""
+    if os.environ.get(SWITCH, "1") == "0":
+        return UnavailableError(f"{SWITCH}=0 turns it off")
+    if os.name != "posix":
+        return UnavailableError("it is for Linux and macOS alone")
+    reasons = []
+    for candidate in candidates(precision):
+        try:
+            found = load(candidate.path)
+            if found is None:
+                continue
+            wrong = faults(found)
+        except UnavailableError as error:
+            reasons.append(str(error))
+            logging.getLogger("posenc").warning("posenc's kernel: %s: not used", error)
+            continue
+        if not wrong:
+            return found
+        by = found.record.compiler
+        reasons.append(f"{found.path.name} gives wrong answers as built by {by} ({in_short(wrong)})")
+    if not reasons:
+        reasons = ["no library of these sources was built for this processor"]
+    return UnavailableError(f"{'; '.join(reasons)}: `posenc kernel --build` builds one")
 
 
 @functools.cache
 def _load(real: str) -> ctypes.CDLL | UnavailableError:
-    try:
-        kept = _built(real)
-        try:
-            return ctypes.CDLL(str(kept))
-        except OSError:  # of another system
-            kept.unlink()
-            return ctypes.CDLL(str(_built(real)))
-    except UnavailableError as error:
-        return error
-    except OSError as error:
-        return UnavailableError(f"its library cannot be loaded: {error}")
+    found = find(real)
+    return found if isinstance(found, UnavailableError) else found.kernel
 
 
 def missing(dtype: torch.dtype) -> str | None:
@@ -58,8 +184,14 @@ def missing(dtype: torch.dtype) -> str | None:
     return str(found) if isinstance(found, UnavailableError) else None
 
 
+def multiplies_bfloat16() -> bool:
+    """Whether there is a library for processors that multiply bfloat16, which then is not widened."""
+    return level(torch.bfloat16) in MULTIPLIES_BFLOAT16
+
+
 # What torch.compiler.assume_constant_result does, which imports the whole compiler.
 missing._dynamo_marked_constant = True  # type: ignore[attr-defined]
+multiplies_bfloat16._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def library(dtype: torch.dtype) -> ctypes.CDLL:
@@ -68,6 +200,12 @@ def library(dtype: torch.dtype) -> ctypes.CDLL:
     if isinstance(found, UnavailableError):
         raise RuntimeError(f"posenc's own kernel cannot run: {found}")
     return found
+
+
+def level(dtype: torch.dtype) -> str | None:
+    """What the library for this precision uses of the processor, a level of `processor.py`; None without a library."""
+    found = find(REALS[dtype])
+    return None if isinstance(found, UnavailableError) else found.record.level
 
 
 @functools.cache
@@ -102,64 +240,28 @@ def by_itself() -> Iterator[int]:
         setting(threads)
 
 
-def _built(real: str) -> Path:
-    if os.environ.get(SWITCH, "1") == "0":
-        raise UnavailableError(f"{SWITCH}=0 turns it off")
-    if os.name != "posix":
-        raise UnavailableError("it is built on Linux and macOS alone")
-    compiler = _compiler()
-    files = sorted(path for path in SOURCES.iterdir() if path.suffix in (".cpp", ".h"))
-    known = _output([*compiler, *FLAGS, "-dM", "-E", "-x", "c++", os.devnull])  # of the compiler and the processor
-    told = hashlib.sha256("\0".join([*(path.read_text() for path in files), *FLAGS, known]).encode())
-    kept = _folder() / f"attention-{real}-{told.hexdigest()[:24]}.so"
-    if not kept.exists():
-        logging.getLogger("posenc").warning("posenc builds its CPU kernel, once on this machine (about 10 s): %s", kept)
-        with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
-            made = Path(folder) / kept.name
-            _output([*compiler, *FLAGS, f"-DREAL={real}", "-shared", str(SOURCES / "attention.cpp"), "-o", str(made)])
-            made.replace(kept)  # in one step, since other processes may be at it
-    return kept
-
-
-def _compiler() -> list[str]:
-    """The compiler, and the options that come with it in CXX."""
-    named = shlex.split(os.environ.get("CXX", ""))
-    for command in [named] if named else [[name] for name in COMPILERS]:
-        found = shutil.which(command[0])
-        if found is not None:
-            return [found, *command[1:]]
-    wanted = f"CXX={named[0]} is no program" if named else f"there is no C++ compiler ({', '.join(COMPILERS)})"
-    raise UnavailableError(f"it is built by the machine's compiler, and {wanted}")
-
-
-def _output(command: list[str]) -> str:
-    try:
-        english = {**os.environ, "LC_ALL": "C"}
-        return subprocess.run(command, capture_output=True, text=True, check=True, env=english).stdout
-    except subprocess.CalledProcessError as error:
-        first = next((line for line in error.stderr.splitlines() if "error" in line), error.stderr.strip())
-        raise UnavailableError(f"its C++ does not compile here: {first}") from None
-    except OSError as error:
-        raise UnavailableError(f"{command[0]} does not run: {error}") from None
-
-
-def _folder() -> Path:
-    """Where built libraries are kept: the user's cache. Where it cannot be written, or others may write there too, a
-    folder of this process."""
+def cache() -> Path:
+    """Where `posenc kernel --build` keeps libraries, and what was proved is remembered: in the user's cache.
+    UnavailableError where there is none, it cannot be written to, or others may write there too."""
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         folder = (Path(base) if base else Path.home() / ".cache") / "posenc"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         about = folder.stat()
-        if about.st_uid == os.getuid() and not about.st_mode & 0o022 and os.access(folder, os.W_OK):
-            return folder
-    except (OSError, RuntimeError):  # no home
-        pass
-    return _folder_of_process()
-
-
-@functools.cache
-def _folder_of_process() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="posenc-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    except (OSError, RuntimeError) as error:  # no home
+        raise UnavailableError(f"there is no cache to keep it in: {error}") from None
+    if about.st_uid != os.getuid() or about.st_mode & 0o022:
+        raise UnavailableError(f"others may write to {folder}, so nothing there is trusted")
+    if not os.access(folder, os.W_OK):
+        raise UnavailableError(f"{folder} cannot be written to")
     return folder
+
+
+def _no_execution(folder: Path) -> str:
+    """In words, where the system executes nothing that lies in a folder."""
+    return f" from {folder}, which is mounted noexec" if executes_nothing(folder) else ""
+
+
+def executes_nothing(folder: Path) -> bool:
+    """Whether the system executes nothing that lies in a folder, and so loads no library from there."""
+    return bool(os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0))
