@@ -424,3 +424,46 @@ def test_token_doors_refuse_half_precision() -> None:
 )
 def test_a_scheme_is_written_with_the_arguments_it_was_made_with(scheme: Scheme, written: str) -> None:
     assert repr(scheme) == written
+
+
+# --- inference, then training -----------------------------------------------------------------------------------------
+
+KEPT = (
+    r"^the encoding was made under torch\.inference_mode\(\), and what is made there cannot be trained with: call the "
+    r"scheme with the positions again, once in every forward pass$"
+)
+
+
+@pytest.mark.parametrize(
+    "scheme", [posenc.RoPE(8), posenc.PoPE(8), posenc.LeRoPE(8), posenc.AbsoluteInAttention(9, 8)], ids=str
+)
+def test_an_encoding_of_inference_mode_is_not_trained_with(scheme: posenc.Scheme) -> None:
+    positions = Positions.arange(5)
+    with torch.inference_mode():
+        kept = scheme(positions)
+    q, k, v = (torch.randn(1, 2, 5, 8) for _ in range(3))
+    expected = posenc.attention(q, k, v, scheme(positions))
+    torch.testing.assert_close(posenc.attention(q, k, v, kept), expected)
+    for leaf in (q, k):
+        leaf.requires_grad_()
+        with pytest.raises(ValueError, match=KEPT):
+            posenc.attention(q, k, v, kept)
+        with torch.no_grad():
+            torch.testing.assert_close(posenc.attention(q, k, v, kept), expected)
+        leaf.requires_grad_(False)
+    q.requires_grad_()
+    if "rotate" in scheme.doors:
+        with pytest.raises(ValueError, match=KEPT):
+            kept.rotate(q, k)
+    cloned = torch.utils._pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, kept)
+    if "rotate" in scheme.doors:
+        cloned.rotate_query(q).sum().backward()
+
+
+def test_one_whose_terms_are_read_when_they_run_may_be_kept() -> None:
+    scheme = posenc.T5(2)
+    with torch.inference_mode():
+        kept = scheme(Positions.arange(5))
+    q = torch.randn(1, 2, 5, 8, requires_grad=True)
+    posenc.attention(q, q, q, kept, is_causal=True).sum().backward()
+    assert scheme.weight.grad is not None

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import posenc
 from posenc import PositionError, Positions
 from posenc.positions import PADDING
 from posenc.tiles import Visibility
@@ -659,3 +660,42 @@ def test_check_index_names_what_it_checks() -> None:
     with pytest.raises(PositionError, match="Scheme encodes segments 0 to 1, got 2"):
         check_index(torch.tensor([0, 2]), 2, "Scheme", "segments")
     assert issubclass(PositionError, ValueError)
+
+
+# --- how far out they may lie -----------------------------------------------------------------------------------------
+
+TURNING = {
+    "RoPE": posenc.RoPE(4),
+    "PartialRoPE": posenc.PartialRoPE(4),
+    "XPos": posenc.XPos(4),
+    "PoPE": posenc.PoPE(4),
+    "ReRoPE": posenc.ReRoPE(4, 3),
+    "SelfExtend": posenc.SelfExtend(4),
+    "STRING": posenc.STRING(4, axes=1),
+    "Sinusoidal": posenc.Sinusoidal(4),
+    "FourierFeatures": posenc.FourierFeatures(4, axes=1),
+}
+
+
+@pytest.mark.parametrize("name", TURNING)
+@pytest.mark.parametrize("side", [1, -1])
+def test_a_position_that_double_precision_cannot_tell_from_the_next_is_refused(name: str, side: int) -> None:
+    scheme = TURNING[name]
+    words = (
+        rf"^{name} encodes positions from -2\*\*53 to 2\*\*53, since double precision cannot tell a position past that "
+        r"from the next, got "
+    )
+    held = Positions(side * torch.arange(2**53 - 4, 2**53 + 1)[None])
+    scheme(held)
+    past = Positions(side * torch.arange(2**53 - 400, 2**53 + 2)[None])
+    for positions in (past, past.shift(side), Positions((past.coords * 2.0).double())):
+        with pytest.raises(PositionError, match=words + "-?[1-9][0-9.e+]+$"):
+            scheme(positions)
+    if "rotate" in scheme.doors:  # what is added is added to queries alone
+        with pytest.raises(PositionError, match=words):
+            scheme(Positions.arange(3), past)
+
+
+def test_padding_may_stand_anywhere() -> None:
+    document = torch.tensor([[0, 0, -1]])
+    posenc.RoPE(4)(Positions(torch.tensor([[0, 1, 2**60]]), order=torch.arange(3)[None], document=document))

@@ -56,6 +56,12 @@ def is_number(value: object) -> bool:
     return not isinstance(value, bool) and isinstance(value, Real)
 
 
+def one_or(size: int, n: int) -> bool:
+    """Whether a size is 1 or n, so that it can be broadcast to n. By "==", since in a graph of any lengths, where sizes
+    are symbols, none is found in a tuple."""
+    return size == 1 or size == n
+
+
 def number(name: str, value: Any, above: int | float = -math.inf) -> float:
     """The finite number above ``above``, as a float. ValueError for any other, and for True or "12"."""
     try:

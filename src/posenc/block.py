@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.arguments import one_or
 from posenc.features import NOTHING, Features
 from posenc.positions import Positions
 
@@ -62,7 +63,7 @@ class Block:
         feature = features[name]
         heads = self.query.size(1)
         batch = x.size(0)
-        if feature.size(0) != batch or feature.size(1) not in (1, heads) or feature.size(2) != x.size(2):
+        if feature.size(0) != batch or not one_or(feature.size(1), heads) or feature.size(2) != x.size(2):
             raise ValueError(
                 f"feature {name!r} of the {side} must be ({batch}, 1 or {heads}, {x.size(2)}, ...), "
                 f"got {tuple(feature.shape)}"

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.arguments import check_type, shown, whole
+from posenc.arguments import check_type, one_or, shown, whole
 from posenc.features import (
     NO_FEATURES,
     NOTHING,
@@ -32,11 +32,11 @@ from posenc.features import (
     features_of_both,
     wanted_by_both,
 )
-from posenc.freshness import MadeWith, check_fresh
+from posenc.freshness import MadeWith, check_fresh, is_inference
 from posenc.maps import TokenMap, in_bands, one_scale
-from posenc.pieces import Piece, Row, Value, check_sequence, reads_vectors
+from posenc.pieces import Fold, Piece, Row, Value, check_sequence, reads_vectors
 from posenc.positions import Positions
-from posenc.trees import register
+from posenc.trees import register, tensors_of
 
 DOORS = ("add", "rotate", "score", "value")
 TURNED_IN_PAIRS = (
@@ -143,6 +143,7 @@ class Encoding:
     wanted: Mapping[str, Feature] = field(default_factory=lambda: NO_FEATURES)  # what layers are to make
     _scale: float | None = field(default=None, repr=False)  # of rotations that are done already
     _made_with: MadeWith = field(default=(), repr=False)
+    _of_inference: bool = field(default_factory=is_inference, repr=False)  # made, or changed, in inference mode
     _opened: set[str] = field(default_factory=set, repr=False)  # token doors that the model has opened by itself
 
     def __post_init__(self) -> None:
@@ -228,7 +229,7 @@ class Encoding:
         positions = self.query_positions
         rows, tokens = positions.order.shape
         dim = self.tables[0].size(2) if self.tables else None
-        fits = x.dim() == 3 and x.size(1) == tokens and dim in (None, x.size(2)) and (rows == 1 or rows == x.size(0))
+        fits = x.dim() == 3 and x.size(1) == tokens and (dim is None or dim == x.size(2)) and one_or(rows, x.size(0))
         if not fits:
             shape = f"({'batch' if rows == 1 else rows}, {tokens}, {'dim' if dim is None else dim})"
             raise ValueError(f"x must be {shape} to add positions to, got {tuple(x.shape)}")
@@ -266,6 +267,7 @@ class Encoding:
         """The maps of queries alone. A slice of the channels will do, if the scheme was made for its width. ValueError,
         as in `rotate_key`, where far pairs are turned otherwise."""
         self.check_fresh()
+        self.check_trained(query)
         self._check_of_tokens()
         for rotation in self.rotations:
             query = rotation.query(query)
@@ -274,6 +276,7 @@ class Encoding:
     def rotate_key(self, key: Tensor) -> Tensor:
         """The maps of keys alone, however many heads they have."""
         self.check_fresh()
+        self.check_trained(key)
         self._check_of_tokens()
         for rotation in self.rotations:
             key = rotation.key(key)
@@ -298,6 +301,7 @@ class Encoding:
     def rotate_value(self, value: Tensor) -> Tensor:
         """The maps of values, where a scheme turns them; ``rotate_output`` then turns the output back."""
         self.check_fresh()
+        self.check_trained(value)
         for rotation in self.rotations:
             value = value if rotation.value is None else rotation.value(value)
         return value
@@ -336,7 +340,7 @@ class Encoding:
                 raise ValueError(f"{name} must be (batch, heads, tokens, head_dim), got {tuple(x.shape)}")
             if x.size(2) != positions.order.size(1):
                 raise ValueError(f"{name} has {x.size(2)} tokens, but the encoding was made for {len(positions)}")
-            if positions.rows not in (1, x.size(0)):
+            if not one_or(positions.rows, x.size(0)):
                 raise ValueError(
                     f"{name} has batch {x.size(0)}, but the encoding's positions have {positions.rows} rows"
                 )
@@ -346,6 +350,18 @@ class Encoding:
     def check_fresh(self) -> None:
         """ValueError where a parameter was changed, or taken away, after the encoding was made."""
         check_fresh(self._made_with, bool(self.pieces or self.values))
+
+    def check_trained(self, *tensors: Tensor) -> None:
+        """ValueError where one of these has a gradient, which needs what the encoding holds, and PyTorch keeps nothing
+        of that for a gradient, since it was made in inference mode."""
+        if not self._of_inference or not torch.is_grad_enabled() or not any(x.requires_grad for x in tensors):
+            return
+        folds = tuple(piece for piece in self.pieces if isinstance(piece, Fold))
+        if any(x.is_inference() for x in tensors_of((self.rotations, folds))):
+            raise ValueError(
+                "the encoding was made under torch.inference_mode(), and what is made there cannot be trained with: "
+                "call the scheme with the positions again, once in every forward pass"
+            )
 
     def check_added(self) -> None:
         """ValueError where there are vectors to add, and `add` was not called."""
@@ -395,6 +411,7 @@ class Encoding:
             wanted=wanted_by_both(self.wanted, other.wanted),
             _scale=self._scale if other._scale is None else other._scale,
             _made_with=self._made_with + other._made_with,
+            _of_inference=self._of_inference or other._of_inference,
             _opened=self._opened | other._opened,
         )
 

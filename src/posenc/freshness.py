@@ -16,6 +16,11 @@ def made_with(module: nn.Module) -> MadeWith:
     return () if torch.compiler.is_compiling() else tuple((p, _version_of(p)) for p in module.parameters())
 
 
+def is_inference() -> bool:
+    """Whether tensors that are made now cannot be trained with."""
+    return not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
+
+
 def check_fresh(made: MadeWith, is_read: bool) -> None:
     """ValueError where one was changed since or, where attention is to read them, taken away."""
     if torch.compiler.is_compiling():

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.arguments import check_choice, check_type, number, shown
+from posenc.arguments import check_choice, check_type, number, one_or, shown
 
 NUMBERS = (torch.int64, torch.float32, torch.float64)  # what coordinates are
 
@@ -37,7 +37,7 @@ def check_facts(coords: Any, **facts: Any) -> int:
             raise ValueError(f"{name} must be int64, got {value.dtype}")
         if value.device != coords.device:
             raise ValueError(f"{name} must be on {coords.device} like coords, got {value.device}")
-        if rows != 1 and value.size(0) not in (1, rows):
+        if rows != 1 and not one_or(value.size(0), rows):
             raise ValueError(f"{name} must have 1 or {rows} rows like coords, got {value.size(0)}")
         rows = value.size(0) if rows == 1 else rows  # 0 rows, too, are not 1
     return rows

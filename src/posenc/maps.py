@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.arguments import shown
+from posenc.arguments import one_or, shown
 
 TokenMap: TypeAlias = Callable[[Tensor], Tensor]
 """A map per token: x (batch, heads, tokens, head_dim) to the same batch, heads and tokens, in the same dtype."""
@@ -31,8 +31,8 @@ class Scaled:
     def __call__(self, x: Float[Tensor, "batch heads tokens channels"]) -> Float[Tensor, "batch heads tokens channels"]:
         """The scaled x, in x's dtype. ValueError where the factor is of other rows, heads or tokens."""
         made = self.factor.shape[:-1]
-        is_misfit = x.dim() != 4 or any(m not in (1, n) for m, n in zip(made, x.shape[:-1], strict=True))
-        if is_misfit or self.heads not in (None, x.size(1)):
+        is_misfit = x.dim() != 4 or any(not one_or(m, n) for m, n in zip(made, x.shape[:-1], strict=True))
+        if is_misfit or (self.heads is not None and self.heads != x.size(1)):
             raise ValueError(f"the scale was made for (batch, heads, tokens) {tuple(made)}, got {tuple(x.shape)}")
         dtype = torch.promote_types(x.dtype, torch.float32)
         return (x.to(dtype) * self.factor.to(dtype)).to(x.dtype)
@@ -48,12 +48,16 @@ class OfKeyHeads:
 
     def __call__(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> Float[Tensor, "batch heads tokens head_dim"]:
         """What the map makes of x. ValueError for other heads."""
+        return self.fitted_to(x)(x)
+
+    def fitted_to(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> TokenMap:
+        """The map within. ValueError for an x of other heads."""
         if x.dim() == 4 and x.size(1) != self.heads:
             raise ValueError(
                 f"the rotation was made for keys of {self.heads} heads, got {x.size(1)}: build it for as many heads as "
                 "keys have"
             )
-        return self.turn(x)
+        return self.turn
 
 
 def misfit(made: Sequence[int], x: Tensor) -> str:
@@ -66,7 +70,7 @@ def misfit(made: Sequence[int], x: Tensor) -> str:
 def shared_by(of_heads: Tensor, heads: int) -> Tensor:
     """What stands (rows, made for heads, ...), for ``heads`` heads: where there are several times as many, which are
     queries, each group that shares a key shares what is the key's. As it is where the numbers do not fit."""
-    group, over = divmod(heads, of_heads.size(1))
+    group, over = heads // of_heads.size(1), heads % of_heads.size(1)  # a graph's symbols have no divmod
     return of_heads if over or group <= 1 else of_heads.repeat_interleave(group, 1)
 
 

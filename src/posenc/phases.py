@@ -12,11 +12,14 @@ from jaxtyping import Float, Float64, Shaped
 from torch import Tensor
 
 from posenc import compat
-from posenc.arguments import check_type
+from posenc.arguments import check_type, one_or
 from posenc.maps import misfit, shared_by
-from posenc.positions import Positions
+from posenc.positions import PositionError, Positions
 
 PairLayout = Literal["half", "interleaved"]
+
+
+FURTHEST = 2**53  # past it double precision does not hold every whole number
 
 
 def exact(device: torch.device | None) -> torch.device | None:
@@ -34,14 +37,28 @@ def coords_of(
 ) -> Shaped[Tensor, "rows tokens axes"]:
     """The coordinates of each token; ValueError for what are no positions, and in the name of ``scheme`` for those of
     other than ``axes``, which says how to build it for them or, where it has no other form, how positions for it are
-    ``made_by``."""
+    ``made_by``. PositionError for one that `check_held` refuses."""
     check_type("positions", positions, Positions)
     coords = positions.coords if positions.coords.dim() == 3 else positions.coords[..., None]
     if coords.size(-1) != axes:
         takes, given = "one coordinate" if axes == 1 else f"{axes} coordinates", coords.size(-1)
         how = f"build it with axes={given}" if made_by is None else f"make them by {made_by}"
         raise ValueError(f"{scheme} takes {takes} per token, got positions of {given} axes: {how}")
+    check_held(positions, scheme)
     return coords
+
+
+def check_held(positions: Positions, scheme: str) -> None:
+    """PositionError, in the name of ``scheme``, for a position that lies so far out that double precision could not
+    tell it from the next, where that is known without reading from a GPU."""
+    if torch.compiler.is_compiling() or compat.is_transformed():
+        return
+    for end in positions.layout.bounds or ():
+        if abs(end) > FURTHEST:
+            raise PositionError(
+                f"{scheme} encodes positions from -2**53 to 2**53, since double precision cannot tell a position past "
+                f"that from the next, got {end}"
+            )
 
 
 def frequencies(dim: int, base: float, device: torch.device | None = None) -> Float64[Tensor, " pairs"]:
@@ -130,17 +147,32 @@ class PairRotation:
     def __call__(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> Float[Tensor, "batch heads tokens head_dim"]:
         """The turned x, in x's dtype. ValueError where its last dimension is not head_dim, or cos and sin are of other
         batch rows, heads or tokens. Where some heads are turned, x may have fewer heads, each shared by a group."""
+        return self.fitted_to(x)._turned(x)
+
+    def fitted_to(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> PairRotation:
+        """The same turn with cos and sin for the heads that x has, (rows or 1, heads or 1, tokens or 1, pairs), and
+        nothing turned. ValueError as of a call."""
         if x.size(-1) != self.head_dim:
             raise ValueError(f"the rotation was made for head_dim {self.head_dim}, got q or k of head_dim {x.size(-1)}")
+        fitted = self
         if x.dim() == 4 and self.cos.size(1) != 1:
             cos, sin = (shared_by(angle, x.size(1)) for angle in (self.cos, self.sin))
-            if cos is not self.cos:
-                return replace(self, cos=cos, sin=sin)(x)
-        made = self.cos.shape[:-1]
-        if x.dim() != 4 or any(m not in (1, n) for m, n in zip(made, x.shape[:-1], strict=True)):
+            fitted = self if cos is self.cos else replace(self, cos=cos, sin=sin)
+        made = fitted.cos.shape[:-1]
+        if x.dim() != 4 or any(not one_or(m, n) for m, n in zip(made, x.shape[:-1], strict=True)):
             raise ValueError(misfit(made, x))
+        return fitted
+
+    def of_tokens(self, tokens: slice) -> PairRotation:
+        """The turn of some of the tokens."""
+        if self.cos.size(2) == 1:
+            return self
+        return replace(self, cos=self.cos[:, :, tokens], sin=self.sin[:, :, tokens])
+
+    def _turned(self, x: Tensor) -> Tensor:
         if self.heads is not None:
-            group, over = divmod(self.num_heads, max(x.size(1), 1))
+            here = max(x.size(1), 1)
+            group, over = self.num_heads // here, self.num_heads % here
             if over or group == 0 or self.heads.start % group or self.heads.stop % group:
                 raise ValueError(
                     f"the rotation turns heads {self.heads.start}..{self.heads.stop - 1} of {self.num_heads}, which "
@@ -156,6 +188,9 @@ class PairRotation:
         # The compiler fuses plain operations best, and forward-mode derivatives come with them.
         if torch.compiler.is_compiling() or compat.is_forward_mode():
             return _as_one_expression(x, cos, sin, self.layout)
+        is_kept = x.requires_grad or cos.requires_grad or sin.requires_grad
+        if not (is_kept and torch.is_grad_enabled()) and not compat.is_transformed():
+            return _Turn.forward(x, cos, sin, self.layout)
         turned: Tensor = _Turn.apply(x, cos, sin, self.layout)  # type: ignore[no-untyped-call]
         return turned
 

@@ -114,7 +114,7 @@ class Rotary(Scheme):
         def turn(factor: float | Tensor) -> PairRotation:
             made = PairRotation.by(angle, coords, dtype, self.layout, self.head_dim, self.first_channel, factor)
             heads, num_heads = self._heads_of(shard)
-            return replace(made, heads=heads, num_heads=num_heads)
+            return made if heads is None else replace(made, heads=heads, num_heads=num_heads)
 
         of_both = turn(factor)
         if not self.values:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from posenc.arguments import check_type, number, shown, whole
+from posenc.arguments import check_type, number, one_or, shown, whole
 from posenc.encoding import DOORS, TURNED_IN_PAIRS, Context, Encoding, Rotation
 from posenc.features import Feature, wanted_by_both
 from posenc.freshness import made_with
@@ -195,7 +195,7 @@ class Scheme(nn.Module):
             lengths = torch.maximum(*torch.broadcast_tensors(queries.lengths, keys.lengths))
             context = replace(context, lengths=lengths)
         rows = max(queries.rows, keys.rows)
-        if context.lengths is not None and rows != 1 and context.lengths.size(0) not in (1, rows):
+        if context.lengths is not None and rows != 1 and not one_or(context.lengths.size(0), rows):
             raise ValueError(f"lengths must have 1 or {rows} rows like the positions, got {context.lengths.size(0)}")
         table = self.table(queries, dtype) if "add" in doors else None
         rotation = self.rotation(queries, dtype, context) if "rotate" in doors else None

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from posenc.arguments import check_flag, check_type, number, shown, whole
+from posenc.arguments import check_flag, check_type, number, one_or, shown, whole
 from posenc.givens import token_mask
 from posenc.positions import PADDING, Positions
 
@@ -234,7 +234,7 @@ def _marks(name: str, marks: Tensor, positions: Positions) -> Tensor:
     """The marks as bool, (rows, tokens), of as many rows as positions or marks have."""
     found = token_mask(name, marks)
     rows = max(positions.rows, found.size(0))
-    if found.size(1) != len(positions) or any(n not in (1, rows) for n in (positions.rows, found.size(0))):
+    if found.size(1) != len(positions) or any(not one_or(n, rows) for n in (positions.rows, found.size(0))):
         raise ValueError(
             f"{name} must be of {positions.rows} rows and {len(positions)} tokens, got {tuple(found.shape)}"
         )

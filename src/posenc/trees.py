@@ -28,6 +28,18 @@ def with_tensors(x: Any, change: Callable[[Tensor], Any]) -> Any:
     return x
 
 
+def tensors_of(x: Any) -> list[Tensor]:
+    """All tensors that it holds as values."""
+    found: list[Tensor] = []
+
+    def keep(x: Tensor) -> Tensor:
+        found.append(x)
+        return x
+
+    with_tensors(x, keep)
+    return found
+
+
 def register(kind: type, values: tuple[str, ...], name: str) -> None:
     """Makes the class of encodings transparent: its positions and what its fields ``values`` hold. Terms of pairs stay:
     they refer to the scheme, wherever its parameters are."""
@@ -40,14 +52,9 @@ def register(kind: type, values: tuple[str, ...], name: str) -> None:
         return replace(encoding, query_positions=queries, key_positions=keys, **others)
 
     def flatten(encoding: Any) -> tuple[list[Any], Any]:
-        tensors: list[Any] = []
-
-        def keep(x: Tensor) -> Tensor:
-            tensors.append(x)
-            return x
-
-        changed(encoding, keep)
-        return tensors, encoding
+        parts = (getattr(encoding, field) for field in values)
+        same = encoding.key_positions is encoding.query_positions
+        return tensors_of((encoding.query_positions, () if same else encoding.key_positions, *parts)), encoding
 
     def unflatten(tensors: Any, encoding: Any) -> Any:
         following = iter(tensors)

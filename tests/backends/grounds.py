@@ -448,11 +448,12 @@ class Model(torch.nn.Module):
 
     def __init__(self, it: Case, backend: str = "auto") -> None:
         super().__init__()
-        self.scheme, self.at, self.backend = it.scheme, it.kind.at, backend
+        self.scheme, self.at, self.backend, self.names = it.scheme, it.kind.at, backend, tuple(it.features)
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, *given: Tensor) -> Tensor:
         positions = self.at(Positions.arange(query.size(2), device=query.device))
-        out = attend(self.scheme, positions, positions, query, key, value, self.backend, is_causal=True)
+        features = dict(zip(self.names, given, strict=True))
+        out = attend(self.scheme, positions, positions, query, key, value, self.backend, features, is_causal=True)
         assert isinstance(out, Tensor)
         return out
 

@@ -26,7 +26,9 @@ from posenc import (
     Scheme,
     Shaw,
     Sinusoidal,
+    compat,
 )
+from posenc.backends import ahead
 from tests.awkward import TrialCoPE, disentangled
 
 LAW = settings(deadline=None, derandomize=True, max_examples=25)
@@ -846,6 +848,64 @@ def test_explain_says_what_auto_takes_and_why_not_the_others(
         assert f"not {name}: {reason}" in str(explained)
         with pytest.raises(ValueError, match=f"backend '{name}' cannot run this: {re.escape(reason)}"):
             posenc.attention(q, q, q, scheme, **how, backend=name)
+
+
+@pytest.mark.parametrize("scheme", [None, NoPE(), RoPE(HEAD_DIM)], ids=named)
+def test_nobody_asks_for_a_kernel_that_is_not_taken(scheme: Scheme | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To ask would be to build it."""
+
+    def asked(dtype: torch.dtype) -> str:
+        raise AssertionError("the kernel was asked for")
+
+    monkeypatch.setattr("posenc.backends.native.backend.missing", asked)
+    q = torch.randn(1, HEADS, LONG, HEAD_DIM)
+    for queries in (LONG, 1):
+        found = attend(q[:, :, :queries], q, q, scheme, is_causal=queries > 1)
+        assert found.shape == (1, HEADS, queries, HEAD_DIM)
+    with pytest.raises(AssertionError, match="the kernel was asked for"):
+        attend(q, q, q, ALiBi(HEADS), is_causal=True)
+
+
+PROCESSORS = ("AMX", "AVX-512-BF16", "AVX-512", "AVX2", "baseline")
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_where_nothing_is_added_the_kernel_is_taken_from_so_many_tokens_on(
+    processor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as are measured on such a processor: fewer where queries and keys are to be turned."""
+    monkeypatch.setattr("posenc.compat.processor", lambda: processor)
+    monkeypatch.setattr(ahead, "AHEAD", {processor: {torch.float32: ahead.From(plain=250, turned=120)}})
+    q = torch.randn(1, HEADS, LONG, HEAD_DIM)
+    why = (
+        "nothing is added to the scores, and on this processor ({}) the kernel is quicker than PyTorch's "
+        "from {} tokens on"
+    )
+
+    def taken(tokens: int, scheme: Scheme | None, dtype: torch.dtype = torch.float32, **how: Any) -> tuple[str, str]:
+        x = q[:, :, :tokens].to(dtype)
+        told = posenc.explain(x, x, x, scheme, **how)
+        torch.testing.assert_close(
+            attend(x, x, x, scheme, **how), attend(x, x, x, scheme, **how, backend=told.backend), rtol=0, atol=0
+        )
+        return told.backend, told.why
+
+    for scheme, least in ((None, 250), (NoPE(), 250), (RoPE(HEAD_DIM), 120)):
+        for how in ({}, {"is_causal": True}):
+            assert taken(least - 1, scheme, **how)[0] == "sdpa"
+            assert taken(least, scheme, **how) == ("native", why.format(processor, least))
+    assert taken(LONG, RoPE(HEAD_DIM), torch.bfloat16)[0] == "sdpa"  # nothing is known of it
+    assert taken(LONG, RoPE(HEAD_DIM), attn_mask=torch.ones(LONG, LONG).bool())[0] == "sdpa"
+    assert posenc.explain(q, q, q, RoPE(HEAD_DIM), dropout_p=0.5).backend == "sdpa"
+    assert posenc.explain(q[:, :, :3], q, q, RoPE(HEAD_DIM)).backend == "sdpa"  # few queries
+    monkeypatch.setattr("posenc.backends.native.backend.missing", lambda dtype: "there is no C++ compiler")
+    assert taken(LONG, RoPE(HEAD_DIM))[0] == "sdpa"
+
+
+def test_every_processor_is_in_the_table_and_nothing_is_taken_that_was_not_measured() -> None:
+    assert compat.processor() in ahead.AHEAD
+    assert tuple(ahead.AHEAD) == PROCESSORS
+    assert ahead.From() == (math.inf, math.inf)
 
 
 def test_too_many_scores_are_not_held_at_once() -> None:

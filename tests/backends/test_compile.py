@@ -12,7 +12,8 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 
-from posenc import ExponentialDecay, FourierFeatures, Positions, Relative2D, Scheme, Swin, SwinV2, attention
+from posenc import ExponentialDecay, FourierFeatures, NoPE, Positions, Relative2D, RoPE, Scheme, Swin, SwinV2, attention
+from posenc.schemes.catalog import CATALOG
 from tests.backends.grounds import Case, Model, attend, case, padded
 
 pytestmark = [
@@ -149,6 +150,45 @@ def test_lengths_may_change_without_compiling_anew(name: str, backend: str, way:
     each = 2 if way == "training" else 1
     assert each <= len(graphs.kept) <= 2 * each
     graphs.check()
+
+
+# Those that a symbol in the place of a size once stopped, and others of each kind; the rest is much like these.
+PLAINEST = {"nope", "rope", "pope", "query_scale", "string", "lie_re", "mixed_rope", "learned", "fox"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(e.name, marks=() if e.name in PLAINEST else pytest.mark.more) for e in CATALOG]
+)
+def test_every_scheme_compiles_for_any_sizes(name: str) -> None:
+    """``dynamic=True`` makes a symbol of every size, of heads and channels too."""
+    it = case(name, "text", 21, heads=4)
+    model = Model(it)
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="eager")
+    for tokens in (21, 13):
+        inputs = [
+            x[:, :, :tokens].detach().contiguous().requires_grad_()
+            for x in (it.query, it.key, it.value, *it.features.values())
+        ]
+        leaves = [*inputs, *it.scheme.parameters()]
+        out, expected = compiled(*inputs), model(*inputs)
+        found, truth = (torch.autograd.grad(x.square().sum(), leaves, materialize_grads=True) for x in (out, expected))
+        torch.testing.assert_close((out, *found), (expected, *truth), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("scheme", [None, NoPE(), RoPE(8)], ids=str)
+def test_a_call_without_positions_compiles_for_any_sizes(scheme: Scheme | None) -> None:
+    """For all queries, then for the last of them."""
+
+    def run(query: Tensor, key: Tensor) -> Tensor:
+        out = attention(query, key, key, scheme, is_causal=True)
+        assert isinstance(out, Tensor)
+        return out
+
+    compiled = torch.compile(run, fullgraph=True, dynamic=True, backend="eager")
+    with torch.no_grad():
+        for queries, keys in ((21, 21), (17, 17), (17, 30)):
+            query, key = torch.randn(2, 4, queries, 8), torch.randn(2, 2, keys, 8)
+            torch.testing.assert_close(compiled(query, key), run(query, key))
 
 
 # --- what reads values says the same in a graph -----------------------------------------------------------------------

@@ -16,6 +16,7 @@ from tests.awkward import Pieces, disentangled
 HEADS, HEAD_DIM, TOKENS = 4, 16, 150
 SCHEMES: dict[str, Callable[[], Scheme]] = {
     "linear": lambda: ALiBi(HEADS),
+    "linear, turned": lambda: RoPE(HEAD_DIM, layout="interleaved") + ALiBi(HEADS),
     "near and far": lambda: Shaw(HEAD_DIM, 5),
     "near and far, fixed": lambda: Shaw(HEAD_DIM, 5).requires_grad_(False),
     "both sides": lambda: disentangled(HEAD_DIM, HEADS),

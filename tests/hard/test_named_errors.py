@@ -428,6 +428,12 @@ MASK = "mask must be a tensor (rows, tokens) of True or 1 = token"
 TURNS_VALUES = RoPE(HEAD_DIM, values=True)(LINE)
 
 
+def of_inference() -> Encoding:
+    """An encoding whose tensors PyTorch keeps for no gradient."""
+    with torch.inference_mode():
+        return RoPE(4)(LINE)
+
+
 def stale() -> Encoding:
     scheme = made(Shaw, 4, 2)
     encoding: Encoding = scheme(LINE)
@@ -655,6 +661,12 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
     },
     "Encoding.cos_sin": [Row(lambda: ALiBi(6)(LINE).cos_sin(), "cos_sin needs one rotation of channel pairs, got …")],
     "Encoding.check_fresh": [Row(lambda: stale().check_fresh(), "the encoding was made before the scheme's …")],
+    "Encoding.check_trained": [
+        Row(
+            lambda: of_inference().check_trained(torch.zeros(1, requires_grad=True)),
+            "the encoding was made under torch.inference_mode(), …",
+        )
+    ],
     "Encoding.check_added": [
         Row(lambda: Sinusoidal(6)(LINE).check_added(), "the encoding adds to the input, and was not added: …"),
     ],

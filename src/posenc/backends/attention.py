@@ -146,7 +146,7 @@ def logits(
     encoding = bound(query, key, key, encoding, query_positions, key_positions)
     call = call_of(query, key, key, encoding, None, is_causal, window, 0.0, scale, False, None)
     with _without_autocast(query):
-        return dense_logits(call)
+        return dense_logits(call.turned())
 
 
 def explain(

@@ -31,14 +31,14 @@ def runner(call: Call, backend: str) -> Run:
     is_auto = isinstance(backend, str) and backend == "auto"
     if not call.bands:
         chosen = choice.choose(call)[0] if is_auto else choice.named(call, backend)
-        return lambda: chosen.run(call)
+        return lambda: chosen(call)
     if backend == "reference" or (is_auto and _is_dense(call)):
-        return lambda: REFERENCE.run(call)
+        return lambda: REFERENCE(call)
     bands = [part for _, part in parts(call)]
     each = [choice.choose(part)[0] if is_auto else choice.named(part, backend, MERGED) for part in bands]
 
     def run() -> tuple[Tensor, Tensor | None]:
-        found = [backend.run(part) for backend, part in zip(each, bands, strict=True)]
+        found = [backend(part) for backend, part in zip(each, bands, strict=True)]
         whole = []
         for out, lse in found:
             assert lse is not None

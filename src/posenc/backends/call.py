@@ -17,7 +17,7 @@ from posenc.features import NOTHING, Features
 from posenc.forms import check, check_heads
 from posenc.horizon import SKIP_BELOW
 from posenc.layout import Layout
-from posenc.phases import in_double
+from posenc.phases import PairRotation, in_double
 from posenc.pieces import Fold, Function, Piece, Value
 from posenc.positions import Positions
 from posenc.tiles import Visibility
@@ -37,11 +37,24 @@ class Far:
 
 
 @dataclass(frozen=True, eq=False)
+class Turn:
+    """A rotation of queries and keys that is still to be done: of the same pairs of channels, in the same layout."""
+
+    query: PairRotation
+    key: PairRotation
+
+    def part(self, queries: slice, keys: slice) -> Turn:
+        """That of some of the queries and keys."""
+        return Turn(self.query.of_tokens(queries), self.key.of_tokens(keys))
+
+
+@dataclass(frozen=True, eq=False)
 class Call:
-    """Queries and keys already rotated, the terms of the pair doors, and what may be seen.
+    """Queries and keys, the terms of the pair doors, and what may be seen.
 
     query (B, H, M, d), key (B, H_kv, N, d), value (B, H_kv, N, d_v), H a multiple of H_kv; all of one dtype and device.
-    ``bands`` are the queries and keys of far pairs, as `apart` counts; the reference alone takes a call that has some.
+    Queries and keys are rotated already, unless ``turn`` says how they are still to be: see `turned`. ``bands`` are the
+    queries and keys of far pairs, as `apart` counts; the reference alone takes a call that has some.
     """
 
     query: Float[Tensor, "batch heads queries head_dim"]
@@ -63,6 +76,13 @@ class Call:
     key_norms: Tensor | None = None
     bands: tuple[Far, ...] = ()
     chunk: int | None = None
+    turn: Turn | None = None
+
+    def turned(self) -> Call:
+        """The same call with queries and keys rotated."""
+        if self.turn is None:
+            return self
+        return replace(self, query=self.turn.query(self.query), key=self.turn.key(self.key), turn=None)
 
     def apart(self) -> Shaped[Tensor, "rows queries keys"]:
         """How far apart each pair is, as bands count: g(p_i) - g(p_j), in coordinates or in chunks of them."""
@@ -157,6 +177,7 @@ class Call:
             key_features=block.key_features,
             key_norms=None if self.key_norms is None else self.key_norms[:, :, keys],
             bands=tuple(Far(far.reach, far.query[:, :, queries], far.key[:, :, keys]) for far in self.bands),
+            turn=None if self.turn is None else self.turn.part(queries, keys),
         )
 
 
@@ -181,7 +202,8 @@ def sliced(piece: Piece, queries: slice, keys: slice) -> Piece:
 @dataclass(frozen=True)
 class Backend:
     """A way to run attention. ``refuses(call)`` is None where it can, else the reason in words; ``run(call)`` gives the
-    output (B, H, M, d_v) in the query's dtype and, if asked for, the log-sum-exp (B, H, M) of every row of scores.
+    output (B, H, M, d_v) in the query's dtype and, if asked for, the log-sum-exp (B, H, M) of every row of scores. It
+    is given rotated queries and keys, unless it ``turns`` them by itself. ``refuses`` reads no numbers of them.
 
     A query that sees no key gives zeros, in the output and in every gradient, and a log-sum-exp of -inf. Gradients of
     the log-sum-exp come with those of the output.
@@ -190,3 +212,8 @@ class Backend:
     name: str
     refuses: Callable[[Call], str | None]
     run: Callable[[Call], tuple[Tensor, Tensor | None]]
+    turns: bool = False
+
+    def __call__(self, call: Call) -> tuple[Tensor, Tensor | None]:
+        """Runs the call, whose queries and keys are rotated first unless the backend turns them by itself."""
+        return self.run(call if self.turns else call.turned())

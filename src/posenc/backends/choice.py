@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from posenc.arguments import check_choice
+from posenc.backends.ahead import why_ahead
 from posenc.backends.call import Backend, Call
 from posenc.backends.chunked import CHUNKED
 from posenc.backends.flex import FLEX
@@ -33,6 +34,8 @@ FEW_FOR_KERNEL = 2**11
 MANY_KEYS = 2**13
 # Tiles that see fewer pairs than this on average cost more in calls than they save.
 PAIRS_PER_TILE = 2**12
+
+PLAIN = "nothing is added to the scores, so it is the fused kernel alone"
 
 
 @dataclass(frozen=True)
@@ -81,14 +84,20 @@ def choose(call: Call) -> tuple[Backend, str]:
     if call.is_forward_mode:
         return REFERENCE, "no fused kernel has a forward-mode derivative"
     dense = SDPA if SDPA.refuses(call) is None else REFERENCE
+    has_plane = any(map(is_planar, call.pieces))
+    if dense is SDPA and not has_plane and is_plain(call):  # nothing asks whether there is a kernel
+        ahead = why_ahead(call)
+        if ahead is not None and NATIVE.refuses(call) is None:
+            return NATIVE, ahead
+        return SDPA, PLAIN
     has_kernel = NATIVE.refuses(call) is None
     is_even = call.query.size(3) % CHANNELS == 0  # else channels are added, by copies
     most = FEW_FOR_KERNEL if has_kernel and is_even else FEW_PAIRS
     is_few = not torch.compiler.is_compiling() and queries * keys <= most
     # Into query and key a plane can be taken too, but they grow wide.
-    is_plane = has_kernel and not call.has_few_queries and not is_few and any(map(is_planar, call.pieces))
-    if dense is SDPA and not is_plane and is_plain(call):
-        return SDPA, "nothing is added to the scores, so it is the fused kernel alone"
+    is_plane = has_plane and has_kernel and not call.has_few_queries and not is_few
+    if dense is SDPA and has_plane and not is_plane and is_plain(call):
+        return SDPA, PLAIN
     few = "there are few queries: a row of scores for each is the least work"
     if call.has_few_queries and has_kernel and _suits_few(call, dense is SDPA):
         return NATIVE, "there are few queries, and the kernel reads their keys once"
@@ -147,5 +156,7 @@ def explain(call: Call) -> Explanation:
     backend, why = choose(call)
     reasons = {other.name: other.refuses(call) for other in BACKENDS}
     refusals = {name: reason for name, reason in reasons.items() if reason is not None}
-    computed = computed_share(call) if backend is FLEX or (backend is NATIVE and leaves_out(call)) else 1.0
+    computed = 1.0
+    if backend is FLEX or (backend is NATIVE and leaves_out(call.turned())):
+        computed = computed_share(call.turned())
     return Explanation(backend.name, why, refusals, computed)

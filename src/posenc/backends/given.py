@@ -197,18 +197,19 @@ def differentiate(forward: Any, backward: Any) -> None:
 
     def save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
         query, key, value, given, *ctx.rest = inputs
+        ctx.none = tuple([] if x == [] else None for x in ctx.rest)  # an empty list is one of tensors to PyTorch
         ctx.save_for_backward(query, key, value, *output, *given)
         ctx.set_materialize_grads(False)
 
     def grads(ctx, dout, dlse):  # type: ignore[no-untyped-def]
         query, key, value, out, lse, *given = ctx.saved_tensors
         if dout is None and dlse is None:
-            return None, None, None, [None] * len(given), *(None,) * len(ctx.rest)
+            return None, None, None, [None] * len(given), *ctx.none
         dout = torch.zeros_like(out) if dout is None else dout.contiguous()
         found = backward(dout, dlse, query, key, value, out, lse, given, *ctx.rest)
         names, learned = ctx.rest[0].split(), ctx.rest[1].split()
         of = dict(zip(learned, found[3:], strict=True))
-        return *found[:3], [of.get(name) for name in names], *(None,) * len(ctx.rest)
+        return *found[:3], [of.get(name) for name in names], *ctx.none
 
     forward.register_fake(fake)
     backward.register_fake(fake_backward)

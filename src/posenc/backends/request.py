@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from posenc.arguments import check_flag, check_type, is_number, shown
-from posenc.backends.call import Call, Far
+from posenc import compat
+from posenc.arguments import check_flag, check_type, is_number, one_or, shown
+from posenc.backends.call import Call, Far, Turn
 from posenc.encoding import Context, Encoding, Rotation
 from posenc.horizon import skipped_by_default
-from posenc.pieces import Bias, gives_weights
+from posenc.maps import OfKeyHeads
+from posenc.phases import PairRotation
+from posenc.pieces import Bias, gives_weights, reads_vectors
 from posenc.positions import Positions
 from posenc.schedule import BOUND_BY_LAYER, Schedule
 from posenc.scheme import Scheme, is_scheme
@@ -44,10 +46,22 @@ def request(
     check_flag("enable_gqa", enable_gqa)
     _check_sinks(sinks, query)
     encoding = bound(query, key, value, encoding, query_positions, key_positions)
-    call = call_of(query, key, value, encoding, attn_mask, is_causal, window, dropout_p, scale, return_lse, sinks)
+    call = call_of(
+        query,
+        key,
+        value,
+        encoding,
+        attn_mask,
+        is_causal,
+        window,
+        dropout_p,
+        scale,
+        return_lse,
+        sinks,
+        skip_below,
+        key_norms,
+    )
     _check_direction(call, encoding.rotations)
-    _check_norms(key_norms, call.key)
-    call = replace(call, skip_below=_share(skip_below, call.dtype), key_norms=key_norms)
     _check_value_door(call)
     return encoding, call
 
@@ -96,8 +110,11 @@ def call_of(
     scale: float | None,
     return_lse: bool,
     sinks: Tensor | None,
+    skip_below: float | None = None,
+    key_norms: Tensor | None = None,
 ) -> Call:
-    """The call of these arguments, with values, queries and keys turned, by bands where the encoding has some."""
+    """The call of these arguments, with values, queries and keys turned, by bands where the encoding has some; or with
+    queries and keys that are still to be turned."""
     if attn_mask is not None:
         _check_mask(attn_mask, (*query.shape[:3], key.size(2)), query)
         attn_mask = attn_mask.reshape((1,) * (4 - attn_mask.dim()) + attn_mask.shape)
@@ -123,8 +140,12 @@ def call_of(
     left, right = check_window(window)
     if _is_autocast(query):  # as PyTorch's own attention does
         query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
+    encoding.check_trained(query, key)
     value = encoding.rotate_value(value)
-    (query, key), *far = encoding.rotate_bands(query, key)
+    turn, far = _turn_left(encoding, query, key), []
+    if turn is None:
+        (query, key), *far = encoding.rotate_bands(query, key)
+    _check_norms(key_norms, key)
     banded = encoding.banded
     reaches = () if banded is None else tuple(band.reach for band in banded.bands)
     return Call(
@@ -143,9 +164,36 @@ def call_of(
         encoding.context.heads,
         encoding.query_features,
         encoding.key_features,
+        _share(skip_below, query.dtype),
+        key_norms,
         bands=tuple(Far(reach, *of_band) for reach, of_band in zip(reaches, far, strict=True)),
         chunk=None if banded is None else banded.chunk,
+        turn=turn,
     )
+
+
+def _turn_left(encoding: Encoding, query: Tensor, key: Tensor) -> Turn | None:
+    """The turn of queries and keys that may be left to a backend, which then makes no rotated copy of them; None where
+    they are to be rotated first.
+
+    It is one rotation of pairs of channels of all heads, by numbers without a gradient, on the CPU, whose kernel alone
+    does it. What reads queries or keys by themselves reads rotated ones, so then nothing is left.
+    """
+    if len(encoding.rotations) != 1 or encoding.banded is not None or any(map(reads_vectors, encoding.pieces)):
+        return None
+    (rotation,) = encoding.rotations
+    turns = []
+    for turn, x in ((rotation.query, query), (rotation.key, key)):
+        turn = turn.fitted_to(x) if isinstance(turn, OfKeyHeads) else turn
+        if not isinstance(turn, PairRotation) or turn.heads is not None or turn.cos.device.type != "cpu":
+            return None
+        if turn.cos.requires_grad or turn.sin.requires_grad:
+            return None
+        turns.append(turn.fitted_to(x))
+    pairs = [(turn.layout, turn.first, turn.cos.size(-1)) for turn in turns]
+    if pairs[0] != pairs[1] or compat.is_forward_mode() or compat.is_transformed():
+        return None
+    return Turn(*turns)
 
 
 def _of_scheme(
@@ -182,7 +230,9 @@ def _default_positions(
                 f"queries are by default the last of the keys, but there are {query.size(2)} queries and "
                 f"{key.size(2)} keys: give query_positions and key_positions"
             )
-        query_positions = key_positions[key.size(2) - query.size(2) :]
+        # The same where there are as many: then what follows from positions is made once for both.
+        behind = key.size(2) - query.size(2)
+        query_positions = key_positions[behind:] if behind else key_positions
     return query_positions, key_positions
 
 
@@ -199,7 +249,7 @@ def _is_number(value: object) -> bool:
 
 def _share(skip_below: float | None, dtype: torch.dtype) -> float:
     if skip_below is None:
-        return skipped_by_default(dtype)
+        return skipped_by_default(torch.promote_types(dtype, torch.float32))
     if not is_number(skip_below) or not 0 <= skip_below < 1:
         raise ValueError(f"skip_below must be within [0, 1), or None for 2**-32, got {shown(skip_below)}")
     return skip_below
@@ -236,7 +286,7 @@ def _check_mask(mask: Tensor, shape: tuple[int, ...], query: Tensor) -> None:
         )
     if mask.device != query.device:
         raise ValueError(f"attn_mask must be on {query.device} like query, got {mask.device}")
-    if not 2 <= mask.dim() <= 4 or any(m not in (1, n) for m, n in zip(mask.shape[::-1], shape[::-1], strict=False)):
+    if not 2 <= mask.dim() <= 4 or any(not one_or(m, n) for m, n in zip(mask.shape[::-1], shape[::-1], strict=False)):
         raise ValueError(
             f"attn_mask must broadcast to (batch, heads, queries, keys) = {shape}, got {tuple(mask.shape)}"
         )
@@ -295,9 +345,8 @@ def _check_direction(call: Call, rotations: tuple[Rotation, ...]) -> None:
 
 def _check_value_door(call: Call) -> None:
     """ValueError where the value door has vectors of another width, or for other heads."""
-    block = call.raw_block()
     for term in call.values:
-        vectors = block.of_heads(
+        vectors = call.raw_block().of_heads(
             term.vectors(torch.zeros(1, dtype=torch.int64, device=call.query.device)), term.distance.scheme
         )
         if vectors.size(-1) != call.value.size(-1):

@@ -48,7 +48,14 @@ def is_plain(call: Call) -> bool:
 def _left(call: Call) -> tuple[Piece, ...]:
     """The pieces that are not taken into query and key. A few queries are cheaper to change one by one than all keys of
     a cache."""
-    return call.pieces if call.has_few_queries else fold(call.pieces, call.raw_block())[2]
+    return _folded(call)[2]
+
+
+def _folded(call: Call) -> tuple[Tensor, Tensor, tuple[Piece, ...]]:
+    """Query and key with what is taken into them, and the pieces that are left."""
+    if call.has_few_queries or not call.pieces:
+        return call.query, call.key, call.pieces
+    return fold(call.pieces, call.raw_block())
 
 
 def _bias(call: Call, left: tuple[Piece, ...]) -> Tensor | None:
@@ -63,17 +70,16 @@ def _bias(call: Call, left: tuple[Piece, ...]) -> Tensor | None:
 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     call.check()
-    left = call.pieces
-    query, key = call.query, call.key
-    if not call.has_few_queries:
-        query, key, left = fold(call.pieces, call.raw_block())
+    query, key, left = _folded(call)
     width = call.value.size(-1)
     # Fused kernels want all three as wide, and a folded term brings channels.
     widest = max(query.size(-1), width)
     query, key, value = (
         x if x.size(-1) == widest else F.pad(x, (0, widest - x.size(-1))) for x in (query, key, call.value)
     )
-    grouped = query.size(1) != key.size(1)
+    grouped = False
+    if query.size(1) != key.size(1):  # a branch, since in a graph of any sizes the comparison itself is no bool
+        grouped = True
     plain = len(left) == 0 and call.attn_mask is None
     seen = call.visibility
     has_window = seen.left is not None or seen.right is not None

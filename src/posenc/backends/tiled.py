@@ -8,6 +8,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from posenc.arguments import one_or
 from posenc.backends.call import Backend, Call
 from posenc.backends.tile_operator import by_name, name_of
 from posenc.block import Block
@@ -62,7 +63,7 @@ def _refused_piece(call: Call) -> str | None:
             and not (piece.query.dim() == 4 and piece.query.size(0) == piece.query.size(2) == 1)
         ):
             return "a vector added to the query differs from token to token"
-        if isinstance(piece, Fold) and piece.key is not None and piece.key.size(1) not in (1, call.key.size(1)):
+        if isinstance(piece, Fold) and piece.key is not None and not one_or(piece.key.size(1), call.key.size(1)):
             return "a vector added to the key differs from query head to query head"
         if isinstance(piece, Function):
             if piece.reads_coordinates:

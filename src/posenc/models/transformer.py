@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.arguments import check_choice, check_flag, check_type, number, shown, whole
+from posenc.arguments import check_choice, check_flag, check_type, number, one_or, shown, whole
 from posenc.features import Feature
 from posenc.models.forward_pass import ForwardPass, KVCache
 from posenc.positions import Positions
@@ -118,7 +118,7 @@ class Trunk(nn.Module):
     def forward(self, x: Tensor, positions: Positions, cache: KVCache | None) -> Tensor:
         if positions.order.size(1) != x.size(1):
             raise ValueError(f"positions has {len(positions)} tokens, the batch has {x.size(1)}")
-        if positions.rows not in (1, x.size(0)):
+        if not one_or(positions.rows, x.size(0)):
             raise ValueError(f"positions must have 1 or {x.size(0)} rows like the batch, got {positions.rows}")
         if positions.device != x.device:
             raise ValueError(f"positions must be on {x.device} like the tokens, got {positions.device}")

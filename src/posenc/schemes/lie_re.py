@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import check_choice, number, whole
+from posenc.arguments import check_choice, number, one_or, whole
 from posenc.encoding import Context, Rotation
 from posenc.maps import OfKeyHeads, misfit, shared_by
 from posenc.phases import coords_of, in_double
@@ -98,7 +98,7 @@ class BlockRotation:
             raise ValueError(f"the rotation was made for head_dim {self.head_dim}, got q or k of head_dim {x.size(-1)}")
         matrices = shared_by(self.matrices, x.size(1)) if x.dim() == 4 else self.matrices
         made = matrices.shape[:3]
-        if x.dim() != 4 or any(m not in (1, n) for m, n in zip(made, x.shape[:-1], strict=True)):
+        if x.dim() != 4 or any(not one_or(m, n) for m, n in zip(made, x.shape[:-1], strict=True)):
             raise ValueError(misfit(made, x))
         dtype = torch.promote_types(x.dtype, torch.float32)
         blocks, size = matrices.shape[-3:-1]

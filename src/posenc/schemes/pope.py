@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import check_choice, number, whole
+from posenc.arguments import check_choice, number, one_or, whole
 from posenc.encoding import Context, Rotation
 from posenc.phases import coords_of, frequencies, in_double, phases
 from posenc.positions import Positions
@@ -29,8 +29,8 @@ class Polar:
         """[softplus(x) cos, softplus(x) sin] in x's dtype, rounded once. ValueError for other rows, heads, tokens or
         channels than the phases were made for."""
         made = self.real.shape
-        is_misfit = x.dim() != 4 or any(m not in (1, n) for m, n in zip(made[:-1], x.shape, strict=False))
-        if is_misfit or self.heads not in (None, x.size(1)):
+        is_misfit = x.dim() != 4 or any(not one_or(m, n) for m, n in zip(made[:-1], x.shape, strict=False))
+        if is_misfit or (self.heads is not None and self.heads != x.size(1)):
             raise ValueError(f"PoPE was made for (batch, heads, tokens) {tuple(made[:-1])}, got {tuple(x.shape)}")
         if x.size(-1) != made[-1]:
             raise ValueError(f"PoPE was made for head_dim {made[-1]}, got q or k of head_dim {x.size(-1)}")

@@ -7,7 +7,7 @@ import torch
 from posenc.arguments import number, shown, whole
 from posenc.encoding import Band, Context, Rotation
 from posenc.maps import unchanged
-from posenc.phases import PairLayout, in_double
+from posenc.phases import PairLayout, check_held, in_double
 from posenc.positions import Positions
 from posenc.rotary import BandedRotary
 from posenc.schemes.entry import FORMULA, Entry, Law
@@ -59,6 +59,7 @@ class ReRoPE(BandedRotary):
     ) -> Rotation:
         """The turn to the position, and for pairs at least a window apart the turns of the far band."""
         p = positions.scalar("ReRoPE")
+        check_held(positions, "ReRoPE")
         w, leak = self.window, self.leak
         near = self.turned_to(p, dtype)
         if leak == 0:

@@ -6,7 +6,7 @@ import torch
 
 from posenc.arguments import whole
 from posenc.encoding import Band, Context, Rotation
-from posenc.phases import PairLayout
+from posenc.phases import PairLayout, check_held
 from posenc.positions import Positions
 from posenc.rotary import BandedRotary
 from posenc.schemes.entry import FORMULA, Entry, Law
@@ -55,6 +55,7 @@ class SelfExtend(BandedRotary):
     ) -> Rotation:
         """The turn to the position, and for pairs at least a window apart the turn to the group's."""
         p = positions.scalar("SelfExtend")
+        check_held(positions, "SelfExtend")
         grouped = p.div(self.group, rounding_mode="floor")
         shift = self.window - self.window // self.group
         near, far_query, far_key = (self.turned_to(at, dtype) for at in (p, grouped + shift, grouped))

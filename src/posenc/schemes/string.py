@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from posenc.arguments import check_choice, number, whole
+from posenc.arguments import check_choice, number, one_or, whole
 from posenc.encoding import Context, Rotation
 from posenc.maps import OfKeyHeads, shared_by
 from posenc.phases import PairRotation, coords_of, in_double
@@ -157,7 +157,7 @@ class InBasis:
             return self.turn(x)  # which refuses it
         dtype = torch.promote_types(x.dtype, torch.float32)
         basis = shared_by(self.basis[None], x.size(1))[0].to(dtype)
-        if basis.size(0) not in (1, x.size(1)):
+        if not one_or(basis.size(0), x.size(1)):
             return self.turn(x)  # which refuses it
         return self.turn(x.to(dtype) @ basis.mT).to(x.dtype)
 

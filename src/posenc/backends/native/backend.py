@@ -11,7 +11,7 @@ from posenc.backends.call import Backend, Call
 from posenc.backends.given import FUNCTIONS, Given, unknown_piece
 from posenc.backends.native import operator as operator  # which registers it
 from posenc.backends.native.bounds import bounds_of
-from posenc.backends.native.library import missing
+from posenc.backends.native.library import missing, multiplies_bfloat16
 from posenc.backends.plane import is_planar, refused_plane
 from posenc.backends.tiled import TILED
 from posenc.pieces import Bias, Distance, Function, Piece
@@ -55,18 +55,33 @@ def _given(call: Call) -> Given:
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     call.check()
     given = _given(call)
-    rest = (*given.arguments(), call.scale, call.skip_below)
-    query, key, value = (x.to(call.dtype) for x in (call.query, given.key, call.value))  # half precision is widened
+    pairs: list[int] = []  # those that are turned, as the operator takes them
+    if call.turn is not None:
+        for side, x, turn in (("query", call.query, call.turn.query), ("key", call.key, call.turn.key)):
+            for name in ("cos", "sin"):
+                angle = getattr(turn, name).to(call.dtype)
+                given.tensors[f"{side}_{name}"] = angle.expand(-1, -1, x.size(2), -1)
+        pairs = [call.turn.query.first, operator.LAYOUTS.index(call.turn.query.layout)]
+    rest = (*given.arguments(), call.scale, call.skip_below, pairs)
+    query, key, value = _operands(call, given)
     out, lse = torch.ops.posenc.native(query, key, value, *rest)
     return out.to(call.query.dtype), lse if call.return_lse else None
+
+
+def _operands(call: Call, given: Given) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value in the precision that the kernel takes them in: bfloat16 where the processor multiplies it,
+    else that of scores."""
+    is_kept = call.query.dtype == torch.bfloat16 and "key_vectors" not in given.tensors and multiplies_bfloat16()
+    dtype = torch.bfloat16 if is_kept else call.dtype
+    return call.query.to(dtype), given.key.to(dtype), call.value.to(dtype)
 
 
 @torch.no_grad()
 def leaves_out(call: Call) -> bool:
     """Whether the kernel leaves out, unread, what is too faint in this call."""
     given = _given(call)
-    query, key = call.query.to(call.dtype), given.key.to(call.dtype)
+    query, key, _ = _operands(call, given)
     return len(bounds_of(query, key, given.tensors, given.function, call.scale, call.skip_below)) > 0
 
 
-NATIVE = Backend("native", refuses=_refuses, run=_run)
+NATIVE = Backend("native", refuses=_refuses, run=_run, turns=True)

@@ -2,275 +2,250 @@
 
 #pragma once
 
-#include "bounds.h"
+#include "gradients.h"
 
 namespace {
 
-Real* gradient(const Table& t, int64_t slot, int64_t head, int64_t n) {
-    return t.gradient + slot * t.slot + (head / t.share * t.entries + n) * t.width;
-}
+constexpr int64_t ROWS = 64;      // queries of a block
+constexpr int64_t COLUMNS = 256;  // keys of a block
+static_assert(MARGIN >= ROWS, "rows of a block begin one column further each");
+static_assert(ROWS % (2 * WORDS) == 0 && ROWS % STRIP == 0 && COLUMNS % PANEL == 0, "");
 
-// Adds to the gradients of a table of width 1 those of the pairs of query i.
-template <typename F>
-void give_along(const Part& p, Real* line, int64_t i, int64_t left, int64_t right, const Table& t, F f) {
-    const int64_t place = p.place(i, 0, t), inside = std::clamp<int64_t>(-place, left, right);
-    const int64_t outside = std::clamp<int64_t>(t.entries - place, inside, right);
-    for (int64_t j = inside; j < outside; j++) line[place + j] += f(j);
-    line[0] += sum_over(left, inside, f);
-    line[t.entries - 1] += sum_over(outside, right, f);
-}
-
-// Back through f(s; c): the gradients of a row of f(s) become those of s.
-void apply_backward(const Call& call, const Part& p, int64_t h, int64_t i, int64_t left, int64_t right,
-                    const Real* bare, Real* d_s, Real* line) {
-    if (call.function == CAP) {
-        Real of_cap[COLUMNS + PANEL];
-        for (int64_t j = left; j < right; j += LANES) {  // past the last column gradients are 0
-            const Vec g = load(d_s + j), c = numbers(p, h, i, j, call.factor), ratio = load(bare + j) / c, t = tangent(ratio);
-            const Vec of_score = g * (Real(1) - t * t);
-            store(of_cap + j, g * t - of_score * ratio);
-            store(d_s + j, of_score);
-        }
-        if (line) give_along(p, line, i, left, right, call.factor, [&](int64_t j) { return of_cap[j]; });
-        return;
-    }
-    if (line) give_along(p, line, i, left, right, call.factor, [=](int64_t j) { return bare[j] <= 0 ? Real(0) : d_s[j] * bare[j]; });
-    along(p, h, i, left, right, call.factor, [=](int64_t j, Real c) { d_s[j] = bare[j] <= 0 ? Real(0) : d_s[j] * c; });
-}
-
-void add(Real* to, const Real* x, Real times, int64_t n) {
-    for (int64_t d = 0; d < n; d++) to[d] += times * x[d];
-}
-
-// The gradients of a product of rows x_i with vectors of the distance, given those of the pairs: of the vectors into
-// their table, and of the rows into d_x, unless that is null.
-void by_distance_backward(const Part& p, int64_t i, int64_t rows, int64_t left, int64_t right, const Table& t,
-                          int64_t h, int64_t slot, const Real* x, int64_t x_row, const Real* d_s, int64_t ld,
-                          Real* d_x, Real* sums) {
-    const Reach near = reach(p, i, rows, left, right, t);
-    const Real* pairs = d_s + p.column(i, near.from, t);
-    if (near.from < near.to) {
-        if (d_x)
-            multiply(rows, t.width, near.to - near.from, pairs, ld + 1, 1, entry(t, h, near.from), t.width, PANEL, d_x,
-                     t.width);
-        if (t.gradient)
-            multiply(near.to - near.from, t.width, rows, pairs, 1, ld + 1, x, x_row, PANEL,
-                     gradient(t, slot, h, near.from), t.width);
-    }
-    // Summed over these rows first, since there are far more pairs than the last digits of a running sum can hold.
-    std::fill(sums, sums + 2 * t.width, Real(0));
-    bool past = false;
-    for (int64_t r = 0; r < rows; r++) {
-        if (p.place(i + r, left, t) >= 0 && p.place(i + r, right - 1, t) < t.entries) continue;
-        past = true;
-        Real low, high;
-        ends(p, i + r, left, right, t, d_s + r * ld, low, high);
-        add(sums, x + r * x_row, low, t.width);
-        add(sums + t.width, x + r * x_row, high, t.width);
-        if (!d_x) continue;
-        add(d_x + r * t.width, entry(t, h, 0), low, t.width);
-        add(d_x + r * t.width, entry(t, h, t.entries - 1), high, t.width);
-    }
-    if (!past || !t.gradient) return;
-    add(gradient(t, slot, h, 0), sums, 1, t.width);
-    add(gradient(t, slot, h, t.entries - 1), sums + t.width, 1, t.width);
-}
-
-struct Backward {
+class Backward {
     const Call& call;
-    int64_t slot, part;
-    Real *q, *unshifted, *keys, *values, *vectors, *value_vectors, *weights, *d_s, *bare, *d_q, *d_m, *d_k, *d_v, *d_clock, *sums;
+    const int64_t groups, D, E, V, words_of_keys, words_of_values;
+    int64_t slot, part, b = 0, kv = 0;
+    // Rows of queries and of the output's gradients; keys and values in panels; vectors by distance.
+    Real *q, *unshifted, *dout, *vectors, *value_vectors, *keys_as_rows;
+    Word *q_words, *dout_words, *keys, *values, *rows;
+    // Weights, the gradients of scores, and what a function of the score was given: rows of queries, columns of keys.
+    Real *weights, *d_s, *bare;
+    // Gradients of a block of queries, of its keys in a tile, and their sums over tiles and of the task.
+    Real *d_q, *d_m, *d_k, *d_v, *d_clock, *sums, *dk_sums, *dv_sums, *dq_of_task;
+    // Keys that meet vectors, channel by channel.
     Real *turned_keys, *d_turned_keys, *turned_x, *d_turned;
-    static constexpr int64_t ld = COLUMNS + 2 * MARGIN;
+    // Of numbers of half the width: operands of sums over queries ("down") and over keys. Of these d_k and d_v have a row for
+    // each channel.
+    Word *q_down, *dout_down, *keys_down, *weights_down, *d_s_down, *d_s_words;
+    static constexpr int64_t ld = COLUMNS + 2 * MARGIN, HALF_ROWS = ROWS / 2;
 
-    static int64_t window() { return rounded(COLUMNS + ROWS, PANEL) + PANEL; }
+public:
+    Backward(const Call& c, Room& r)
+        : call(c), groups(c.heads / c.kv_heads), D(c.width), E(c.vectors.width), V(c.value_width),
+          words_of_keys(Side::words_of_width(D)), words_of_values(Side::words_of_width(V)), slot(0), part(0) {
+        const int64_t window = rounded(COLUMNS + ROWS, PANEL) + PANEL, K = c.key_vectors.width;
+        const auto half = [](int64_t count) { return IS_HALF ? count : 0; };
+        q = r.take(ROWS * D);
+        unshifted = r.take(c.vectors.x && !c.meeting.x ? ROWS * D : 0);
+        dout = r.take(half(ROWS * V));
+        vectors = r.take(window * E);
+        value_vectors = r.take(window * c.values.width);
+        keys_as_rows = r.take(copies_keys() ? COLUMNS * D : 0);
+        keys = r.take<Word>(COLUMNS * words_of_keys);
+        values = r.take<Word>(COLUMNS * words_of_values);
+        rows = r.take<Word>(PANEL * std::max(words_of_keys, words_of_values));
+        for (Real** each : {&weights, &d_s, &bare}) {
+            *each = r.take(ROWS * ld);
+            if (*each) std::fill(*each, *each + ROWS * ld, Real(0));
+            if (*each) *each += MARGIN;
+        }
+        d_q = r.take(ROWS * rounded(D, PANEL));
+        d_m = r.take(ROWS * E);
+        for (Real** each : {&d_k, &dk_sums}) *each = r.take(COLUMNS * D);
+        for (Real** each : {&d_v, &dv_sums}) *each = r.take(COLUMNS * V);
+        d_clock = r.take(COLUMNS);
+        sums = r.take(2 * std::max(E, c.values.width));
+        dq_of_task = r.take(c.dq_sums.x ? 0 : groups * c.queries * D);
+        for (Real** each : {&turned_keys, &d_turned_keys}) {
+            *each = r.take(ld * K);
+            if (*each) *each += MARGIN;
+        }
+        for (Real** each : {&turned_x, &d_turned}) *each = r.take(stride() * K);
+        q_words = r.take<Word>(half((ROWS + STRIP) * words_of_keys));
+        dout_words = r.take<Word>(half((ROWS + STRIP) * words_of_values));
+        q_down = r.take<Word>(half(rounded(D, STRIP) * HALF_ROWS));
+        dout_down = r.take<Word>(half(rounded(V, STRIP) * HALF_ROWS));
+        keys_down = r.take<Word>(half(COLUMNS / 2 * rounded(D, PANEL)));
+        weights_down = r.take<Word>(half(COLUMNS * HALF_ROWS));
+        d_s_down = r.take<Word>(half(COLUMNS * HALF_ROWS));
+        d_s_words = r.take<Word>(half((ROWS + STRIP) * COLUMNS / 2));
+    }
+
+    void run(int64_t task) {
+        kv = task % call.kv_heads, slot = task / call.kv_heads, part = slot % call.parts;
+        for (b = slot / call.parts; b < call.batch; b += call.slots / call.parts) {
+            if (!call.dq_sums.x) std::fill(dq_of_task, dq_of_task + groups * call.queries * D, Real(0));
+            // Each key is of one part.
+            for (int64_t block = part; block * COLUMNS < call.keys; block += call.parts) block_of_keys(block * COLUMNS);
+            finish_queries();
+        }
+    }
+
+private:
+    // Whether products over keys would read some that are not turned.
+    bool copies_keys() const { return !IS_HALF && call.turn.query_cos; }
 
     static int64_t stride() { return turned_stride(ROWS, COLUMNS); }
 
-    static constexpr int PARTS = 19;
-    static void sizes(const Call& c, int64_t* found) {
-        const int64_t D = c.width, V = c.value_width, E = c.vectors.width, W = c.values.width, K = c.key_vectors.width;
-        const int64_t all[PARTS] = {ROWS * D,  ROWS * D,  COLUMNS * D, COLUMNS * V, window() * E, window() * W,
-                                    ROWS * ld, ROWS * ld, ROWS * ld,   ROWS * D,    ROWS * E,     COLUMNS * D,
-                                    COLUMNS * V, COLUMNS, 2 * std::max(E, W), ld * K, ld * K, stride() * K, stride() * K};
-        for (int n = 0; n < PARTS; n++) found[n] = rounded(all[n], 16);
+    // Sums of the gradients of query i, before they are turned back.
+    Real* dq_row(int64_t h, int64_t i) const {
+        if (call.dq_sums.x) return row_of(call.dq_sums, part * call.batch + b, h, i);
+        return dq_of_task + ((h - kv * groups) * call.queries + i) * D;
     }
 
-    static int64_t work(const Call& c) {
-        int64_t found[PARTS], needed = 0;
-        sizes(c, found);
-        for (int64_t size : found) needed += size;
-        return needed;
-    }
-
-    Backward(const Call& c, int64_t task, Real* x) : call(c) {
-        slot = task / c.kv_heads;
-        part = slot % c.parts;
-        Real** const all[PARTS] = {&q,   &unshifted, &keys, &values, &vectors, &value_vectors, &weights, &d_s,
-                                   &bare, &d_q,   &d_m,  &d_k,    &d_v,     &d_clock,       &sums,
-                                    &turned_keys, &d_turned_keys, &turned_x, &d_turned};
-        int64_t found[PARTS];
-        sizes(c, found);
-        for (int n = 0; n < PARTS; n++) {
-            *all[n] = x;
-            x += found[n];
-        }
-        std::fill(weights, weights + 3 * ROWS * ld, Real(0));
-        weights += MARGIN;
-        d_s += MARGIN;
-        bare += MARGIN;
-        turned_keys += MARGIN;
-        d_turned_keys += MARGIN;
-    }
-
-    void run(int64_t kv) {
-        for (int64_t b = slot / call.parts; b < call.batch; b += call.slots / call.parts)
-            for (int64_t n = 0; n < call.count; n++) {
-                const Tile& tile = call.tiles[n];
-                if (b < tile.batch || b >= tile.batch_end) continue;
-                // Blocks begin at the same keys in all tiles, so each key is of one part.
-                for (int64_t block = tile.first / COLUMNS; block * COLUMNS < tile.last; block++)
-                    if (block % call.parts == part)
-                        keys_of(tile, b, kv, std::max(tile.first, block * COLUMNS),
-                                std::min(tile.last, (block + 1) * COLUMNS));
+    void finish_queries() {
+        for (int64_t h = kv * groups; h < (kv + 1) * groups; h++) {
+            const Side queries = Side::of_queries(call, b, h);
+            if (!queries.cos && !call.dq.x) continue;
+            for (int64_t i = 0; i < call.queries; i++) {
+                Real* row = dq_row(h, i);
+                queries.turn(i, -1, row);
+                if (!call.dq.x) continue;
+                Stored* to = row_of(call.dq, b, h, i);
+                for (int64_t d = 0; d < D; d += LANES) store(to + d, load(row + d));
             }
+        }
     }
 
-    void keys_of(const Tile& tile, int64_t b, int64_t kv, int64_t first, int64_t last) {
-        const int64_t D = call.width, V = call.value_width, groups = call.heads / call.kv_heads;
-        Part p{&tile, 0, 0, first, last};
-        p.start = std::max(tile.start, p.first - tile.high);
-        p.stop = std::min(tile.stop, p.last - tile.low);
-        if (p.start >= p.stop) return;
+    // The keys from `begin` on, in all tiles.
+    void block_of_keys(int64_t begin) {
+        const int64_t end = std::min(begin + COLUMNS, call.keys);
+        bool is_seen = false;
+        for (int64_t n = 0; n < call.count; n++) {
+            const Tile& tile = call.tiles[n];
+            if (b < tile.batch || b >= tile.batch_end) continue;
+            Part p{&tile, 0, 0, std::max(tile.first, begin), std::min(tile.last, end)};
+            p.start = std::max(tile.start, p.first - tile.high);
+            p.stop = std::min(tile.stop, p.last - tile.low);
+            if (p.first >= p.last || p.start >= p.stop) continue;
+            if (!is_seen) std::fill(dk_sums, dk_sums + COLUMNS * D, Real(0));
+            if (!is_seen) std::fill(dv_sums, dv_sums + COLUMNS * V, Real(0));
+            is_seen = true;
+            keys_of(p, p.first - begin);
+        }
+        if (!is_seen) return;
+        const Side side = Side::of_keys(call, b, kv);
+        for (int64_t j = 0; j < end - begin; j++) {
+            Stored *dk = row_of(call.dk, b, kv, begin + j), *dv = row_of(call.dv, b, kv, begin + j);
+            side.turn(begin + j, -1, dk_sums + j * D);
+            for (int64_t d = 0; d < D; d += LANES) store(dk + d, load(dk_sums + j * D + d));
+            for (int64_t d = 0; d < V; d += LANES) store(dv + d, load(dv_sums + j * V + d));
+        }
+    }
+
+    // The keys that a block has in a tile; the first of them is number `at` of the block.
+    void keys_of(const Part& p, int64_t at) {
         const int64_t count = p.last - p.first;
-        pack(row_of(call.k, b, kv, p.first), call.k.row, 0, count, D, keys);
-        pack(row_of(call.v, b, kv, p.first), call.v.row, 0, count, V, values);
+        pack_keys(p);
         std::fill(d_k, d_k + COLUMNS * D, Real(0));
         std::fill(d_v, d_v + COLUMNS * V, Real(0));
         if (call.key_vectors.x) {
             std::fill(turned_keys - MARGIN, turned_keys - MARGIN + D * ld, Real(0));
             std::fill(d_turned_keys - MARGIN, d_turned_keys - MARGIN + D * ld, Real(0));
             for (int64_t j = 0; j < count; j++)
-                for (int64_t d = 0; d < D; d++) turned_keys[d * ld + j] = row_of(call.k, b, kv, p.first + j)[d];
+                for (int64_t d = 0; d < D; d++) turned_keys[d * ld + j] = wide(row_of(call.k, b, kv, p.first + j)[d]);
         }
         for (int64_t h = kv * groups; h < (kv + 1) * groups; h++) {
             std::fill(d_clock, d_clock + COLUMNS, Real(0));
-            for (int64_t i = p.start; i < p.stop; i += ROWS) pairs(p, b, kv, h, i, std::min(ROWS, p.stop - i));
+            for (int64_t i = p.start; i < p.stop; i += ROWS) pairs(p, h, i, std::min(ROWS, p.stop - i));
             if (call.d_key_clock) add(call.d_key_clock + (b * call.heads + h) * call.keys + p.first, d_clock, -1, count);
         }
+        const Real scale = after(call);
+        const int64_t row = IS_HALF ? 1 : D, channel = IS_HALF ? COLUMNS : 1, value_row = IS_HALF ? 1 : V;
         for (int64_t j = 0; j < count; j++) {
-            Real* to = const_cast<Real*>(row_of(call.dk, b, kv, p.first + j));
-            add(to, d_k + j * D, after(call), D);
+            for (int64_t d = 0; d < D; d++) dk_sums[(at + j) * D + d] += scale * d_k[j * row + d * channel];
+            for (int64_t d = 0; d < V; d++) dv_sums[(at + j) * V + d] += d_v[j * value_row + d * channel];
             if (call.key_vectors.x)
-                for (int64_t d = 0; d < D; d++) to[d] += d_turned_keys[d * ld + j];
-            add(const_cast<Real*>(row_of(call.dv, b, kv, p.first + j)), d_v + j * V, 1, V);
+                for (int64_t d = 0; d < D; d++) dk_sums[(at + j) * D + d] += d_turned_keys[d * ld + j];
         }
     }
 
-    void pairs(const Part& p, int64_t b, int64_t kv, int64_t h, int64_t i, int64_t rows) {
-        const int64_t D = call.width, V = call.value_width, E = call.vectors.width;
+    void pack_keys(const Part& p) {
+        const int64_t count = p.last - p.first;
+        const Side side = Side::of_keys(call, b, kv), of_values{call, row_of(call.v, b, kv, 0), call.v.row, V};
+        side.pack_rows(p.first, p.last, keys, rows);
+        of_values.pack_rows(p.first, p.last, values, rows);
+        if (copies_keys())
+            for (int64_t j = 0; j < count; j++) side.copy(p.first + j, nullptr, 1, keys_as_rows + j * D);
+#if HALF
+        pack_down(count, D, rounded(count, PANEL) / 2, COLUMNS / 2 * PANEL, keys_down, [&](int64_t n) {
+            return reinterpret_cast<const Stored*>(side.packed(p.first + n, rows + n % 2 * words_of_keys));
+        });
+#endif
+    }
+
+    void pairs(const Part& p, int64_t h, int64_t i, int64_t rows) {
         int64_t left = p.low(i) / PANEL * PANEL, right = rounded(p.high(i + rows - 1), PANEL);
         if (call.query_most) Bound(call, p, b, h, i, rows, row_of(call.lse, b, h, i)).narrow(left, right);
         if (left >= right) return;
-        const int64_t seen = std::min(right, p.last - p.first);
-        copy_rows(call.q, b, h, i, rows, D, call.shift ? call.shift + h * D : nullptr, before(call), q);
-        const Real* meeting = call.meeting.x ? row_of(call.meeting, b, h, i) : unshifted;
-        const int64_t meeting_row = call.meeting.x ? call.meeting.row : D;
-        int64_t from = 0, value_from = 0;
+        const Side queries = Side::of_queries(call, b, h), grown{call, row_of(call.dout, b, h, 0), call.dout.row, V};
+        copy_rows(queries, i, rows, call.shift ? call.shift + h * D : nullptr, before(call), q, q_words);
+        const Real* given = row_of_dout(grown, i, rows);
+        const int64_t given_row = IS_HALF ? V : call.dout.row;
+        Queries met{q, q_words, unshifted, D};
+        Operands operands{keys, vectors, 0, {}};
+        int64_t value_from = 0;
+        if (call.meeting.x) met.meeting = row_of(call.meeting, b, h, i), met.meeting_row = call.meeting.row;
         if (call.vectors.x) {
-            if (!call.meeting.x) copy_rows(call.q, b, h, i, rows, D, nullptr, call.scale, unshifted);
-            const Reach r = reach(p, i, rows, left, right, call.vectors);
-            from = r.from;
-            pack(entry(call.vectors, h, 0), E, r.from, r.to, E, vectors);
+            for (int64_t n = 0; n < rows && !call.meeting.x; n++)
+                for (int64_t d = 0; d < D; d++) unshifted[n * D + d] = wide(row_of(call.q, b, h, i + n)[d]) * Real(call.scale);
+            operands.vectors_from = pack_vectors(reach(p, i, rows, left, right, call.vectors), call.vectors, h, vectors);
         }
-        if (call.values.x) {
-            const Reach r = reach(p, i, rows, left, right, call.values);
-            value_from = r.from;
-            pack(entry(call.values, h, 0), V, r.from, r.to, V, value_vectors);
-        }
-        Turned turned{};
-        if (call.key_vectors.x) turned = turn(p, h, i, rows, left, right, call.key_vectors, turned_x, stride());
-        const Real *dout = row_of(call.dout, b, h, i), *delta = row_of(call.delta, b, h, i), *lse = row_of(call.lse, b, h, i);
-        for (int64_t strip = 0; strip < rows; strip += STRIP) {
-            const int64_t count = std::min<int64_t>(STRIP, rows - strip), first = i + strip;
-            int64_t low = std::max(p.low(first) / PANEL * PANEL, left);
-            int64_t high = std::min(rounded(p.high(first + count - 1), PANEL), right);
-            if (call.query_most) Bound(call, p, b, h, first, count, lse + strip).narrow(low, high);
-            Real *w = weights + strip * ld, *d = d_s + strip * ld;
-            if (low < high) {
-                scores(call, p, b, h, first, count, low, high, q + strip * D, keys, meeting + strip * meeting_row,
-                       meeting_row, vectors, from, turned, w, ld, call.function ? bare + strip * ld : nullptr);
-                for (int64_t r = 0; r < count; r++) {
-                    const Real own = delta[strip + r];
-                    for (int64_t j = low; j < high; j++) d[r * ld + j] = -own;
-                }
-                multiply(count, high - low, V, dout + strip * call.dout.row, call.dout.row, 1,
-                         values + low * V, PANEL, PANEL * V, d + low, ld);
-                if (call.values.x) by_vectors(p, h, first, count, low, high, call.values, dout + strip * call.dout.row,
-                                              call.dout.row, value_vectors, value_from, d, ld);
-            }
-            for (int64_t r = 0; r < count; r++) {
-                Real *weight = w + r * ld, *d_score = d + r * ld;
-                const Real offset = lse[strip + r] == NONE ? -NONE : lse[strip + r];
-                for (int64_t j = low; j < high; j += LANES) {
-                    const Vec now = exponential(load(weight + j) - offset);
-                    store(weight + j, now);
-                    store(d_score + j, now * load(d_score + j));
-                }
-                clear(weight, left, right, low, high);
-                clear(d_score, left, right, low, high);
-                if (call.function) clear(bare + (strip + r) * ld, left, right, low, high);
-            }
-        }
-        multiply(seen - left, V, rows, weights + left, 1, ld, dout, call.dout.row, PANEL, d_v + left * V, V);
-        if (call.values.x && call.values.gradient)
-            by_distance_backward(p, i, rows, left, seen, call.values, h, slot, dout, call.dout.row, weights, ld, nullptr, sums);
-        if (call.function && call.is_last) through(p, h, i, rows, left, seen);
-        if (call.bias.x && call.bias.gradient)
-            for (int64_t r = 0; r < rows; r++) {
-                const Real* row = d_s + r * ld;
-                give_along(p, gradient(call.bias, slot, h, 0), i + r, left, seen, call.bias, [=](int64_t j) { return row[j]; });
-            }
-        if (call.broken.lines)
-            for (int64_t r = 0; r < rows; r++) give_broken(call, p, part, slot, b, h, i + r, left, seen, d_s + r * ld);
-        if (call.places.query_place)
-            for (int64_t r = 0; r < rows; r++) give_places(call, p, part, slot, b, h, i + r, left, seen, d_s + r * ld);
-        if (call.d_query_clock)
-            for (int64_t r = 0; r < rows; r++) {
-                const Real* row = d_s + r * ld;
-                for (int64_t j = left; j < seen; j++) d_clock[j] += row[j];
-                const Real total = sum_over(left, seen, [row](int64_t j) { return row[j]; });
-                call.d_query_clock[((part * call.batch + b) * call.heads + h) * call.queries + i + r] += total;
-            }
-        if (call.key_vectors.x) {
-            const Table& t = call.key_vectors;
-            meet_keys_backward(p, i, rows, left, right, t, turned_keys, ld, turned, d_s, ld, d_turned_keys, d_turned);
-            for (int64_t n = 0; t.gradient && n < turned.count; n++) {
-                Real* to = gradient(t, slot, h, std::clamp<int64_t>(turned.first + n, 0, t.entries - 1));
-                for (int64_t d = 0; d < D; d++) to[d] += d_turned[d * turned.stride + n];
-            }
-        }
-        if (call.vectors.x) {
-            std::fill(d_m, d_m + rows * E, Real(0));
-            by_distance_backward(p, i, rows, left, seen, call.vectors, h, slot, meeting, meeting_row, d_s, ld, d_m, sums);
-            const Tensor4& to = call.meeting.x ? call.d_meeting : call.dq;
-            for (int64_t r = 0; r < rows; r++)
-                add(const_cast<Real*>(row_of(to, part * call.batch + b, h, i + r)), d_m + r * E,
-                    call.meeting.x ? Real(1) : call.scale, E);
-        }
-        if (call.function && !call.is_last) through(p, h, i, rows, left, seen);
-        std::fill(d_q, d_q + rows * D, Real(0));
-        multiply(rows, D, seen - left, d_s + left, ld, 1, row_of(call.k, b, kv, p.first + left), call.k.row, PANEL, d_q, D);
-        for (int64_t r = 0; r < rows; r++) {
-            add(const_cast<Real*>(row_of(call.dq, part * call.batch + b, h, i + r)), d_q + r * D, call.scale, D);
-            if (call.d_shift) add(call.d_shift + (slot * call.heads + h) * D, d_q + r * D, call.scale, D);
-        }
-        multiply(seen - left, D, rows, d_s + left, 1, ld, q, D, PANEL, d_k + left * D, D);
+        if (call.values.x) value_from = pack_vectors(reach(p, i, rows, left, right, call.values), call.values, h, value_vectors);
+        if (call.key_vectors.x) operands.turned = turn(p, h, i, rows, left, right, call.key_vectors, turned_x, stride());
+        for (int64_t strip = 0; strip < rows; strip += STRIP)
+            gradients_of_scores(p, h, i, strip, std::min<int64_t>(STRIP, rows - strip), left, right, met, operands, given, given_row, value_from);
+        give(p, h, i, rows, left, right, met, operands.turned, given, given_row);
     }
 
-    void through(const Part& p, int64_t h, int64_t i, int64_t rows, int64_t left, int64_t seen) {
-        Real* line = call.factor.gradient ? gradient(call.factor, slot, h, 0) : nullptr;
-        for (int64_t r = 0; r < rows; r++) apply_backward(call, p, h, i + r, left, seen, bare + r * ld, d_s + r * ld, line);
+    static int64_t pack_vectors(Reach r, const Table& t, int64_t h, Real* to) {
+        pack(r.from, r.to, t.width, to, [&](int64_t n) { return entry(t, h, n); });
+        return r.from;
+    }
+
+    // The output's gradients, in numbers; of half the width, in words too.
+    const Real* row_of_dout(const Side& side, int64_t i, int64_t rows) {
+#if HALF
+        copy_rows(side, i, rows, nullptr, 1, dout, dout_words);
+        return dout;
+#else
+        (void)rows;
+        return side.x + i * side.row;
+#endif
+    }
+
+    // Of the rows strip .. strip + count of a block the weights, and their gradients with respect to scores.
+    void gradients_of_scores(const Part& p, int64_t h, int64_t i, int64_t strip, int64_t count, int64_t left, int64_t right, const Queries& met,
+                             const Operands& operands, const Real* given, int64_t given_row, int64_t value_from) {
+        const int64_t first = i + strip;
+        const Real *lse = row_of(call.lse, b, h, first), *delta = row_of(call.delta, b, h, first);
+        int64_t low = std::max(p.low(first) / PANEL * PANEL, left);
+        int64_t high = std::min(rounded(p.high(first + count - 1), PANEL), right);
+        if (call.query_most) Bound(call, p, b, h, first, count, lse).narrow(low, high);
+        Real *w = weights + strip * ld, *d = d_s + strip * ld, *before_function = bare + strip * ld;
+        if (low < high) {
+            const Queries of_strip{q + strip * D, q_words + strip * words_of_keys, met.meeting + strip * met.meeting_row, met.meeting_row};
+            scores(call, p, b, h, first, count, low, high, of_strip, operands, w, ld, call.function ? before_function : nullptr, nullptr);
+#if HALF
+            multiply_halves(count, high - low, words_of_values, dout_words + strip * words_of_values, words_of_values, values + low * words_of_values,
+                            PANEL * words_of_values, d + low, ld, false);
+#else
+            multiply(count, high - low, V, given + strip * given_row, given_row, 1, values + low * V, PANEL, PANEL * V, d + low, ld, false);
+#endif
+            if (call.values.x) by_vectors(p, h, first, count, low, high, call.values, given + strip * given_row, given_row, value_vectors, value_from, d, ld);
+        }
+        for (int64_t r = 0; r < count; r++) {
+            Real *weight = w + r * ld, *d_score = d + r * ld;
+            const Real offset = lse[r] == NONE ? -NONE : lse[r] * LOG2_E, own = delta[r];
+            for (int64_t j = low; j < high; j += LANES) {
+                const Vec now = power_of_two(load(weight + j) * LOG2_E - offset);
+                store(weight + j, now);
+                store(d_score + j, now * (load(d_score + j) - own));
+            }
+            clear(weight, left, right, low, high);
+            clear(d_score, left, right, low, high);
+            if (call.function) clear(before_function + r * ld, left, right, low, high);
+        }
     }
 
     // Pairs that a strip has no product for, and those beside the block, are read with it: they are 0.
@@ -278,6 +253,115 @@ struct Backward {
         if (low >= high) low = high = left;
         std::fill(row + left - MARGIN, row + low, Real(0));
         std::fill(row + high, row + right + MARGIN, Real(0));
+    }
+
+    // The gradients of all that the weights of a block, and its scores, are made of.
+    void give(const Part& p, int64_t h, int64_t i, int64_t rows, int64_t left, int64_t right, const Queries& met, const Turned& turned,
+              const Real* given, int64_t given_row) {
+        const int64_t seen = std::min(right, p.last - p.first), row = (b * call.heads + h) * call.queries + i;
+        give_to_values(rows, left, right, seen, given, given_row);
+        if (call.values.x && call.values.gradient)
+            by_distance_backward(p, i, rows, left, seen, call.values, h, slot, given, given_row, weights, ld, nullptr, sums);
+        if (call.function && call.is_last) through(p, h, i, rows, left, right);
+        if (call.bias.x && call.bias.gradient)
+            for (int64_t r = 0; r < rows; r++) {
+                const Real* d = d_s + r * ld;
+                give_along(p, gradient(call.bias, slot, h, 0), i + r, left, right, call.bias, [d](int64_t j) { return load(d + j); });
+            }
+        for (int64_t r = 0; r < rows; r++) {
+            const Real* d = d_s + r * ld;
+            if (call.broken.lines) give_broken(call, p, part, slot, b, h, i + r, left, seen, d);
+            if (call.places.query_place) give_places(call, p, part, slot, b, h, i + r, left, seen, d);
+            if (!call.d_query_clock) continue;
+            add(d_clock + left, d + left, 1, seen - left);
+            call.d_query_clock[part * call.batch * call.heads * call.queries + row + r] += sum_of(d, left, seen);
+        }
+        if constexpr (!IS_HALF)
+            if (call.key_vectors.x) give_to_key_vectors(p, h, i, rows, left, right, turned);
+        if (call.vectors.x) {
+            std::fill(d_m, d_m + rows * E, Real(0));
+            by_distance_backward(p, i, rows, left, seen, call.vectors, h, slot, met.meeting, met.meeting_row, d_s, ld, d_m, sums);
+            for (int64_t r = 0; r < rows; r++) {
+                if (call.meeting.x) add(row_of(call.d_meeting, part * call.batch + b, h, i + r), d_m + r * E, 1, E);
+                else add(dq_row(h, i + r), d_m + r * E, call.scale, E);
+            }
+        }
+        if (call.function && !call.is_last) through(p, h, i, rows, left, right);
+        give_to_queries_and_keys(p, h, i, rows, left, right, seen);
+    }
+
+    void through(const Part& p, int64_t h, int64_t i, int64_t rows, int64_t left, int64_t right) {
+        Real* line = call.factor.gradient ? gradient(call.factor, slot, h, 0) : nullptr;
+        for (int64_t r = 0; r < rows; r++) apply_backward(call, p, h, i + r, left, right, bare + r * ld, d_s + r * ld, line);
+    }
+
+    void give_to_key_vectors(const Part& p, int64_t h, int64_t i, int64_t rows, int64_t left, int64_t right, const Turned& turned) {
+        const Table& t = call.key_vectors;
+        meet_keys_backward(p, i, rows, left, right, t, turned_keys, ld, turned, d_s, ld, d_turned_keys, d_turned);
+        for (int64_t n = 0; t.gradient && n < turned.count; n++) {
+            Real* to = gradient(t, slot, h, std::clamp<int64_t>(turned.first + n, 0, t.entries - 1));
+            for (int64_t d = 0; d < D; d++) to[d] += d_turned[d * turned.stride + n];
+        }
+    }
+
+#if HALF
+    // Rows of numbers as an operand b that is summed over them; rows that there are not are 0.
+    static void round_down(const Real* x, int64_t count, int64_t left, int64_t right, Word* to) {
+        for (int64_t j = left; j < right; j += PANEL)
+            for (int64_t r = 0; r < rounded(count, 2 * WORDS); r += 2) {
+                Word* words = to + j * HALF_ROWS + r / 2 * PANEL;
+                if (r + 1 < count) pair_rows(x + r * ld + j, x + (r + 1) * ld + j, PANEL, words);
+                else if (r < count) for (int64_t d = 0; d < PANEL; d += LANES) store_words(words + d, halves(load(x + r * ld + j + d)));
+                else std::fill(words, words + PANEL, Word(0));
+            }
+    }
+
+    // Rows of numbers as an operand a that is summed over them: a row of words for each channel.
+    static void turn_down(const Real* x, int64_t count, int64_t width, Word* to) {
+        for (int64_t d = 0; d < width; d += LANES)
+            for (int64_t r = 0; r < rounded(count, 2 * WORDS); r += 2) {
+                const Vec one = r < count ? load(x + r * width + d) : Vec{}, other = r + 1 < count ? load(x + (r + 1) * width + d) : Vec{};
+                const Ints words = paired(one, other);
+                for (int l = 0; l < LANES; l++) to[(d + l) * HALF_ROWS + r / 2] = words[l];
+            }
+    }
+
+    void give_to_values(int64_t rows, int64_t left, int64_t right, int64_t, const Real* given, int64_t) {
+        turn_down(given, rows, V, dout_down);
+        round_down(weights, rows, left, right, weights_down);
+        multiply_halves(V, right - left, rounded(rows, 2 * WORDS) / 2, dout_down, HALF_ROWS, weights_down + left * HALF_ROWS,
+                        PANEL * HALF_ROWS, d_v + left, COLUMNS, true);
+    }
+
+    void give_to_queries_and_keys(const Part&, int64_t h, int64_t i, int64_t rows, int64_t left, int64_t right, int64_t) {
+        constexpr int64_t words = COLUMNS / 2;
+        const int64_t width = rounded(D, PANEL);
+        for (int64_t r = 0; r < rows; r++) round_row(d_s + r * ld + left, right - left, (right - left) / 2, d_s_words + r * words + left / 2);
+        multiply_halves(rows, width, (right - left) / 2, d_s_words + left / 2, words, keys_down + left / 2 * PANEL, COLUMNS / 2 * PANEL, d_q, width, false);
+        add_to_queries(h, i, rows, width);
+        turn_down(q, rows, D, q_down);
+        round_down(d_s, rows, left, right, d_s_down);
+        multiply_halves(D, right - left, rounded(rows, 2 * WORDS) / 2, q_down, HALF_ROWS, d_s_down + left * HALF_ROWS, PANEL * HALF_ROWS,
+                        d_k + left, COLUMNS, true);
+    }
+#else
+    void give_to_values(int64_t rows, int64_t left, int64_t, int64_t seen, const Real* given, int64_t given_row) {
+        multiply(seen - left, V, rows, weights + left, 1, ld, given, given_row, PANEL, d_v + left * V, V);
+    }
+
+    void give_to_queries_and_keys(const Part& p, int64_t h, int64_t i, int64_t rows, int64_t left, int64_t, int64_t seen) {
+        const Real* met = copies_keys() ? keys_as_rows + left * D : row_of(call.k, b, kv, p.first + left);
+        multiply(rows, D, seen - left, d_s + left, ld, 1, met, copies_keys() ? D : call.k.row, PANEL, d_q, D, false);
+        add_to_queries(h, i, rows, D);
+        multiply(seen - left, D, rows, d_s + left, 1, ld, q, D, PANEL, d_k + left * D, D);
+    }
+#endif
+
+    void add_to_queries(int64_t h, int64_t i, int64_t rows, int64_t width) {
+        for (int64_t r = 0; r < rows; r++) {
+            add(dq_row(h, i + r), d_q + r * width, call.scale, D);
+            if (call.d_shift) add(call.d_shift + (slot * call.heads + h) * D, d_q + r * width, call.scale, D);
+        }
     }
 };
 

@@ -11,18 +11,6 @@ namespace {
 
 constexpr int64_t SPAN = 64;  // keys, or entries, of which the greatest is known
 
-Real greatest(const Real* x, int64_t n) {
-    Real most = NONE;
-    for (int64_t j = 0; j < n; j++) most = x[j] > most || x[j] != x[j] ? x[j] : most;  // NaN stays: it is computed
-    return most;
-}
-
-Real least(const Real* x, int64_t n) {
-    Real found = -NONE;
-    for (int64_t j = 0; j < n; j++) found = x[j] < found || x[j] != x[j] ? x[j] : found;
-    return found;
-}
-
 // Some rows of a head: what bounds their scores from above, and the least that any of them is known to have.
 struct Bound {
     const Call& call;
@@ -74,12 +62,13 @@ struct Bound {
 };
 
 // The score of query i with the key that it sees nearest to the distance 0, at least: q is the query as products take it.
-Real nearest(const Call& call, const Part& p, int64_t b, int64_t h, int64_t i, const Real* q) {
+// A key has room for its numbers.
+Real nearest(const Call& call, const Part& p, int64_t b, int64_t h, int64_t i, const Real* q, Real* room) {
     const int64_t kv = h / (call.heads / call.kv_heads);
     const int64_t low = std::max(p.tile->first, i + p.tile->low), high = std::min(p.tile->last - 1, i + p.tile->high);
     if (low > high) return NONE;
     const int64_t j = std::clamp(i - p.tile->distance, low, high);
-    Real s = after(call) * dot(q, row_of(call.k, b, kv, j), call.width);
+    Real s = after(call) * dot(q, Side::of_keys(call, b, kv).numbers(j, room), call.width);
     const int64_t of_query = (b * call.heads + h) * call.queries + i;
     if (call.bias.x) s += *entry(call.bias, h, p.place(i, j - p.first, call.bias));
     if (call.query_clock) s += Real(call.query_clock[of_query] - call.key_clock[(b * call.heads + h) * call.keys + j]);

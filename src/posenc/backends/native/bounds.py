@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from posenc.backends.native.structures import SPAN
 from posenc.horizon import faint
 
-SPAN = 64  # keys, or entries of a table, of which the greatest is told, as in bounds.h
 UNBOUNDED = ("key_vectors", "plane", "by_row", "by_column", "away")  # of which no bound is made
 FEWEST_KEYS = 256  # that are worth the asking
 FEWEST_QUERIES = 16  # that are worth to measure all keys for, where nobody keeps their lengths
@@ -36,7 +36,7 @@ def bounds_of(
     shift = given.get("shift")
     moved = query if shift is None else query + shift[:, None]
     bounds = {
-        "query_most": _lengths(moved) * scale,
+        "query_most": _lengths(moved) * (scale * _growth(given)),
         "key_most": _greatest(_lengths(key) if key_norms is None else key_norms),
     }
     if bias is not None:
@@ -57,7 +57,15 @@ def _falls(bias: Tensor, by: float) -> bool:
 
 
 def _lengths(x: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x, dim=-1)
+    return torch.linalg.vector_norm(x, dim=-1, dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+def _growth(given: Mapping[str, Tensor]) -> Tensor | float:
+    """How much longer a query and a key may become together by being turned: what is not turned keeps its length."""
+    if "query_cos" not in given:
+        return 1.0
+    most = [torch.hypot(given[f"{side}_cos"], given[f"{side}_sin"]).amax().clamp(min=1.0) for side in ("query", "key")]
+    return most[0] * most[1]
 
 
 def _greatest(x: Tensor) -> Tensor:

@@ -46,11 +46,11 @@ void give_broken(const Call& call, const Part& p, int64_t part, int64_t slot, in
     double* d_lines = t.d_lines ? t.d_lines + (slot * call.heads + h) * t.segments * 2 : nullptr;
     double d_share = 0;
     over_lines(call, p, b, i, left, right, [&](int64_t from, int64_t to, int64_t n) {
-        const double of_x = sum_over(from, to, [=](int64_t j) { return d_s[j] * away[j]; });
+        const double of_x = sum_of_products(d_s, away, from, to);
         d_share += lines[2 * n] * of_x;
         if (d_lines) {
             d_lines[2 * n] += share * of_x;
-            d_lines[2 * n + 1] += sum_over(from, to, [=](int64_t j) { return d_s[j]; });
+            d_lines[2 * n + 1] += sum_of(d_s, from, to);
         }
         const Real slope = Real(lines[2 * n] * share);
         if (d_away)

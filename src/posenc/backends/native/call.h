@@ -1,15 +1,29 @@
-// What a call of attention is made of. The structures are those of `operator.py`, field by field.
+// What a call of attention is made of. The structures are those of `operator.py`, which compares every field.
 
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #ifndef REAL
 #define REAL float
 #endif
-typedef REAL Real;
+typedef REAL Real;  // of scores, sums and tables
 
-extern "C" {
+#if HALF
+struct Stored {
+    uint16_t bits;  // bfloat16: the upper half of a float
+};
+#else
+typedef Real Stored;  // of queries, keys, values and the output
+#endif
+
+// A tensor (batch, heads, rows, channels), the channels side by side.
+template <typename T>
+struct Rows {
+    T* x;
+    int64_t batch, head, row;  // steps
+};
 
 // A table by distance, (heads, entries, width): entry 0 is that of the distance `low`, and the end entries go on.
 struct Table {
@@ -19,9 +33,12 @@ struct Table {
     int64_t share;                            // how many heads give to one gradient
 };
 
-struct Tensor4 {
-    Real* x;
-    int64_t batch, head, row;  // steps
+// Turns pairs of channels, (a, b) -> (a cos - b sin, a sin + b cos): channels `first` + k and `first` + pairs + k, or, of
+// interleaved ones, `first` + 2k and the next. No query_cos: nothing is turned.
+struct Turn {
+    const Real *query_cos, *query_sin, *key_cos, *key_sin;  // (batch or 1, heads or 1, tokens, pairs)
+    int64_t query_batch, query_head, key_batch, key_head;   // steps
+    int64_t pairs, first, interleaved;
 };
 
 // What goes by the differences of two coordinates: entry 0, of either, is that of the difference `low`, and there are
@@ -52,8 +69,13 @@ struct Tile {
 };
 
 struct Call {
-    Tensor4 q, k, v, out, lse, meeting, dout, delta, dq, dk, dv, d_meeting;
+    Rows<Stored> q, k, v, out, dout;
+    Rows<Real> lse, meeting, delta;
+    Rows<Stored> dq, dk, dv;   // no dq: its sums are all that is wanted
+    Rows<Real> dq_sums;        // (part, batch), heads, queries, width; none: sums of a task, which end in dq
+    Rows<Real> d_meeting;
     Table bias, vectors, values, factor, key_vectors, away;
+    Turn turn;
     Places places;
     Broken broken;
     const Real* shift;  // (heads, width)
@@ -73,4 +95,3 @@ struct Call {
     int64_t work_size;
     void (*pool)(void (*)(void*), void*, unsigned, unsigned);  // GOMP_parallel of the OpenMP that PyTorch uses, or null
 };
-}

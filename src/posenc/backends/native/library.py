@@ -26,9 +26,11 @@ from posenc.backends.native import build, processor
 from posenc.backends.native.build import Record, UnavailableError
 from posenc.backends.native.proof import failures, on_trial
 
-REALS = {torch.float32: "float", torch.float64: "double"}  # the precisions that there are, each a library
+# The precisions that there are, each a library.
+REALS = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "bfloat16"}
+MULTIPLIES_BFLOAT16 = ("amx", "bf16")  # levels of processors
 SWITCH = "POSENC_NATIVE"
-FUNCTIONS = ("posenc_work", "posenc_forward", "posenc_backward")  # that a library has
+FUNCTIONS = ("posenc_usable", "posenc_fields", "posenc_work", "posenc_forward", "posenc_backward")  # that a library has
 BEGUN = "its known answers have once ended the process; `posenc kernel --test` tries them again"
 ELSEWHERE = "it is for Linux and macOS alone"
 DAYS = 30  # that what nobody uses is kept in the cache
@@ -77,6 +79,8 @@ def load(path: Path) -> Found | None:
     lacks = [name for name in FUNCTIONS if not hasattr(kernel, name)]
     if lacks:
         raise UnavailableError(f"{file.name} has no {lacks[0]}")
+    if not kernel.posenc_usable():  # which asks the system too, once for each process
+        raise UnavailableError(f"{file.name} needs of the processor what the system does not let this process use")
     with contextlib.suppress(OSError):
         os.utime(path)  # it is in use
     return Found(kernel, record, file)
@@ -185,8 +189,14 @@ def missing(dtype: torch.dtype) -> str | None:
     return str(found) if isinstance(found, UnavailableError) else None
 
 
+def multiplies_bfloat16() -> bool:
+    """Whether there is a library for processors that multiply bfloat16, which then is not widened."""
+    return level(torch.bfloat16) in MULTIPLIES_BFLOAT16
+
+
 # What torch.compiler.assume_constant_result does, which imports the whole compiler.
 missing._dynamo_marked_constant = True  # type: ignore[attr-defined]
+multiplies_bfloat16._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def library(dtype: torch.dtype) -> ctypes.CDLL:

@@ -1,6 +1,7 @@
 """Attention by the kernel as an operator, with another for its derivative."""
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,118 +10,47 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.backends.given import TABLES, differentiate
-from posenc.backends.native.bounds import SPAN, bounds_of
+from posenc.backends.native.bounds import bounds_of
 from posenc.backends.native.library import by_itself, library, pool
+from posenc.backends.native.structures import NUMBERS, ROWS, Call, differences, rows, table, tiles_of
+from posenc.backends.native.structures import turn as turn_of
 from posenc.horizon import faint
 from posenc.layout import unflat
-from posenc.tiles import Tile, Visibility, tiles
+from posenc.phases import PairLayout
+from posenc.tiles import Visibility, tiles
 
 # custom_op reads annotations as types: no `from __future__ import annotations` here, which makes them strings.
 
-ANY = 2**40  # a bound that no index reaches
 CHANNELS = 16  # rows of channels are a multiple of this
+OF_TURN = ("query_cos", "query_sin", "key_cos", "key_sin")
+LAYOUTS: tuple[PairLayout, ...] = ("half", "interleaved")
 OF_CHANNELS = ("vectors", "key_vectors", "values", "meeting", "shift")
 
-_i64 = ctypes.c_int64
-
-
-class _Rows(ctypes.Structure):
-    """A tensor (batch, heads, rows, channels), the channels side by side."""
-
-    _fields_ = (("x", ctypes.c_void_p), ("batch", _i64), ("head", _i64), ("row", _i64))
-
-
-class _Table(ctypes.Structure):
-    _fields_ = (
-        ("x", ctypes.c_void_p),
-        ("gradient", ctypes.c_void_p),
-        *((name, _i64) for name in ("head", "low", "entries", "width", "slot", "share")),
-    )
-
-
-class _Places(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("query_place", "key_place", "run_end")),
-        *((name, _i64) for name in ("query_batch", "key_batch", "low", "entries")),
-        *((name, ctypes.c_void_p) for name in ("plane", "d_plane", "by_row", "by_column", "d_by_row", "d_by_column")),
-    )
-
-
-class _Broken(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("lines", "share", "ends", "d_lines", "d_share")),
-        *((name, _i64) for name in ("segments", "batch")),
-    )
-
-
-class _Tile(ctypes.Structure):
-    _fields_ = tuple(
-        (name, _i64) for name in ("batch", "batch_end", "start", "stop", "first", "last", "low", "high", "distance")
-    )
-
-
-ROWS = ("q", "k", "v", "out", "lse", "meeting", "dout", "delta", "dq", "dk", "dv", "d_meeting")
-POINTERS = ("shift", "d_shift", "query_clock", "key_clock", "d_query_clock", "d_key_clock")
-OF_PLANE = ("plane", "by_row", "by_column")
 PLACES = ("query_place", "key_place", "run_end")
+OF_PLANE = ("plane", "by_row", "by_column")
 BROKEN = ("lines", "share", "ends")
-BOUNDS = ("query_most", "key_most", "bias_most", "meeting_most", "clock_least")
-NUMBERS = (
-    *("count", "batch", "heads", "kv_heads", "queries", "keys", "width", "value_width"),
-    *("function", "is_last", "threads", "slots", "parts"),
-)
 
 
-class _Call(ctypes.Structure):
-    """What `call.h` has, field by field."""
-
-    _fields_ = (
-        *((name, _Rows) for name in ROWS),
-        *((name, _Table) for name in TABLES),
-        ("places", _Places),
-        ("broken", _Broken),
-        *((name, ctypes.c_void_p) for name in (*POINTERS, *BOUNDS, "tiles")),
-        *((name, _i64) for name in NUMBERS),
-        ("scale", ctypes.c_double),
-        ("faint", ctypes.c_double),
-        ("work", ctypes.c_void_p),
-        ("work_size", _i64),
-        ("pool", ctypes.c_void_p),
-    )
-
-
-def _run(is_backward: bool, like: Tensor, call: _Call) -> None:
+def _run(is_backward: bool, like: Tensor, call: Call) -> None:
     kernel = library(like.dtype)
-    if (kernel.posenc_size(), kernel.posenc_span()) != (ctypes.sizeof(_Call), SPAN):
-        raise RuntimeError("call.h and operator.py do not say the same of a call")
-    kernel.posenc_work.restype = _i64
-    call.work_size = -(-kernel.posenc_work(ctypes.byref(call), _i64(is_backward)) // 16) * 16
-    work = like.new_empty(call.threads * call.work_size)
+    _check_fields(kernel)
+    kernel.posenc_work.restype = ctypes.c_int64
+    call.work_size = kernel.posenc_work(ctypes.byref(call), ctypes.c_int64(is_backward))
+    work = like.new_empty(call.threads * call.work_size, dtype=_wide(like.dtype))
     call.work, call.pool = work.data_ptr(), pool()
     (kernel.posenc_backward if is_backward else kernel.posenc_forward)(ctypes.byref(call))
 
 
-def _rows(x: Tensor) -> _Rows:
-    assert x.stride(-1) == 1
-    return _Rows(x.data_ptr(), *x.stride()[:3])
+@functools.cache
+def _check_fields(kernel: ctypes.CDLL) -> None:
+    found = differences(kernel)
+    if found:
+        raise RuntimeError(f"call.h and structures.py do not say the same of {', '.join(found)}")
 
 
-def _table(x: Tensor, low: int, gradient: Tensor | None, groups: int) -> _Table:
-    """Of (heads, entries, width), with gradients (slots, heads, entries, width); or of one table for all heads, with
-    one gradient for each key head."""
-    head = x.stride(0) if x.size(0) > 1 else 0
-    given = (None, 0) if gradient is None else (gradient.data_ptr(), gradient.stride(0))
-    share = 1 if x.size(0) > 1 else groups
-    return _Table(x.data_ptr(), given[0], head, low, x.size(1), x.size(2), given[1], share)
-
-
-def _tiles(found: Sequence[Tile]) -> Any:
-    made = (_Tile * len(found))()
-    for to, tile in zip(made, found, strict=True):
-        low, high = -ANY if tile.low is None else tile.low, ANY if tile.high is None else tile.high
-        ends = (tile.start, tile.stop, tile.first, tile.last)
-        to.__init__(tile.row.start, tile.row.stop, *ends, low, high, tile.distance or 0)
-    return made
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """The precision of scores, sums and tables."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _call(
@@ -133,13 +63,14 @@ def _call(
     found: Any,
     function: Sequence[int],
     scale: float,
+    turn: Sequence[int],
     bounds: dict[str, Tensor],
     skip_below: float,
     threads: int,
-) -> _Call:
+) -> Call:
     batch, heads, queries, width = query.shape
     for name, x in {"key": key, "value": value, **given}.items():  # the kernel would read whatever stands there
-        wanted = query.dtype
+        wanted = query.dtype if name in ("key", "value") else _wide(query.dtype)
         if name.endswith("clock") or name in ("lines", "share"):
             wanted = torch.float64
         elif name in PLACES or name == "ends":
@@ -149,19 +80,19 @@ def _call(
     if key.shape[:3] != value.shape[:3]:
         raise RuntimeError(f"the kernel takes as many values as keys, got {value.shape} and {key.shape}")
     numbers = (len(found), batch, heads, key.size(1), queries, key.size(2), width, value.size(-1), *function)
-    call = _Call(**dict(zip(NUMBERS, numbers, strict=False)), threads=threads, scale=scale)
-    call.q, call.k, call.v = _rows(query), _rows(key), _rows(value)
+    call = Call(**dict(zip(NUMBERS, numbers, strict=False)), threads=threads, scale=scale)
+    call.q, call.k, call.v = rows(query), rows(key), rows(value)
     for name, x in given.items():
-        if name == "key_norms":  # of which bounds are made
+        if name == "key_norms" or name in OF_TURN:  # of the first bounds are made
             continue
         if name in OF_PLANE or name in PLACES:
             setattr(call.places, name, x.data_ptr())
         elif name in BROKEN:
             setattr(call.broken, name, x.data_ptr())
         elif name in TABLES:
-            setattr(call, name, _table(x, lows[TABLES.index(name)], gradients.get(name), heads // key.size(1)))
+            setattr(call, name, table(x, lows[TABLES.index(name)], gradients.get(name), heads // key.size(1)))
         else:
-            setattr(call, name, _rows(x) if name in ROWS else x.data_ptr())
+            setattr(call, name, rows(x) if name in ROWS else x.data_ptr())
     if "key_place" in given:
         places = [given[name] for name in PLACES]
         call.places.query_batch, call.places.key_batch, _ = (x.size(1) if x.size(0) > 1 else 0 for x in places)
@@ -170,6 +101,8 @@ def _call(
     if "lines" in given:
         share = given["share"]
         call.broken.segments, call.broken.batch = given["lines"].size(1), share.size(1) if share.size(0) > 1 else 0
+    if turn:
+        call.turn = turn_of(given, *turn)
     for name, x in bounds.items():
         setattr(call, name, x.data_ptr())
     call.faint = faint(skip_below, key.size(2))
@@ -177,8 +110,8 @@ def _call(
     return call
 
 
-def _found(queries: Sequence[int], keys: Sequence[int], seen: Sequence[int], rows: int) -> Any:
-    return _tiles(list(tiles(unflat(queries), unflat(keys), Visibility.unflat(seen), rows)))
+def _found(queries: Sequence[int], keys: Sequence[int], seen: Sequence[int], batch: int) -> Any:
+    return tiles_of(tiles(unflat(queries), unflat(keys), Visibility.unflat(seen), batch))
 
 
 @torch.library.custom_op("posenc::native", mutates_args=())
@@ -196,28 +129,34 @@ def _native(
     function: Sequence[int],
     scale: float,
     skip_below: float,
+    turn: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp. ``given`` are the tensors of these names, of which the ``learned`` get gradients;
     ``lows`` the distance of the first entry of each table there may be; ``skip_below`` the share of a row's weight that
-    may be left out."""
+    may be left out; ``turn`` is the first channel and 1 if interleaved, else 0, of queries and keys that are still to
+    be turned by cos and sin as ``given``, or nothing."""
     with by_itself() as threads:
         width = value.size(-1)
         query, key, value = map(_aligned, (query, key, value))
         out = value.new_empty((*query.shape[:3], value.size(-1)))
-        lse = query.new_empty(query.shape[:3])
+        lse = query.new_empty(query.shape[:3], dtype=_wide(query.dtype))
         found = _found(queries, keys, seen, query.size(0))
         inputs = _named(names, given)  # kept: the kernel has no more than their addresses
         bounds = bounds_of(query, key, inputs, function, scale, skip_below)
-        call = _call(query, key, value, inputs, lows, {}, found, function, scale, bounds, skip_below, threads)
-        call.out, call.lse = _rows(out), _rows(lse[..., None])
+        call = _call(query, key, value, inputs, lows, {}, found, function, scale, turn, bounds, skip_below, threads)
+        call.out, call.lse = rows(out), rows(lse[..., None])
         _run(False, query, call)
         return _cut(out, width), lse
 
 
-def _named(names: str, given: Sequence[Tensor]) -> dict[str, Tensor]:
-    named = dict(zip(names.split(), given, strict=True))
+def _named(listed: str, given: Sequence[Tensor]) -> dict[str, Tensor]:
+    named = dict(zip(listed.split(), given, strict=True))
     if "key_place" in named:
         named["run_end"] = _run_ends(named["key_place"])
+    for names in (OF_TURN[:2], OF_TURN[2:]):  # of cos and sin the same steps, and tokens side by side
+        angles = [named[name] for name in names if name in named]
+        if any(x.stride() != angles[0].stride() or x.stride()[2:] != (x.size(-1), 1) for x in angles):
+            named |= {name: named[name].contiguous() for name in names}
     return {name: _aligned(x) if name in OF_CHANNELS else x for name, x in named.items()}
 
 
@@ -261,6 +200,7 @@ def _native_backward(
     function: Sequence[int],
     scale: float,
     skip_below: float,
+    turn: Sequence[int],
 ) -> list[Tensor]:
     """The gradients of query, key and value, and of what is learned."""
     with by_itself() as threads:
@@ -275,11 +215,14 @@ def _native_backward(
             min(batch, -(-2 * threads // kv_heads)) if of_tables or "plane" in wanted or "lines" in wanted else batch
         )
         parts = max(1, threads // (slots * kv_heads))
-        delta = (dout * out).sum(-1)
-        dout = _aligned(dout)
+        real = _wide(query.dtype)
+        out, dout = _aligned(out), _aligned(dout)
+        delta = lse.new_zeros(lse.shape)  # to which the kernel adds what the output gives
         if dlse is not None:
             delta -= dlse.masked_fill(lse == -torch.inf, 0.0)
-        dq = query.new_zeros((parts, *query.shape))
+        # Sums of several parts, and of the same precision, are made where they end; else each task has its own.
+        dq_sums = query.new_zeros((parts, *query.shape), dtype=real) if parts > 1 or real == query.dtype else None
+        dq = query.new_empty(query.shape) if dq_sums is None else None
         dk, dv = (x.new_zeros(x.shape) for x in (key, value))
         tables: dict[str, Tensor] = {}
         for name in of_tables:
@@ -287,15 +230,20 @@ def _native_backward(
             tables[name] = x.new_zeros((slots * parts, heads if x.size(0) > 1 else kv_heads, *x.shape[1:]))
         found = _found(queries, keys, seen, batch)
         bounds = bounds_of(query, key, inputs, function, scale, skip_below)
-        call = _call(query, key, value, inputs, lows, tables, found, function, scale, bounds, skip_below, threads)
+        call = _call(query, key, value, inputs, lows, tables, found, function, scale, turn, bounds, skip_below, threads)
         call.slots, call.parts = slots * parts, parts
-        call.lse, call.delta, call.dout = _rows(lse[..., None]), _rows(delta[..., None]), _rows(dout)
-        call.dq, call.dk, call.dv = _rows(dq.flatten(0, 1)), _rows(dk), _rows(dv)
+        call.out = rows(out)
+        call.lse, call.delta, call.dout = rows(lse[..., None]), rows(delta[..., None]), rows(dout)
+        call.dk, call.dv = rows(dk), rows(dv)
+        if dq_sums is not None:
+            call.dq_sums = rows(dq_sums.flatten(0, 1))
+        if dq is not None:
+            call.dq = rows(dq)
         others: dict[str, Tensor] = {}
         for name in OF_PLANE:
             if name in wanted:
                 several = slots * parts if name == "plane" else parts
-                others[name] = query.new_zeros((several, *inputs[name].shape))
+                others[name] = query.new_zeros((several, *inputs[name].shape), dtype=real)
                 setattr(call.places, f"d_{name}", others[name].data_ptr())
         if "lines" in wanted:
             others["lines"] = inputs["lines"].new_zeros((slots * parts, *inputs["lines"].shape))
@@ -304,17 +252,18 @@ def _native_backward(
             others["share"] = inputs["share"].new_zeros((parts, *query.shape[:3]))
             call.broken.d_share = others["share"].data_ptr()
         if "meeting" in inputs:
-            others["meeting"] = dq.new_zeros((parts, *inputs["meeting"].shape))
-            call.d_meeting = _rows(others["meeting"].flatten(0, 1))
+            others["meeting"] = query.new_zeros((parts, *inputs["meeting"].shape), dtype=real)
+            call.d_meeting = rows(others["meeting"].flatten(0, 1))
         if "shift" in wanted:
-            others["shift"] = dq.new_zeros((slots * parts, *inputs["shift"].shape))
+            others["shift"] = query.new_zeros((slots * parts, *inputs["shift"].shape), dtype=real)
             call.d_shift = others["shift"].data_ptr()
         if "query_clock" in wanted or "key_clock" in wanted:
-            others["query_clock"] = dq.new_zeros((parts, *inputs["query_clock"].shape))
-            others["key_clock"] = dq.new_zeros((1, *inputs["key_clock"].shape))
+            others["query_clock"] = query.new_zeros((parts, *inputs["query_clock"].shape), dtype=real)
+            others["key_clock"] = query.new_zeros((1, *inputs["key_clock"].shape), dtype=real)
             call.d_query_clock, call.d_key_clock = (others[f"{side}_clock"].data_ptr() for side in ("query", "key"))
         _run(True, query, call)
-        grads = [_cut(x, width) for x, width in zip((_sum(dq), dk, dv), widths, strict=True)]
+        dq = dq if dq_sums is None else _sum(dq_sums).to(query.dtype)
+        grads = [_cut(x, width) for x, width in zip((dq, dk, dv), widths, strict=True)]
         of = dict(zip(names.split(), given, strict=True))
         for name in wanted:
             gradient = _cut(_sum(tables[name] if name in tables else others[name]), of[name].size(-1))

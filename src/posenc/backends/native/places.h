@@ -2,8 +2,7 @@
 
 #pragma once
 
-#include "call.h"
-#include "products.h"
+#include "loop.h"
 
 namespace {
 
@@ -11,7 +10,8 @@ const Real* entry(const Table& t, int64_t head, int64_t n) {
     return t.x + head * t.head + std::clamp<int64_t>(n, 0, t.entries - 1) * t.width;
 }
 
-const Real* row_of(const Tensor4& t, int64_t b, int64_t h, int64_t i) {
+template <typename T>
+T* row_of(const Rows<T>& t, int64_t b, int64_t h, int64_t i) {
     return t.x + b * t.batch + h * t.head + i * t.row;
 }
 
@@ -57,15 +57,15 @@ void over_places(const Call& call, const Part& p, int64_t b, int64_t i, int64_t 
 void add_places(const Call& call, const Part& p, int64_t b, int64_t h, int64_t i, int64_t left, int64_t right, Real* s) {
     const Places& t = call.places;
     const int64_t own = ((b * call.heads + h) * call.queries + i) * t.entries;
-    const auto sum = [s](const Real* line, Real number, int64_t from, int64_t to) {
+    const auto add = [s](const Real* line, Real number, int64_t from, int64_t to) {
         int64_t j = from;
-        for (; j + LANES <= to; j += LANES) store(s + j, load(s + j) + (load(line + j) + number));
-        for (; j < to; j++) s[j] += line[j] + number;
+        for (; j + LANES <= to; j += LANES) store(s + j, load(s + j) + (load(line + j - from) + number));
+        for (; j < to; j++) s[j] += line[j - from] + number;
     };
     over_places(call, p, b, i, left, right, [&](int64_t from, int64_t to, int64_t row, int64_t column) {
         const Real number = t.by_row ? t.by_row[own + row] : Real(0);
-        if (t.by_column) sum(t.by_column + own + column - from, number, from, to);
-        if (t.plane) sum(t.plane + (h * t.entries + row) * t.entries + column - from, t.by_column ? Real(0) : number, from, to);
+        if (t.by_column) add(t.by_column + own + column, number, from, to);
+        if (t.plane) add(t.plane + (h * t.entries + row) * t.entries + column, t.by_column ? Real(0) : number, from, to);
         if (t.by_row && !t.by_column && !t.plane)
             for (int64_t j = from; j < to; j++) s[j] += number;
     });
@@ -77,13 +77,12 @@ void give_places(const Call& call, const Part& p, int64_t part, int64_t slot, in
     const Places& t = call.places;
     const int64_t own = (((part * call.batch + b) * call.heads + h) * call.queries + i) * t.entries;
     over_places(call, p, b, i, left, right, [&](int64_t from, int64_t to, int64_t row, int64_t column) {
-        if (t.d_by_row) t.d_by_row[own + row] += sum_over(from, to, [d_s](int64_t j) { return d_s[j]; });
-        Real* line = t.d_by_column + own + column - from;
-        if (t.d_by_column)
-            for (int64_t j = from; j < to; j++) line[j] += d_s[j];
-        Real* plane = t.d_plane + ((slot * call.heads + h) * t.entries + row) * t.entries + column - from;
-        if (t.d_plane)
-            for (int64_t j = from; j < to; j++) plane[j] += d_s[j];
+        const auto give = [=](Real* line) {
+            for (int64_t j = from; j < to; j++) line[j - from] += d_s[j];
+        };
+        if (t.d_by_row) t.d_by_row[own + row] += sum_of(d_s, from, to);
+        if (t.d_by_column) give(t.d_by_column + own + column);
+        if (t.d_plane) give(t.d_plane + ((slot * call.heads + h) * t.entries + row) * t.entries + column);
     });
 }
 

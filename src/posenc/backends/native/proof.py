@@ -109,6 +109,7 @@ def answers(question: Question, precision: Precision) -> dict[str, Tensor]:
         function,
         question.place.scale,
         skipped_by_default(precision.of_tokens) if question.skips else 0.0,
+        [],
     )
     out, lse = torch.ops.posenc.native(query, key, value, *rest)
     found = torch.ops.posenc.native_backward(dout, dlse.to(lse.dtype), query, key, value, out, lse, *rest)

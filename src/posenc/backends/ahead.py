@@ -1,0 +1,46 @@
+"""From how many tokens on the kernel for the CPU is quicker than PyTorch's, though nothing is added to the scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from posenc import compat
+from posenc.backends.call import Call
+
+
+class From(NamedTuple):
+    """The least sqrt(queries x keys) from which on the kernel is taken: of queries and keys as they are given, and of
+    those that it turns by itself, where PyTorch's attention is given rotated copies. inf: never."""
+
+    plain: float = math.inf
+    turned: float = math.inf
+
+
+AHEAD: Mapping[str, Mapping[torch.dtype, From]] = {
+    "AMX": {torch.float32: From(), torch.bfloat16: From(), torch.float16: From()},
+    "AVX-512-BF16": {torch.float32: From(), torch.bfloat16: From(), torch.float16: From()},
+    "AVX-512": {torch.float32: From(), torch.bfloat16: From(), torch.float16: From()},
+    "AVX2": {torch.float32: From(), torch.bfloat16: From(), torch.float16: From()},
+    "baseline": {torch.float32: From(), torch.bfloat16: From(), torch.float16: From()},
+}
+"""By the best that the processor has (`compat.processor`) and by the precision of queries; as measured, docs/log.md."""
+
+
+def why_ahead(call: Call) -> str | None:
+    """Why the kernel is taken for a call that adds nothing to the scores, or None. A graph serves every length, and
+    does not ask; a few queries are PyTorch's."""
+    if torch.compiler.is_compiling() or call.pieces or call.has_few_queries or call.query.device.type != "cpu":
+        return None
+    processor = compat.processor()
+    figures = AHEAD[processor].get(call.query.dtype, From())
+    least = figures.plain if call.turn is None else figures.turned
+    if math.sqrt(call.query.size(2) * call.key.size(2)) < least:
+        return None
+    return (
+        f"nothing is added to the scores, and on this processor ({processor}) the kernel is quicker than PyTorch's "
+        f"from {least:g} tokens on"
+    )

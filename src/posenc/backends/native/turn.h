@@ -1,0 +1,114 @@
+// Rows of queries, keys and values as products take them: turned by angles, rounded, and packed.
+
+#pragma once
+
+#include "places.h"
+
+namespace {
+
+// Turns a row by angles, or back by them (sign -1).
+inline void turn_row(const Turn& t, const Real* cos, const Real* sin, Real sign, Real* x) {
+    Real *a = x + t.first, *b = a + t.pairs;
+    int64_t k = 0;
+    if (t.interleaved) {
+        for (; k < t.pairs; k++) {
+            const Real left = a[2 * k], right = a[2 * k + 1], s = sign * sin[k];
+            a[2 * k] = left * cos[k] - right * s;
+            a[2 * k + 1] = left * s + right * cos[k];
+        }
+        return;
+    }
+    for (; k + LANES <= t.pairs; k += LANES) {
+        const Vec left = load(a + k), right = load(b + k), c = load(cos + k), s = sign * load(sin + k);
+        store(a + k, left * c - right * s);
+        store(b + k, left * s + right * c);
+    }
+    for (; k < t.pairs; k++) {
+        const Real left = a[k], right = b[k], s = sign * sin[k];
+        a[k] = left * cos[k] - right * s;
+        b[k] = left * s + right * cos[k];
+    }
+}
+
+// The rows of a head, and the angles that they are turned by, if they are.
+struct Side {
+    const Call& call;
+    const Stored* x;
+    int64_t row, width;
+    const Real *cos = nullptr, *sin = nullptr;
+
+    static Side of_queries(const Call& c, int64_t b, int64_t h) {
+        Side found{c, row_of(c.q, b, h, 0), c.q.row, c.width};
+        const Turn& t = c.turn;
+        if (t.query_cos) found.turned_by(t.query_cos, t.query_sin, b * t.query_batch + h * t.query_head);
+        return found;
+    }
+    static Side of_keys(const Call& c, int64_t b, int64_t kv) {
+        Side found{c, row_of(c.k, b, kv, 0), c.k.row, c.width};
+        const Turn& t = c.turn;
+        if (t.query_cos) found.turned_by(t.key_cos, t.key_sin, b * t.key_batch + kv * t.key_head);
+        return found;
+    }
+
+    void turned_by(const Real* c, const Real* s, int64_t from) { cos = c + from, sin = s + from; }
+
+    void turn(int64_t n, Real sign, Real* to) const {
+        if (cos) turn_row(call.turn, cos + n * call.turn.pairs, sin + n * call.turn.pairs, sign, to);
+    }
+
+    // Row n in `to`, with a vector added and scaled by a power of two. It is as exact as what is stored.
+    void copy(int64_t n, const Real* plus, Real scale, Real* to) const {
+        const Stored* from = x + n * row;
+        for (int64_t d = 0; d < width; d += LANES) store(to + d, load(from + d));
+        turn(n, 1, to);
+        if (!plus && scale == 1 && (!IS_HALF || !cos)) return;
+        for (int64_t d = 0; d < width; d += LANES) {
+            Vec now = load(to + d);
+            if (plus) now += load(plus + d);
+#if HALF
+            now = reinterpret_cast<Vec>(halves(now) << 16);
+#endif
+            store(to + d, now * scale);
+        }
+    }
+
+    // Row n: where it stands, or in the room.
+    const Real* numbers(int64_t n, Real* room) const {
+#if !HALF
+        if (!cos) return x + n * row;
+#endif
+        copy(n, nullptr, 1, room);
+        return room;
+    }
+
+    int64_t words() const { return words_of_width(width); }
+    static int64_t words_of_width(int64_t width) { return IS_HALF ? rounded(width, 2 * WORDS) / 2 : width; }
+
+    // Row n as words, of which rows have a room each.
+    const Word* packed(int64_t n, Word* room) const {
+#if HALF
+        if (!cos && width % (2 * WORDS) == 0) return reinterpret_cast<const Word*>(x + n * row);
+        Real numbers[MOST];
+        for (int64_t from = 0; from < width; from += MOST) {  // a row that is turned is no wider
+            const int64_t count = std::min(MOST, width - from);
+            if (cos) {
+                copy(n, nullptr, 1, numbers);
+            } else {
+                for (int64_t d = 0; d < count; d += LANES) store(numbers + d, load(x + n * row + from + d));
+            }
+            round_row(numbers, count, from + count == width ? words() - from / 2 : count / 2, room + from / 2);
+        }
+        return room;
+#else
+        return numbers(n, room);
+#endif
+    }
+    static constexpr int64_t MOST = 1024;
+
+    // Rows first .. last as panels.
+    void pack_rows(int64_t first, int64_t last, Word* to, Word* room) const {
+        pack(first, last, words(), to, [&](int64_t n) { return packed(n, room + n % PANEL * words()); });
+    }
+};
+
+}  // namespace

@@ -1,0 +1,253 @@
+"""Turns that are left to the kernel: every convention gives what rotated queries and keys do, and what reads queries or
+keys by itself is given rotated ones."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import posenc
+from posenc import (
+    FIRE,
+    T5,
+    ALiBi,
+    DynamicNTK,
+    LeRoPE,
+    MixedRoPE,
+    NoPE,
+    PartialRoPE,
+    Positions,
+    PRoPE,
+    RoPE,
+    Scheme,
+    Shaw,
+    Softcap,
+    XPos,
+    YaRN,
+)
+from posenc.phases import PairRotation
+from tests.backends.grounds import KINDS, Case, packed, padded, with_gradients
+from tests.backends.test_parity import check_close
+
+HEADS, KV_HEADS, HEAD_DIM, TOKENS = 4, 2, 12, 72
+
+
+def same(positions: Positions) -> tuple[Positions, Positions]:
+    return positions, positions
+
+
+def last(positions: Positions, queries: int) -> tuple[Positions, Positions]:
+    return positions[len(positions) - queries :], positions
+
+
+@dataclass(frozen=True)
+class Convention:
+    """A scheme that turns pairs of channels, where its tokens stand, and how attention is asked."""
+
+    build: Callable[[], Scheme]
+    places: Callable[[], tuple[Positions, Positions]] = lambda: same(Positions.arange(TOKENS, start=3))
+    how: dict[str, Any] = field(default_factory=lambda: {"is_causal": True})
+
+
+def along_axes(axes: int) -> tuple[Positions, Positions]:
+    """Tokens of so many coordinates, in an order that rises."""
+    at = torch.arange(TOKENS)
+    coords = torch.stack((at // 9, at % 9, at % 5)[:axes], -1)
+    return same(Positions(coords[None], order=at[None]))
+
+
+def rope(**how: Any) -> Callable[[], Scheme]:
+    return lambda: RoPE(HEAD_DIM, base=313.0, **how)
+
+
+def frozen(build: Callable[[], Scheme]) -> Callable[[], Scheme]:
+    return lambda: build().requires_grad_(False)
+
+
+CONVENTIONS = {
+    "half": Convention(rope()),
+    "interleaved": Convention(rope(layout="interleaved")),
+    "some channels": Convention(rope(rotary_dim=6)),
+    "some channels, interleaved": Convention(rope(rotary_dim=6, layout="interleaved")),
+    "from another channel on": Convention(rope(rotary_dim=4, first_channel=5, layout="interleaved")),
+    "the last channels": Convention(rope(first_channel=4)),
+    "partial": Convention(lambda: PartialRoPE(HEAD_DIM)),
+    "proportional": Convention(lambda: PRoPE(HEAD_DIM, 0.5)),
+    "a turn that lengthens": Convention(rope(scaling=YaRN(4.0, 16))),
+    "frequencies of each row's length": Convention(
+        rope(scaling=DynamicNTK(2.0, 16)), lambda: same(padded("lrn", TOKENS))
+    ),
+    "two axes": Convention(rope(axes=2), lambda: along_axes(2)),
+    "three axes, dealt out": Convention(rope(axes=3, allocation=(0, 1, 2, 2, 1, 0)), lambda: along_axes(3)),
+    "m-rope": Convention(lambda: posenc.MRoPE(HEAD_DIM, (2, 2, 2), "interleaved"), lambda: along_axes(3)),
+    "axial": Convention(lambda: posenc.AxialRoPE(HEAD_DIM), lambda: along_axes(2)),
+    "other angles for each head": Convention(frozen(lambda: MixedRoPE(HEAD_DIM, KV_HEADS)), lambda: along_axes(2)),
+    "values too": Convention(rope(values=True)),
+    "no mask": Convention(rope(), how={}),
+    "a window": Convention(rope(), how={"is_causal": True, "window": 9}),
+    "chunks": Convention(rope(), how={"is_causal": True, "window": posenc.Chunk(16)}),
+    "packed": Convention(rope(), lambda: same(packed(TOKENS))),
+    "padded": Convention(rope(layout="interleaved"), lambda: same(padded("lr", TOKENS))),
+    "a cache": Convention(rope(), lambda: last(Positions.arange(TOKENS), 21)),
+    "few queries": Convention(rope(), lambda: last(Positions.arange(TOKENS), 3)),
+    "one query": Convention(rope(layout="interleaved"), lambda: last(padded("ln", TOKENS), 1)),
+    "with a bias": Convention(lambda: RoPE(HEAD_DIM) + ALiBi(HEADS)),
+    "with a learned bias": Convention(lambda: T5(HEADS, 8, 20) + RoPE(HEAD_DIM)),
+    "with a function of the score": Convention(lambda: RoPE(HEAD_DIM) + Softcap(5.0)),
+    "with a broken line": Convention(lambda: RoPE(HEAD_DIM) + FIRE(HEADS)),
+    "with vectors of values": Convention(lambda: RoPE(HEAD_DIM) + Shaw(HEAD_DIM, 5, keys=False)),
+}
+
+
+def case_of(it: Convention, dtype: torch.dtype = torch.float64) -> Case:
+    torch.default_generator.manual_seed(5)
+    of_queries, of_keys = it.places()
+    batch = max(of_queries.rows, of_keys.rows, 2)
+    scheme = it.build().to(torch.promote_types(dtype, torch.float32))
+    shapes = ((HEADS, len(of_queries)), (KV_HEADS, len(of_keys)), (KV_HEADS, len(of_keys)))
+    tensors = [torch.randn(batch, *shape, HEAD_DIM).to(dtype).requires_grad_() for shape in shapes]
+    return Case(KINDS["rope"], scheme, *tensors, of_queries, of_keys, it.how)
+
+
+@pytest.fixture
+def left(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each call of the kernel, whether it was given a turn to do."""
+    seen: list[bool] = []
+    run = torch.ops.posenc.native
+
+    def watched(*given: Any) -> Any:
+        names = next(x for x in given if isinstance(x, str)).split()
+        seen.append({"query_cos", "query_sin", "key_cos", "key_sin"} <= set(names))
+        return run(*given)
+
+    monkeypatch.setattr(torch.ops.posenc, "native", watched)
+    return seen
+
+
+@pytest.mark.parametrize("name", CONVENTIONS)
+def test_the_kernel_turns_what_the_reference_is_given_turned(name: str, left: list[bool]) -> None:
+    """Output, log-sum-exp, and all gradients."""
+    it = case_of(CONVENTIONS[name])
+    found, truth = (with_gradients(it, it.attend(way, return_lse=True)) for way in ("native", "reference"))
+    assert left == [True]
+    check_close(found, truth, it)
+
+
+@pytest.mark.parametrize("name", ["half", "some channels, interleaved", "a turn that lengthens", "with a bias"])
+def test_a_scheme_that_is_bound_before_is_turned_by_the_kernel_too(name: str, left: list[bool]) -> None:
+    """In a model, in single precision."""
+    it = case_of(CONVENTIONS[name], torch.float32)
+    encoding = it.scheme(it.query_positions)
+    tensors = (it.query, it.key, it.value)
+    found = posenc.attention(*tensors, encoding, is_causal=True, backend="native")
+    turned = encoding.rotate(it.query, it.key)
+    expected = posenc.attention(*turned, it.value, encoding.pairs, is_causal=True, backend="native")
+    assert left == [True, False]
+    torch.testing.assert_close(found, expected)
+    grads = [torch.autograd.grad(out.sin().sum(), tensors) for out in (found, expected)]
+    torch.testing.assert_close(*grads)
+
+
+TURNED_FIRST = {
+    "frequencies that are learned": lambda: LeRoPE(HEAD_DIM),
+    "learned for each head": lambda: MixedRoPE(HEAD_DIM, KV_HEADS),
+    "a query that meets vectors": lambda: RoPE(HEAD_DIM) + Shaw(HEAD_DIM, 5),
+    "a vector that is added to the query": lambda: RoPE(HEAD_DIM) + posenc.TransformerXL(HEADS, HEAD_DIM),
+    "another map than a turn": lambda: XPos(HEAD_DIM),
+    "two turns": lambda: RoPE(HEAD_DIM, rotary_dim=6) + RoPE(HEAD_DIM, rotary_dim=6, first_channel=6),
+    "some of the heads": lambda: RoPE(HEAD_DIM, heads=range(2), num_heads=HEADS),
+    "no turn": lambda: NoPE(),
+}
+
+
+@pytest.mark.parametrize("name", TURNED_FIRST)
+def test_these_are_turned_before_the_kernel(name: str, left: list[bool]) -> None:
+    places = along_axes(2) if name == "learned for each head" else same(Positions.arange(TOKENS))
+    it = case_of(Convention(TURNED_FIRST[name], lambda: places))
+    found, truth = (with_gradients(it, it.attend(way, return_lse=True)) for way in ("native", "reference"))
+    assert left == [False]
+    check_close(found, truth, it)
+
+
+def test_learned_frequencies_are_left_to_the_kernel_where_nothing_has_a_gradient(left: list[bool]) -> None:
+    it = case_of(Convention(lambda: MixedRoPE(HEAD_DIM, KV_HEADS), lambda: along_axes(2)))
+    with torch.no_grad():
+        found, truth = ((it.attend(way, return_lse=True)) for way in ("native", "reference"))
+    assert left == [True]
+    torch.testing.assert_close(found, truth)
+
+
+@pytest.mark.parametrize("backend", ["auto", "sdpa", "tiled", "chunked", "reference"])
+def test_every_other_backend_is_given_rotated_queries_and_keys(backend: str, left: list[bool]) -> None:
+    it = case_of(CONVENTIONS["a turn that lengthens"])
+    encoding = it.scheme(it.query_positions, dtype=torch.float64)
+    turned = encoding.rotate(it.query, it.key)
+    expected = posenc.attention(*turned, it.value, is_causal=True, backend="reference")
+    (found,) = it.attend(backend)
+    assert left == []
+    torch.testing.assert_close(found, expected)
+
+
+def test_what_the_kernel_leaves_out_goes_by_rotated_lengths() -> None:
+    """A turn that lengthens makes keys louder than they are told by their lengths before it: far ones that count."""
+    scheme = RoPE(16, scaling=lambda theta: (theta, 40.0)) + ALiBi(4)
+    q, k, v = (torch.randn(1, 4, 1100, 16) for _ in range(3))
+    found, truth = (
+        posenc.attention(q, k, v, scheme, is_causal=True, backend=way).double() for way in ("native", "reference")
+    )
+    # Scores of some 10,000 are off by 2^-24 of that in single precision, and weights by as much, relatively.
+    torch.testing.assert_close(found, truth, rtol=0, atol=2.0**-24 * 2e4 * v.abs().max().item())
+    assert posenc.explain(q, k, v, scheme, is_causal=True).computed == 1.0
+    assert posenc.explain(q, k, v, ALiBi(4), is_causal=True).computed < 1.0
+
+
+def test_a_turn_of_other_tokens_or_channels_is_refused_as_before() -> None:
+    q = torch.randn(2, HEADS, 5, 8)
+    for run in (posenc.attention, posenc.explain):
+        with pytest.raises(ValueError, match="the rotation was made for head_dim 12, got q or k of head_dim 8"):
+            run(q, q, q, RoPE(HEAD_DIM))
+        with pytest.raises(ValueError, match="the rotation was made for keys of 2 heads, got 4"):
+            run(q, q, q, MixedRoPE(8, 2), query_positions=Positions.grid(1, 5))
+
+
+def test_a_transformation_of_functions_has_the_derivative_of_the_turn() -> None:
+    """Frequencies that a function is differentiated by; inside, their tensors do not say so."""
+    positions = Positions.arange(9)
+    q, k, v = (torch.randn(1, HEADS, 9, HEAD_DIM, dtype=torch.float64) for _ in range(3))
+
+    def run(speed: Tensor) -> Tensor:
+        scheme = RoPE(HEAD_DIM, scaling=lambda theta: (theta * speed, 1.0))
+        encoding = scheme(positions, dtype=torch.float64)
+        out = posenc.attention(q, k, v, encoding, is_causal=True, backend="reference")
+        assert isinstance(out, Tensor)
+        return out.sin().sum()
+
+    speed = torch.ones((), dtype=torch.float64, requires_grad=True)
+    (expected,) = torch.autograd.grad(run(speed), speed)
+    torch.testing.assert_close(torch.func.grad(run)(speed.detach()), expected)
+    torch.testing.assert_close(torch.func.vmap(torch.func.grad(run))(speed.detach()[None]), expected[None])
+
+
+def test_a_second_derivative_is_refused_by_the_kernel_and_right_elsewhere() -> None:
+    it = case_of(CONVENTIONS["half"])
+    leaves = (it.query, it.key, it.value)
+
+    def gradients(backend: str) -> Tensor:
+        (out,) = it.attend(backend)
+        first = torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
+        return torch.cat([g.flatten() for g in torch.autograd.grad(sum(g.square().sum() for g in first), leaves)])
+
+    assert gradients("reference").abs().max() > 0.1
+    with pytest.raises(RuntimeError, match="no autograd formula was registered"):
+        gradients("native")
+
+
+def test_cos_and_sin_are_not_copied_for_the_heads() -> None:
+    rotation = RoPE(HEAD_DIM)(Positions.arange(9)).rotations[0].query
+    assert isinstance(rotation, PairRotation)
+    x = torch.randn(2, HEADS, 9, HEAD_DIM)
+    assert rotation.fitted_to(x) is rotation
+    assert rotation.of_tokens(slice(2, 5)).cos.data_ptr() == rotation.cos[:, :, 2:].data_ptr()
