@@ -77,6 +77,8 @@ def load(path: Path) -> Found | None:
     lacks = [name for name in FUNCTIONS if not hasattr(kernel, name)]
     if lacks:
         raise UnavailableError(f"{file.name} has no {lacks[0]}")
+    if not kernel.posenc_usable():
+        raise UnavailableError(f"{file.name} needs the processor's matrix unit, which the system does not grant")
     with contextlib.suppress(OSError):
         os.utime(path)  # it is in use
     return Found(kernel, record, file)
