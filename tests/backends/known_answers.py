@@ -72,6 +72,20 @@ def planar(ask: Question, x: dict[str, Tensor]) -> list[Piece]:
     return found
 
 
+def turn(ask: Question, x: Tensor, given: dict[str, Tensor], side: str) -> Tensor:
+    """x with pairs of channels turned by angles, from a channel on."""
+    if not ask.turn:
+        return x
+    first, is_interleaved = ask.turn
+    cos, sin = given[f"{side}_cos"], given[f"{side}_sin"]
+    pairs = cos.size(-1)
+    numbers = first + torch.arange(2 * pairs)
+    one, other = numbers.view(pairs, 2).T if is_interleaved else numbers.view(2, pairs)
+    left, right = x[..., one], x[..., other]
+    turned = torch.cat((left * cos - right * sin, left * sin + right * cos), -1)
+    return x.index_copy(-1, torch.cat((one, other)), turned)
+
+
 def answers(ask: Question, dtype: torch.dtype = torch.float64, times: float = 1.0) -> dict[str, Tensor]:
     """What the reference makes of a question in this precision, by name. Gradients are computed of so many ``times``
     those that are asked for, and divided again: which rounds otherwise."""
@@ -83,10 +97,13 @@ def answers(ask: Question, dtype: torch.dtype = torch.float64, times: float = 1.
     leaves |= {name: x for name, x in given.items() if name not in FIXED}
     leaves = {name: x.clone().requires_grad_() for name, x in leaves.items()}
     found, values = pieces(ask, leaves)
+    turned = {side: turn(ask, leaves[side], given, side) for side in ("query", "key")}
     clocks = [{"clock": leaves[f"{side}_clock"]} if f"{side}_clock" in leaves else {} for side in ("query", "key")]
     features = {name: leaves[name] for name in ("meeting", "by_row", "by_column") if name in leaves}
     call = Call(
-        *(leaves[name] for name in ("query", "key", "value")),
+        turned["query"],
+        turned["key"],
+        leaves["value"],
         ask.query_positions,
         ask.key_positions,
         tuple(found),
@@ -108,18 +125,22 @@ def answers(ask: Question, dtype: torch.dtype = torch.float64, times: float = 1.
 
 
 def known(ask: Question) -> dict[str, list[float]]:
-    """What is kept of a question: of every answer projection and length, and how far off single precision is, in
-    roundings, the furthest of three ways to round: of a gradient that is a single number one may be right by chance. A
-    weight e^(s - lse) is off by the rounding of both, relatively, which a reference that keeps no log-sum-exp does not
-    show: so this is no less than (1 + the greatest log-sum-exp) |x|."""
+    """What is kept of a question: of every answer x projection and length; ``off``, how far single precision is off, in
+    roundings, the furthest of three ways to round, as a gradient that is a single number may be right by chance in one;
+    and ``least``: a weight e^(s - lse) is off by the rounding of both, relatively, which a reference that keeps no
+    log-sum-exp does not show, so (1 + the greatest log-sum-exp) |x|. The last two are rounded up to powers of two."""
     found, single = answers(ask), [answers(ask, torch.float32, times) for times in (1.0, 1.1, 1.3)]
-    least = 1 + found["log-sum-exp"][found["log-sum-exp"] != BLIND].abs().max().item()
+    seen = found["log-sum-exp"] != BLIND
+    greatest = 1 + found["log-sum-exp"][seen].abs().max().item()
     kept = {}
     for name, x in found.items():
         off = max((one[name].double() - x).norm().item() for one in single) / SINGLE
-        noise = max(off, least * x.norm().item())
-        kept[name] = [*measured(x), 2.0 ** math.ceil(math.log2(noise)) if noise else 0.0]
+        kept[name] = [*measured(x), *map(rounded_up, (off, greatest * x.norm().item()))]
     return kept
+
+
+def rounded_up(x: float) -> float:
+    return 2.0 ** math.ceil(math.log2(x)) if x else 0.0
 
 
 def text() -> str:

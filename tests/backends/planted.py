@@ -63,5 +63,7 @@ def built(
     options: Sequence[str] = QUICK,
     compiler: Sequence[str] = (),
 ) -> ctypes.CDLL:
-    """The library that `compiled` makes."""
-    return ctypes.CDLL(str(compiled(folder, wrong, real, options, compiler)))
+    """The library that `compiled` makes, with the system's leave to use what it is built for."""
+    kernel = ctypes.CDLL(str(compiled(folder, wrong, real, options, compiler)))
+    assert kernel.posenc_usable()
+    return kernel

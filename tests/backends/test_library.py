@@ -505,7 +505,7 @@ def test_a_processor_that_the_system_holds_back_is_not_tried(
     monkeypatch.setattr(ctypes, "CDLL", held_back)
     compiler()
     (record,) = built(V4)
-    assert refusal().startswith(f"{record.file} needs of the processor what the system does not let this process use")
+    assert refusal().startswith(f"{record.file} needs the processor's matrix unit, which the system does not grant")
     built(V3)
     assert taken() == "v3"
 

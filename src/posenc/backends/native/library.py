@@ -80,7 +80,7 @@ def load(path: Path) -> Found | None:
     if lacks:
         raise UnavailableError(f"{file.name} has no {lacks[0]}")
     if not kernel.posenc_usable():  # which asks the system too, once for each process
-        raise UnavailableError(f"{file.name} needs of the processor what the system does not let this process use")
+        raise UnavailableError(f"{file.name} needs the processor's matrix unit, which the system does not grant")
     with contextlib.suppress(OSError):
         os.utime(path)  # it is in use
     return Found(kernel, record, file)
