@@ -208,9 +208,13 @@ def library(dtype: torch.dtype) -> ctypes.CDLL:
 
 
 def level(dtype: torch.dtype) -> str | None:
-    """What the library for this precision uses of the processor, a level of `processor.py`; None without a library."""
+    """What the library for this precision uses of the processor, a level of `processor.py`; None without a library.
+    One for this very processor uses all that its best level has."""
     found = find(REALS[dtype])
-    return None if isinstance(found, UnavailableError) else found.record.level
+    if isinstance(found, UnavailableError):
+        return None
+    is_native = found.record.level == processor.NATIVE.name
+    return processor.runnable(found.record.precision)[0].name if is_native else found.record.level
 
 
 @functools.cache
