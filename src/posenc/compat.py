@@ -22,18 +22,6 @@ def is_transformed() -> bool:
     return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def processor() -> str:
-    """The best that PyTorch knows of what the CPU has for products: "AMX", "AVX-512-BF16", "AVX-512", "AVX2" or, of any
-    other processor, "baseline"."""
-    level = torch.backends.cpu.get_cpu_capability()
-    if level != "AVX512":
-        return "AVX2" if level == "AVX2" else "baseline"
-    for name, asked in (("AMX", "_is_amx_tile_supported"), ("AVX-512-BF16", "_is_avx512_bf16_supported")):
-        if getattr(torch.cpu, asked, bool)():  # bool() is False
-            return name
-    return "AVX-512"
-
-
 def assert_later(condition: Tensor, message: str) -> None:
     """An assertion in a compiled graph, or on a device, that waits for nothing: a RuntimeError with this message."""
     torch._assert_async(condition, message)

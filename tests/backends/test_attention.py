@@ -26,9 +26,9 @@ from posenc import (
     Scheme,
     Shaw,
     Sinusoidal,
-    compat,
 )
 from posenc.backends import ahead
+from posenc.backends.native import processor
 from tests.awkward import TrialCoPE, disentangled
 
 LAW = settings(deadline=None, derandomize=True, max_examples=25)
@@ -866,16 +866,16 @@ def test_nobody_asks_for_a_kernel_that_is_not_taken(scheme: Scheme | None, monke
         attend(q, q, q, ALiBi(HEADS), is_causal=True)
 
 
-PROCESSORS = ("AMX", "AVX-512-BF16", "AVX-512", "AVX2", "baseline")
+LEVELS = ("amx", "bf16", "v4", "v3", "baseline")
 
 
-@pytest.mark.parametrize("processor", PROCESSORS)
+@pytest.mark.parametrize("level", LEVELS)
 def test_where_nothing_is_added_the_kernel_is_taken_from_so_many_tokens_on(
-    processor: str, monkeypatch: pytest.MonkeyPatch
+    level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As many as are measured on such a processor: fewer where queries and keys are to be turned."""
-    monkeypatch.setattr("posenc.compat.processor", lambda: processor)
-    monkeypatch.setattr(ahead, "AHEAD", {processor: {torch.float32: ahead.From(plain=250, turned=120)}})
+    monkeypatch.setattr(ahead, "_level", lambda: level)
+    monkeypatch.setattr(ahead, "AHEAD", {level: {torch.float32: ahead.From(plain=250, turned=120)}})
     q = torch.randn(1, HEADS, LONG, HEAD_DIM)
     why = (
         "nothing is added to the scores, and on this processor ({}) the kernel is quicker than PyTorch's "
@@ -893,7 +893,7 @@ def test_where_nothing_is_added_the_kernel_is_taken_from_so_many_tokens_on(
     for scheme, least in ((None, 250), (NoPE(), 250), (RoPE(HEAD_DIM), 120)):
         for how in ({}, {"is_causal": True}):
             assert taken(least - 1, scheme, **how)[0] == "sdpa"
-            assert taken(least, scheme, **how) == ("native", why.format(processor, least))
+            assert taken(least, scheme, **how) == ("native", why.format(level, least))
     assert taken(LONG, RoPE(HEAD_DIM), torch.bfloat16)[0] == "sdpa"  # nothing is known of it
     assert taken(LONG, RoPE(HEAD_DIM), attn_mask=torch.ones(LONG, LONG).bool())[0] == "sdpa"
     assert posenc.explain(q, q, q, RoPE(HEAD_DIM), dropout_p=0.5).backend == "sdpa"
@@ -903,8 +903,10 @@ def test_where_nothing_is_added_the_kernel_is_taken_from_so_many_tokens_on(
 
 
 def test_every_processor_is_in_the_table_and_nothing_is_taken_that_was_not_measured() -> None:
-    assert compat.processor() in ahead.AHEAD
-    assert tuple(ahead.AHEAD) == PROCESSORS
+    assert tuple(ahead.AHEAD) == LEVELS
+    for of_machine in processor.LEVELS.values():
+        assert {level.name for level in of_machine} <= {*LEVELS}
+    assert ahead._level() in LEVELS
     assert ahead.From() == (math.inf, math.inf)
 
 

@@ -4,6 +4,7 @@ That it computes what the reference does, test_parity.py shows, in double precis
 get wrong: numbers at the ends of what single precision holds, threads, and sizes at the edges of its blocks.
 """
 
+import ctypes
 import subprocess
 from pathlib import Path
 
@@ -12,19 +13,27 @@ import torch
 
 import posenc
 from posenc import FIRE, ALiBi, DistanceAware, Positions, Shaw, Softcap
-from posenc.backends.native import build, library, operator, processor
+from posenc.backends.native import build, library, operator, processor, structures
 from posenc.layout import flat
 from posenc.pieces import Fold
 from posenc.schemes.relative_1d import Relative1D
 from tests.awkward import Pieces
 
 
-def test_both_sides_say_the_same_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    library.library(torch.float32)  # proved before
-    monkeypatch.setattr(operator.ctypes, "sizeof", lambda _: 1)
-    q = torch.randn(1, 2, 40, 16)
-    with pytest.raises(RuntimeError, match=r"call.h and operator.py do not say the same of a call"):
-        posenc.attention(q, q, q, ALiBi(2), is_causal=True, backend="native")
+def test_a_library_that_says_something_else_of_a_call_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A field that has moved, one that only one side has, and another constant."""
+    kernel = library.library(torch.float32)
+    assert structures.differences(kernel) == []
+    first, *others = structures.Turn._fields_
+    moved = type("Moved", (ctypes.Structure,), {"_fields_": [*others, first]})
+    monkeypatch.setitem(structures.STRUCTURES, "Turn", moved)
+    monkeypatch.setitem(structures.STRUCTURES, "Extra", structures.Rows)
+    monkeypatch.setattr(structures, "SPAN", 32)
+    found = structures.differences(kernel)
+    assert {"SPAN", "Turn.query_cos", "Turn.interleaved", "Extra.x"} <= set(found)
+    assert not any(name.startswith(("Call.", "Table.")) for name in found)
+    with pytest.raises(RuntimeError, match=r"call.h and structures.py do not say the same of Extra.batch, Extra.head"):
+        operator._check_fields.__wrapped__(kernel)
 
 
 def test_the_source_has_no_warnings(tmp_path: Path) -> None:
@@ -176,8 +185,10 @@ def test_the_kernel_is_given_one_precision_alone() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_widened(dtype: torch.dtype) -> None:
-    """What comes in is exact in single precision, so all that is rounded is what goes out."""
+def test_half_precision_is_widened(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """float16, and bfloat16 where the processor does not multiply it. What comes in is exact in single precision, so all
+    that is rounded is what goes out."""
+    monkeypatch.setattr(library, "MULTIPLIES_BFLOAT16", ())
     q, k, v = (torch.randn(1, 2, 300, 16).to(dtype).requires_grad_() for _ in range(3))
     scheme = Shaw(16, 5)
     assert posenc.explain(q, k, v, scheme, is_causal=True).backend == "native"

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from posenc import layout, positions, tiles
-from posenc.backends import band, choice, chunked, far, fused, pairwise, sdpa, tile_operator, tiled
+from posenc.backends import band, call, choice, chunked, far, fused, pairwise, request, sdpa, tile_operator, tiled
 from posenc.backends.call import Backend
 from posenc.schemes import distance_aware
-from tests.backends import test_parity
+from tests.backends import test_parity, test_turns
 from tests.mutants import Mutant
 
 
@@ -450,4 +450,30 @@ PARTS = (
     ),
 )
 
-MUTANTS = TILES + NEAR + FAR + PARTS
+# --- turns that are left to a backend ---------------------------------------------------------------------------------
+
+TURNS = (
+    Mutant(
+        "a vector is added to keys before they are turned",
+        request,
+        "reads_vectors",
+        lambda piece: False,
+        partial(test_turns.check_turned_first, "a vector that is added to the key"),
+    ),
+    Mutant(
+        "what is left to be turned is turned by nobody",
+        call.Call,
+        "turned",
+        lambda self: self,
+        partial(test_turns.test_every_other_backend_is_given_rotated_queries_and_keys, "sdpa", []),
+    ),
+    Line(
+        "only some of the heads are turned, and the kernel turns all",
+        request,
+        "_turn_left",
+        (" or turn.heads is not None", ""),
+        partial(test_turns.check_turned_first, "some of the heads"),
+    ),
+)
+
+MUTANTS = TILES + NEAR + FAR + PARTS + TURNS

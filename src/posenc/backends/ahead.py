@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 
-from posenc import compat
 from posenc.backends.call import Call
+from posenc.backends.native import processor
 
 
 class From(NamedTuple):
@@ -21,13 +22,19 @@ class From(NamedTuple):
 
 
 AHEAD: Mapping[str, Mapping[torch.dtype, From]] = {
-    "AMX": {torch.float32: From(), torch.bfloat16: From(), torch.float16: From()},
-    "AVX-512-BF16": {torch.float32: From(), torch.bfloat16: From(), torch.float16: From()},
-    "AVX-512": {torch.float32: From(), torch.bfloat16: From(), torch.float16: From()},
-    "AVX2": {torch.float32: From(), torch.bfloat16: From(), torch.float16: From()},
+    "amx": {torch.float32: From(), torch.bfloat16: From(), torch.float16: From()},
+    "bf16": {torch.float32: From(), torch.bfloat16: From(), torch.float16: From()},
+    "v4": {torch.float32: From(), torch.bfloat16: From(), torch.float16: From()},
+    "v3": {torch.float32: From(), torch.bfloat16: From(), torch.float16: From()},
     "baseline": {torch.float32: From(), torch.bfloat16: From(), torch.float16: From()},
 }
-"""By the best that the processor has (`compat.processor`) and by the precision of queries; as measured, docs/log.md."""
+"""By the best level of the processor (`processor.LEVELS`) and by the precision of queries; as measured, docs/log.md."""
+
+
+@functools.cache
+def _level() -> str:
+    """The best level of the processor at hand."""
+    return processor.runnable()[0].name
 
 
 def why_ahead(call: Call) -> str | None:
@@ -35,12 +42,12 @@ def why_ahead(call: Call) -> str | None:
     does not ask; a few queries are PyTorch's."""
     if torch.compiler.is_compiling() or call.pieces or call.has_few_queries or call.query.device.type != "cpu":
         return None
-    processor = compat.processor()
-    figures = AHEAD[processor].get(call.query.dtype, From())
+    level = _level()
+    figures = AHEAD[level].get(call.query.dtype, From())
     least = figures.plain if call.turn is None else figures.turned
     if math.sqrt(call.query.size(2) * call.key.size(2)) < least:
         return None
     return (
-        f"nothing is added to the scores, and on this processor ({processor}) the kernel is quicker than PyTorch's "
+        f"nothing is added to the scores, and on this processor ({level}) the kernel is quicker than PyTorch's "
         f"from {least:g} tokens on"
     )

@@ -236,9 +236,9 @@ private:
         }
         for (int64_t r = 0; r < count; r++) {
             Real *weight = w + r * ld, *d_score = d + r * ld;
-            const Real offset = lse[r] == NONE ? -NONE : lse[r] * LOG2_E, own = delta[r];
+            const Real offset = lse[r] == NONE ? -NONE : lse[r], own = delta[r];
             for (int64_t j = low; j < high; j += LANES) {
-                const Vec now = power_of_two(load(weight + j) * LOG2_E - offset);
+                const Vec now = power_of_two((load(weight + j) - offset) * LOG2_E);
                 store(weight + j, now);
                 store(d_score + j, now * (load(d_score + j) - own));
             }

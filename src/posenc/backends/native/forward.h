@@ -195,14 +195,14 @@ private:
 
     // Scores of query i become weights, in place and as words; sums of before are brought down to the greatest score.
     void weigh_row(const Part& p, int64_t i, int64_t at, int64_t left, int64_t right, int64_t seen, Real top, Real* row, Word* words) {
-        const Real highest = std::max(m[at], top), offset = highest == NONE ? Real(0) : highest * LOG2_E;
-        const Real fade = std::exp2((m[at] == NONE ? NONE : m[at] * LOG2_E) - offset);
+        const Real highest = std::max(m[at], top), offset = highest == NONE ? Real(0) : highest;
+        const Real fade = std::exp(m[at] - offset);
         const bool keeps = !IS_HALF || call.values.x || is_few();
         m[at] = highest;
         floor[at] = std::max(floor[at], highest);
         Vec total{};
         for (int64_t j = left; j < right; j += LANES) {
-            const Vec weight = power_of_two(load(row + j) * LOG2_E - offset);
+            const Vec weight = power_of_two((load(row + j) - offset) * LOG2_E);
             total += weight;
             if (keeps) store(row + j, weight);
 #if HALF
@@ -237,8 +237,7 @@ private:
                     for (int64_t d = 0; d < V; d++) found[d] += low * first[d] + high * last[d];
                 }
                 for (int64_t d = 0; d < V; d += LANES) store(to + d, load(found + d));
-                const double offset = m[at] == NONE ? 0 : double(m[at] * LOG2_E) * 0.6931471805599453;
-                *row_of(call.lse, b, h, i) = l[at] == 0 ? NONE : Real(offset + std::log(double(l[at])));
+                *row_of(call.lse, b, h, i) = l[at] == 0 ? NONE : (m[at] == NONE ? Real(0) : m[at]) + std::log(l[at]);
             }
     }
 };
