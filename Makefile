@@ -30,13 +30,13 @@ PEER_PACKAGES := x-transformers einx loguru torch-einops-utils frozendict einops
 	tqdm idna truststore h11 PyYAML safetensors
 
 .DEFAULT_GOAL := help
-.PHONY: help demo explore smollm2 bench field tables pictures docs test check mutants survey triton gpu oldest kernel wheel \
-	lint format clean
+.PHONY: help demo explore smollm2 bench field tables pictures docs test check mutants survey triton gpu compilers oldest \
+	kernel wheel lint format clean
 # Two targets must not install into the same environment at once.
 .NOTPARALLEL:
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(LAB) kernel ## set up, compare the schemes on real text, write runs/demo/report.html
 	$(BIN)/posenc compare --out runs/demo
@@ -114,6 +114,18 @@ gpu: $(DEV) kernel ## set up, run the tests that need a CUDA device, measure on 
 	@rm -f runs/gpu/tests.xml
 	$(BIN)/pytest -m gpu --junitxml runs/gpu/tests.xml || test -f runs/gpu/tests.xml
 	$(BIN)/python -m posenc.bench.gpu --tests runs/gpu/tests.xml --out runs/gpu
+
+# Those of Debian 12, from its packages where they can be had; what is not there is skipped by name.
+define others
+	@command -v g++-11 >/dev/null && command -v clang++ >/dev/null || \
+		(apt-get install -y -q g++-11 g++-12 clang || (apt-get update -q && apt-get install -y -q g++-11 g++-12 clang)) \
+		>$(VENV)/install-compilers.log 2>&1 || true
+endef
+
+# TRIED=--quick: with what there is, for two levels, in half a minute.
+compilers: $(DEV) ## set up, build the CPU kernel with other compilers, for other processors, and try each: minutes
+	$(if $(TRIED),,$(call others))
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.compilers $(TRIED)
 
 oldest: $(OLDEST)/.installed kernel ## set up the oldest torch that posenc admits, run the core's tests on it
 	OMP_NUM_THREADS=1 $(OLDEST)/bin/pytest -n $(WORKERS) -m "not mutant" $(CORE_TESTS)

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -32,6 +32,18 @@ def without_numbers() -> AbstractContextManager[Any]:
     from torch._subclasses import FakeTensorMode
 
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+@contextmanager
+def outside_compilation() -> Iterator[None]:
+    """Inside, what runs while something is compiled, and is not of it, is as it is at any other time: the flag that
+    `torch.compiler.is_compiling` reads is of all threads."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = False
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
 
 
 def unsplit(x: Tensor, dim: int) -> Tensor:

@@ -4,6 +4,7 @@ torch is imported when it runs, not before.
 """
 
 import argparse
+import contextlib
 from typing import TYPE_CHECKING
 
 from posenc.workbench.command import failed
@@ -60,6 +61,8 @@ def _show(precision: str, is_test: bool) -> list[str]:
 
     print(f"\n{precision}")
     reasons = []
+    if is_test:
+        _test(precision)
     taken = library.find(precision)
     is_before = True  # what comes before the one that is taken was proved
     for candidate in library.candidates(precision):
@@ -67,7 +70,7 @@ def _show(precision: str, is_test: bool) -> list[str]:
             there = library.load(candidate.path)
             if there is None:
                 continue
-            wrong = library.faults(there, again=is_test) if is_test or is_before else ()
+            wrong = library.faults(there) if is_test or is_before else ()
         except build.UnavailableError as error:
             print(f"  {candidate.level:9} not used: {error}")
             continue
@@ -86,6 +89,18 @@ def _show(precision: str, is_test: bool) -> list[str]:
         print(f"  none is taken: {taken}")
         reasons.append(f"{precision} has no library")
     return reasons
+
+
+def _test(precision: str) -> None:
+    """Every library that is there computes the known answers again, which is remembered."""
+    from posenc.backends.native import build, library
+
+    for candidate in library.candidates(precision):
+        with contextlib.suppress(build.UnavailableError):  # said where it is shown
+            there = library.load(candidate.path)
+            if there is not None:
+                library.faults(there, again=True)
+    library.find.cache_clear()
 
 
 def _build(precisions: tuple[str, ...]) -> list[str]:

@@ -72,19 +72,38 @@ def planar(ask: Question, x: dict[str, Tensor]) -> list[Piece]:
     return found
 
 
-def answers(ask: Question, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
-    """What the reference makes of a question in this precision, by name."""
-    query, key, value, dout, dlse = (x.to(dtype) for x in ask.tensors.values())
+def turn(ask: Question, x: Tensor, given: dict[str, Tensor], side: str) -> Tensor:
+    """x with pairs of channels turned by angles, from a channel on."""
+    if not ask.turn:
+        return x
+    first, is_interleaved = ask.turn
+    cos, sin = given[f"{side}_cos"], given[f"{side}_sin"]
+    pairs = cos.size(-1)
+    numbers = first + torch.arange(2 * pairs)
+    one, other = numbers.view(pairs, 2).T if is_interleaved else numbers.view(2, pairs)
+    left, right = x[..., one], x[..., other]
+    turned = torch.cat((left * cos - right * sin, left * sin + right * cos), -1)
+    return x.index_copy(-1, torch.cat((one, other)), turned)
+
+
+def answers(ask: Question, dtype: torch.dtype = torch.float64, times: float = 1.0) -> dict[str, Tensor]:
+    """What the reference makes of a question in this precision, by name. Gradients are computed of so many ``times``
+    those that are asked for, and divided again: which rounds otherwise."""
+    query, key, value = (ask.tensors[name].to(dtype) for name in ("query", "key", "value"))
+    dout, dlse = ((times * ask.tensors[f"gradient of the {name}"]).to(dtype) for name in ("output", "log-sum-exp"))
     given = {name: x.to(dtype) if x.is_floating_point() else x for name, x in ask.given[0].items()}
     given |= {name: given[name].double() for name in IN_DOUBLE if name in given and "clock" in name}
     leaves = {"query": query, "key": key, "value": value}
     leaves |= {name: x for name, x in given.items() if name not in FIXED}
     leaves = {name: x.clone().requires_grad_() for name, x in leaves.items()}
     found, values = pieces(ask, leaves)
+    turned = {side: turn(ask, leaves[side], given, side) for side in ("query", "key")}
     clocks = [{"clock": leaves[f"{side}_clock"]} if f"{side}_clock" in leaves else {} for side in ("query", "key")]
     features = {name: leaves[name] for name in ("meeting", "by_row", "by_column") if name in leaves}
     call = Call(
-        *(leaves[name] for name in ("query", "key", "value")),
+        turned["query"],
+        turned["key"],
+        leaves["value"],
         ask.query_positions,
         ask.key_positions,
         tuple(found),
@@ -101,20 +120,27 @@ def answers(ask: Question, dtype: torch.dtype = torch.float64) -> dict[str, Tens
     gradients = torch.autograd.grad(
         (out, lse), list(leaves.values()), (dout, dlse.masked_fill(lse == -torch.inf, 0.0)), materialize_grads=True
     )
+    gradients = [gradient.double() / times for gradient in gradients]
     return named(out.detach(), lse.detach(), dict(zip(leaves, gradients, strict=True)))
 
 
 def known(ask: Question) -> dict[str, list[float]]:
-    """What is kept of a question: of every answer projection and length, and how far off single precision is, in
-    roundings. A weight e^(s - lse) is off by the rounding of both, relatively, which a reference that keeps no
-    log-sum-exp does not show: so this is no less than (1 + the greatest log-sum-exp) |x|."""
-    found, single = answers(ask), answers(ask, torch.float32)
-    least = 1 + found["log-sum-exp"][found["log-sum-exp"] != BLIND].abs().max().item()
+    """What is kept of a question: of every answer x projection and length; ``off``, how far single precision is off, in
+    roundings, the furthest of three ways to round, as a gradient that is a single number may be right by chance in one;
+    and ``least``: a weight e^(s - lse) is off by the rounding of both, relatively, which a reference that keeps no
+    log-sum-exp does not show, so (1 + the greatest log-sum-exp) |x|. The last two are rounded up to powers of two."""
+    found, single = answers(ask), [answers(ask, torch.float32, times) for times in (1.0, 1.1, 1.3)]
+    seen = found["log-sum-exp"] != BLIND
+    greatest = 1 + found["log-sum-exp"][seen].abs().max().item()
     kept = {}
     for name, x in found.items():
-        noise = max((single[name].double() - x).norm().item() / SINGLE, least * x.norm().item())
-        kept[name] = [*measured(x), 2.0 ** math.ceil(math.log2(noise)) if noise else 0.0]
+        off = max((one[name].double() - x).norm().item() for one in single) / SINGLE
+        kept[name] = [*measured(x), *map(rounded_up, (off, greatest * x.norm().item()))]
     return kept
+
+
+def rounded_up(x: float) -> float:
+    return 2.0 ** math.ceil(math.log2(x)) if x else 0.0
 
 
 def text() -> str:

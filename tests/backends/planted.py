@@ -39,13 +39,13 @@ def sources(folder: Path, wrong: Sequence[Wrong] = ()) -> Path:
     return folder / "attention.cpp"
 
 
-def built(
+def compiled(
     folder: Path,
     wrong: Sequence[Wrong] = (),
     real: str = "double",
     options: Sequence[str] = QUICK,
     compiler: Sequence[str] = (),
-) -> ctypes.CDLL:
+) -> Path:
     """The kernel with these bugs, of this precision, built in ``folder`` with these options beside those that it is
     always built with, by this compiler or by the one that posenc takes. CalledProcessError where it is not."""
     source = sources(folder, wrong)
@@ -53,4 +53,17 @@ def built(
     always = [flag for flag in build.FLAGS if not flag.startswith("-O")]
     command = [*(compiler or build.compiler().command), *always, *options, *build.PRECISIONS[real], str(source)]
     subprocess.run([*command, "-o", str(made)], check=True, capture_output=True, text=True)
-    return ctypes.CDLL(str(made))
+    return made
+
+
+def built(
+    folder: Path,
+    wrong: Sequence[Wrong] = (),
+    real: str = "double",
+    options: Sequence[str] = QUICK,
+    compiler: Sequence[str] = (),
+) -> ctypes.CDLL:
+    """The library that `compiled` makes, with the system's leave to use what it is built for."""
+    kernel = ctypes.CDLL(str(compiled(folder, wrong, real, options, compiler)))
+    assert kernel.posenc_usable()
+    return kernel

@@ -3,6 +3,8 @@
 Compilers here are scripts that copy a library which was built before, so nothing is compiled.
 """
 
+import ctypes
+import fcntl
 import json
 import os
 import shlex
@@ -48,6 +50,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(build, "BUILT", tmp_path / "built")
     monkeypatch.setattr(processor, "machine", lambda: "x86_64")
     monkeypatch.setattr(processor, "flags", lambda: V4.needs)
+    monkeypatch.setattr(library, "REALS", {torch.float32: "float", torch.float64: "double"})  # for others it is alike
     find = library.find.__wrapped__
     monkeypatch.setattr(library, "find", forgetful := lambda precision: find(precision))
     forgetful.cache_clear = lambda: None  # type: ignore[attr-defined]
@@ -103,8 +106,9 @@ def path_of(level: Level, precision: str = "float") -> Path:
     return build.record_path(build.BUILT, precision, level.name, build.identity(precision, level))
 
 
-def taken() -> str | None:
-    return library.level(torch.float32)
+def taken(precision: str = "float") -> str | None:
+    found = library.find(precision)
+    return found.record.level if isinstance(found, Found) else None
 
 
 def refusal() -> str:
@@ -291,9 +295,15 @@ def test_what_keeps_it_from_being_built_is_said(
     assert str(error.value).startswith(said)
 
 
-def test_windows_is_told_so(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_is_told_so(fresh: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(library, "os", SimpleNamespace(name="nt", environ={}))
     assert refusal() == "it is for Linux and macOS alone"
+    assert main(["kernel"]) == 1
+    assert main(["kernel", "--build"]) == 1
+    assert (
+        capsys.readouterr().err.splitlines()[-1]
+        == "posenc: error: the kernel is not built: it is for Linux and macOS alone"
+    )
 
 
 @pytest.mark.parametrize(
@@ -338,7 +348,7 @@ import hatch_build
 from pathlib import Path
 build, processor = hatch_build._module("build"), hatch_build._module("processor")
 build.BUILT = Path({built!r})
-print(build.build(build.BUILT, [(p, x) for p in build.PRECISIONS for x in processor.LEVELS["x86_64"][2:4]]))
+print(build.build(build.BUILT, [(p, x) for p in ("float", "double") for x in processor.LEVELS["x86_64"][2:4]]))
 """
 
 
@@ -379,6 +389,22 @@ def test_a_builder_that_was_killed_holds_nobody_up(
     built(V4)
     assert taken() == "v4"
     assert not list((fresh / "built").glob(f"{build.MAKING}*"))
+
+
+def test_where_files_cannot_be_locked_it_is_built_all_the_same(
+    compiler: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what another may be building is left alone."""
+
+    def flock(file: object, how: int) -> None:
+        raise OSError("No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    compiler()
+    (build.BUILT / f"{build.MAKING}another").mkdir(parents=True)
+    built(V4)
+    assert taken() == "v4"
+    assert (build.BUILT / f"{build.MAKING}another").is_dir()
 
 
 # --- what is kept -----------------------------------------------------------------------------------------------------
@@ -466,6 +492,25 @@ def test_a_library_without_the_functions_is_refused_in_words(
     assert refusal().startswith(f"{record.file} has no posenc_sideways")
 
 
+def test_a_processor_that_the_system_holds_back_is_not_tried(
+    compiler: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux lets a process use a matrix unit when asked to, or not."""
+    cdll = ctypes.CDLL
+
+    def held_back(name: str) -> ctypes.CDLL:
+        kernel = cdll(name)
+        kernel.posenc_usable = lambda: int("-v4-" not in name)
+        return kernel
+
+    monkeypatch.setattr(ctypes, "CDLL", held_back)
+    compiler()
+    (record,) = built(V4)
+    assert refusal().startswith(f"{record.file} needs the processor's matrix unit, which the system does not grant")
+    built(V3)
+    assert taken() == "v3"
+
+
 def test_a_folder_that_may_not_execute_is_named(
     compiler: Callable[..., Path], fresh: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -517,6 +562,7 @@ def test_a_native_library_is_for_the_processor_it_was_built_on(
     build.build(library.cache(), [("float", NATIVE)], processor.identity())
     built(V4)
     assert taken() == "native"
+    assert library.level(torch.float32) == "v4"  # what it can use
     monkeypatch.setattr(processor, "identity", lambda: "another")
     assert taken() == "v4"
 
@@ -614,7 +660,7 @@ def test_a_proof_that_ended_the_process_is_not_begun_again(wrong: list[str], mon
     library.find("float")
     assert wrong == ["v4"]
     monkeypatch.setattr(library, "_remember", remember)
-    assert "(its known answers have once ended the process)" in refusal()
+    assert "(its known answers have once ended the process; " in refusal()
     assert wrong == ["v4"]
     found = library.load(path_of(V4))
     assert isinstance(found, Found)
@@ -632,6 +678,28 @@ def test_a_proof_that_cannot_be_had_is_no_error_of_attention(
     assert said in refusal()
     assert said in capfd.readouterr().err
     assert not list(library.cache().glob("proof-*"))  # nothing is remembered
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")  # torch's own, of compilation
+def test_the_first_call_of_all_may_be_compiled(compiler: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What proves a library is not of what is compiled."""
+    is_compiling = []
+
+    def failures(kernel: object, precision: str) -> tuple[str, ...]:
+        is_compiling.append(torch.compiler.is_compiling())
+        return ()
+
+    monkeypatch.setattr(library, "failures", failures)
+    compiler()
+    built(V4)
+
+    scheme, q = ALiBi(2), torch.randn(1, 2, 200, 16)
+    compiled = torch.compile(
+        lambda x: posenc.attention(x, x, x, scheme, is_causal=True), backend="eager", fullgraph=True
+    )
+    found = compiled(q)
+    torch.testing.assert_close(found, posenc.attention(q, q, q, ALiBi(2), is_causal=True, backend="reference"))
+    assert is_compiling == [False]
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -660,6 +728,23 @@ def test_the_command_tests_all_that_is_there(wrong: list[str], capsys: pytest.Ca
     assert "  v3        taken, gives the known answers" in shown.out
     assert shown.err.endswith(" gives wrong answers\n")
     assert main(["kernel"]) == 0  # v3 is there
+
+
+def test_the_command_tests_again_what_was_set_aside(
+    compiler: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A process may have ended within a proof for another reason."""
+    compiler()
+    found = [
+        library.load(path_of(V4, record.precision)) for p in ("float", "double") for record in built(V4, precision=p)
+    ]
+    for one in found:
+        assert one is not None
+        library._remember(library.cache() / f"proof-{library._identity(one.record)}.json", (library.BEGUN,))
+    assert main(["kernel"]) == 1
+    assert main(["kernel", "--test"]) == 0
+    assert capsys.readouterr().out.count("taken, gives the known answers") == 2
+    assert main(["kernel"]) == 0
 
 
 def test_the_command_builds_for_this_processor(
@@ -693,7 +778,7 @@ def test_the_command_keeps_no_native_library_that_is_wrong(
     shown = capsys.readouterr().out
     assert "float, native: not used: wrong answers (functions)\n" in shown
     assert "float, v4: not used: wrong answers (functions)\n" in shown
-    assert (library.level(torch.float32), library.level(torch.float64)) == ("v3", "native")
+    assert (taken("float"), taken("double")) == ("v3", "native")
     monkeypatch.setattr(library, "failures", lambda kernel, precision: ("all",))
     for stamp in library.cache().glob("proof-*"):
         stamp.unlink()
@@ -747,9 +832,9 @@ def test_a_wheel_has_every_level_and_says_where_it_runs(compiler: Callable[..., 
     assert data["pure_python"] is False
     assert str(data["tag"]).startswith("py3-none-")
     assert data["tag"] != "py3-none-any"
-    every = processor.LEVELS[processor.machine()] if build.platform.machine() == "x86_64" else (Level("baseline"),)
-    names = [level.name for level in every if not level.precisions]
-    assert shipped(data) == sorted(f"{precision}-{name}" for precision in build.PRECISIONS for name in names)
+    every = processor.LEVELS.get(build.platform.machine(), (Level("baseline"),))
+    of = {x: [level.name for level in every if x in (level.precisions or build.PRECISIONS)] for x in build.PRECISIONS}
+    assert shipped(data) == sorted(f"{precision}-{name}" for precision, names in of.items() for name in names)
     assert isinstance(data["artifacts"], list)
     assert all((checkout / str(path)[1:]).is_file() for path in data["artifacts"])
 
@@ -782,7 +867,7 @@ def test_what_is_built_can_be_said(
     monkeypatch.setenv("POSENC_KERNEL", "0")
     assert hooked(checkout, "standard")[1] == ["posenc's CPU kernel is not built: POSENC_KERNEL=0 turns it off"]
     monkeypatch.setenv("POSENC_KERNEL", "baseline")
-    assert shipped(hooked(checkout, "standard")[0]) == ["double-baseline", "float-baseline"]
+    assert shipped(hooked(checkout, "standard")[0]) == sorted(f"{x}-baseline" for x in build.PRECISIONS)
     monkeypatch.setenv("POSENC_KERNEL", "baseline,v9")
     with pytest.raises(ValueError, match=r"^POSENC_KERNEL must be 0 or levels of .*baseline, got 'v9'$"):
         hooked(checkout, "standard")
@@ -791,13 +876,11 @@ def test_what_is_built_can_be_said(
 def test_a_level_that_the_compiler_does_not_know_is_not_in_the_wheel(
     compiler: Callable[..., Path], checkout: Path
 ) -> None:
-    compiler('case "$*" in *double*) echo "error: bad value for -march=" >&2; exit 1;; esac')
+    compiler('case "$*" in *DREAL=double*) echo "error: bad value for -march=" >&2; exit 1;; esac')
     data, said = hooked(checkout, "standard")
-    assert all(name.startswith("float-") for name in shipped(data))
-    assert (
-        "posenc's CPU kernel is not built: double, baseline: its C++ does not compile here: error: bad value"
-        in said[-1]
-    )
+    assert {name.split("-")[0] for name in shipped(data)} == build.PRECISIONS.keys() - {"double"}
+    why = "its C++ does not compile here: error: bad value for -march="
+    assert f"posenc's CPU kernel is not built: double, baseline: {why}" in said
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="how Linux names what a wheel runs on")

@@ -8,7 +8,7 @@ import ctypes
 import json
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,18 +61,25 @@ def truth() -> dict[str, dict[str, torch.Tensor]]:
     return {ask.name: known_answers.answers(ask) for ask in questions()}
 
 
-def test_the_file_has_what_the_reference_says() -> None:
-    """To the rounding of double precision. How far single precision is off, in powers of two, is of no digits: another
-    machine's sums may move it by two."""
-    kept, made = json.loads(KNOWN.read_text()), json.loads(known_answers.text())
-    assert list(kept) == list(made), "python -m tests.backends.known_answers writes the file"
-    for question, answers in made.items():
+def test_the_file_has_what_the_reference_says(truth: dict[str, dict[str, torch.Tensor]]) -> None:
+    """To the rounding of double precision."""
+    kept = json.loads(KNOWN.read_text())
+    assert list(kept) == list(truth), "python -m tests.backends.known_answers writes the file"
+    for question, answers in truth.items():
         assert list(kept[question]) == list(answers)
-        for name, (c, s, length, noise) in answers.items():
-            was = kept[question][name]
-            near = MARGIN * 2.0**-53 * noise
-            assert [c, s, length] == pytest.approx(was[:3], rel=0, abs=near), f"{question}: {name}"
-            assert noise / 4 <= was[3] <= noise * 4, f"{question}: {name}"
+        for name, x in answers.items():
+            *was, noise = kept[question][name]
+            near = MARGIN * PRECISIONS["double"].unit * noise
+            assert measured(x) == pytest.approx(was, rel=0, abs=near), f"{question}: {name}"
+
+
+def test_the_file_has_how_far_single_precision_is_off() -> None:
+    """In powers of two, of every eighth question. Of a single number the furthest of three may well be eight times as
+    far, or as near, where sums are made in another order."""
+    kept = json.loads(KNOWN.read_text())
+    for ask in list(questions())[::8]:
+        for name, (*_, noise) in known_answers.known(ask).items():
+            assert noise / 8 <= kept[ask.name][name][3] <= noise * 8, f"{ask.name}: {name}"
 
 
 def test_an_error_of_a_hundredth_in_one_entry_shows(truth: dict[str, dict[str, torch.Tensor]]) -> None:
@@ -82,12 +89,12 @@ def test_an_error_of_a_hundredth_in_one_entry_shows(truth: dict[str, dict[str, t
     for question, answers in truth.items():
         for name, x in answers.items():
             known = kept[question][name]
-            assert not is_off(x, known, PRECISIONS["double"].unit)
+            assert not is_off(x, known, PRECISIONS["double"])
             greatest = x.abs().max().item()
             assert MARGIN * PRECISIONS["double"].unit * known[3] < 1e-2 * 1e-6 * greatest, f"{question}: {name}"
             wrong = x.flatten().clone()
             wrong[x.abs().argmax()] *= 1.01
-            assert is_off(wrong, known, PRECISIONS["float"].unit), f"{question}: {name}"
+            assert is_off(wrong, known, PRECISIONS["float"]), f"{question}: {name}"
 
 
 def test_errors_of_many_entries_do_not_cancel() -> None:
@@ -103,9 +110,9 @@ def test_errors_of_many_entries_do_not_cancel() -> None:
 
 def test_what_is_no_number_is_off() -> None:
     known = [*measured(torch.ones(3)), 1e30]
-    assert not is_off(torch.ones(3), known, 1.0)
+    assert not is_off(torch.ones(3), known, PRECISIONS["float"])
     for bad in (torch.nan, torch.inf):
-        assert is_off(torch.tensor([1.0, bad, 1.0]), known, 1.0)
+        assert is_off(torch.tensor([1.0, bad, 1.0]), known, PRECISIONS["float"])
 
 
 # --- planted bugs -----------------------------------------------------------------------------------------------------
@@ -238,7 +245,7 @@ FAULTS = (
     fault(
         "values are left out by what scores turn out to be",
         *("forward.h", "counts |= !(tops[r] < floor[at + r] + call.faint);", "counts |= !(tops[r] < floor[at + r]);"),
-        *("output", FAINT),
+        "output",
     ),
     fault(
         "a key past the window is seen",
@@ -254,7 +261,7 @@ FAULTS = (
         "weights of a block before are not brought down",
         *("forward.h", "l[at + r] = l[at + r] * fade + sum(total);", "l[at + r] = l[at + r] + sum(total);"),
         "log-sum-exp",
-        places=("window of 40", "all keys", "few queries"),  # of which keys go past a block
+        places=("window of 40", "all keys", "packed", "few queries"),  # of which keys are of several blocks, or tiles
     ),
     fault(
         "every head has the values of the first key head",
@@ -303,12 +310,15 @@ def test_every_term_and_every_place_has_a_fault() -> None:
     "one",
     [pytest.param(x, id=x.bug, marks=[] if n % 9 else pytest.mark.sample) for n, x in enumerate(FAULTS)],
 )
-def test_a_planted_bug_is_refused_in_its_familys_name(one: Fault, tmp_path: Path) -> None:
+def test_a_planted_bug_is_refused_in_its_familys_name(
+    one: Fault, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     found = failures(built(tmp_path, [one.wrong]), "double")
     assert any(re.search(rf": .*\b{re.escape(one.answer)}(,|$)", line) for line in found), found
     for line in found:
         assert line.startswith(one.terms), line
         assert any(f", {place}: " in line for place in one.places), line
+    record_property("caught by", found[0])
 
 
 # --- what compilers did -----------------------------------------------------------------------------------------------

@@ -254,6 +254,17 @@ def test_what_the_target_says_is_the_last_line(text: str, message: str, capsys: 
     assert capsys.readouterr().err.splitlines()[-1].startswith(f"posenc: error: {message}")
 
 
+def test_a_target_that_closes_its_streams_does_not_close_the_reports(capsys: pytest.CaptureFixture[str]) -> None:
+    closes = "import sys\nsys.stdout = sys.stderr = None\n"
+    write("mine.py", closes + "from tests.conformance.small import RIGHT\n")
+    assert main(["check", "mine:RIGHT", *PADDING]) == 0
+    shown = capsys.readouterr()
+    assert "mine:RIGHT: 1 passed" in shown.out
+    write("wrong.py", closes + "raise RuntimeError('no')\n")
+    assert main(["check", "wrong:RIGHT", *PADDING]) == 2
+    assert capsys.readouterr().err.endswith("posenc: error: importing wrong failed: RuntimeError: no\n")
+
+
 # -- what comes of it --------------------------------------------------------------------------------------------------
 
 

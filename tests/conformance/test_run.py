@@ -1,11 +1,15 @@
 """Running checks: what counts as passed, and what does not."""
 
+import os
+import random
 import re
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,6 +24,7 @@ from posenc.conformance import (
     check,
     conformance_tests,
     run,
+    watch,
 )
 from posenc.conformance.outcome import Outcome
 from posenc.conformance.subjects import Batch, require
@@ -59,6 +64,45 @@ def fails_and_hangs_when_smaller(made: Any, x: Tensor) -> Tensor:
         return dict[int, Tensor]()[x.size(1)]
     while x.size(1) not in (3, 5):
         time.sleep(0.01)
+    return x
+
+
+def ends(made: Any, x: Tensor) -> Tensor:
+    return sys.exit(0) if x.size(1) == 7 else x
+
+
+class Stop(BaseException):
+    """As what pytest.skip raises, and other packages."""
+
+
+def stops(made: Any, x: Tensor) -> Tensor:
+    if x.size(1) == 7:
+        raise Stop("no more")
+    return x
+
+
+def stops_at_once(made: Any, x: Tensor) -> Tensor:
+    raise Stop("no more")
+
+
+def ends_at_once(made: Any, x: Tensor) -> Tensor:
+    sys.exit(0)
+
+
+def waits(made: Any, x: Tensor) -> Tensor:
+    while True:
+        time.sleep(0.01)
+
+
+def sets_all(made: Any, x: Tensor) -> Tensor:
+    torch.set_default_dtype(torch.float64)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_num_threads(3)
+    torch.set_grad_enabled(False)
+    for seed in (torch.manual_seed, random.seed, numpy.random.seed):
+        seed(0)
+    os.chdir("/")
+    sys.stdin = sys.stdout = sys.stderr = None  # type: ignore[assignment]
     return x
 
 
@@ -181,6 +225,51 @@ def test_what_catches_the_alarm_is_stopped_again(one_check: Any, monkeypatch: py
     assert time.monotonic() - begun < 30  # one alarm would leave two of the three sleeps whole
 
 
+def test_what_never_returns_before_the_checks_is_said(one_check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "GRACE", 0.1)
+    with pytest.raises(ValueError, match=r"^the subject does not return within 0.2 s, ten times `seconds`$"):
+        one_check(waits, FINITE, seconds=0.02)
+
+
+def test_a_process_that_is_watched_says_what_it_does_and_how_long_that_may_take(
+    one_check: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, float]] = []
+    monkeypatch.setattr(watch, "at", lambda stage, seconds: told.append((stage, seconds)))
+    assert one_check(same, FINITE, FINITE, seconds=4.0).ok
+    assert [stage for stage, _ in told] == ["the subject: before the checks", *["build: 1. made up, finite"] * 2]
+    beyond = run.GRACE + run.LAST  # in which alarms ring
+    assert told[0][1] == 40.0 + beyond
+    assert beyond < told[1][1] <= 2.0 + beyond
+    assert beyond < told[2][1] <= 4.0 + beyond
+
+
+def test_to_end_the_program_is_a_finding(one_check: Any) -> None:
+    ((_, trial),) = one_check(ends, FINITE).findings
+    assert trial.finding.expected == "an answer"
+    assert trial.finding.came.startswith("SystemExit: 0 (test_run.py, line ")
+
+
+def test_what_is_no_exception_does_not_pass(one_check: Any) -> None:
+    (result,) = one_check(stops, FINITE).results
+    assert result.status == "unfinished"
+    assert result.reason.startswith("the cases could not be made: Stop: no more (test_run.py, line ")
+
+
+def test_what_a_subject_sets_of_the_process_is_put_back(one_check: Any) -> None:
+    def settings() -> list[Any]:
+        chance = [torch.get_rng_state().tolist(), random.getstate(), numpy.random.get_state()[1].tolist()]
+        torch_has = [torch.get_default_dtype(), torch.get_deterministic_debug_mode(), torch.get_num_threads()]
+        return [*chance, *torch_has, torch.is_grad_enabled(), os.getcwd(), sys.stdin, sys.stdout, sys.stderr]
+
+    before = settings()
+    try:
+        assert one_check(sets_all, FINITE).ok
+        assert settings() == before
+    finally:
+        sys.stdin, sys.stdout, sys.stderr = before[-3:]
+
+
 def test_what_was_found_stays_found_when_the_time_is_up(one_check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "GRACE", 0.1)
     report = one_check(fails_and_hangs_when_smaller, FINITE, seconds=0.5)
@@ -231,7 +320,8 @@ def test_a_timer_of_the_caller_that_is_over_rings_afterwards(one_check: Any, run
 def test_there_is_no_alarm_where_a_handler_could_not_be_put_back(
     one_check: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert one_check(without_an_alarm, FINITE).results[0].status == "finding"  # there is one
+    with pytest.raises(ValueError, match="the subject does not run: AssertionError: "):  # there is one
+        one_check(without_an_alarm, FINITE)
     monkeypatch.setattr(signal, "getsignal", lambda number: None)  # as where C code set it
     assert one_check(without_an_alarm, FINITE).ok
 
@@ -256,6 +346,8 @@ def test_it_runs_in_float32_where_it_must(one_check: Any) -> None:
             inside_torch,
             r"does not run: RuntimeError: .*\(test_run.py, line \d+: return x @ torch.ones\(3, dtype=x.dtype\)\)",
         ),
+        (ends_at_once, r"the subject does not run: SystemExit: 0 \(test_run.py, line \d+: sys.exit\(0\)\)"),
+        (stops_at_once, r"the subject does not run: Stop: no more \(test_run.py, line \d+: raise Stop"),
         (without_a_tensor, r"call must give a tensor \(rows, tokens, …\), got list"),
         (lambda made, x: x, "call must be a function or class at the top level of a file"),
     ],

@@ -1,14 +1,17 @@
 """What the server behind the page computes, and what it refuses."""
 
 import json
+import socket
 import urllib.error
 import urllib.request
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import torch
 
 import posenc
+from posenc.explorer import server
 
 
 def ask(address: str, path: str, body: Any, **headers: str) -> tuple[int, Any]:
@@ -91,6 +94,45 @@ def test_what_the_server_refuses_it_says(address: str, path: str, body: Any, wor
 def test_the_server_takes_no_other_host(address: str) -> None:
     status, said = ask(address, "minilm", {}, Host="example.com")
     assert (status, said) == (400, "Invalid host header")
+
+
+def send(address: str, headers: str, *parts: bytes) -> tuple[str, str]:
+    """The line of the status and what is said, to a request whose body these parts begin, and which does not end."""
+    place = urlsplit(address)
+    with socket.create_connection((place.hostname, place.port), timeout=30) as connection:
+        connection.sendall(f"POST /api/minilm HTTP/1.1\r\nHost: {place.netloc}\r\n{headers}\r\n\r\n".encode())
+        for part in parts:
+            connection.sendall(part)
+        head, _, said = connection.recv(2**16).decode().partition("\r\n\r\n")
+        return head.partition("\r\n")[0], said or connection.recv(2**16).decode()
+
+
+def test_the_server_takes_no_body_that_says_it_is_too_long(address: str) -> None:
+    status, said = send(address, f"Content-Length: {server.MOST_BYTES + 1}", b"{")
+    assert status.startswith("HTTP/1.1 413 ")
+    assert json.loads(said) == {"error": "the body must have at most 33554432 bytes, got 33554433"}
+
+
+def test_the_server_stops_at_the_limit_of_a_body_in_chunks(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MOST_BYTES", 2**12)
+    chunk = b"%x\r\n%s\r\n" % (2**11, b" " * 2**11)
+    status, said = send(address, "Transfer-Encoding: chunked", *[chunk] * 3)
+    assert status.startswith("HTTP/1.1 413 ")
+    assert json.loads(said) == {"error": "the body must have at most 4096 bytes, got more"}
+
+
+def test_the_server_takes_a_body_in_chunks(address: str) -> None:
+    body = json.dumps({"scheme": {"name": "sinusoidal", "options": {"dim": 4}}, "positions": line(2)}).encode()
+    request = urllib.request.Request(f"{address}api/table", iter([body[:9], body[9:]]))
+    request.add_header("content-type", "application/json")
+    with urllib.request.urlopen(request) as answer:
+        assert json.load(answer)["table"]["shape"] == [2, 4]
+
+
+def test_no_page_may_show_the_servers_in_a_frame(address: str) -> None:
+    with urllib.request.urlopen(address) as answer:
+        assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+    assert "frame-ancestors" not in posenc.show(posenc.ALiBi(2))._repr_html_()  # which is in one
 
 
 def test_the_server_takes_what_hides_keys_and_what_a_layer_projects(address: str) -> None:

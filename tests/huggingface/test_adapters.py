@@ -1,6 +1,7 @@
 """adapt(): models whose positions are made of their layers' own weights, run through posenc.
 
-The proof is that of test_attention: no further from the truth than 2.5 times the model's own error.
+The proof is that of test_attention: no further from the truth than 2.5 times the model's own error. That of Swin v2 is
+in test_swin_v2.
 """
 
 from __future__ import annotations
@@ -22,42 +23,7 @@ import posenc.huggingface as hf
 from posenc.huggingface import adapters, variants
 from tests.huggingface.test_attention import ENCODER, IDS, KINDS, VOCABULARY, check, moved, output, with_attention
 from tests.huggingface.test_patching import check_checkpointing, same, state
-
-# -- Swin v2 ----------------------------------------------------------------------------------------------------------
-
-SWIN = {"image_size": 24, "patch_size": 2, "embed_dim": 24, "depths": [2, 2], "num_heads": [2, 3], "window_size": 4}
-SWINS: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {
-    "shifted windows": ({}, (24, 24)),
-    "an image that windows do not fill": ({}, (20, 28)),
-    "trained in other windows": ({"pretrained_window_sizes": [3, 6]}, (24, 24)),
-    "projections without biases": ({"qkv_bias": False}, (24, 24)),
-    "windows of one patch": ({"window_size": 1, "image_size": 8}, (8, 8)),
-}
-
-
-def swin(**changes: Any) -> Any:
-    torch.manual_seed(0)
-    model = moved(transformers.Swinv2Model(transformers.Swinv2Config(**SWIN | changes)).eval())
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("logit_scale"):
-                parameter[0] += 9.0  # past the greatest, ln 100
-    return model
-
-
-def image(sides: tuple[int, int]) -> Tensor:
-    return torch.randn(2, 3, *sides, generator=torch.Generator().manual_seed(0))
-
-
-@pytest.mark.parametrize("case", SWINS)
-def test_swin_v2_is_as_exact_adapted(case: str) -> None:
-    changes, sides = SWINS[case]
-
-    def run(model: Any) -> list[Tensor]:
-        return list(output(model, pixel_values=image(sides).to(next(model.parameters()).dtype)))
-
-    check(swin(**changes), run, run)
-
+from tests.huggingface.test_swin_v2 import image, swin
 
 # -- DeBERTa v2 and v3 ------------------------------------------------------------------------------------------------
 
@@ -288,50 +254,20 @@ def test_lora_on_the_projections_of_positions_counts() -> None:
 # -- bugs that the tests above must see -------------------------------------------------------------------------------
 
 
-def mask_once(self: Any, hidden_states: Tensor, attention_mask: Any = None, *rest: Any) -> Any:
-    return adapters.swin_v2(self, hidden_states, None, *rest)
-
-
-PROOFS: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "swinv2": (test_swin_v2_is_as_exact_adapted, ("shifted windows",)),
-    "deberta-v2": (test_deberta_is_as_exact_adapted, ("shared, in buckets", "left")),
-}
-PLANTED: dict[str, tuple[str, Any, str, Any]] = {
-    "swin's mask is dropped": ("swinv2", "Swinv2SelfAttention", "forward", mask_once),
-    "padding is seen": (
-        "deberta-v2",
-        "DebertaV2Encoder",
-        "get_attention_mask",
-        lambda self, m: adapters.deberta_v2_mask(self, m | 1),
-    ),
-}
-
-
-@pytest.mark.parametrize("bug", PLANTED)
+@pytest.mark.parametrize("bug", ["padding is seen", "the scale of its terms"])
 def test_a_planted_bug_is_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    family, kind, method, wrong = PLANTED[bug]
-    monkeypatch.setitem(adapters.BOUND[family][1][kind], method, wrong)
-    proof, case = PROOFS[family]
-    with pytest.raises(AssertionError):
-        proof(*case)
-
-
-@pytest.mark.parametrize("bug", ["the window it was trained in", "the scale of its terms"])
-def test_a_planted_bug_of_a_scheme_is_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if bug == "the scale of its terms":
         monkeypatch.setattr(variants.LayerDeBERTa, "scale", property(lambda self: (3 * self.head_dim) ** -0.5))
-        proof, case = test_deberta_is_as_exact_adapted, ("c2p alone", "full")
+        case = ("c2p alone", "full")
     else:
-        monkeypatch.setattr(adapters, "LayerSwinV2", untrained)
-        proof, case = test_swin_v2_is_as_exact_adapted, ("trained in other windows",)
+
+        def wrong(self: Any, mask: Tensor) -> Any:
+            return adapters.deberta_v2_mask(self, mask | 1)
+
+        monkeypatch.setitem(adapters.BOUND["deberta-v2"][1]["DebertaV2Encoder"], "get_attention_mask", wrong)
+        case = ("shared, in buckets", "left")
     with pytest.raises(AssertionError):
-        proof(*case)
-
-
-def untrained(layer: Any) -> Any:
-    scheme = variants.LayerSwinV2(layer)
-    scheme.trained = scheme.grid
-    return scheme
+        test_deberta_is_as_exact_adapted(*case)
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------

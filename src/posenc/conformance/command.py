@@ -24,7 +24,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         description="Runs its checks on any PyTorch implementation of positions, and says of each whether it passed, "
         "does not apply and why, or what was found: the smallest input, and a script that repeats it without posenc. "
         "The exit code is 1 where something was found, a check did not finish, or a claim could not be tried (not "
-        "checked), and 2 where nothing could be checked.",
+        "checked), and 2 where nothing could be checked, or the subject ended the process or never returned.",
     )
     parser.set_defaults(run=run)
     parser.add_argument(
@@ -87,18 +87,24 @@ def _numbers(text: str) -> list[int]:
 def run(arguments: argparse.Namespace) -> int:
     """Checks, prints and writes. 0: every check passed or does not apply, and every claim was tried; 1: something was
     found, a check did not finish, or a claim is not checked; 2: wrong use. That no check at all applies is wrong use
-    too: nothing was checked, so nothing passed."""
+    too: nothing was checked, so nothing passed. A subject that ends the process, or holds it up, is 2 as well."""
     if arguments.explain is not None:
         return _explain(arguments)
     if arguments.target is None:
         return failed(
             "TARGET must say what to check, or --explain what the checks do (see posenc check --help)", code=2
         )
+    from posenc.conformance.watch import watched
+
+    return watched(lambda: _check(arguments))
+
+
+def _check(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from posenc.conformance import report  # before minutes of checking: drawing must be possible
-    from posenc.conformance.prepare import prepared
-    from posenc.conformance.run import Interrupted, check
+    from posenc.conformance import report, watch  # before minutes of checking: drawing must be possible
+    from posenc.conformance.run import BEFORE, SECONDS, Interrupted, check, checked_seconds, ready
+    from posenc.conformance.state import OF_PYTHON, kept
     from posenc.workbench.files import write_whole
     from posenc.workbench.named import TargetError
     from posenc.workbench.progress import Progress, for_console
@@ -110,10 +116,13 @@ def run(arguments: argparse.Namespace) -> int:
     interrupted = False
     try:
         _require_places(arguments)
-        subjects = _subjects(arguments)
+        seconds = checked_seconds(settings.get("seconds", SECONDS))
+        watch.at(f"importing {arguments.target}", BEFORE * seconds)
+        with kept(*OF_PYTHON):
+            subjects = _subjects(arguments)
         for name, subject in subjects.items():  # all, before minutes are spent on the first
             try:
-                prepared(subject)
+                ready(subject, seconds, name)
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from error
         for name, subject in subjects.items():
@@ -127,6 +136,7 @@ def run(arguments: argparse.Namespace) -> int:
         reports.append(stop.report)
         interrupted = True
 
+    watch.at("writing the report", watch.LONGEST)
     data = report.as_data(reports)
     console = stdout()
     results = [result for subject in data["subjects"] for result in subject["results"]]

@@ -42,7 +42,7 @@ def _error(subject: Subject, position: int, given: bool) -> str:
             subject.run(subject.make(), Batch([[1] * (position + 1)]))
     except NotApplicableError:
         return "it cannot be given such a row"
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return described(error).partition(":")[0]
     return ""
 

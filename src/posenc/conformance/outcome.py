@@ -63,14 +63,14 @@ def first_failure(outcomes: Iterable[tuple[str, Outcome]]) -> Outcome:
 
 
 def outcome_of(trial: Callable[..., Outcome | Outcomes], subject: Subject, batch: Batch, **values: Any) -> Outcome:
-    """What a trial says of a batch, or the first failure of all that it says; an exception is a finding too, except
-    that it is not applicable."""
+    """What a trial says of a batch, or the first failure of all that it says; an exception is a finding too, and so is
+    ending the program, except that it is not applicable."""
     try:
         found = trial(subject, batch, **values)
         return found if isinstance(found, Outcome) else first_failure(list(found))
     except NotApplicableError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return Outcome(False, "an answer", described(error))
 
 

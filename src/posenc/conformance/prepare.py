@@ -18,6 +18,7 @@ from posenc.conformance.heads import Attention, Bias, Rotary
 from posenc.conformance.layers import Model, kind_of
 from posenc.conformance.outcome import described, near
 from posenc.conformance.standalone import check_sources
+from posenc.conformance.state import kept
 from posenc.conformance.subjects import Batch, NotApplicableError, Subject
 from posenc.conformance.trial import Plan, padded
 
@@ -163,7 +164,7 @@ def _that_runs(subject: Subject) -> tuple[Subject, str]:
     try:
         with quiet():
             out = subject.run(subject.make(), batch)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if subject.dtype == torch.float64:
             return _that_runs(single)[0], f"run in float32: in float64 it raises {described(error)}"
         raise ValueError(f"the subject does not run: {described(error)}. {_given_to(subject, batch)}") from error
@@ -213,7 +214,7 @@ def _is_finite(subject: Subject, batch: Batch) -> bool | None:
             return bool(subject.run(subject.make(), batch).isfinite().all())
     except NotApplicableError:
         return None
-    except Exception:
+    except (Exception, SystemExit):
         return False
 
 
@@ -280,7 +281,7 @@ def _heads_of(subject: Bias, batch: Batch) -> str:
     try:
         with quiet():
             shape = tuple(subject.bias(subject.make(), places, places).shape)
-    except Exception:
+    except (Exception, SystemExit):
         return "call is given what its parameters name, and gives (heads, queries, keys)"
     return (
         f"A bias is run with heads={subject.heads} unless the subject says otherwise, and call gives {shape}: claim "
@@ -290,11 +291,12 @@ def _heads_of(subject: Bias, batch: Batch) -> str:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without the warnings of what is checked, nor what the compiler logs of it."""
+    """Without the warnings of what is checked, nor what the compiler logs of it; and what it sets of the whole process
+    is put back."""
     level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with kept(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from posenc.arguments import number, shown, whole
+from posenc.conformance import watch
 from posenc.conformance.checks import CHECKS
 from posenc.conformance.ends import unclaimed_end
 from posenc.conformance.outcome import Outcome, described, outcome_of
@@ -29,10 +30,12 @@ PASSED, FINDING, NOT_APPLICABLE, UNFINISHED = "passed", "finding", "not applicab
 LONG = Case(Batch([[0] * 24]))  # as far as a plan's own runs reach
 NOT_CHECKED = "not checked"
 SECONDS = 60.0  # for each check
+BEFORE = 10  # times as many for what comes before the checks, which may fetch weights
 SHRINK_SHARE = 0.5  # of those, how long a finding is made smaller
 GRACE = 5.0  # seconds beyond them in which a case that has begun may end by itself
 IN_FLOAT32 = "run in float32: in float64 there were numbers that are not finite"
 AGAIN = 1.0  # seconds after which a case that went on all the same is stopped again
+LAST = 10.0  # seconds after which a process that is watched is ended, where no alarm stopped it
 
 
 @dataclass(frozen=True)
@@ -184,10 +187,8 @@ def check(
     lengths, longest = _whole_numbers("lengths", lengths), whole("longest", longest)
     if not lengths or min(lengths) < 1 or longest < max(lengths):
         raise ValueError(f"lengths must be from 1 to longest = {longest}, got {lengths}")
-    seed, seconds = whole("seed", seed, 0), number("seconds", seconds)
-    if not seconds > 0:
-        raise ValueError(f"seconds must be above 0, got {seconds}")
-    subject, note = prepared(subject)
+    seed = whole("seed", seed, 0)
+    subject, note = ready(subject, seconds, name or "the subject")
     report = Report(subject, name or subject.build.__qualname__)
     report.settings.update(seed=seed, lengths=lengths, longest=longest, seconds=seconds, dtype=str(subject.dtype))
     if note:
@@ -204,6 +205,29 @@ def check(
     except KeyboardInterrupt:
         raise Interrupted(report) from None
     return report
+
+
+def checked_seconds(seconds: float) -> float:
+    """The seconds of a check. ValueError for what is no number above 0."""
+    if not number("seconds", seconds) > 0:
+        raise ValueError(f"seconds must be above 0, got {seconds}")
+    return seconds
+
+
+def ready(subject: Subject, seconds: float, name: str) -> tuple[Subject, str]:
+    """`prepared`, of a subject that may do anything, in ten times the seconds of a check. ValueError where it does not
+    run, or does not return."""
+    allowed = BEFORE * checked_seconds(seconds)
+    watch.at(f"{name}: before the checks", allowed + GRACE + LAST)
+    try:
+        with _alarm(time.monotonic() + allowed):
+            return prepared(subject)
+    except _TimeIsUp:
+        raise ValueError(f"the subject does not return within {allowed:g} s, ten times `seconds`") from None
+    except (ValueError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise ValueError(f"the subject does not run: {described(error)}") from error
 
 
 def chosen(checks: Sequence[int] | None) -> list[Check]:
@@ -237,6 +261,7 @@ def _result(entry: Check, plan: Plan, name: str, seconds: float) -> Result:
 def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> TrialResult:
     done, reasons, again = 0, [], False
     found: list[tuple[Case, Outcome]] = []  # each smaller than the one before it
+    watch.at(f"{name}: {entry.number}. {entry.name}, {trial.name}", until - time.monotonic() + GRACE + LAST)
     try:
         with quiet(), _alarm(until):
             for case in trial.cases(plan, **trial.kind):
@@ -266,7 +291,9 @@ def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> T
     except _TimeIsUp:
         if not found:  # what was found stays found
             return TrialResult(trial.name, UNFINISHED, done, f"the time was up within case {done + 1}")
-    except Exception as error:  # a plan runs the subject too, to see how exact it can be
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a plan runs the subject too, to see how exact it can be
         if found:
             raise
         with quiet():

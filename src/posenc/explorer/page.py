@@ -59,14 +59,16 @@ def import_map(server: bool) -> str:
 
 
 def policy(server: bool) -> str:
-    """What the page may load: its own modules, and nothing from another host."""
+    """What the page may load: its own modules, and nothing from another host; and, of a server, that no other page may
+    show it. Only a header can say that, and `show` puts the page without a server into a frame."""
     scripts = ["'self'"] if server else ["data:"]
     inline = ('import "posenc/main.js";', import_map(server))
     scripts += [f"'sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}'" for text in inline]
     ask = "'self'" if server else "'none'"
+    frames = "; frame-ancestors 'none'" if server else ""
     return (
         f"default-src 'none'; script-src {' '.join(scripts)}; style-src 'unsafe-inline'; img-src data:; "
-        f"connect-src {ask}; base-uri 'none'; form-action 'none'"
+        f"connect-src {ask}; base-uri 'none'; form-action 'none'{frames}"
     )
 
 

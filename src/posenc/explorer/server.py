@@ -1,7 +1,7 @@
 """What stands behind the page: its files, and posenc, which checks what the page computes.
 
 It listens on the loopback interface alone, takes requests that name no other host, and runs one at a time, each of
-bounded work. What it refuses it says in words, for the page to show in place.
+bounded work. What it refuses it says in words, for the page to show in place. No page may show it in a frame.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from starlette.datastructures import Headers
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torch import Tensor
 
 import posenc
@@ -33,6 +35,8 @@ from posenc.workbench.command import words
 
 MOST_NUMBERS = 2**20
 """Numbers of one tensor that comes or goes."""
+MOST_BYTES = 32 * MOST_NUMBERS
+"""Of what comes. A number in double precision has up to 24 characters, and a comma."""
 SCALINGS = (
     scalings.PositionInterpolation,
     scalings.NTKAware,
@@ -46,6 +50,34 @@ MOST_OPTION = 4096
 """The largest whole number that an option of a scheme may be."""
 
 Result = TypeVar("Result")
+
+
+class Bounded:
+    """Answers 413 to a body of more than `MOST_BYTES`, and hands on what is not: what a request says of its length, or
+    what comes, where it says nothing. No more than that is kept."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves a request."""
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        came: list[Message] = []
+        size, told, more = 0, int(Headers(scope=scope).get("content-length", 0)), True
+        while more and max(size, told) <= MOST_BYTES:
+            came.append(await receive())
+            size += len(came[-1].get("body", b""))
+            more = came[-1].get("more_body", False)  # nothing more comes of one that has left
+        if max(size, told) > MOST_BYTES:
+            said = f"the body must have at most {MOST_BYTES} bytes, got {told or 'more'}"
+            return await JSONResponse({"error": said}, status_code=413)(scope, receive, send)
+        came.reverse()
+
+        async def again() -> Message:
+            return came.pop() if came else await receive()
+
+        return await self.app(scope, again, send)
 
 
 class _Given(BaseModel):
@@ -241,6 +273,7 @@ def application(content: Mapping[str, Any]) -> FastAPI:
     """The server of a page that shows ``content``."""
     busy = threading.Lock()
     app = FastAPI(title="posenc explorer", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(Bounded)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"])
 
     def answered(compute: Callable[[], Result]) -> Any:

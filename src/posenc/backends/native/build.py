@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 SOURCES = Path(__file__).parent
 BUILT = SOURCES / "built"  # what was built with posenc
+# What the compiler is told of each; `REALS` of library.py has the tensors that they are for.
 PRECISIONS = {"float": ("-DREAL=float",), "double": ("-DREAL=double",), "bfloat16": ("-DREAL=float", "-DHALF=1")}
 FLAGS = ("-O3", "-ffp-contract=fast", "-std=c++17", "-fPIC", "-pthread", "-shared")
 COMPILERS = ("c++", "g++", "clang++")  # where CXX names none

@@ -23,14 +23,16 @@ int64_t tasks_forward(const Call& call) {
     return (call.queries + size - 1) / size * call.batch * call.kv_heads;
 }
 
-// The greatest score of a row, of those that are numbers.
+// The greatest score of a row, of those that are numbers; columns are whole panels.
 inline Real most_of(const Real* row, int64_t left, int64_t right) {
-    Vec most = all(NONE);
-    for (int64_t j = left; j < right; j += LANES) {
-        const Vec now = load(row + j);
+    Vec most = all(NONE), other = most;
+    for (int64_t j = left; j < right; j += PANEL) {
+        const Vec now = load(row + j), next = load(row + j + LANES);
         most = now > most ? now : most;
+        other = next > other ? next : other;
     }
-    return greatest(reinterpret_cast<const Real*>(&most), LANES);
+    most = other > most ? other : most;
+    return joined<LANES>(reinterpret_cast<const Real*>(&most), [](auto a, auto b) { return a > b ? a : b; });
 }
 
 class Forward {
@@ -196,7 +198,7 @@ private:
     // Scores of query i become weights, in place and as words; sums of before are brought down to the greatest score.
     void weigh_row(const Part& p, int64_t i, int64_t at, int64_t left, int64_t right, int64_t seen, Real top, Real* row, Word* words) {
         const Real highest = std::max(m[at], top), offset = highest == NONE ? Real(0) : highest;
-        const Real fade = std::exp(m[at] - offset);
+        const Real fade = m[at] == offset ? Real(1) : std::exp(m[at] - offset);
         const bool keeps = !IS_HALF || call.values.x || is_few();
         m[at] = highest;
         floor[at] = std::max(floor[at], highest);

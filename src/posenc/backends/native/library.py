@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from posenc import compat
 from posenc.backends.native import build, processor
 from posenc.backends.native.build import Record, UnavailableError
 from posenc.backends.native.proof import failures, on_trial
@@ -30,7 +31,8 @@ REALS = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "bfloa
 MULTIPLIES_BFLOAT16 = ("amx", "bf16")  # levels of processors
 SWITCH = "POSENC_NATIVE"
 FUNCTIONS = ("posenc_usable", "posenc_fields", "posenc_work", "posenc_forward", "posenc_backward")  # that a library has
-BEGUN = "its known answers have once ended the process"
+BEGUN = "its known answers have once ended the process; `posenc kernel --test` tries them again"
+ELSEWHERE = "it is for Linux and macOS alone"
 DAYS = 30  # that what nobody uses is kept in the cache
 FEW_THREADS = 8  # a guess above two, where alone is as quick beside the kernel and safe on a busy machine (docs/log.md)
 
@@ -77,6 +79,8 @@ def load(path: Path) -> Found | None:
     lacks = [name for name in FUNCTIONS if not hasattr(kernel, name)]
     if lacks:
         raise UnavailableError(f"{file.name} has no {lacks[0]}")
+    if not kernel.posenc_usable():  # which asks the system too, once for each process
+        raise UnavailableError(f"{file.name} needs the processor's matrix unit, which the system does not grant")
     with contextlib.suppress(OSError):
         os.utime(path)  # it is in use
     return Found(kernel, record, file)
@@ -128,7 +132,8 @@ def _identity(record: Record) -> str:
 def _computed(found: Found) -> tuple[str, ...]:
     """And warns of what is wrong."""
     try:
-        told = failures(found.kernel, found.record.precision)
+        with compat.outside_compilation():  # the first call of all may be one that is compiled
+            told = failures(found.kernel, found.record.precision)
     except (RuntimeError, ValueError, AttributeError) as error:
         raise UnavailableError(f"{found.path.name} cannot compute its known answers: {error}") from error
     if told:
@@ -151,7 +156,7 @@ def find(precision: str) -> Found | UnavailableError:
     if os.environ.get(SWITCH, "1") == "0":
         return UnavailableError(f"{SWITCH}=0 turns it off")
     if os.name != "posix":
-        return UnavailableError("it is for Linux and macOS alone")
+        return UnavailableError(ELSEWHERE)
     reasons = []
     for candidate in candidates(precision):
         try:
@@ -203,9 +208,13 @@ def library(dtype: torch.dtype) -> ctypes.CDLL:
 
 
 def level(dtype: torch.dtype) -> str | None:
-    """What the library for this precision uses of the processor, a level of `processor.py`; None without a library."""
+    """What the library for this precision uses of the processor, a level of `processor.py`; None without a library.
+    One for this very processor uses all that its best level has."""
     found = find(REALS[dtype])
-    return None if isinstance(found, UnavailableError) else found.record.level
+    if isinstance(found, UnavailableError):
+        return None
+    is_native = found.record.level == processor.NATIVE.name
+    return processor.runnable(found.record.precision)[0].name if is_native else found.record.level
 
 
 @functools.cache
@@ -243,6 +252,8 @@ def by_itself() -> Iterator[int]:
 def cache() -> Path:
     """Where `posenc kernel --build` keeps libraries, and what was proved is remembered: in the user's cache.
     UnavailableError where there is none, it cannot be written to, or others may write there too."""
+    if os.name != "posix":
+        raise UnavailableError(ELSEWHERE)
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         folder = (Path(base) if base else Path.home() / ".cache") / "posenc"

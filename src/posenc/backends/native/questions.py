@@ -20,7 +20,8 @@ from posenc.positions import Positions
 from posenc.tiles import Visibility, distances, tiles
 
 P = 65521  # a prime
-FIXED = ("query_place", "key_place", "ends", "key_norms")  # of what is given, what has no gradient
+ANGLES = ("query_cos", "query_sin", "key_cos", "key_sin")
+FIXED = ("query_place", "key_place", "ends", "key_norms", *ANGLES)  # of what is given, what has no gradient
 TAIL = 6  # from here on a clipped table goes on as it is
 COLUMNS = 29  # tokens in a row, where they have two coordinates
 BREAKS = (41 / 1024, 171 / 1024, 1023 / 1024)  # of a broken line; no x is one of them, as all are multiples of 1/512
@@ -168,6 +169,11 @@ class Question:
         return TERMS[self.term](self)
 
     @property
+    def turn(self) -> list[int]:
+        """The first channel of queries and keys that are turned, and whether pairs are interleaved; or nothing."""
+        return TURNS.get(self.term, [])
+
+    @property
     def skips(self) -> bool:
         """Whether what is too faint is left out."""
         return "faint" in self.term
@@ -216,6 +222,26 @@ def _feature(ask: Question) -> Term:
 
 def _shift(ask: Question) -> Tensor:
     return ask.numbers("shift", ask.place.heads, ask.place.width)
+
+
+TURNS = {"turned queries and keys (half)": [0, 0], "turned queries and keys (some, interleaved)": [4, 1]}
+
+
+def _turned(pairs: int) -> Callable[[Question], Term]:
+    """Queries and keys that are turned as they are read, each head by angles of its own or all alike."""
+
+    def make(ask: Question) -> Term:
+        at, found = ask.place, dict[str, Tensor]()
+        for side, heads, positions in (
+            ("query", at.heads, ask.query_positions),
+            ("key", at.kv_heads, ask.key_positions),
+        ):
+            # Of the numbers (1 - t^2) / (1 + t^2) and 2t / (1 + t^2) the squares sum to 1, and no library makes them.
+            t = ask.numbers(f"{side} angles", 1, heads if at.per_head else 1, len(positions), pairs)
+            found[f"{side}_cos"], found[f"{side}_sin"] = (1 - t * t) / (1 + t * t), 2 * t / (1 + t * t)
+        return found, {}, NO_FUNCTION
+
+    return make
 
 
 def _clock(side: str) -> Callable[[Question], Tensor]:
@@ -288,6 +314,8 @@ TERMS: Mapping[str, Callable[[Question], Term]] = {
     "broken line": _broken,
     "clocks": _also(_tables(), query_clock=_clock("query"), key_clock=_clock("key")),
     "a vector added to queries": _also(_tables("vectors"), shift=_shift),
+    "turned queries and keys (half)": _turned(8),
+    "turned queries and keys (some, interleaved)": _also(_tables("bias"), _turned(5)),
     "two coordinates (plane)": _plane("plane"),
     "two coordinates (by row)": _plane("by_row"),
     "two coordinates (by column)": _plane("by_column"),

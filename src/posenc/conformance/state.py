@@ -1,0 +1,59 @@
+"""What a subject may set of the whole process, kept as it was."""
+
+import contextlib
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+Setting = tuple[Callable[[], Any], Callable[[Any], object]]
+"""What gives it, and what sets it."""
+
+
+def _streams() -> dict[str, Any]:
+    return {name: getattr(sys, name) for name in ("stdin", "stdout", "stderr")}
+
+
+def _generators() -> dict[str, Any]:
+    """Those that all code shares: Python's, torch's, and those of NumPy and of a GPU where they are in use."""
+    found = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if "numpy" in sys.modules:
+        found["numpy"] = sys.modules["numpy"].random.get_state()
+    if torch.cuda.is_initialized():
+        found["cuda"] = torch.cuda.get_rng_state_all()
+    return found
+
+
+def _set_generators(states: dict[str, Any]) -> None:
+    random.setstate(states["python"])
+    torch.set_rng_state(states["torch"])
+    if "numpy" in states:
+        sys.modules["numpy"].random.set_state(states["numpy"])
+    if "cuda" in states:
+        torch.cuda.set_rng_state_all(states["cuda"])
+
+
+OF_PYTHON: tuple[Setting, ...] = ((_streams, lambda streams: vars(sys).update(streams)), (os.getcwd, os.chdir))
+OF_TORCH: tuple[Setting, ...] = (
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (_generators, _set_generators),
+)
+
+
+@contextlib.contextmanager
+def kept(*settings: Setting) -> Iterator[None]:
+    """Puts these settings back where they were changed; without any, all of them."""
+    every = settings or OF_PYTHON + OF_TORCH
+    before = [get() for get, _ in every]
+    try:
+        yield
+    finally:
+        for (get, put), value in zip(every, before, strict=True):
+            if get is _generators or get() != value:  # setting the number of threads does more than that
+                put(value)
