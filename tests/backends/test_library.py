@@ -3,6 +3,7 @@
 Compilers here are scripts that copy a library which was built before, so nothing is compiled.
 """
 
+import ctypes
 import json
 import os
 import shlex
@@ -464,6 +465,17 @@ def test_a_library_without_the_functions_is_refused_in_words(
     (record,) = built(V4)
     monkeypatch.setattr(library, "FUNCTIONS", ("posenc_forward", "posenc_sideways"))
     assert refusal().startswith(f"{record.file} has no posenc_sideways")
+
+
+def test_a_library_that_the_system_does_not_let_run_is_refused(
+    compiler: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of a matrix unit, whose use has to be granted."""
+    compiler()
+    (record,) = built(V4)
+    refused = type("Refused", (ctypes.CDLL,), {"posenc_usable": lambda self: 0})
+    monkeypatch.setattr(ctypes, "CDLL", refused)
+    assert refusal().startswith(f"{record.file} needs the processor's matrix unit, which the system does not grant")
 
 
 def test_a_folder_that_may_not_execute_is_named(
