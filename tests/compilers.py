@@ -22,45 +22,38 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from posenc.backends.native import operator as operator  # which registers what is asked
+from posenc.backends.native import processor
+from posenc.backends.native.processor import Level
 from posenc.backends.native.proof import PRECISIONS, failures
 from tests.backends.planted import built, compiled
 
 COMPILERS = ("g++-11", "g++-12", "g++-13", "clang++")
-V3 = ("avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe")
-V4 = (*V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
-# What a processor must have, by the kernel's names, to run code for a level.
-LEVELS = {"x86-64": (), "x86-64-v3": V3, "x86-64-v4": V4, "skylake-avx512": (*V4, "clwb"), "native": ()}
-QUICK = (("g++", "clang++"), ("x86-64-v4", "skylake-avx512"), ("float",))
+QUICK = (("g++", "clang++"), ("v4", "skylake-avx512"), ("float",))
 SANITIZERS = ("-O1", "-g", "-march=native", "-fsanitize=address,undefined")
 
 Row = tuple[str, str, str, str, float]  # compiler, level, precision, verdict, seconds
 
 
-def features() -> set[str]:
-    """What the processor has, by the kernel's names; none where there is no list."""
-    try:
-        listed = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        return set()
-    return set() if listed is None else set(listed[1].split())
-
-
-def cannot_run(level: str) -> str | None:
-    """Why this processor cannot run code for a level; None where it can."""
-    if level != "native" and platform.machine() not in ("x86_64", "AMD64"):
-        return f"skipped: this processor is {platform.machine()}"
-    missing = sorted(set(LEVELS[level]) - features())
-    return f"skipped: this processor has no {', '.join(missing)}" if missing else None
+def levels(precision: str) -> Iterator[Level]:
+    """Those that posenc is built for, one that a compiler went wrong for, and that of the processor at hand."""
+    yield from processor.levels(precision)
+    v4 = next((level for level in processor.levels() if level.name == "v4"), None)
+    if v4 is not None:
+        yield v4._replace(name="skylake-avx512", flags=("-march=skylake-avx512",))
+    yield processor.NATIVE
 
 
 def verdict(found: Sequence[str]) -> str:
     return "right" if not found else f"WRONG: {found[0]}" + (f", and {len(found) - 1} more" if found[1:] else "")
 
 
-def tried(compiler: str, level: str, precision: str) -> str:
+def tried(compiler: str, level: Level, precision: str) -> str:
+    missing = sorted(level.needs - processor.flags())
+    if missing:
+        return f"skipped: this processor has no {', '.join(missing)}"
     with tempfile.TemporaryDirectory() as folder:
         try:
-            kernel = built(Path(folder), (), precision, ("-O3", f"-march={level}"), (compiler,))
+            kernel = built(Path(folder), (), precision, ("-O3", *level.flags), (compiler,))
         except subprocess.CalledProcessError as error:
             return "WRONG: does not compile: " + next(iter(error.stderr.splitlines()), "")
         return verdict(failures(kernel, precision))
@@ -90,17 +83,18 @@ def sanitized(compiler: str, runtime: str, precision: str) -> str:
     return "WRONG: " + ((ended.stdout + ended.stderr).strip().splitlines() or ["it ended without a word"])[-1]
 
 
-def rows(compilers: Sequence[str], levels: Sequence[str], precisions: Sequence[str], is_quick: bool) -> Iterator[Row]:
+def rows(compilers: Sequence[str], names: Sequence[str], precisions: Sequence[str], is_quick: bool) -> Iterator[Row]:
     for compiler in compilers:
         if shutil.which(compiler) is None:
             yield compiler, "", "", "skipped: not installed", 0.0
             continue
-        for level in levels:
-            refused = cannot_run(level)
-            for precision in precisions:
+        for precision in precisions:
+            for level in levels(precision):
+                if names and level.name not in names:
+                    continue
                 start = time.perf_counter()
-                found = refused or tried(compiler, level, precision)
-                yield compiler, level, precision, found, time.perf_counter() - start
+                found = tried(compiler, level, precision)
+                yield compiler, level.name, precision, found, time.perf_counter() - start
     if is_quick:
         return
     # Clang's see more than g++'s: arithmetic on null pointers that does not wrap around.
@@ -127,7 +121,7 @@ def main() -> int:
         return bool(found)
     is_wrong = False
     print(f"{'compiler':10} {'level':15} {'precision':9} {'seconds':>7}  verdict")
-    chosen = QUICK if given.quick else (COMPILERS, tuple(LEVELS), tuple(PRECISIONS))
+    chosen = QUICK if given.quick else (COMPILERS, (), tuple(PRECISIONS))
     for compiler, level, precision, said, seconds in rows(*chosen, given.quick):
         print(f"{compiler:10} {level:15} {precision:9} {seconds:7.1f}  {said}", flush=True)
         is_wrong |= said.startswith("WRONG")

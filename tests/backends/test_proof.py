@@ -31,13 +31,18 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_the_kernel_as_built_here_gives_the_known_answers(precision: str) -> None:
-    (dtype,) = (dtype for dtype, real in library.REALS.items() if real == precision)
-    assert failures(library.library(dtype), precision) == ()
+def test_libraries_as_built_here_give_the_known_answers(precision: str) -> None:
+    loaded = [library.load(candidate.path) for candidate in library.candidates(precision)]
+    there = [found for found in loaded if found is not None]
+    if not there:
+        pytest.skip(f"no library of these sources was built here in {precision}")
+    assert {found.path.name: failures(found.kernel, precision) for found in there} == {
+        found.path.name: () for found in there
+    }
 
 
 def test_a_precision_that_there_is_not_is_named(right: ctypes.CDLL) -> None:
-    with pytest.raises(ValueError, match=r"^precision must be 'float' or 'double', got 'half'"):
+    with pytest.raises(ValueError, match=r"^precision must be 'float', 'double' or 'bfloat16', got 'half'"):
         failures(right, "half")
 
 
@@ -68,8 +73,8 @@ def test_the_file_has_what_the_reference_says(truth: dict[str, dict[str, torch.T
     for question, answers in truth.items():
         assert list(kept[question]) == list(answers)
         for name, x in answers.items():
-            *was, noise = kept[question][name]
-            near = MARGIN * PRECISIONS["double"].unit * noise
+            *was, off, least = kept[question][name]
+            near = MARGIN * PRECISIONS["double"].unit * max(off, least)
             assert measured(x) == pytest.approx(was, rel=0, abs=near), f"{question}: {name}"
 
 
@@ -78,8 +83,10 @@ def test_the_file_has_how_far_single_precision_is_off() -> None:
     far, or as near, where sums are made in another order."""
     kept = json.loads(KNOWN.read_text())
     for ask in list(questions())[::8]:
-        for name, (*_, noise) in known_answers.known(ask).items():
-            assert noise / 8 <= kept[ask.name][name][3] <= noise * 8, f"{ask.name}: {name}"
+        for name, (*_, off, least) in known_answers.known(ask).items():
+            *_, was, least_was = kept[ask.name][name]
+            assert off / 8 <= was <= off * 8, f"{ask.name}: {name}"
+            assert least == least_was, f"{ask.name}: {name}"
 
 
 def test_an_error_of_a_hundredth_in_one_entry_shows(truth: dict[str, dict[str, torch.Tensor]]) -> None:
@@ -91,7 +98,7 @@ def test_an_error_of_a_hundredth_in_one_entry_shows(truth: dict[str, dict[str, t
             known = kept[question][name]
             assert not is_off(x, known, PRECISIONS["double"])
             greatest = x.abs().max().item()
-            assert MARGIN * PRECISIONS["double"].unit * known[3] < 1e-2 * 1e-6 * greatest, f"{question}: {name}"
+            assert MARGIN * PRECISIONS["double"].unit * max(known[3:]) < 1e-2 * 1e-6 * greatest, f"{question}: {name}"
             wrong = x.flatten().clone()
             wrong[x.abs().argmax()] *= 1.01
             assert is_off(wrong, known, PRECISIONS["float"]), f"{question}: {name}"
@@ -109,7 +116,7 @@ def test_errors_of_many_entries_do_not_cancel() -> None:
 
 
 def test_what_is_no_number_is_off() -> None:
-    known = [*measured(torch.ones(3)), 1e30]
+    known = [*measured(torch.ones(3)), 1e30, 1e30]
     assert not is_off(torch.ones(3), known, PRECISIONS["float"])
     for bad in (torch.nan, torch.inf):
         assert is_off(torch.tensor([1.0, bad, 1.0]), known, PRECISIONS["float"])
@@ -142,11 +149,16 @@ OF_CLOCKS = ("clocks", "functions of the score (one cap", f"{FAINT} (clocks")
 FUNCTIONS = "functions of the score"
 FAULTS = (
     fault(
-        "a bias is off by a hundredth", "scores.h", "{ s[j] += c; }", "{ s[j] += c * Real(1.01); }", "output", *OF_BIAS
+        "a bias is off by a hundredth",
+        "scores.h",
+        "store(s + j, load(s + j) + c); });",
+        "store(s + j, load(s + j) + c * Real(1.01)); });",
+        "output",
+        *OF_BIAS,
     ),
     fault(
         "the last entry of a table gets nothing of what lies past it",
-        *("backward.h", "line[t.entries - 1] += sum_over(outside, right, f);", "", "gradient of the bias"),
+        *("gradients.h", "line[end] += sum(after);", "", "gradient of the bias"),
         *("bias", FUNCTIONS, FAINT),
     ),
     fault(
@@ -156,12 +168,17 @@ FAULTS = (
     ),
     fault(
         "the gradient of a table past its end goes nowhere",
-        *("backward.h", "if (!past || !t.gradient) return;", "return;", "gradient of the values"),
+        *("gradients.h", "if (!past || !t.gradient) return;", "return;", "gradient of the values"),
         *OF_VECTORS,
     ),
     fault(
         "the gradient of a feature is scaled",
-        *("backward.h", "call.meeting.x ? Real(1) : call.scale, E);", "call.scale, E);", "gradient of the meeting"),
+        *(
+            "backward.h",
+            "h, i + r), d_m + r * E, 1, E);",
+            "h, i + r), d_m + r * E, call.scale, E);",
+            "gradient of the meeting",
+        ),
         "vectors that features",
         places=("window of 40", "all keys"),
     ),
@@ -177,27 +194,27 @@ FAULTS = (
     ),
     fault(
         "the mass past a table of values is another's",
-        *("forward.h", "l_high[at + r] * fade + high;", "l_high[at + r] * fade + low;", "output"),
+        *("forward.h", "l_high[at] * fade + high;", "l_high[at] * fade + low;", "output"),
         "values by distance (clipped)",
     ),
     fault(
         "the gradient of a function is that of negative scores too",
         *(
-            "backward.h",
-            "d_s[j] = bare[j] <= 0 ? Real(0) : d_s[j] * c;",
-            "d_s[j] = d_s[j] * c;",
+            "gradients.h",
+            "s <= all(0) ? all(0) : g * c;",
+            "g * c;",
             "gradient of the query",
         ),
         f"{FUNCTIONS} (relu times",
     ),
     fault(
         "the derivative of a cap is no square",
-        *("backward.h", "g * (Real(1) - t * t)", "g * (Real(1) - t)", "gradient of the query"),
+        *("gradients.h", "return g * (Real(1) - t * t);", "return g * (Real(1) - t);", "gradient of the query"),
         *(f"{FUNCTIONS} (cap", f"{FUNCTIONS} (one cap"),
     ),
     fault(
         "the gradient of a cap is that of its factor",
-        *("backward.h", "store(of_cap + j, g * t - of_score * ratio)", "store(of_cap + j, g * t)"),
+        *("gradients.h", "return g * t - g * (Real(1) - t * t) * (s / c);", "return g * t;"),
         *("gradient of the factor", f"{FUNCTIONS} (cap", f"{FUNCTIONS} (one cap"),
     ),
     fault(
@@ -216,11 +233,21 @@ FAULTS = (
     ),
     fault(
         "the gradient of a clock is one side's alone",
-        *("backward.h", "d_clock[j] += row[j];", ";", "gradient of the key clock", *OF_CLOCKS),
+        *("backward.h", "add(d_clock + left, d + left, 1, seen - left);", "", "gradient of the key clock", *OF_CLOCKS),
     ),
     fault(
         "a vector is not added to queries",
-        *("scores.h", "plus ? from[d] + plus[d] : from[d]", "from[d]", "output", SHIFT, f"{FAINT} (bias, vectors)"),
+        *("turn.h", "if (plus) now += load(plus + d);", "", "output", SHIFT, f"{FAINT} (bias, vectors)"),
+    ),
+    fault(
+        "the gradient of queries is turned on, not back",
+        *("backward.h", "queries.turn(i, -1, row);", "queries.turn(i, 1, row);", "gradient of the query"),
+        "turned queries and keys",
+    ),
+    fault(
+        "pairs of channels are counted from the first",
+        *("turn.h", "Real *a = x + t.first, *b", "Real *a = x, *b", "output"),
+        "turned queries and keys (some, interleaved)",
     ),
     fault(
         "the query's column is forgotten",
@@ -235,7 +262,7 @@ FAULTS = (
     ),
     fault(
         "the gradient of a row is that of its last keys",
-        *("places.h", "t.d_by_row[own + row] += sum_over", "t.d_by_row[own + row] = sum_over"),
+        *("places.h", "t.d_by_row[own + row] += sum_of", "t.d_by_row[own + row] = sum_of"),
         *("gradient of the by row", "two coordinates (by row)", "two coordinates (all three)"),
     ),
     fault(
@@ -254,18 +281,18 @@ FAULTS = (
     ),
     fault(
         "the last key of a step of decoding has no value",
-        *("forward.h", "weigh(rows, V, seen - left,", "weigh(rows, V, seen - left - 1,", "output"),
+        *("forward.h", "weigh(count, V, seen - left,", "weigh(count, V, seen - left - 1,", "output"),
         places=("few queries",),
     ),
     fault(
         "weights of a block before are not brought down",
-        *("forward.h", "l[at + r] = l[at + r] * fade + sum(total);", "l[at + r] = l[at + r] + sum(total);"),
+        *("forward.h", "l[at] = l[at] * fade + sum(total);", "l[at] = l[at] + sum(total);"),
         "log-sum-exp",
         places=("window of 40", "all keys", "packed", "few queries"),  # of which keys are of several blocks, or tiles
     ),
     fault(
         "every head has the values of the first key head",
-        *("backward.h", "row_of(call.v, b, kv, p.first), call.v.row", "row_of(call.v, b, 0, p.first), call.v.row"),
+        *("backward.h", "of_values{call, row_of(call.v, b, kv, 0)", "of_values{call, row_of(call.v, b, 0, 0)"),
         "gradient of the query",
         places=[name for name, place in PLACES.items() if place.kv_heads > 1],
     ),
@@ -277,14 +304,14 @@ FAULTS = (
     ),
     fault(
         "keys are of every part",
-        *("backward.h", "if (block % call.parts == part)", "if (true)", "gradient of the query"),
+        *("backward.h", "int64_t block = part;", "int64_t block = 0;", "gradient of the value"),
         places=("two threads",),
     ),
     fault(
         "a log-sum-exp is off in the seventh digit",
         "forward.h",
-        "std::log(l[at])",
-        "std::log(l[at]) * Real(1.0000001)",
+        "std::log(double(l[at]))",
+        "std::log(double(l[at])) * 1.0000001",
         "log-sum-exp",
     ),
 )
@@ -332,7 +359,7 @@ Real sum_as_it_stood(int64_t from, int64_t to, F f) {
     int64_t j = from;
     for (; j + LANES <= to; j += LANES)
         for (int l = 0; l < LANES; l++) parts[l] += f(j + l);
-    Real s = sum_of<LANES>(parts);
+    Real s = sum(load(parts));
     for (; j < to; j++) s += f(j);
     return s;
 }
@@ -352,9 +379,9 @@ void as_it_stood(const Call& call, const Part& p, int64_t h, int64_t i, int64_t 
     apply_backward(call, p, h, i, left, right, bare, d_s, nullptr);
 }
 
-struct Backward {"""
+class Backward {"""
 CONDITIONAL = (
-    Wrong("backward.h", "\nstruct Backward {", AS_IT_STOOD),
+    Wrong("backward.h", "\nclass Backward {", AS_IT_STOOD),
     Wrong("backward.h", "r++) apply_backward(call, p, h, i + r,", "r++) as_it_stood(call, p, h, i + r,"),
 )
 SKYLAKE = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")

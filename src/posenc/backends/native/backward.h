@@ -9,7 +9,7 @@ namespace {
 constexpr int64_t ROWS = 64;      // queries of a block
 constexpr int64_t COLUMNS = 256;  // keys of a block
 static_assert(MARGIN >= ROWS, "rows of a block begin one column further each");
-static_assert(ROWS % (2 * WORDS) == 0 && ROWS % STRIP == 0 && COLUMNS % PANEL == 0, "");
+static_assert(ROWS % (2 * WORDS) == 0 && COLUMNS % PANEL == 0, "");
 
 class Backward {
     const Call& call;

@@ -19,7 +19,7 @@ namespace {
 #if defined(__AVX512F__)
 constexpr int BYTES = 64, REGISTER_ROWS = 8;
 #elif defined(__AVX2__)
-constexpr int BYTES = 32, REGISTER_ROWS = 4;
+constexpr int BYTES = 32, REGISTER_ROWS = 6;
 #else
 constexpr int BYTES = 16, REGISTER_ROWS = 8;
 #endif

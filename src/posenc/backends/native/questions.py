@@ -315,7 +315,7 @@ TERMS: Mapping[str, Callable[[Question], Term]] = {
     "clocks": _also(_tables(), query_clock=_clock("query"), key_clock=_clock("key")),
     "a vector added to queries": _also(_tables("vectors"), shift=_shift),
     "turned queries and keys (half)": _turned(8),
-    "turned queries and keys (some, interleaved)": _also(_tables("bias"), _turned(5)),
+    "turned queries and keys (some, interleaved)": _turned(5),
     "two coordinates (plane)": _plane("plane"),
     "two coordinates (by row)": _plane("by_row"),
     "two coordinates (by column)": _plane("by_column"),
