@@ -833,6 +833,7 @@ TAKEN_WITHOUT_A_COMPILER = TAKEN | {
 def test_explain_says_what_auto_takes_and_why_not_the_others(
     case: str, has_compiler: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(ahead, "AHEAD", {})  # which differs from processor to processor
     if not has_compiler:
         monkeypatch.setattr("posenc.backends.native.backend.missing", lambda dtype: "there is no C++ compiler")
     make, how, expected, why = (TAKEN if has_compiler else TAKEN_WITHOUT_A_COMPILER)[case]
@@ -858,6 +859,7 @@ def test_nobody_asks_for_a_kernel_that_is_not_taken(scheme: Scheme | None, monke
         raise AssertionError("the kernel was asked for")
 
     monkeypatch.setattr("posenc.backends.native.backend.missing", asked)
+    monkeypatch.setattr(ahead, "AHEAD", {})
     q = torch.randn(1, HEADS, LONG, HEAD_DIM)
     for queries in (LONG, 1):
         found = attend(q[:, :, :queries], q, q, scheme, is_causal=queries > 1)
@@ -903,7 +905,7 @@ def test_where_nothing_is_added_the_kernel_is_taken_from_so_many_tokens_on(
 
 
 def test_every_processor_is_in_the_table_and_nothing_is_taken_that_was_not_measured() -> None:
-    assert tuple(ahead.AHEAD) == LEVELS
+    assert {*ahead.AHEAD} <= {*LEVELS}
     for of_machine in processor.LEVELS.values():
         assert {level.name for level in of_machine} <= {*LEVELS}
     assert ahead._level() in LEVELS

@@ -186,8 +186,8 @@ def test_the_kernel_is_given_one_precision_alone() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_widened(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """float16, and bfloat16 where the processor does not multiply it. What comes in is exact in single precision, so all
-    that is rounded is what goes out."""
+    """float16, and bfloat16 where the processor does not multiply it. What comes in is exact in single precision, so
+    all that is rounded is what goes out."""
     monkeypatch.setattr(library, "MULTIPLIES_BFLOAT16", ())
     q, k, v = (torch.randn(1, 2, 300, 16).to(dtype).requires_grad_() for _ in range(3))
     scheme = Shaw(16, 5)

@@ -221,8 +221,8 @@ def _native_backward(
         if dlse is not None:
             delta -= dlse.masked_fill(lse == -torch.inf, 0.0)
         # Sums of several parts, and of the same precision, are made where they end; else each task has its own.
-        dq_sums = query.new_zeros((parts, *query.shape), dtype=real) if parts > 1 or real == query.dtype else None
-        dq = query.new_empty(query.shape) if dq_sums is None else None
+        is_summed_here = parts > 1 or real == query.dtype
+        dq = query.new_zeros((parts, *query.shape), dtype=real) if is_summed_here else query.new_empty(query.shape)
         dk, dv = (x.new_zeros(x.shape) for x in (key, value))
         tables: dict[str, Tensor] = {}
         for name in of_tables:
@@ -235,9 +235,9 @@ def _native_backward(
         call.out = rows(out)
         call.lse, call.delta, call.dout = rows(lse[..., None]), rows(delta[..., None]), rows(dout)
         call.dk, call.dv = rows(dk), rows(dv)
-        if dq_sums is not None:
-            call.dq_sums = rows(dq_sums.flatten(0, 1))
-        if dq is not None:
+        if is_summed_here:
+            call.dq_sums = rows(dq.flatten(0, 1))
+        else:
             call.dq = rows(dq)
         others: dict[str, Tensor] = {}
         for name in OF_PLANE:
@@ -262,7 +262,7 @@ def _native_backward(
             others["key_clock"] = query.new_zeros((1, *inputs["key_clock"].shape), dtype=real)
             call.d_query_clock, call.d_key_clock = (others[f"{side}_clock"].data_ptr() for side in ("query", "key"))
         _run(True, query, call)
-        dq = dq if dq_sums is None else _sum(dq_sums).to(query.dtype)
+        dq = _sum(dq).to(query.dtype) if is_summed_here else dq
         grads = [_cut(x, width) for x, width in zip((dq, dk, dv), widths, strict=True)]
         of = dict(zip(names.split(), given, strict=True))
         for name in wanted:
