@@ -21,8 +21,8 @@ from posenc.backends.native import library
 from posenc.backends.native.processor import LEVELS
 
 WORST = 1.5  # times the error of PyTorch's attention in the same precision, of output and gradients of tokens
-# Of what schemes learn. Every gradient of a score has the product of the output, as it is rounded, and its gradient, which
-# is one error for a row; what is learned sums it over keys as well, with numbers that may be greater than 1.
+# Of what schemes learn. Every gradient of a score has the product of the output, as it is rounded, and its gradient,
+# which is one error for a row; what is learned sums it over keys as well, with numbers that may be greater than 1.
 WORST_LEARNED = 2.0
 
 pytestmark = pytest.mark.skipif(
@@ -149,7 +149,9 @@ def test_what_a_bias_learns_is_as_exact_as_by_a_mask(name: str) -> None:
         scheme.load_state_dict(start)
         if way == "mask":
             zeros = torch.zeros(1, 4, 341, 16)
-            bias = posenc.logits(zeros, zeros, scheme, query_positions=at, key_positions=at).masked_fill(hidden, -torch.inf)
+            bias = posenc.logits(zeros, zeros, scheme, query_positions=at, key_positions=at).masked_fill(
+                hidden, -torch.inf
+            )
             out = F.scaled_dot_product_attention(*tokens, attn_mask=bias.bfloat16())
         else:
             dtype = torch.bfloat16 if way == "native" else torch.float64

@@ -36,10 +36,11 @@ def test_a_library_that_says_something_else_of_a_call_is_refused(monkeypatch: py
         operator._check_fields.__wrapped__(kernel)
 
 
-def test_the_source_has_no_warnings(tmp_path: Path) -> None:
-    flags = [flag for flag in (*build.FLAGS, *processor.runnable("float")[0].flags) if flag != "-shared"]
-    command = [*build.compiler().command, *flags, "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
-    command.append(str(build.SOURCES / "attention.cpp"))
+@pytest.mark.parametrize("precision", build.PRECISIONS)
+def test_the_source_has_no_warnings(precision: str, tmp_path: Path) -> None:
+    flags = [flag for flag in (*build.FLAGS, *processor.runnable(precision)[0].flags) if flag != "-shared"]
+    command = [*build.compiler().command, *flags, *build.PRECISIONS[precision], "-Wall", "-Wextra", "-Werror"]
+    command += ["-fsyntax-only", str(build.SOURCES / "attention.cpp")]
     told = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert (told.returncode, told.stderr) == (0, "")
 

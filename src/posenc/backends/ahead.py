@@ -28,8 +28,8 @@ AHEAD: Mapping[str, Mapping[torch.dtype, From]] = {
     "v4": {torch.float32: _SINGLE},
     "v3": {torch.float32: _SINGLE},
 }
-"""By the best level of the processor (`processor.LEVELS`) and by the precision of queries; as measured, docs/log.md. What
-is not here is PyTorch's."""
+"""By the best level of the processor (`processor.LEVELS`) and by the precision of queries; as measured, docs/log.md.
+What is not here is PyTorch's."""
 
 
 @functools.cache

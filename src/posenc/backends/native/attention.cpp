@@ -1,16 +1,17 @@
 // Attention with positions on the CPU, forward and backward: one parallel loop over tasks that share nothing.
 //
-// A task holds some queries of the heads of one key head, or some of its keys, and walks over blocks of the others. Rows
-// are queries and columns are keys, or distances: what queries q_i give by vectors of the distance, M[i][r] = q_i . a(r), belongs to the pair (i, j = i + r),
-// so that the matrix M *is* the matrix of scores with rows that begin one place further each. It is written to, and
-// read from, a block of scores with the row stride ld + 1, and nothing is gathered or copied.
+// A task holds some queries of the heads of one key head, or some of its keys, and walks over blocks of the others.
+// Rows are queries and columns are keys, or distances: what queries q_i give by vectors of the distance, M[i][r] = q_i
+// . a(r), belongs to the pair (i, j = i + r), so that the matrix M *is* the matrix of scores with rows that begin one
+// place further each. It is written to, and read from, a block of scores with the row stride ld + 1, and nothing is
+// gathered or copied.
 
 #include "backward.h"
 #include "fields.h"
 #include "forward.h"
 
-// For Python: whether this processor and system let it run, whether both sides say the same of a call, and the numbers that
-// each thread needs to work in, of no more threads than there are tasks.
+// For Python: whether this processor and system let it run, whether both sides say the same of a call, and the numbers
+// that each thread needs to work in, of no more threads than there are tasks.
 extern "C" int64_t posenc_usable() { return is_usable(); }
 extern "C" int64_t posenc_span() { return SPAN; }
 extern "C" int64_t posenc_fields(const Field** found) {
@@ -37,7 +38,8 @@ extern "C" void posenc_forward(const Call* call) {
 }
 
 extern "C" void posenc_backward(const Call* call) {
-    run(*call, call->batch * call->heads, [call](int64_t task, Real*) { give_output(*call, task / call->heads, task % call->heads); });
+    run(*call, call->batch * call->heads,
+        [call](int64_t task, Real*) { give_output(*call, task / call->heads, task % call->heads); });
     run(*call, call->slots * call->kv_heads, [call](int64_t task, Real* work) {
         Room room{work};
         Backward(*call, room).run(task);

@@ -2,74 +2,15 @@
 
 #pragma once
 
-#include "gradients.h"
+#include "buffers.h"
 
 namespace {
 
-constexpr int64_t ROWS = 64;      // queries of a block
-constexpr int64_t COLUMNS = 256;  // keys of a block
-static_assert(MARGIN >= ROWS, "rows of a block begin one column further each");
-static_assert(ROWS % (2 * WORDS) == 0 && COLUMNS % PANEL == 0, "");
-
-class Backward {
-    const Call& call;
-    const int64_t groups, D, E, V, words_of_keys, words_of_values;
-    int64_t slot, part, b = 0, kv = 0;
-    // Rows of queries and of the output's gradients; keys and values in panels; vectors by distance.
-    Real *q, *unshifted, *dout, *vectors, *value_vectors, *keys_as_rows;
-    Word *q_words, *dout_words, *keys, *values, *rows;
-    // Weights, the gradients of scores, and what a function of the score was given: rows of queries, columns of keys.
-    Real *weights, *d_s, *bare;
-    // Gradients of a block of queries, of its keys in a tile, and their sums over tiles and of the task.
-    Real *d_q, *d_m, *d_k, *d_v, *d_clock, *sums, *dk_sums, *dv_sums, *dq_of_task;
-    // Keys that meet vectors, channel by channel.
-    Real *turned_keys, *d_turned_keys, *turned_x, *d_turned;
-    // Of numbers of half the width: operands of sums over queries ("down") and over keys. Of these d_k and d_v have a row for
-    // each channel.
-    Word *q_down, *dout_down, *keys_down, *weights_down, *d_s_down, *d_s_words;
-    static constexpr int64_t ld = COLUMNS + 2 * MARGIN, HALF_ROWS = ROWS / 2;
+class Backward : Buffers {
+    int64_t slot = 0, part = 0, b = 0, kv = 0;
 
 public:
-    Backward(const Call& c, Room& r)
-        : call(c), groups(c.heads / c.kv_heads), D(c.width), E(c.vectors.width), V(c.value_width),
-          words_of_keys(Side::words_of_width(D)), words_of_values(Side::words_of_width(V)), slot(0), part(0) {
-        const int64_t window = rounded(COLUMNS + ROWS, PANEL) + PANEL, K = c.key_vectors.width;
-        const auto half = [](int64_t count) { return IS_HALF ? count : 0; };
-        q = r.take(ROWS * D);
-        unshifted = r.take(c.vectors.x && !c.meeting.x ? ROWS * D : 0);
-        dout = r.take(half(ROWS * V));
-        vectors = r.take(window * E);
-        value_vectors = r.take(window * c.values.width);
-        keys_as_rows = r.take(copies_keys() ? COLUMNS * D : 0);
-        keys = r.take<Word>(COLUMNS * words_of_keys);
-        values = r.take<Word>(COLUMNS * words_of_values);
-        rows = r.take<Word>(PANEL * std::max(words_of_keys, words_of_values));
-        for (Real** each : {&weights, &d_s, &bare}) {
-            *each = r.take(ROWS * ld);
-            if (*each) std::fill(*each, *each + ROWS * ld, Real(0));
-            if (*each) *each += MARGIN;
-        }
-        d_q = r.take(ROWS * rounded(D, PANEL));
-        d_m = r.take(ROWS * E);
-        for (Real** each : {&d_k, &dk_sums}) *each = r.take(COLUMNS * D);
-        for (Real** each : {&d_v, &dv_sums}) *each = r.take(COLUMNS * V);
-        d_clock = r.take(COLUMNS);
-        sums = r.take(2 * std::max(E, c.values.width));
-        dq_of_task = r.take(c.dq_sums.x ? 0 : groups * c.queries * D);
-        for (Real** each : {&turned_keys, &d_turned_keys}) {
-            *each = r.take(ld * K);
-            if (*each) *each += MARGIN;
-        }
-        for (Real** each : {&turned_x, &d_turned}) *each = r.take(stride() * K);
-        q_words = r.take<Word>(half((ROWS + STRIP) * words_of_keys));
-        dout_words = r.take<Word>(half((ROWS + STRIP) * words_of_values));
-        q_down = r.take<Word>(half(rounded(D, STRIP) * HALF_ROWS));
-        dout_down = r.take<Word>(half(rounded(V, STRIP) * HALF_ROWS));
-        keys_down = r.take<Word>(half(COLUMNS / 2 * rounded(D, PANEL)));
-        weights_down = r.take<Word>(half(COLUMNS * HALF_ROWS));
-        d_s_down = r.take<Word>(half(COLUMNS * HALF_ROWS));
-        d_s_words = r.take<Word>(half((ROWS + STRIP) * COLUMNS / 2));
-    }
+    using Buffers::Buffers;
 
     void run(int64_t task) {
         kv = task % call.kv_heads, slot = task / call.kv_heads, part = slot % call.parts;
@@ -82,11 +23,6 @@ public:
     }
 
 private:
-    // Whether products over keys would read some that are not turned.
-    bool copies_keys() const { return !IS_HALF && call.turn.query_cos; }
-
-    static int64_t stride() { return turned_stride(ROWS, COLUMNS); }
-
     // Sums of the gradients of query i, before they are turned back.
     Real* dq_row(int64_t h, int64_t i) const {
         if (call.dq_sums.x) return row_of(call.dq_sums, part * call.batch + b, h, i);
@@ -148,15 +84,16 @@ private:
         for (int64_t h = kv * groups; h < (kv + 1) * groups; h++) {
             std::fill(d_clock, d_clock + COLUMNS, Real(0));
             for (int64_t i = p.start; i < p.stop; i += ROWS) pairs(p, h, i, std::min(ROWS, p.stop - i));
-            if (call.d_key_clock) add(call.d_key_clock + (b * call.heads + h) * call.keys + p.first, d_clock, -1, count);
+            if (call.d_key_clock)
+                add(call.d_key_clock + (b * call.heads + h) * call.keys + p.first, d_clock, -1, count);
         }
         const Real scale = after(call);
-        const int64_t row = IS_HALF ? 1 : D, channel = IS_HALF ? COLUMNS : 1, value_row = IS_HALF ? 1 : V;
+        const auto at_row = [](int64_t j, int64_t d, int64_t width) { return IS_HALF ? d * COLUMNS + j : j * width + d; };
         for (int64_t j = 0; j < count; j++) {
-            for (int64_t d = 0; d < D; d++) dk_sums[(at + j) * D + d] += scale * d_k[j * row + d * channel];
-            for (int64_t d = 0; d < V; d++) dv_sums[(at + j) * V + d] += d_v[j * value_row + d * channel];
-            if (call.key_vectors.x)
-                for (int64_t d = 0; d < D; d++) dk_sums[(at + j) * D + d] += d_turned_keys[d * ld + j];
+            Real *dk = dk_sums + (at + j) * D, *dv = dv_sums + (at + j) * V;
+            for (int64_t d = 0; d < D; d++) dk[d] += scale * d_k[at_row(j, d, D)];
+            for (int64_t d = 0; d < D && call.key_vectors.x; d++) dk[d] += d_turned_keys[d * ld + j];
+            for (int64_t d = 0; d < V; d++) dv[d] += d_v[at_row(j, d, V)];
         }
     }
 
@@ -188,13 +125,18 @@ private:
         if (call.meeting.x) met.meeting = row_of(call.meeting, b, h, i), met.meeting_row = call.meeting.row;
         if (call.vectors.x) {
             for (int64_t n = 0; n < rows && !call.meeting.x; n++)
-                for (int64_t d = 0; d < D; d++) unshifted[n * D + d] = wide(row_of(call.q, b, h, i + n)[d]) * Real(call.scale);
-            operands.vectors_from = pack_vectors(reach(p, i, rows, left, right, call.vectors), call.vectors, h, vectors);
+                for (int64_t d = 0; d < D; d++)
+                    unshifted[n * D + d] = wide(row_of(call.q, b, h, i + n)[d]) * Real(call.scale);
+            operands.vectors_from =
+                pack_vectors(reach(p, i, rows, left, right, call.vectors), call.vectors, h, vectors);
         }
-        if (call.values.x) value_from = pack_vectors(reach(p, i, rows, left, right, call.values), call.values, h, value_vectors);
-        if (call.key_vectors.x) operands.turned = turn(p, h, i, rows, left, right, call.key_vectors, turned_x, stride());
+        if (call.values.x)
+            value_from = pack_vectors(reach(p, i, rows, left, right, call.values), call.values, h, value_vectors);
+        if (call.key_vectors.x)
+            operands.turned = turn(p, h, i, rows, left, right, call.key_vectors, turned_x, stride());
         for (int64_t strip = 0; strip < rows; strip += STRIP)
-            gradients_of_scores(p, h, i, strip, std::min<int64_t>(STRIP, rows - strip), left, right, met, operands, given, given_row, value_from);
+            gradients_of_scores(p, h, i, strip, std::min<int64_t>(STRIP, rows - strip), left, right, met, operands,
+                                given, given_row, value_from);
         give(p, h, i, rows, left, right, met, operands.turned, given, given_row);
     }
 
@@ -209,14 +151,14 @@ private:
         copy_rows(side, i, rows, nullptr, 1, dout, dout_words);
         return dout;
 #else
-        (void)rows;
-        return side.x + i * side.row;
+        return (void)rows, side.x + i * side.row;
 #endif
     }
 
     // Of the rows strip .. strip + count of a block the weights, and their gradients with respect to scores.
-    void gradients_of_scores(const Part& p, int64_t h, int64_t i, int64_t strip, int64_t count, int64_t left, int64_t right, const Queries& met,
-                             const Operands& operands, const Real* given, int64_t given_row, int64_t value_from) {
+    void gradients_of_scores(const Part& p, int64_t h, int64_t i, int64_t strip, int64_t count, int64_t left,
+                             int64_t right, const Queries& met, const Operands& operands, const Real* given,
+                             int64_t given_row, int64_t value_from) {
         const int64_t first = i + strip;
         const Real *lse = row_of(call.lse, b, h, first), *delta = row_of(call.delta, b, h, first);
         int64_t low = std::max(p.low(first) / PANEL * PANEL, left);
@@ -224,15 +166,20 @@ private:
         if (call.query_most) Bound(call, p, b, h, first, count, lse).narrow(low, high);
         Real *w = weights + strip * ld, *d = d_s + strip * ld, *before_function = bare + strip * ld;
         if (low < high) {
-            const Queries of_strip{q + strip * D, q_words + strip * words_of_keys, met.meeting + strip * met.meeting_row, met.meeting_row};
-            scores(call, p, b, h, first, count, low, high, of_strip, operands, w, ld, call.function ? before_function : nullptr, nullptr);
+            const Queries of_strip{q + strip * D, q_words + strip * words_of_keys,
+                                   met.meeting + strip * met.meeting_row, met.meeting_row};
+            scores(call, p, b, h, first, count, low, high, of_strip, operands, w, ld,
+                   call.function ? before_function : nullptr, nullptr);
 #if HALF
-            multiply_halves(count, high - low, words_of_values, dout_words + strip * words_of_values, words_of_values, values + low * words_of_values,
-                            PANEL * words_of_values, d + low, ld, false);
+            multiply_halves(count, high - low, words_of_values, dout_words + strip * words_of_values, words_of_values,
+                            values + low * words_of_values, PANEL * words_of_values, d + low, ld, false);
 #else
-            multiply(count, high - low, V, given + strip * given_row, given_row, 1, values + low * V, PANEL, PANEL * V, d + low, ld, false);
+            multiply(count, high - low, V, given + strip * given_row, given_row, 1, values + low * V, PANEL, PANEL * V,
+                     d + low, ld, false);
 #endif
-            if (call.values.x) by_vectors(p, h, first, count, low, high, call.values, given + strip * given_row, given_row, value_vectors, value_from, d, ld);
+            if (call.values.x)
+                by_vectors(p, h, first, count, low, high, call.values, given + strip * given_row, given_row,
+                           value_vectors, value_from, d, ld);
         }
         for (int64_t r = 0; r < count; r++) {
             Real *weight = w + r * ld, *d_score = d + r * ld;
@@ -256,17 +203,19 @@ private:
     }
 
     // The gradients of all that the weights of a block, and its scores, are made of.
-    void give(const Part& p, int64_t h, int64_t i, int64_t rows, int64_t left, int64_t right, const Queries& met, const Turned& turned,
-              const Real* given, int64_t given_row) {
+    void give(const Part& p, int64_t h, int64_t i, int64_t rows, int64_t left, int64_t right, const Queries& met,
+              const Turned& turned, const Real* given, int64_t given_row) {
         const int64_t seen = std::min(right, p.last - p.first), row = (b * call.heads + h) * call.queries + i;
         give_to_values(rows, left, right, seen, given, given_row);
         if (call.values.x && call.values.gradient)
-            by_distance_backward(p, i, rows, left, seen, call.values, h, slot, given, given_row, weights, ld, nullptr, sums);
+            by_distance_backward(p, i, rows, left, seen, call.values, h, slot, given, given_row, weights, ld, nullptr,
+                                 sums);
         if (call.function && call.is_last) through(p, h, i, rows, left, right);
         if (call.bias.x && call.bias.gradient)
             for (int64_t r = 0; r < rows; r++) {
                 const Real* d = d_s + r * ld;
-                give_along(p, gradient(call.bias, slot, h, 0), i + r, left, right, call.bias, [d](int64_t j) { return load(d + j); });
+                give_along(p, gradient(call.bias, slot, h, 0), i + r, left, right, call.bias,
+                           [d](int64_t j) { return load(d + j); });
             }
         for (int64_t r = 0; r < rows; r++) {
             const Real* d = d_s + r * ld;
@@ -280,7 +229,8 @@ private:
             if (call.key_vectors.x) give_to_key_vectors(p, h, i, rows, left, right, turned);
         if (call.vectors.x) {
             std::fill(d_m, d_m + rows * E, Real(0));
-            by_distance_backward(p, i, rows, left, seen, call.vectors, h, slot, met.meeting, met.meeting_row, d_s, ld, d_m, sums);
+            by_distance_backward(p, i, rows, left, seen, call.vectors, h, slot, met.meeting, met.meeting_row, d_s, ld,
+                                 d_m, sums);
             for (int64_t r = 0; r < rows; r++) {
                 if (call.meeting.x) add(row_of(call.d_meeting, part * call.batch + b, h, i + r), d_m + r * E, 1, E);
                 else add(dq_row(h, i + r), d_m + r * E, call.scale, E);
@@ -292,10 +242,12 @@ private:
 
     void through(const Part& p, int64_t h, int64_t i, int64_t rows, int64_t left, int64_t right) {
         Real* line = call.factor.gradient ? gradient(call.factor, slot, h, 0) : nullptr;
-        for (int64_t r = 0; r < rows; r++) apply_backward(call, p, h, i + r, left, right, bare + r * ld, d_s + r * ld, line);
+        for (int64_t r = 0; r < rows; r++)
+            apply_backward(call, p, h, i + r, left, right, bare + r * ld, d_s + r * ld, line);
     }
 
-    void give_to_key_vectors(const Part& p, int64_t h, int64_t i, int64_t rows, int64_t left, int64_t right, const Turned& turned) {
+    void give_to_key_vectors(const Part& p, int64_t h, int64_t i, int64_t rows, int64_t left, int64_t right,
+                             const Turned& turned) {
         const Table& t = call.key_vectors;
         meet_keys_backward(p, i, rows, left, right, t, turned_keys, ld, turned, d_s, ld, d_turned_keys, d_turned);
         for (int64_t n = 0; t.gradient && n < turned.count; n++) {
@@ -305,51 +257,34 @@ private:
     }
 
 #if HALF
-    // Rows of numbers as an operand b that is summed over them; rows that there are not are 0.
-    static void round_down(const Real* x, int64_t count, int64_t left, int64_t right, Word* to) {
-        for (int64_t j = left; j < right; j += PANEL)
-            for (int64_t r = 0; r < rounded(count, 2 * WORDS); r += 2) {
-                Word* words = to + j * HALF_ROWS + r / 2 * PANEL;
-                if (r + 1 < count) pair_rows(x + r * ld + j, x + (r + 1) * ld + j, PANEL, words);
-                else if (r < count) for (int64_t d = 0; d < PANEL; d += LANES) store_words(words + d, halves(load(x + r * ld + j + d)));
-                else std::fill(words, words + PANEL, Word(0));
-            }
-    }
-
-    // Rows of numbers as an operand a that is summed over them: a row of words for each channel.
-    static void turn_down(const Real* x, int64_t count, int64_t width, Word* to) {
-        for (int64_t d = 0; d < width; d += LANES)
-            for (int64_t r = 0; r < rounded(count, 2 * WORDS); r += 2) {
-                const Vec one = r < count ? load(x + r * width + d) : Vec{}, other = r + 1 < count ? load(x + (r + 1) * width + d) : Vec{};
-                const Ints words = paired(one, other);
-                for (int l = 0; l < LANES; l++) to[(d + l) * HALF_ROWS + r / 2] = words[l];
-            }
-    }
-
     void give_to_values(int64_t rows, int64_t left, int64_t right, int64_t, const Real* given, int64_t) {
-        turn_down(given, rows, V, dout_down);
-        round_down(weights, rows, left, right, weights_down);
-        multiply_halves(V, right - left, rounded(rows, 2 * WORDS) / 2, dout_down, HALF_ROWS, weights_down + left * HALF_ROWS,
-                        PANEL * HALF_ROWS, d_v + left, COLUMNS, true);
+        turn_down(given, rows, V, HALF_ROWS, dout_down);
+        round_down(weights, ld, rows, left, right, HALF_ROWS, weights_down);
+        multiply_halves(V, right - left, rounded(rows, 2 * WORDS) / 2, dout_down, HALF_ROWS,
+                        weights_down + left * HALF_ROWS, PANEL * HALF_ROWS, d_v + left, COLUMNS, true);
     }
 
-    void give_to_queries_and_keys(const Part&, int64_t h, int64_t i, int64_t rows, int64_t left, int64_t right, int64_t) {
+    void give_to_queries_and_keys(const Part&, int64_t h, int64_t i, int64_t rows, int64_t left, int64_t right,
+                                  int64_t) {
         constexpr int64_t words = COLUMNS / 2;
         const int64_t width = rounded(D, PANEL);
-        for (int64_t r = 0; r < rows; r++) round_row(d_s + r * ld + left, right - left, (right - left) / 2, d_s_words + r * words + left / 2);
-        multiply_halves(rows, width, (right - left) / 2, d_s_words + left / 2, words, keys_down + left / 2 * PANEL, COLUMNS / 2 * PANEL, d_q, width, false);
+        for (int64_t r = 0; r < rows; r++)
+            round_row(d_s + r * ld + left, right - left, (right - left) / 2, d_s_words + r * words + left / 2);
+        multiply_halves(rows, width, (right - left) / 2, d_s_words + left / 2, words, keys_down + left / 2 * PANEL,
+                        COLUMNS / 2 * PANEL, d_q, width, false);
         add_to_queries(h, i, rows, width);
-        turn_down(q, rows, D, q_down);
-        round_down(d_s, rows, left, right, d_s_down);
-        multiply_halves(D, right - left, rounded(rows, 2 * WORDS) / 2, q_down, HALF_ROWS, d_s_down + left * HALF_ROWS, PANEL * HALF_ROWS,
-                        d_k + left, COLUMNS, true);
+        turn_down(q, rows, D, HALF_ROWS, q_down);
+        round_down(d_s, ld, rows, left, right, HALF_ROWS, d_s_down);
+        multiply_halves(D, right - left, rounded(rows, 2 * WORDS) / 2, q_down, HALF_ROWS, d_s_down + left * HALF_ROWS,
+                        PANEL * HALF_ROWS, d_k + left, COLUMNS, true);
     }
 #else
     void give_to_values(int64_t rows, int64_t left, int64_t, int64_t seen, const Real* given, int64_t given_row) {
         multiply(seen - left, V, rows, weights + left, 1, ld, given, given_row, PANEL, d_v + left * V, V);
     }
 
-    void give_to_queries_and_keys(const Part& p, int64_t h, int64_t i, int64_t rows, int64_t left, int64_t, int64_t seen) {
+    void give_to_queries_and_keys(const Part& p, int64_t h, int64_t i, int64_t rows, int64_t left, int64_t,
+                                  int64_t seen) {
         const Real* met = copies_keys() ? keys_as_rows + left * D : row_of(call.k, b, kv, p.first + left);
         multiply(rows, D, seen - left, d_s + left, ld, 1, met, copies_keys() ? D : call.k.row, PANEL, d_q, D, false);
         add_to_queries(h, i, rows, D);

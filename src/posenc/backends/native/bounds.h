@@ -19,9 +19,18 @@ struct Bound {
     Real query, meeting, floor;
     double clock;
 
-    Bound(const Call& c, const Part& part, int64_t batch, int64_t head, int64_t first, int64_t count, const Real* floors)
-        : call(c), p(part), b(batch), h(head), kv(head / (c.heads / c.kv_heads)), i(first), rows(count),
-          spans((c.keys + SPAN - 1) / SPAN), meeting(0), clock(0) {
+    Bound(const Call& c, const Part& part, int64_t batch, int64_t head, int64_t first, int64_t count,
+          const Real* floors)
+        : call(c),
+          p(part),
+          b(batch),
+          h(head),
+          kv(head / (c.heads / c.kv_heads)),
+          i(first),
+          rows(count),
+          spans((c.keys + SPAN - 1) / SPAN),
+          meeting(0),
+          clock(0) {
         const int64_t at = (b * call.heads + h) * call.queries + i;
         query = greatest(call.query_most + at, rows);
         if (call.meeting_most) meeting = greatest(call.meeting_most + at, rows);
@@ -61,8 +70,8 @@ struct Bound {
     }
 };
 
-// The score of query i with the key that it sees nearest to the distance 0, at least: q is the query as products take it.
-// A key has room for its numbers.
+// The score of query i with the key that it sees nearest to the distance 0, at least: q is the query as products take
+// it. A key has room for its numbers.
 Real nearest(const Call& call, const Part& p, int64_t b, int64_t h, int64_t i, const Real* q, Real* room) {
     const int64_t kv = h / (call.heads / call.kv_heads);
     const int64_t low = std::max(p.tile->first, i + p.tile->low), high = std::min(p.tile->last - 1, i + p.tile->high);

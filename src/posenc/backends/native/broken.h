@@ -1,5 +1,5 @@
-// What is a broken line of a number of each pair, x = away(r) share_i. As r rises x falls, so that along a row of scores each
-// line holds for columns side by side, and which ones is told beforehand: no pair is asked where it stands.
+// What is a broken line of a number of each pair, x = away(r) share_i. As r rises x falls, so that along a row of
+// scores each line holds for columns side by side, and which ones is told beforehand: no pair is asked where it stands.
 
 #pragma once
 
@@ -22,7 +22,8 @@ void over_lines(const Call& call, const Part& p, int64_t b, int64_t i, int64_t l
 }
 
 // Adds to the scores of query i what the broken line of its head gives.
-void add_broken(const Call& call, const Part& p, int64_t b, int64_t h, int64_t i, int64_t left, int64_t right, Real* s) {
+void add_broken(const Call& call, const Part& p, int64_t b, int64_t h, int64_t i, int64_t left, int64_t right,
+                Real* s) {
     const Broken& t = call.broken;
     const double *lines = t.lines + h * t.segments * 2, share = t.share[b * t.batch + i];
     const Real* away = call.away.x + p.place(i, 0, call.away);
@@ -35,8 +36,8 @@ void add_broken(const Call& call, const Part& p, int64_t b, int64_t h, int64_t i
 }
 
 // The gradients of what `add_broken` adds, given those of the scores of query i.
-void give_broken(const Call& call, const Part& p, int64_t part, int64_t slot, int64_t b, int64_t h, int64_t i, int64_t left,
-                 int64_t right, const Real* d_s) {
+void give_broken(const Call& call, const Part& p, int64_t part, int64_t slot, int64_t b, int64_t h, int64_t i,
+                 int64_t left, int64_t right, const Real* d_s) {
     const Broken& t = call.broken;
     const double *lines = t.lines + h * t.segments * 2, share = t.share[b * t.batch + i];
     const int64_t place = p.place(i, 0, call.away);

@@ -33,8 +33,8 @@ struct Table {
     int64_t share;                            // how many heads give to one gradient
 };
 
-// Turns pairs of channels, (a, b) -> (a cos - b sin, a sin + b cos): channels `first` + k and `first` + pairs + k, or, of
-// interleaved ones, `first` + 2k and the next. No query_cos: nothing is turned.
+// Turns pairs of channels, (a, b) -> (a cos - b sin, a sin + b cos): channels `first` + k and `first` + pairs + k, or,
+// of interleaved ones, `first` + 2k and the next. No query_cos: nothing is turned.
 struct Turn {
     const Real *query_cos, *query_sin, *key_cos, *key_sin;  // (batch or 1, heads or 1, tokens, pairs)
     int64_t query_batch, query_head, key_batch, key_head;   // steps
@@ -54,11 +54,13 @@ struct Places {
     Real *d_by_row, *d_by_column;            // (part, batch, heads, queries, entries)
 };
 
-// Adds l x + m, x = away(r) share_i, with one line (l, m) of several, which goes by how great x is. No lines: nothing does.
+// Adds l x + m, x = away(r) share_i, with one line (l, m) of several, which goes by how great x is. No lines: nothing
+// does.
 struct Broken {
     const double* lines;  // (heads, segments, 2)
     const double* share;  // (batch or 1, queries)
-    const int64_t* ends;  // (batch or 1, queries, segments - 1): entries of `away` before the n-th have a later line than n
+    const int64_t*
+        ends;  // (batch or 1, queries, segments - 1): entries of `away` before the n-th have a later line than n
     double* d_lines;      // (slot, heads, segments, 2)
     double* d_share;      // (part, batch, heads, queries)
     int64_t segments, batch;  // batch: the step from row to row, in queries

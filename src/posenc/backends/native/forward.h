@@ -10,11 +10,12 @@ constexpr int64_t FEW = 4;
 constexpr int64_t KEYS = 512;  // of a block, forward
 static_assert(MARGIN >= STRIP + PANEL, "rows of a strip begin one column further each, and whole panels are written");
 
-// Queries of a task, of each head of a group. Keys are packed for each task anew, which costs products of half the width
-// most, so tasks of these are larger where that leaves some for every thread.
+// Queries of a task, of each head of a group. Keys are packed for each task anew, which costs products of half the
+// width most, so tasks of these are larger where that leaves some for every thread.
 int64_t size_of_task(const Call& call) {
     int64_t size = 256;
-    while (size < (IS_HALF ? 1024 : 512) && call.batch * call.heads * (call.queries / (2 * size)) >= 2 * call.threads) size *= 2;
+    while (size < (IS_HALF ? 1024 : 512) && call.batch * call.heads * (call.queries / (2 * size)) >= 2 * call.threads)
+        size *= 2;
     return std::max<int64_t>(STRIP, size * call.kv_heads / call.heads);
 }
 
@@ -39,8 +40,8 @@ class Forward {
     const Call& call;
     const int64_t groups, size, D, E, V, columns;  // columns: V, and those that are added
     int64_t b = 0, kv = 0, start = 0, stop = 0;
-    // For each row: the queries, the sums so far, and of its scores the greatest, the sum of weights and those of far keys, and
-    // what is known to be reached.
+    // For each row: the queries, the sums so far, and of its scores the greatest, the sum of weights and those of far
+    // keys, and what is known to be reached.
     Real *q, *unshifted, *o, *m, *l, *l_low, *l_high, *floor;
     Real *vectors, *turned, *s, *room;
     Word *q_words, *keys, *values, *weights, *rows;
@@ -48,7 +49,12 @@ class Forward {
 
 public:
     Forward(const Call& c, Room& r)
-        : call(c), groups(c.heads / c.kv_heads), size(size_of_task(c)), D(c.width), E(c.vectors.width), V(c.value_width),
+        : call(c),
+          groups(c.heads / c.kv_heads),
+          size(size_of_task(c)),
+          D(c.width),
+          E(c.vectors.width),
+          V(c.value_width),
           columns(IS_HALF ? rounded(c.value_width, PANEL) : c.value_width) {
         const int64_t all_rows = groups * size + STRIP, words = Side::words_of_width(D);
         q = r.take(all_rows * D);
@@ -77,7 +83,8 @@ public:
             const Tile& tile = call.tiles[n];
             Part p{&tile, std::max(start, tile.start), std::min(stop, tile.stop), 0, 0};
             if (b < tile.batch || b >= tile.batch_end || p.start >= p.stop) continue;
-            const int64_t first = std::max(tile.first, p.start + tile.low), last = std::min(tile.last, p.stop + tile.high);
+            const int64_t first = std::max(tile.first, p.start + tile.low),
+                          last = std::min(tile.last, p.stop + tile.high);
             if (call.query_most) reach_nearest(p);
             for (int64_t key = last - 1; key >= first; key = p.first - 1) {  // the nearest to the end first
                 p.last = key + 1;
@@ -105,7 +112,8 @@ private:
                       q_words + at * queries.words());
             if (call.vectors.x && !call.meeting.x)
                 for (int64_t i = start; i < stop; i++)
-                    for (int64_t d = 0; d < D; d++) unshifted[row_at(g, i) * D + d] = wide(row_of(call.q, b, h, i)[d]) * Real(call.scale);
+                    for (int64_t d = 0; d < D; d++)
+                        unshifted[row_at(g, i) * D + d] = wide(row_of(call.q, b, h, i)[d]) * Real(call.scale);
         }
         std::fill(o, o + groups * size * columns, Real(0));
         std::fill(m, m + groups * size, NONE);
@@ -130,7 +138,8 @@ private:
         for (int64_t g = 0; g < groups; g++) {
             const int64_t h = kv * groups + g;
             int64_t least = 0, most = rounded(p.last - p.first, PANEL);
-            if (call.query_most) Bound(call, p, b, h, p.start, p.stop - p.start, floor + row_at(g, p.start)).narrow(least, most);
+            if (call.query_most)
+                Bound(call, p, b, h, p.start, p.stop - p.start, floor + row_at(g, p.start)).narrow(least, most);
             if (least >= most) continue;
             if (!few && (least < packed_low || most > packed_high)) {
                 packed_low = packed_high > packed_low ? std::min(packed_low, least) : least;
@@ -139,7 +148,8 @@ private:
                 side.pack_rows(p.first + packed_low, p.first + high, keys + packed_low * words, rows);
 #if HALF
                 pack_down(high - packed_low, V, rounded(high - packed_low, PANEL) / 2, KEYS / 2 * PANEL,
-                          values + packed_low / 2 * PANEL, [&](int64_t n) { return row_of(call.v, b, kv, p.first + packed_low + n); });
+                          values + packed_low / 2 * PANEL,
+                          [&](int64_t n) { return row_of(call.v, b, kv, p.first + packed_low + n); });
 #endif
             }
             if (call.vectors.x && !few && (packed_head < 0 || call.vectors.head)) {
@@ -149,7 +159,8 @@ private:
                 packed_head = h;
             }
             if (call.key_vectors.x && !few)
-                given.turned = turn(p, h, p.start, p.stop - p.start, least, most, call.key_vectors, turned, turned_stride(size, KEYS));
+                given.turned = turn(p, h, p.start, p.stop - p.start, least, most, call.key_vectors, turned,
+                                    turned_stride(size, KEYS));
             for (int64_t i = p.start; i < p.stop; i += STRIP) {
                 const int64_t count = std::min<int64_t>(STRIP, p.stop - i);
                 int64_t left = std::max(p.low(i) / PANEL * PANEL, least);
@@ -161,10 +172,11 @@ private:
     }
 
     // Some rows from query i on, which is number `at` of all, in the columns left .. right.
-    void strip(const Part& p, int64_t h, int64_t i, int64_t count, int64_t at, int64_t left, int64_t right, const Operands& given) {
+    void strip(const Part& p, int64_t h, int64_t i, int64_t count, int64_t at, int64_t left, int64_t right,
+               const Operands& given) {
         const bool meets = call.meeting.x;
-        const Queries queries{q + at * D, q_words + at * Side::words_of_width(D), meets ? row_of(call.meeting, b, h, i) : unshifted + at * D,
-                              meets ? call.meeting.row : D};
+        const Queries queries{q + at * D, q_words + at * Side::words_of_width(D),
+                              meets ? row_of(call.meeting, b, h, i) : unshifted + at * D, meets ? call.meeting.row : D};
         scores(call, p, b, h, i, count, left, right, queries, given, s, ld, nullptr, room);
         const int64_t seen = std::min(right, p.last - p.first);
         Real tops[STRIP];
@@ -176,14 +188,15 @@ private:
         // NaN is computed, and a row that is none of it has none in its greatest.
         for (int64_t r = 0; r < count && !counts; r++) counts = std::isnan(greatest(s + r * ld + left, right - left));
         if (!counts) return;
-        for (int64_t r = 0; r < count; r++) weigh_row(p, i + r, at + r, left, right, seen, tops[r], s + r * ld, weights + r * words_of_weights);
+        for (int64_t r = 0; r < count; r++)
+            weigh_row(p, i + r, at + r, left, right, seen, tops[r], s + r * ld, weights + r * words_of_weights);
         const Stored* seen_values = row_of(call.v, b, kv, p.first + left);
         if (!given.keys) {
             weigh(count, V, seen - left, s + left, ld, seen_values, call.v.row, o + at * columns, columns);
         } else {
 #if HALF
-            multiply_halves(count, columns, rounded(right - left, PANEL) / 2, weights, words_of_weights, values + left / 2 * PANEL,
-                            KEYS / 2 * PANEL, o + at * columns, columns, true);
+            multiply_halves(count, columns, rounded(right - left, PANEL) / 2, weights, words_of_weights,
+                            values + left / 2 * PANEL, KEYS / 2 * PANEL, o + at * columns, columns, true);
 #else
             multiply(count, V, seen - left, s + left, ld, 1, seen_values, call.v.row, PANEL, o + at * columns, columns);
 #endif
@@ -196,7 +209,8 @@ private:
     }
 
     // Scores of query i become weights, in place and as words; sums of before are brought down to the greatest score.
-    void weigh_row(const Part& p, int64_t i, int64_t at, int64_t left, int64_t right, int64_t seen, Real top, Real* row, Word* words) {
+    void weigh_row(const Part& p, int64_t i, int64_t at, int64_t left, int64_t right, int64_t seen, Real top, Real* row,
+                   Word* words) {
         const Real highest = std::max(m[at], top), offset = highest == NONE ? Real(0) : highest;
         const Real fade = m[at] == offset ? Real(1) : std::exp(m[at] - offset);
         const bool keeps = !IS_HALF || call.values.x || is_few();
@@ -235,7 +249,8 @@ private:
                 for (int64_t d = 0; d < V; d++) found[d] *= share;
                 if (call.values.x) {
                     const Real low = l_low[at] * share, high = l_high[at] * share;
-                    const Real *first = entry(call.values, h, 0), *last = entry(call.values, h, call.values.entries - 1);
+                    const Real *first = entry(call.values, h, 0),
+                               *last = entry(call.values, h, call.values.entries - 1);
                     for (int64_t d = 0; d < V; d++) found[d] += low * first[d] + high * last[d];
                 }
                 for (int64_t d = 0; d < V; d += LANES) store(to + d, load(found + d));

@@ -10,8 +10,8 @@ Real* gradient(const Table& t, int64_t slot, int64_t head, int64_t n) {
     return t.gradient + slot * t.slot + (head / t.share * t.entries + n) * t.width;
 }
 
-// Adds to the gradients of a table of width 1, `line`, those of the pairs of query i: f(j) gives them for LANES columns from j
-// on. Columns are whole vectors.
+// Adds to the gradients of a table of width 1, `line`, those of the pairs of query i: f(j) gives them for LANES columns
+// from j on. Columns are whole vectors.
 template <typename F>
 void give_along(const Part& p, Real* line, int64_t i, int64_t left, int64_t right, const Table& t, F f) {
     const int64_t place = p.place(i, 0, t), end = t.entries - 1;
@@ -33,10 +33,10 @@ void give_along(const Part& p, Real* line, int64_t i, int64_t left, int64_t righ
     line[end] += sum(after);
 }
 
-// Back through f(s; c): the gradients of a row of f(s) become those of s, and those of c go to `line`, unless it is null.
-// Columns are whole vectors.
-void apply_backward(const Call& call, const Part& p, int64_t h, int64_t i, int64_t left, int64_t right, const Real* bare,
-                    Real* d_s, Real* line) {
+// Back through f(s; c): the gradients of a row of f(s) become those of s, and those of c go to `line`, unless it is
+// null. Columns are whole vectors.
+void apply_backward(const Call& call, const Part& p, int64_t h, int64_t i, int64_t left, int64_t right,
+                    const Real* bare, Real* d_s, Real* line) {
     const bool is_cap = call.function == CAP;
     const auto of_number = [=](int64_t j, Vec c) {
         const Vec s = load(bare + j), g = load(d_s + j);
@@ -53,7 +53,8 @@ void apply_backward(const Call& call, const Part& p, int64_t h, int64_t i, int64
     const Real* factor = call.factor.x + h * call.factor.head;
     const int64_t place = p.place(i, 0, call.factor), entries = call.factor.entries;
     if (line)
-        give_along(p, line, i, left, right, call.factor, [=](int64_t j) { return of_number(j, numbers(factor, place + j, entries)); });
+        give_along(p, line, i, left, right, call.factor,
+                   [=](int64_t j) { return of_number(j, numbers(factor, place + j, entries)); });
     for (int64_t j = left; j < right; j += LANES) store(d_s + j, of_score(j, numbers(factor, place + j, entries)));
 }
 
@@ -95,8 +96,8 @@ void by_distance_backward(const Part& p, int64_t i, int64_t rows, int64_t left, 
     add(gradient(t, slot, h, t.entries - 1), sums + t.width, 1, t.width);
 }
 
-// Adds to delta of a head what its output and the gradients of that give: of a row of scores the gradients are those of its
-// weights, less delta, times the weights.
+// Adds to delta of a head what its output and the gradients of that give: of a row of scores the gradients are those of
+// its weights, less delta, times the weights.
 void give_output(const Call& call, int64_t b, int64_t h) {
     for (int64_t i = 0; i < call.queries; i++) {
         const Stored *out = row_of(call.out, b, h, i), *given = row_of(call.dout, b, h, i);

@@ -1,8 +1,8 @@
-// Products of matrices of numbers of half the width, summed in single precision: by the processor's matrix or vector units
-// for them where it has some, else widened.
+// Products of matrices of numbers of half the width, summed in single precision: by the processor's matrix or vector
+// units for them where it has some, else widened.
 //
-// Two numbers that are summed over one after the other are a word. a is (rows, words); b is packed in panels (words, PANEL).
-// Words come by 16, and columns by PANEL.
+// Two numbers that are summed over one after the other are a word. a is (rows, words); b is packed in panels (words,
+// PANEL). Words come by 16, and columns by PANEL.
 
 #pragma once
 
@@ -21,7 +21,8 @@ constexpr int64_t WORDS = 16;  // that one instruction of the matrix unit takes 
 #if defined(__AMX_BF16__)
 // c, of 16 or 32 rows and a panel of columns.
 template <bool IS_TALL>
-inline void block_of_tiles(int64_t words, const Word* a, int64_t a_row, const Word* b, Real* c, int64_t c_row, bool adds) {
+inline void block_of_tiles(int64_t words, const Word* a, int64_t a_row, const Word* b, Real* c, int64_t c_row,
+                           bool adds) {
     asm volatile("" ::: "memory");  // compilers do not know that tiles are read from memory
     if (adds) {
         _tile_loadd(0, c, c_row * 4);
@@ -51,7 +52,8 @@ inline void block_of_tiles(int64_t words, const Word* a, int64_t a_row, const Wo
 }
 
 // Up to 32 rows. Those of a that there are not are read, and must be readable; those of c are left alone.
-void some_halves(int64_t rows, int64_t words, const Word* a, int64_t a_row, const Word* b, Real* c, int64_t c_row, bool adds) {
+void some_halves(int64_t rows, int64_t words, const Word* a, int64_t a_row, const Word* b, Real* c, int64_t c_row,
+                 bool adds) {
     if (rows == 32) return block_of_tiles<true>(words, a, a_row, b, c, c_row, adds);
     if (rows >= 16) {
         block_of_tiles<false>(words, a, a_row, b, c, c_row, adds);
@@ -67,7 +69,8 @@ constexpr int64_t ROWS_OF_HALVES = 32;
 #else
 inline Vec add_products(Vec total, Ints a, Ints b) {
 #if defined(__AVX512BF16__)
-    return reinterpret_cast<Vec>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(total), reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b)));
+    return reinterpret_cast<Vec>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(total), reinterpret_cast<__m512bh>(a),
+                                                  reinterpret_cast<__m512bh>(b)));
 #else
     const Ints high = Ints{} + 0xffff0000u;
     total += reinterpret_cast<Vec>(a & high) * reinterpret_cast<Vec>(b & high);
@@ -76,7 +79,8 @@ inline Vec add_products(Vec total, Ints a, Ints b) {
 }
 
 template <int R>
-void some_halves(int64_t rows, int64_t words, const Word* a, int64_t a_row, const Word* b, Real* c, int64_t c_row, bool adds) {
+void some_halves(int64_t rows, int64_t words, const Word* a, int64_t a_row, const Word* b, Real* c, int64_t c_row,
+                 bool adds) {
     if constexpr (R > 1)
         if (rows < R) return some_halves<R - 1>(rows, words, a, a_row, b, c, c_row, adds);
     Vec total[R][2];
@@ -98,7 +102,8 @@ void some_halves(int64_t rows, int64_t words, const Word* a, int64_t a_row, cons
         for (int v = 0; v < 2; v++) store(c + r * c_row + v * LANES, total[r][v]);
 }
 constexpr int64_t ROWS_OF_HALVES = REGISTER_ROWS;
-inline void some_halves(int64_t rows, int64_t words, const Word* a, int64_t a_row, const Word* b, Real* c, int64_t c_row, bool adds) {
+inline void some_halves(int64_t rows, int64_t words, const Word* a, int64_t a_row, const Word* b, Real* c,
+                        int64_t c_row, bool adds) {
     some_halves<ROWS_OF_HALVES>(rows, words, a, a_row, b, c, c_row, adds);
 }
 #endif
@@ -108,8 +113,8 @@ void multiply_halves(int64_t rows, int64_t columns, int64_t words, const Word* a
                      int64_t b_panel, Real* c, int64_t c_row, bool adds) {
     for (int64_t row = 0; row < rows; row += ROWS_OF_HALVES)
         for (int64_t column = 0; column < columns; column += PANEL)
-            some_halves(std::min(ROWS_OF_HALVES, rows - row), words, a + row * a_row, a_row, b + column / PANEL * b_panel,
-                        c + row * c_row + column, c_row, adds);
+            some_halves(std::min(ROWS_OF_HALVES, rows - row), words, a + row * a_row, a_row,
+                        b + column / PANEL * b_panel, c + row * c_row + column, c_row, adds);
 }
 
 // Rows of numbers as rows of words, which are 0 from `width` on.
@@ -128,8 +133,9 @@ inline void pair_rows(const Real* x, const Real* y, int64_t width, Word* to) {
     }
 }
 
-// `count` rows (count, width) summed over as an operand b: panels (panel, words, PANEL), of which each begins `panel` words
-// after the one before; a row that is missing, up to 2 * words, is 0. row(n) is the address of row n, as it is stored.
+// `count` rows (count, width) summed over as an operand b: panels (panel, words, PANEL), of which each begins `panel`
+// words after the one before; a row that is missing, up to 2 * words, is 0. row(n) is the address of row n, as it is
+// stored.
 template <typename F>
 void pack_down(int64_t count, int64_t width, int64_t words, int64_t panel, Word* to, F row) {
     const Stored zeros[LANES]{};
@@ -143,6 +149,33 @@ void pack_down(int64_t count, int64_t width, int64_t words, int64_t panel, Word*
             store_words(to + d / PANEL * panel + n * PANEL + d % PANEL, found);
         }
     }
+}
+
+// Rows of numbers, `ld` apart, in the columns left .. right as an operand b that is summed over them: panels of `words`
+// words each, of which the rows that there are not are 0.
+inline void round_down(const Real* x, int64_t ld, int64_t count, int64_t left, int64_t right, int64_t words, Word* to) {
+    for (int64_t j = left; j < right; j += PANEL)
+        for (int64_t r = 0; r < rounded(count, 2 * WORDS); r += 2) {
+            Word* here = to + j * words + r / 2 * PANEL;
+            if (r + 1 < count) {
+                pair_rows(x + r * ld + j, x + (r + 1) * ld + j, PANEL, here);
+            } else if (r < count) {
+                for (int64_t d = 0; d < PANEL; d += LANES) store_words(here + d, halves(load(x + r * ld + j + d)));
+            } else {
+                std::fill(here, here + PANEL, Word(0));
+            }
+        }
+}
+
+// Rows of numbers side by side as an operand a that is summed over them: a row of `words` words for each channel.
+inline void turn_down(const Real* x, int64_t count, int64_t width, int64_t words, Word* to) {
+    for (int64_t d = 0; d < width; d += LANES)
+        for (int64_t r = 0; r < rounded(count, 2 * WORDS); r += 2) {
+            const Vec one = r < count ? load(x + r * width + d) : Vec{};
+            const Vec other = r + 1 < count ? load(x + (r + 1) * width + d) : Vec{};
+            const Ints found = paired(one, other);
+            for (int l = 0; l < LANES; l++) to[(d + l) * words + r / 2] = found[l];
+        }
 }
 
 // What the matrix unit is told of its tiles: all of 16 rows of 64 bytes. Elsewhere nothing.

@@ -11,8 +11,8 @@ namespace {
 
 constexpr int CHANNELS = 8;  // that the registers hold at once
 
-// The entries of a table that some queries and columns left .. right reach over, channel by channel, those past its ends
-// too: entry n of channel d is x[d * stride + n].
+// The entries of a table that some queries and columns left .. right reach over, channel by channel, those past its
+// ends too: entry n of channel d is x[d * stride + n].
 struct Turned {
     Real* x;
     int64_t stride, first, count;  // `first` in the table
@@ -34,7 +34,8 @@ Turned turn(const Part& p, int64_t h, int64_t i, int64_t rows, int64_t left, int
 }
 
 template <int R>
-void meet_rows(int64_t rows, int64_t width, const Real* keys, const Real* vectors, int64_t stride, Real* s, int64_t ld) {
+void meet_rows(int64_t rows, int64_t width, const Real* keys, const Real* vectors, int64_t stride, Real* s,
+               int64_t ld) {
     if (rows == R) {
         Vec total[R];
 #pragma GCC unroll 16

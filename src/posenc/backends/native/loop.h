@@ -24,8 +24,8 @@ struct Room {
 };
 
 // Runs all tasks, each thread the next one that nobody has: a thread that waits for a core holds nobody up. Each thread
-// has `size` numbers of `work` for itself. They are the threads of `pool`, which PyTorch keeps: others would have to wait
-// for them, since for a while they keep their cores awake. Without a pool they are new ones.
+// has `size` numbers of `work` for itself. They are the threads of `pool`, which PyTorch keeps: others would have to
+// wait for them, since for a while they keep their cores awake. Without a pool they are new ones.
 template <typename Task>
 struct Loop {
     int64_t tasks, size;

@@ -29,8 +29,8 @@ constexpr Real NONE = -std::numeric_limits<Real>::infinity();
 constexpr Real LOG2_E = Real(1.4426950408889634);
 
 typedef std::conditional_t<sizeof(Real) == 4, uint32_t, uint64_t> Whole;
-// What packed operands of products are made of: numbers or, of half the width, two of them that are summed over one after
-// the other.
+// What packed operands of products are made of: numbers or, of half the width, two of them that are summed over one
+// after the other.
 typedef std::conditional_t<IS_HALF, Whole, Real> Word;
 typedef Real Vec __attribute__((vector_size(BYTES), aligned(sizeof(Real)), may_alias));
 typedef Whole Ints __attribute__((vector_size(BYTES), aligned(sizeof(Real)), may_alias));
@@ -57,7 +57,8 @@ inline Real wide(Stored x) {
 // The lower half of each number has the bits of the nearest number of half the width; of two such, the even one.
 inline Ints halves(Vec x) {
 #if defined(__AVX512BF16__) && defined(__AVX512VL__)
-    return reinterpret_cast<Ints>(_mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(reinterpret_cast<__m512>(x)))));
+    return reinterpret_cast<Ints>(
+        _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(reinterpret_cast<__m512>(x)))));
 #else
     const Ints bits = reinterpret_cast<Ints>(x), quiet = Ints{} + 0x7fc0;
     const Ints found = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -142,7 +143,8 @@ inline Vec exponential(Vec x) {
     return x < Real(is_single ? -87.3 : -708.0) ? Vec{} : found;
 }
 
-// tanh x = -m / (2 + m) for x from 0 on, with m = e^-2x - 1: by its own sum where x is small, or its digits would be lost.
+// tanh x = -m / (2 + m) for x from 0 on, with m = e^-2x - 1: by its own sum where x is small, or its digits would be
+// lost.
 inline Vec tangent(Vec x) {
     constexpr int terms = sizeof(Real) == 4 ? 7 : 13;
     const Vec y = x < all(0) ? x * Real(2) : x * Real(-2);
@@ -204,10 +206,10 @@ inline Real of_all(const Real* x, int64_t n, Real none, F f) {
 
 // The greatest, and the least, of n numbers; NaN if there is one.
 inline Real greatest(const Real* x, int64_t n) {
-    return of_all(x, n, NONE, [](auto a, auto b) { return (a > b) | (a != a) ? a : b; });
+    return of_all(x, n, NONE, [](auto a, auto b) { return ((a > b) | (a != a)) ? a : b; });
 }
 inline Real least(const Real* x, int64_t n) {
-    return of_all(x, n, -NONE, [](auto a, auto b) { return (a < b) | (a != a) ? a : b; });
+    return of_all(x, n, -NONE, [](auto a, auto b) { return ((a < b) | (a != a)) ? a : b; });
 }
 
 }  // namespace

@@ -31,9 +31,9 @@ struct Part {
     }
 };
 
-// Runs f(left, right, row, column) over columns of query i of which the keys have one first coordinate and a second that
-// rises by one: `row` is the entry of the first, `column` that of the second at `left`. Entries that there are not, which
-// only pairs may want that nobody sees, are the nearest.
+// Runs f(left, right, row, column) over columns of query i of which the keys have one first coordinate and a second
+// that rises by one: `row` is the entry of the first, `column` that of the second at `left`. Entries that there are
+// not, which only pairs may want that nobody sees, are the nearest.
 template <typename F>
 void over_places(const Call& call, const Part& p, int64_t b, int64_t i, int64_t left, int64_t right, F f) {
     const Places& t = call.places;
@@ -54,7 +54,8 @@ void over_places(const Call& call, const Part& p, int64_t b, int64_t i, int64_t 
 }
 
 // Adds to the scores of query i what goes by two coordinates.
-void add_places(const Call& call, const Part& p, int64_t b, int64_t h, int64_t i, int64_t left, int64_t right, Real* s) {
+void add_places(const Call& call, const Part& p, int64_t b, int64_t h, int64_t i, int64_t left, int64_t right,
+                Real* s) {
     const Places& t = call.places;
     const int64_t own = ((b * call.heads + h) * call.queries + i) * t.entries;
     const auto add = [s](const Real* line, Real number, int64_t from, int64_t to) {
@@ -65,15 +66,16 @@ void add_places(const Call& call, const Part& p, int64_t b, int64_t h, int64_t i
     over_places(call, p, b, i, left, right, [&](int64_t from, int64_t to, int64_t row, int64_t column) {
         const Real number = t.by_row ? t.by_row[own + row] : Real(0);
         if (t.by_column) add(t.by_column + own + column, number, from, to);
-        if (t.plane) add(t.plane + (h * t.entries + row) * t.entries + column, t.by_column ? Real(0) : number, from, to);
+        if (t.plane)
+            add(t.plane + (h * t.entries + row) * t.entries + column, t.by_column ? Real(0) : number, from, to);
         if (t.by_row && !t.by_column && !t.plane)
             for (int64_t j = from; j < to; j++) s[j] += number;
     });
 }
 
 // The gradients of what `add_places` adds, given those of the scores of query i.
-void give_places(const Call& call, const Part& p, int64_t part, int64_t slot, int64_t b, int64_t h, int64_t i, int64_t left,
-                 int64_t right, const Real* d_s) {
+void give_places(const Call& call, const Part& p, int64_t part, int64_t slot, int64_t b, int64_t h, int64_t i,
+                 int64_t left, int64_t right, const Real* d_s) {
     const Places& t = call.places;
     const int64_t own = (((part * call.batch + b) * call.heads + h) * call.queries + i) * t.entries;
     over_places(call, p, b, i, left, right, [&](int64_t from, int64_t to, int64_t row, int64_t column) {

@@ -101,8 +101,8 @@ inline void weigh(int64_t rows, int64_t columns, int64_t k, const Real* a, int64
 }
 
 #if defined(__AVX512F__)
-// Of 16 rows of 16 words each the columns, in place: of each two rows that are STEP apart, blocks of STEP words change places,
-// and again with half the STEP.
+// Of 16 rows of 16 words each the columns, in place: of each two rows that are STEP apart, blocks of STEP words change
+// places, and again with half the STEP.
 template <int STEP = 8>
 inline void transpose(__m512i (&x)[16]) {
     alignas(64) uint32_t low[16], high[16];
@@ -122,8 +122,8 @@ inline void transpose(__m512i (&x)[16]) {
 }
 #endif
 
-// `count` rows of `width` numbers or words each, given by their addresses, as the columns of a panel (width, PANEL); the
-// columns of no row are zeros.
+// `count` rows of `width` numbers or words each, given by their addresses, as the columns of a panel (width, PANEL);
+// the columns of no row are zeros.
 template <typename T>
 void pack_panel(const T* const* rows, int64_t count, int64_t width, T* to) {
     if (count < PANEL) std::fill(to, to + width * PANEL, T(0));
@@ -144,8 +144,8 @@ void pack_panel(const T* const* rows, int64_t count, int64_t width, T* to) {
         for (int64_t d = 0; d < width; d++) std::memcpy(to + d * PANEL + n, rows[n] + d, sizeof(T));
 }
 
-// Rows first .. last as panels (panel, width, PANEL), side by side from `to` on: row(n) is the address of row n, which needs
-// to stay as it is until those of its panel were asked for.
+// Rows first .. last as panels (panel, width, PANEL), side by side from `to` on: row(n) is the address of row n, which
+// needs to stay as it is until those of its panel were asked for.
 template <typename T, typename F>
 void pack(int64_t first, int64_t last, int64_t width, T* to, F row) {
     for (int64_t n = first; n < last; n += PANEL, to += width * PANEL) {

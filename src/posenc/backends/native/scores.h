@@ -88,8 +88,8 @@ void by_vectors(const Part& p, int64_t h, int64_t i, int64_t rows, int64_t left,
                 const Real* x, int64_t x_row, const Real* packed, int64_t begin, Real* s, int64_t ld) {
     const Reach near = reach(p, i, rows, left, right, t);
     if (near.from < near.to && !packed) {
-        dots(rows, near.to - near.from, t.width, x, x_row, entry(t, h, near.from), t.width, s + p.column(i, near.from, t),
-             ld + 1);
+        dots(rows, near.to - near.from, t.width, x, x_row, entry(t, h, near.from), t.width,
+             s + p.column(i, near.from, t), ld + 1);
     } else if (near.from < near.to) {  // in whole panels
         const int64_t from = begin + (near.from - begin) / PANEL * PANEL;
         multiply(rows, rounded(near.to - from, PANEL), t.width, x, x_row, 1, packed + (from - begin) * t.width, PANEL,
@@ -103,15 +103,16 @@ void by_vectors(const Part& p, int64_t h, int64_t i, int64_t rows, int64_t left,
     }
 }
 
-// The scale that queries have before their products with keys: one that is exact. What is left of it comes after, since a
-// query that is scaled first would be rounded once more.
+// The scale that queries have before their products with keys: one that is exact. What is left of it comes after, since
+// a query that is scaled first would be rounded once more.
 Real before(const Call& call) {
     int power;
     return std::frexp(call.scale, &power) == 0.5 ? Real(call.scale) : Real(1);
 }
 Real after(const Call& call) { return before(call) == 1 ? Real(call.scale) : Real(1); }
 
-// Some queries of a head in three forms: as products with keys take them, in numbers and in words, and as they meet vectors.
+// Some queries of a head in three forms: as products with keys take them, in numbers and in words, and as they meet
+// vectors.
 struct Queries {
     const Real* numbers;
     const Word* words;
@@ -135,14 +136,17 @@ void products_with_keys(const Call& call, const Part& p, const Side& keys, int64
         for (int64_t r = 0; r < rows; r++) std::fill(s + r * ld + left, s + r * ld + right, Real(0));
         const int64_t seen = std::min(right, p.last - p.first);
         if (!keys.cos)
-            dots(rows, seen - left, call.width, q.numbers, call.width, keys.x + (p.first + left) * keys.row, keys.row, s + left, ld);
+            dots(rows, seen - left, call.width, q.numbers, call.width, keys.x + (p.first + left) * keys.row, keys.row,
+                 s + left, ld);
         for (int64_t j = left; j < seen && keys.cos; j++)
             dots(rows, 1, call.width, q.numbers, call.width, keys.numbers(p.first + j, room), 0, s + j, ld);
     } else {
 #if HALF
-        multiply_halves(rows, right - left, words, q.words, words, packed + left * words, PANEL * words, s + left, ld, false);
+        multiply_halves(rows, right - left, words, q.words, words, packed + left * words, PANEL * words, s + left, ld,
+                        false);
 #else
-        multiply(rows, right - left, words, q.numbers, words, 1, packed + left * words, PANEL, PANEL * words, s + left, ld, false);
+        multiply(rows, right - left, words, q.numbers, words, 1, packed + left * words, PANEL, PANEL * words, s + left,
+                 ld, false);
 #endif
     }
     const Real scale = after(call);
@@ -151,8 +155,8 @@ void products_with_keys(const Call& call, const Part& p, const Side& keys, int64
             for (int64_t j = left; j < right; j += LANES) store(s + r * ld + j, load(s + r * ld + j) * scale);
 }
 
-// Scores of `rows` queries from i on in the columns left .. right of a block; s is that of query i and key p.first. What a
-// function of the score is given goes to `bare`, unless it is null.
+// Scores of `rows` queries from i on in the columns left .. right of a block; s is that of query i and key p.first.
+// What a function of the score is given goes to `bare`, unless it is null.
 void scores(const Call& call, const Part& p, int64_t b, int64_t h, int64_t i, int64_t rows, int64_t left, int64_t right,
             const Queries& q, const Operands& given, Real* s, int64_t ld, Real* bare, Real* room) {
     const auto function = [&](int64_t r) {
@@ -164,7 +168,8 @@ void scores(const Call& call, const Part& p, int64_t b, int64_t h, int64_t i, in
     if (call.function && !call.is_last)
         for (int64_t r = 0; r < rows; r++) function(r);
     if (call.vectors.x)
-        by_vectors(p, h, i, rows, left, right, call.vectors, q.meeting, q.meeting_row, given.vectors, given.vectors_from, s, ld);
+        by_vectors(p, h, i, rows, left, right, call.vectors, q.meeting, q.meeting_row, given.vectors,
+                   given.vectors_from, s, ld);
 #if !HALF
     if (call.key_vectors.x && given.keys) {
         meet_keys(p, i, rows, left, right, call.key_vectors, given.keys, given.turned, s, ld);
