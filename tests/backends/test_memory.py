@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import posenc
+from posenc.backends.native.library import missing, multiplies_bfloat16
 from posenc.workbench.memory import peak_bytes
 from tests.backends.grounds import FAST, LINEAR, Case, case, refuses
 
@@ -153,3 +154,31 @@ def test_nothing_is_kept_afterwards(name: str, backend: str, step: str) -> None:
     kept = run()
     assert living_bytes() > 0
     del kept
+
+
+@pytest.mark.skipif(missing(torch.bfloat16) is not None, reason=f"no kernel: {missing(torch.bfloat16)}")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "scheme", [None, posenc.RoPE(64), posenc.ALiBi(8), posenc.T5(8)], ids=["none", "rope", "alibi", "t5"]
+)
+def test_a_training_step_of_the_kernel_needs_no_more_than_plain_attention(
+    scheme: posenc.Scheme | None, dtype: torch.dtype
+) -> None:
+    """Output and gradients included: of rotated queries and keys there is no copy, and none in another precision."""
+    if dtype == torch.bfloat16 and not multiplies_bfloat16():
+        pytest.skip("this processor does not multiply bfloat16, which is widened")
+    leaves = [torch.randn(1, 8, 2048, 64, dtype=dtype, requires_grad=True) for _ in range(3)]
+    given = torch.randn(1, 8, 2048, 64, dtype=dtype)
+
+    def step(attend: Callable[[], object]) -> Callable[[], object]:
+        def run() -> object:
+            out = attend()
+            assert isinstance(out, Tensor)
+            return out, torch.autograd.grad(out, leaves, given)
+
+        return run
+
+    ours = step(lambda: posenc.attention(*leaves, scheme, is_causal=True, backend="native"))
+    plain = step(lambda: torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=True))
+    ours()  # what is made once and kept is not this call's
+    assert peak_bytes(ours) <= peak_bytes(plain)
