@@ -379,10 +379,10 @@ void as_it_stood(const Call& call, const Part& p, int64_t h, int64_t i, int64_t 
     apply_backward(call, p, h, i, left, right, bare, d_s, nullptr);
 }
 
-class Backward {"""
+class Backward : Buffers {"""
 CONDITIONAL = (
-    Wrong("backward.h", "\nclass Backward {", AS_IT_STOOD),
-    Wrong("backward.h", "r++) apply_backward(call, p, h, i + r,", "r++) as_it_stood(call, p, h, i + r,"),
+    Wrong("backward.h", "\nclass Backward : Buffers {", AS_IT_STOOD),
+    Wrong("backward.h", "  apply_backward(call, p, h, i + r,", "  as_it_stood(call, p, h, i + r,"),
 )
 SKYLAKE = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 
