@@ -21,7 +21,6 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from posenc.backends.native import operator as operator  # which registers what is asked
 from posenc.backends.native import processor
 from posenc.backends.native.processor import Level
 from posenc.backends.native.proof import PRECISIONS, failures

@@ -17,8 +17,7 @@ from torch.nn import functional as F
 
 import posenc
 from posenc import FIRE, T5, ALiBi, DistanceAware, Positions, RoPE, Scheme, Shaw, Softcap, TransformerXL
-from posenc.backends.native import library
-from posenc.backends.native.processor import LEVELS
+from posenc.backends.native import backend, library
 
 WORST = 1.5  # times the error of PyTorch's attention in the same precision, of output and gradients of tokens
 # Of what schemes learn. Every gradient of a score has the product of the output, as it is rounded, and its gradient,
@@ -33,7 +32,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(autouse=True)
 def is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """bfloat16 goes to the kernel as it is, on every processor: where none multiplies it, it is emulated."""
-    monkeypatch.setattr(library, "MULTIPLIES_BFLOAT16", [level.name for levels in LEVELS.values() for level in levels])
+    monkeypatch.setattr(backend, "multiplies_bfloat16", lambda: True)
 
 
 def error(x: Tensor, truth: Tensor) -> float:

@@ -13,7 +13,7 @@ import torch
 
 import posenc
 from posenc import FIRE, ALiBi, DistanceAware, Positions, Shaw, Softcap
-from posenc.backends.native import build, library, operator, processor, structures
+from posenc.backends.native import backend, build, library, operator, processor, structures
 from posenc.layout import flat
 from posenc.pieces import Fold
 from posenc.schemes.relative_1d import Relative1D
@@ -189,7 +189,7 @@ def test_the_kernel_is_given_one_precision_alone() -> None:
 def test_half_precision_is_widened(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """float16, and bfloat16 where the processor does not multiply it. What comes in is exact in single precision, so
     all that is rounded is what goes out."""
-    monkeypatch.setattr(library, "MULTIPLIES_BFLOAT16", ())
+    monkeypatch.setattr(backend, "multiplies_bfloat16", lambda: False)
     q, k, v = (torch.randn(1, 2, 300, 16).to(dtype).requires_grad_() for _ in range(3))
     scheme = Shaw(16, 5)
     assert posenc.explain(q, k, v, scheme, is_causal=True).backend == "native"

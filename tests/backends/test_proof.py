@@ -17,7 +17,6 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from posenc.backends.native import library
-from posenc.backends.native import operator as operator  # which registers what is asked
 from posenc.backends.native.proof import KNOWN, MARGIN, PRECISIONS, failures, is_off, measured
 from posenc.backends.native.questions import PLACES, TERMS, questions
 from tests.backends import known_answers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -10,45 +9,44 @@ from typing import NamedTuple
 import torch
 
 from posenc.backends.call import Call
-from posenc.backends.native import processor
+from posenc.backends.native import library
+from posenc.backends.native.operator import CHANNELS
 
 
 class From(NamedTuple):
-    """The least sqrt(queries x keys) from which on the kernel is taken: of queries and keys as they are given, and of
-    those that it turns by itself, where PyTorch's attention is given rotated copies. inf: never."""
+    """The least sqrt(queries x keys) from which on the kernel is taken for causal calls: without a rotation, and with one,
+    where PyTorch's attention is given rotated copies."""
 
-    plain: float = math.inf
-    turned: float = math.inf
+    plain: float
+    turned: float
 
 
-_SINGLE = From(plain=512, turned=128)
-AHEAD: Mapping[str, Mapping[torch.dtype, From]] = {
-    "amx": {torch.float32: _SINGLE, torch.bfloat16: From(plain=512, turned=128)},
-    "bf16": {torch.float32: _SINGLE},  # in bfloat16 not measured
-    "v4": {torch.float32: _SINGLE},
-    "v3": {torch.float32: _SINGLE},
+AHEAD: Mapping[torch.dtype, Mapping[str, From]] = {
+    torch.float32: {"v4": From(plain=512, turned=128), "v3": From(plain=512, turned=128)},
+    torch.bfloat16: {"amx": From(plain=512, turned=128)},
 }
-"""By the best level of the processor (`processor.LEVELS`) and by the precision of queries; as measured, docs/log.md.
-What is not here is PyTorch's."""
-
-
-@functools.cache
-def _level() -> str:
-    """The best level of the processor at hand."""
-    return processor.runnable()[0].name
+"""By the precision of queries and the level of the library that there is for it (`library.level`); as measured, see
+docs/log.md. What is not here is PyTorch's."""
 
 
 def why_ahead(call: Call) -> str | None:
     """Why the kernel is taken for a call that adds nothing to the scores, or None. A graph serves every length, and
-    does not ask; a few queries are PyTorch's."""
+    does not ask; a few queries are PyTorch's, and so is what was not measured: calls that are not causal, and heads whose
+    channels the kernel would have to pad."""
     if torch.compiler.is_compiling() or call.pieces or call.has_few_queries or call.query.device.type != "cpu":
         return None
-    level = _level()
-    figures = AHEAD.get(level, {}).get(call.query.dtype, From())
-    least = figures.plain if call.turn is None else figures.turned
-    if math.sqrt(call.query.size(2) * call.key.size(2)) < least:
+    widths = call.query.size(3), call.value.size(3)
+    if not call.visibility.is_causal or any(width % CHANNELS for width in widths):
+        return None
+    figures = AHEAD.get(call.query.dtype, {})
+    least = {level: of.plain if call.turn is None else of.turned for level, of in figures.items()}
+    tokens = math.sqrt(call.query.size(2) * call.key.size(2))
+    if tokens < min(least.values(), default=math.inf):  # no library is asked for
+        return None
+    level = library.level(call.query.dtype)
+    if level is None or tokens < least.get(level, math.inf):
         return None
     return (
-        f"nothing is added to the scores, and on this processor ({level}) the kernel is quicker than PyTorch's "
-        f"from {least:g} tokens on"
+        f"there are no score terms, and from {least[level]:g} tokens on the kernel is quicker than PyTorch's on this "
+        f"processor (level {level})"
     )

@@ -1,1 +1,3 @@
-"""A kernel of posenc's own for the CPU, in C++ that is built with posenc."""
+"""The kernel for the CPU. To import any part of it registers its operators."""
+
+from posenc.backends.native import operator as operator

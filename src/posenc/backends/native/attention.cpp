@@ -10,9 +10,11 @@
 #include "fields.h"
 #include "forward.h"
 
-// For Python: whether this processor and system let it run, whether both sides say the same of a call, and the numbers
+// For Python: whether this processor and system let it run, whether its instructions multiply numbers of half the width,
+// whether both sides say the same of a call, and the numbers
 // that each thread needs to work in, of no more threads than there are tasks.
 extern "C" int64_t posenc_usable() { return is_usable(); }
+extern "C" int64_t posenc_multiplies_halves() { return MULTIPLIES_HALVES; }
 extern "C" int64_t posenc_span() { return SPAN; }
 extern "C" int64_t posenc_fields(const Field** found) {
     *found = FIELDS;

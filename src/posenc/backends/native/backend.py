@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posenc.backends.call import Backend, Call
 from posenc.backends.given import FUNCTIONS, Given, unknown_piece
-from posenc.backends.native import operator as operator  # which registers it
+from posenc.backends.native import operator
 from posenc.backends.native.bounds import bounds_of
 from posenc.backends.native.library import missing, multiplies_bfloat16
 from posenc.backends.plane import is_planar, refused_plane

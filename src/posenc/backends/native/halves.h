@@ -14,6 +14,11 @@
 
 namespace {
 
+#if HALF && (defined(__AMX_BF16__) || defined(__AVX512BF16__))
+constexpr bool MULTIPLIES_HALVES = true;
+#else
+constexpr bool MULTIPLIES_HALVES = false;
+#endif
 constexpr int64_t WORDS = 16;  // that one instruction of the matrix unit takes of a row
 
 #if HALF

@@ -28,9 +28,12 @@ from posenc.backends.native.proof import failures, on_trial
 
 # The precisions that there are, each a library.
 REALS = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "bfloat16"}
-MULTIPLIES_BFLOAT16 = ("amx", "bf16")  # levels of processors
 SWITCH = "POSENC_NATIVE"
-FUNCTIONS = ("posenc_usable", "posenc_fields", "posenc_work", "posenc_forward", "posenc_backward")  # that a library has
+# That a library has.
+FUNCTIONS = (
+    *("posenc_usable", "posenc_multiplies_halves", "posenc_fields", "posenc_span"),
+    *("posenc_work", "posenc_forward", "posenc_backward"),
+)
 BEGUN = "its known answers have once ended the process; `posenc kernel --test` tries them again"
 ELSEWHERE = "it is for Linux and macOS alone"
 DAYS = 30  # that what nobody uses is kept in the cache
@@ -134,7 +137,7 @@ def _computed(found: Found) -> tuple[str, ...]:
     try:
         with compat.outside_compilation():  # the first call of all may be one that is compiled
             told = failures(found.kernel, found.record.precision)
-    except (RuntimeError, ValueError, AttributeError) as error:
+    except (RuntimeError, ValueError) as error:
         raise UnavailableError(f"{found.path.name} cannot compute its known answers: {error}") from error
     if told:
         by, what = found.record.compiler, in_short(told)
@@ -190,8 +193,9 @@ def missing(dtype: torch.dtype) -> str | None:
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether there is a library for processors that multiply bfloat16, which then is not widened."""
-    return level(torch.bfloat16) in MULTIPLIES_BFLOAT16
+    """Whether the library for bfloat16 has instructions that multiply it, so that it need not be widened."""
+    found = _load(REALS[torch.bfloat16])
+    return not isinstance(found, UnavailableError) and bool(found.posenc_multiplies_halves())
 
 
 # What torch.compiler.assume_constant_result does, which imports the whole compiler.
@@ -208,13 +212,15 @@ def library(dtype: torch.dtype) -> ctypes.CDLL:
 
 
 def level(dtype: torch.dtype) -> str | None:
-    """What the library for this precision uses of the processor, a level of `processor.py`; None without a library.
-    One for this very processor uses all that its best level has."""
+    """What the library for this precision uses of the processor, a level of `processor.py`; None without a library. One
+    for this very processor uses all that its best level has, unless its compiler knew no instructions for bfloat16."""
     found = find(REALS[dtype])
     if isinstance(found, UnavailableError):
         return None
-    is_native = found.record.level == processor.NATIVE.name
-    return processor.runnable(found.record.precision)[0].name if is_native else found.record.level
+    if found.record.level != processor.NATIVE.name:
+        return found.record.level
+    levels = [x for x in processor.runnable(found.record.precision) if not x.precisions or multiplies_bfloat16()]
+    return levels[0].name
 
 
 @functools.cache

@@ -42,8 +42,8 @@ IN_DOUBLE = ("query_clock", "key_clock", "lines", "share")
 
 @dataclass(frozen=True)
 class Precision:
-    """Of query, key, value and output; of tables; by how much sums are rounded, relatively, and by how much what is
-    multiplied is, where that is more; and what is not asked: what a library does not take."""
+    """Dtypes of tokens and of tables, the unit roundoff of sums and, where it is greater, of products, and the inputs
+    that a library of this precision does not take."""
 
     of_tokens: torch.dtype
     of_tables: torch.dtype
@@ -68,8 +68,8 @@ def on_trial() -> ctypes.CDLL | None:
 def failures(kernel: ctypes.CDLL, precision: str) -> tuple[str, ...]:
     """What a library gets wrong: for every question of which an answer is wrong its name, and which answers.
 
-    ``precision``: a name of `PRECISIONS`, that of the library; ValueError for another. The operators must have been
-    registered. It is tried in a thread of its own, where none of the modes holds that the caller may have set.
+    ``precision``: a name of `PRECISIONS`, that of the library; ValueError for another. It is tried in a thread of its
+    own, where none of the modes holds that the caller may have set.
     """
     check_choice("precision", precision, tuple(PRECISIONS))
     with ThreadPoolExecutor(1) as pool:
