@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from posenc.backends.native import library
+from posenc.backends.native import library, processor
 from posenc.backends.native.proof import KNOWN, MARGIN, PRECISIONS, failures, is_off, measured
 from posenc.backends.native.questions import PLACES, TERMS, questions
 from tests.backends import known_answers
@@ -345,6 +345,52 @@ def test_a_planted_bug_is_refused_in_its_familys_name(
         assert line.startswith(one.terms), line
         assert any(f", {place}: " in line for place in one.places), line
     record_property("caught by", found[0])
+
+
+HALVES = {
+    "pairs of queries change places where they are summed over": (
+        Wrong(
+            "halves.h",
+            "pair_rows(x + r * ld + j, x + (r + 1) * ld + j,",
+            "pair_rows(x + (r + 1) * ld + j, x + r * ld + j,",
+        ),
+        "gradient of the value",
+    ),
+    "pairs of values change places": (
+        Wrong(
+            "halves.h", "words_of(&a->bits) | words_of(&b->bits) << 16", "words_of(&b->bits) | words_of(&a->bits) << 16"
+        ),
+        "output",
+    ),
+    "the other operand has its pairs the other way round": (
+        Wrong("halves.h", "paired(one, other)", "paired(other, one)"),
+        "gradient of the key",
+    ),
+    "the gradients of queries are of one block of keys": (
+        Wrong(
+            "backward.h",
+            "add(dq_row(h, i + r), d_q + r * width, call.scale, D);",
+            "std::copy(d_q, d_q + D, dq_row(h, i + r));",
+        ),
+        "gradient of the query",
+    ),
+    "a tile is multiplied by its neighbour's": (
+        Wrong("halves.h", "_tile_dpbf16ps(1, 4, 7)", "_tile_dpbf16ps(1, 4, 6)"),
+        "output",
+    ),
+}
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize("bug", [pytest.param(x, marks=[] if n else pytest.mark.sample) for n, x in enumerate(HALVES)])
+def test_a_bug_of_bfloat16_alone_is_refused(bug: str, tmp_path: Path) -> None:
+    """As the best level of the processor at hand multiplies it; what a matrix unit does is of those that have one."""
+    wrong, answer = HALVES[bug]
+    level = processor.runnable("bfloat16")[0]
+    if "_tile" in wrong.this and level.name != "amx":
+        pytest.skip(f"this processor has no matrix unit for bfloat16, its best level is {level.name}")
+    found = failures(built(tmp_path, [wrong], "bfloat16", ("-O1", *level.flags)), "bfloat16")
+    assert any(answer in line for line in found), found
 
 
 # --- what compilers did -----------------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from posenc.backends.native.operator import CHANNELS
 
 
 class From(NamedTuple):
-    """The least sqrt(queries x keys) from which on the kernel is taken for causal calls: without a rotation, and with one,
-    where PyTorch's attention is given rotated copies."""
+    """The least sqrt(queries x keys) from which on the kernel is taken for causal calls: without a rotation, and with
+    one, where PyTorch's attention is given rotated copies."""
 
     plain: float
     turned: float
@@ -31,8 +31,8 @@ docs/log.md. What is not here is PyTorch's."""
 
 def why_ahead(call: Call) -> str | None:
     """Why the kernel is taken for a call that adds nothing to the scores, or None. A graph serves every length, and
-    does not ask; a few queries are PyTorch's, and so is what was not measured: calls that are not causal, and heads whose
-    channels the kernel would have to pad."""
+    does not ask; a few queries are PyTorch's, and so is what was not measured: calls that are not causal, and heads
+    whose channels the kernel would have to pad."""
     if torch.compiler.is_compiling() or call.pieces or call.has_few_queries or call.query.device.type != "cpu":
         return None
     widths = call.query.size(3), call.value.size(3)
