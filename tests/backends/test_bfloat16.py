@@ -162,6 +162,14 @@ def test_what_a_bias_learns_is_as_exact_as_by_a_mask(name: str) -> None:
     assert errors["native"] <= WORST * errors["mask"]
 
 
+@pytest.mark.parametrize("width", [1040, 2048])
+def test_heads_of_any_width_are_rotated(width: int) -> None:
+    torch.manual_seed(0)
+    q, k = (torch.randn(1, 1, 40, width).bfloat16() for _ in range(2))
+    v = torch.randn(1, 1, 40, 64).bfloat16()
+    check("rope", width, [q, k, v], torch.randn(1, 1, 40, 64).bfloat16(), {"is_causal": True})
+
+
 def test_what_others_tokens_hold_goes_nowhere() -> None:
     """NaN in the values, keys and gradients of one document is in no other's, whose rows and columns share blocks."""
     positions = Positions.packed([[45, 60, 83]])

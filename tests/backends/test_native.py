@@ -89,6 +89,14 @@ def test_nan_in_a_row_stays_in_it(scheme: posenc.Scheme) -> None:
     assert out.isfinite().all()
 
 
+def test_any_nan_is_nan_to_a_cap() -> None:
+    """With bits set that an exponential adds its power to."""
+    q, k, v = (torch.randn(1, 2, 300, 16) for _ in range(3))
+    q[0, 1, 170] = torch.tensor(0x7FC001FF, dtype=torch.int32).view(torch.float32)
+    out = posenc.attention(q, k, v, Softcap(5.0), is_causal=True, backend="native")
+    assert out[0, 1, 170].isnan().all()
+
+
 def test_padding_is_never_read() -> None:
     """Whatever stands there: NaN in keys and values that belong to no text."""
     mask = torch.ones(2, 80, dtype=torch.bool)

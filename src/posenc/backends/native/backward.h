@@ -100,13 +100,13 @@ private:
     void pack_keys(const Part& p) {
         const int64_t count = p.last - p.first;
         const Side side = Side::of_keys(call, b, kv), of_values{call, row_of(call.v, b, kv, 0), call.v.row, V};
-        side.pack_rows(p.first, p.last, keys, rows);
-        of_values.pack_rows(p.first, p.last, values, rows);
+        side.pack_rows(p.first, p.last, keys, rows, whole);
+        of_values.pack_rows(p.first, p.last, values, rows, whole);
         if (copies_keys())
             for (int64_t j = 0; j < count; j++) side.copy(p.first + j, nullptr, 1, keys_as_rows + j * D);
 #if HALF
         pack_down(count, D, rounded(count, PANEL) / 2, COLUMNS / 2 * PANEL, keys_down, [&](int64_t n) {
-            return reinterpret_cast<const Stored*>(side.packed(p.first + n, rows + n % 2 * words_of_keys));
+            return reinterpret_cast<const Stored*>(side.packed(p.first + n, rows + n % 2 * words_of_keys, whole));
         });
 #endif
     }

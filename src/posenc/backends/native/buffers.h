@@ -15,7 +15,7 @@ struct Buffers {
     const Call& call;
     const int64_t groups, D, E, V, words_of_keys, words_of_values;
     // Rows of queries and of the output's gradients; keys and values in panels; vectors by distance.
-    Real *q, *unshifted, *dout, *vectors, *value_vectors, *keys_as_rows;
+    Real *q, *unshifted, *dout, *vectors, *value_vectors, *keys_as_rows, *whole;
     Word *q_words, *dout_words, *keys, *values, *rows;
     // Weights, the gradients of scores, and what a function of the score was given: rows of queries, columns of keys.
     Real *weights, *d_s, *bare;
@@ -42,6 +42,7 @@ struct Buffers {
         keys = r.take<Word>(COLUMNS * words_of_keys);
         values = r.take<Word>(COLUMNS * words_of_values);
         rows = r.take<Word>(PANEL * std::max(words_of_keys, words_of_values));
+        whole = r.take(half(std::max(D, V)));
         for (Real** each : {&weights, &d_s, &bare}) {
             *each = r.take(ROWS * ld);
             if (*each) std::fill(*each, *each + ROWS * ld, Real(0));

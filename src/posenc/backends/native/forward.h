@@ -145,7 +145,7 @@ private:
                 packed_low = packed_high > packed_low ? std::min(packed_low, least) : least;
                 packed_high = std::max(packed_high, most);
                 const int64_t high = std::min(packed_high, p.last - p.first);
-                side.pack_rows(p.first + packed_low, p.first + high, keys + packed_low * words, rows);
+                side.pack_rows(p.first + packed_low, p.first + high, keys + packed_low * words, rows, room);
 #if HALF
                 pack_down(high - packed_low, V, rounded(high - packed_low, PANEL) / 2, KEYS / 2 * PANEL,
                           values + packed_low / 2 * PANEL,

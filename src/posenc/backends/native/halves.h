@@ -24,6 +24,8 @@ constexpr int64_t WORDS = 16;  // that one instruction of the matrix unit takes 
 #if HALF
 
 #if defined(__AMX_BF16__)
+static_assert(PANEL == 32, "a panel is two tiles wide");
+
 // c, of 16 or 32 rows and a panel of columns.
 template <bool IS_TALL>
 inline void block_of_tiles(int64_t words, const Word* a, int64_t a_row, const Word* b, Real* c, int64_t c_row,
@@ -126,7 +128,7 @@ void multiply_halves(int64_t rows, int64_t columns, int64_t words, const Word* a
 inline void round_row(const Real* x, int64_t width, int64_t words, Word* to) {
     Stored* found = reinterpret_cast<Stored*>(to);
     for (int64_t d = 0; d < width; d += LANES) store(found + d, load(x + d));
-    std::fill(found + width, found + 2 * words, Stored{0});
+    std::memset(found + width, 0, (2 * words - width) * sizeof(Stored));
 }
 
 inline void store_words(Word* to, Ints words) { std::memcpy(to, &words, sizeof words); }

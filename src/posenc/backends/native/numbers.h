@@ -76,7 +76,7 @@ inline void narrow(Real x, Stored* to) { to->bits = static_cast<uint16_t>(halves
 inline Ints paired(Vec a, Vec b) { return halves(a) | halves(b) << 16; }
 #endif
 
-// 2^x, and 0 where that would be a denormal number.
+// 2^x of an x up to 0, or about; 0 where that would be a denormal number, and NaN of NaN.
 inline Vec power_of_two(Vec x) {
     constexpr bool is_single = sizeof(Real) == 4;
 #if defined(__AVX512F__)
@@ -118,7 +118,7 @@ inline Vec power_of_two(Vec x) {
 #endif
 }
 
-// e^x for any x that e^x can be told of; 0 where it would be a denormal number. With n = round(x / ln 2), the sum of
+// e^x for any x that e^x can be told of; 0 where it would be a denormal number, and NaN of NaN. With n = round(x / ln 2), the sum of
 // r^k / k! for r = x - n ln 2, which is at most 0.35, times 2^n.
 inline Vec exponential(Vec x) {
     constexpr bool is_single = sizeof(Real) == 4;
@@ -140,7 +140,7 @@ inline Vec exponential(Vec x) {
 #pragma GCC unroll 16
     for (int k = terms; k >= 0; k--) p = p * r + inverse[k];
     const Vec found = reinterpret_cast<Vec>(reinterpret_cast<Ints>(p) + power);
-    return x < Real(is_single ? -87.3 : -708.0) ? Vec{} : found;
+    return x < Real(is_single ? -87.3 : -708.0) ? Vec{} : x == x ? found : x;
 }
 
 // tanh x = -m / (2 + m) for x from 0 on, with m = e^-2x - 1: by its own sum where x is small, or its digits would be

@@ -84,30 +84,26 @@ struct Side {
     int64_t words() const { return words_of_width(width); }
     static int64_t words_of_width(int64_t width) { return IS_HALF ? rounded(width, 2 * WORDS) / 2 : width; }
 
-    // Row n as words, of which rows have a room each.
-    const Word* packed(int64_t n, Word* room) const {
+    // Row n as words, of which rows have a room each; `whole` has room for the numbers of one.
+    const Word* packed(int64_t n, Word* room, [[maybe_unused]] Real* whole) const {
 #if HALF
         if (!cos && width % (2 * WORDS) == 0) return reinterpret_cast<const Word*>(x + n * row);
-        Real numbers[MOST];
-        for (int64_t from = 0; from < width; from += MOST) {  // a row that is turned is no wider
-            const int64_t count = std::min(MOST, width - from);
-            if (cos) {
-                copy(n, nullptr, 1, numbers);
-            } else {
-                for (int64_t d = 0; d < count; d += LANES) store(numbers + d, load(x + n * row + from + d));
-            }
-            round_row(numbers, count, from + count == width ? words() - from / 2 : count / 2, room + from / 2);
+        if (cos) {
+            copy(n, nullptr, 1, whole);
+            round_row(whole, width, words(), room);
+        } else {
+            std::memcpy(room, x + n * row, width * sizeof(Stored));
+            std::memset(reinterpret_cast<Stored*>(room) + width, 0, words() * sizeof(Word) - width * sizeof(Stored));
         }
         return room;
 #else
         return numbers(n, room);
 #endif
     }
-    static constexpr int64_t MOST = 1024;
 
     // Rows first .. last as panels.
-    void pack_rows(int64_t first, int64_t last, Word* to, Word* room) const {
-        pack(first, last, words(), to, [&](int64_t n) { return packed(n, room + n % PANEL * words()); });
+    void pack_rows(int64_t first, int64_t last, Word* to, Word* room, Real* whole) const {
+        pack(first, last, words(), to, [&](int64_t n) { return packed(n, room + n % PANEL * words(), whole); });
     }
 };
 
