@@ -198,6 +198,19 @@ def test_keys_that_are_left_out_are_missed_by_nobody() -> None:
     torch.testing.assert_close(found, everything, rtol=2.0**-7, atol=2.0**-9)
 
 
+def test_explain_says_in_which_precision_products_are() -> None:
+    q = torch.randn(1, 2, 300, 16)
+
+    def told(dtype: torch.dtype, scheme: Scheme) -> str:
+        x = q.to(dtype)
+        return posenc.explain(x, x, x, scheme, is_causal=True).why
+
+    assert told(torch.bfloat16, ALiBi(2)).endswith("; it multiplies bfloat16 as it is")
+    assert told(torch.float16, ALiBi(2)).endswith("; it widens float16 to float32")
+    assert told(torch.bfloat16, posenc.DeBERTa(2, 16)).endswith("; it widens bfloat16 to float32")
+    assert "float32" not in told(torch.float32, ALiBi(2))
+
+
 def test_keys_that_meet_vectors_are_widened() -> None:
     """The one term that the kernel takes in single precision alone."""
     torch.manual_seed(0)

@@ -12,7 +12,7 @@ from posenc.backends.ahead import why_ahead
 from posenc.backends.call import Backend, Call
 from posenc.backends.chunked import CHUNKED
 from posenc.backends.flex import FLEX
-from posenc.backends.native.backend import NATIVE, leaves_out
+from posenc.backends.native.backend import NATIVE, keeps_bfloat16, leaves_out
 from posenc.backends.native.operator import CHANNELS
 from posenc.backends.plane import is_planar
 from posenc.backends.reference import REFERENCE
@@ -154,6 +154,9 @@ def _is_worth_tiles(call: Call) -> bool:
 def explain(call: Call) -> Explanation:
     """What "auto" takes for a call, and why not the others."""
     backend, why = choose(call)
+    if backend is NATIVE and call.query.dtype != call.dtype:
+        name = str(call.query.dtype).removeprefix("torch.")
+        why += f"; it multiplies {name} as it is" if keeps_bfloat16(call) else f"; it widens {name} to float32"
     reasons = {other.name: other.refuses(call) for other in BACKENDS}
     refusals = {name: reason for name, reason in reasons.items() if reason is not None}
     computed = 1.0

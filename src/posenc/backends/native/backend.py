@@ -14,7 +14,7 @@ from posenc.backends.native.bounds import bounds_of
 from posenc.backends.native.library import missing, multiplies_bfloat16
 from posenc.backends.plane import is_planar, refused_plane
 from posenc.backends.tiled import TILED
-from posenc.pieces import Bias, Distance, Function, Piece
+from posenc.pieces import Bias, Distance, Function, Meeting, Piece
 
 
 def _refuses(call: Call) -> str | None:
@@ -68,11 +68,16 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     return out.to(call.query.dtype), lse if call.return_lse else None
 
 
+def keeps_bfloat16(call: Call) -> bool:
+    """Whether queries, keys and values are taken in bfloat16 as they are: where the processor multiplies it, and no key
+    meets vectors. Else half precision is widened to float32."""
+    meets = any(isinstance(p, Meeting) and p.side == "key" and not is_planar(p) for p in call.pieces)
+    return call.query.dtype == torch.bfloat16 and not meets and multiplies_bfloat16()
+
+
 def _operands(call: Call, given: Given) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value in the precision that the kernel takes them in: bfloat16 where the processor multiplies it,
-    else that of scores."""
-    is_kept = call.query.dtype == torch.bfloat16 and "key_vectors" not in given.tensors and multiplies_bfloat16()
-    dtype = torch.bfloat16 if is_kept else call.dtype
+    """Query, key and value in the precision that the kernel takes them in."""
+    dtype = torch.bfloat16 if keeps_bfloat16(call) else call.dtype
     return call.query.to(dtype), given.key.to(dtype), call.value.to(dtype)
 
 

@@ -53,8 +53,8 @@ void meet_rows(int64_t rows, int64_t width, const Real* keys, const Real* vector
 }
 
 // Adds to the scores of a strip what its keys, which are packed, give by the vectors.
-inline void meet_keys(const Part& p, int64_t i, int64_t rows, int64_t left, int64_t right, const Table& t, const Real* keys,
-               const Turned& vectors, Real* s, int64_t ld) {
+inline void meet_keys(const Part& p, int64_t i, int64_t rows, int64_t left, int64_t right, const Table& t,
+                      const Real* keys, const Turned& vectors, Real* s, int64_t ld) {
     for (int64_t column = left; column < right; column += LANES)
         meet_rows<REGISTER_ROWS>(rows, t.width, keys + column / PANEL * PANEL * t.width + column % PANEL,
                          vectors.x + vectors.at(p, i, column, t), vectors.stride, s + column, ld);
