@@ -130,7 +130,7 @@ compilers: $(DEV) ## set up, build the CPU kernel with other compilers, for othe
 oldest: $(OLDEST)/.installed kernel ## set up the oldest torch that posenc admits, run the core's tests on it
 	OMP_NUM_THREADS=1 $(OLDEST)/bin/pytest -n $(WORKERS) -m "not mutant" $(CORE_TESTS)
 
-# What an editable install builds too, and there at once where nothing has changed.
+# The same libraries that an editable install builds; does nothing where they are up to date.
 kernel: ## build the CPU kernel for this processor where its sources have changed, in seconds
 	@$(PYTHON) hatch_build.py
 

@@ -1,15 +1,20 @@
 """Builds the CPU kernel where posenc is built, and where `make` runs this file: into src/posenc/backends/native/built.
 
 A wheel gets a library for each level of processor, and with them the platform that it runs on; an editable install
-the best level of this processor alone, since that is quick. POSENC_KERNEL=0 builds none, and POSENC_KERNEL=v3,baseline
-these levels. Where there is no compiler, or it fails, posenc is built without: it has other ways to run everything.
+only the best level of this processor that the compiler knows, since that is quick. POSENC_KERNEL=0 builds none, and
+POSENC_KERNEL=v3,baseline these levels. Where there is no compiler, or it fails, posenc is built without: it has other
+ways to run everything.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import platform
+import re
 import sys
+import sysconfig
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +26,10 @@ except ModuleNotFoundError:  # make has no need of it
 
 NATIVE = Path(__file__).resolve().parent / "src/posenc/backends/native"
 SWITCH = "POSENC_KERNEL"
+# The libraries that a wheel for Linux may need of the system (PEP 600), and of C++'s the newest that the systems of
+# 2018 have, as torch asks for it too.
+OF_SYSTEM = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libgcc_s.so.1", "libstdc++.so.6"}
+NEWEST_CXX = (3, 4, 24)
 
 
 def _module(name: str) -> ModuleType:
@@ -40,31 +49,50 @@ def kernel(every_level: bool) -> tuple[list[Path], str | None, list[str]]:
     asked = os.environ.get(SWITCH, "")
     if asked == "0":
         return [], None, [f"{SWITCH}=0 turns it off"]
-    wanted = []
-    for precision in build.PRECISIONS:
-        levels = processor.levels(precision)
-        if asked:
-            known = {level.name: level for level in processor.levels()}
-            for name in asked.split(","):
-                if name not in known:
-                    raise ValueError(f"{SWITCH} must be 0 or levels of {', '.join(known)}, got {name!r}")
-            levels = [level for level in levels if level.name in asked.split(",")]
-        elif not every_level:
-            levels = processor.runnable(precision)[:1]
-        wanted += [(precision, level) for level in levels]
+    known = {level.name: level for level in processor.levels()}
+    names = asked.split(",") if asked else list(known)
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{SWITCH} must be 0 or levels of {', '.join(known)}, got {name!r}")
     try:
-        outcomes = build.build(build.BUILT, wanted)
+        if asked or every_level:
+            of = ((precision, level) for precision in build.PRECISIONS for level in processor.levels(precision))
+            outcomes = build.build(build.BUILT, [(precision, level) for precision, level in of if level.name in names])
+        else:
+            outcomes = build.build_best(build.BUILT, {x: processor.runnable(x) for x in build.PRECISIONS})
     except build.UnavailableError as error:
         return [], None, [str(error)]
     reasons = [f"{one.precision}, {one.level}: {one.reason}" for one in outcomes if one.reason]
-    failed = {(one.precision, one.level) for one in outcomes if one.reason}
     files: list[Path] = []
-    for precision, level in wanted:
-        if (precision, level.name) not in failed:
-            path = build.record_path(build.BUILT, precision, level.name, build.identity(precision, level))
+    for one in outcomes:
+        if one.reason is None:
+            told = build.identity(one.precision, known[one.level])
+            path = build.record_path(build.BUILT, one.precision, one.level, told)
             files += [path, path.with_name(build.read(path).file)]
-    tag = build.platform_tag(file for file in files if file.suffix == ".so") if files else None
+    tag = platform_tag(file for file in files if file.suffix == ".so") if files else None
     return files, tag, reasons
+
+
+def platform_tag(libraries: Iterable[Path]) -> str:
+    """What a wheel with these libraries says that it runs on. On Linux with glibc the version is the newest that one of
+    them asks for; where they ask for more than PEP 600 allows, it is for systems like this one."""
+    if sys.platform == "darwin":
+        version = str(sysconfig.get_config_var("MACOSX_DEPLOYMENT_TARGET") or "11.0").split(".")
+        return f"macosx_{version[0]}_{version[1] if len(version) > 1 else 0}_{platform.machine()}"
+    contents = [path.read_bytes() for path in libraries]
+    # Versions and names stand in a library as text.
+    glibc = max((v for content in contents for v in _versions(rb"GLIBC_", content)), default=())
+    cxx = max((v for content in contents for v in _versions(rb"GLIBCXX_", content)), default=())
+    needed = {
+        name.decode() for content in contents for name in re.findall(rb"\0(lib[\w+.-]+\.so[.\d]*)(?=\0)", content)
+    }
+    if len(glibc) < 2 or cxx > NEWEST_CXX or not needed <= OF_SYSTEM:
+        return sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    return f"manylinux_{glibc[0]}_{glibc[1]}_{platform.machine()}"
+
+
+def _versions(name: bytes, content: bytes) -> list[tuple[int, ...]]:
+    return [tuple(map(int, found.split(b"."))) for found in re.findall(rb"\b" + name + rb"([\d.]+\d)\0", content)]
 
 
 class KernelHook(BuildHookInterface):  # type: ignore[misc,valid-type]

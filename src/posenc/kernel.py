@@ -110,18 +110,13 @@ def _build(precisions: tuple[str, ...]) -> list[str]:
     folder = library.cache()
     if library.executes_nothing(folder):
         raise build.UnavailableError(f"{folder} is mounted noexec: XDG_CACHE_HOME may name another cache")
-    reasons: dict[str, list[str]] = {}
     levels = {precision: [processor.NATIVE, *processor.runnable(precision)] for precision in precisions}
-    while wanted := [(precision, levels[precision].pop(0)) for precision in precisions if levels[precision]]:
-        outcomes = build.build(folder, wanted, processor.identity(), library.DAYS)
-        for (precision, level), outcome in zip(wanted, outcomes, strict=True):
-            reason = outcome.reason or _fault(precision, level)
-            if reason is None:
-                levels[precision], reasons[precision] = [], []
-            else:
-                print(f"{precision}, {level.name}: not used: {reason}")
-                reasons.setdefault(precision, []).append(f"{precision}, {level.name}: {reason}")
-    return [reason for of in reasons.values() for reason in of]
+    outcomes = build.build_best(folder, levels, processor.identity(), library.DAYS, _fault)
+    built = {one.precision for one in outcomes if one.reason is None}
+    for one in outcomes:
+        if one.reason is not None:
+            print(f"{one.precision}, {one.level}: not used: {one.reason}")
+    return [f"{one.precision}, {one.level}: {one.reason}" for one in outcomes if one.precision not in built]
 
 
 def _fault(precision: str, level: "Level") -> str | None:

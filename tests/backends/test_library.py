@@ -29,7 +29,9 @@ from posenc.cli import main
 
 V3, V4, BASELINE = (next(x for x in processor.LEVELS["x86_64"] if x.name == name) for name in ("v3", "v4", "baseline"))
 SAID = "posenc's kernel gives wrong answers as built here by {by}: not used ({what})"
-NO_LIBRARY = "no library of these sources was built for this processor: `posenc kernel --build` builds one"
+NO_LIBRARY = (
+    "the CPU kernel has not been built for these sources and this processor: `posenc kernel --build` builds one"
+)
 
 
 @pytest.fixture(scope="session")
@@ -195,14 +197,17 @@ def test_it_is_built_once_and_told_of(compiler: Callable[..., Path]) -> None:
     assert names == {".lock", *(x.file for x in built(V4, V3))}  # nothing half built is left
 
 
-def test_options_in_cxx_come_last_and_build_again(compiler: Callable[..., Path]) -> None:
+def test_options_in_cxx_come_before_the_level_and_build_again(compiler: Callable[..., Path]) -> None:
+    """They override -O3, and a library remains what its level is called: the last -march is the one that counts."""
     log = compiler()
     (before,) = built(V4)
-    compiler(options="-O0 -g")
+    compiler(options="-O0 -march=native")
     (record,) = built(V4)
-    assert shlex.split(record.command)[-2:] == ["-O0", "-g"]
+    command = shlex.split(record.command)
+    assert command.index("-O3") < command.index("-O0")
+    assert [option for option in command if option.startswith("-march=")] == ["-march=native", "-march=x86-64-v4"]
     assert ["-O0" in call for call in calls(log)] == [False, True]
-    compiler(version="copier 2.0", options="-O0 -g")
+    compiler(version="copier 2.0", options="-O0 -march=native")
     assert built(V4)[0].compiler == "copier 2.0"
     assert len(calls(log)) == 3
     assert not (build.BUILT / before.file).exists()
@@ -257,12 +262,12 @@ def test_what_others_have_used_lately_stays_in_the_cache(compiler: Callable[...,
 def no_compiler(patch: pytest.MonkeyPatch, folder: Path) -> str:
     patch.setenv("PATH", str(folder))
     patch.delenv("CXX", raising=False)
-    return "the machine's compiler builds it, and there is no C++ compiler (c++, g++, clang++)"
+    return "building it needs a C++ compiler, and none of c++, g++, clang++ was found"
 
 
 def no_such_compiler(patch: pytest.MonkeyPatch, folder: Path) -> str:
     patch.setenv("CXX", "no-such-compiler")
-    return "the machine's compiler builds it, and CXX=no-such-compiler is no program"
+    return "building it needs a C++ compiler, and CXX=no-such-compiler was not found"
 
 
 def an_unbalanced_quote(patch: pytest.MonkeyPatch, folder: Path) -> str:
@@ -319,7 +324,7 @@ def test_windows_is_told_so(fresh: Path, monkeypatch: pytest.MonkeyPatch, capsys
     ],
 )
 def test_a_level_that_does_not_compile_is_left_out(before: str, said: str, compiler: Callable[..., Path]) -> None:
-    compiler(f'case "$*" in *v4*) {before};; esac')
+    compiler(f'case "$*" in *-march=x86-64-v4*) {before};; esac')
     outcomes = build.build(build.BUILT, [("float", V4), ("float", V3)])
     assert [(one.level, one.reason is None) for one in outcomes] == [("v4", False), ("v3", True)]
     assert str(outcomes[0].reason).endswith(said)
@@ -407,6 +412,65 @@ def test_where_files_cannot_be_locked_it_is_built_all_the_same(
     assert (build.BUILT / f"{build.MAKING}another").is_dir()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of a process with threads, from Python 3.12 on
+def test_a_process_forked_meanwhile_does_not_keep_the_lock(fresh: Path) -> None:
+    begins, ends = os.pipe()
+    with build.lock(fresh / ".lock") as is_held:
+        child = os.fork()
+        if not child:
+            os.close(ends)
+            os.read(begins, 1)
+            os._exit(0)
+    try:
+        assert is_held
+        with (fresh / ".lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(ends)
+        os.close(begins)
+        os.waitpid(child, 0)
+
+
+def test_two_threads_write_a_file_at_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One writes it while the other is half done; the last to finish stays."""
+    fsync = os.fsync
+
+    def between(file: int) -> None:
+        monkeypatch.setattr(os, "fsync", fsync)
+        build.write(fresh / "record", "of one")
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", between)
+    build.write(fresh / "record", "of the other")
+    assert (fresh / "record").read_text() == "of the other"
+    (fresh / "plain").write_text("")
+    assert (fresh / "record").stat().st_mode == (fresh / "plain").stat().st_mode  # others may read it
+    assert {path.name for path in fresh.iterdir()} == {"record", "plain"}
+
+
+def test_no_more_compilers_run_at_once_than_this_process_has_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    several = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 3}, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(build, "_of_several", lambda commands, limit: several.append(len(commands)) or [])
+    build._output([["true"]] * 5)
+    assert several == [2, 2, 1]
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert build.cores() == 64
+
+
+@pytest.mark.parametrize(("told", "given"), [(None, None), ("11.0", "11.0")])
+def test_a_compiler_is_told_of_the_oldest_macos_where_python_knows_it(
+    told: str | None, given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MACOSX_DEPLOYMENT_TARGET", raising=False)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(build.sysconfig, "get_config_var", {"MACOSX_DEPLOYMENT_TARGET": told}.get)
+    (out,) = build._of_several([["env"]], limit=60)
+    seen = dict(line.partition("=")[::2] for line in str(out).splitlines())
+    assert seen.get("MACOSX_DEPLOYMENT_TARGET") == given
+
+
 # --- what is kept -----------------------------------------------------------------------------------------------------
 
 
@@ -452,8 +516,42 @@ def of_another_precision(record: build.Record, fresh: Path) -> str:
     return f"{record.file} is of double and v4, not what {path_of(V4).name} says"
 
 
+def without_a_size(record: build.Record, fresh: Path) -> str:
+    spoiled(record, size=str(record.size))
+    return f"{path_of(V4).name} is no record of a library: size must be of type int, got '{record.size}'"
+
+
+def without_a_digest(record: build.Record, fresh: Path) -> str:
+    spoiled(record, digest=None)
+    return f"{path_of(V4).name} is no record of a library: digest must be of type str, got None"
+
+
+def without_a_file(record: build.Record, fresh: Path) -> str:
+    spoiled(record, file="")
+    return f"{path_of(V4).name} is no record of a library: file must be the name of a library in this folder, got ''"
+
+
+def of_another_folder(record: build.Record, fresh: Path) -> str:
+    spoiled(record, file=f"../built/{record.file}")
+    return f"{path_of(V4).name} is no record of a library: file must be the name of a library in this folder, got '../"
+
+
+def of_no_file_name(record: build.Record, fresh: Path) -> str:
+    spoiled(record, file="attention-\0")
+    return f"{path_of(V4).name} is no record of a library: file must be the name of a library in this folder, got 'att"
+
+
+def nothing_but_brackets(record: build.Record, fresh: Path) -> str:
+    path_of(V4).write_text("[" * 100_000)
+    return f"{path_of(V4).name} is no record of a library: "
+
+
 @pytest.mark.parametrize(
-    "spoil", [cut_short, changed, gone, of_another_system, half_a_record, another_record, of_another_precision]
+    "spoil",
+    [
+        *(cut_short, changed, gone, of_another_system, half_a_record, another_record, of_another_precision),
+        *(without_a_size, without_a_digest, without_a_file, of_another_folder, of_no_file_name, nothing_but_brackets),
+    ],
 )
 def test_a_library_that_is_spoiled_is_refused_in_words(
     spoil: Callable[[build.Record, Path], str],
@@ -595,9 +693,9 @@ def test_without_a_library_calls_go_another_way_and_explain_says_how_to_have_one
     q = torch.randn(1, 2, 200, 16)
     explained = posenc.explain(q, q, q, ALiBi(2), is_causal=True)
     assert (explained.backend, explained.refusals["native"]) == ("tiled", NO_LIBRARY)
-    with pytest.raises(ValueError, match="backend 'native' cannot run this: no library of these sources was built"):
+    with pytest.raises(ValueError, match="backend 'native' cannot run this: the CPU kernel has not been built"):
         posenc.attention(q, q, q, ALiBi(2), is_causal=True, backend="native")
-    with pytest.raises(RuntimeError, match=r"^posenc's own kernel cannot run: no library of these sources was built"):
+    with pytest.raises(RuntimeError, match=r"^posenc's own kernel cannot run: the CPU kernel has not been built"):
         library.library(torch.float32)
     assert library.level(torch.float32) is None
 
@@ -652,19 +750,56 @@ def test_what_is_built_otherwise_is_proved_anew(wrong: list[str], compiler: Call
     assert wrong == ["v4", "v3", "v4", "v3"]
 
 
-def test_a_proof_that_ended_the_process_is_not_begun_again(wrong: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a library would that crashes: what remains is that its proof was begun."""
+def killed(ask: Callable[[], object], times: int) -> None:
+    """What remains of processes that ended within a proof: that it was begun."""
     remember = library._remember
-    monkeypatch.setattr(library, "_remember", lambda stamp, told: told == (library.BEGUN,) and remember(stamp, told))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(library, "_remember", lambda stamp, told: library.BEGUN in told and remember(stamp, told))
+        for _ in range(times):
+            ask()
+
+
+SET_ASIDE = "{file}: a self-test of this library crashed or was killed 3 times (`posenc kernel --test` runs it again)"
+
+
+def test_a_proof_that_was_killed_twice_is_begun_again(
+    wrong: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(library, "failures", lambda kernel, precision: ())
+    killed(lambda: library.find("float"), 2)
+    assert [taken(), taken()] == ["v4", "v4"]
+    killed(lambda: library.find("float"), 3)  # it is remembered, so none is begun
+    assert taken() == "v4"
+    assert capfd.readouterr().err == ""
+
+
+def test_a_library_whose_proof_was_killed_three_times_is_set_aside(
+    wrong: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
     path_of(V3).unlink()
-    library.find("float")
-    assert wrong == ["v4"]
-    monkeypatch.setattr(library, "_remember", remember)
-    assert "(its known answers have once ended the process; " in refusal()
-    assert wrong == ["v4"]
+    killed(lambda: library.find("float"), 3)
+    assert wrong == ["v4"] * 3
+    capfd.readouterr()
     found = library.load(path_of(V4))
     assert isinstance(found, Found)
+    said = SET_ASIDE.format(file=found.path.name)
+    assert refusal() == f"{said}: `posenc kernel --build` builds one"
+    assert capfd.readouterr().err == f"posenc's kernel: {said}: not used\n"
+    assert wrong == ["v4"] * 3
+    killed(lambda: library.faults(found, again=True), 1)
+    assert refusal().startswith(said)
     assert len(library.faults(found, again=True)) == 4  # as `posenc kernel --test` asks
+    assert "gives wrong answers as built by copier 1.0" in refusal()
+
+
+@pytest.mark.parametrize("text", ["{}", '""', '{"a": 1}', "[1]", "[null]", "1", "[", "[" * 100_000, "\xff"])
+def test_what_is_no_list_of_words_is_not_remembered(text: str, wrong: list[str]) -> None:
+    """A library is not taken for right because what is remembered of it is spoiled."""
+    assert taken() == "v3"
+    for stamp in library.cache().glob("proof-*"):
+        stamp.write_text(text, encoding="latin-1")
+    assert taken() == "v3"
+    assert wrong == ["v4", "v3"] * 2
 
 
 def test_a_proof_that_cannot_be_had_is_no_error_of_attention(
@@ -740,8 +875,9 @@ def test_the_command_tests_again_what_was_set_aside(
     ]
     for one in found:
         assert one is not None
-        library._remember(library.cache() / f"proof-{library._identity(one.record)}.json", (library.BEGUN,))
+        library._remember(library.cache() / f"proof-{library._identity(one.record)}.json", (library.BEGUN,) * 3)
     assert main(["kernel"]) == 1
+    assert capsys.readouterr().out.count("not used: attention-") == 2
     assert main(["kernel", "--test"]) == 0
     assert capsys.readouterr().out.count("taken, gives the known answers") == 2
     assert main(["kernel"]) == 0
@@ -753,10 +889,10 @@ def test_the_command_builds_for_this_processor(
     log = compiler()
     assert main(["kernel", "--build"]) == 0
     assert capsys.readouterr().out.count("native    taken, gives the known answers") == 2
-    assert [call[-1].rpartition("/")[2] for call in calls(log)] == [
+    assert {call[-1].rpartition("/")[2] for call in calls(log)} == {  # which run at once
         "attention-float-native.so",
         "attention-double-native.so",
-    ]
+    }
     assert all("-march=native" in call for call in calls(log))
     assert main(["kernel", "--build"]) == 0
     assert len(calls(log)) == 2
@@ -846,6 +982,24 @@ def test_an_editable_install_builds_what_this_processor_takes(compiler: Callable
     assert len(calls(log)) == len(build.PRECISIONS)
 
 
+def test_an_editable_install_goes_down_to_a_level_that_the_compiler_knows(
+    compiler: Callable[..., Path], checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unknown = "error: bad value for -march="
+    compiler(f'case "$*" in *-march=x86-64-v[34]*) echo "{unknown}" >&2; exit 1;; esac')
+    module = hatch_build._module
+    monkeypatch.setattr(hatch_build, "_module", lambda name: processor if name == "processor" else module(name))
+    said = hooked(checkout, "editable")[1]
+    assert [line.partition(": ")[2] for line in said] == [
+        f"{precision}, {name}: its C++ does not compile here: {unknown}"
+        for name in ("v4", "v3")
+        for precision in build.PRECISIONS
+    ]
+    folder = checkout / "src/posenc/backends/native/built"
+    found = {path.name.rpartition("-")[0] for path in folder.glob("*.json")}
+    assert found == {f"attention-{precision}-baseline" for precision in build.PRECISIONS}
+
+
 def test_a_source_distribution_builds_nothing(compiler: Callable[..., Path], checkout: Path) -> None:
     log = compiler()
     assert hooked(checkout, "standard", "sdist") == ({"artifacts": []}, [])
@@ -898,4 +1052,4 @@ def test_the_platform_follows_from_what_a_library_asks_for(text: str, tag: str, 
     paths = [tmp_path / name for name in ("one.so", "other.so")]
     paths[0].write_bytes(b"\x7fELF\0libc.so.6\0GLIBC_2.17\0")
     paths[1].write_bytes(b"\x7fELF\0" + text.replace(" ", "\0").encode() + b"\0")
-    assert build.platform_tag(paths) == tag.format(machine=build.platform.machine())
+    assert hatch_build.platform_tag(paths) == tag.format(machine=build.platform.machine())

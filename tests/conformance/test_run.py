@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -27,6 +28,7 @@ from posenc.conformance import (
     watch,
 )
 from posenc.conformance.outcome import Outcome
+from posenc.conformance.state import OF_PYTHON, kept
 from posenc.conformance.subjects import Batch, require
 from posenc.conformance.trial import Case, Check, Plan, Trial
 
@@ -268,6 +270,33 @@ def test_what_a_subject_sets_of_the_process_is_put_back(one_check: Any) -> None:
         assert settings() == before
     finally:
         sys.stdin, sys.stdout, sys.stderr = before[-3:]
+
+
+def test_a_working_folder_that_is_deleted_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "deleted"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    with kept(*OF_PYTHON):
+        os.chdir(tmp_path)
+        folder.rmdir()  # before it can be gone back to
+    assert os.getcwd() == str(tmp_path)
+    folder.mkdir()
+    os.chdir(folder)
+    folder.rmdir()
+    with kept(*OF_PYTHON):  # it is deleted before anything is kept
+        os.chdir(tmp_path)
+    assert os.getcwd() == str(tmp_path)
+
+
+def test_a_trial_that_begins_too_late_is_given_what_any_is_given_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ends a process that is watched takes only seconds above 0."""
+    given: list[float] = []
+    monkeypatch.setattr(watch, "at", lambda stage, seconds: given.append(seconds))
+    plan = Plan(Layer(build=build, call=same), (3,), 9, 0)
+    only = Check(1, "made up", "It holds.", "It matters.", (1,), (NEVER,))
+    ended = run._trial(only, NEVER, plan, "mine", time.monotonic() - 60)
+    assert ended.status == "unfinished"
+    assert given == [run.GRACE + run.LAST]
 
 
 def test_what_was_found_stays_found_when_the_time_is_up(one_check: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """The process that `posenc check` works in: however it ends, the command says so, and its exit code is not 0."""
 
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from textwrap import dedent
 
 import pytest
 
+from posenc.conformance import watch
 from posenc.conformance.watch import watched
 
 BEGINNING = """
@@ -106,6 +108,18 @@ def test_a_bar_that_was_shown_hides_the_cursor_no_longer(tmp_path: Path) -> None
     os.close(its)
     with os.fdopen(ours, "rb") as terminal:
         assert terminal.readline().decode() == f"\r\x1b[K\x1b[?25h{ENDED} 0\r\n"
+
+
+def test_an_end_is_said_where_there_is_no_standard_error(tmp_path: Path) -> None:
+    text = BEGINNING.format(work="os._exit(0)", seconds=60).replace("sys.exit(", "sys.stderr = None\nsys.exit(")
+    (tmp_path / "mine.py").write_text(text, encoding="utf-8")
+    assert subprocess.run([sys.executable, str(tmp_path / "mine.py")], capture_output=True, timeout=60).returncode == 2
+
+
+def test_it_is_imported_where_there_is_no_such_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Windows."""
+    monkeypatch.delattr(signal, "SIGKILL")
+    assert runpy.run_path(watch.__file__)["INTERRUPTED"][1] == (8.0, signal.SIGTERM)
 
 
 def test_the_command_is_watched(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import torch
 from posenc.arguments import check_name, check_type
 from posenc.backends.choice import BACKENDS
 from posenc.backends.native import library
+from posenc.backends.native.build import cores
 from posenc.bench import cases, mine, peers
 from posenc.bench.measure import Clock, LeftOutError, Make, Work, beyond, race
 from posenc.bench.neighbours import neighbours
@@ -124,7 +125,7 @@ def _measure(
         for name, make in built.makes.items()
     }
     memory = device if group.probe else None
-    with neighbours(os.cpu_count() or 1) if group.busy else nullcontext():
+    with neighbours(cores()) if group.busy else nullcontext():
         timed = race(makes, rounds=settings.rounds, budget=settings.budget, clock=clock, memory=memory)
     if group.busy:
         timed["others"] = None  # beside the neighbours, nobody else can be told

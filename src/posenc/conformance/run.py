@@ -261,7 +261,7 @@ def _result(entry: Check, plan: Plan, name: str, seconds: float) -> Result:
 def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> TrialResult:
     done, reasons, again = 0, [], False
     found: list[tuple[Case, Outcome]] = []  # each smaller than the one before it
-    watch.at(f"{name}: {entry.number}. {entry.name}, {trial.name}", until - time.monotonic() + GRACE + LAST)
+    watch.at(f"{name}: {entry.number}. {entry.name}, {trial.name}", max(until - time.monotonic(), 0) + GRACE + LAST)
     try:
         with quiet(), _alarm(until):
             for case in trial.cases(plan, **trial.kind):

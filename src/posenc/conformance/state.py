@@ -36,7 +36,22 @@ def _set_generators(states: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(states["cuda"])
 
 
-OF_PYTHON: tuple[Setting, ...] = ((_streams, lambda streams: vars(sys).update(streams)), (os.getcwd, os.chdir))
+def _folder() -> str | None:
+    """The working folder; None where it was deleted."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
+
+
+def _set_folder(folder: str | None) -> None:
+    """Where it is gone, nothing can go back to it."""
+    if folder is not None:
+        with contextlib.suppress(FileNotFoundError):
+            os.chdir(folder)
+
+
+OF_PYTHON: tuple[Setting, ...] = ((_streams, lambda streams: vars(sys).update(streams)), (_folder, _set_folder))
 OF_TORCH: tuple[Setting, ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),

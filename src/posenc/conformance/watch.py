@@ -21,7 +21,8 @@ import posenc
 from posenc.workbench.command import failed
 
 LEAVE = 5.0  # seconds in which a process that has done its work may end
-INTERRUPTED = ((3.0, signal.SIGINT), (8.0, signal.SIGKILL))  # what is sent after so many seconds
+KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has none, and no fork that it would be sent to
+INTERRUPTED = ((3.0, signal.SIGINT), (8.0, KILL))  # what is sent after so many seconds
 LONGEST = 1e9  # seconds that a timer takes
 NO_BAR = "\r\x1b[K\x1b[?25h"  # clears the line that a bar stood on, and shows the cursor that it hid
 
@@ -52,7 +53,7 @@ def watched(work: Callable[[], int]) -> int:
         try:
             end = _end(child)
         finally:
-            if sys.stderr.isatty():
+            if sys.stderr is not None and sys.stderr.isatty():
                 sys.stderr.write(NO_BAR)
         return _judged(end, os.pread(notes.fileno(), 2**20, 0).decode("utf-8", "replace"))
 
@@ -61,7 +62,7 @@ def _work(work: Callable[[], int], notes: IO[bytes]) -> NoReturn:
     global _notes
     _notes = notes
     if sys.platform == "linux":  # it ends with the process that watches it, whatever ends that
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(1, KILL)
     try:
         code = work()
         _flush()
@@ -101,7 +102,7 @@ def _end(child: int) -> int:
     finally:
         for timer in timers:
             timer.cancel()
-    if timers and end == -signal.SIGKILL:
+    if timers and end == -KILL:
         raise KeyboardInterrupt
     return end
 

@@ -19,11 +19,10 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -46,7 +45,7 @@ class UnavailableError(Exception):
 
 class Compiler(NamedTuple):
     command: tuple[str, ...]
-    options: tuple[str, ...]  # which come last, so that they rule
+    options: tuple[str, ...]  # which override FLAGS; the flags of a level come after them
     version: str
 
 
@@ -125,10 +124,19 @@ def read(path: Path) -> Record | None:
 
 def _record(path: Path) -> Record | None:
     content = _content(path)
+    if content is None:
+        return None
     try:
-        return None if content is None else Record(**json.loads(content))
-    except (ValueError, TypeError) as error:
+        record = Record(**json.loads(content))
+        for field, value in record._asdict().items():
+            kind = int if field == "size" else str
+            if type(value) is not kind:
+                raise TypeError(f"{field} must be of type {kind.__name__}, got {value!r}")
+        if not re.fullmatch(r"attention-[\w.-]+", record.file, re.ASCII):
+            raise ValueError(f"file must be the name of a library in this folder, got {record.file!r}")
+    except (ValueError, TypeError, RecursionError) as error:
         raise UnavailableError(f"{path.name} is no record of a library: {error}") from None
+    return record
 
 
 def _content(path: Path) -> bytes | None:
@@ -158,8 +166,8 @@ def compiler() -> Compiler:
             if isinstance(told, UnavailableError):
                 raise told
             return Compiler(program, tuple(named[first_option:]), next(iter(told.splitlines()), "of no known version"))
-    wanted = f"CXX={named[0]} is no program" if named else f"there is no C++ compiler ({', '.join(COMPILERS)})"
-    raise UnavailableError(f"the machine's compiler builds it, and {wanted}")
+    wanted = f"CXX={named[0]} was not found" if named else f"none of {', '.join(COMPILERS)} was found"
+    raise UnavailableError(f"building it needs a C++ compiler, and {wanted}")
 
 
 def build(folder: Path, wanted: Sequence[tuple[str, Level]], processor: str = "", days: float = 0) -> list[Outcome]:
@@ -188,6 +196,25 @@ def build(folder: Path, wanted: Sequence[tuple[str, Level]], processor: str = ""
     return [Outcome(p, level.name, reasons.get((p, level.name))) for p, level in wanted]
 
 
+def build_best(
+    folder: Path,
+    levels: Mapping[str, Sequence[Level]],
+    processor: str = "",
+    days: float = 0,
+    fault: Callable[[str, Level], str | None] = lambda precision, level: None,
+) -> list[Outcome]:
+    """For each precision the first of its levels that can be built, and in which ``fault`` finds none; what came of
+    every level that was tried. The rest as in `build`."""
+    left = {precision: list(of) for precision, of in levels.items()}
+    outcomes = []
+    while wanted := [(precision, of.pop(0)) for precision, of in left.items() if of]:
+        for one, (precision, level) in zip(build(folder, wanted, processor, days), wanted, strict=True):
+            outcomes.append(one._replace(reason=one.reason or fault(precision, level)))
+            if outcomes[-1].reason is None:
+                left[precision] = []
+    return outcomes
+
+
 def _is_fresh(path: Path, by: Compiler, command: str) -> bool:
     """Whether what lies there is what this compiler builds with these options."""
     try:
@@ -198,7 +225,7 @@ def _is_fresh(path: Path, by: Compiler, command: str) -> bool:
 
 
 def _words(by: Compiler, precision: str, level: Level) -> list[str]:
-    return [*by.command, *FLAGS, *PRECISIONS[precision], *level.flags, *by.options]
+    return [*by.command, *FLAGS, *by.options, *PRECISIONS[precision], *level.flags]
 
 
 def _command(by: Compiler, precision: str, level: Level) -> str:
@@ -245,16 +272,13 @@ def _keep(made: Path, path: Path, precision: str, level: Level, by: Compiler) ->
 
 def write(path: Path, text: str) -> None:
     """A whole file or none, whatever happens meanwhile."""
-    part = path.with_name(f".writing-{os.getpid()}")
-    try:
+    with tempfile.TemporaryDirectory(prefix=".writing-", dir=path.parent) as writing:
+        part = Path(writing) / path.name
         with part.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)
@@ -284,7 +308,9 @@ def lock(path: Path) -> Iterator[bool]:
 
     with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(stack.enter_context(path.open("w")), fcntl.LOCK_EX)
+            file = stack.enter_context(path.open("w"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+            stack.callback(fcntl.flock, file, fcntl.LOCK_UN)  # a process forked meanwhile has the file open, too
             is_held = True
         except OSError:
             is_held = False
@@ -292,19 +318,25 @@ def lock(path: Path) -> Iterator[bool]:
 
 
 def _output(commands: Sequence[Sequence[str]], limit: float | None = None) -> list[str | UnavailableError]:
-    """What the commands print, or why one failed: as many at a time as there are cores. One that takes longer than the
-    limit is stopped."""
+    """What the commands print, or why one failed: as many at a time as there are cores for this process. One that
+    takes longer than the limit is stopped."""
     found: list[str | UnavailableError] = []
-    at_once = os.cpu_count() or 1
+    at_once = cores()
     for n in range(0, len(commands), at_once):
         found += _of_several(commands[n : n + at_once], LIMIT if limit is None else limit)
     return found
 
 
+def cores() -> int:
+    """Those that this process may run on, which may be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _of_several(commands: Iterable[Sequence[str]], limit: float) -> list[str | UnavailableError]:
     english = {**os.environ, "LC_ALL": "C"}
-    if sys.platform == "darwin":  # as old a system as Python is for
-        english.setdefault("MACOSX_DEPLOYMENT_TARGET", str(sysconfig.get_config_var("MACOSX_DEPLOYMENT_TARGET")))
+    oldest = sysconfig.get_config_var("MACOSX_DEPLOYMENT_TARGET")  # the oldest system that Python is for
+    if oldest:
+        english.setdefault("MACOSX_DEPLOYMENT_TARGET", str(oldest))
     started: list[subprocess.Popen[str] | UnavailableError] = []
     found: list[str | UnavailableError] = []
     until = time.monotonic() + limit
@@ -345,33 +377,3 @@ def _end_of(process: subprocess.Popen[str], name: str, until: float, limit: floa
         return out
     first = next((line for line in told.splitlines() if "error" in line), told.strip() or f"code {process.returncode}")
     return UnavailableError(f"its C++ does not compile here: {first}")
-
-
-# --- where a library runs ---------------------------------------------------------------------------------------------
-
-# The libraries that a wheel for Linux may need of the system (PEP 600), and of C++'s the newest that the systems of
-# 2018 have, as torch asks for it too.
-OF_SYSTEM = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libgcc_s.so.1", "libstdc++.so.6"}
-NEWEST_CXX = (3, 4, 24)
-
-
-def platform_tag(libraries: Iterable[Path]) -> str:
-    """What a wheel with these libraries says that it runs on. On Linux with glibc the version is the newest that one of
-    them asks for; where they ask for more than PEP 600 allows, it is for systems like this one."""
-    if sys.platform == "darwin":
-        version = str(sysconfig.get_config_var("MACOSX_DEPLOYMENT_TARGET") or "11.0").split(".")
-        return f"macosx_{version[0]}_{version[1] if len(version) > 1 else 0}_{platform.machine()}"
-    contents = [path.read_bytes() for path in libraries]
-    # Versions and names stand in a library as text.
-    glibc = max((v for content in contents for v in _versions(rb"GLIBC_", content)), default=())
-    cxx = max((v for content in contents for v in _versions(rb"GLIBCXX_", content)), default=())
-    needed = {
-        name.decode() for content in contents for name in re.findall(rb"\0(lib[\w+.-]+\.so[.\d]*)(?=\0)", content)
-    }
-    if len(glibc) < 2 or cxx > NEWEST_CXX or not needed <= OF_SYSTEM:
-        return sysconfig.get_platform().replace("-", "_").replace(".", "_")
-    return f"manylinux_{glibc[0]}_{glibc[1]}_{platform.machine()}"
-
-
-def _versions(name: bytes, content: bytes) -> list[tuple[int, ...]]:
-    return [tuple(map(int, found.split(b"."))) for found in re.findall(rb"\b" + name + rb"([\d.]+\d)\0", content)]

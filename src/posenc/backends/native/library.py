@@ -34,7 +34,8 @@ FUNCTIONS = (
     *("posenc_usable", "posenc_multiplies_halves", "posenc_fields", "posenc_span"),
     *("posenc_work", "posenc_forward", "posenc_backward"),
 )
-BEGUN = "its known answers have once ended the process; `posenc kernel --test` tries them again"
+BEGUN = "begun"  # what is remembered of a proof, once for each time, until it has ended
+TRIES = 3  # that may be begun and not end: a process may also be killed for another reason
 ELSEWHERE = "it is for Linux and macOS alone"
 DAYS = 30  # that what nobody uses is kept in the cache
 FEW_THREADS = 8  # a guess above two, where alone is as quick beside the kernel and safe on a busy machine (docs/log.md)
@@ -92,32 +93,41 @@ def load(path: Path) -> Found | None:
 def faults(found: Found, again: bool = False) -> tuple[str, ...]:
     """The families of terms of whose known answers the library computes others; () where it is right. Computed once, or
     ``again``, and remembered in the cache where that can be written to. UnavailableError where they cannot be
-    computed."""
+    computed, or where the process has ended `TRIES` times while they were."""
     try:
         stamp = cache() / f"proof-{_identity(found.record)}.json"
     except UnavailableError:  # nothing can be remembered
         return _computed(found)
     told = None if again else _told(stamp)
-    if told is not None and told != (BEGUN,):
+    if told is not None and BEGUN not in told:
         return told
     with build.lock(stamp.with_name(".proof")) as is_held:
-        told = None if again else _told(stamp)  # by another process, meanwhile; begun and not ended where that died
-        if told is None or (told == (BEGUN,) and not is_held):
-            _remember(stamp, (BEGUN,))
-            try:
-                told = _computed(found)
-            except BaseException:
-                stamp.unlink(missing_ok=True)
-                raise
-            _remember(stamp, told)
+        told = _told(stamp)  # by another process, meanwhile
+        begun = told.count(BEGUN) if told else 0  # and not ended; without a lock, another may still be at it
+        if told is not None and not begun and not again:
+            return told
+        if begun >= TRIES and is_held and not again:
+            raise UnavailableError(
+                f"{found.path.name}: a self-test of this library crashed or was killed {TRIES} times "
+                "(`posenc kernel --test` runs it again)"
+            )
+        _remember(stamp, (BEGUN,) * min(begun + 1, TRIES))
+        try:
+            told = _computed(found)
+        except BaseException:
+            stamp.unlink(missing_ok=True)
+            raise
+        _remember(stamp, told)
     return told
 
 
 def _told(stamp: Path) -> tuple[str, ...] | None:
     try:
-        return tuple(json.loads(stamp.read_bytes()))
-    except (OSError, ValueError, TypeError):
+        told = json.loads(stamp.read_bytes())
+    except (OSError, ValueError, RecursionError):
         return None
+    is_told = isinstance(told, list) and all(isinstance(one, str) for one in told)
+    return tuple(told) if is_told else None
 
 
 def _remember(stamp: Path, told: tuple[str, ...]) -> None:
@@ -176,7 +186,7 @@ def find(precision: str) -> Found | UnavailableError:
         by = found.record.compiler
         reasons.append(f"{found.path.name} gives wrong answers as built by {by} ({in_short(wrong)})")
     if not reasons:
-        reasons = ["no library of these sources was built for this processor"]
+        reasons = ["the CPU kernel has not been built for these sources and this processor"]
     return UnavailableError(f"{'; '.join(reasons)}: `posenc kernel --build` builds one")
 
 
