@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -10,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+
+FEW_THREADS = 8  # a guess above two, where alone is as quick beside the kernel and safe on a busy machine (docs/log.md)
 
 
 def is_forward_mode() -> bool:
@@ -32,6 +37,32 @@ def without_numbers() -> AbstractContextManager[Any]:
     from torch._subclasses import FakeTensorMode
 
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+@functools.cache
+def openmp(name: str) -> Any:
+    """A function of the OpenMP that PyTorch's own loops use; None where it is not found. torch is loaded, and with it
+    its OpenMP, for all to see."""
+    return getattr(ctypes.CDLL(None), name, None) if os.name == "posix" else None
+
+
+@contextmanager
+def by_itself() -> Iterator[int]:
+    """What torch computes in here it computes in this thread alone; gives the number of threads that there are.
+
+    A loop over several threads waits for the slowest, which on a busy machine is one that waits for a core. It is for
+    many small loops. With many threads it would be too much for one.
+    """
+    threads = torch.get_num_threads()
+    setting = openmp("omp_set_num_threads")
+    if setting is None or threads > FEW_THREADS:
+        yield threads
+        return
+    setting(1)
+    try:
+        yield threads
+    finally:
+        setting(threads)
 
 
 @contextmanager

@@ -134,10 +134,16 @@ class PairRotation:
     ) -> PairRotation:
         """The turn by these angles in radians, and longer by a factor, in ``dtype``, on the device of ``like``. Angles
         (rows, tokens, pairs) are those of every head."""
-        # Stacked, so that a compiler writes them down: it would make them anew for every head and layer.
-        both = torch.stack((angle.cos() * factor, angle.sin() * factor))
-        both = both[:, :, None] if angle.dim() == 3 else both
-        cos, sin = both.to(dtype=dtype, device=like.device)
+        cos, sin = angle.cos(), angle.sin()
+        if isinstance(factor, Tensor) or factor != 1.0:
+            cos, sin = cos * factor, sin * factor
+        if (
+            torch.compiler.is_compiling()
+        ):  # stacked, it writes them down: it would make them anew for every head and layer
+            cos, sin = torch.stack((cos, sin))
+        cos, sin = (x.to(dtype=dtype, device=like.device) for x in (cos, sin))
+        if angle.dim() == 3:
+            cos, sin = cos[:, None], sin[:, None]
         return cls(cos, sin, layout, head_dim, first)
 
     def inverse(self) -> PairRotation:

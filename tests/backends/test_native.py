@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import posenc
-from posenc import FIRE, ALiBi, DistanceAware, Positions, Shaw, Softcap
+from posenc import FIRE, ALiBi, DistanceAware, Positions, Shaw, Softcap, compat
 from posenc.backends.native import backend, build, library, operator, processor, structures
 from posenc.layout import flat
 from posenc.pieces import Fold
@@ -322,16 +322,16 @@ def test_without_the_threads_that_torch_keeps_there_are_others(monkeypatch: pyte
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("threads", [1, 3, library.FEW_THREADS + 1])
+@pytest.mark.parametrize("threads", [1, 3, compat.FEW_THREADS + 1])
 def test_beside_the_kernel_torch_computes_by_itself_where_threads_are_few(threads: int) -> None:
     made = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
-        with library.by_itself() as given:
+        with compat.by_itself() as given:
             assert given == threads
-            assert torch.get_num_threads() == (1 if threads <= library.FEW_THREADS else threads)
+            assert torch.get_num_threads() == (1 if threads <= compat.FEW_THREADS else threads)
         assert torch.get_num_threads() == threads
-        with pytest.raises(KeyError), library.by_itself():
+        with pytest.raises(KeyError), compat.by_itself():
             raise KeyError
         assert torch.get_num_threads() == threads
     finally:
@@ -339,8 +339,8 @@ def test_beside_the_kernel_torch_computes_by_itself_where_threads_are_few(thread
 
 
 def test_without_an_openmp_that_is_known_threads_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "_openmp", lambda name: None)
+    monkeypatch.setattr(compat, "openmp", lambda name: None)
     assert library.pool() is None
     made = torch.get_num_threads()
-    with library.by_itself() as threads:
+    with compat.by_itself() as threads:
         assert (threads, torch.get_num_threads()) == (made, made)

@@ -15,9 +15,9 @@ import json
 import logging
 import os
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -38,7 +38,6 @@ BEGUN = "begun"  # what is remembered of a proof, once for each time, until it h
 TRIES = 3  # that may be begun and not end: a process may also be killed for another reason
 ELSEWHERE = "it is for Linux and macOS alone"
 DAYS = 30  # that what nobody uses is kept in the cache
-FEW_THREADS = 8  # a guess above two, where alone is as quick beside the kernel and safe on a busy machine (docs/log.md)
 
 
 class Found(NamedTuple):
@@ -233,36 +232,10 @@ def level(dtype: torch.dtype) -> str | None:
     return levels[0].name
 
 
-@functools.cache
-def _openmp(name: str) -> Any:
-    """A function of the OpenMP that PyTorch's own loops use; None where it is not found. torch is loaded, and with it
-    its OpenMP, for all to see."""
-    return getattr(ctypes.CDLL(None), name, None)
-
-
 def pool() -> int | None:
     """The address of what runs a function on the threads that PyTorch keeps; None where it is not known."""
-    found = _openmp("GOMP_parallel")
+    found = compat.openmp("GOMP_parallel")
     return None if found is None else ctypes.cast(found, ctypes.c_void_p).value
-
-
-@contextlib.contextmanager
-def by_itself() -> Iterator[int]:
-    """What torch computes in here it computes in this thread alone; gives the number of threads that there are.
-
-    A loop over several threads waits for the slowest, which on a busy machine is one that waits for a core. What
-    is computed beside the kernel is many small loops. With many threads it would be too much for one.
-    """
-    threads = torch.get_num_threads()
-    setting = _openmp("omp_set_num_threads")
-    if setting is None or threads > FEW_THREADS:
-        yield threads
-        return
-    setting(1)
-    try:
-        yield threads
-    finally:
-        setting(threads)
 
 
 def cache() -> Path:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from posenc import compat
 from posenc.backends.given import TABLES, differentiate
 from posenc.backends.native.bounds import bounds_of
-from posenc.backends.native.library import by_itself, library, pool
+from posenc.backends.native.library import library, pool
 from posenc.backends.native.structures import NUMBERS, ROWS, Call, differences, rows, table, tiles_of
 from posenc.backends.native.structures import turn as turn_of
 from posenc.horizon import faint
@@ -135,7 +136,7 @@ def _native(
     ``lows`` the distance of the first entry of each table there may be; ``skip_below`` the share of a row's weight that
     may be left out; ``turn`` is the first channel and 1 if interleaved, else 0, of queries and keys that are still to
     be turned by cos and sin as ``given``, or nothing."""
-    with by_itself() as threads:
+    with compat.by_itself() as threads:
         width = value.size(-1)
         query, key, value = map(_aligned, (query, key, value))
         out = value.new_empty((*query.shape[:3], value.size(-1)))
@@ -203,7 +204,7 @@ def _native_backward(
     turn: Sequence[int],
 ) -> list[Tensor]:
     """The gradients of query, key and value, and of what is learned."""
-    with by_itself() as threads:
+    with compat.by_itself() as threads:
         batch, heads, kv_heads = query.size(0), query.size(1), key.size(1)
         widths = [x.size(-1) for x in (query, key, value)]
         query, key, value = map(_aligned, (query, key, value))
