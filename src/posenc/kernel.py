@@ -87,7 +87,7 @@ def _show(precision: str, is_test: bool) -> list[str]:
         is_before &= not is_taken
     if isinstance(taken, build.UnavailableError):
         print(f"  none is taken: {taken}")
-        reasons.append(f"{precision} has no library")
+        reasons += [] if library.is_off() else [f"{precision} has no library"]
     return reasons
 
 

@@ -878,8 +878,8 @@ def test_where_nothing_is_added_the_kernel_is_taken_from_so_many_tokens_on(
     monkeypatch.setattr(ahead, "AHEAD", {torch.float32: {level: ahead.From(plain=250, turned=120)}})
     q = torch.randn(1, HEADS, LONG, width)
     why = (
-        "there are no score terms, and from {} tokens on the kernel is quicker than PyTorch's on this processor "
-        "(level {})"
+        "there are no score terms, and from {} tokens on the kernel is quicker than {}PyTorch's attention on this "
+        "processor (level {})"
     )
 
     def taken(tokens: int, scheme: Scheme | None, x: torch.Tensor = q, **how: Any) -> tuple[str, str]:
@@ -892,7 +892,8 @@ def test_where_nothing_is_added_the_kernel_is_taken_from_so_many_tokens_on(
 
     for scheme, least in ((None, 250), (NoPE(), 250), (RoPE(width), 120)):
         assert taken(least - 1, scheme)[0] == "sdpa"
-        assert taken(least, scheme) == ("native", why.format(least, level))
+        turns = "a rotation and " if isinstance(scheme, RoPE) else ""
+        assert taken(least, scheme) == ("native", why.format(least, turns, level))
         assert taken(least, scheme, is_causal=False)[0] == "sdpa"  # of which nothing is known
     assert taken(LONG, RoPE(width), q.bfloat16())[0] == "sdpa"
     assert taken(LONG, RoPE(20), torch.randn(1, HEADS, LONG, 20))[0] == "sdpa"

@@ -703,8 +703,9 @@ def test_without_a_library_calls_go_another_way_and_explain_says_how_to_have_one
 def test_it_can_be_turned_off(compiler: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     compiler()
     built(V4)
-    monkeypatch.setenv("POSENC_NATIVE", "0")
-    assert refusal() == "POSENC_NATIVE=0 turns it off"
+    for value in ("0", "False", "no", "off"):
+        monkeypatch.setenv("POSENC_NATIVE", value)
+        assert refusal() == f"POSENC_NATIVE={value} turns it off"
 
 
 # --- proved before it is used -----------------------------------------------------------------------------------------

@@ -46,7 +46,8 @@ def why_ahead(call: Call) -> str | None:
     level = library.level(call.query.dtype)
     if level is None or tokens < least.get(level, math.inf):
         return None
+    other = "PyTorch's attention" if call.turn is None else "a rotation and PyTorch's attention"
     return (
-        f"there are no score terms, and from {least[level]:g} tokens on the kernel is quicker than PyTorch's on this "
+        f"there are no score terms, and from {least[level]:g} tokens on the kernel is quicker than {other} on this "
         f"processor (level {level})"
     )

@@ -29,6 +29,7 @@ from posenc.backends.native.proof import failures, on_trial
 # The precisions that there are, each a library.
 REALS = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "bfloat16"}
 SWITCH = "POSENC_NATIVE"
+OFF = ("0", "false", "no", "off")  # of the switch
 # That a library has.
 FUNCTIONS = (
     *("posenc_usable", "posenc_multiplies_halves", "posenc_fields", "posenc_span"),
@@ -162,11 +163,16 @@ def in_short(families: Sequence[str], most: int = 3) -> str:
     return "; ".join(families[:most]) + (f"; and {rest} more" if rest > 0 else "")
 
 
+def is_off() -> bool:
+    """Whether the user has turned the kernel off."""
+    return os.environ.get(SWITCH, "1").lower() in OFF
+
+
 @functools.cache
 def find(precision: str) -> Found | UnavailableError:
     """The library that is taken, or why there is none."""
-    if os.environ.get(SWITCH, "1") == "0":
-        return UnavailableError(f"{SWITCH}=0 turns it off")
+    if is_off():
+        return UnavailableError(f"{SWITCH}={os.environ[SWITCH]} turns it off")
     if os.name != "posix":
         return UnavailableError(ELSEWHERE)
     reasons = []
