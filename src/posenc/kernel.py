@@ -36,7 +36,6 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(arguments: argparse.Namespace) -> int:
     """Prints what there is. 0: done; 1: a precision has no library, one is wrong, or none could be built."""
     from posenc.backends.native import build, library, processor
-    from posenc.backends.native import operator as operator  # by which known answers are computed
 
     precisions = tuple(library.REALS.values())
     of_all, of_this = ([level.name for level in found] for found in (processor.levels(), processor.runnable()))

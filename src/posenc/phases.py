@@ -137,9 +137,8 @@ class PairRotation:
         cos, sin = angle.cos(), angle.sin()
         if isinstance(factor, Tensor) or factor != 1.0:
             cos, sin = cos * factor, sin * factor
-        if (
-            torch.compiler.is_compiling()
-        ):  # stacked, it writes them down: it would make them anew for every head and layer
+        if torch.compiler.is_compiling():
+            # Stacked, the compiler writes them down: else it would make them anew for every head and layer.
             cos, sin = torch.stack((cos, sin))
         cos, sin = (x.to(dtype=dtype, device=like.device) for x in (cos, sin))
         if angle.dim() == 3:

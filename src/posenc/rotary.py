@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -11,6 +12,7 @@ import torch
 from jaxtyping import Float64, Shaped
 from torch import Tensor
 
+from posenc import compat
 from posenc.arguments import check_choice, check_flag, check_type, is_number, number, shown, whole
 from posenc.encoding import Context, Rotation
 from posenc.phases import PairLayout, PairRotation, coords_of, frequencies, in_double, phases, phases_by_axis, turned_to
@@ -100,6 +102,11 @@ class Rotary(Scheme):
     ) -> Rotation:
         """The same turn for queries and keys."""
         check_choice("dtype", dtype, (torch.float32, torch.float64))
+        # Several small loops: beside a busy neighbour each would wait for the thread that has no core.
+        with nullcontext() if torch.compiler.is_compiling() else compat.by_itself():
+            return self._rotation(positions, dtype, context)
+
+    def _rotation(self, positions: Positions, dtype: torch.dtype, context: Context | None) -> Rotation:
         coords = coords_of(positions, self.axes, type(self).__name__, self.positions_made_by)
         lengths = None
         if self.needs_lengths:

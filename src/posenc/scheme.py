@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from posenc import compat
 from posenc.arguments import check_type, number, one_or, shown, whole
 from posenc.encoding import DOORS, TURNED_IN_PAIRS, Context, Encoding, Rotation
 from posenc.features import Feature, wanted_by_both
@@ -186,11 +185,7 @@ class Scheme(nn.Module):
         if unknown:
             raise ValueError(f"doors must be of {', '.join(DOORS)}, got {shown(unknown[0])}")
         keys = query_positions if key_positions is None else key_positions
-        context = Context() if context is None else context
-        if torch.compiler.is_compiling():
-            return self.bind(query_positions, keys, dtype, context, doors)
-        with compat.by_itself():
-            return self.bind(query_positions, keys, dtype, context, doors)
+        return self.bind(query_positions, keys, dtype, Context() if context is None else context, doors)
 
     def bind(
         self, queries: Positions, keys: Positions, dtype: torch.dtype, context: Context, doors: tuple[str, ...]

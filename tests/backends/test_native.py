@@ -110,6 +110,30 @@ def test_padding_is_never_read() -> None:
     torch.testing.assert_close(out, clean, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "scheme", [None, posenc.RoPE(32), ALiBi(2), Shaw(32, 5)], ids=["none", "rope", "alibi", "shaw"]
+)
+@pytest.mark.parametrize("window", [None, 300])
+def test_no_digit_of_the_output_depends_on_threads_or_on_the_rest_of_the_batch(
+    window: int | None, scheme: posenc.Scheme | None, dtype: torch.dtype
+) -> None:
+    """Of several blocks of keys, and of tasks whose size goes by how many there are to share out."""
+    q, k, v = (torch.randn(3, 2, 1300, 32).to(dtype) for _ in range(3))
+    made = torch.get_num_threads()
+    found = []
+    try:
+        for threads, rows in ((1, 3), (2, 1), (3, 1), (3, 3), (16, 1)):
+            torch.set_num_threads(threads)
+            x = (q[:rows], k[:rows], v[:rows])
+            out = posenc.attention(*x, scheme, is_causal=True, window=window, backend="native")
+            found.append(out[:1])
+    finally:
+        torch.set_num_threads(made)
+    for one in found[1:]:
+        torch.testing.assert_close(one, found[0], rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("threads", [1, 3, 16])
 @pytest.mark.parametrize("scheme", [Shaw(16, 5), FIRE(2, 8, 50.0)])
 def test_threads_change_no_digit_of_the_output(scheme: posenc.Scheme, threads: int) -> None:

@@ -10,13 +10,14 @@ constexpr int64_t FEW = 4;
 constexpr int64_t KEYS = 512;  // of a block, forward
 static_assert(MARGIN >= STRIP + PANEL, "rows of a strip begin one column further each, and whole panels are written");
 
-// Queries of a task, of each head of a group. Keys are packed for each task anew, which costs products of half the
-// width most, so tasks of these are larger where that leaves some for every thread.
+// Queries of a task, of each head of a group: whole strips. Keys are packed for each task anew, which costs products of
+// half the width most, so tasks of these are larger where that leaves some for every thread. No digit of the output
+// depends on it: strips begin at multiples of STRIP, and blocks of keys at multiples of KEYS, whatever the task.
 int64_t size_of_task(const Call& call) {
     int64_t size = 256;
     while (size < (IS_HALF ? 1024 : 512) && call.batch * call.heads * (call.queries / (2 * size)) >= 2 * call.threads)
         size *= 2;
-    return std::max<int64_t>(STRIP, size * call.kv_heads / call.heads);
+    return rounded(std::max<int64_t>(1, size * call.kv_heads / call.heads), STRIP);
 }
 
 int64_t tasks_forward(const Call& call) {
@@ -83,12 +84,13 @@ public:
             const Tile& tile = call.tiles[n];
             Part p{&tile, std::max(start, tile.start), std::min(stop, tile.stop), 0, 0};
             if (b < tile.batch || b >= tile.batch_end || p.start >= p.stop) continue;
-            const int64_t first = std::max(tile.first, p.start + tile.low),
-                          last = std::min(tile.last, p.stop + tile.high);
+            const int64_t first = std::max(tile.first, p.start + tile.low);
+            const int64_t last = std::min(tile.last, p.stop + tile.high);
             if (call.query_most) reach_nearest(p);
-            for (int64_t key = last - 1; key >= first; key = p.first - 1) {  // the nearest to the end first
-                p.last = key + 1;
-                p.first = std::max(first, p.last - KEYS);
+            if (first >= last) continue;
+            for (int64_t block = (last - 1) / KEYS; block >= first / KEYS; block--) {  // the nearest to the end first
+                p.first = std::max(tile.first, block * KEYS);
+                p.last = std::min(tile.last, (block + 1) * KEYS);
                 block_of_keys(p);
             }
         }
@@ -137,7 +139,7 @@ private:
         Operands given{few ? nullptr : keys, few ? nullptr : vectors, 0, {}};
         for (int64_t g = 0; g < groups; g++) {
             const int64_t h = kv * groups + g;
-            int64_t least = 0, most = rounded(p.last - p.first, PANEL);
+            int64_t least = p.low(p.start) / PANEL * PANEL, most = rounded(p.high(p.stop - 1), PANEL);
             if (call.query_most)
                 Bound(call, p, b, h, p.start, p.stop - p.start, floor + row_at(g, p.start)).narrow(least, most);
             if (least >= most) continue;
@@ -161,8 +163,8 @@ private:
             if (call.key_vectors.x && !few)
                 given.turned = turn(p, h, p.start, p.stop - p.start, least, most, call.key_vectors, turned,
                                     turned_stride(size, KEYS));
-            for (int64_t i = p.start; i < p.stop; i += STRIP) {
-                const int64_t count = std::min<int64_t>(STRIP, p.stop - i);
+            for (int64_t i = p.start, count; i < p.stop; i += count) {
+                count = std::min<int64_t>(STRIP - i % STRIP, p.stop - i);
                 int64_t left = std::max(p.low(i) / PANEL * PANEL, least);
                 int64_t right = std::min(rounded(p.high(i + count - 1), PANEL), most);
                 if (call.query_most) Bound(call, p, b, h, i, count, floor + row_at(g, i)).narrow(left, right);
@@ -185,7 +187,7 @@ private:
             tops[r] = most_of(s + r * ld, left, right);
             counts |= !(tops[r] < floor[at + r] + call.faint);
         }
-        // NaN is computed, and a row that is none of it has none in its greatest.
+        // The greatest of a row leaves NaN out: a strip that seems too faint is looked through for it.
         for (int64_t r = 0; r < count && !counts; r++) counts = std::isnan(greatest(s + r * ld + left, right - left));
         if (!counts) return;
         for (int64_t r = 0; r < count; r++)

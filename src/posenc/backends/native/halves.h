@@ -135,9 +135,7 @@ inline void store_words(Word* to, Ints words) { std::memcpy(to, &words, sizeof w
 
 // Two rows of numbers as one of words.
 inline void pair_rows(const Real* x, const Real* y, int64_t width, Word* to) {
-    for (int64_t d = 0; d < width; d += LANES) {
-        store_words(to + d, paired(load(x + d), load(y + d)));
-    }
+    for (int64_t d = 0; d < width; d += LANES) store_words(to + d, paired(load(x + d), load(y + d)));
 }
 
 // `count` rows (count, width) summed over as an operand b: panels (panel, words, PANEL), of which each begins `panel`
