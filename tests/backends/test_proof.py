@@ -393,6 +393,16 @@ def test_a_bug_of_bfloat16_alone_is_refused(bug: str, tmp_path: Path) -> None:
     assert any(answer in line for line in found), found
 
 
+@pytest.mark.more
+@pytest.mark.parametrize("level", [level.name for level in processor.levels("bfloat16")])
+def test_bfloat16_is_right_at_every_level(level: str, tmp_path: Path) -> None:
+    """By the matrix unit, by vector units, and emulated: as far as the processor at hand runs it."""
+    of = {x.name: x for x in processor.runnable("bfloat16")}
+    if level not in of:
+        pytest.skip(f"this processor does not run level {level}")
+    assert failures(built(tmp_path, (), "bfloat16", ("-O1", *of[level].flags)), "bfloat16") == ()
+
+
 # --- what compilers did -----------------------------------------------------------------------------------------------
 
 # The gradient of a function of the score as it stood: g++ 12 at -O3 makes wrong code of its conditional reduction for
