@@ -24,7 +24,7 @@ def planned(config: CompareConfig) -> list[tuple[Any, ...]]:
 
 def measured(records: list[Record]) -> list[tuple[Any, ...]]:
     found = [key(record) for record in records]
-    return sorted((k, s, seed, 0 if k == "by_position" else n or 0) for k, s, seed, n in found)
+    return sorted((k, s, seed, 0 if k == "by_position" else n or 0) for k, s, seed, n, _ in found)
 
 
 class Interrupting(Progress):
@@ -65,7 +65,7 @@ def test_every_measurement_is_there_once_with_all_that_made_it(whole: Path) -> N
 
 
 def test_what_is_recorded(whole: Path) -> None:
-    records = {key(record): record for record in read(whole / "out")}
+    records = {key(record)[:4]: record for record in read(whole / "out")}
     plain, learned = records["training", "nope", 0, None], records["training", "learned", 0, None]
     assert (plain["position_parameters"], learned["position_parameters"]) == (0, 16 * 16)
     assert learned["parameters"] - plain["parameters"] == 16 * 16
@@ -161,7 +161,7 @@ def test_fewer_windows_than_asked_are_announced(tmp_path: Path) -> None:
 
     config = small_config(write_text(tmp_path / "text", 6000), schemes=("nope",), steps=1, windows=100)
     records = compare(config, tmp_path / "out", Saying())
-    assert "room for 15 of 100 evaluation windows" in lines
+    assert any("room for 15 of 100 evaluation windows" in line for line in lines)
     assert len(next(record for record in records if record["kind"] == "windows")["bits"]) == 15
 
 
@@ -199,13 +199,15 @@ def test_a_scheme_that_diverges_is_recorded_so_and_the_others_go_on(whole: Path,
     assert list((tmp_path / "out").glob("checkpoints/*")) == []
 
 
-@pytest.mark.parametrize("kept", [1, 5])
+@pytest.mark.parametrize("kept", [2, 6])
 def test_what_diverged_is_not_trained_again(whole: Path, tmp_path: Path, kept: int) -> None:
     config = small_config(whole / "text", schemes=("alibi",))
     compare(config, tmp_path / "out", build=diverging)
     path = tmp_path / "out" / FILE
     lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([*lines[:kept], lines[-1]]))  # as if it had been stopped there, and the speed were known
+    path.write_bytes(
+        b"".join([*lines[:kept], lines[-1]])
+    )  # what all share and some, as if stopped there with the speed known
     assert measured(compare(config, tmp_path / "out", build=refuse)) == planned(config)
 
 

@@ -52,7 +52,7 @@ def test_each_task_begins_with_values_of_its_own() -> None:
 def test_the_fingerprint_of_a_text_does_not_know_that_there_are_other_tasks() -> None:
     identity = complete(CompareConfig()).identity(torch="1")
     assert "task" not in identity
-    assert fingerprint(identity) == "e64b01e0dce8a4d3"
+    assert fingerprint(identity) == "252f173850fa36b3"
     assert configured({"task": "digits"}).identity()["task"] == "digits"
 
 
@@ -230,7 +230,7 @@ def test_a_scheme_that_knows_direction_tells_them_apart(scheme: str) -> None:
 
 
 def test_learned_has_no_positions_past_the_training_length(tmp_path: Path) -> None:
-    records = {key(r): r for r in compare(tiny("classify", "learned"), tmp_path)}
+    records = {key(r)[:4]: r for r in compare(tiny("classify", "learned"), tmp_path)}
     assert len(records["order", "learned", 0, 8]["accuracy"]) == 8
     assert records["order", "learned", 0, 8]["examples"] == GROUP
     assert records["distance", "learned", 0, 16]["undefined"] == "Learned encodes positions 0 to 7, got 15"
@@ -241,7 +241,7 @@ def test_learned_has_no_positions_past_the_training_length(tmp_path: Path) -> No
 
 
 def test_relative_2d_is_undefined_on_a_larger_grid_until_it_is_resized(tmp_path: Path) -> None:
-    records = {key(r): r for r in compare(tiny("digits", "relative_2d", "sinusoidal", "rope", "alibi"), tmp_path)}
+    records = {key(r)[:4]: r for r in compare(tiny("digits", "relative_2d", "sinusoidal", "rope", "alibi"), tmp_path)}
     assert "up to 3 along axis 0, got 5" in records["accuracy", "relative_2d", 0, 6]["undefined"]
     for scheme in ("relative_2d", "sinusoidal", "rope"):
         for side in (3, 6, 8):

@@ -7,7 +7,7 @@ import torch
 from posenc.lab import data
 from posenc.lab.checkpoint import CheckpointError
 from posenc.lab.compare import build_model
-from posenc.lab.train import DivergedError, batch, learning_rate, train
+from posenc.lab.train import DivergedError, batch, share_of_rate, train
 from posenc.scheme import Scheme
 from tests.lab.small import SCHEMES, small_config, write_text
 
@@ -41,12 +41,12 @@ def test_a_learned_table_does_not_repeat_the_embedding(tmp_path: Path) -> None:
 
 def test_learning_rate_rises_and_falls(tmp_path: Path) -> None:
     config = small_config(tmp_path, steps=100, warmup=0.1, learning_rate=1.0)
-    rates = [learning_rate(config, step) for step in range(100)]
+    rates = [share_of_rate(config, step) for step in range(100)]
     assert rates[0] == pytest.approx(0.1)
     assert max(rates) == rates[9] == rates[10] == 1.0
     assert rates[10:] == sorted(rates[10:], reverse=True)
     assert rates[-1] == pytest.approx(0.1, abs=0.001)
-    assert learning_rate(small_config(tmp_path, steps=1, learning_rate=1.0), 0) == 1.0
+    assert share_of_rate(small_config(tmp_path, steps=1, learning_rate=1.0), 0) == 1.0
 
 
 def test_training_learns(tmp_path: Path) -> None:

@@ -88,7 +88,8 @@ DAMAGED = [
     (having().replace('"tokens"', '"bits"'), "the name 'bits' comes twice"),
     (having(undefined=None), "undefined must be text, got null"),
     (having(kind="training", diverged=["at step 1"]), 'diverged must be text, got ["at step 1"]'),
-    (having(kind="training"), "parameters is missing"),
+    (having(kind="training"), "learning_rate is missing"),
+    (having(about="a"), "no line before it says what about 'a' is"),
     (having(), "it repeats the measurement of line 1"),
 ]
 

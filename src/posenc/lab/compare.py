@@ -1,5 +1,6 @@
 """``posenc compare``: every scheme in the same model, trained on the same batches, tested at the same places."""
 
+import hashlib
 import math
 import signal
 import threading
@@ -11,23 +12,24 @@ from pathlib import Path
 from statistics import median
 from types import FrameType
 from typing import Any, TypeAlias
-from urllib.parse import quote
 
 import torch
 from torch import nn
 
 from posenc.lab import checkpoint as checkpoints
 from posenc.lab import results
-from posenc.lab.config import CompareConfig
-from posenc.lab.saved import from_toml, saved_identity
+from posenc.lab.checkpoint import Reached
+from posenc.lab.config import CompareConfig, Rate
+from posenc.lab.folder import CHECKPOINTS, CONFIG, VERSIONS, check_folder, clear, made_names, name_of
+from posenc.lab.layers import position_from
 from posenc.lab.task import Loaded, Task
-from posenc.lab.tasks import complete, configured, task_of
-from posenc.lab.train import DivergedError, batch, optimizer_for, step_of, train
-from posenc.scheme import Scheme
-from posenc.schemes.catalog import scheme_from_names
+from posenc.lab.tasks import complete, task_of
+from posenc.lab.train import TRAINING, TUNING, DivergedError, batch, optimizer_for, rate_of, step_of, train
+from posenc.lab.tuning import chosen, losses, trials
+from posenc.models import position_parameters
 from posenc.schemes.own import source_of
-from posenc.workbench.configuration import differences, fingerprint
-from posenc.workbench.files import WRITING, write_whole
+from posenc.workbench.configuration import fingerprint
+from posenc.workbench.files import write_whole
 from posenc.workbench.machine import clock_of, device_of, machine, versions
 from posenc.workbench.memory import peak_bytes
 from posenc.workbench.progress import Progress
@@ -36,15 +38,12 @@ from posenc.workbench.records import Record, Records, key
 Build: TypeAlias = Callable[[CompareConfig, str, int], nn.Module]
 """(configuration, scheme, seed) -> model."""
 
-CONFIG = "config.toml"
-CHECKPOINTS = "checkpoints"
-OLD_SUFFIX = ".pt"  # of checkpoints that were pickles
 ALL = "all"  # the name that stands for every scheme of the catalog that the task has positions for
-VERSIONS = ("posenc", "torch", "numpy")  # whose versions two measurements must share to be of one comparison
 PLAIN = "nope"  # what step times are relative to: the model without positions
 
 # A scheme draws its parameters from a stream of its own, or a learned table would begin with the embedding's numbers.
 SCHEME_STREAM = 2**31  # torch seeds with 32 bits, and config leaves this one free
+TUNED_STREAM = 2**30  # trials begin with weights that no training has
 
 SPEED_ROUNDS = 10
 # The unit of work is a token forward. A token in training goes forward and, at twice the cost, backward; one in testing
@@ -58,7 +57,7 @@ def build_model(config: CompareConfig, scheme: str, seed: int) -> nn.Module:
     task = task_of(config.task)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed + SCHEME_STREAM)
-        position = scheme_from_names(scheme, task.shape(config, scheme))
+        position = position_from(scheme, task.shape(config, scheme), config.layers)
         torch.default_generator.manual_seed(seed)
         return task.model(config, scheme, position)
 
@@ -73,8 +72,10 @@ def resolved(config: CompareConfig) -> CompareConfig:
 
 def check(config: CompareConfig) -> None:
     """ValueError for a scheme that is unknown, that the task has no positions for, or that does not fit the model,
-    and for a device that is not there."""
+    for a plan that is no file, and for a device that is not there."""
     config = resolved(config)
+    if config.plan and not Path(config.plan).is_file():
+        raise ValueError(f"plan must be a file that is there, got {config.plan!r}")
     for scheme in config.schemes:
         task_of(config.task).require(scheme)
         build_model(config, scheme, 0)
@@ -102,26 +103,32 @@ def compare(
     config = resolved(config)
     loaded = task.load(config)
     made_with = {"text_digest": loaded.digest, **{name: versions()[name] for name in VERSIONS}}
+    if config.plan:
+        made_with["plan_digest"] = hashlib.sha256(Path(config.plan).read_bytes()).hexdigest()[:16]
     with Records(out, results.check) as records, _Stop() as stop, progress:
-        made = _made(out, config)  # before the configuration is saved, which would make any folder one of compare
-        _check_folder(out, config.identity(**made_with), records, made)
+        made = made_names(out, config)  # before the configuration is saved, which would make any folder one of compare
+        check_folder(out, config.identity(**made_with), records, made)
         records.require_sources(config.schemes)
         about = {
             "fingerprint": fingerprint(config.identity(**made_with)),
             "configuration": config.to_dict(),
-            "text": {"about": loaded.about, "digest": loaded.digest},
+            "text": {"about": loaded.about, "digest": loaded.digest, "notice": loaded.notice},
+            **({"plan": made_with["plan_digest"]} if config.plan else {}),
             "versions": versions(),
             "machine": machine(device),
         }
         lab = _Lab(config, out, task, loaded, device, about, records, progress, stop, build)
-        progress.begin(len(config.seeds) * len(config.schemes) * lab.work)  # from here on, what fails has kept records
+        progress.begin(lab.work)  # from here on, what fails has kept records
         write_whole(out / CONFIG, config.to_toml(made_with).encode())
         without = (f"{name} is left out: {reason}" for name, reason in left_out.items())
-        for line in filter(None, (records.notice, *_clear(out, made), loaded.about, loaded.notice, *without)):
+        for line in filter(None, (records.notice, *clear(out, made), loaded.about, loaded.notice, *without)):
             progress.say(line)
+        for scheme in config.schemes:
+            lab.tune(scheme)
+        rates = {scheme: lab.rate(scheme) for scheme in config.schemes}
         for seed in config.seeds:
             for scheme in config.schemes:
-                lab.train_and_test(scheme, seed)
+                lab.train_and_test(scheme, seed, rates[scheme])
             for scheme in config.schemes:
                 lab.time_steps(scheme, seed)
         return list(records)
@@ -143,19 +150,67 @@ class _Lab:
     build: Build
 
     def __post_init__(self) -> None:
-        self.step_work = TRAINING_WORK * self.config.batch_size * self.task.tokens(self.config)
-        self.training_work = self.step_work * self.config.steps
+        config = self.config
+        self.step_work = TRAINING_WORK * config.batch_size * self.task.tokens(config)
+        self.training_work = self.step_work * config.steps
         self.testing_work = TESTING_WORK * self.loaded.testing_tokens
-        self.speed_work = self.step_work * 2 * SPEED_ROUNDS
-        self.work = self.training_work + self.testing_work + self.speed_work
+        self.speed_work = self.step_work * 2 * SPEED_ROUNDS * config.timed
+        trials = len(config.tune_rates) * len(config.tune_multipliers) * len(config.tune_seeds)
+        tuned = set(config.schemes) - set(config.given_rates()) if config.tune else ()
+        each = self.training_work + self.testing_work + self.speed_work
+        self.work = len(tuned) * trials * self.training_work + len(config.seeds) * len(config.schemes) * each
 
-    def train_and_test(self, scheme: str, seed: int) -> None:
+    def tune(self, scheme: str) -> None:
+        """Every trial of a scheme, as far as it is not there; none for one whose rate is given."""
+        config = self.config
+        if not config.tune or scheme in config.given_rates():
+            return
+        learns = bool(position_parameters(self.build(config, scheme, 0)))
+        for seed in config.tune_seeds:
+            for trial, rate in enumerate(trials(config, learns)):
+                if self.records.has("trial", scheme, seed, trial=trial):
+                    self.progress.skip(self.training_work)
+                    continue
+                self._try(scheme, seed, trial, rate)
+
+    def _try(self, scheme: str, seed: int, trial: int, rate: Rate) -> None:
+        """One trial: a training of its own and its loss on tuning examples."""
+        model = self.build(self.config, scheme, TUNED_STREAM + seed).to(self.device)
+        checkpoint = self._checkpoint(scheme, seed, trial)
+        about: dict[str, Any] = {"trial": trial, "learning_rate": rate.learning_rate, "multiplier": rate.multiplier}
+        words = f"{scheme}, trial {trial + 1}"
+        try:
+            training = self._train(model, scheme, seed, rate, checkpoint, words, TUNING)
+        except DivergedError as error:
+            self._record("trial", scheme, seed, **about, diverged=str(error))
+        else:
+            found = losses(model, self.task, self.loaded, self.config, seed, self.device)
+            self._record("trial", scheme, seed, **about, **found, seconds=round(training.seconds, 3))
+        checkpoint.unlink(missing_ok=True)
+
+    def rate(self, scheme: str) -> Rate:
+        """What a scheme is trained at: the rate that is given or that tuning chose, else the configuration's.
+        ValueError where it has trainings at another."""
+        config = self.config
+        rate = rate_of(config, scheme)
+        if config.tune and scheme not in config.given_rates():
+            found = chosen(config, scheme, self.records)
+            if found is None:
+                self.progress.say(f"{scheme}: every trial diverged, so it is trained at {rate}")
+            rate = found or rate
+        for record in self.records:
+            its = Rate(record.get("learning_rate", math.nan), record.get("multiplier"))
+            if (record["kind"], record["scheme"]) == ("training", scheme) and "diverged" not in record and its != rate:
+                raise ValueError(f"{self.out} has trainings of {scheme} at {its}, not at {rate}: give another folder")
+        return rate
+
+    def train_and_test(self, scheme: str, seed: int, rate: Rate) -> None:
         """Everything that needs the trained model, as far as it is not there."""
         config, progress = self.config, self.progress
-        checkpoint = self.out / CHECKPOINTS / f"{_name(scheme, seed)}{checkpoints.SUFFIX}"
+        checkpoint = self._checkpoint(scheme, seed)
         planned = self.task.plan(scheme, config.test_lengths, config.train_length)
         untested = [(kind, length) for kind, length in planned if not self.records.has(kind, scheme, seed, length)]
-        before = next((r for r in self.records if key(r) == ("training", scheme, seed, None)), None)
+        before = next((r for r in self.records if key(r)[:3] == ("training", scheme, seed)), None)
 
         def leave_untested(why: str) -> None:
             """Of a training that diverged there is nothing to test."""
@@ -168,38 +223,28 @@ class _Lab:
             progress.skip(self.training_work + self.testing_work)
             return
         model = self.build(config, scheme, seed).to(self.device)
-        last = 0
-
-        def after_step(step: int, bits: float) -> bool:
-            nonlocal last
-            progress.skip(self.step_work * (step - last - 1))  # those a checkpoint has
-            last = step
-            loss = "" if math.isnan(bits) else f", {bits:.2f} {self.task.unit}"
-            progress.advance(self.step_work, f"{scheme}, seed {seed}: training", f"{step}/{config.steps}{loss}")
-            return self.stop.asked
-
-        of, draw, loss_of = str(self.about["fingerprint"]) + source_of(scheme), self.loaded.train, self.task.loss
+        words = f"{scheme}, seed {seed}"
         try:
-            training = train(model, draw, config, seed, checkpoint, fingerprint=of, loss_of=loss_of, tick=after_step)
+            training = self._train(model, scheme, seed, rate, checkpoint, words, TRAINING)
         except DivergedError as error:
-            progress.say(f"{scheme}, seed {seed}, diverged: {error} (learning_rate {config.learning_rate:g})")
-            progress.skip(self.training_work - self.step_work * last + self.testing_work)
+            progress.skip(self.testing_work)
             if not before:
                 self._record("training", scheme, seed, diverged=str(error))
             leave_untested(str(error))
             return
-        progress.skip(self.step_work * (config.steps - last))
         if not before:
-            tokens = batch(draw, config, seed, 0).to(self.device)
-            own = {id(p): p for m in model.modules() if isinstance(m, Scheme) for p in m.parameters()}
+            tokens = batch(self.loaded.train, config, seed, 0).to(self.device)
             self._record(
                 "training",
                 scheme,
                 seed,
+                learning_rate=rate.learning_rate,
+                multiplier=rate.multiplier,
+                tuned=config.tune or scheme in config.given_rates(),
                 parameters=sum(p.numel() for p in model.parameters()),
-                position_parameters=sum(p.numel() for p in own.values()),
+                position_parameters=sum(p.numel() for p in position_parameters(model)),
                 tokens_per_second=round(config.steps * len(tokens) * self.task.tokens(config) / training.seconds, 1),
-                peak_bytes=peak_bytes(lambda: loss_of(model, tokens).backward(), self.device),
+                peak_bytes=peak_bytes(lambda: self.task.loss(model, tokens).backward(), self.device),
                 seconds=round(training.seconds, 3),
                 curve=[[step, round(bits, 6)] for step, bits in training.curve],
                 final_bits=round(training.curve[-1][1], 6),
@@ -216,10 +261,46 @@ class _Lab:
         progress.skip(self.testing_work - TESTING_WORK * evaluator.tokens)
         checkpoint.unlink()
 
+    def _train(
+        self, model: nn.Module, scheme: str, seed: int, rate: Rate, checkpoint: Path, words: str, stream: int
+    ) -> Reached:
+        """A training, told as it goes on. DivergedError, said and with its work counted as done."""
+        config, progress, last = self.config, self.progress, 0
+
+        def after_step(step: int, bits: float) -> bool:
+            nonlocal last
+            progress.skip(self.step_work * (step - last - 1))  # those a checkpoint has
+            last = step
+            loss = "" if math.isnan(bits) else f", {bits:.2f} {self.task.unit}"
+            progress.advance(self.step_work, f"{words}: training", f"{step}/{config.steps}{loss}")
+            return self.stop.asked
+
+        try:
+            return train(
+                model,
+                self.loaded.train,
+                config,
+                seed,
+                checkpoint,
+                rate=rate,
+                stream=stream,
+                fingerprint=f"{self.about['fingerprint']}{source_of(scheme)} {rate}",
+                loss_of=self.task.loss,
+                tick=after_step,
+            )
+        except DivergedError as error:
+            progress.say(f"{words}, diverged: {error} (learning rate {rate})")
+            raise
+        finally:
+            progress.skip(self.step_work * (config.steps - last) * (not self.stop.asked))
+
+    def _checkpoint(self, scheme: str, seed: int, trial: int | None = None) -> Path:
+        return self.out / CHECKPOINTS / f"{name_of(scheme, seed, trial)}{checkpoints.SUFFIX}"
+
     def time_steps(self, scheme: str, seed: int) -> None:
         """The time of a training step relative to the plain model's, taken in turns, so that a machine that is busy
         with something else for a while slows both. The plain model's own is 1, as that is the unit."""
-        if self.records.has("speed", scheme, seed):
+        if not self.config.timed or self.records.has("speed", scheme, seed):
             self.progress.skip(self.speed_work)
             return
         tokens = batch(self.loaded.train, self.config, seed, 0).to(self.device)
@@ -239,65 +320,8 @@ class _Lab:
 
     def _record(self, kind: str, scheme: str, seed: int, length: int | None = None, **result: Any) -> None:
         named = {"kind": kind, "scheme": scheme, "seed": seed} | ({} if length is None else {"length": length})
-        self.records.append({**named, **result, **self.about})
+        self.records.append({**named, **result}, self.about)
         self.stop.check()
-
-
-def _name(scheme: str, seed: int) -> str:
-    return f"{quote(scheme, safe='+')}-{seed}"  # a scheme of the user's own has a path in its name
-
-
-def _made(out: Path, config: CompareConfig) -> frozenset[str]:
-    """The names of the checkpoints that the comparison in ``out`` makes, by the configuration it saved and by this one.
-    Nothing else there is ever removed; where no configuration is saved, nothing at all is: no comparison made it."""
-    if not (out / CONFIG).exists():
-        return frozenset()
-    both = (from_toml(out / CONFIG), config)
-    return frozenset(_name(scheme, seed) for each in both for scheme in each.schemes for seed in each.seeds)
-
-
-def _there(out: Path, made: frozenset[str], suffix: str) -> list[Path]:
-    """The files among the checkpoints that have one of these names and this suffix."""
-    return sorted(path for path in (out / CHECKPOINTS).glob(f"*{suffix}") if path.name.removesuffix(suffix) in made)
-
-
-def _check_folder(out: Path, identity: dict[str, Any], records: Records, made: frozenset[str]) -> None:
-    """ValueError, saying what differs, if another comparison has records in ``out``, and, naming the line, for a record
-    that is of another. Where nothing was measured, another's checkpoints, of the names ``made``, are removed."""
-    path = out / CONFIG
-    if path.exists():
-        differ = differences(saved_identity(path), identity)
-        if differ and len(records):
-            raise ValueError(f"{out} holds another comparison, with {differ}: give another folder")
-        if differ:
-            for checkpoint in _there(out, made, checkpoints.SUFFIX):
-                checkpoint.unlink()
-    elif len(records):
-        raise ValueError(f"{out} holds records but no {CONFIG} to tell of what: give another folder")
-    for line, record in enumerate(records, 1):
-        if of_another := _of_another(record, identity):
-            raise ValueError(f"{records.path}, line {line}, is not of this comparison ({of_another}): remove that line")
-
-
-def _of_another(record: Record, identity: dict[str, Any]) -> str:
-    """In what a record is not of the comparison of this ``identity``; empty where it is."""
-    if record["kind"] not in results.results_of(identity.get("task", "text")):
-        return f"its kind is {record['kind']!r}"
-    made_with = {"text_digest": record["text"].get("digest"), **{k: record["versions"].get(k) for k in VERSIONS}}
-    try:
-        its = configured(record["configuration"]).identity(**made_with)
-    except ValueError as error:
-        return f"its configuration: {error}"
-    here = fingerprint(identity)
-    return differences({**its, "fingerprint": record["fingerprint"]}, {**identity, "fingerprint": here})
-
-
-def _clear(out: Path, made: frozenset[str]) -> list[str]:
-    """Removes what a write of a checkpoint that was stopped left behind. Says which are no longer read; they stay."""
-    for stray in _there(out, made, checkpoints.SUFFIX + WRITING):
-        stray.unlink()
-    old = ", ".join(path.name for path in _there(out, made, OLD_SUFFIX))
-    return [f"in {out / CHECKPOINTS}, of an older format, so not read and left as it is: {old}"] if old else []
 
 
 class _Stop(ExitStack):

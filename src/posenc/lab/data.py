@@ -1,10 +1,12 @@
-"""The text: which bytes train the models and which test them.
+"""The text: which bytes train the models, which tune their learning rates, and which test them.
 
 Bytes are the tokens, so every text is readable and bits per byte compare across texts.
 
 - **No leak.** Several files are split by file, in the order of a hash of their path; of files with the same content
   one is kept. A file alone is split in two blocks and its end is held out; so is that of the largest file where whole
-  files would leave too little room on a side, and files that repeat it or its end are then left out.
+  files would leave too little room on a side, and files that repeat it or its end are then left out. What tunes is
+  split off from what is left in the same way. Of evaluation windows, those that the other sides nearly hold as well
+  are left out (`repeated` measures it).
 - **No seams.** A window lies inside one file. Bytes joined from two files would make a long context look useless for
   reasons that have nothing to do with positions. Files shorter than a window give none.
 - **The same for everyone.** Training windows follow from seed and step, evaluation windows from the text alone.
@@ -26,9 +28,11 @@ Bytes = NDArray[np.uint8]
 
 HELD_OUT = 1 / 10  # of the text, or more where the evaluation needs it
 MOST_HELD_OUT = 1 / 3
+PIECE = 50  # bytes: as many in a row that stand elsewhere too are hardly chance
 
-Least: TypeAlias = tuple[tuple[int, int], tuple[int, int]]
-"""How many windows, and of how many bytes, there must be to train on and to evaluate with."""
+Least: TypeAlias = Sequence[tuple[int, int]]
+"""How many windows, and of how many bytes, there must be to train on, to evaluate with and, where that is asked for, to
+tune on."""
 
 # Left out of Python's own sources: what others installed, and what is not written text or is nearly the same many
 # times over, so that it would stand on both sides (tests of the same template, character tables, generated topics).
@@ -76,19 +80,22 @@ class Text:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text, split. ``about`` says in one line what it is; ``digest`` names its bytes and their split."""
+    """A text, split. ``about`` says in one line what it is; ``digest`` names its bytes and their split. ``tuning`` is
+    empty where none was asked for."""
 
     train: Text
     validation: Text
+    tuning: Text
     about: str
     digest: str
 
 
-def load(text: Sequence[str] = (), *, held_out: int = 0, least: Least = ((0, 1), (0, 1))) -> Corpus:
+def load(text: Sequence[str] = (), *, held_out: int = 0, tuned: int = 0, least: Least = ((0, 1), (0, 1))) -> Corpus:
     """Reads and splits a text: files, folders or globs; by default the running Python's own standard library.
 
     A tenth is held out, or ``held_out`` bytes where that is more, though never more than a third. Whole files are, or
-    the end of the largest one where only that leaves room for the ``least`` on both sides.
+    the end of the largest one where only that leaves room for the ``least`` on both sides. Of what is left, ``tuned``
+    bytes are split off for tuning in the same way, a third of it at most.
 
     Raises ValueError where a name matches nothing or there is nothing to split, OSError for what cannot be read.
     """
@@ -103,35 +110,48 @@ def load(text: Sequence[str] = (), *, held_out: int = 0, least: Least = ((0, 1),
     wanted = max(int(total * HELD_OUT), min(held_out, int(total * MOST_HELD_OUT)))
     if not wanted:
         raise ValueError(f"text must be of some bytes to split, got {total} in {' '.join(text) or 'the library'}")
-    if len(files) == 1:
-        how = "its end"
-        cut_at = _at_letter(files[0], total - wanted)
-        train, validation = [files[0][:cut_at]], [files[0][cut_at:]]
-    else:
-        how = "whole files"
-        train, validation = [], []
-        for data in files:
-            held = sum(map(len, validation))
-            # One large file must not take the training text along.
-            (validation if held < wanted and held + len(data) <= total // 2 else train).append(data)
-    sides = _text(train), _text(validation)
-    if len(files) > 1 and not _fits(sides, least):
-        largest = max(files, key=len)
-        end = _at_letter(largest, len(largest) - min(wanted, int(len(largest) * MOST_HELD_OUT)))
-        begin, held_end = largest[:end], largest[end:]
-        # Its own parts as files of their own would be on both sides, and so would its end inside another file.
-        others = [data for data in files if data not in largest and held_end not in data]
-        cut = _text([*others, begin]), _text([held_end])
-        if _fits(cut, least):
-            how = "the end of the largest file, as whole files leave too little room"
-            if left_out := len(files) - 1 - len(others):
-                how += f"; {left_out} that repeat it left out"
-            sides, total = cut, sum(map(len, [*others, largest]))
+    train, validation, how = _split(files, wanted, least[:2])
+    tuning: list[bytes] = []
+    if tuned:
+        part = min(tuned, int(sum(map(len, train)) * MOST_HELD_OUT))
+        train, tuning, _ = _split(train, part, (least[0], least[-1]))
+    sides = _text(train), _text(validation), _text(tuning)
+    total = sum(len(side.data) for side in sides)
     where = " ".join(text) if text else "the standard library of this Python"
     count = "1 file" if len(files) == 1 else f"{len(files):,} files"
     about = f"{where}: {total:,} bytes in {count}, {len(sides[1].data):,} held out ({how})"
+    if tuning:
+        about += f", {len(sides[2].data):,} kept for tuning"
     digest = _hash(b"".join(_hash(side.bounds.tobytes() + side.data.tobytes()) for side in sides)).hex()[:16]
     return Corpus(*sides, about, digest)
+
+
+def _split(files: list[bytes], wanted: int, least: Least) -> tuple[list[bytes], list[bytes], str]:
+    """What is left of files, in their order, what is held out of them, and how, in words."""
+    total = sum(map(len, files))
+    if len(files) == 1:
+        cut_at = _at_letter(files[0], total - wanted)
+        return [files[0][:cut_at]], [files[0][cut_at:]], "its end"
+    left: list[bytes] = []
+    held: list[bytes] = []
+    for data in files:
+        there = sum(map(len, held))
+        # One large file must not take the training text along.
+        (held if there < wanted and there + len(data) <= total // 2 else left).append(data)
+    if _fits((_text(left), _text(held)), least):
+        return left, held, "whole files"
+    largest = max(files, key=len, default=b"")
+    end = _at_letter(largest, len(largest) - min(wanted, int(len(largest) * MOST_HELD_OUT)))
+    begin, held_end = largest[:end], largest[end:]
+    # Its own parts as files of their own would be on both sides, and so would its end inside another file.
+    others = [data for data in files if data not in largest and held_end not in data]
+    cut = [*others, begin], [held_end]
+    if not _fits((_text(cut[0]), _text(cut[1])), least):
+        return left, held, "whole files"
+    how = "the end of the largest file, as whole files leave too little room"
+    if left_out := len(files) - 1 - len(others):
+        how += f"; {left_out} that repeat it left out"
+    return *cut, how
 
 
 def _at_letter(data: bytes, at: int) -> int:
@@ -142,14 +162,49 @@ def _at_letter(data: bytes, at: int) -> int:
     return begin if data[begin] & 0xC0 != 0x80 else at
 
 
-def _fits(sides: tuple[Text, Text], least: Least) -> bool:
+def repeated(windows: Bytes, elsewhere: Sequence[Text]) -> NDArray[np.float64]:
+    """The share of each window's pieces of 50 bytes, begun at every 25th, that stand in one of these texts too."""
+    starts = np.arange(0, windows.shape[1] - PIECE + 1, PIECE // 2)
+    if not len(starts):
+        return np.zeros(len(windows))
+    pieces = windows[:, starts[:, None] + np.arange(PIECE)].reshape(-1, PIECE)
+    names = _names(pieces.ravel())[::PIECE]
+    known = np.unique(names)
+    found = np.zeros(len(known), dtype=bool)
+    step = 2**20
+    for text in elsewhere:
+        for begin in range(0, len(text.data) - PIECE + 1, step):
+            there = _names(text.data[begin : begin + step + PIECE - 1])
+            place = np.searchsorted(known, there).clip(max=len(known) - 1)
+            found[place[known[place] == there]] = True
+    return np.asarray(found[np.searchsorted(known, names)].reshape(len(windows), -1).mean(axis=1))
+
+
+def _names(data: Bytes) -> NDArray[np.uint64]:
+    """A number for each piece of 50 bytes, one for every place: the same for the same bytes, modulo 2^64.
+
+    It is the sum of c(byte k) M^k over the piece's bytes k, with random c: a difference of two sums over all bytes
+    before a place, times a power of M's inverse.
+    """
+    rng = np.random.default_rng(50)
+    codes = rng.integers(2**64, size=256, dtype=np.uint64)
+    base = 6364136223846793005  # odd, so that it has an inverse
+    inverse = pow(base, -1, 2**64)
+    with np.errstate(over="ignore"):
+        powers = np.cumprod(np.full(len(data), base, dtype=np.uint64))
+        sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(codes[data] * powers)))
+        back = np.cumprod(np.full(len(data) - PIECE + 1, inverse, dtype=np.uint64))
+        return np.asarray((sums[PIECE:] - sums[:-PIECE]) * back)
+
+
+def _fits(sides: Sequence[Text], least: Least) -> bool:
     return all(side.room(size) >= count for side, (count, size) in zip(sides, least, strict=True))
 
 
 def require(corpus: Corpus, least: Least) -> None:
-    """ValueError, with both numbers, unless the text has room for the ``least`` on both sides."""
-    sides = (corpus.train, "training"), (corpus.validation, "evaluation")
-    for (side, name), (count, size) in zip(sides, least, strict=True):
+    """ValueError, with both numbers, unless the text has room for the ``least`` on each side."""
+    sides = (corpus.train, "training"), (corpus.validation, "evaluation"), (corpus.tuning, "tuning")
+    for (side, name), (count, size) in zip(sides, least, strict=False):
         room = side.room(size)
         if room < count:
             raise ValueError(

@@ -2,8 +2,11 @@
 
 Every record has all that made it: ``configuration``, ``text``, ``versions`` and ``machine``. The results, by kind:
 
-    training        parameters, position_parameters, tokens_per_second, seconds, curve [[step, bits], ...], final_bits,
-                    peak_bytes (of forward and backward on one batch, beyond the model itself)
+    trial           trial (its number), learning_rate, multiplier (of the positional parameters', or null), bits and
+                    longest (loss on tuning examples of the training length and of the longest), seconds
+    training        learning_rate, multiplier, tuned, parameters, position_parameters (with gates and features),
+                    tokens_per_second, seconds, curve [[step, bits], ...], final_bits, peak_bytes (of forward and
+                    backward on one batch, beyond the model itself)
     windows, sliding, final_tokens, truncated
                     bits [per byte, one for each evaluation window], tokens (scored in each window)
     by_position     edges of the buckets, and for each bucket bits (the mean) and stderr
@@ -27,6 +30,9 @@ from posenc.workbench.records import Record
 COMPARED = {"seed": int, "configuration": dict, "text": dict, "versions": dict, "machine": dict}
 ONCE: dict[str, dict[str, Any]] = {
     "training": {
+        "learning_rate": float,
+        "multiplier": float | None,
+        "tuned": bool,
         "parameters": int,
         "position_parameters": int,
         "tokens_per_second": float,
@@ -37,12 +43,13 @@ ONCE: dict[str, dict[str, Any]] = {
     },
     "speed": {"relative_to": str, "step_ratio": float, "step_seconds": float},
 }
+TRIAL = {"trial": int, "learning_rate": float, "multiplier": float | None, "bits": float | None, "seconds": float}
 INSTEAD = ("undefined", "diverged")  # of results: words that say why there are none
 
 
 def results_of(task: str) -> dict[str, Mapping[str, Any]]:
     """What the record of each kind of measurement of a task has, by name. ValueError for a task that there is not."""
-    return {**ONCE, **{kind: each.result for kind, each in task_of(task).kinds.items()}}
+    return {**ONCE, "trial": TRIAL, **{kind: each.result for kind, each in task_of(task).kinds.items()}}
 
 
 def check(record: Record) -> None:
@@ -53,5 +60,5 @@ def check(record: Record) -> None:
     if results is not None:
         instead = {name: str for name in INSTEAD if name in record}
         if instead:
-            results = {name: int for name in results if name == "length"} | instead
+            results = {name: results[name] for name in results if name in ("length", "trial")} | instead
         require(record, {**COMPARED, **results})

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from posenc.lab.config import CompareConfig
+from posenc.lab.layers import entries
 from posenc.lab.train import Draw
 from posenc.positions import PositionError
+from posenc.schedule import Schedule
 from posenc.scheme import Scheme
-from posenc.schemes.catalog import catalog, entries_of
+from posenc.schemes.catalog import catalog
 from posenc.schemes.entry import Entry, Shape
 
 Tick: TypeAlias = Callable[[int], None]
@@ -52,9 +54,11 @@ class Measures(ABC):
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a task trains and tests with, ready to use. ``digest`` names its bytes, ``about`` says what they are."""
+    """What a task trains, tunes and tests with, ready to use. What ``tuning`` draws is in neither training nor test.
+    ``digest`` names its bytes, ``about`` says what they are."""
 
     train: Draw
+    tuning: Draw
     evaluator: Callable[[nn.Module, torch.device, Tick], Measures]
     testing_tokens: int  # about as many as go through a model in testing
     about: str
@@ -107,7 +111,7 @@ class Task(ABC):
 
     def require(self, scheme: str) -> None:
         """ValueError for a scheme that is unknown or that this task has no positions for."""
-        for entry in entries_of(scheme):
+        for entry in entries(scheme):
             if reason := self.refusal(entry):
                 raise ValueError(f"schemes must {reason}, got {scheme!r}")
 
@@ -122,7 +126,7 @@ class Task(ABC):
     def check(self, config: CompareConfig) -> None:  # noqa: B027 - most take any
         """`ConfigError` for sizes that do not fit the task."""
 
-    def sizes(self, config: CompareConfig, position: Scheme) -> dict[str, Any]:
+    def sizes(self, config: CompareConfig, position: Scheme | Schedule) -> dict[str, Any]:
         """What every model of posenc is built with."""
         return {
             "dim": config.dim,
@@ -144,12 +148,17 @@ class Task(ABC):
         return Shape(*line, causal=self.causal, num_kv_heads=config.kv_heads)
 
     @abstractmethod
-    def model(self, config: CompareConfig, scheme: str, position: Scheme) -> nn.Module:
+    def model(self, config: CompareConfig, scheme: str, position: Scheme | Schedule) -> nn.Module:
         """The model with that scheme, its other weights drawn from torch's generator."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         """The mean loss of a batch, in nats."""
+
+    def tuning_lengths(self, config: CompareConfig) -> tuple[int, ...]:
+        """The lengths at which trials are measured: the one that decides, and one more where there is something to see
+        there."""
+        return (config.train_length,)
 
     @abstractmethod
     def plan(self, scheme: str, lengths: Sequence[int], train_length: int) -> list[tuple[str, int]]:

@@ -13,8 +13,10 @@ from torch.nn import functional as F
 
 from posenc.lab import checkpoint as checkpoints
 from posenc.lab.checkpoint import CheckpointError, Reached
-from posenc.lab.config import CompareConfig
+from posenc.lab.config import CompareConfig, Rate
 from posenc.lab.data import Bytes
+from posenc.models import position_parameters
+from posenc.schemes.catalog import catalog
 
 Loss: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
 """(model, batch) -> the mean loss in nats."""
@@ -30,9 +32,14 @@ class DivergedError(ValueError):
     """The loss of a training is no longer a number; the message says since which step that is known."""
 
 
-def batch(draw: Draw, config: CompareConfig, seed: int, step: int) -> Tensor:
+# What is drawn for a training and what for tuning, from streams of their own: no two begin alike.
+TRAINING, TUNING, TUNING_TEST = 0, 1, 2
+
+
+def batch(draw: Draw, config: CompareConfig, seed: int, step: int, stream: int = TRAINING) -> Tensor:
     """The batch of a step (batch_size, train_length + 1), whatever came before it: every scheme sees the same ones."""
-    rng = np.random.default_rng((seed, step))
+    seed = seed if config.batch_seed is None else config.batch_seed
+    rng = np.random.default_rng((stream, seed, step))
     return torch.from_numpy(draw(rng, config.batch_size, config.train_length + 1).astype(np.int64))
 
 
@@ -42,21 +49,37 @@ def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 
-def learning_rate(config: CompareConfig, step: int) -> float:
-    """Rises linearly over the warm-up, then falls along a half cosine to a tenth."""
+def share_of_rate(config: CompareConfig, step: int) -> float:
+    """Of the highest learning rate: it rises linearly over the warm-up, then falls along a half cosine to a tenth."""
     warmup = round(config.warmup * config.steps)
     if step < warmup:
-        return config.learning_rate * (step + 1) / warmup
+        return (step + 1) / warmup
     done = (step - warmup) / max(config.steps - warmup, 1)
-    return config.learning_rate * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * done)))
+    return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * done))
 
 
-def optimizer_for(model: nn.Module, config: CompareConfig) -> torch.optim.AdamW:
-    """AdamW; matrices decay, vectors (norms, biases) do not."""
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    vectors = [p for p in model.parameters() if p.ndim < 2]
-    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=config.weight_decay)
+def rate_of(config: CompareConfig, scheme: str) -> Rate:
+    """The learning rate that the configuration has for a scheme."""
+    return config.given_rates().get(scheme, Rate(config.learning_rate))
+
+
+def optimizer_for(model: nn.Module, config: CompareConfig, rate: Rate | None = None) -> torch.optim.AdamW:
+    """AdamW. Matrices decay; vectors (norms, biases) and what a scheme learns do not, which would draw a table or a
+    slope to zero, and so to no positions at all. Positional parameters learn at a multiple of the rate: the one given,
+    or what the entry of their scheme says."""
+    rate = rate or Rate(config.learning_rate)
+    multipliers: dict[type, float] = {entry.scheme: entry.rate for entry in catalog()}
+    decays: dict[tuple[bool, float], list[nn.Parameter]] = {}
+    owners = position_parameters(model)
+    for parameter in model.parameters():
+        owner = owners.get(parameter)
+        times = 1.0 if parameter not in owners else rate.multiplier or multipliers.get(type(owner), 1.0)
+        decays.setdefault((parameter.ndim >= 2 and owner is None, times), []).append(parameter)
+    groups: list[dict[str, Any]] = [
+        {"params": parameters, "highest": rate.learning_rate * times} | ({} if decaying else {"weight_decay": 0.0})
+        for (decaying, times), parameters in decays.items()
+    ]
+    return torch.optim.AdamW(groups, lr=rate.learning_rate, betas=(0.9, 0.95), weight_decay=config.weight_decay)
 
 
 def step_of(
@@ -78,12 +101,15 @@ def train(
     seed: int,
     checkpoint: Path,
     *,
+    rate: Rate | None = None,
+    stream: int = TRAINING,
     fingerprint: str = "",
     loss_of: Loss = loss_of,
     tick: Callable[[int, float], bool] = lambda step, bits: False,
     save_seconds: float = SAVE_SECONDS,
 ) -> Reached:
-    """Trains ``model`` in place, on from ``checkpoint`` where there is one, and leaves its final state there.
+    """Trains ``model`` in place, on from ``checkpoint`` where there is one, and leaves its final state there. Batches
+    are those of ``stream``; the learning rate is ``rate``'s, or the configuration's for all.
 
     A checkpoint carries the ``fingerprint`` of its comparison, and one with another is refused.
 
@@ -94,7 +120,7 @@ def train(
     Raises DivergedError where the loss is no longer a number, CheckpointError for a checkpoint it cannot go on from.
     """
     device = next(model.parameters()).device
-    optimizer = optimizer_for(model, config)
+    optimizer = optimizer_for(model, config, rate)
     every = max(config.steps // CURVE_POINTS, 1)
     # The sum is kept on the device: reading every loss would make a GPU wait.
     reached = Reached(step=0, seconds=0.0, curve=[], running=torch.zeros((), device=device))
@@ -110,8 +136,9 @@ def train(
     saved = clock = time.perf_counter()
     for step in range(reached.step, config.steps):
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(config, step)
-        running += step_of(model, optimizer, batch(draw, config, seed, step).to(device), config, loss_of)
+            group["lr"] = group["highest"] * share_of_rate(config, step)
+        rows = batch(draw, config, seed, step, stream).to(device)
+        running += step_of(model, optimizer, rows, config, loss_of)
         reached.step = done = step + 1
         if done % every == 0 or done == config.steps:
             points = done - (curve[-1][0] if curve else 0)

@@ -2,6 +2,6 @@
 
 from posenc.models.forward_pass import ForwardPass, KVCache
 from posenc.models.image import ImageClassifier
-from posenc.models.transformer import Decoder, Encoder
+from posenc.models.transformer import Decoder, Encoder, position_parameters
 
-__all__ = ["Decoder", "Encoder", "ForwardPass", "ImageClassifier", "KVCache"]
+__all__ = ["Decoder", "Encoder", "ForwardPass", "ImageClassifier", "KVCache", "position_parameters"]

@@ -65,6 +65,27 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
+def position_parameters(model: nn.Module) -> dict[nn.Parameter, Scheme | None]:
+    """What a model learns about positions, for a group of its own in the optimizer: the parameters of every scheme in
+    it, each with the scheme that has it, and those of the projections that make a scheme's features (the gates of
+    `FoX`), which no scheme has: None.
+
+    Tables, slopes and other scalars of position should not decay, and may want a higher learning rate than the weights
+    around them:
+
+    >>> positional = position_parameters(Decoder(256, 32, 1, 2, position=T5(2)))
+    >>> [tuple(parameter.shape) for parameter in positional]
+    [(32, 2)]
+    """
+    found: dict[nn.Parameter, Scheme | None] = {}
+    for module in model.modules():
+        if isinstance(module, SelfAttention):
+            found |= dict.fromkeys(module.features.parameters())
+        if isinstance(module, Scheme):  # a part of a composition comes after the whole, and has its own
+            found |= dict.fromkeys(module.parameters(), module)
+    return found
+
+
 class Trunk(nn.Module):
     """The blocks and the positions: what decoder and encoder share.
 

@@ -129,6 +129,8 @@ class Entry:
     example: str = ""
     users: str = ""  # models and codebases that have it
     url: str = ""  # of the paper, or of where else it comes from
+    rate: float = 1.0  # what the learning rate of its parameters is times that of the model, where nothing tunes it
+    why_rate: str = ""  # the reason, and where it comes from
 
     def __post_init__(self) -> None:
         for law in self.laws:

@@ -45,8 +45,16 @@ def names(text: str) -> list[str]:
     return [name for name in text.split(",") if name]
 
 
-def whole_numbers(text: str) -> list[int]:
+def decimals(text: str) -> list[float]:
     """The same, as numbers."""
+    try:
+        return [float(number) for number in names(text)]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be numbers, got {text!r}") from None
+
+
+def whole_numbers(text: str) -> list[int]:
+    """The same, as whole numbers."""
     try:
         return [int(number) for number in names(text)]
     except ValueError:
@@ -82,7 +90,9 @@ def add_options(parser: argparse._ActionsContainer, kind: type[Configuration]) -
         if of is bool:
             options["action"] = argparse.BooleanOptionalAction
         elif get_origin(of) is tuple:
-            parts = whole_numbers if get_args(of)[0] is int else names if item.metadata["commas"] else _word
+            parts = {int: whole_numbers, float: decimals}.get(
+                get_args(of)[0], names if item.metadata["commas"] else _word
+            )
             options |= {"nargs": "+", "metavar": item.name.upper().rstrip("S"), "type": parts, "action": List}
         else:
             of = (get_args(of) or (of,))[0]

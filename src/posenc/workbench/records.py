@@ -1,7 +1,9 @@
 """Records: one JSON line per measurement, written as it is made, so that whatever stops a run, they stay.
 
-Every record says what was measured (``kind``, ``scheme`` and, where it has them, ``seed`` and ``length``), the result,
-the ``time``, and the ``fingerprint`` of what all records of its folder share.
+Every record says what was measured (``kind``, ``scheme`` and, where it has them, ``seed``, ``length`` and ``trial``),
+the result, the ``time``, and the ``fingerprint`` of what all records of its folder share. What many records share word
+for word, such as the configuration and the machine, stands once in a line of its own, ``about`` with a name for it, and
+records after it give that name; whoever reads them gets all of it in each.
 """
 
 import json
@@ -11,17 +13,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from posenc.arguments import shown
 from posenc.schemes.own import source_of
+from posenc.workbench.configuration import fingerprint
 from posenc.workbench.files import naming, parse, put, require
 
 Record = dict[str, Any]
 
 FILE = "records.jsonl"
 
-# What a measurement is of: no two records of a folder share all four (None where a kind has no such field).
-KEY = ("kind", "scheme", "seed", "length")
+# What a measurement is of: no two records of a folder share all of these (None where a kind has no such field).
+KEY = ("kind", "scheme", "seed", "length", "trial")
+
+ABOUT = "about"
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 # What every record must have, by name.
 EVERY = {"kind": str, "scheme": str, "fingerprint": str, "time": str}
@@ -47,11 +55,11 @@ class Records:
             self._file = os.open(self.path, flags, 0o644)
         try:
             _lock(self._file, self.path)
-            self._records, self._size = _parse(self.path, check)
+            self._records, self._lines, self._told, self._size = _parse(self.path, check)
             torn = os.fstat(self._file).st_size - self._size
             if torn:
                 os.ftruncate(self._file, self._size)
-                line = f"line {len(self._records) + 1}"
+                line = f"line {len(self._records) + len(self._told) + 1}"
                 self.notice = f"{self.path}, {line}, was not written to its end and has been removed ({torn} bytes)"
         except BaseException:
             os.close(self._file)
@@ -65,14 +73,20 @@ class Records:
         os.close(self._file)
 
     def __iter__(self) -> Iterator[Record]:
-        """The records; the n-th stands in line n."""
+        """The records, in the order of their lines."""
         return iter(self._records)
+
+    def numbered(self) -> Iterator[tuple[int, Record]]:
+        """Each record with the number of its line."""
+        return zip(self._lines, self._records, strict=True)
 
     def __len__(self) -> int:
         return len(self._records)
 
-    def has(self, kind: str, scheme: str, seed: int | None = None, length: int | None = None) -> bool:
-        return (kind, scheme, seed, length) in self._keys
+    def has(
+        self, kind: str, scheme: str, seed: int | None = None, length: int | None = None, trial: int | None = None
+    ) -> bool:
+        return (kind, scheme, seed, length, trial) in self._keys
 
     def require_sources(self, schemes: Iterable[str]) -> None:
         """ValueError where measurements of a scheme are of another text of its file, or were before it had one."""
@@ -80,18 +94,23 @@ class Records:
             if record["scheme"] == scheme and record.get("source", "") != source_of(scheme):
                 raise ValueError(f"{scheme} is not as it was when {self.path} was written: give another folder")
 
-    def append(self, record: Mapping[str, Any]) -> Record:
+    def append(self, record: Mapping[str, Any], about: Mapping[str, Any] = NOTHING) -> Record:
         """Adds a record, with the time and the ``source`` of a scheme of one's own, as a line that is on the disk when
-        this returns. Gives what it wrote.
+        this returns. ``about`` is what it shares with many others. Gives the whole of it.
 
         Raises ValueError for what `read` would refuse; OSError where the disk does not take it, and leaves the file as
         it was; OSError too where the file is not as this process left it, since lines would be mixed with another's.
         """
         source = {"source": source_of(record["scheme"])} if ":" in record["scheme"] else {}
-        stamped = {**record, **source, "time": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+        own = {**record, **source, "time": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+        stamped = {**own, **about}
         assert key(stamped) not in self._keys, f"measured twice: {key(stamped)}"
         _require(stamped, self._check)
-        line = (json.dumps(stamped, allow_nan=False) + "\n").encode()
+        lines = [own]
+        if about:
+            name = fingerprint(about)
+            lines = [{**own, ABOUT: name}] if name in self._told else [{ABOUT: name, **about}, {**own, ABOUT: name}]
+        line = "".join(json.dumps(each, allow_nan=False) + "\n" for each in lines).encode()
         with naming(self.path):
             there, mine = os.stat(self.path), os.fstat(self._file)
         if (there.st_dev, there.st_ino, there.st_size) != (mine.st_dev, mine.st_ino, self._size):
@@ -103,6 +122,9 @@ class Records:
             os.ftruncate(self._file, self._size)  # or the next line would be glued to what was written of this one
             raise
         self._size += len(line)
+        if len(lines) > 1:
+            self._told[name] = dict(about)
+        self._lines.append(len(self._records) + len(self._told) + 1)
         self._records.append(stamped)
         self._keys.add(key(stamped))
         return stamped
@@ -141,23 +163,35 @@ def made_with(
     return [(name, "; ".join(values)) for name, values in found.items()]
 
 
-def _parse(path: Path, check: Check) -> tuple[list[Record], int]:
-    """The records, and the bytes they take up: what follows is a last line that was not written to its end."""
+def _parse(path: Path, check: Check) -> tuple[list[Record], list[int], dict[str, Record], int]:
+    """The records, the numbers of their lines, what they share by its name, and the bytes of all that: what follows is
+    a last line that was not written to its end."""
     *lines, rest = path.read_bytes().split(b"\n")
     if lines and not rest and b"\0" in lines[-1]:  # of a long line, a crash can leave the end without the middle
         lines.pop()
     records: list[Record] = []
+    numbers: list[int] = []
+    told: dict[str, Record] = {}
     seen: dict[tuple[Any, ...], int] = {}
     for number, line in enumerate(lines, 1):
         try:
             record = parse(line.decode())
+            about = record.pop(ABOUT, None) if isinstance(record, dict) else None
+            if about is not None and "kind" not in record and about not in told:
+                told[about] = record
+                continue
+            if about is not None:
+                if about not in told:
+                    raise ValueError(f"no line before it says what {ABOUT} {shown(about)} is")
+                record |= told[about]
             _require(record, check)
             if (first := seen.setdefault(key(record), number)) != number:
                 raise ValueError(f"it repeats the measurement of line {first}")
         except ValueError as error:
             raise ValueError(f"{path}, line {number}, is not a record ({error}): mend or remove that line") from None
         records.append(record)
-    return records, sum(len(line) + 1 for line in lines)
+        numbers.append(number)
+    return records, numbers, told, sum(len(line) + 1 for line in lines)
 
 
 def _require(record: Record, check: Check) -> None:

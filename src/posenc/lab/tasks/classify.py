@@ -30,6 +30,7 @@ from posenc.lab.data import Bytes
 from posenc.lab.task import ANSWERS, Accuracy, Answers, Kind, Loaded, Tick, listed
 from posenc.models import Encoder
 from posenc.positions import Positions
+from posenc.schedule import Schedule
 from posenc.scheme import Scheme
 
 Ints = NDArray[np.int64]
@@ -149,7 +150,7 @@ class Classify(Answers):
         half = config.train_length // 2
         config.require("test_lengths", config.test_lengths[0] >= half, f"at least {half} each, half of train_length")
 
-    def model(self, config: CompareConfig, scheme: str, position: Scheme) -> nn.Module:
+    def model(self, config: CompareConfig, scheme: str, position: Scheme | Schedule) -> nn.Module:
         return Reader(Encoder(WORDS + 2, **self.sizes(config, position)), config.dim)
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
@@ -171,7 +172,9 @@ class Classify(Answers):
             """Rows of ``size - 1`` words and a label, in whole groups as far as they fit."""
             return groups(rng, -(-count // GROUP), size - 1, config.train_length).reshape(-1, size)[:count]
 
+        # A space of sequences so large that no two streams draw the same one.
         return Loaded(
+            draw,
             draw,
             lambda model, device, tick: _Answers(model, tests, device, tick),
             GROUP * config.windows * sum(config.test_lengths),

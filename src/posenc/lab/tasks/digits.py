@@ -24,17 +24,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.lab.config import CompareConfig
+from posenc.lab.layers import entries
 from posenc.lab.task import ANSWERS, Accuracy, Answers, Kind, Loaded, Tick
 from posenc.models import ImageClassifier
 from posenc.positions import Positions
+from posenc.schedule import Schedule
 from posenc.scheme import Scheme
-from posenc.schemes.catalog import entries_of
 from posenc.schemes.entry import Entry, Shape
 from posenc.schemes.relative_2d import Relative2D
 
 SIDE = 8  # pixels
 CLASSES = 10
 WHITE = 16
+TUNED = 8  # one in so many of the images that are not tested is kept for tuning
 
 
 class Digits(Answers):
@@ -99,9 +101,8 @@ class Digits(Answers):
     def require(self, scheme: str) -> None:
         """ValueError also for a composition of schemes that cannot read the same coordinates."""
         super().require(scheme)
-        entries = entries_of(scheme)
-        two = [entry.name for entry in entries if entry.axes == "two"]
-        one = [entry.name for entry in entries if entry.axes == "one"]
+        two = [entry.name for entry in entries(scheme) if entry.axes == "two"]
+        one = [entry.name for entry in entries(scheme) if entry.axes == "one"]
         if two and one:
             raise ValueError(
                 f"schemes must agree on the coordinates of a patch, got {scheme!r}: "
@@ -114,11 +115,11 @@ class Digits(Answers):
     def shape(self, config: CompareConfig, scheme: str) -> Shape:
         """A grid for schemes that understand one, else a line of all patches."""
         line, side = super().shape(config, scheme), config.train_length
-        return replace(line, grid=(side, side)) if _takes_grid(entries_of(scheme)) else line
+        return replace(line, grid=(side, side)) if _takes_grid(entries(scheme)) else line
 
-    def model(self, config: CompareConfig, scheme: str, position: Scheme) -> nn.Module:
+    def model(self, config: CompareConfig, scheme: str, position: Scheme | Schedule) -> nn.Module:
         """A vision Transformer whose patches are 1 x 1 or 2 x 2 pixels, as the grid asks."""
-        raster = not _takes_grid(entries_of(scheme))
+        raster = not _takes_grid(entries(scheme))
         return ImageClassifier(CLASSES, SIDE // config.train_length, raster=raster, **self.sizes(config, position))
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
@@ -139,9 +140,11 @@ class Digits(Answers):
         rows = np.column_stack((images, labels)).astype(np.uint8)
         if config.windows > len(rows) // 2:
             raise ValueError(f"windows must leave half of {len(rows):,} images to train on, got {config.windows}")
-        train, test = rows[: -config.windows], torch.from_numpy(rows[-config.windows :].astype(np.int64))
+        rest, test = rows[: -config.windows], torch.from_numpy(rows[-config.windows :].astype(np.int64))
+        train, tuning = rest[: -len(rest) // TUNED], rest[-len(rest) // TUNED :]
         return Loaded(
             lambda rng, count, size: train[rng.integers(len(train), size=count)],
+            lambda rng, count, size: tuning[rng.integers(len(tuning), size=count)],
             lambda model, device, tick: _Grids(model, test.to(device), config.train_length, tick),
             config.windows * sum(length**2 for length in config.test_lengths),
             f"scikit-learn's digits: {len(rows):,} images of 8 × 8 pixels, the last {config.windows} held out",
@@ -199,9 +202,9 @@ def _takes_grid(entries: tuple[Entry, ...]) -> bool:
 
 def _can_resize(scheme: str) -> bool:
     """Whether one of the two ways does: tables of relative_2d, or fractional coordinates; a composition needs one."""
-    entries = entries_of(scheme)
-    ways = {"tables" if entry.scheme is Relative2D else "fractional" in entry.laws for entry in entries}
-    return _takes_grid(entries) and ways in ({"tables"}, {True})
+    its = entries(scheme)
+    ways = {"tables" if entry.scheme is Relative2D else "fractional" in entry.laws for entry in its}
+    return _takes_grid(its) and ways in ({"tables"}, {True})
 
 
 TASK = Digits()
