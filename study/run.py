@@ -17,7 +17,7 @@ from posenc.lab.compare import CONFIG, compare
 from posenc.lab.config import CompareConfig
 from posenc.lab.saved import from_toml
 from posenc.lab.tuning import chosen
-from posenc.workbench.records import Record, read
+from posenc.workbench.records import read
 from study.texts import fetch
 
 HERE = Path(__file__).parent

@@ -15,9 +15,6 @@ from posenc.models import Decoder
 from posenc.schedule import Schedule
 from posenc.scheme import Scheme
 
-# Bits per byte. With one seed nothing here says how much seeds differ, so smaller gaps are called ties by convention.
-TIE_AT_ONE_SEED = 0.02
-
 # Of an evaluation window's pieces, as many may stand in the training text too: licences, imports, tables.
 MOST_REPEATED = 0.2
 CANDIDATES = 4  # windows that are looked at for each that is wanted
@@ -42,7 +39,6 @@ class Text(Task):
         "by_position": Kind("loss by position", BUCKETS),
     }
     score = "bits"
-    noise = TIE_AT_ONE_SEED
 
     def model(self, config: CompareConfig, scheme: str, position: Scheme | Schedule) -> nn.Module:
         return Decoder(256, **self.sizes(config, position))
@@ -68,7 +64,7 @@ class Text(Task):
             corpus.train.draw,
             corpus.tuning.draw,
             lambda model, device, tick: Evaluator(model, windows, lengths, config.train_length, device, tick),
-            tokens_to_score(lengths, len(windows)),
+            tokens_to_score(lengths, len(windows), config.train_length),
             corpus.about,
             corpus.digest,
             notice,
