@@ -36,6 +36,7 @@ def records(
             "dim": 96,
             "heads": 4,
             "batch_size": 16,
+            "learning_rate": 0.005,
             "windows": WINDOWS,
             "device": "cpu",
         },
@@ -85,7 +86,7 @@ def _measured(kind: str, scheme: str, seed: int, length: int, longest: int) -> d
         edges = [0, 1, 2, 4, 8, 16, *range(32, longest + 1, 32)]
         bits = [_loss(scheme, (a + b) / 2) for a, b in pairwise(edges)]
         return {"edges": edges, "bits": bits, "stderr": [0.08] * len(bits)}
-    context = {"windows": length / 2, "truncated": 0.75 * TRAIN_LENGTH}.get(kind, 0.75 * length)
+    context = {"windows": length / 2, "sliding": 0.75 * length}.get(kind, length)
     # The text makes a window hard for all schemes alike; the scheme and the seed add a little of their own.
     text = np.random.default_rng(7).normal(0, 0.25, WINDOWS)
     own = np.random.default_rng([seed, SCHEMES.index(scheme) if scheme in SCHEMES else 9]).normal(0, 0.02, WINDOWS)

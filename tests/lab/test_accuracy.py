@@ -9,7 +9,9 @@ import pytest
 from posenc.lab import accuracy, report
 from posenc.lab.summary import Summary
 from posenc.lab.tasks import configured, task_of
+from posenc.workbench.statistics import wilson
 from tests.lab.test_report import printed
+from tests.lab.test_summary import THREE
 from tests.workbench.pages import Page
 
 SCHEMES = {"digits": ("nope", "learned", "sinusoidal", "relative_2d"), "classify": ("nope", "learned", "rope", "alibi")}
@@ -20,14 +22,22 @@ def records(task: str, seeds: tuple[int, ...] = (0,)) -> list[dict[str, Any]]:
     """nope guesses, learned and relative_2d are undefined past the training length, alibi is blind to direction."""
     config = configured({"task": task, "schemes": SCHEMES[task], "seeds": seeds})
     about = {"fingerprint": "01", "configuration": config.to_dict(), "text": {"about": "made up", "digest": "98"}}
+    about |= {"versions": {}, "machine": {}, "time": "2026-01-02T03:04:05+00:00"}
     made: list[dict[str, Any]] = []
     for seed in seeds:
         for scheme in SCHEMES[task]:
             named = {"scheme": scheme, "seed": seed}
-            once = {"parameters": 50_000, "position_parameters": 0, "tokens_per_second": 1e5, "peak_bytes": 1e7}
+            once = {
+                "parameters": 50_000,
+                "position_parameters": 0,
+                "tokens_per_second": 1e5,
+                "peak_bytes": 10**7,
+                "final_bits": 0.15,
+            }
             curve = [[n, 3 / n] for n in range(1, 21)]
             made.append({"kind": "training", **named, **once, "seconds": 1.0, "curve": curve, **about})
-            made.append({"kind": "speed", **named, "relative_to": "nope", "step_ratio": 1.5, **about})
+            speed = {"relative_to": "nope", "step_ratio": 1.5, "step_seconds": 0.01}
+            made.append({"kind": "speed", **named, **speed, **about})
             for kind, length in task_of(task).plan(scheme, config.test_lengths, config.train_length):
                 result = _measured(task, kind, scheme, length, config.train_length)
                 made.append({"kind": kind, **named, "length": length, **result, **about})
@@ -44,11 +54,10 @@ def _measured(task: str, kind: str, scheme: str, length: int, trained: int) -> d
 
 
 def test_one_scheme_alone_is_not_marked_as_the_best() -> None:
-    alone = [record for record in records("classify") if record["scheme"] == "rope"]
+    alone = [record for record in records("classify", THREE) if record["scheme"] == "rope"]
     for record in alone:
         record["configuration"] = {**record["configuration"], "schemes": ["rope"]}
-    assert "rope has 0.90" in accuracy.observed(Summary(alone))[0]
-    assert "highest" not in accuracy.observed(Summary(alone))[0]
+    assert accuracy.observed(Summary(alone))[1].endswith("32 words: rope has 0.90; 0 of 3 solve it (0.00–0.56).")
     assert not any(best for row in accuracy.rows(Summary(alone), "order") for *_, best in row["bits"])
 
 
@@ -77,25 +86,84 @@ def test_the_page_has_every_number_and_says_what_stands_in_it(task: str, tmp_pat
 
 
 def test_what_was_observed_of_digits() -> None:
-    assert accuracy.observed(Summary(records("digits"))) == [
-        "At the training grid of 8 × 8 patches: learned (0.90), sinusoidal (0.90) and relative_2d (0.90) tie for the "
-        "highest; nope is no better than guessing.",
-        "At 16 × 16 patches: sinusoidal (0.90) is the highest; nope is no better than guessing; learned and "
+    share = "0.90; 0 of 3 solve it (0.00–0.56)"
+    assert accuracy.observed(Summary(records("digits", THREE)))[1:] == [
+        f"At the training grid of 8 × 8 patches: no scheme is shown to be better than any of learned ({share}), "
+        f"sinusoidal ({share}) and relative_2d ({share}); nope is no better than guessing.",
+        f"At 16 × 16 patches: sinusoidal ({share}) is the highest; nope is no better than guessing; learned and "
         "relative_2d are undefined.",
-        "At 16 × 16 patches with fitted positions: sinusoidal (0.90) and relative_2d (0.90) tie for the highest.",
+        f"At 16 × 16 patches with fitted positions: no scheme is shown to be better than any of sinusoidal ({share}) "
+        f"and relative_2d ({share}).",
     ]
 
 
 def test_what_was_observed_of_words() -> None:
-    found = accuracy.observed(Summary(records("classify")))
+    tuning, verdicts, *found = accuracy.observed(Summary(records("classify")))
+    assert tuning.startswith("No scheme was tuned")
+    assert verdicts.startswith("This comparison has one seed, so it holds no verdicts")
     assert found[0] == (
-        "On order at the training length of 32 words: learned (0.90) and rope (0.90) tie for the highest; nope and "
-        "alibi are no better than guessing."
+        "On order at the training length of 32 words: learned has 0.90 and rope has 0.90; nope and alibi are no better "
+        "than guessing."
     )
-    assert found[1].startswith("On order at 128 words, 4× the training length: rope (0.90) is the highest; ")
+    assert found[1].startswith("On order at 128 words, 4× the training length: rope has 0.90; ")
     assert found[-1] == (
         "At 32 words alibi tells near from far and guesses which comes first, as whatever is blind to direction must."
     )
+
+
+def bimodal() -> list[dict[str, Any]]:
+    """rope solves the order at two of three seeds, and guesses at the third."""
+    made = records("classify", THREE)
+    for record in made:
+        if (record["scheme"], record["kind"]) == ("rope", "order"):
+            record["accuracy"] = [1.0] * UNITS if record["seed"] else [0.5] * UNITS
+    return made
+
+
+def test_how_many_seeds_solve_it_stands_beside_the_mean(tmp_path: Path) -> None:
+    summary = Summary(bimodal())
+    assert accuracy.solved(summary, "order", "rope", 128) == "2 of 3 solve it (0.21–0.94)"
+    two = [{**r, "configuration": {**r["configuration"], "seeds": [0, 1]}} for r in bimodal() if r["seed"] < 2]
+    assert accuracy.solved(Summary(two), "order", "rope", 128) == "1 of 2 solve it"
+    assert accuracy.solved(Summary(records("classify")), "order", "rope", 128) == ""
+    pictures = {name: {False: b"", True: b""} for name in report.figures(task_of("classify"))}
+    parsed = Page(report.html(bimodal(), pictures))
+    assert parsed.row("order", "rope")[4] == "0.833 0.12–1.00 2 of 3 solve it (0.21–0.94)"
+    # The interval over seeds holds what guessing gives; these trainings do not guess.
+    assert any("rope (0.83; 2 of 3 solve it (0.21–0.94))" in sentence for sentence in accuracy.observed(summary))
+
+
+def test_what_a_task_calls_solved_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    summary = Summary(records("classify", THREE))
+    assert accuracy.solved(summary, "order", "rope", 32).startswith("0 of 3")
+    monkeypatch.setattr(summary.task, "solved", 0.9, raising=False)
+    assert accuracy.solved(summary, "order", "rope", 32).startswith("3 of 3")
+
+
+def test_shares_have_wilsons_interval_of_one_training_and_lie_between_0_and_1() -> None:
+    value = Summary(records("classify")).bits("order", "rope", 32)
+    assert value is not None
+    assert (value.mean, value.low, value.high) == (0.9, *wilson(36, 40)[1:])
+    mixed = Summary(bimodal()).bits("order", "rope", 32)
+    assert mixed is not None
+    assert (mixed.low, mixed.high) == (pytest.approx(0.116, abs=1e-3), 1.0)  # t of 2 degrees: 0.833 - 4.303 / 6
+    right = [{**r, "accuracy": [1.0] * UNITS} if r["kind"] == "order" else r for r in records("classify", THREE)]
+    all_right = Summary(right).bits("order", "rope", 32)
+    assert all_right is not None
+    assert (all_right.mean, all_right.low, all_right.high) == (1.0, *wilson(40, 40)[1:])
+
+
+def test_all_pairs_stand_in_a_matrix_of_each_kind() -> None:
+    summary = Summary(records("digits", THREE))
+    found = {each["title"]: each for each in accuracy.matrices(summary)}
+    assert list(found) == [
+        "At the training grid of 8 × 8 patches",
+        "At 16 × 16 patches",
+        "At 16 × 16 patches with fitted positions",
+    ]
+    assert found["At 16 × 16 patches"]["schemes"] == ["nope", "sinusoidal"]
+    (_, cells), _ = found["At 16 × 16 patches"]["rows"]
+    assert cells == [("", "", ""), ("−0.800", "−0.930 to −0.670", "lower")]
 
 
 @pytest.mark.parametrize("task", SCHEMES)
@@ -109,7 +177,8 @@ def test_any_first_part_of_the_records_can_be_reported(task: str) -> None:
 
 @pytest.mark.parametrize("task", SCHEMES)
 def test_the_terminal_table_fits(task: str) -> None:
-    shown = printed(records(task))
+    assert "0.900*" not in printed(records(task))
+    shown = printed(records(task, THREE))
     assert max(map(len, shown.splitlines())) <= 100
     assert "…" not in shown
     assert "0.900*" in shown

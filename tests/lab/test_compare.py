@@ -88,7 +88,7 @@ def test_what_is_recorded(whole: Path) -> None:
                     assert "bits" not in record
                 else:
                     assert len(record["bits"]) == 8
-    assert len(records["truncated", "learned", 0, 128]["bits"]) == 8
+    assert len(records["truncated", "learned", 0, 16]["bits"]) == 8
 
 
 def test_a_second_run_repeats_nothing(whole: Path) -> None:

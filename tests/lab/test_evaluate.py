@@ -80,10 +80,27 @@ def test_final_tokens_are_the_same_while_context_grows(length: int) -> None:
     assert measure(Known(place), "final_tokens", length) == pytest.approx(mean(61, 64), abs=1e-5)
 
 
-@pytest.mark.parametrize("length", [32, 64])
-def test_truncated_scores_what_sliding_does_from_the_training_length(length: int) -> None:
-    assert measure(Known(seen), "truncated", length) == pytest.approx(mean(9, 16), abs=1e-5)
-    assert measure(Known(place), "truncated", length) == pytest.approx(mean(33, 64), abs=1e-5)
+def test_truncated_scores_the_final_tokens_from_exactly_the_training_length() -> None:
+    assert measure(Known(seen), "truncated", TRAIN_LENGTH) == pytest.approx(1.0, abs=1e-5)  # 16 bytes before each
+    assert measure(Known(place), "truncated", TRAIN_LENGTH) == pytest.approx(mean(61, 64), abs=1e-5)
+    assert [pair for pair in plan(LENGTHS, TRAIN_LENGTH) if pair[0] == "truncated"] == [("truncated", TRAIN_LENGTH)]
+    assert not [pair for pair in plan((8, 16), TRAIN_LENGTH) if pair[0] == "truncated"]
+
+
+def test_final_tokens_of_a_window_that_is_hardly_longer_than_the_training_length() -> None:
+    """Of 18 bytes, three have 16 before them; and a length of two scores its two bytes."""
+    evaluator = Evaluator(Known(place), WINDOWS[:, :19], (2, 16, 18), TRAIN_LENGTH)
+    for kind, length, first in (("final_tokens", 16, 16), ("truncated", 16, 16), ("final_tokens", 2, 17)):
+        result = evaluator.measure(kind, length)
+        assert (result["tokens"], result["bits"][0]) == (19 - first, pytest.approx(mean(first, 18), abs=1e-5))
+    assert Evaluator(Known(place), WINDOWS[:, :17], (8, 16), TRAIN_LENGTH).measure("final_tokens", 16)["tokens"] == 4
+
+
+def test_windows_that_differ_are_told_apart() -> None:
+    """A row of the batch of truncated bytes goes to the window that it is of."""
+    windows = np.stack([WINDOWS[0] + 10 * n for n in range(3)]).astype(np.uint8)
+    found = Evaluator(Known(place), windows, LENGTHS, TRAIN_LENGTH).measure("truncated", TRAIN_LENGTH)["bits"]
+    assert found == pytest.approx([mean(61 + 10 * n, 64 + 10 * n) for n in range(3)], abs=1e-5)
 
 
 def test_lengths_that_do_not_divide_one_another() -> None:
@@ -117,7 +134,7 @@ def test_where_the_scheme_has_no_position_there_is_no_number() -> None:
     assert evaluator.measure("windows", 16)["tokens"] == 64
     for kind in ("windows", "sliding", "final_tokens"):
         assert evaluator.measure(kind, 32) == undefined
-    assert evaluator.measure("truncated", 64)["bits"][0] == pytest.approx(mean(9, 16), abs=1e-5)
+    assert evaluator.measure("truncated", 16)["bits"][0] == pytest.approx(1.0, abs=1e-5)
     assert evaluator.measure("by_position", 64) == {"undefined": "Known encodes positions 0 to 15, got 63"}
 
 
@@ -130,4 +147,4 @@ def test_nothing_is_computed_twice_and_the_work_is_known_ahead() -> None:
     evaluator = Evaluator(Known(seen), WINDOWS, LENGTHS, TRAIN_LENGTH)
     for kind, length in plan(LENGTHS, TRAIN_LENGTH):
         evaluator.measure(kind, length)
-    assert evaluator.tokens == tokens_to_score(LENGTHS, 3)
+    assert evaluator.tokens == tokens_to_score(LENGTHS, 3, TRAIN_LENGTH)

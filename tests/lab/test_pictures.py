@@ -10,9 +10,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from posenc.lab.pictures import FIGURES, by_position, differences, final_tokens, sliding, training, windows
+from posenc.lab.pictures import (
+    FIGURES,
+    by_position,
+    differences,
+    final_tokens,
+    sliding,
+    training,
+    training_by_time,
+    windows,
+)
 from posenc.lab.summary import Summary
-from posenc.lab.tasks.text import TIE_AT_ONE_SEED
 from posenc.workbench import style
 from tests.lab import made_up
 from tests.lab.test_summary import bits
@@ -42,6 +50,7 @@ def ticks(axes: Axes) -> list[str]:
         (final_tokens, "context (tokens)", "bits per byte"),
         (by_position, "position in windows of 1,024 tokens", "bits per byte"),
         (training, "step", "bits per byte"),
+        (training_by_time, "seconds (steps × time of a step)", "bits per byte"),
     ],
 )
 def test_axes_have_names_and_units(draw: Any, xlabel: str, ylabel: str) -> None:
@@ -115,16 +124,22 @@ def test_where_a_scheme_is_undefined_its_line_ends_in_a_cross_with_a_note() -> N
 
 def test_the_truncated_baseline_is_thin_and_dashed() -> None:
     records = made_up.records()
-    drawn = lines(sliding(Summary(records)))
+    figure = final_tokens(Summary(records))
+    drawn = lines(figure)
     for scheme in made_up.SCHEMES:
         baseline = drawn[f"{scheme}, truncated"]
-        assert list(baseline.get_xdata()) == [128, 256, 512, 1024]
-        assert baseline.get_ydata()[-1] == pytest.approx(bits(records, "truncated", scheme, 1024).mean())
+        assert list(baseline.get_xdata()) == [128, 1024]
+        assert list(baseline.get_ydata()) == [pytest.approx(bits(records, "truncated", scheme, 128).mean())] * 2
         assert baseline.get_linewidth() < drawn[scheme].get_linewidth()
-    assert "dashed: the same model, shown only the last 128 tokens" in texts(sliding(Summary(records)))
+        low, high = figure.axes[0].get_ylim()
+        assert low < baseline.get_ydata()[0] < high
+    assert "dashed: each token from exactly the last 128" in texts(figure)
+    assert not [name for name in lines(sliding(Summary(records))) if "truncated" in name]
+    without = [record for record in records if record["kind"] != "truncated"]
+    assert not [text for text in texts(final_tokens(Summary(without))) if "dashed" in text]
 
 
-def test_differences_are_paired_and_show_the_zone_of_ties() -> None:
+def test_differences_are_paired_and_show_the_margin() -> None:
     records = made_up.records()
     figure = differences(Summary(records))
     drawn = lines(figure)
@@ -133,16 +148,11 @@ def test_differences_are_paired_and_show_the_zone_of_ties() -> None:
         (bits(records, "sliding", "rope", n) - bits(records, "sliding", "nope", n)).mean() for n in made_up.LENGTHS
     ]
     assert list(drawn["rope"].get_ydata()) == pytest.approx(means)
-    zone = next(patch for patch in figure.axes[0].patches if patch.get_label() == "ties")
-    assert zone.get_extents().transformed(figure.axes[0].transData.inverted()).ymax == pytest.approx(TIE_AT_ONE_SEED)
+    zone = next(patch for patch in figure.axes[0].patches if patch.get_label() == "margin")
+    extent = zone.get_extents().transformed(figure.axes[0].transData.inverted())
+    assert (extent.ymin, extent.ymax) == pytest.approx((-0.02, 0.02))
+    assert "grey: the margin, ±0.02 bits" in texts(figure)
     assert any("−1.45 ↓" in text for text in texts(figure))
-
-
-def test_with_several_seeds_there_is_no_zone_of_ties() -> None:
-    figure = differences(Summary(made_up.records(seeds=(0, 1))))
-    assert not [patch for patch in figure.axes[0].patches if patch.get_label() == "ties"]
-    assert not [text for text in texts(figure) if "ties" in text]
-    assert "grey: with one seed, gaps under 0.02 bits are called ties" in texts(differences(Summary(made_up.records())))
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -178,6 +188,20 @@ def test_positions_are_counted_from_one_in_the_middle_of_their_bucket() -> None:
 def test_training_has_a_line_for_every_seed() -> None:
     figure = training(Summary(made_up.records(("nope", "rope"), seeds=(0, 1, 2))))
     assert [line.get_label() for line in figure.axes[0].lines].count("rope") == 3
+
+
+def test_training_by_time_is_stretched_by_the_time_of_a_step() -> None:
+    records = made_up.records(("nope", "rope"), seeds=(0, 1, 2))
+    figure = training_by_time(Summary(records))
+    record = next(r for r in records if r["kind"] == "training" and r["scheme"] == "rope")
+    line = next(line for line in figure.axes[0].lines if line.get_label() == "rope")
+    # The times of a step are 1.03, 1.04 and 1.05 of 0.04 s.
+    assert list(line.get_xdata()) == pytest.approx([step * 0.04 * 1.04 for step, _ in record["curve"]])
+    assert list(line.get_ydata()) == [bits for _, bits in record["curve"]]
+    untimed = [r for r in records if (r["kind"], r["scheme"]) != ("speed", "rope")]
+    assert "rope" not in lines(training_by_time(Summary(untimed)))
+    none = [r for r in records if r["kind"] != "speed"]
+    assert "not measured yet" in texts(training_by_time(Summary(none)))
 
 
 def test_names_do_not_overlap() -> None:

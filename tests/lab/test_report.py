@@ -13,7 +13,7 @@ from rich.console import Console
 from posenc.lab import report
 from posenc.lab.pictures import FIGURES
 from tests.lab import made_up
-from tests.lab.test_summary import bits
+from tests.lab.test_summary import THREE, bits
 from tests.workbench.pages import Page
 
 # Drawing takes longer than all else here, and the pictures have tests of their own.
@@ -69,10 +69,11 @@ def test_every_scheme_has_its_numbers() -> None:
     assert "learned has 128 positions, 0 to 127; got position 255" in parsed.text
 
 
-def test_the_best_of_every_length_are_marked_with_those_that_tie() -> None:
-    html = report.html(made_up.records(), PIXEL)
-    best = re.findall(r'class="number best">([\d.]+)<', html)
-    records = made_up.records()
+def test_the_best_of_every_length_are_marked_from_three_seeds_on() -> None:
+    for seeds in ((0,), (0, 1)):
+        assert 'class="number best">' not in report.html(made_up.records(seeds=seeds), PIXEL)
+    records = made_up.records(seeds=THREE)
+    best = re.findall(r'class="number best">([\d.]+)<', report.html(records, PIXEL))
     expected = [
         ("rope", 64),
         ("rope", 128),
@@ -85,27 +86,67 @@ def test_the_best_of_every_length_are_marked_with_those_that_tie() -> None:
     assert best == [f"{bits(records, 'sliding', s, n).mean():.3f}" for s, n in expected]
 
 
-@pytest.mark.parametrize(("seeds", "said"), [((0,), "Over windows, with one seed"), ((0, 1), "windows and seeds")])
+@pytest.mark.parametrize(
+    ("seeds", "said"),
+    [((0,), "Over windows, with one seed"), ((0, 1), "windows and seeds"), (THREE, "windows and seeds")],
+)
 def test_paired_differences_say_what_they_stand_on(seeds: tuple[int, ...], said: str) -> None:
     records = made_up.records(seeds=seeds)
     parsed = page(records)
     assert "Paired differences from nope" in parsed.text
     assert said in parsed.text
+    assert ("There are no verdicts below three seeds." in parsed.text) == (len(seeds) < 3)
     row = parsed.row("differences", "alibi")
     gap = (bits(records, "sliding", "alibi", 1024) - bits(records, "sliding", "nope", 1024)).mean()
-    assert row[5].startswith(f"−{abs(gap):.3f} lower −")
+    assert row[5].startswith(f"−{abs(gap):.3f} −")
+    assert row[5].endswith(" lower") == (len(seeds) == 3)
     assert row[6] == str(len(seeds))
     assert not any(row[0].split()[0] == "nope" for row in parsed.tables["differences"][1:])
+
+
+def test_all_pairs_stand_in_a_matrix_at_the_training_length_and_at_the_longest() -> None:
+    records = made_up.records(seeds=THREE)
+    parsed = page(records)
+    for table, length in (("pairs-1", 128), ("pairs-2", 1024)):
+        schemes = [s for s in made_up.SCHEMES if s != "learned" or length <= made_up.TRAIN_LENGTH]
+        head, *rows = ([cell.strip() for cell in row] for row in parsed.tables[table])
+        assert head == ["less", *schemes]
+        assert [row[0] for row in rows] == schemes
+        for one, row in zip(schemes, rows, strict=True):
+            for other, cell in zip(schemes, row[1:], strict=True):
+                gap = (bits(records, "sliding", one, length) - bits(records, "sliding", other, length)).mean()
+                assert cell == "" if one == other else cell.startswith(f"{gap:+.3f} ".replace("-", "−"))
+    assert parsed.row("pairs-2", "rope")[1].endswith(" higher")
+    assert parsed.row("pairs-2", "nope")[3].endswith(" lower")
+
+
+def test_the_reference_is_the_one_asked_for() -> None:
+    records = made_up.records()
+    for record in records:
+        record["configuration"] = {**record["configuration"], "reference": "rope"}
+    parsed = page(records)
+    assert "Paired differences from rope" in parsed.text
+    assert [row[0].strip() for row in parsed.tables["differences"][1:]] == ["nope", "learned", "sinusoidal", "alibi"]
+
+
+def test_the_range_of_a_step_time_is_shown() -> None:
+    records = made_up.records()
+    for record in records:
+        if (record["kind"], record["scheme"]) == ("speed", "rope"):
+            record |= {"low": 1.051, "high": 1.129}
+    assert page(records).row("schemes", "rope")[8] == "1.09× 1.05–1.13"
 
 
 def test_it_says_how_to_read_it_and_how_to_repeat_it() -> None:
     text = " ".join(page(made_up.records()).text.split())
     for said in (
-        "At the training length of 128 tokens, rope (2.30) and alibi (2.31) bits per byte tie",
+        "No scheme was tuned: all were trained with one learning rate, 0.005, and their order can be an artefact",
+        "This comparison has one seed, so it holds no verdicts: they need 3 seeds or more.",
+        "At the training length of 128 tokens, bits per byte are 2.30 with rope, 2.31 with alibi",
         "What must not be concluded",
-        "There is one seed",
-        "With one seed, gaps under 0.02 bits are called ties: a convention, about the seed noise others have published "
-        "at a similar size.",
+        "There is one seed: the intervals cover the choice of examples",
+        "Verdicts need 3 seeds. Lower or higher: the 95 % interval of the paired difference excludes zero. Tied: its "
+        "90 % interval lies within ±0.02",
         "posenc compare --schemes nope,learned,sinusoidal,rope,alibi --text poems --train-length 128",
         "poems: 1,234,567 bytes in 3 files",
         "An Example 9000",
@@ -174,7 +215,7 @@ def printed(records: list[dict[str, Any]]) -> str:
     return str(console.file.getvalue())  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("seeds", [(0,), (0, 1)])
+@pytest.mark.parametrize("seeds", [(0,), THREE])
 def test_the_terminal_table_fits_and_has_the_numbers(seeds: tuple[int, ...]) -> None:
     records = made_up.records((*made_up.SCHEMES, "rope+alibi"), seeds)
     shown = printed(records)
@@ -187,11 +228,14 @@ def test_the_terminal_table_fits_and_has_the_numbers(seeds: tuple[int, ...]) -> 
         assert cells[9].startswith(
             "undefined" if scheme == "learned" else f"{bits(records, 'sliding', scheme, 1024).mean():.2f}±."
         )
-    assert shown.count("*") > 3
+    assert ("*" in shown) == (seeds == THREE)
+    words = " ".join(shown.split())
+    assert "No scheme was tuned: " in words
+    assert ("it holds no verdicts: they need 3 seeds or more" in words) == (seeds == (0,))
 
 
 def test_one_scheme_alone_is_not_marked_as_the_best() -> None:
-    records = made_up.records(("rope",))
+    records = made_up.records(("rope",), seeds=THREE)
     rows = [line for line in printed(records).splitlines() if line.split()[:1] == ["rope"]]
     assert len(rows) == 1
     assert "*" not in rows[0]

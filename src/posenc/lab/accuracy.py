@@ -10,13 +10,15 @@ from matplotlib.figure import Figure
 
 from posenc.lab import tables
 from posenc.lab.drawing import draw
-from posenc.lab.pictures import line_of, training
-from posenc.lab.sentences import marked
-from posenc.lab.summary import Estimate, Summary
+from posenc.lab.pictures import line_of, training, training_by_time
+from posenc.lab.sentences import how_verdicts_are_made, of_few_seeds, preface
+from posenc.lab.summary import Summary
 from posenc.lab.task import Answers, listed
 from posenc.workbench import style
+from posenc.workbench.statistics import LEAST_SEEDS, wilson
 
 ACCURACY = "share of right answers"
+SOLVED = 0.95  # of its answers right, a training has solved a task that does not say otherwise
 
 
 def answers(summary: Summary) -> Answers:
@@ -44,7 +46,11 @@ def by_length(kind: str, summary: Summary, dark: bool = False) -> Figure:
 
 
 def figures(task: Answers) -> dict[str, Callable[[Summary, bool], Figure]]:
-    return {**{kind: partial(by_length, kind) for kind in task.kinds}, "training": training}
+    return {
+        **{kind: partial(by_length, kind) for kind in task.kinds},
+        "training": training,
+        "training_by_time": training_by_time,
+    }
 
 
 def rows(summary: Summary, kind: str) -> list[dict[str, Any]]:
@@ -52,6 +58,7 @@ def rows(summary: Summary, kind: str) -> list[dict[str, Any]]:
     found = []
     for scheme in _asked(summary, kind):
         row = tables.row(summary, scheme, kind, highest)
+        row["solved"] = [solved(summary, kind, scheme, n) for n in summary.test_lengths]
         if kind == "resized":
             row["end"] = ""
             row["bits"] = [
@@ -67,9 +74,9 @@ def observed(summary: Summary) -> list[str]:
     trained, longest = summary.train_length, max(summary.test_lengths, default=0)
     task = answers(summary)
     asked = product(task.kinds, dict.fromkeys((trained, longest)))
-    found = [_order(summary, kind, n) for kind, n in asked if (kind, n) != ("resized", trained)]
-    measured = {k: {s: e for s in summary.schemes if (e := summary.bits(k, s, trained))} for k in task.kinds}
-    guessing = {k: [s for s, e in each.items() if at_chance(e, task.chance)] for k, each in measured.items()}
+    found = [*preface(summary), *(_order(summary, kind, n) for kind, n in asked if (kind, n) != ("resized", trained))]
+    measured = {k: [s for s in summary.schemes if summary.bits(k, s, trained)] for k in task.kinds}
+    guessing = {k: [s for s in each if at_chance(summary, k, s, trained)] for k, each in measured.items()}
     telling = {k: [s for s in each if s not in guessing[k]] for k, each in measured.items()}
     if more := task.observed(guessing, telling):
         found.append(f"At {trained:,} {task.lengths} {more}")
@@ -77,33 +84,47 @@ def observed(summary: Summary) -> list[str]:
 
 
 def highest(summary: Summary, kind: str, length: int) -> tuple[str, ...]:
-    """The schemes with the highest accuracy, as far as it is more than guessing gives; of one alone, none."""
-    found = {scheme: summary.bits(kind, scheme, length) for scheme in marked(summary, kind, length)}
-    return tuple(scheme for scheme, e in found.items() if e and not at_chance(e, answers(summary).chance))
+    """The best schemes, as far as their accuracy is more than guessing gives."""
+    return tuple(s for s in summary.best(kind, length) if not at_chance(summary, kind, s, length))
 
 
-def at_chance(value: Estimate, chance: float) -> bool:
-    """Whether an accuracy is what guessing gives, as far as these examples can tell."""
-    return value.low <= chance <= value.high or abs(value.mean - chance) < value.noise
+def at_chance(summary: Summary, kind: str, scheme: str, length: int) -> bool:
+    """Whether the accuracy of these trainings is what guessing gives, as far as these examples can tell."""
+    value, chance = summary.of_these_seeds(kind, scheme, length), answers(summary).chance
+    return value is not None and (value.low <= chance <= value.high or abs(value.mean - chance) < summary.task.margin)
+
+
+def solved(summary: Summary, kind: str, scheme: str, length: int) -> str:
+    """How many seeds solve it: trainings of an algorithm either find it or do not, which a mean does not tell. With
+    Wilson's interval of the share from three seeds on; empty for one."""
+    means = summary.by_seed(kind, scheme, length)
+    if len(means) < 2:
+        return ""
+    right = sum(mean >= getattr(summary.task, "solved", SOLVED) for mean in means)
+    words = f"{right} of {len(means)} solve it"
+    if len(means) < LEAST_SEEDS:
+        return words
+    _, low, high = wilson(right, len(means))
+    return f"{words} ({low:.2f}–{high:.2f})"
 
 
 def how_to_read(summary: Summary) -> list[str]:
     task = answers(summary)
     return [
         f"Higher is better: 1 is every answer right, and guessing gives {task.chance:g}.",
-        f"Bars are 95 % bootstrap intervals over {summary.over(task.units)}. All schemes are asked the same, and are "
-        f"called a tie where their paired difference may be zero or is below {task.noise:g}.",
+        f"Bars are 95 % intervals over {summary.over(task.units)} (Student's t; of one training, Wilson's). "
+        "All schemes are asked the same, so differences are paired.",
+        *how_verdicts_are_made(summary),
         *task.how_to_read,
     ]
 
 
 def not_concluded(summary: Summary) -> list[str]:
     steps = summary.configuration.get("steps", 0)
-    one_seed = summary.one_seed()
     return [
         f"This is a small model trained briefly ({steps:,} steps). The order of the schemes can differ in a larger "
         "model and after longer training.",
-        *([f"{one_seed} say nothing of how much another training would differ."] if one_seed else []),
+        *of_few_seeds(summary),
         *answers(summary).not_concluded,
         "Undefined is not a low accuracy: the scheme has no such positions, and no number stands for that.",
         f"Speed and memory are those of this machine and this size of model; step times were taken in turns with "
@@ -118,8 +139,17 @@ def page(summary: Summary) -> dict[str, Any]:
         "title": task.title,
         "kinds": task.kinds,
         "tables": {kind: rows(summary, kind) for kind in task.kinds},
+        "matrices": matrices(summary),
         "rows": [tables.row(summary, scheme, next(iter(task.kinds))) for scheme in summary.schemes],
     }
+
+
+def matrices(summary: Summary) -> list[dict[str, Any]]:
+    """The differences between all pairs, at the training length and at the longest, of each kind."""
+    task, trained = answers(summary), summary.train_length
+    asked = product(task.kinds, dict.fromkeys((trained, max(summary.test_lengths, default=0))))
+    found = [tables.matrix(summary, kind, n, task.where(kind, n, trained)) for kind, n in asked]
+    return [each for each in found if each]
 
 
 def _asked(summary: Summary, kind: str) -> list[str]:
@@ -133,14 +163,18 @@ def _order(summary: Summary, kind: str, length: int) -> str:
     if not means:
         return ""
     task = answers(summary)
-    guessing = [s for s in means if at_chance(means[s], task.chance)]
+    guessing = [s for s in means if at_chance(summary, kind, s, length)]
     top = highest(summary, kind, length)
     between = sorted((s for s in means if s not in (*guessing, *top)), key=lambda s: -means[s].mean)
+
+    def share(scheme: str) -> str:
+        return f"{means[scheme].mean:.2f}" + (f"; {words}" if (words := solved(summary, kind, scheme, length)) else "")
+
     parts = []
     if top:
-        named = listed(f"{s} ({means[s].mean:.2f})" for s in top)
-        parts.append(f"{named} {'tie for the highest' if top[1:] else 'is the highest'}")
-    parts += [listed(f"{s} has {means[s].mean:.2f}" for s in between)] if between else []
+        named = listed(f"{s} ({share(s)})" for s in top)
+        parts.append(f"no scheme is shown to be better than any of {named}" if top[1:] else f"{named} is the highest")
+    parts += [listed(f"{s} has {share(s)}" for s in between)] if between else []
     parts += [f"{_are(guessing)} no better than guessing"] if guessing else []
     undefined = [s for s in summary.schemes if summary.undefined(s, length, kind)]
     parts += [f"{_are(undefined)} undefined"] if undefined else []

@@ -2,8 +2,8 @@
 
 Everything is measured on the same evaluation windows, each of the longest test length and inside one file, for every
 scheme and seed, and each measurement gives one number per window. So lengths, schemes and seeds can be paired window
-by window, and a bootstrap over windows draws pieces of text that do not overlap, also where the length measured is
-short and a window holds many pieces of it. A model always sees positions that start at 0.
+by window, and an interval over windows is one over pieces of text that do not overlap, also where the length measured
+is short and a window holds many pieces of it. A model always sees positions that start at 0.
 
 At a length L, of windows of M bytes, in which a byte is scored by the model's prediction from the bytes before it:
 
@@ -13,9 +13,11 @@ At a length L, of windows of M bytes, in which a byte is scored by the model's p
   beginning (the early-token curse).
 - ``sliding``: the last half of the window is scored, in strides of L/2, each from the L bytes that end there: every
   byte is predicted from L/2 to L bytes. The same bytes are scored at every L.
-- ``final_tokens``: the last few bytes (half of the shortest length) alone, from the L bytes that end there.
-- ``truncated``, for L above the training length: the bytes that ``sliding`` scores at L, from strides of the training
-  length. It is the same number at every L: a model that makes no use of more context should at least not fall behind.
+- ``final_tokens``: the last F bytes of the window alone, from one piece of the L bytes that end there: each is
+  predicted from L - F + 1 to L bytes. F is a quarter of the training length T, or fewer where windows are shorter than
+  T + F - 1. The same bytes are scored at every L, but for an L below F, where there are only L.
+- ``truncated``, once, at the training length: the same F bytes, each predicted from exactly the T bytes before it. By
+  how much ``final_tokens`` at the longest length is below that, is the gain of what lies further back.
 - ``by_position``, at the longest length: the mean over windows at each position, in buckets.
 """
 
@@ -39,13 +41,20 @@ Bits = NDArray[np.float64]
 def plan(lengths: Sequence[int], train_length: int) -> list[tuple[str, int]]:
     """Every (kind, length) there is to measure for a trained model, in the order that reuses most."""
     kinds = [(kind, length) for length in lengths for kind in ("windows", "final_tokens", "sliding")]
-    kinds += [("truncated", length) for length in lengths if length > train_length]
+    kinds += [("truncated", train_length)] if lengths[-1] > train_length else []
     return [*kinds, ("by_position", lengths[-1])]
 
 
-def tokens_to_score(lengths: Sequence[int], windows: int) -> int:
+def tokens_to_score(lengths: Sequence[int], windows: int, train_length: int) -> int:
     """About how many tokens go through a model for the whole plan."""
-    return (2 * len(lengths) - 1) * lengths[-1] * windows
+    truncated = final_tokens(lengths, train_length) * train_length if lengths[-1] > train_length else 0
+    return ((2 * len(lengths) - 1) * lengths[-1] + truncated) * windows
+
+
+def final_tokens(lengths: Sequence[int], train_length: int) -> int:
+    """F: how many bytes at the end of a window are scored alone, such that each has a training length before it."""
+    quarter, room = max(train_length // 4, 1), lengths[-1] - train_length + 1
+    return min(quarter, room) if lengths[-1] > train_length else quarter
 
 
 class Evaluator(Measures):
@@ -64,7 +73,7 @@ class Evaluator(Measures):
         super().__init__(model, tick)
         self.windows = torch.from_numpy(windows.astype(np.int64)).to(device)
         self.longest = lengths[-1]
-        self.final = max(lengths[0] // 2, 1)
+        self.final = final_tokens(lengths, train_length)
         self.train_length = train_length
         self._passes: dict[tuple[str, int], Bits] = {}
         assert self.windows.size(1) == self.longest + 1
@@ -74,9 +83,9 @@ class Evaluator(Measures):
             return self._by_position()
         bits = {
             "windows": lambda: self._side_by_side(length),
-            "final_tokens": lambda: self._side_by_side(length)[:, -self.final :],
+            "final_tokens": lambda: self._side_by_side(length)[:, -min(self.final, length) :],
             "sliding": lambda: self._sliding(length),
-            "truncated": lambda: self._sliding(self.train_length),
+            "truncated": self._truncated,
         }[kind]()
         return {"bits": _rounded(bits.mean(axis=1)), "tokens": bits.shape[1]}
 
@@ -92,6 +101,17 @@ class Evaluator(Measures):
         if pieces == [(0, begin, self.longest)]:  # one piece, which side by side has as well
             return self._side_by_side(self.longest)[:, begin:]
         return self._pass("sliding", length, pieces)
+
+    def _truncated(self) -> Bits:
+        """Bits of the final bytes, by a row of the training length for each of them."""
+        rows = self.windows.unfold(1, self.train_length + 1, 1)[:, -self.final :].flatten(0, 1)
+
+        def nats(part: Tensor) -> Tensor:
+            logits: Tensor = self.model(part[:, :-1])[:, -1]
+            return F.cross_entropy(logits.float(), part[:, -1], reduction="none").double().cpu()
+
+        found = self._run(nats, rows, self.train_length) / math.log(2)
+        return np.asarray(found.view(-1, self.final).numpy())
 
     def _by_position(self) -> dict[str, Any]:
         bits = self._side_by_side(self.longest)

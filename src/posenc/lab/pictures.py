@@ -8,7 +8,6 @@ from matplotlib.figure import Figure
 
 from posenc.lab.drawing import BITS, Line, canvas, draw, empty, names, note
 from posenc.lab.summary import Estimate, Summary
-from posenc.lab.tasks.text import TIE_AT_ONE_SEED
 from posenc.workbench import style
 
 
@@ -18,25 +17,29 @@ def windows(summary: Summary, dark: bool = False) -> Figure:
 
 
 def sliding(summary: Summary, dark: bool = False) -> Figure:
-    """Bits per byte against test length, over sliding windows, beside the same model kept to its training length."""
-    baselines = []
-    for scheme in summary.schemes:
-        # Sliding windows of the training length *are* the baseline, so its line begins there.
-        begin = line_of(summary, "sliding", scheme, [summary.train_length]).points
-        if rest := line_of(summary, "truncated", scheme, summary.lengths("truncated")).points:
-            baselines.append(Line(scheme, begin + rest))
-    return _by_length(summary, "sliding", "Loss at each test length: sliding windows", dark, baselines)
+    """Bits per byte against test length, over sliding windows: the same tokens are scored at every length."""
+    return _by_length(summary, "sliding", "Loss at each test length: sliding windows", dark)
 
 
 def final_tokens(summary: Summary, dark: bool = False) -> Figure:
-    """Bits per byte of the same few tokens as their left context grows."""
-    lines = [line_of(summary, "final_tokens", scheme, summary.lengths("final_tokens")) for scheme in summary.schemes]
-    limits = _limits(lines, summary.train_length)
-    return draw(summary, lines, limits, dark, "The same final tokens, as context grows", "context (tokens)")
+    """Bits per byte of the same few tokens as their left context grows, beside the same model kept to its training
+    length."""
+    trained, lengths = summary.train_length, summary.lengths("final_tokens")
+    lines = [line_of(summary, "final_tokens", scheme, lengths) for scheme in summary.schemes]
+    begins = [line for s in summary.schemes if (line := line_of(summary, "truncated", s, [trained])).points]
+    limits = _limits([*lines, *begins], trained)
+    # The baseline is one number, which every longer context is held against.
+    baselines = [
+        Line(each.scheme, (*each.points, (float(lengths[-1]), each.points[0][1]))) for each in begins if lengths
+    ]
+    words = f"dashed: each token from exactly the last {trained:,}" if baselines else ""
+    title, xlabel = "The same final tokens, as context grows", "context (tokens)"
+    return draw(summary, lines, limits, dark, title, xlabel, baselines=baselines, words=words)
 
 
 def differences(summary: Summary, dark: bool = False) -> Figure:
-    """Paired differences to the reference scheme against test length; with one seed, the zone where gaps are ties."""
+    """Paired differences to the reference scheme against test length, and the margin within which they are ties."""
+    margin = summary.task.margin
     lines = []
     for scheme in summary.schemes:
         pairs = {n: summary.difference("sliding", scheme, summary.reference, n) for n in summary.lengths("sliding")}
@@ -47,17 +50,15 @@ def differences(summary: Summary, dark: bool = False) -> Figure:
                 end = f"{summary.reference} {why}"
             lines.append(Line(scheme, points, end))
     shown = [abs(v) for line in lines for x, p in line.finite() if x <= summary.train_length for v in (p.low, p.high)]
-    near = min(max([5 * TIE_AT_ONE_SEED, *(2.5 * v for v in shown)]), 1.0)
+    near = min(max([5 * margin, *(2.5 * v for v in shown)]), 1.0)
     means = [value.mean for line in lines for _, value in line.finite()]
-    limits = (max(-near, min([-2 * TIE_AT_ONE_SEED, *means])), min(near, max([2 * TIE_AT_ONE_SEED, *means])))
+    limits = (max(-near, min([-2 * margin, *means])), min(near, max([2 * margin, *means])))
     title = f"Difference from {summary.reference or 'the reference'}: sliding windows"
-    one_seed = any(value.seeds == 1 for line in lines for _, value in line.points)
-    words = f"grey: with one seed, gaps under {TIE_AT_ONE_SEED:.2f} bits are called ties" if one_seed else ""
+    words = f"grey: the margin, ±{margin:g} bits"
     figure = draw(summary, lines, limits, dark, title, "test length (tokens)", f"difference in {BITS}", words=words)
     if lines:
         axes, paper = figure.axes[0], style.theme(dark)
-        if one_seed:
-            axes.axhspan(-TIE_AT_ONE_SEED, TIE_AT_ONE_SEED, color=paper.grid, zorder=0, label="ties")
+        axes.axhspan(-margin, margin, color=paper.grid, zorder=0, label="margin")
         axes.axhline(0, color=paper.faint, linewidth=1, zorder=1)
     return figure
 
@@ -75,21 +76,40 @@ def by_position(summary: Summary, dark: bool = False) -> Figure:
 
 
 def training(summary: Summary, dark: bool = False) -> Figure:
-    """The loss in training: every seed a thin line."""
+    """The loss in training against the step: every seed a thin line."""
+    return _training(summary, dark, "Loss in training", "step", lambda scheme: 1.0)
+
+
+def training_by_time(summary: Summary, dark: bool = False) -> Figure:
+    """The same against time, by step times that were taken in turns: schemes whose steps cost more are further on."""
+
+    def seconds(scheme: str) -> float:
+        return summary.number("speed", scheme, "step_seconds") or 0.0
+
+    return _training(summary, dark, "Loss in training, by time", "seconds (steps × time of a step)", seconds)
+
+
+def _training(summary: Summary, dark: bool, title: str, xlabel: str, unit: Callable[[str], float]) -> Figure:
+    """Training curves against steps times a scheme's unit; without a unit it has none."""
     diverged = [f"not drawn: {scheme} {words}" for scheme in summary.schemes if (words := summary.diverged(scheme))]
     loss = BITS if summary.task.score == "bits" else "cross-entropy (bits)"
-    figure, axes = canvas(summary, dark, "Loss in training", "step", loss, rows=len(diverged), bottom=0.62)
-    curves = {s: [r["curve"] for r in summary.of("training", s) if r.get("curve")] for s in summary.schemes}
+    figure, axes = canvas(summary, dark, title, xlabel, loss, rows=len(diverged), bottom=0.62)
+    curves = {
+        s: [[(step * unit(s), bits) for step, bits in r["curve"]] for r in summary.of("training", s) if r.get("curve")]
+        for s in summary.schemes
+        if unit(s)
+    }
     points = [point for group in curves.values() for curve in group for point in curve]
     with style.context(dark):
         for row, words in enumerate(diverged):
             note(axes, row, words)
         if not points:
             return empty(figure, axes, dark, "no curve" if diverged else "")
-        # The first fifth of the steps falls from chance to about the final loss, and would flatten all that follows.
-        late = [bits for step, bits in points if step >= 0.2 * max(step for step, _ in points)]
+        # The first fifth of a curve falls from chance to about the final loss, and would flatten all that follows.
+        every = [curve for group in curves.values() for curve in group]
+        late = [bits for curve in every for x, bits in curve if x >= 0.2 * curve[-1][0]]
         margin = 0.05 * (max(late) - min(late)) or 0.1
-        axes.set(xlim=(0, 1.03 * max(step for step, _ in points)), ylim=(min(late) - margin, max(late) + margin))
+        axes.set(xlim=(0, 1.03 * max(x for x, _ in points)), ylim=(min(late) - margin, max(late) + margin))
         first = max(bits for _, bits in points)
         if first > axes.get_ylim()[1]:
             words = f"↑ from {first:.1f} at first"
@@ -97,25 +117,25 @@ def training(summary: Summary, dark: bool = False) -> Figure:
         for scheme, group in curves.items():
             look = style.look(scheme, dark)
             for curve in group:
-                steps, bits = zip(*curve, strict=True)
-                axes.plot(steps, bits, color=look.color, linestyle=look.dashes, linewidth=1.2, label=scheme)
-        last = {scheme: group[0][-1] for scheme, group in curves.items() if group}
-        names(axes, {scheme: (float(step), float(bits)) for scheme, (step, bits) in last.items()}, dark)
+                axes.plot(
+                    *zip(*curve, strict=True), color=look.color, linestyle=look.dashes, linewidth=1.2, label=scheme
+                )
+        names(axes, {scheme: group[0][-1] for scheme, group in curves.items() if group}, dark)
     return figure
 
 
 FIGURES: dict[str, Callable[[Summary, bool], Figure]] = {
-    draw.__name__: draw for draw in (sliding, windows, differences, final_tokens, by_position, training)
+    draw.__name__: draw
+    for draw in (sliding, windows, differences, final_tokens, by_position, training, training_by_time)
 }
 
 
-def _by_length(summary: Summary, kind: str, title: str, dark: bool, baselines: Sequence[Line] = ()) -> Figure:
+def _by_length(summary: Summary, kind: str, title: str, dark: bool) -> Figure:
     lines = [line_of(summary, kind, scheme, summary.test_lengths) for scheme in summary.schemes]
     # One scale for separate and sliding windows, so that the two figures can be held against each other.
     both = [line_of(summary, k, s, summary.test_lengths) for k in ("windows", "sliding") for s in summary.schemes]
     limits = _limits(both, summary.train_length)
-    words = f"dashed: the same model, shown only the last {summary.train_length:,} tokens" if baselines else ""
-    return draw(summary, lines, limits, dark, title, "test length (tokens)", baselines=baselines, words=words)
+    return draw(summary, lines, limits, dark, title, "test length (tokens)")
 
 
 def line_of(summary: Summary, kind: str, scheme: str, lengths: Iterable[int]) -> Line:

@@ -12,12 +12,13 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from posenc.lab import accuracy, pictures, sentences, tables
+from posenc.lab import accuracy, pictures, sentences, tables, trials
 from posenc.lab.summary import Record, Summary, multiple
 from posenc.lab.task import Answers, Task
 from posenc.workbench import style
 from posenc.workbench.files import write_whole
 from posenc.workbench.page import page
+from posenc.workbench.statistics import LEAST_SEEDS
 
 FILE = "report.html"
 FOLDER = "figures"
@@ -62,6 +63,7 @@ def html(records: Sequence[Record], images: dict[str, dict[bool, bytes]]) -> str
         times=[multiple(length, summary.train_length) for length in summary.test_lengths],
         environment=tables.environment(summary),
         command=tables.command(summary),
+        trials=trials.page(summary),
         **numbers.page(summary),
     )
 
@@ -70,7 +72,8 @@ def terminal_table(records: Sequence[Record]) -> Table:
     """The main numbers of every scheme, for a terminal of 100 columns."""
     summary = Summary(records)
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    notes = [_fill_accuracy(table, summary) if isinstance(summary.task, Answers) else _fill_bits(table, summary)]
+    notes = sentences.preface(summary)
+    notes += [_fill_accuracy(table, summary) if isinstance(summary.task, Answers) else _fill_bits(table, summary)]
     notes += [f"{scheme} {words}." for scheme in summary.schemes if (words := summary.diverged(scheme))]
     if missing := len(summary.lacking()):
         of = f"{missing} of {len(summary.trainings)} trainings"
@@ -86,7 +89,7 @@ def _fill_bits(table: Table, summary: Summary) -> str:
     table.add_column("scheme", overflow="fold", max_width=16)
     for name in ("params", "tokens/s", "step", "MB", *(f"{length:,} " for length in lengths)):
         table.add_column(name, justify="right", overflow="fold")
-    lowest = {length: sentences.marked(summary, tables.KIND, length) for length in lengths}
+    lowest = {length: summary.best(tables.KIND, length) for length in lengths}
     for scheme in summary.schemes:
         once = (
             summary.shown("training", scheme, "parameters", "{:.0f}k", 1e-3) or "–",
@@ -97,7 +100,7 @@ def _fill_bits(table: Table, summary: Summary) -> str:
         bits = [_cell(_bits(summary, scheme, n), scheme in lowest[n]) for n in lengths]
         table.add_row(Text(scheme), *once, *bits)
     unit = f"step: time ÷ {summary.timed_against}'s"
-    return f"* lowest, or tied with it; ±: half the 95 % interval; {unit}; –: not measured."
+    return f"{_star(summary)}±: half the 95 % interval; {unit}; –: not measured."
 
 
 def _fill_accuracy(table: Table, summary: Summary) -> str:
@@ -118,7 +121,13 @@ def _fill_accuracy(table: Table, summary: Summary) -> str:
             shown = f"{value.mean:.3f}" if value else "undef." if summary.undefined(scheme, length, kind) else "–"
             cells.append(_cell(shown, scheme in highest[kind, length]))
         table.add_row(Text(scheme), summary.shown("speed", scheme, "step_ratio", "{:.2f}×") or "–", *cells)
-    return f"* highest, or tied with it; step: time ÷ {summary.timed_against}'s; undef.: no such positions."
+    return f"{_star(summary)}step: time ÷ {summary.timed_against}'s; undef.: no such positions."
+
+
+def _star(summary: Summary) -> str:
+    """What the star means; nothing where there is none."""
+    judged = sum(len(summary.measured(scheme)) >= LEAST_SEEDS for scheme in summary.schemes)
+    return "*: no other is shown to be better; " if judged > 1 else ""
 
 
 def _cell(words: str, best: bool) -> Text:

@@ -1,14 +1,17 @@
-"""What the numbers say, in words: made from a summary, with ties called ties, and nothing said that is not in it."""
+"""What the numbers say, in words: made from a summary, with no verdict where there is none, and nothing said that is
+not in it."""
 
+from posenc.lab import trials
 from posenc.lab.summary import Estimate, Summary
 from posenc.lab.task import listed
-from posenc.lab.tasks.text import TIE_AT_ONE_SEED
+from posenc.workbench.statistics import LEAST_SEEDS
 
 
 def observed(summary: Summary) -> list[str]:
-    """What was seen at the training length, at the longest length, of the use of more context, and what diverged."""
+    """What it all stands on, what was seen at the training length, at the longest length, of the use of more context,
+    and what diverged."""
     trained, longest = summary.train_length, max(summary.lengths("sliding"), default=0)
-    found = [_order(summary, trained, f"At the training length of {trained:,} tokens")]
+    found = [*preface(summary), _order(summary, trained, f"At the training length of {trained:,} tokens")]
     if longest > trained:
         found.append(_order(summary, longest, f"At {longest:,} tokens, {longest / trained:g}× the training length"))
         found.append(_use_of_context(summary, longest))
@@ -19,26 +22,19 @@ def observed(summary: Summary) -> list[str]:
     return [sentence for sentence in found if sentence]
 
 
-def best(summary: Summary, kind: str, length: int) -> tuple[str, ...]:
-    """The schemes with the lowest loss (or the highest accuracy): the best mean first, then those whose paired
-    difference to it is a tie."""
-    means = {s: e.mean for s in summary.schemes if (e := summary.bits(kind, s, length)) and e.finite}
-    order = sorted(means, key=means.__getitem__, reverse=summary.task.score == "accuracy")
-    gaps = {s: summary.difference(kind, s, order[0], length) for s in order[1:]}
-    return (*order[:1], *(s for s, gap in gaps.items() if gap and gap.tie))
-
-
-def marked(summary: Summary, kind: str, length: int) -> tuple[str, ...]:
-    """The best that a table marks; none where there is nothing to be better than."""
-    several = sum(summary.bits(kind, scheme, length) is not None for scheme in summary.schemes) > 1
-    return best(summary, kind, length) if several else ()
-
-
-def verdict(difference: Estimate) -> str:
-    """A paired difference in a word."""
-    if not difference.finite:
-        return "not finite"
-    return "tie" if difference.tie else "lower" if difference.mean < 0 else "higher"
+def preface(summary: Summary) -> list[str]:
+    """What a reader must know before all else: how the schemes were tuned, and whether there are seeds enough."""
+    if not any(map(summary.measured, summary.schemes)):
+        return []
+    few = summary.few_seeds()
+    most = max(len(summary.measured(scheme)) for scheme in summary.schemes)
+    seeds = "one seed" if most == 1 else f"{most} seeds"
+    verdicts = ""
+    if most < LEAST_SEEDS:
+        verdicts = f"This comparison has {seeds}, so it holds no verdicts: they need {LEAST_SEEDS} seeds or more."
+    elif few:
+        verdicts = f"There are no verdicts on {listed(few)}: they need {LEAST_SEEDS} seeds or more."
+    return [sentence for sentence in (trials.tuned(summary), verdicts) if sentence]
 
 
 def how_to_read(summary: Summary) -> list[str]:
@@ -50,18 +46,44 @@ def how_to_read(summary: Summary) -> list[str]:
         "Sliding windows score the same bytes at every length, so only the context before them differs. Separate "
         "windows score every byte, also the first ones of a window, which have next to no context: their loss falls "
         "with the length for that reason alone (the early-token curse).",
-        f"Dashed: the same model on the same bytes, shown only the last {trained:,} tokens. A scheme below its dashed "
-        "line makes use of the longer context; one above it is confused by it.",
-        f"Bars are 95 % bootstrap intervals over {over}. All schemes read the same windows, so two bars that overlap "
-        "may still be apart: the paired differences decide.",
-        "A gap whose interval holds zero is called a tie."
-        + (
-            f" With one seed, gaps under {TIE_AT_ONE_SEED:.2f} bits are called ties: a convention, about the seed "
-            "noise others have published at a similar size."
-            if summary.one_seed()
-            else ""
-        ),
+        "Final tokens are the last bytes of a window, the same at every length. Dashed: the same bytes, each predicted "
+        f"from exactly the {trained:,} bytes before it. A scheme below its dashed line makes use of the longer "
+        "context; one above it is confused by it.",
+        f"Bars are 95 % intervals over {over} (Student's t). All schemes read the same windows, so two bars that "
+        "overlap may still be apart: the paired differences decide.",
+        *how_verdicts_are_made(summary),
     ]
+
+
+def how_verdicts_are_made(summary: Summary) -> list[str]:
+    """What "lower", "tied" and the best of a length mean here."""
+    margin = summary.task.margin
+    return [
+        f"Verdicts need {LEAST_SEEDS} seeds. Lower or higher: the 95 % interval of the paired difference excludes "
+        f"zero. Tied: its 90 % interval lies within ±{margin:g}, so a difference that matters is ruled out. Within the "
+        "margin: both. Undecided: neither, and more seeds or windows could tell.",
+        "The best of a length are the schemes that no other is shown to be better than, by tests of all pairs together "
+        "(Holm): among equal schemes, one is left out in 5 % of cases at most.",
+    ]
+
+
+def of_few_seeds(summary: Summary) -> list[str]:
+    """What intervals of few seeds do not say."""
+    few = summary.few_seeds()
+    alone = [scheme for scheme in few if len(summary.measured(scheme)) == 1]
+    found = []
+    if alone:
+        tested = [scheme for scheme in summary.schemes if summary.measured(scheme)]
+        whose = "" if len(alone) == len(tested) else f" of {listed(alone)}"
+        found.append(
+            f"There is one seed{whose}: the intervals cover the choice of examples, and say nothing of how much "
+            "another training would differ."
+        )
+    if few != tuple(alone):
+        found.append(
+            "Two seeds hardly say how much seeds differ: of equal schemes the intervals part about one in ten."
+        )
+    return found
 
 
 def not_concluded(summary: Summary) -> list[str]:
@@ -73,7 +95,7 @@ def not_concluded(summary: Summary) -> list[str]:
         f"This is a small model ({size}) trained briefly ({c.get('steps', 0):,} steps) on one text. The order of the "
         "schemes can differ in a larger model, after longer training, and on another text.",
         "A loss that stays low past the training length does not show that the model uses the far context: a scheme "
-        "that looks only nearby has that too. The dashed lines and the final tokens tell the two apart.",
+        "that looks only nearby has that too. The dashed lines of the final tokens tell the two apart.",
         "Undefined is not a high loss: the scheme has no such positions, and no number stands for that.",
         "Speed and memory are those of this machine and this size of model. Tokens per second also count whatever else "
         f"the machine was doing; step times were taken in turns with {summary.timed_against}'s, which evens that out.",
@@ -83,26 +105,32 @@ def not_concluded(summary: Summary) -> list[str]:
             "A training that diverged shows that the learning rate was too high for it here, not that the scheme "
             "cannot be trained."
         )
-    if one_seed := summary.one_seed():
-        unsaid = "cover the choice of text, and say nothing of how much another training would differ."
-        found.insert(1, f"{one_seed} {unsaid}")
+    found[1:1] = of_few_seeds(summary)
     return found
 
 
 def _order(summary: Summary, length: int, where: str) -> str:
-    first, *ties = best(summary, "sliding", length) or ("",)
-    if not first:
-        return ""
     bits = {s: e for s in summary.schemes if (e := summary.bits("sliding", s, length))}
-    if ties:
-        low = listed(f"{s} ({bits[s].mean:.2f})" for s in (first, *ties))
-        words = f"{where}, {low} bits per byte tie for the lowest loss"
-    elif len(bits) > 1:
-        words = f"{where}, {first} has the lowest loss, {bits[first].mean:.2f} bits per byte"
+    finite = {s: e.mean for s, e in bits.items() if e.finite}
+    if not finite:
+        return ""
+    best = summary.best("sliding", length)
+    order = sorted(finite, key=finite.__getitem__)
+    if best:
+        lowest, judged = finite[best[0]], [s for s in order if bits[s].judged]
+        among = "" if len(judged) == len(order) else f" among those with {LEAST_SEEDS} seeds"
+        if best[1:]:
+            low = listed(f"{s} ({finite[s]:.2f})" for s in best)
+            words = f"{where}, no scheme is shown to be better than any of {low} bits per byte{among}"
+        else:
+            words = f"{where}, {best[0]} has the lowest loss{among}, {lowest:.2f} bits per byte"
+        parts = [listed(f"{s} is {finite[s] - lowest:.2f} above" for s in judged if s not in best)]
+        parts += [f"{s} has {finite[s]:.2f} with too few seeds" for s in order if s not in judged]
+    elif len(finite) > 1:
+        words = f"{where}, bits per byte are {listed(f'{finite[s]:.2f} with {s}' for s in order)}"
+        parts = []
     else:
-        words = f"{where}, {first} has a loss of {bits[first].mean:.2f} bits per byte"
-    above = {s: e.mean - bits[first].mean for s, e in bits.items() if e.finite and s not in (first, *ties)}
-    parts = [listed(f"{s} is {gap:.2f} above" for s, gap in sorted(above.items(), key=lambda item: item[1]))]
+        words, parts = f"{where}, {order[0]} has a loss of {finite[order[0]]:.2f} bits per byte", []
     parts += [f"{s} is not finite" for s, e in bits.items() if not e.finite]
     parts += [f"{s} is {summary.end(s, 'sliding')}" for s in summary.schemes if summary.undefined(s, length, "sliding")]
     absent = [s for s in summary.schemes if s not in bits and not summary.no_value(s, length, "sliding")]
@@ -112,20 +140,29 @@ def _order(summary: Summary, length: int, where: str) -> str:
 
 def _use_of_context(summary: Summary, length: int) -> str:
     """Whether what lies further back than the training length helps: against the truncated baseline, same bytes."""
-    effects = {s: summary.difference("sliding", s, s, length, kind_of_other="truncated") for s in summary.schemes}
-    said: dict[str, list[str]] = {
-        "lowers the loss of {}": [],
-        "leaves the loss of {} as it is": [],
-        "raises the loss of {}": [],
-    }
-    lowers, leaves, raises = said.values()
+    effects = {s: e for s in summary.schemes if (e := gain_of_context(summary, s, length)) and e.finite}
+    said: dict[str, list[str]] = {}
     for scheme, effect in effects.items():
-        if effect and effect.finite:
-            # One model against itself: the noise between seeds has no part in it. What prints as 0.00 is no effect.
-            if effect.low <= 0 <= effect.high or abs(effect.mean) < 0.005:
-                leaves.append(scheme)
-            else:
-                (lowers if effect.mean < 0 else raises).append(f"{scheme} by {abs(effect.mean):.2f}")
-    words = "; ".join(form.format(listed(schemes)) for form, schemes in said.items() if schemes)
-    start = f"Seeing {length:,} tokens rather than only the last {summary.train_length:,}"
+        verdict = summary.verdict(effect)
+        if not verdict:
+            form, words = "changes the loss of {} (no verdict)", f"{scheme} by {_signed(effect.mean)}"
+        elif verdict in ("tied", "undecided"):
+            form = "leaves the loss of {} as it is" if verdict == "tied" else "has an effect on {} that is undecided"
+            words = scheme
+        else:
+            side, _, small = verdict.partition(", ")
+            form = "lowers the loss of {}" if side == "lower" else "raises the loss of {}"
+            words = f"{scheme} by {abs(effect.mean):.2f}{f' ({small})' if small else ''}"
+        said.setdefault(form, []).append(words)
+    words = "; ".join(form.format(listed(schemes)) for form, schemes in sorted(said.items()))
+    start = f"Seeing {length:,} tokens before the final ones rather than only the last {summary.train_length:,}"
     return f"{start} {words} (bits per byte)." if words else ""
+
+
+def gain_of_context(summary: Summary, scheme: str, length: int) -> Estimate | None:
+    """Bits per byte of the final tokens from so many before them, less those from the training length: same bytes."""
+    return summary.difference("final_tokens", scheme, scheme, length, "truncated", summary.train_length)
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.2f}".replace("-", "−")

@@ -6,17 +6,18 @@ finished run: a number that is not there is None, and `Summary.missing` says in 
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from itertools import combinations
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from posenc.lab.task import listed
 from posenc.lab.tasks import task_of
-from posenc.lab.tasks.text import TIE_AT_ONE_SEED
+from posenc.workbench.statistics import LEAST_SEEDS, Mean, holm, mean_of, verdict, wilson
+from posenc.workbench.statistics import Interval as Interval
 
 Record = Mapping[str, Any]
 
@@ -24,48 +25,17 @@ Record = Mapping[str, Any]
 ONCE = {"training": "training", "speed": "the step time"}
 
 
-class Interval(NamedTuple):
-    mean: float
-    low: float
-    high: float
-
-
-def mean_interval(values: ArrayLike, *, resamples: int = 2000) -> Interval:
-    """The mean of ``values`` and its 95 % percentile bootstrap interval, by draws that are the same each time.
-
-    ``values`` is (windows,), one number per evaluation window, or (seeds, windows), a row per training seed with the
-    same windows in every row. Windows and seeds are crossed, so both are drawn anew, each on its own, in every
-    resample (the pigeonhole bootstrap of Owen 2007, which errs on the wide side). One seed says nothing of how much
-    seeds differ: the interval then covers the choice of text alone.
-
-    >>> mean_interval([2.0, 2.0, 2.0])
-    Interval(mean=2.0, low=2.0, high=2.0)
-
-    Raises ValueError for values of another shape, or none at all.
-    """
-    array = np.asarray(values, dtype=np.float64)
-    if array.ndim not in (1, 2) or array.size == 0:
-        raise ValueError(f"values must be (windows,) or (seeds, windows) and not empty, got shape {array.shape}")
-    rows = np.atleast_2d(array)
-    rng = np.random.default_rng(0)
-    # A resample is how often each row and each column was drawn, so that all resamples are two matrix products.
-    seeds, windows = (rng.multinomial(n, np.full(n, 1 / n), size=resamples) / n for n in rows.shape)
-    means = ((seeds @ rows) * windows).sum(axis=1)
-    low, high = np.quantile(means, [0.025, 0.975])
-    return Interval(float(rows.mean()), float(low), float(high))
-
-
 @dataclass(frozen=True)
 class Estimate:
     """A mean, in bits per byte or of right answers, with its 95 % interval, over ``windows`` windows and ``seeds``
-    trainings."""
+    trainings; ``found`` is what tests of it need."""
 
     mean: float
     low: float
     high: float
     windows: int
     seeds: int
-    noise: float = TIE_AT_ONE_SEED  # the gap under which one seed decides nothing
+    found: Mean | None = None
 
     @property
     def finite(self) -> bool:
@@ -73,9 +43,9 @@ class Estimate:
         return math.isfinite(self.mean)
 
     @property
-    def tie(self) -> bool:
-        """For a difference: zero lies in the interval, or there is one seed and the gap is small."""
-        return self.low <= 0 <= self.high or (self.seeds == 1 and abs(self.mean) < self.noise)
+    def judged(self) -> bool:
+        """Whether there are seeds enough for a verdict."""
+        return self.seeds >= LEAST_SEEDS and self.finite and self.found is not None
 
 
 class Summary:
@@ -94,7 +64,7 @@ class Summary:
         self._found = {
             (r["kind"], r["scheme"], r.get("seed"), r.get("length")): r
             for r in self.records
-            if "kind" in r and "scheme" in r
+            if "kind" in r and "scheme" in r and r["kind"] != "trial"  # of which there are many to a training
         }
         asked = [(r.get("configuration") or {}) for r in self.records]
         # Schemes and seeds can be added to a comparison later, so each record is asked what its run was to measure.
@@ -105,11 +75,16 @@ class Summary:
         self.train_length = int(self.configuration.get("train_length", 0))
         self.test_lengths = tuple(sorted(self.configuration.get("test_lengths", ()))) or self.lengths("windows")
         self.task = task_of(str(self.configuration.get("task", "text")))
+        # A report asks for the same a dozen times: in figures, light and dark, in tables and in sentences.
+        self._differences: dict[tuple[Any, ...], Estimate | None] = {}
+        self._best: dict[tuple[str, int], tuple[str, ...]] = {}
 
     @property
     def reference(self) -> str:
-        """The scheme that the others are compared with: the one without positions, else the first."""
-        return "nope" if "nope" in self.schemes else next(iter(self.schemes), "")
+        """The scheme that the others are compared with: the one asked for, else the one without positions, else the
+        first."""
+        asked = str(self.configuration.get("reference") or "")
+        return next((name for name in (asked, "nope", *self.schemes) if name in self.schemes), "")
 
     @property
     def timed_against(self) -> str:
@@ -139,13 +114,61 @@ class Summary:
     def bits(self, kind: str, scheme: str, length: int) -> Estimate | None:
         """Mean bits per byte (or accuracy) over windows and over the seeds that are there."""
         rows = list(self._rows(kind, scheme, length).values())
-        return _estimate(rows, self.task.noise) if rows else None
+        return (_share(rows) if self.task.score == "accuracy" else _estimate(rows)) if rows else None
 
-    def difference(self, kind: str, scheme: str, other: str, length: int, kind_of_other: str = "") -> Estimate | None:
+    def of_these_seeds(self, kind: str, scheme: str, length: int) -> Estimate | None:
+        """The mean of these trainings and no others: its interval is over windows alone."""
+        rows = list(self._rows(kind, scheme, length).values())
+        return _share([np.mean(rows, axis=0)]) if rows else None
+
+    def by_seed(self, kind: str, scheme: str, length: int) -> tuple[float, ...]:
+        """The mean of each seed."""
+        return tuple(float(row.mean()) for row in self._rows(kind, scheme, length).values())
+
+    def difference(
+        self, kind: str, scheme: str, other: str, length: int, kind_of_other: str = "", length_of_other: int = 0
+    ) -> Estimate | None:
         """scheme - other in bits per byte, paired over the same windows and the seeds that both have."""
-        mine, theirs = self._rows(kind, scheme, length), self._rows(kind_of_other or kind, other, length)
-        pairs = [(row, theirs[s]) for s, row in mine.items() if s in theirs and len(row) == len(theirs[s])]
-        return _estimate([row - its for row, its in pairs], self.task.noise) if pairs else None
+        what = (kind, scheme, other, length, kind_of_other or kind, length_of_other or length)
+        if what not in self._differences:
+            mine, theirs = self._rows(kind, scheme, length), self._rows(what[4], other, what[5])
+            pairs = [(row, theirs[s]) for s, row in mine.items() if s in theirs and len(row) == len(theirs[s])]
+            self._differences[what] = _estimate([row - its for row, its in pairs]) if pairs else None
+        return self._differences[what]
+
+    def verdict(self, difference: Estimate) -> str:
+        """A paired difference in words; empty below three seeds."""
+        if not difference.finite:
+            return "not finite"
+        found = difference.found
+        return verdict(found, self.task.margin) if difference.judged and found is not None else ""
+
+    def best(self, kind: str, length: int) -> tuple[str, ...]:
+        """The schemes that no other is shown to be better than, the best mean first; none below three seeds, and of
+        one scheme alone.
+
+        Shown is what Holm's tests of all pairs say: some scheme of equal ones is left out in 5 % of cases at most.
+        """
+        if (kind, length) not in self._best:
+            self._best[kind, length] = self._unbeaten(kind, length)
+        return self._best[kind, length]
+
+    def _unbeaten(self, kind: str, length: int) -> tuple[str, ...]:
+        found = {scheme: self.bits(kind, scheme, length) for scheme in self.schemes}
+        means = {scheme: value.mean for scheme, value in found.items() if value and value.judged}
+        pairs = {(a, b): self.difference(kind, a, b, length) for a, b in combinations(means, 2)}
+        tested = {pair: gap for pair, gap in pairs.items() if gap and gap.judged}
+        if not tested:
+            return ()
+        more_is_better = self.task.score == "accuracy"
+        shown = holm([float(gap.found.p_value()) for gap in tested.values() if gap.found])
+        beaten = {
+            a if (gap.mean < 0) == more_is_better else b
+            for ((a, b), gap), differs in zip(tested.items(), shown, strict=True)
+            if differs
+        }
+        order = sorted(means, key=means.__getitem__, reverse=more_is_better)
+        return tuple(scheme for scheme in order if scheme not in beaten)
 
     def undefined(self, scheme: str, length: int, kind: str = "windows") -> str:
         """Why the scheme has no value at this length; empty where it has one, or was not measured."""
@@ -191,12 +214,9 @@ class Summary:
         """What the intervals are over: the units of a test, and seeds where there are several."""
         return f"{units} and over seeds" if any(len(self.measured(s)) > 1 for s in self.schemes) else units
 
-    def one_seed(self) -> str:
-        """Which of the schemes that were tested have one seed, in the beginning of a sentence; empty for none."""
-        tested = [s for s in self.schemes if self.measured(s)]
-        alone = [s for s in tested if len(self.measured(s)) == 1]
-        whose = "" if len(alone) == len(tested) else f" of {listed(alone)}"
-        return f"There is one seed{whose}: the intervals" if alone else ""
+    def few_seeds(self) -> tuple[str, ...]:
+        """The schemes that were tested with too few seeds for a verdict."""
+        return tuple(scheme for scheme in self.schemes if 0 < len(self.measured(scheme)) < LEAST_SEEDS)
 
     def lacking(self) -> dict[tuple[str, int], str]:
         """What each training that is not complete lacks, by scheme and seed."""
@@ -247,18 +267,26 @@ def multiple(tokens: float, train_length: int) -> str:
     return {0.5: "½", 0.25: "¼", 0.125: "⅛"}.get(times, f"{times:g}") + "×"
 
 
-def _estimate(rows: Sequence[NDArray[np.float64]], noise: float) -> Estimate:
+def _estimate(rows: Sequence[NDArray[np.float64]]) -> Estimate:
     values = np.stack(rows)
     seeds, windows = values.shape
     if not np.isfinite(values).all():
-        return Estimate(math.nan, math.nan, math.nan, windows, seeds, noise)
-    return Estimate(*_interval(values.tobytes(), seeds), windows, seeds, noise)
+        return Estimate(math.nan, math.nan, math.nan, windows, seeds)
+    found = mean_of(values)
+    mean, half = float(found.mean), float(found.half())
+    return Estimate(mean, mean - half, mean + half, windows, seeds, found)
 
 
-# A report asks for the same interval a dozen times: in figures, light and dark, in tables and in sentences.
-@lru_cache(maxsize=4096)
-def _interval(values: bytes, seeds: int) -> Interval:
-    return mean_interval(np.frombuffer(values).reshape(seeds, -1))
+def _share(rows: Sequence[NDArray[np.float64]]) -> Estimate:
+    """A share of right answers, whose interval lies between 0 and 1: Wilson's for answers of one training, and where
+    all units come out alike, which has no variance to go by."""
+    estimate, first = _estimate(rows), rows[0]
+    alike = all((row == first[0]).all() for row in rows)
+    if estimate.finite and (alike or (len(rows) == 1 and np.isin(first, (0, 1)).all())):
+        _, low, high = wilson(round(float(first.sum())), len(first))
+    else:
+        low, high = max(estimate.low, 0.0), min(estimate.high, 1.0)
+    return replace(estimate, low=low, high=high)
 
 
 def _unique(items: Iterable[Any]) -> tuple[Any, ...]:

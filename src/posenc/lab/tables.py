@@ -4,7 +4,6 @@ import shlex
 from collections.abc import Callable, Collection
 from typing import Any, TypeAlias
 
-from posenc.lab import sentences
 from posenc.lab.summary import Record, Summary
 from posenc.workbench.records import made_with
 
@@ -35,6 +34,7 @@ def page(summary: Summary) -> dict[str, Any]:
     return {
         "rows": [row(summary, scheme) for scheme in summary.schemes],
         "differences": differences(summary),
+        "matrices": matrices(summary),
         "means": means(summary),
     }
 
@@ -43,7 +43,7 @@ Best: TypeAlias = Callable[[Summary, str, int], Collection[str]]
 """(summary, kind, length) -> the schemes that a table marks."""
 
 
-def row(summary: Summary, scheme: str, measured: str = KIND, best: Best = sentences.marked) -> dict[str, Any]:
+def row(summary: Summary, scheme: str, measured: str = KIND, best: Best = Summary.best) -> dict[str, Any]:
     """A line of the main table, in the words it has there, of one kind of measurement."""
 
     def shown(kind: str, name: str, form: str, scale: float = 1) -> str:
@@ -57,6 +57,9 @@ def row(summary: Summary, scheme: str, measured: str = KIND, best: Best = senten
         "position_parameters": shown("training", "position_parameters", "{:,.0f}"),
         "tokens_per_second": shown("training", "tokens_per_second", "{:,.0f}"),
         "step": shown("speed", "step_ratio", "{:.2f}×"),
+        "step_range": "–".join(
+            filter(None, (summary.shown("speed", scheme, end, "{:.2f}") for end in ("low", "high")))
+        ),
         "memory": shown("training", "peak_bytes", "{:,.0f} MB", 1e-6),
         "bits": [(*cell(summary, measured, scheme, n), scheme in best(summary, measured, n)) for n in lengths],
         "end": summary.end(scheme, measured),
@@ -79,22 +82,38 @@ def differences(summary: Summary) -> list[dict[str, Any]]:
     for scheme in summary.schemes:
         if scheme == summary.reference:
             continue
-        cells: list[tuple[str, str, str]] = []
-        seeds = 0
-        for length in summary.test_lengths:
-            value = summary.difference(KIND, scheme, summary.reference, length)
-            seeds = max(seeds, value.seeds if value else 0)
-            if value is None:
-                mine, its = (cell(summary, KIND, name, length)[0] for name in (scheme, summary.reference))
-                why = next((word for word in ("diverged", "undefined") if word in (mine, its)), "missing")
-                cells.append((why, "", ""))
-            elif value.finite:
-                mean, interval = f"{value.mean:+.3f}", f"{value.low:+.3f} to {value.high:+.3f}"
-                cells.append((mean.replace("-", "−"), interval.replace("-", "−"), sentences.verdict(value)))
-            else:
-                cells.append(("not finite", "", ""))
-        rows.append({"scheme": scheme, "cells": cells, "seeds": seeds})
+        gaps = [summary.difference(KIND, scheme, summary.reference, length) for length in summary.test_lengths]
+        cells = [gap(summary, KIND, scheme, summary.reference, length) for length in summary.test_lengths]
+        rows.append({"scheme": scheme, "cells": cells, "seeds": max((g.seeds for g in gaps if g), default=0)})
     return rows
+
+
+def gap(summary: Summary, kind: str, scheme: str, other: str, length: int) -> tuple[str, str, str]:
+    """A paired difference, its interval and the verdict, or one word that says why there is none."""
+    value = summary.difference(kind, scheme, other, length)
+    if value is None:
+        both = [cell(summary, kind, name, length)[0] for name in (scheme, other)]
+        return next((word for word in ("diverged", "undefined") if word in both), "missing"), "", ""
+    if not value.finite:
+        return "not finite", "", ""
+    mean, interval = f"{value.mean:+.3f}", f"{value.low:+.3f} to {value.high:+.3f}"
+    return mean.replace("-", "−"), interval.replace("-", "−"), summary.verdict(value)
+
+
+def matrices(summary: Summary) -> list[dict[str, Any]]:
+    """The differences between all pairs, at the training length and at the longest."""
+    lengths = dict.fromkeys((summary.train_length, max(summary.lengths(KIND), default=0)))
+    return [found for n in lengths if (found := matrix(summary, KIND, n, f"At {n:,} {summary.task.lengths}"))]
+
+
+def matrix(summary: Summary, kind: str, length: int, title: str) -> dict[str, Any]:
+    """Every scheme that has a number at a length less every other; nothing for fewer than two."""
+    schemes = [scheme for scheme in summary.schemes if summary.bits(kind, scheme, length)]
+    rows = [
+        (one, [gap(summary, kind, one, other, length) if one != other else ("", "", "") for other in schemes])
+        for one in schemes
+    ]
+    return {"title": title, "schemes": schemes, "rows": rows} if schemes[1:] else {}
 
 
 def means(summary: Summary) -> list[dict[str, Any]]:

@@ -90,7 +90,7 @@ class Task(ABC):
     unit: ClassVar[str] = "bits"  # of the training loss
     kinds: ClassVar[Mapping[str, Kind]]  # what is measured of a trained model
     score: ClassVar[str]  # what a measurement has one of for each window or example: bits, or accuracy
-    noise: ClassVar[float]  # with one seed, smaller gaps are called ties
+    margin: ClassVar[float] = 0.02  # of its score; a difference that is surely smaller is called a tie
     causal: ClassVar[bool] = False  # whether no token sees one after it
     segments: ClassVar[bool] = False  # whether its tokens are of one segment or another
     grid: ClassVar[bool] = False  # whether they have a row and a column
@@ -164,8 +164,6 @@ class Answers(Task):
     """A task whose answers are right or wrong, and what its report says."""
 
     score = "accuracy"
-    # Seeds differed by 0.047 on average on digits, over the pairs of three seeds of sinusoidal, rope and learned.
-    noise = 0.05
     title: ClassVar[str]
     axis: ClassVar[str]  # of lengths
     units: ClassVar[str]  # what a bootstrap draws

@@ -13,9 +13,6 @@ from posenc.lab.train import loss_of
 from posenc.models import Decoder
 from posenc.scheme import Scheme
 
-# Bits per byte. With one seed nothing here says how much seeds differ, so smaller gaps are called ties by convention.
-TIE_AT_ONE_SEED = 0.02
-
 BITS = {"length": int, "bits": list[float | None], "tokens": int}
 BUCKETS = {"length": int, "edges": list[int], "bits": list[float | None], "stderr": list[float | None]}
 
@@ -36,7 +33,6 @@ class Text(Task):
         "by_position": Kind("loss by position", BUCKETS),
     }
     score = "bits"
-    noise = TIE_AT_ONE_SEED
 
     def model(self, config: CompareConfig, scheme: str, position: Scheme) -> nn.Module:
         return Decoder(256, **self.sizes(config, position))
@@ -57,7 +53,7 @@ class Text(Task):
         return Loaded(
             corpus.train.draw,
             lambda model, device, tick: Evaluator(model, windows, lengths, config.train_length, device, tick),
-            tokens_to_score(lengths, len(windows)),
+            tokens_to_score(lengths, len(windows), config.train_length),
             corpus.about,
             corpus.digest,
             f"room for {len(windows)} of {config.windows} evaluation windows" if len(windows) < config.windows else "",
