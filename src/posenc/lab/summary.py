@@ -221,8 +221,9 @@ class Summary:
     def lacking(self) -> dict[tuple[str, int], str]:
         """What each training that is not complete lacks, by scheme and seed."""
         found = {}
+        once = {kind: called for kind, called in ONCE.items() if kind != "speed" or self.configuration.get("timed", True)}
         for scheme, seed in self.trainings:
-            parts = [called for kind, called in ONCE.items() if not self.get(kind, scheme, seed)]
+            parts = [called for kind, called in once.items() if not self.get(kind, scheme, seed)]
             expected: dict[str, list[int]] = {}
             for kind, length in self.plan(scheme):
                 expected.setdefault(kind, []).append(length)
@@ -231,7 +232,7 @@ class Summary:
                 at = f" at {listed(gone)} {self.task.lengths}" if len(gone) < len(lengths) else ""
                 parts += [self.task.kinds[kind].called + at] if gone else []
             if parts:
-                found[scheme, seed] = "everything" if len(parts) == len(ONCE) + len(expected) else "; ".join(parts)
+                found[scheme, seed] = "everything" if len(parts) == len(once) + len(expected) else "; ".join(parts)
         return found
 
     def plan(self, scheme: str) -> list[tuple[str, int]]:
