@@ -23,6 +23,9 @@ from study.texts import fetch
 HERE = Path(__file__).parent
 RECORDS = HERE / "records"
 
+TEXTS = {"python": 10, "plays": 10}
+"""The seeds that each text is to have."""
+
 SCHEMES = {
     "nope": "nope",
     "learned": "learned",
@@ -93,7 +96,8 @@ def main() -> None:
 
 def run(stage: list[Job], processes: int) -> None:
     """All jobs of a stage, so many at once."""
-    waiting, running = list(stage), {}
+    waiting = list(stage)
+    running: dict[subprocess.Popen[bytes], Job] = {}
     while waiting or running:
         while waiting and len(running) < processes:
             job = waiting.pop(0)

@@ -221,7 +221,9 @@ class Summary:
     def lacking(self) -> dict[tuple[str, int], str]:
         """What each training that is not complete lacks, by scheme and seed."""
         found = {}
-        once = {kind: called for kind, called in ONCE.items() if kind != "speed" or self.configuration.get("timed", True)}
+        once = {
+            kind: called for kind, called in ONCE.items() if kind != "speed" or self.configuration.get("timed", True)
+        }
         for scheme, seed in self.trainings:
             parts = [called for kind, called in once.items() if not self.get(kind, scheme, seed)]
             expected: dict[str, list[int]] = {}
