@@ -94,6 +94,8 @@ def test_what_fewer_trials_would_have_given() -> None:
     assert found["budgets"] == [1, 5]
     # What diverged counts as the worst that did not: (2.9 + 2.8 + 2.7 + 2.72 + 2.9) / 5.
     assert found["expected"] == [("nope", ["2.804", "2.700"]), ("rope", ["2.530", "2.400"])]
+    many = [{**r, "trial": n} for n in range(23) for r in tuned("rope") if r.get("trial") == 0]
+    assert trials.page(Summary(many))["budgets"] == [1, 5, 10, 15, 20, 23]
     row = parsed(tuned("nope", "rope")).row("budgets", "rope")
     assert [cell.strip() for cell in row] == ["rope", "2.530", "2.400"]
 

@@ -7,7 +7,7 @@ from typing import Any
 from posenc.lab.summary import Record, Summary
 from posenc.lab.task import listed
 
-BUDGETS = (1, 5, 10, 15)  # of trials, and on in steps of the last difference
+BUDGETS = (1, 5, 10, 15)  # of trials; then on by fives, and all there are
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def page(summary: Summary) -> dict[str, Any]:
     """The tables of trials: every one, by scheme and setting, and the best expected of fewer."""
     found = {scheme: of_scheme(summary, scheme) for scheme in summary.schemes}
     most = max(map(len, found.values()), default=0)
-    budgets = [k for k in (*BUDGETS, *range(20, most + 5, 5)) if k <= most]
+    budgets = sorted({*(k for k in BUDGETS if k < most), *range(20, most, 5), *([most] if most else [])})
     return {
         "trials": [line for scheme, each in found.items() for line in _lines(scheme, each)],
         "budgets": budgets,
