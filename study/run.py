@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from posenc.lab.compare import CONFIG, compare
+from posenc.lab.compare import compare
 from posenc.lab.config import CompareConfig
 from posenc.lab.saved import from_toml
 from posenc.lab.tuning import chosen

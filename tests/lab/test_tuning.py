@@ -69,7 +69,7 @@ def test_trials_are_equally_many_for_schemes_that_learn_and_that_do_not() -> Non
     assert trials(config, learns=True) == [Rate(0.00125, 1.0), Rate(0.00125, 30.0), Rate(0.02, 1.0), Rate(0.02, 30.0)]
     assert trials(config, learns=False) == [Rate(r) for r in (0.00125, 0.00315, 0.007937, 0.02)]
     one = replace(config, tune_rates=(0.01,))
-    assert trials(one, learns=False) == [Rate(0.01), Rate(0.01)]
+    assert trials(one, learns=False) == [Rate(0.01)]  # there is nothing else to try
 
 
 def trial(scheme: str, number: int, bits: float | None, seed: int = 0, **more: Any) -> Record:
@@ -124,7 +124,7 @@ def test_rates_that_are_given_are_trained_at_and_not_tuned(tmp_path: Path) -> No
     found = {r["scheme"]: (r["learning_rate"], r["multiplier"], r["tuned"]) for r in records if r["kind"] == "training"}
     assert found == {"t5": (0.002, 30.0, True), "alibi": (0.004, None, True)}
     assert not any(r["kind"] == "trial" for r in records)
-    with pytest.raises(ValueError, match="has trainings of t5 at 0.002x30, not at 0.005: give another folder"):
+    with pytest.raises(ValueError, match=r"has trainings of t5 at 0\.002x30, not at 0\.005: give another folder"):
         compare(replace(config, rates=("t5=0.005",), seeds=(0, 1)), tmp_path / "out")
 
 
@@ -176,13 +176,14 @@ def test_the_loss_of_a_trial_is_that_of_tuning_examples(tmp_path: Path) -> None:
     task = task_of("text")
     loaded = task.load(config)
     device = torch.device("cpu")
-    assert losses(Even(), task, loaded, config, 0, device) == {"bits": 8.0, "longest": 8.0}
+    # ln 256 is rounded to 24 bits in the mean of each batch.
+    assert losses(Even(), task, loaded, config, 0, device) == pytest.approx({"bits": 8.0, "longest": 8.0}, rel=2**-20)
 
     def refuse(rng: np.random.Generator, count: int, size: int) -> np.ndarray[Any, Any]:
         raise AssertionError("training text was asked for")
 
     of_tuning = Loaded(refuse, loaded.tuning, loaded.evaluator, 0, "", "")
-    assert losses(Even(), task, of_tuning, config, 0, device)["bits"] == 8.0
+    assert losses(Even(), task, of_tuning, config, 0, device)["bits"] == pytest.approx(8.0, rel=2**-20)
     undefined = losses(build_model(config, "learned", 0), task, loaded, config, 0, device)
     assert undefined.keys() == {"bits"}  # a table has no positions at the longest length
 
