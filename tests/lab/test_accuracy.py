@@ -22,14 +22,22 @@ def records(task: str, seeds: tuple[int, ...] = (0,)) -> list[dict[str, Any]]:
     """nope guesses, learned and relative_2d are undefined past the training length, alibi is blind to direction."""
     config = configured({"task": task, "schemes": SCHEMES[task], "seeds": seeds})
     about = {"fingerprint": "01", "configuration": config.to_dict(), "text": {"about": "made up", "digest": "98"}}
+    about |= {"versions": {}, "machine": {}, "time": "2026-01-02T03:04:05+00:00"}
     made: list[dict[str, Any]] = []
     for seed in seeds:
         for scheme in SCHEMES[task]:
             named = {"scheme": scheme, "seed": seed}
-            once = {"parameters": 50_000, "position_parameters": 0, "tokens_per_second": 1e5, "peak_bytes": 1e7}
+            once = {
+                "parameters": 50_000,
+                "position_parameters": 0,
+                "tokens_per_second": 1e5,
+                "peak_bytes": 10**7,
+                "final_bits": 0.15,
+            }
             curve = [[n, 3 / n] for n in range(1, 21)]
             made.append({"kind": "training", **named, **once, "seconds": 1.0, "curve": curve, **about})
-            made.append({"kind": "speed", **named, "relative_to": "nope", "step_ratio": 1.5, **about})
+            speed = {"relative_to": "nope", "step_ratio": 1.5, "step_seconds": 0.01}
+            made.append({"kind": "speed", **named, **speed, **about})
             for kind, length in task_of(task).plan(scheme, config.test_lengths, config.train_length):
                 result = _measured(task, kind, scheme, length, config.train_length)
                 made.append({"kind": kind, **named, "length": length, **result, **about})

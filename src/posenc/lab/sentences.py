@@ -57,13 +57,13 @@ def how_to_read(summary: Summary) -> list[str]:
 
 def how_verdicts_are_made(summary: Summary) -> list[str]:
     """What "lower", "tied" and the best of a length mean here."""
-    margin, better = summary.task.margin, "higher" if summary.task.score == "accuracy" else "lower"
+    margin = summary.task.margin
     return [
         f"Verdicts need {LEAST_SEEDS} seeds. Lower or higher: the 95 % interval of the paired difference excludes "
         f"zero. Tied: its 90 % interval lies within ±{margin:g}, so a difference that matters is ruled out. Within the "
         "margin: both. Undecided: neither, and more seeds or windows could tell.",
-        f"The best of a length are the schemes that no other is shown to be {better} than, by tests of all pairs "
-        "together (Holm): among equal schemes, one is left out in 5 % of cases at most.",
+        "The best of a length are the schemes that no other is shown to be better than, by tests of all pairs together "
+        "(Holm): among equal schemes, one is left out in 5 % of cases at most.",
     ]
 
 

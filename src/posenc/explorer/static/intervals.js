@@ -1,61 +1,52 @@
-// 95 % intervals of a mean, as posenc has them: by bootstrap over windows and seeds, and by Student's t over pieces.
+// 95 % intervals of a mean, as posenc has them (posenc/workbench/statistics.py): by Student's t over seeds and windows,
+// or over pieces, and by Wilson of a share.
 
-import { Random } from "posenc/random.js";
-
-const RESAMPLES = 2000;
 const SHARE = 0.95;
+const Z = 1.959963984540054; // what a normal law stays within in that share of cases
 
 /**
- * The mean of rows, one per seed with the same windows in each, and its 95 % percentile bootstrap interval: windows and
- * seeds are drawn anew, each on its own (the pigeonhole bootstrap of Owen 2007).
+ * The mean of rows, one per seed with the same windows in each, and its interval: seeds and windows are two crossed
+ * random effects, and degrees of freedom are Satterthwaite's.
  *
- * posenc draws with another generator, so the ends of the two intervals differ as those of two bootstraps do.
- *
- * @param {ArrayLike<number>[]} rows
+ * @param {number[][]} rows
  * @returns {{mean: number, low: number, high: number}}
  */
-export function bootstrap(rows) {
+export function crossed(rows) {
     const [seeds, windows] = [rows.length, rows[0].length];
-    const [ofSeeds, ofWindows] = drawn(seeds, windows);
-    const means = new Float64Array(RESAMPLES);
-    for (let n = 0; n < RESAMPLES; n++) {
-        for (let s = 0; s < seeds; s++) {
-            const weight = ofSeeds[n * seeds + s];
-            if (!weight) continue;
-            let sum = 0;
-            for (let w = 0; w < windows; w++) sum += ofWindows[n * windows + w] * rows[s][w];
-            means[n] += (weight * sum) / (seeds * windows);
-        }
-    }
-    means.sort();
-    const all = rows.flatMap((row) => Array.from(row));
-    return { mean: average(all), low: quantile(means, (1 - SHARE) / 2), high: quantile(means, (1 + SHARE) / 2) };
+    if (Math.min(seeds, windows) === 1) return student(rows.flat());
+    const mean = average(rows.flat());
+    const ofSeeds = rows.map((row) => average(row) - mean);
+    const ofWindows = rows[0].map((_, w) => average(rows.map((row) => row[w])) - mean);
+    const rest = rows.flatMap((row, s) => row.map((value, w) => value - mean - ofSeeds[s] - ofWindows[w]));
+    const freedoms = [seeds - 1, windows - 1, (seeds - 1) * (windows - 1)];
+    const sums = [windows * squares(ofSeeds), seeds * squares(ofWindows), squares(rest)];
+    const [s, w, e] = sums.map((sum, n) => sum / freedoms[n]);
+    const variance = Math.max(s + w - e, s, w);
+    if (variance === 0) return { mean, low: mean, high: mean };
+    const spread = s ** 2 / freedoms[0] + w ** 2 / freedoms[1] + e ** 2 / freedoms[2];
+    const half = tQuantile(Math.max(variance ** 2 / spread, 1)) * Math.sqrt(variance / (seeds * windows));
+    return { mean, low: mean - half, high: mean + half };
 }
 
-const draws = new Map();
-
-/** How often each seed and each window was drawn in every resample: the same each time. */
-function drawn(seeds, windows) {
-    const key = `${seeds},${windows}`;
-    if (!draws.has(key)) {
-        const random = new Random(0);
-        const times = (count) => {
-            const found = new Uint16Array(RESAMPLES * count);
-            for (let n = 0; n < RESAMPLES; n++) {
-                for (let k = 0; k < count; k++) found[n * count + Math.floor(random.uniform(0, count))] += 1;
-            }
-            return found;
-        };
-        draws.set(key, [times(seeds), times(windows)]);
-    }
-    return draws.get(key);
+/** The same of a share of right answers, which lies between 0 and 1: Wilson's interval for the answers of one seed, and
+ * where all come out alike. */
+export function share(rows) {
+    const { mean, low, high } = crossed(rows);
+    const [first] = rows;
+    const alike = rows.flat().every((value) => value === first[0]);
+    if (!alike && (rows.length > 1 || !first.every((value) => value === 0 || value === 1)))
+        return { mean, low: Math.max(low, 0), high: Math.min(high, 1) };
+    return { mean, ...wilson(even(first.reduce((sum, x) => sum + x, 0)), first.length) };
 }
 
-/** Of sorted numbers, linear between neighbours. */
-function quantile(sorted, share) {
-    const place = share * (sorted.length - 1);
-    const low = Math.floor(place);
-    return sorted[low] + (place - low) * (sorted[Math.min(low + 1, sorted.length - 1)] - sorted[low]);
+/** Rounded as Python does: halves to even. */
+const even = (x) => (x % 1 === 0.5 ? 2 * Math.round(x / 2) : Math.round(x));
+
+function wilson(right, of) {
+    const [part, scale] = [right / of, 1 + Z ** 2 / of];
+    const middle = (part + Z ** 2 / (2 * of)) / scale;
+    const half = (Z / scale) * Math.sqrt((part * (1 - part)) / of + Z ** 2 / (4 * of ** 2));
+    return { low: right === 0 ? 0 : middle - half, high: right === of ? 1 : middle + half };
 }
 
 /** The mean of a few values and its interval by Student's t; one value has none. */
@@ -63,32 +54,46 @@ export function student(values) {
     const mean = average(values);
     const count = values.length;
     if (count === 1) return { mean, low: -Infinity, high: Infinity };
-    const deviation = Math.sqrt(values.reduce((sum, x) => sum + (x - mean) ** 2, 0) / (count - 1));
-    const half = (tQuantile(count - 1) * deviation) / Math.sqrt(count);
+    const error = Math.sqrt(squares(values.map((x) => x - mean)) / (count - 1) / count);
+    const half = error && tQuantile(count - 1) * error;
     return { mean, low: mean - half, high: mean + half };
 }
 
-/** What Student's t stays within in 95 % of all cases: Abramowitz & Stegun 26.7.3 and 26.7.4, by bisection over
- * theta = atan(t / sqrt(freedom)). */
+/** What Student's t stays within in 95 % of all cases: outside t it is in I(x; freedom / 2, 1 / 2) of them, where
+ * x = cos² theta and t = sqrt(freedom) tan theta (Abramowitz & Stegun 26.7.1); by bisection over theta. */
 function tQuantile(freedom) {
-    const within = (theta) => {
-        const odd = freedom % 2;
-        let term = odd ? Math.cos(theta) : 1;
-        let series = freedom > 1 ? term : 0;
-        for (let n = 2 + odd; n < freedom; n += 2) {
-            term *= (Math.cos(theta) ** 2 * (n - 1)) / n;
-            series += term;
-        }
-        return odd ? (2 / Math.PI) * (theta + Math.sin(theta) * series) : Math.sin(theta) * series;
-    };
     let [low, high] = [0, Math.PI / 2];
     for (let n = 0; n < 60; n++) {
         const middle = (low + high) / 2;
-        if (within(middle) < SHARE) low = middle;
+        if (incompleteBeta(Math.cos(middle) ** 2, freedom / 2, 0.5) > 1 - SHARE) low = middle;
         else high = middle;
     }
     return Math.sqrt(freedom) * Math.tan(low);
 }
+
+/** The regularized incomplete beta function I(x; a, b): its continued fraction (Abramowitz & Stegun 26.5.8), from the
+ * end at which it converges fast. */
+function incompleteBeta(x, a, b) {
+    if (x > (a + 1) / (a + b + 2)) return 1 - incompleteBeta(1 - x, b, a);
+    if (x <= 0) return 0;
+    let fraction = 0;
+    for (let m = 200; m > 0; m--) {
+        const even = (m * (b - m) * x) / ((a + 2 * m - 1) * (a + 2 * m));
+        const odd = (-(a + m - 1) * (a + b + m - 1) * x) / ((a + 2 * m - 2) * (a + 2 * m - 1));
+        fraction = odd / (1 + even / (1 + fraction));
+    }
+    const front = a * Math.log(x) + b * Math.log(1 - x) + logGamma(a + b) - logGamma(a) - logGamma(b);
+    return Math.exp(front) / (a * (1 + fraction));
+}
+
+/** Stirling's series, where it is exact to the last digits. */
+function logGamma(x) {
+    if (x < 15) return logGamma(x + 1) - Math.log(x);
+    const series = 1 / (12 * x) - 1 / (360 * x ** 3) + 1 / (1260 * x ** 5) - 1 / (1680 * x ** 7);
+    return (x - 0.5) * Math.log(x) - x + Math.log(2 * Math.PI) / 2 + series;
+}
+
+const squares = (values) => values.reduce((sum, x) => sum + x ** 2, 0);
 
 export const average = (values) => values.reduce((sum, x) => sum + x, 0) / values.length;
 

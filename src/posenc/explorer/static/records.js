@@ -1,10 +1,10 @@
 // Records of posenc compare and posenc extend that are dropped into the page: the summary that records.py makes of
 // those named on the command line, in the same shape. Tests hold the two together.
 
-import { average, bootstrap, median, student } from "posenc/intervals.js";
+import { average, crossed, median, share as shareOf, student } from "posenc/intervals.js";
 
 const EVERY = ["kind", "scheme", "fingerprint", "time"];
-const KEY = ["kind", "scheme", "seed", "length"];
+const KEY = ["kind", "scheme", "seed", "length", "trial"];
 const CROPPED = "cropped"; // the plain model, shown no more tokens than it was trained on
 const COSTS = {
     step: ["speed", "step_ratio"],
@@ -88,7 +88,7 @@ const rising = (numbers) => unique(numbers).sort((a, b) => a - b);
 
 function comparison(given, measures) {
     const records = given.filter(({ fingerprint }) => fingerprint === given.at(-1).fingerprint);
-    const { train_length: trained = 0 } = records.at(-1).configuration ?? {};
+    const { train_length: trained = 0, reference } = records.at(-1).configuration ?? {};
     const task = taskOf(records.at(-1));
     const { score, kinds } = measures[task];
     const asked = records.flatMap(({ configuration: c = {} }) =>
@@ -106,7 +106,7 @@ function comparison(given, measures) {
     const point = (kind, scheme, length) => {
         const found = of(kind, scheme, length);
         const rows = found.map((r) => r[score]).filter((row) => row?.length);
-        if (rows.length) return estimate(...same(rows));
+        if (rows.length) return estimate(same(rows), score === "accuracy" ? shareOf : crossed);
         return nothing(
             found.some((r) => r.undefined) ? "undefined" : found.some((r) => r.diverged) ? "diverged" : "missing",
         );
@@ -129,7 +129,9 @@ function comparison(given, measures) {
         trained,
         schemes,
         against:
-            records.find((r) => r.relative_to)?.relative_to ?? (schemes.includes("nope") ? "nope" : (schemes[0] ?? "")),
+            records.find((r) => r.relative_to)?.relative_to ??
+            [reference, "nope", ...schemes].find((name) => schemes.includes(name)) ??
+            "",
         left_out: given.length - records.length,
         seeds: Math.max(0, ...schemes.map(measured)),
         measures: Object.keys(kinds)
@@ -152,7 +154,7 @@ const nothing = (why) => [null, null, null, why];
 /** Seeds share their windows; a row cut short cannot be paired with the others. */
 function same(rows) {
     const most = Math.max(...rows.map((row) => row.length));
-    return [rows.filter((row) => row.length === most), bootstrap];
+    return rows.filter((row) => row.length === most);
 }
 
 function estimate(values, interval) {
