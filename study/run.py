@@ -66,7 +66,7 @@ class Job:
 def tuned(folder: str) -> object:
     """The rate that tuning on Python's packages chose for a scheme."""
     out = RECORDS / "python" / folder
-    return chosen(from_toml(out / CONFIG), SCHEMES[folder], read(out))
+    return chosen(SCHEMES[folder], read(out))
 
 
 def jobs() -> Iterator[list[Job]]:

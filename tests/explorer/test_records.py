@@ -31,6 +31,7 @@ def extension() -> list[dict[str, Any]]:
         "time": "2026-01-02T03:04:05+00:00",
         "text": {"about": "poems"},
         "model": "m",
+        "card": "Nothing is said.",
         "versions": {},
         "machine": {},
     }
@@ -41,7 +42,7 @@ def extension() -> list[dict[str, Any]]:
                 bits: float | None = 1 + 0.1 * shift + 0.2 * seed * (length / 128) ** 0.5
                 bits = None if (scheme, length, seed) == ("ntk", 256, 1) else bits
                 key = {"kind": "final", "scheme": scheme, "seed": seed, "length": length}
-                made.append({**key, "bits": bits, "tokens": 8, **about})
+                made.append({**key, "bits": bits, "tokens": 8, "file": "a poem", "byte": 0, **about})
     puzzle = {"kind": "passkey", "scheme": "yarn", "length": 256, "bits": 1.0, "tokens": 250, "depth": 50}
     made += [{**puzzle, "seed": seed, "found": int(seed > 0), **about} for seed in range(3)]
     return made

@@ -10,7 +10,8 @@ import pytest
 from posenc.extend import pictures, report
 from posenc.extend.settings import Extension
 from posenc.extend.summary import STRETCHES, Summary
-from posenc.lab.summary import Interval
+from posenc.extend.verdicts import Paired
+from posenc.workbench.statistics import Interval
 
 EDGES = [0, 16, 32, 64, 96, 128, 160, 192, 224, 256]
 
@@ -53,20 +54,15 @@ def test_an_interval_is_students_t() -> None:
     assert one == Interval(1.0, -math.inf, math.inf)
 
 
+def final(scheme: str, length: int, bits: float | None, seed: int = 0) -> dict[str, Any]:
+    """A record of a piece of text, with all that a report says of it."""
+    full = Extension(model="m", lengths=(128, 256), tasks=("text",), trained_length=128, windows=2).to_dict()
+    about = {"configuration": full, "text": {"about": "a text"}, "model": "m", "card": "Its card is blank."}
+    told = {**about, "versions": {}, "machine": {}, "time": "", "file": f"book/{seed}.txt", "byte": 1000 + seed}
+    return {**told, "kind": "final", "scheme": scheme, "seed": seed, "length": length, "bits": bits, "tokens": 8}
+
+
 def test_a_report_without_a_finite_baseline_or_of_one_piece_is_drawn(tmp_path: Path) -> None:
-    full = {**Extension(model="m", lengths=(128, 256), tasks=("text",), trained_length=128, windows=1 + 1).to_dict()}
-    about = {
-        "configuration": full,
-        "text": {"about": "a text"},
-        "model": "m",
-        "versions": {},
-        "machine": {},
-        "time": "",
-    }
-
-    def final(scheme: str, length: int, bits: float | None) -> dict[str, Any]:
-        return {**about, "kind": "final", "scheme": scheme, "seed": 0, "length": length, "bits": bits, "tokens": 8}
-
     records = [final("none", 128, None), final("none", 256, 2.0), final("cropped", 128, None)]
     page = report.write(records, tmp_path).read_text()
     assert "which has not finite" in page
@@ -75,6 +71,118 @@ def test_a_report_without_a_finite_baseline_or_of_one_piece_is_drawn(tmp_path: P
     assert "cropped: final at 128 (1 of 2)" in page
     without = report.write(records[:2], tmp_path).read_text()
     assert "the plain model on text cropped to 128 tokens is missing" in without
+
+
+def differing(scheme: str, difference: float, deviation: float, pieces: int) -> list[dict[str, Any]]:
+    """A scaling at 256 tokens whose bits are the cropped text's and a difference, varying so much and balanced."""
+    shifts = [difference + deviation * (-1) ** n for n in range(pieces)]
+    return [final(scheme, 256, 1.0 + 0.1 * n + shift, n) for n, shift in enumerate(shifts)]
+
+
+def compared(pieces: int) -> list[dict[str, Any]]:
+    cropped = [final("cropped", 128, 1.0 + 0.1 * n, n) for n in range(pieces)]
+    many = (("none", 0.5, 0.01), ("linear", 0.0, 0.01), ("yarn", -0.1, 0.01), ("ntk", 0.01, 0.1))
+    return [*cropped, *(r for each in many for r in differing(*each, pieces))]
+
+
+def test_ties_are_said_where_they_are_shown_and_undecided_where_not() -> None:
+    summary = Summary(compared(8))
+    found = report.observed(summary)
+    # Of 8 pieces the standard deviation is sqrt(8 / 7) of what they vary by, and t is 2.3646.
+    assert found[0] == (
+        "At 256 tokens, 2× the trained length, bits per byte against the plain model's on text cropped to 128 tokens: "
+        "higher: none (+0.500); lower: yarn (−0.100); tied: linear (+0.000); undecided: ntk (+0.010)."
+    )
+    assert found[1] == (
+        "Pieces such as these that would make the 95 % interval ±0.02 bits per byte, about, as their differences vary: "
+        "ntk at 256 tokens 120."
+    )
+    half = 2.3646 * 0.1 * math.sqrt(8 / 7) / math.sqrt(8)
+    cell = report._row(summary, "ntk")["cells"][-1][-1]
+    assert cell == f"+0.010 (−{half - 0.01:.3f} to +{half + 0.01:.3f}) undecided"
+    table = report.terminal_table(compared(8))
+    marks = [str(cell)[-2:] for cell in list(table.columns[-1].cells)]
+    assert marks == [" >", " =", " <", " ?"]
+    assert str(table.caption).endswith("<, =, >, ?: lower than that, tied, higher, undecided.")
+
+
+def test_a_model_that_was_fine_tuned_is_compared_with_itself() -> None:
+    records = [
+        {**r, "scheme": "yarn, 5 steps", "configuration": {**r["configuration"], "train": 5}}
+        for n in range(8)
+        for r in (final("yarn", 128, 1.0, n), final("yarn", 256, 1.1 + 0.01 * (n % 2), n))
+    ]
+    table = report.terminal_table(records)
+    assert next(iter(table.columns[-1].cells)) == "1.105 >"
+    assert str(table.caption) == "<, =, >, ?: lower than itself on text cropped to 128, tied, higher, undecided."
+
+
+def test_few_pieces_are_given_no_verdict(tmp_path: Path) -> None:
+    found = report.observed(Summary(compared(4)))
+    assert found[0].endswith(
+        "no verdict on fewer than 8 pieces: none (+0.500), linear (+0.000), yarn (−0.100), ntk (+0.010)."
+    )
+    assert found[1].endswith(
+        "none at 256 tokens 8, linear at 256 tokens 8, yarn at 256 tokens 8, ntk at 256 tokens 140."
+    )
+    page = report.write(compared(4), tmp_path).read_text()
+    table = page[page.index('<table id="scalings">') :].partition("</table>")[0]
+    assert "−0.100 (−0.118 to −0.082)<" in table
+    assert not any(word in table for word in ("tied", "lower", "higher", "undecided"))
+    assert "Fewer than 8 pieces give no verdict" in page
+    table = report.terminal_table(compared(4))
+    assert "tied" not in str(table.caption)
+
+
+def test_the_report_names_the_pieces_and_what_the_model_may_have_seen(tmp_path: Path) -> None:
+    records = [*compared(2), final("none", 128, 1.0, 0)]
+    page = " ".join(report.write(records, tmp_path).read_text().split())
+    table = page[page.index('<table id="pieces">') :].partition("</table>")[0]
+    assert '<th scope="row">book/1.txt</th><td class="number">1,001</td> <td class="number">1.590</td>' in table
+    assert table.count("<tr>") == 1 + 2
+    seen = page[page.index('<p id="seen">') :].partition("</p>")[0]
+    for words in (
+        "The text may have been in what the model was trained on; posenc cannot know. Its card is blank.",
+        "the bits themselves may be too low",
+        "Differences between scalings are of the same model on the same tokens, and less affected",
+    ):
+        assert words in seen
+
+
+def puzzles(scheme: str, found: str) -> list[dict[str, Any]]:
+    """Passkeys that were found (1) or not (0), in this order."""
+    return [
+        {**final(scheme, 256, 3.0, n), "kind": "passkey", "found": int(each), "depth": 50}
+        for n, each in enumerate(found)
+    ]
+
+
+def test_puzzles_have_an_interval_and_are_paired_with_those_of_none() -> None:
+    summary = Summary([*puzzles("none", "1000000000"), *puzzles("yarn", "0111111100"), *puzzles("ntk", "11")])
+    assert summary.against_plain("passkey", "yarn", 256) == Paired(7, 1)
+    assert summary.against_plain("passkey", "none", 256) is None
+    assert summary.against_plain("item", "yarn", 256) is None
+    rows = {row["scaling"]: row["cells"] for row in report._puzzle_rows(summary, "passkey")}
+    # Wilson's intervals of 1, 7 and of 2 of 2, of the published formula; 7 and 1 of 8 tosses: 2 (1 + 8) / 256.
+    assert rows["none"] == [("1 of 10", ["2% to 40%", "3.0 bits"])]
+    assert rows["yarn"] == [("7 of 10", ["40% to 89%", "3.0 bits", "+7 −1, p 0.07: undecided"])]
+    assert rows["ntk"] == [("2 of 2", ["34% to 100%", "3.0 bits", "+1 −0, p 1: undecided"])]
+    better = Summary([*puzzles("none", "1000000000"), *puzzles("yarn", "1111111111")])
+    assert report._puzzle_rows(better, "passkey")[1]["cells"][0][1][-1] == "+9 −0, p 0.0039: more"
+
+
+def test_how_to_read_it_says_what_is_there() -> None:
+    text, puzzle = report.reading(Summary(compared(2))), report.reading(Summary(puzzles("yarn", "01")))
+    assert text[0].startswith(
+        "lower and higher: the 95 % interval of the paired difference (Student's t) excludes zero."
+    )
+    assert "tell it from ±0.02 bits per byte, so its 90 % interval lies between them" in text[0]
+    assert not any("Wilson" in line for line in text)
+    assert puzzle[0] == "Puzzles: the interval of the share is Wilson's, of 95 %."
+    both = report.reading(Summary([*puzzles("none", "01"), *puzzles("yarn", "01")]))
+    assert "three were found that none does not find, and one that it alone finds" in both[0]
+    assert text[-1] == puzzle[-1]
+    assert text[-1].startswith("Each comparison stands alone: of twenty")
 
 
 def test_what_was_asked_for_in_parts_is_missing_and_repeated_as_a_whole() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from posenc.bench.measure import ratios
+from posenc.workbench.turns import ratios
 
 Record: TypeAlias = Mapping[str, Any]
 

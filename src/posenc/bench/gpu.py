@@ -25,13 +25,14 @@ from torch import Tensor
 from posenc import compat
 from posenc.bench import cases
 from posenc.bench.cells import PHASES, SPREAD, Table
-from posenc.bench.measure import Clock, Inputs, LeftOutError, Make, Work, race, ratios
+from posenc.bench.measure import Clock, Inputs, LeftOutError, Make, Work, race
 from posenc.bench.run import check
 from posenc.bench.settings import Settings
 from posenc.bench.tables import as_markdown
 from posenc.workbench.command import SCHEMES, List, Parser, failed, given, stdout, whole_numbers
 from posenc.workbench.files import write_whole
 from posenc.workbench.machine import clock_of, machine, versions
+from posenc.workbench.turns import ratios
 
 Record = Mapping[str, Any]
 
@@ -70,7 +71,7 @@ def report(settings: Settings, tests: Path | None, clock: Clock, say: Callable[[
     for group in cases.rotations(settings):
         say(group.kind)
         built = group.build()
-        measured = race(built.makes, rounds=settings.rounds, budget=settings.budget, clock=clock)
+        measured = race(built.makes, rounds=settings.rounds, budget=settings.budget, clock=clock, seed=group.kind)
         rotation.append({"kind": group.kind, **built.facts, **measured})
     return {**about, "attention": attention, "rotation": rotation}
 
@@ -98,8 +99,9 @@ def _attention(settings: Settings, scheme: str, length: int, phase: str, clock: 
         makes[BARE] = partial(_bare, inputs)
         ways = list(dict.fromkeys((taken.backend, FLEX)))
     makes |= {way: partial(cases.attention_work, settings, scheme, length, inputs, way) for way in ways}
+    timing: dict[str, Any] = {"rounds": settings.rounds, "budget": settings.budget, "memory": inputs.query.device}
     with compat.compilations(COMPILATIONS):
-        measured = race(makes, rounds=settings.rounds, budget=settings.budget, clock=clock, memory=inputs.query.device)
+        measured = race(makes, clock=clock, seed=f"{phase}, {scheme}, {length}", **timing)
     for result in measured["results"].values():
         bare = measured["results"].get(BARE, {})
         if "seconds" in result and "seconds" in bare:

@@ -1,14 +1,9 @@
-"""Timing in turns: every competitor once a round, so that a machine that is busy for a while slows all of them alike.
-
-What is compared is the ratio of two times of the same round; of the rounds' ratios the median is given, and how well
-it is known.
-"""
+"""What is timed, and the race: every competitor once a round, until every ratio to the baseline is known."""
 
 import math
 import os
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -21,6 +16,7 @@ from posenc.bench.settings import Settings
 from posenc.schemes.own import place_of
 from posenc.workbench.memory import peak_bytes
 from posenc.workbench.others import now, others
+from posenc.workbench.turns import FEWEST, orders, ratios
 
 Work: TypeAlias = Callable[[], tuple[Tensor, ...]]
 """What is timed: it gives the tensors that its user is left with."""
@@ -28,17 +24,13 @@ Work: TypeAlias = Callable[[], tuple[Tensor, ...]]
 Make: TypeAlias = Callable[[], Work]
 """Sets up a competitor, outside of all timing. Raises `LeftOutError` where it cannot take part."""
 
-Spread: TypeAlias = tuple[float, float, float]
-"""A median, and the ends of the interval that it is known to lie in."""
-
 Clock: TypeAlias = Callable[[Work], float]
 """The seconds of one call."""
 
 # A timing repeats a call until it lasts this long, or the clock and the interpreter would be what is measured.
 SHORTEST = 5e-3
-# An interval is to hold the true median in this share of cases; rounds end when it is narrower than this share of it.
-SURE, NARROW = 0.9, 0.1
-FEWEST = 5  # values: all of four hold the median in 7 of 8 cases only
+# Rounds end when every interval is narrower than this share of its median.
+NARROW = 0.1
 
 
 class LeftOutError(Exception):
@@ -88,45 +80,27 @@ class Inputs:
         return self.work(lambda: F.scaled_dot_product_attention(self.query, self.key, self.value, is_causal=True))
 
 
-def spread(values: Sequence[float]) -> Spread:
-    """The median, and the interval from the k-th smallest to the k-th largest value, with the largest k that makes it
-    hold the true median in 9 of 10 cases, whatever the values are drawn from. Fewer than 5 have no such interval: of
-    these all, which hold it in less.
-
-    >>> spread([4.0, 1.0, 2.0, 3.0, 5.0])
-    (3.0, 1.0, 5.0)
-    >>> spread([4.0, 1.0, 2.0, 3.0, 5.0, 6.0, 8.0, 7.0])
-    (4.5, 2.0, 7.0)
-    """
-    ordered, count = sorted(values), len(values)
-    # The median is below the k-th smallest if k - 1 or fewer of the values are below the median, as of coins tossed.
-    left_out, outside = 0, 1
-    while 2 * (outside := outside + math.comb(count, left_out + 1)) <= (1 - SURE) * 2**count:
-        left_out += 1
-    return statistics.median(ordered), ordered[left_out], ordered[-1 - left_out]
-
-
-def ratios(seconds: Sequence[float], baseline: Sequence[float]) -> Spread:
-    """Of the times of a competitor over those of the baseline, round by round.
-
-    >>> ratios([2.0, 4.0, 9.0], [1.0, 2.0, 3.0])
-    (2.0, 2.0, 3.0)
-    """
-    return spread([mine / its for mine, its in zip(seconds, baseline, strict=True)])
-
-
 def race(
-    makes: Mapping[str, Make], *, rounds: int, budget: float, clock: Clock, memory: torch.device | None = None
+    makes: Mapping[str, Make],
+    *,
+    rounds: int,
+    budget: float,
+    clock: Clock,
+    memory: torch.device | None = None,
+    seed: int | str = 0,
 ) -> dict[str, Any]:
-    """Times all competitors in turns; the first is the baseline.
+    """Times all competitors in turns, each round in an order of its own that ``seed`` draws; the first of ``makes`` is
+    the baseline.
 
     Each is set up and called once or twice before the first round, which is when it compiles. There are ``rounds``
-    rounds or more: until every ratio is known to a tenth, or until they have lasted ``budget`` seconds. With
-    ``memory``, the device, the peak of a call is taken too, beyond what it began with and what it gave.
+    rounds or more: twice as many, and twice as many again, until every ratio is known to a tenth, or until they have
+    lasted ``budget`` seconds. With ``memory``, the device, the peak of a call is taken too, beyond what it began with
+    and what it gave.
 
-    Gives ``rounds``, ``others``, how many cores other processes kept busy during them (None where that is not known),
-    ``baseline`` and, by the competitors' names, ``results``: the seconds of a call in each round, ``ratio`` to the
-    baseline and ``peak_bytes``; or, for one that cannot take part, ``left_out`` and why.
+    Gives ``rounds``, ``orders``, of each round the competitors by their place in ``results``, ``others``, how many
+    cores other processes kept busy meanwhile (None where that is not known), ``baseline`` and, by the competitors'
+    names, ``results``: the seconds of a call in each round, ``ratio`` to the baseline and ``peak_bytes``; or, for one
+    that cannot take part, ``left_out`` and why.
     """
     works: dict[str, Work] = {}
     results: dict[str, dict[str, Any]] = {}
@@ -149,17 +123,22 @@ def race(
     baseline = next(iter(makes))
     if baseline not in works:
         gone = {name: {"left_out": f"{baseline}, which it is compared with, was left out"} for name in works}
-        return {"rounds": 0, "others": None, "baseline": baseline, "results": results | gone}
-    done, begin, known = 0, now(), False
-    while done < rounds or not (known or time.perf_counter() - begin.wall > budget):
-        for name, work in works.items():
-            results[name]["seconds"].append(clock(partial(_repeated, work, calls[name])) / calls[name])
-        done += 1
-        for name in works:
-            results[name]["ratio"] = list(ratios(results[name]["seconds"], results[baseline]["seconds"]))
-        known = done >= FEWEST and all(_narrow(*results[name]["ratio"]) for name in works)
+        return {"rounds": 0, "orders": [], "others": None, "baseline": baseline, "results": results | gone}
+    places, drawn = list(results), orders(tuple(works), seed)
+    ran: list[list[int]] = []
+    begin, known, look = now(), False, max(rounds, FEWEST)
+    while len(ran) < rounds or not (known or time.perf_counter() - begin.wall > budget):
+        order = next(drawn)
+        for name in order:
+            results[name]["seconds"].append(clock(partial(_repeated, works[name], calls[name])) / calls[name])
+        ran.append([places.index(name) for name in order])
+        if len(ran) == look:  # asked after every round, rounds would end where the interval happens to be narrow
+            look *= 2
+            known = all(_narrow(*ratios(results[n]["seconds"], results[baseline]["seconds"])) for n in works)
+    for name in works:
+        results[name]["ratio"] = list(ratios(results[name]["seconds"], results[baseline]["seconds"]))
     busy = others(begin, now(), os.cpu_count() or 1)
-    return {"rounds": done, "others": busy, "baseline": baseline, "results": results}
+    return {"rounds": len(ran), "orders": ran, "others": busy, "baseline": baseline, "results": results}
 
 
 def _narrow(median: float, low: float, high: float) -> bool:

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
 from posenc.bench.cells import Record, amount, of, schemes, with_auto
-from posenc.bench.measure import Spread
 from posenc.workbench import style
 from posenc.workbench.files import write_whole
+from posenc.workbench.turns import Spread
 
 Block: TypeAlias = Mapping[str, Mapping[str, Spread | None]]
 """Rows of marks: for each series, the value of each name."""

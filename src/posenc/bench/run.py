@@ -125,8 +125,9 @@ def _measure(
         for name, make in built.makes.items()
     }
     memory = device if group.probe else None
+    name = f"{group.kind}, {group.scheme}, {group.length}"  # each group has orders of its own
     with neighbours(cores()) if group.busy else nullcontext():
-        timed = race(makes, rounds=settings.rounds, budget=settings.budget, clock=clock, memory=memory)
+        timed = race(makes, rounds=settings.rounds, budget=settings.budget, clock=clock, memory=memory, seed=name)
     if group.busy:
         timed["others"] = None  # beside the neighbours, nobody else can be told
     return {**built.facts, **timed}

@@ -21,6 +21,7 @@ from posenc.lab.tables import KIND
 from posenc.lab.task import Answers
 from posenc.lab.tasks import TASKS, task_of
 from posenc.workbench.records import FILE, Record, read
+from posenc.workbench.statistics import Interval
 
 COSTS = {
     "step": ("speed", "step_ratio"),
@@ -147,7 +148,7 @@ def _share(solved: tuple[int, int] | None) -> list[Any]:
     return [None, None, None, "missing"] if solved is None else [solved[0] / solved[1], None, None, ""]
 
 
-def _estimate(value: comparison.Estimate | comparison.Interval | None, why: str = "missing") -> list[Any]:
+def _estimate(value: comparison.Estimate | Interval | None, why: str = "missing") -> list[Any]:
     if value is None:
         return [None, None, None, why]
     if not math.isfinite(value.mean):

@@ -10,8 +10,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from posenc.extend.settings import PUZZLES, SCALINGS
 from posenc.extend.summary import STRETCHES, Summary
-from posenc.lab.summary import Interval
 from posenc.workbench import style
+from posenc.workbench.statistics import Interval
 
 MOST = 1.5  # bits above the cropped text's, from where on a value is an arrow at the edge
 

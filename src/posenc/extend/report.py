@@ -12,15 +12,18 @@ from rich.table import Table
 
 from posenc.extend import pictures
 from posenc.extend.settings import PUZZLES, Extension
-from posenc.extend.summary import Record, Summary, verdict
-from posenc.lab.summary import Interval, multiple
+from posenc.extend.summary import Record, Summary
+from posenc.extend.verdicts import LEAST_PIECES, MARGIN, Gain, Paired
+from posenc.lab.summary import multiple
 from posenc.workbench import style
 from posenc.workbench.files import write_whole
 from posenc.workbench.page import page
 from posenc.workbench.records import made_with
+from posenc.workbench.statistics import Interval, wilson
 
 FILE = "report.html"
 FOLDER = "figures"
+MARKS = {"lower": " <", "tied": " =", "higher": " >", "undecided": " ?"}  # in the table for the terminal
 
 
 def write(records: Sequence[Record], out: str | Path) -> Path:
@@ -44,6 +47,9 @@ def write(records: Sequence[Record], out: str | Path) -> Path:
         compared=compared(summary),
         puzzles=[(kind, PUZZLES[kind], _heads(summary, kind), _puzzle_rows(summary, kind)) for kind in summary.kinds()],
         observed=observed(summary),
+        pieces=_pieces(summary),
+        reading=reading(summary),
+        card=latest["card"],
         command=command(summary),
         environment=made_with(summary.records, _facts),
     )
@@ -89,9 +95,16 @@ def _row(summary: Summary, scaling: str) -> dict[str, Any]:
     cells = []
     for length in summary.lengths_of("final"):
         gain = summary.gain(scaling, length) if length > summary.trained else None
-        word = "" if gain is None else f"{gain.mean:+.3f} {verdict(gain)}".replace("-", "−")
-        cells.append((*_shown(summary.bits(scaling, length)), word))
+        cells.append((*_shown(summary.bits(scaling, length)), "" if gain is None else _difference(gain)))
     return {"scaling": scaling, "cells": cells}
+
+
+def _difference(gain: Gain) -> str:
+    """A paired difference with its interval, and in a word where there are pieces enough for one."""
+    if not math.isfinite(gain.mean):
+        return gain.verdict
+    interval = f" ({gain.low:+.3f} to {gain.high:+.3f})" if math.isfinite(gain.high) else ""
+    return f"{gain.mean:+.3f}{interval} {gain.verdict}".strip().replace("-", "−")
 
 
 def _puzzle_rows(summary: Summary, kind: str) -> list[dict[str, Any]]:
@@ -100,36 +113,88 @@ def _puzzle_rows(summary: Summary, kind: str) -> list[dict[str, Any]]:
         cells = []
         for length in summary.lengths_of(kind):
             found, bits = summary.found(kind, scaling, length), summary.answer_bits(kind, scaling, length)
-            cells.append((f"{found[0]} of {found[1]}" if found else "missing", f"{bits.mean:.1f} bits" if bits else ""))
+            paired = summary.against_plain(kind, scaling, length)
+            share = wilson(*found) if found else None
+            words = [f"{share.low:.0%} to {share.high:.0%}"] if share else []
+            words += [f"{bits.mean:.1f} bits"] if bits else []
+            words += [_against(paired)] if paired else []
+            cells.append((f"{found[0]} of {found[1]}" if found else "missing", words))
         rows.append({"scaling": scaling, "cells": cells})
     return rows
 
 
+def _against(paired: Paired) -> str:
+    return f"+{paired.mine} −{paired.theirs}, p {paired.p_value:.2g}: {paired.verdict}"
+
+
+def _pieces(summary: Summary) -> list[tuple[str, int, list[str]]]:
+    """Of each piece of text the file, the byte of it at which it begins, and the final bits by each scaling at the
+    longest length."""
+    found = []
+    for number, (file, byte) in sorted(summary.pieces().items()):
+        rows = [summary.rows("final", s, summary.lengths_of("final")[-1]).get(number) for s in summary.scalings]
+        bits = ["missing" if r is None else "not finite" if r["bits"] is None else f"{r['bits']:.3f}" for r in rows]
+        found.append((file, byte, bits))
+    return found
+
+
+def reading(summary: Summary) -> list[str]:
+    """How the verdicts of these numbers are come by."""
+    said = []
+    if summary.lengths_of("final"):
+        said += [
+            f"lower and higher: the 95 % interval of the paired difference (Student's t) excludes zero. tied: two "
+            f"one-sided tests at 5 % tell it from ±{MARGIN:g} bits per byte, so its 90 % interval lies between them. "
+            "undecided: neither; the pieces are too few, or too unlike.",
+            f"Fewer than {LEAST_PIECES} pieces give no verdict: with fewer, what a third of all text is like stands in "
+            "none of them in over 5 of 100 cases.",
+        ]
+    if summary.kinds():
+        said.append(
+            "Puzzles: the interval of the share is Wilson's, of 95 %."
+            + (
+                f" +3 −1: three were found that {summary.plain} does not find, and one that it alone finds; p is that "
+                "of McNemar's exact test of these, and below .05 the scaling finds more, or fewer."
+                if summary.plain
+                else ""
+            )
+        )
+    said.append("Each comparison stands alone: of twenty where nothing differs, one is called different by chance.")
+    return said
+
+
 def observed(summary: Summary) -> list[str]:
-    """What the numbers say past the trained length, and of short texts, with ties called ties."""
+    """What the numbers say past the trained length, and of short texts, and how many pieces would say more."""
     found: list[str] = []
     whose = "its own" if summary.configuration.get("train") else "the plain model's"
+    needed: list[str] = []
     for length in [n for n in summary.lengths if n > summary.trained]:
         words: dict[str, list[str]] = {}
         for scaling in summary.scalings:
             if (gain := summary.gain(scaling, length)) is not None:
-                words.setdefault(verdict(gain), []).append(f"{scaling} ({gain.mean:+.3f})".replace("-", "−"))
+                word = gain.verdict or f"no verdict on fewer than {LEAST_PIECES} pieces"
+                words.setdefault(word, []).append(f"{scaling} ({gain.mean:+.3f})".replace("-", "−"))
+                needed += [f"{scaling} at {length:,} tokens {gain.needed:,}"] if gain.needed else []
         said = "; ".join(f"{word}: {', '.join(names)}" for word, names in sorted(words.items()))
         if said:
             found.append(
                 f"At {length:,} tokens, {multiple(length, summary.trained)} the trained length, bits per byte against "
                 f"{whose} on text cropped to {summary.trained:,} tokens: {said}."
             )
-    plain = next((s for s in summary.scalings if s.partition(",")[0] == "none"), "")
+    if needed:
+        found.append(
+            f"Pieces such as these that would make the 95 % interval ±{MARGIN:g} bits per byte, about, as their "
+            f"differences vary: {', '.join(needed)}."
+        )
     short = [n for n in summary.lengths if n <= summary.trained]
     hurt = []
-    for scaling in summary.scalings if plain and short else ():
-        gain = summary.gain(scaling, short[-1], plain) if scaling != plain else None
-        if gain is not None and verdict(gain) == "worse":
+    for scaling in summary.scalings if summary.plain and short else ():
+        gain = summary.gain(scaling, short[-1], summary.plain) if scaling != summary.plain else None
+        if gain is not None and gain.verdict == "higher":
             hurt.append(f"{scaling} ({gain.mean:+.3f})")
     if hurt:
         seen = f"On {short[-1]:,} tokens, no more than the model was trained on"
-        found.append(f"{seen}, worse than {plain}: {', '.join(hurt)}.")
+        found.append(f"{seen}, higher than {summary.plain}: {', '.join(hurt)}.")
     return found
 
 
@@ -166,7 +231,7 @@ def terminal_table(records: Sequence[Record]) -> Table:
         for length in summary.lengths:
             value = summary.bits(scaling, length)
             gain = summary.gain(scaling, length) if length > summary.trained else None
-            mark = {"better": " <", "worse": " >", "tie": " ="}.get(verdict(gain), "") if gain else ""
+            mark = MARKS.get(gain.verdict.partition(",")[0], "") if gain else ""
             marked = marked or bool(mark)
             cells.append("–" if value is None else f"{value.mean:.3f}{mark}")
         for kind in summary.kinds():
@@ -178,7 +243,7 @@ def terminal_table(records: Sequence[Record]) -> Table:
         plain = summary.cropped()
         cropped = f"cropped to {summary.trained:,}"
         begin, other = (f"{cropped}: {plain.mean:.3f}; ", "that") if plain else ("", f"itself on text {cropped}")
-        said.append(f"{begin}<, =, >: better, tied, worse than {other}.")
+        said.append(f"{begin}<, =, >, ?: lower than {other}, tied, higher, undecided.")
     if summary.kinds():
         said.append("Puzzles: found past the trained length.")
     table.caption = " ".join(said)

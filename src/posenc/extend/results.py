@@ -1,12 +1,13 @@
 """What an extension records, by kind; ``seed`` is the number of the piece of text or of the puzzle:
 
-    final        bits (per byte of the last tokens), tokens (scored)
+    final        bits (per byte of the last tokens), tokens (scored), file and byte of it at which the piece begins
     by_position  edges of the buckets, bits (per token, of each bucket)
     passkey      found (0 or 1), bits (of the whole answer), tokens (of the text), depth (percent)
     item         the same
     training     curve [[step, bits per token], ...], seconds, lora (rank; 0: all weights)
 
-Every record has all that made it: ``configuration``, ``text``, ``model``, ``versions`` and ``machine``.
+Every record has all that made it: ``configuration``, ``text``, ``model``, what its ``card`` says, ``versions`` and
+``machine``.
 """
 
 import json
@@ -22,12 +23,13 @@ SHARED = {
     "configuration": dict,
     "text": dict,
     "model": str,
+    "card": str,
     "versions": dict,
     "machine": dict,
 }
 PUZZLE = {"found": int, "tokens": int, "depth": int}
 KINDS: dict[str, Mapping[str, Any]] = {
-    "final": {"tokens": int},
+    "final": {"tokens": int, "file": str, "byte": int},
     "by_position": {"edges": list[int], "bits": list[float | None]},
     "passkey": PUZZLE,
     "item": PUZZLE,

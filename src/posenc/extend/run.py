@@ -14,6 +14,7 @@ from torch import Tensor
 
 from posenc.extend import folder, measure, results
 from posenc.extend import model as models
+from posenc.extend.card import card_of
 from posenc.extend.resolve import check, pairs_of, scaling_of
 from posenc.extend.settings import CROPPED, PLAIN, PUZZLES, Extension
 from posenc.extend.text import Tokens
@@ -64,6 +65,7 @@ def extend(settings: Extension, out: str | Path, progress: Progress | None = Non
             "configuration": settings.to_dict(),
             "text": {"about": text.about, "digest": text.digest},
             "model": model,
+            "card": card_of(source),
             "versions": told,
             "machine": machine(device_of(settings.device)),
         }
@@ -242,7 +244,7 @@ class _Run:
         for kind, window, length in self.missing(CROPPED):
             plain = there.get((kind, PLAIN, window, length))
             if plain is not None:  # it is the same pass
-                result = {"bits": plain["bits"], "tokens": plain["tokens"]}
+                result = {name: plain[name] for name in ("bits", "tokens", "file", "byte")}
             else:
                 measure.begin_anew(self.loaded.model)
                 each = measure.final(self.loaded.model, self.text.pieces[window].tokens, length, s.scored, self.begin)
@@ -318,7 +320,7 @@ class _Run:
     def _bits(self, each: Tensor, window: int) -> dict[str, Any]:
         piece = self.text.pieces[window]
         bits = float(each.sum()) / math.log(2) / piece.final_bytes
-        return {"bits": measure.rounded(bits), "tokens": len(each)}
+        return {"bits": measure.rounded(bits), "tokens": len(each), "file": piece.file, "byte": piece.byte}
 
     def _record(self, kind: str, scheme: str, number: int, length: int, result: dict[str, Any]) -> None:
         named = {"kind": kind, "scheme": scheme, "seed": number, "length": length}

@@ -3,17 +3,14 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cache
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
-from posenc.extend.settings import CROPPED, PUZZLES, TASKS, Extension
-from posenc.lab.summary import Interval
+from posenc.extend.settings import CROPPED, PLAIN, PUZZLES, TASKS, Extension
+from posenc.extend.verdicts import Gain, Paired, gain_of, interval_of
+from posenc.workbench.statistics import Interval
 
 Record = Mapping[str, Any]
-SHARE = 0.95  # of cases that an interval is to hold
 STRETCHES = 8  # of a piece, in which the loss by position is told
 
 
@@ -40,7 +37,7 @@ class Summary:
 
     def bits(self, scaling: str, length: int) -> Interval | None:
         """Mean bits per byte of the final tokens over the pieces, with a 95 % interval."""
-        return _interval([r["bits"] for r in self.rows("final", scaling, length).values()])
+        return interval_of([r["bits"] for r in self.rows("final", scaling, length).values()])
 
     def cropped(self) -> Interval | None:
         return self.bits(CROPPED, self.trained)
@@ -55,13 +52,32 @@ class Summary:
         fine-tuned, itself on cropped text."""
         return scaling if self.configuration.get("train") else CROPPED
 
-    def gain(self, scaling: str, length: int, other: str = "") -> Interval | None:
+    def gain(self, scaling: str, length: int, other: str = "") -> Gain | None:
         """Bits per byte less those of its baseline on text cropped to the trained length (or of another scaling at this
         length), paired over the same pieces; below 0, the scaling does better."""
         mine = self.rows("final", scaling, length)
         theirs = self.rows("final", other or self.baseline(scaling), length if other else self.trained)
         both = [(mine[n]["bits"], theirs[n]["bits"]) for n in mine if n in theirs]
-        return _interval([None if a is None or b is None else a - b for a, b in both])
+        return gain_of([None if a is None or b is None else a - b for a, b in both]) if both else None
+
+    @property
+    def plain(self) -> str:
+        """What the scaling that is none is called here; empty where it was not measured."""
+        return next((s for s in self.scalings if s.partition(",")[0] == PLAIN), "")
+
+    def against_plain(self, kind: str, scaling: str, length: int) -> Paired | None:
+        """The puzzles that a scaling and none both were given; None of none itself, and where there are no such."""
+        mine, theirs = self.rows(kind, scaling, length), self.rows(kind, self.plain, length)
+        both = [(mine[n]["found"], theirs[n]["found"]) for n in mine if n in theirs]
+        if scaling == self.plain or not both:
+            return None
+        return Paired(sum(a > b for a, b in both), sum(b > a for a, b in both))
+
+    def pieces(self) -> dict[int, tuple[str, int]]:
+        """Of each piece of text by its number, the file that it comes from and the byte of that at which it begins."""
+        return {
+            r["seed"]: (r["file"], r["byte"]) for r in self.records if r["kind"] == "final" and r["scheme"] != CROPPED
+        }
 
     def found(self, kind: str, scaling: str, length: int, depth: int | None = None) -> tuple[int, int] | None:
         """How many puzzles were solved, of how many; None where there were none."""
@@ -70,7 +86,7 @@ class Summary:
 
     def answer_bits(self, kind: str, scaling: str, length: int) -> Interval | None:
         """The loss of the whole answer."""
-        return _interval([r["bits"] for r in self.rows(kind, scaling, length).values()])
+        return interval_of([r["bits"] for r in self.rows(kind, scaling, length).values()])
 
     def depths(self, kind: str) -> tuple[int, ...]:
         return tuple(sorted({r["depth"] for r in self.records if r["kind"] == kind}))
@@ -87,7 +103,7 @@ class Summary:
             parts.setdefault((a + b) * STRETCHES // (2 * self.lengths[-1]), []).append((n, a, b))
         found = []
         for buckets in parts.values():
-            value = _interval([_mean([(r["bits"][n], b - a) for n, a, b in buckets]) for r in rows])
+            value = interval_of([_mean([(r["bits"][n], b - a) for n, a, b in buckets]) for r in rows])
             if value is not None:
                 found.append(((buckets[0][1] + buckets[-1][2]) / 2, value))
         return found
@@ -139,44 +155,3 @@ def _mean(weighted: Sequence[tuple[float | None, int]]) -> float | None:
             return None
         total += value * weight
     return total / sum(weight for _, weight in weighted)
-
-
-def _interval(values: Sequence[float | None]) -> Interval | None:
-    """The mean with its 95 % interval by Student's t, as fits few pieces; not a number where some value was none."""
-    if not values:
-        return None
-    if None in values:
-        return Interval(math.nan, math.nan, math.nan)
-    array = np.array(values, dtype=np.float64)
-    mean, count = float(array.mean()), len(array)
-    if count == 1:  # says nothing of how much pieces differ
-        return Interval(mean, -math.inf, math.inf)
-    half = _quantile(count - 1) * float(array.std(ddof=1)) / math.sqrt(count)
-    return Interval(mean, mean - half, mean + half)
-
-
-@cache
-def _quantile(freedom: int) -> float:
-    """What Student's t with so many degrees of freedom stays within in `SHARE` of all cases: Abramowitz & Stegun
-    26.7.3 and 26.7.4, by bisection over theta = atan(t / sqrt(freedom))."""
-
-    def within(theta: float) -> float:
-        odd, square = freedom % 2, math.cos(theta) ** 2
-        terms = [math.cos(theta) if odd else 1.0]
-        for n in range(2 + odd, freedom, 2):
-            terms.append(terms[-1] * square * (n - 1) / n)
-        series = math.sin(theta) * sum(terms if freedom > 1 else ())
-        return 2 / math.pi * (theta + series) if odd else series
-
-    low, high = 0.0, math.pi / 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if within(middle) < SHARE else (low, middle)
-    return math.sqrt(freedom) * math.tan(low)
-
-
-def verdict(gain: Interval) -> str:
-    """A paired difference in a word: an interval that holds zero is a tie."""
-    if not math.isfinite(gain.mean):
-        return "not finite"
-    return "tie" if gain.low <= 0 <= gain.high else "better" if gain.mean < 0 else "worse"

@@ -4,23 +4,26 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from posenc.lab.data import Text, load
+from posenc.lab.data import Corpus, Text, load
 
 WINDOWS, LEAST = 8, 2  # pieces, where nothing is said
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Tokens that stand together in one file, and how many bytes the last of them are."""
+    """Tokens that stand together in one file, how many bytes the last of them are, and where the first one is."""
 
     tokens: Tensor  # (longest + 1,)
     final_bytes: int  # of the last ``final`` tokens
+    file: str  # below the folder that all files share
+    byte: int  # of the file, at which the piece begins
 
 
 class Tokens:
@@ -33,10 +36,10 @@ class Tokens:
         # Enough bytes held out for the pieces, at what a token of a large vocabulary is in most texts; a third of the
         # text, which is the most, where files are too short for that.
         self.corpus = load(text, held_out=wanted * (longest + 1) * 5)
-        pieces = self._all_pieces(self.corpus.validation)
+        pieces = self._all_pieces(self.corpus)
         if len(pieces) < wanted:
             more = load(text, held_out=sys.maxsize)
-            if len(others := self._all_pieces(more.validation)) > len(pieces):
+            if len(others := self._all_pieces(more)) > len(pieces):
                 self.corpus, pieces = more, others
         self.about, self.digest = self.corpus.about, self.corpus.digest
         least = windows or LEAST
@@ -56,17 +59,19 @@ class Tokens:
         """Bytes that are not tested."""
         return len(self.corpus.train.data)
 
-    def _all_pieces(self, side: Text) -> list[Piece]:
-        return [piece for file in _files(side) for piece in self._pieces(file)]
+    def _all_pieces(self, corpus: Corpus) -> list[Piece]:
+        files = zip(_files(corpus.validation), corpus.origins, strict=True)
+        return [piece for text, origin in files if text is not None for piece in self._pieces(text, *origin)]
 
-    def _pieces(self, file: str) -> Iterator[Piece]:
-        """Side by side from the end of a file, which has the most context."""
-        made = self._tokenizer(file, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    def _pieces(self, text: str, file: str, byte: int) -> Iterator[Piece]:
+        """Side by side from the end of a file, which has the most context; ``text`` begins at a byte of the file."""
+        made = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         ids, places = made["input_ids"], made["offset_mapping"]
         for stop in range(len(ids), self.longest, -(self.longest + 1)):
-            scored = places[stop - self.final : stop]
-            data = file[scored[0][0] : scored[-1][1]].encode()
-            yield Piece(torch.tensor(ids[stop - self.longest - 1 : stop]), max(len(data), 1))
+            scored, start = places[stop - self.final : stop], stop - self.longest - 1
+            data = text[scored[0][0] : scored[-1][1]].encode()
+            at = byte + len(text[: places[start][0]].encode())
+            yield Piece(torch.tensor(ids[start:stop]), max(len(data), 1), file, at)
 
     @cached_property
     def _train(self) -> list[Tensor]:
@@ -74,6 +79,7 @@ class Tokens:
         return [
             torch.tensor(self._tokenizer(file, add_special_tokens=False, verbose=False)["input_ids"])
             for file in _files(self.corpus.train)
+            if file is not None
         ]
 
     def draw(self, rng: np.random.Generator, size: int) -> Tensor:
@@ -87,9 +93,10 @@ class Tokens:
         return self._train[file][start : start + size]
 
 
-def _files(side: Text) -> Iterator[str]:
-    for begin, end in zip(side.bounds[:-1], side.bounds[1:], strict=True):
+def _files(side: Text) -> Iterator[str | None]:
+    """The files as text; None for one that is not: a tokenizer would be shown signs that stand for nothing."""
+    for begin, end in pairwise(side.bounds):
         try:
             yield side.data[begin:end].tobytes().decode()
-        except UnicodeDecodeError:  # not text: a tokenizer would be shown signs that stand for nothing
-            continue
+        except UnicodeDecodeError:
+            yield None

@@ -194,7 +194,7 @@ class _Lab:
         config = self.config
         rate = rate_of(config, scheme)
         if config.tune and scheme not in config.given_rates():
-            found = chosen(config, scheme, self.records)
+            found = chosen(scheme, self.records)
             if found is None:
                 self.progress.say(f"{scheme}: every trial diverged, so it is trained at {rate}")
             rate = found or rate

@@ -16,8 +16,9 @@ import glob
 import hashlib
 import os
 import sysconfig
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias
 
@@ -88,6 +89,8 @@ class Corpus:
     tuning: Text
     about: str
     digest: str
+    origins: tuple[tuple[str, int], ...] = ()
+    """Of each file of ``validation`` its name below the folder that all share, and the byte of it that it begins at."""
 
 
 def load(text: Sequence[str] = (), *, held_out: int = 0, tuned: int = 0, least: Least = ((0, 1), (0, 1))) -> Corpus:
@@ -123,7 +126,17 @@ def load(text: Sequence[str] = (), *, held_out: int = 0, tuned: int = 0, least: 
     if tuning:
         about += f", {len(sides[2].data):,} kept for tuning"
     digest = _hash(b"".join(_hash(side.bounds.tobytes() + side.data.tobytes()) for side in sides)).hex()[:16]
-    return Corpus(*sides, about, digest)
+    return Corpus(*sides, about, digest, origins=_origins(sides[1], contents))
+
+
+def _origins(side: Text, contents: Mapping[bytes, str]) -> tuple[tuple[str, int], ...]:
+    """Where the files of a side that is held out come from: each is a whole file, or the end of one."""
+    found = []
+    for begin, end in pairwise(side.bounds):
+        data = side.data[begin:end].tobytes()
+        whole = data if data in contents else next(file for file in contents if file.endswith(data))
+        found.append((contents[whole], len(whole) - len(data)))
+    return tuple(found)
 
 
 def _split(files: list[bytes], wanted: int, least: Least) -> tuple[list[bytes], list[bytes], str]:

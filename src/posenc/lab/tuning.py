@@ -37,7 +37,7 @@ def trials(config: CompareConfig, learns: bool) -> list[Rate]:
     return [Rate(float(f"{rate:.4g}")) for rate in between]
 
 
-def chosen(config: CompareConfig, scheme: str, records: Iterable[Record]) -> Rate | None:
+def chosen(scheme: str, records: Iterable[Record]) -> Rate | None:
     """The rate of the trials with the lowest mean loss over the tuning seeds; None where none has come to an end. One
     that diverged at any seed is not taken."""
     found: dict[int, list[Record]] = {}

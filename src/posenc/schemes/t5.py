@@ -126,4 +126,9 @@ ENTRY = Entry(
     example="posenc.attention(q, k, v, posenc.T5(12), is_causal=True)",
     users="T5, mT5, Flan-T5",
     url="https://arxiv.org/abs/1910.10683",
+    rate=30.0,
+    why_rate=(
+        "a bias moves by about the learning rate in a step. T5's own training has rates of 0.01 for its first 10,000 steps "
+        "(section 3.1.2, with Adafactor), so a bias can go some sixty times as far as in 600 steps of 0.005"
+    ),
 )
