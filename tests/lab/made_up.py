@@ -69,7 +69,7 @@ def records(
 def diverge(records: list[dict[str, Any]], scheme: str, seed: int = 0) -> list[dict[str, Any]]:
     """The same comparison, had this training diverged."""
     results = {"bits", "tokens", "edges", "stderr", "undefined", "curve", "final_bits", "seconds", "peak_bytes"}
-    results |= {"parameters", "position_parameters", "tokens_per_second"}
+    results |= {"parameters", "position_parameters", "tokens_per_second", "learning_rate", "multiplier", "tuned"}
     made = []
     for record in records:
         if (record["scheme"], record["seed"]) == (scheme, seed) and record["kind"] != "speed":
@@ -108,6 +108,9 @@ def _training(scheme: str, seed: int) -> dict[str, Any]:
         for n, e in zip(steps, noise, strict=True)
     ]
     return {
+        "learning_rate": 0.005,
+        "multiplier": None,
+        "tuned": False,
         "parameters": 360_000 + POSITION_PARAMETERS.get(scheme, 0),
         "position_parameters": POSITION_PARAMETERS.get(scheme, 0),
         "tokens_per_second": 41_234.5 - 1_000 * len(scheme) + 10 * seed,

@@ -28,6 +28,9 @@ def records(task: str, seeds: tuple[int, ...] = (0,)) -> list[dict[str, Any]]:
         for scheme in SCHEMES[task]:
             named = {"scheme": scheme, "seed": seed}
             once = {
+                "learning_rate": 0.005,
+                "multiplier": None,
+                "tuned": False,
                 "parameters": 50_000,
                 "position_parameters": 0,
                 "tokens_per_second": 1e5,

@@ -140,7 +140,7 @@ def test_the_range_of_a_step_time_is_shown() -> None:
 def test_it_says_how_to_read_it_and_how_to_repeat_it() -> None:
     text = " ".join(page(made_up.records()).text.split())
     for said in (
-        "No scheme was tuned: all were trained with one learning rate, 0.005, and their order can be an artefact",
+        "No scheme was tuned: all had one learning rate, 0.005 (positional parameters: times what the scheme's",
         "This comparison has one seed, so it holds no verdicts: they need 3 seeds or more.",
         "At the training length of 128 tokens, bits per byte are 2.30 with rope, 2.31 with alibi",
         "What must not be concluded",

@@ -89,6 +89,10 @@ DAMAGED = [
     (having(undefined=None), "undefined must be text, got null"),
     (having(kind="training", diverged=["at step 1"]), 'diverged must be text, got ["at step 1"]'),
     (having(kind="training"), "learning_rate is missing"),
+    (having(kind="training", learning_rate=1, multiplier="1"), 'multiplier must be a finite number or null, got "1"'),
+    (having(kind="training", learning_rate=1, multiplier=None, tuned=1), "tuned must be true or false, got 1"),
+    (having(about=["a"]), 'about must be text, got ["a"]'),
+    ('{"about": 1}', "about must be text, got 1"),
     (having(about="a"), "no line before it says what about 'a' is"),
     (having(), "it repeats the measurement of line 1"),
 ]

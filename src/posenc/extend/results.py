@@ -27,9 +27,9 @@ SHARED = {
     "versions": dict,
     "machine": dict,
 }
-PUZZLE = {"found": int, "tokens": int, "depth": int}
+PUZZLE = {"found": int, "bits": float | None, "tokens": int, "depth": int}
 KINDS: dict[str, Mapping[str, Any]] = {
-    "final": {"tokens": int, "file": str, "byte": int},
+    "final": {"bits": float | None, "tokens": int, "file": str, "byte": int},
     "by_position": {"edges": list[int], "bits": list[float | None]},
     "passkey": PUZZLE,
     "item": PUZZLE,

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from posenc.lab.task import listed
 from posenc.lab.tasks import task_of
 from posenc.workbench.statistics import LEAST_SEEDS, Mean, holm, mean_of, verdict, wilson
-from posenc.workbench.statistics import Interval as Interval
 
 Record = Mapping[str, Any]
 
@@ -71,7 +70,8 @@ class Summary:
         self.trainings: tuple[tuple[str, int], ...] = _unique(
             (scheme, seed) for c in asked for seed in c.get("seeds", ()) for scheme in c.get("schemes", ())
         ) or _unique((key[1], key[2]) for key in self._found)
-        self.schemes = _unique(scheme for scheme, _ in self.trainings)
+        tried = [str(r["scheme"]) for r in self.records if r.get("kind") == "trial"]
+        self.schemes = _unique([*(scheme for scheme, _ in self.trainings), *tried])
         self.train_length = int(self.configuration.get("train_length", 0))
         self.test_lengths = tuple(sorted(self.configuration.get("test_lengths", ()))) or self.lengths("windows")
         self.task = task_of(str(self.configuration.get("task", "text")))

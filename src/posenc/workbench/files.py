@@ -12,10 +12,13 @@ from typing import Any, NoReturn, get_args, get_origin
 
 WRITING = ".writing"  # the end of a file's name until it is whole
 
-_WORDS: dict[Any, str] = {
+# What `require` can ask for, as errors say it.
+WORDS: dict[Any, str] = {
     str: "text",
+    bool: "true or false",
     int: "a whole number",
     float: "a finite number",
+    float | None: "a finite number or null",
     dict: "an object",
     list[int]: "a list of whole numbers",
     list[float]: "a list of finite numbers",
@@ -119,7 +122,7 @@ def require(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
         if not _fits(values[name], kind):
             came = json.dumps(values[name])
             short = came if len(came) <= 60 else f"{came[:60]}..."
-            raise ValueError(f"{name} must be {_WORDS[kind]}, got {short}")
+            raise ValueError(f"{name} must be {WORDS[kind]}, got {short}")
 
 
 def _fits(value: Any, kind: Any) -> bool:

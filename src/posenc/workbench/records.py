@@ -176,11 +176,11 @@ def _parse(path: Path, check: Check) -> tuple[list[Record], list[int], dict[str,
     for number, line in enumerate(lines, 1):
         try:
             record = parse(line.decode())
-            about = record.pop(ABOUT, None) if isinstance(record, dict) else None
-            if about is not None and "kind" not in record and about not in told:
-                told[about] = record
-                continue
-            if about is not None:
+            if (about := record.pop(ABOUT, None)) is not None:
+                require({ABOUT: about}, {ABOUT: str})
+                if "kind" not in record and about not in told:
+                    told[about] = record
+                    continue
                 if about not in told:
                     raise ValueError(f"no line before it says what {ABOUT} {shown(about)} is")
                 record |= told[about]
