@@ -1,6 +1,7 @@
 """The puzzles: that their answers are right, that no row is for two parts, and that they are scored as they say."""
 
 import re
+import string
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,8 @@ def by_hand(asked: Callable[[str], str]) -> Callable[[str], str]:
 
 SOLVERS: dict[str, Callable[[str], str]] = {
     "copy": by_hand(lambda given: given),
+    "reverse": by_hand(lambda given: "".join(given[len(given) - 1 - n] for n in range(len(given)))),
+    "sort": by_hand(lambda given: "".join(c for c in string.ascii_uppercase + string.ascii_lowercase if c in given)),
 }
 
 
@@ -205,6 +208,13 @@ def test_lengths_with_too_few_rows_are_refused(name: str) -> None:
             configured({"task": name, "train_length": puzzle.least - 1})
     with pytest.raises(ValueError, match=re.escape(f"test_lengths must be {short} [{puzzle.least - 1}, 30]")):
         configured({"task": name, "train_length": 20 + puzzle.least, "test_lengths": (30, puzzle.least - 1)})
+
+
+def test_no_more_letters_are_sorted_than_there_are() -> None:
+    with pytest.raises(ValueError, match=r"test_lengths must be at most 52 letters, got \[53\]"):
+        configured({"task": "sort", "test_lengths": (53,)})
+    with pytest.raises(ValueError, match="train_length must be at most 52 letters, got 53"):
+        configured({"task": "sort", "train_length": 53, "test_lengths": (20,)})
 
 
 def test_a_model_learns_to_copy(tmp_path: Path) -> None:
