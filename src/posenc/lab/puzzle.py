@@ -46,6 +46,7 @@ class Puzzle(Answers):
         "layers": 2,
         "dim": 64,
         "batch_size": 64,
+        "learning_rate": 3e-3,
         "windows": 256,
     }
     multiples = (1, 1.25, 1.5, 2)
