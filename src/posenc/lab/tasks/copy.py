@@ -22,7 +22,7 @@ from posenc.lab.puzzle import Puzzle, some_of
 class Copy(Puzzle):
     """The same letters again."""
 
-    called = "a sequence of letters and its copy"
+    called = "a row of letters and their copy"
     lengths = "letters"
     title = "A copy of letters"
     axis = "letters to copy"

@@ -33,7 +33,7 @@ class Index(Puzzle):
     }
     shortest = least = 8
     most = len(PLACES)
-    called = "lists of letters and the letters at places in them"
+    called = "a row of letters and places among them"
     lengths = "letters"
     title = "The letter at a place"
     axis = "letters of the list"

@@ -24,7 +24,7 @@ class Parity(Puzzle):
     defaults: ClassVar = {**Puzzle.defaults, "train_length": 12}
     chance = 0.5
     least = 12  # bits: of 4,096 rows there are enough to test with
-    called = "bits and their parity"
+    called = "a row of bits and their parity"
     lengths = "bits"
     title = "Parity, a control"
     axis = "bits"

@@ -28,7 +28,7 @@ class Passkey(Puzzle):
     defaults: ClassVar = {**Puzzle.defaults, "train_length": 32, "steps": 600}
     multiples = (1, 2, 4, 8)
     shortest = least = 16
-    called = "a text with a number in it, and the number again"
+    called = "a text with a number in it"
     lengths = "characters"
     title = "A number said once"
     axis = "characters before the question"

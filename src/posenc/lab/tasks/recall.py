@@ -27,7 +27,7 @@ class Recall(Puzzle):
     defaults: ClassVar = {**Puzzle.defaults, "train_length": 16}
     multiples = (1, 2, 4, 8)
     shortest = least = 2 * PAIRS
-    called = "keys with values among filler, and the values of the keys"
+    called = "a row of keys and values among filler"
     lengths = "characters"
     title = "The values of keys"
     axis = "characters before the questions"

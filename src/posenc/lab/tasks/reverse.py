@@ -19,7 +19,7 @@ from posenc.lab.puzzle import Puzzle, some_of
 class Reverse(Puzzle):
     """The same letters backwards."""
 
-    called = "a sequence of letters and its reverse"
+    called = "a row of letters and their reverse"
     lengths = "letters"
     title = "Letters in reverse"
     axis = "letters to reverse"

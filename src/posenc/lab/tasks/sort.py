@@ -20,7 +20,7 @@ class Sort(Puzzle):
     """The same letters in order."""
 
     most = len(string.ascii_letters)
-    called = "different letters and the same sorted"
+    called = "a row of letters and the same in order"
     lengths = "letters"
     title = "Letters in order"
     axis = "letters to sort"
