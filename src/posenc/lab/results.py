@@ -10,8 +10,8 @@ Every record has all that made it: ``configuration``, ``text``, ``versions`` and
     windows, sliding, final_tokens, truncated
                     bits [per byte, one for each evaluation window], tokens (scored in each window)
     by_position     edges of the buckets, and for each bucket bits (the mean) and stderr
-    accuracy, resized, order, distance (of the tasks digits and classify)
-                    accuracy [share of right answers, one for each image or group of sequences], examples (in each)
+    accuracy, resized, order, distance (of the tasks digits and classify, and of the puzzles)
+                    accuracy [share of right answers, one for each image, group of sequences or row], examples (in each)
     speed           relative_to, step_ratio (time of a training step over that scheme's, with low and high, the ends of
                     the interval that its median lies in), step_seconds
 
