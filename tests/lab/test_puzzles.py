@@ -245,7 +245,7 @@ def test_no_more_letters_are_sorted_than_there_are_and_no_more_places_asked_for_
 def test_a_model_learns_to_copy(tmp_path: Path) -> None:
     """Guessing would copy one row of seven million."""
     settings = {"steps": 200, "layers": 2, "dim": 32, "batch_size": 32, "windows": 64, "test_lengths": (4,)}
-    records = {key(r): r for r in compare(tiny("copy", "rope", learning_rate=5e-3, **settings), tmp_path)}
+    records = {key(r)[:4]: r for r in compare(tiny("copy", "rope", learning_rate=5e-3, **settings), tmp_path)}
     assert np.mean(records["accuracy", "rope", 0, 4]["accuracy"]) > 0.1
 
 
