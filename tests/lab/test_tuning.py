@@ -12,6 +12,7 @@ from torch import nn
 
 from posenc.lab.compare import build_model, check, compare
 from posenc.lab.config import CompareConfig, Rate
+from posenc.lab.summary import Summary
 from posenc.lab.task import Loaded
 from posenc.lab.tasks import task_of
 from posenc.lab.train import TRAINING, TUNING, batch, optimizer_for
@@ -153,6 +154,39 @@ def test_where_every_trial_diverges_the_configured_rate_is_taken_and_that_is_sai
     records = compare(config, tmp_path / "out", Saying(-1), build=nan)
     assert all(r["diverged"] == "the loss is nan at step 1" for r in records if r["kind"] == "trial")
     assert "nope: every trial diverged, so it is trained at 0.005" in said
+
+
+def write_echo(path: Path, size: int = 20_000, lag: int = 5) -> Path:
+    """Letters of which nearly all repeat the one five before: whoever sees that distance can tell them."""
+    rng = np.random.default_rng(0)
+    letters = rng.integers(97, 123, size=size, dtype=np.uint8)
+    for n in np.flatnonzero(rng.random(size) < 0.9):
+        letters[n] = letters[n - lag] if n >= lag else letters[n]
+    path.write_bytes(letters.tobytes())
+    return path
+
+
+def test_a_table_that_learns_too_slowly_is_found_out(tmp_path: Path) -> None:
+    """At the rate of the rest of the model T5's table cannot single out a distance in a brief training, and T5 seems to
+    be no better than ALiBi; tuned, it is far ahead. Guessing costs 4.7 bits, and whoever knows the distance needs 0.9."""
+    given = {"steps": 120, "dim": 32, "layers": 1, "batch_size": 16, "learning_rate": 0.005, "timed": False}
+    text = write_echo(tmp_path / "text")
+    slow = small_config(text, schemes=("t5", "alibi"), rates=("t5=0.005x1",), **given)
+    untuned = Summary(compare(slow, tmp_path / "untuned"))
+    grid = {"tune_rates": (0.005, 0.01), "tune_multipliers": (1.0, 30.0)}
+    tuned = Summary(
+        compare(small_config(text, schemes=("t5", "alibi"), tune=True, **grid, **given), tmp_path / "tuned")
+    )
+    (training,) = tuned.of("training", "t5")
+    assert training["multiplier"] == 30.0
+
+    def loss(of: Summary, scheme: str) -> float:
+        value = of.bits("sliding", scheme, 16)
+        assert value is not None
+        return value.mean
+
+    assert loss(untuned, "t5") > 4
+    assert loss(tuned, "t5") < 2 < 4 < loss(tuned, "alibi")
 
 
 def test_streams_differ_and_one_seed_of_batches_can_be_shared(tmp_path: Path) -> None:
