@@ -167,8 +167,8 @@ def write_echo(path: Path, size: int = 20_000, lag: int = 5) -> Path:
 
 
 def test_a_table_that_learns_too_slowly_is_found_out(tmp_path: Path) -> None:
-    """At the rate of the rest of the model T5's table cannot single out a distance in a brief training, and T5 seems to
-    be no better than ALiBi; tuned, it is far ahead. Guessing costs 4.7 bits, and whoever knows the distance needs 0.9."""
+    """At the rate of the rest of the model T5's table cannot single out a distance in a brief training, and T5 seems no
+    better than ALiBi; tuned, it is far ahead. Guessing costs 4.7 bits, and whoever knows the distance needs 0.9."""
     given = {"steps": 120, "dim": 32, "layers": 1, "batch_size": 16, "learning_rate": 0.005, "timed": False}
     text = write_echo(tmp_path / "text")
     slow = small_config(text, schemes=("t5", "alibi"), rates=("t5=0.005x1",), **given)
