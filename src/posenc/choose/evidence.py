@@ -171,6 +171,6 @@ def _found(found: Mapping[str, Any] | None) -> str:
     if found["status"] == "not run":
         return f"not run: {found['why']}"
     return (
-        f"{found['verdict']}, by {found['mean']:+.3f} bits per byte ({found['low']:+.3f} to {found['high']:+.3f} in 95 "
-        f"of 100 cases, {found['seeds']} seeds); agrees with what was published: {found['agrees']}"
+        f"{found['verdict']}, by {found['mean']:+.3f} bits per byte (95 % interval {found['low']:+.3f} to "
+        f"{found['high']:+.3f}, {found['seeds']} seeds); agrees with what was published: {found['agrees']}"
     )
