@@ -46,7 +46,7 @@ def test_without_records_nothing_is_drawn_and_files_that_are_chosen_are(page: Wa
     chooser.set_input_files([str(wrong)])
     said = curves.locator(".drop .wrong")
     said.wait_for(state="visible")
-    assert said.inner_text() == "wrong.jsonl, line 1, is not a record (kind must be text)"
+    assert said.inner_text() == "wrong.jsonl, line 1, is not a record (kind is missing)"
 
     chooser.set_input_files([str(good), str(saved(tmp_path, "two", made_up.records(seeds=(0, 1))))])
     page.page.wait_for_selector(f"{CURVES} table")

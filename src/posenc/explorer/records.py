@@ -6,7 +6,7 @@ The page makes the same of records that are dropped into it (``static/records.js
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from posenc.lab.drawing import BITS
 from posenc.lab.tables import KIND
 from posenc.lab.task import Answers
 from posenc.lab.tasks import TASKS, task_of
+from posenc.workbench.files import WORDS
 from posenc.workbench.records import FILE, Record, read
 from posenc.workbench.statistics import Interval
 
@@ -33,18 +34,26 @@ COSTS = {
 }
 """What a training has one of: the kind of its record, and its name there."""
 
+
+def _words(kinds: Mapping[str, Any]) -> dict[str, str]:
+    """What each must be, in the words of an error."""
+    return {name: WORDS[kind] for name, kind in kinds.items()}
+
+
 EXTEND: dict[str, Any] = {
     "unit": BITS,
     "better": "lower",
     "score": "bits",
     "lengths": "tokens shown",
     "kinds": {"final": "the final tokens", **PUZZLES},
+    "every": _words(extended.SHARED),
+    "results": {kind: _words(result) for kind, result in extended.KINDS.items()},
 }
 
 
 def measures() -> dict[str, Any]:
-    """By task, and of ``extend``: what its numbers are, and the kinds that are measured by length, the main one
-    first."""
+    """By task, and of ``extend``: what its numbers are, the kinds that are measured by length, the main one first, and
+    what must stand in every record and in the results of each kind."""
     return {name: _measures(name) for name in TASKS} | {"extend": EXTEND}
 
 
@@ -58,6 +67,8 @@ def _measures(name: str) -> dict[str, Any]:
         "score": task.score,
         "lengths": task.lengths,
         "kinds": dict(sorted(by_length.items(), key=lambda kind: kind[0] != KIND)),
+        "every": _words(compared.COMPARED),
+        "results": {kind: _words(result) for kind, result in compared.results_of(name).items()},
     }
 
 
