@@ -14,13 +14,13 @@ from posenc.lab.compare import compare
 from posenc.lab.summary import Summary as Compared
 from posenc.workbench.files import WORDS
 from posenc.workbench.records import read
+from posenc.workbench.statistics import wilson
 from tests.explorer.node import Node
 from tests.lab import made_up, test_accuracy, test_trials
 from tests.lab.small import small_config, write_text
 
-
-# The longest computation on either side is the quantile of Student's t: a continued fraction of 200 levels in JavaScript,
-# of about ten roundings each. Sums are of fewer numbers. Relative to the largest number of a point:
+# The longest computation on either side is the quantile of Student's t: a continued fraction of 200 levels, of about ten
+# roundings each. Sums are of fewer numbers. Relative to the largest number of a point:
 ROUNDING = 200 * 10 * sys.float_info.epsilon
 
 
@@ -145,7 +145,7 @@ def test_they_say_the_same_of_a_real_run(javascript: Node, tmp_path: Path) -> No
     assert text.startswith('{"about": ')
     theirs = javascript("records", name=str(folder), text=text, measures=measures())
     found = summary(folder)
-    assert [measure["kind"] for measure in found["measures"]] == ["sliding", "windows", "truncated", "final_tokens"]
+    assert [measure["kind"] for measure in found["measures"]] == ["sliding", "windows", "final_tokens"]
     assert_agree(json.loads(json.dumps(found)), theirs)
 
 
@@ -162,15 +162,32 @@ def test_curves_are_those_of_the_report(tmp_path: Path) -> None:
     assert sliding["curves"]["learned"][-1][3] == "undefined"
 
 
+def test_the_truncated_baseline_is_one_number_beside_the_final_tokens(tmp_path: Path) -> None:
+    records = made_up.diverge(made_up.records(seeds=(0, 1)), "rope")
+    records = [r for r in records if (r["kind"], r["scheme"]) != ("truncated", "alibi")]
+    found, report = summary(written(tmp_path / "run", records)), Compared(records)
+    sliding, _, final = found["measures"]
+    assert sliding["baselines"] == {}
+    assert list(final["baselines"]) == list(made_up.SCHEMES)
+    for scheme in ("nope", "learned", "rope"):
+        value = report.bits("truncated", scheme, made_up.TRAIN_LENGTH)
+        assert value
+        assert final["baselines"][scheme] == [value.mean, value.low, value.high, ""]
+    assert final["baselines"]["alibi"] == [None, None, None, "missing"]
+    none = summary(written(tmp_path / "none", [r for r in records if r["kind"] != "truncated"]))
+    assert [measure["baselines"] for measure in none["measures"]] == [{}] * 3
+
+
 def test_an_extension_has_the_cropped_text_beside_it(tmp_path: Path) -> None:
     found, report = summary(written(tmp_path / "run", extension())), Extended(extension())
     final, passkey = found["measures"]
     cropped = report.cropped()
     assert cropped is not None
-    assert final["curves"]["cropped"][1:] == [[*cropped, ""]] * 2
-    assert final["curves"]["cropped"][0][0] is None
+    assert final["baselines"] == {"cropped": [*cropped, ""]}
+    assert "cropped" not in final["curves"]
+    assert passkey["baselines"] == {}
     assert final["curves"]["ntk"][2] == [None, None, None, "not finite"]
-    assert passkey["curves"]["yarn"] == [[pytest.approx(2 / 3), None, None, ""]]
+    assert passkey["curves"]["yarn"] == [[*wilson(2, 3), ""]]
     assert passkey["curves"]["none"] == [[None, None, None, "missing"]]
 
 
@@ -229,7 +246,7 @@ def test_wrong_results_are_named(words: str, javascript: Node, tmp_path: Path) -
         javascript("records", name="a", text=(folder / "records.jsonl").read_text(), measures=measures())
 
 
-RIGHT = {
+RIGHT: dict[Any, Any] = {
     str: "a",
     bool: True,
     int: 1,
@@ -253,7 +270,11 @@ def test_whatever_is_missing_or_wrong_is_named(task: str, javascript: Node, tmp_
     known = every[task]
     for kind, results in known["results"].items():
         must = {"scheme": "text", "fingerprint": "text", "time": "text", **known["every"], **results}
-        whole = {"kind": kind, **{name: right[words] for name, words in must.items()}, "configuration": about}
+        whole: dict[str, Any] = {
+            "kind": kind,
+            **{name: right[words] for name, words in must.items()},
+            "configuration": about,
+        }
         for name, words in must.items():
             if name == "configuration":  # without which it would be of another task
                 continue

@@ -22,7 +22,7 @@ from posenc.lab.task import Answers
 from posenc.lab.tasks import TASKS, task_of
 from posenc.workbench.files import WORDS
 from posenc.workbench.records import FILE, Record, read
-from posenc.workbench.statistics import Interval
+from posenc.workbench.statistics import Interval, wilson
 
 COSTS = {
     "step": ("speed", "step_ratio"),
@@ -38,6 +38,10 @@ COSTS = {
 def _words(kinds: Mapping[str, Any]) -> dict[str, str]:
     """What each must be, in the words of an error."""
     return {name: WORDS[kind] for name, kind in kinds.items()}
+
+
+BASELINE = {"final_tokens": "truncated"}
+"""What is measured once, at the trained length, and which kind its longer contexts are held against it."""
 
 
 EXTEND: dict[str, Any] = {
@@ -75,8 +79,9 @@ def _measures(name: str) -> dict[str, Any]:
 def summary(folder: Path) -> dict[str, Any]:
     """What the records of a folder say.
 
-    A point of a curve is (mean, low, high, why): null where there is no number, and then in words why. ValueError for
-    a folder without records of either command, or with one that is damaged.
+    A point of a curve is (mean, low, high, why): null where there is no number, and then in words why. ``baselines`` are
+    points too, each one number that every longer context is held against. ValueError for a folder without records of
+    either command, or with one that is damaged.
     """
     if not (folder / FILE).is_file():
         raise ValueError(f"records must be folders of posenc compare or posenc extend, with a {FILE}; got {folder}")
@@ -111,9 +116,10 @@ def _comparison(records: Sequence[Record]) -> dict[str, Any]:
                 "kind": kind,
                 "lengths": list(found.lengths(kind)),
                 "curves": {s: [_point(found, kind, s, n) for n in found.lengths(kind)] for s in found.schemes},
+                "baselines": _baselines(found, BASELINE.get(kind, "")),
             }
             for kind in _measures(task)["kinds"]
-            if found.lengths(kind)
+            if found.lengths(kind) and kind not in BASELINE.values()
         ],
         "costs": {
             scheme: {name: found.number(kind, scheme, result) for name, (kind, result) in COSTS.items()}
@@ -127,6 +133,11 @@ def _point(found: comparison.Summary, kind: str, scheme: str, length: int) -> li
     return _estimate(value, found.no_value(scheme, length, kind) or "missing")
 
 
+def _baselines(found: comparison.Summary, kind: str) -> dict[str, list[Any]]:
+    """By scheme; none where nothing of the kind was measured."""
+    return {s: _point(found, kind, s, found.train_length) for s in found.schemes if found.lengths(kind)}
+
+
 def _extension(records: Sequence[Record]) -> dict[str, Any]:
     found = extension.Summary(records)
     measured = []
@@ -136,13 +147,11 @@ def _extension(records: Sequence[Record]) -> dict[str, Any]:
             continue
         if kind == "final":
             curves = {s: [_estimate(found.bits(s, n)) for n in lengths] for s in found.scalings}
-            if found.cropped() is not None:
-                cropped = _estimate(found.cropped())
-                nothing = [None, None, None, "shorter than the cropped text"]
-                curves[CROPPED] = [cropped if n >= found.trained else nothing for n in lengths]
+            baselines = {CROPPED: _estimate(found.cropped())} if found.cropped() else {}
         else:
             curves = {s: [_share(found.found(kind, s, n)) for n in lengths] for s in found.scalings}
-        measured.append({"kind": kind, "lengths": list(lengths), "curves": curves})
+            baselines = {}
+        measured.append({"kind": kind, "lengths": list(lengths), "curves": curves, "baselines": baselines})
     return {
         "task": "extend",
         "trained": found.trained,
@@ -156,7 +165,7 @@ def _extension(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def _share(solved: tuple[int, int] | None) -> list[Any]:
-    return [None, None, None, "missing"] if solved is None else [solved[0] / solved[1], None, None, ""]
+    return [None, None, None, "missing"] if solved is None else [*wilson(*solved), ""]
 
 
 def _estimate(value: comparison.Estimate | Interval | None, why: str = "missing") -> list[Any]:

@@ -1,13 +1,14 @@
 // Records of posenc compare and posenc extend that are dropped into the page: the summary that records.py makes of
 // those named on the command line, in the same shape. Tests hold the two together.
 
-import { average, crossed, median, share as shareOf, student } from "posenc/intervals.js";
+import { crossed, median, share as shareOf, student } from "posenc/intervals.js";
 
 const EVERY = { kind: "text", scheme: "text", fingerprint: "text", time: "text" };
 const KEY = ["kind", "scheme", "seed", "length", "trial"];
 const ABOUT = "about"; // a name for what records share, which stands once in a line of its own
 const INSTEAD = ["undefined", "diverged"]; // of results: words that say why there are none
 const CROPPED = "cropped"; // the plain model, shown no more tokens than it was trained on
+const BASELINE = { final_tokens: "truncated" }; // once, at the trained length: what longer contexts are held against
 const COSTS = {
     step: ["speed", "step_ratio"],
     seconds: ["speed", "step_seconds"],
@@ -148,6 +149,8 @@ function comparison(given, measures) {
             found.some((r) => r.undefined) ? "undefined" : found.some((r) => r.diverged) ? "diverged" : "missing",
         );
     };
+    const baselines = (kind) =>
+        lengthsOf(kind).length ? by(schemes, (scheme) => point(kind, scheme, trained)) : {};
     const number = (scheme, [kind, result]) => {
         const values = of(kind, scheme)
             .map((r) => r[result])
@@ -172,12 +175,14 @@ function comparison(given, measures) {
         left_out: given.length - records.length,
         seeds: Math.max(0, ...schemes.map(measured)),
         measures: Object.keys(kinds)
+            .filter((kind) => !Object.values(BASELINE).includes(kind))
             .map((kind) => ({ kind, lengths: lengthsOf(kind) }))
             .filter(({ lengths }) => lengths.length)
             .map(({ kind, lengths }) => ({
                 kind,
                 lengths,
                 curves: by(schemes, (scheme) => lengths.map((length) => point(kind, scheme, length))),
+                baselines: baselines(BASELINE[kind]),
             })),
         costs: by(schemes, (scheme) =>
             Object.fromEntries(Object.entries(COSTS).map(([name, where]) => [name, number(scheme, where)])),
@@ -211,7 +216,7 @@ function extension(records, measures) {
     };
     const share = (kind, scheme, length) => {
         const found = of(kind, scheme, length).map((r) => r.found);
-        return found.length ? [average(found), null, null, ""] : nothing("missing");
+        return found.length ? estimate([found], shareOf) : nothing("missing");
     };
     const measured = [];
     for (const kind of Object.keys(measures.extend.kinds)) {
@@ -222,12 +227,9 @@ function extension(records, measures) {
         const curves = by(schemes, (scheme) =>
             lengths.map((length) => (kind === "final" ? bits(scheme, length) : share(kind, scheme, length))),
         );
-        if (kind === "final" && of("final", CROPPED, trained).length) {
-            curves[CROPPED] = lengths.map((length) =>
-                length >= trained ? bits(CROPPED, trained) : nothing("shorter than the cropped text"),
-            );
-        }
-        measured.push({ kind, lengths, curves });
+        const isCropped = kind === "final" && of("final", CROPPED, trained).length > 0;
+        const baselines = isCropped ? { [CROPPED]: bits(CROPPED, trained) } : {};
+        measured.push({ kind, lengths, curves, baselines });
     }
     return { task: "extend", trained, schemes, against: "", left_out: 0, seeds: 1, measures: measured, costs: {} };
 }
