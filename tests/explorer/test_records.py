@@ -19,8 +19,8 @@ from tests.explorer.node import Node
 from tests.lab import made_up, test_accuracy, test_trials
 from tests.lab.small import small_config, write_text
 
-# The longest computation on either side is the quantile of Student's t: a continued fraction of 200 levels, of about ten
-# roundings each. Sums are of fewer numbers. Relative to the largest number of a point:
+# The longest computation on either side is the quantile of Student's t: a continued fraction of 200 levels, of about
+# ten roundings each. Sums are of fewer numbers. Relative to the largest number of a point:
 ROUNDING = 200 * 10 * sys.float_info.epsilon
 
 
@@ -265,16 +265,13 @@ RIGHT: dict[Any, Any] = {
 def test_whatever_is_missing_or_wrong_is_named(task: str, javascript: Node, tmp_path: Path) -> None:
     """In the same words by both, for every kind of record and all that must stand in it."""
     right = {WORDS[kind]: value for kind, value in RIGHT.items()}
-    about = {"scalings": []} if task == "extend" else {"task": task}
+    about: dict[str, Any] = {"scalings": []} if task == "extend" else {"task": task}
     every = measures()
     known = every[task]
     for kind, results in known["results"].items():
         must = {"scheme": "text", "fingerprint": "text", "time": "text", **known["every"], **results}
-        whole: dict[str, Any] = {
-            "kind": kind,
-            **{name: right[words] for name, words in must.items()},
-            "configuration": about,
-        }
+        filled: dict[str, Any] = {name: right[words] for name, words in must.items()}
+        whole = {"kind": kind, **filled, "configuration": about}
         for name, words in must.items():
             if name == "configuration":  # without which it would be of another task
                 continue

@@ -210,6 +210,7 @@ class Evidence:
     ``measured`` says what was done, ``shows`` what follows and what does not, ``heads`` what the figures of a row are.
     Published figures have a ``source`` and its ``url``; posenc's a ``command`` that prints them, and ``doc``, the page
     where they stand. ``second_hand`` are those that were read in another paper than the one that measured them.
+    ``too_few`` says of what there are too few for a verdict, such as "one seed"; then the figures stand without one.
     """
 
     name: str
@@ -225,6 +226,7 @@ class Evidence:
     command: str = ""
     doc: str = ""
     second_hand: bool = False
+    too_few: str = ""
 
     def __post_init__(self) -> None:
         known = {entry.name for entry in CATALOG}

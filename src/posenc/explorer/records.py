@@ -79,9 +79,9 @@ def _measures(name: str) -> dict[str, Any]:
 def summary(folder: Path) -> dict[str, Any]:
     """What the records of a folder say.
 
-    A point of a curve is (mean, low, high, why): null where there is no number, and then in words why. ``baselines`` are
-    points too, each one number that every longer context is held against. ValueError for a folder without records of
-    either command, or with one that is damaged.
+    A point of a curve is (mean, low, high, why): null where there is no number, and then in words why. ``baselines``
+    are points too, each one number that every longer context is held against. ValueError for a folder without records
+    of either command, or with one that is damaged.
     """
     if not (folder / FILE).is_file():
         raise ValueError(f"records must be folders of posenc compare or posenc extend, with a {FILE}; got {folder}")
