@@ -30,7 +30,7 @@ PEER_PACKAGES := x-transformers einx loguru torch-einops-utils frozendict einops
 	tqdm idna truststore h11 PyYAML safetensors
 
 .DEFAULT_GOAL := help
-.PHONY: help demo explore smollm2 bench field tables pictures docs test check mutants survey triton gpu compilers oldest \
+.PHONY: help demo explore smollm2 bench field study tables pictures docs test check mutants survey triton gpu compilers oldest \
 	kernel wheel lint format clean
 # Two targets must not install into the same environment at once.
 .NOTPARALLEL:
@@ -57,6 +57,10 @@ bench: $(PEERS) kernel ## set up with other libraries, time every scheme beside 
 # Resumed where it was interrupted. FIELD_OPTIONS="--only of_torchtune" runs a part.
 field: $(FIELD) kernel ## set up with other libraries, run the checks on them, write docs/field-report.md
 	$(BIN)/python -m field.report $(FIELD_OPTIONS)
+
+# Hours; it goes on where it was stopped, with the records that are here. STUDY="--processes 1" leaves a core alone.
+study: $(LAB) kernel ## set up, go on with the study of which scheme is best, write docs/study from its records
+	$(BIN)/python -m study.run $(STUDY) ; $(BIN)/python -m study.pages
 
 tables: $(DEV) ## write the tables of schemes into README.md and docs/schemes.md
 	$(BIN)/python docs/tables.py

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from posenc.lab.compare import CONFIG, compare
+from posenc.lab.compare import compare
 from posenc.lab.config import CompareConfig
 from posenc.lab.saved import from_toml
 from posenc.lab.tuning import chosen
@@ -22,6 +22,9 @@ from study.texts import fetch
 
 HERE = Path(__file__).parent
 RECORDS = HERE / "records"
+
+TEXTS = {"python": 10, "plays": 10}
+"""The seeds that each text is to have."""
 
 SCHEMES = {
     "nope": "nope",
@@ -93,7 +96,8 @@ def main() -> None:
 
 def run(stage: list[Job], processes: int) -> None:
     """All jobs of a stage, so many at once."""
-    waiting, running = list(stage), {}
+    waiting = list(stage)
+    running: dict[subprocess.Popen[bytes], Job] = {}
     while waiting or running:
         while waiting and len(running) < processes:
             job = waiting.pop(0)

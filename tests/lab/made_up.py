@@ -55,7 +55,13 @@ def records(
                 made.append({"kind": kind, **named, "length": length, **result, **about})
         for scheme in schemes:
             ratio = 1.0 + 0.03 * schemes.index(scheme) + 0.01 * seed
-            speed = {"relative_to": "nope", "step_ratio": ratio, "step_seconds": 0.04 * ratio}
+            speed = {
+                "relative_to": "nope",
+                "step_ratio": ratio,
+                "step_seconds": 0.04 * ratio,
+                "low": ratio - 0.01,
+                "high": ratio + 0.02,
+            }
             made.append({"kind": "speed", "scheme": scheme, "seed": seed, **speed, **about})
     return made
 

@@ -17,7 +17,7 @@ from posenc.lab.tasks import complete
 from posenc.workbench.records import Record, key
 
 SCHEMES = ("nope", "learned", "alibi")
-TIMES = {"time", "seconds", "tokens_per_second", "peak_bytes", "step_ratio", "step_seconds"}
+TIMES = {"time", "seconds", "tokens_per_second", "peak_bytes", "step_ratio", "low", "high", "step_seconds"}
 
 
 def write_text(path: Path, size: int = 12_000, seed: int = 0) -> Path:

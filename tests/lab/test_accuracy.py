@@ -39,7 +39,7 @@ def records(task: str, seeds: tuple[int, ...] = (0,)) -> list[dict[str, Any]]:
             }
             curve = [[n, 3 / n] for n in range(1, 21)]
             made.append({"kind": "training", **named, **once, "seconds": 1.0, "curve": curve, **about})
-            speed = {"relative_to": "nope", "step_ratio": 1.5, "step_seconds": 0.01}
+            speed = {"relative_to": "nope", "step_ratio": 1.5, "step_seconds": 0.01, "low": 1.4, "high": 1.6}
             made.append({"kind": "speed", **named, **speed, **about})
             for kind, length in task_of(task).plan(scheme, config.test_lengths, config.train_length):
                 result = _measured(task, kind, scheme, length, config.train_length)

@@ -62,7 +62,7 @@ def test_every_scheme_has_its_numbers() -> None:
         assert row[6:] == [
             f"{trained['parameters']:,} {trained['position_parameters']:,}",
             f"{trained['tokens_per_second']:,.0f}",
-            f"{timed['step_ratio']:.2f}×",
+            f"{timed['step_ratio']:.2f}× {timed['low']:.2f}–{timed['high']:.2f}",
             f"{trained['peak_bytes'] / 1e6:,.0f} MB",
         ]
     assert parsed.row("schemes", "learned")[0] == "learned undefined past 128"
@@ -140,7 +140,7 @@ def test_the_range_of_a_step_time_is_shown() -> None:
 def test_it_says_how_to_read_it_and_how_to_repeat_it() -> None:
     text = " ".join(page(made_up.records()).text.split())
     for said in (
-        "No scheme was tuned: all were trained with one learning rate, 0.005, and their order can be an artefact",
+        "No scheme was tuned: all had one learning rate, 0.005 (positional parameters: times what the scheme's",
         "This comparison has one seed, so it holds no verdicts: they need 3 seeds or more.",
         "At the training length of 128 tokens, bits per byte are 2.30 with rope, 2.31 with alibi",
         "What must not be concluded",
@@ -259,7 +259,7 @@ def test_what_diverged_is_said_and_no_number() -> None:
     parsed = page(records)
     row = parsed.row("schemes", "rope")
     assert row[0] == "rope diverged at step 40"
-    assert row[1:9] == ["diverged"] * 5 + ["diverged diverged", "diverged", "1.09×"]
+    assert row[1:9] == ["diverged"] * 5 + ["diverged diverged", "diverged", "1.09× 1.08–1.11"]
     assert parsed.row("differences", "rope")[1:] == ["diverged"] * 5 + ["0"]
     assert "rope diverged at step 40: its loss was no longer a number, so it was not tested." in parsed.text
     assert "the learning rate was too high for it here" in " ".join(parsed.text.split())

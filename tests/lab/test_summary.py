@@ -96,6 +96,13 @@ def test_what_is_missing_is_named() -> None:
     ]
 
 
+def test_step_times_that_were_not_asked_for_are_not_missing() -> None:
+    records = [r for r in made_up.records() if r["kind"] != "speed"]
+    assert len(Summary(records).missing()) == 1
+    untimed = [{**r, "configuration": {**r["configuration"], "timed": False}} for r in records]
+    assert Summary(untimed).missing() == []
+
+
 def test_schemes_and_seeds_added_later_are_expected_from_then_on_only() -> None:
     first = made_up.records(("nope", "rope"), seeds=(0,))
     later = made_up.records(("rope",), seeds=(1,))
@@ -288,6 +295,7 @@ def test_the_command_has_every_choice() -> None:
             "per_layer": False,
             "kv_heads": None,
             "inject": "input",
+            "reference": "",
         }
     assert tables.command(Summary(records)) == (
         "posenc compare --schemes nope,learned,sinusoidal,rope,alibi --text 'my poems' b,c --train-length 128 "

@@ -53,12 +53,14 @@ def test_whether_schemes_were_tuned_is_said_first() -> None:
     def first(*schemes: str) -> str:
         return sentences.observed(Summary(tuned(*schemes)))[0]
 
-    assert first().startswith(
-        "No scheme was tuned: all were trained with one learning rate, 0.005, and their order can"
-    )
+    assert first().startswith("No scheme was tuned: all had one learning rate, 0.005 (positional parameters: times")
     assert first("nope", "rope") == "Every scheme was tuned with 5 trials."
     assert first("rope") == (
         "rope was tuned with 5 trials; nope was not tuned, and where it stands can be an artefact of the learning rate."
+    )
+    given = [r for r in tuned("nope", "rope") if (r["kind"], r["scheme"]) != ("trial", "rope")]
+    assert sentences.observed(Summary(given))[0] == (
+        "nope was tuned with 5 trials; rope was trained at a learning rate given for it."
     )
     fewer = [r for r in tuned("nope", "rope") if (r["scheme"], r.get("trial")) != ("rope", 4)]
     assert sentences.observed(Summary(fewer))[0] == "nope was tuned with 5 trials; rope was tuned with 4 trials."
@@ -92,6 +94,8 @@ def test_what_fewer_trials_would_have_given() -> None:
     assert found["budgets"] == [1, 5]
     # What diverged counts as the worst that did not: (2.9 + 2.8 + 2.7 + 2.72 + 2.9) / 5.
     assert found["expected"] == [("nope", ["2.804", "2.700"]), ("rope", ["2.530", "2.400"])]
+    many = [{**r, "trial": n} for n in range(23) for r in tuned("rope") if r.get("trial") == 0]
+    assert trials.page(Summary(many))["budgets"] == [1, 5, 10, 15, 20, 23]
     row = parsed(tuned("nope", "rope")).row("budgets", "rope")
     assert [cell.strip() for cell in row] == ["rope", "2.530", "2.400"]
 
@@ -101,3 +105,26 @@ def test_schemes_with_other_numbers_of_trials_are_held_against_one_another_as_fa
     assert trials.page(Summary(records))["expected"][0] == ("nope", ["2.780", "–"])
     every = [{**r, "diverged": "so"} if r["kind"] == "trial" and r["scheme"] == "nope" else r for r in records]
     assert trials.page(Summary(every))["expected"][0] == ("nope", ["diverged", "diverged"])
+
+
+def test_a_trial_is_the_mean_of_its_tuning_seeds_and_diverges_with_one() -> None:
+    again = [{**r, "seed": 1} for r in tuned("nope", "rope") if r["kind"] == "trial"]
+    for record in again:
+        if record["scheme"] == "rope":
+            record["bits"] += 0.1
+    again[0] |= {"bits": None}  # not a finite number
+    found = Summary(tuned("nope", "rope") + again)
+    assert [trial.bits for trial in trials.of_scheme(found, "nope")] == [None, 2.8, 2.7, 2.72, None]
+    assert [trial.bits for trial in trials.of_scheme(found, "rope")] == pytest.approx([2.55, 2.45, 2.5, 2.65, 2.75])
+    assert sentences.observed(found)[0] == "Every scheme was tuned with 5 trials."
+
+
+def test_tuning_alone_can_be_reported() -> None:
+    alone = [r for r in tuned("nope", "rope") if r["kind"] == "trial"]
+    for record in alone:
+        record["configuration"] = {**record["configuration"], "seeds": []}
+    assert Summary(alone).schemes == ("nope", "rope")
+    page = parsed(alone)
+    assert len(page.tables["trials"]) == 11
+    assert "not finished" not in page.text
+    assert report.terminal_table(alone).columns

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from types import FrameType
@@ -34,6 +35,7 @@ from posenc.workbench.machine import clock_of, device_of, machine, versions
 from posenc.workbench.memory import peak_bytes
 from posenc.workbench.progress import Progress
 from posenc.workbench.records import Record, Records, key
+from posenc.workbench.turns import orders, ratios
 
 Build: TypeAlias = Callable[[CompareConfig, str, int], nn.Module]
 """(configuration, scheme, seed) -> model."""
@@ -298,25 +300,29 @@ class _Lab:
         return self.out / CHECKPOINTS / f"{name_of(scheme, seed, trial)}{checkpoints.SUFFIX}"
 
     def time_steps(self, scheme: str, seed: int) -> None:
-        """The time of a training step relative to the plain model's, taken in turns, so that a machine that is busy
-        with something else for a while slows both. The plain model's own is 1, as that is the unit."""
+        """The time of a training step relative to the plain model's, taken in turns of random order, so that a machine
+        that is busy with something else for a while slows both. The plain model's own is 1, as that is the unit."""
         if not self.config.timed or self.records.has("speed", scheme, seed):
             self.progress.skip(self.speed_work)
             return
         tokens = batch(self.loaded.train, self.config, seed, 0).to(self.device)
-        models = [self.build(self.config, name, seed).to(self.device) for name in dict.fromkeys((PLAIN, scheme))]
-        steps = [
-            partial(step_of, model, optimizer_for(model, self.config), tokens, self.config, self.task.loss)
-            for model in models
-        ]
-        clock, times = clock_of(self.device), []
-        for _ in range(SPEED_ROUNDS):
-            times.append([clock(step) for step in steps])
+        names = tuple(dict.fromkeys((PLAIN, scheme)))
+        models = {name: self.build(self.config, name, seed).to(self.device) for name in names}
+        steps = {
+            name: partial(step_of, model, optimizer_for(model, self.config), tokens, self.config, self.task.loss)
+            for name, model in models.items()
+        }
+        clock = clock_of(self.device)
+        times: dict[str, list[float]] = {name: [] for name in names}
+        for order in islice(orders(names, f"{scheme}, seed {seed}"), SPEED_ROUNDS):
+            for name in order:
+                times[name].append(clock(steps[name]))
             self.progress.advance(2 * self.step_work, f"{scheme}, seed {seed}: timing steps")
             self.stop.check()
-        ratio = round(median(each[-1] / each[0] for each in times[1:]), 4)  # the first round warms up
-        seconds = round(median(each[-1] for each in times[1:]), 6)
-        self._record("speed", scheme, seed, relative_to=PLAIN, step_ratio=ratio, step_seconds=seconds)
+        ratio, low, high = (round(each, 4) for each in ratios(times[scheme][1:], times[PLAIN][1:]))  # after a warm-up
+        seconds = round(median(times[scheme][1:]), 6)
+        result: dict[str, Any] = {"step_ratio": ratio, "low": low, "high": high, "step_seconds": seconds}
+        self._record("speed", scheme, seed, relative_to=PLAIN, **result)
 
     def _record(self, kind: str, scheme: str, seed: int, length: int | None = None, **result: Any) -> None:
         named = {"kind": kind, "scheme": scheme, "seed": seed} | ({} if length is None else {"length": length})

@@ -33,7 +33,8 @@ class Rate:
     @property
     def valid(self) -> bool:
         """Whether both are finite and above 0."""
-        return all(n > 0 and math.isfinite(n) for n in (self.learning_rate, self.multiplier or 1.0))
+        multiplier = 1.0 if self.multiplier is None else self.multiplier
+        return all(n > 0 and math.isfinite(n) for n in (self.learning_rate, multiplier))
 
 
 @dataclass(frozen=True)

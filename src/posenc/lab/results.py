@@ -10,9 +10,10 @@ Every record has all that made it: ``configuration``, ``text``, ``versions`` and
     windows, sliding, final_tokens, truncated
                     bits [per byte, one for each evaluation window], tokens (scored in each window)
     by_position     edges of the buckets, and for each bucket bits (the mean) and stderr
-    accuracy, resized, order, distance (of the tasks digits and classify)
-                    accuracy [share of right answers, one for each image or group of sequences], examples (in each)
-    speed           relative_to, step_ratio (time of a training step over that scheme's), step_seconds
+    accuracy, resized, order, distance (of the tasks digits and classify, and of the puzzles)
+                    accuracy [share of right answers, one for each image, group of sequences or row], examples (in each)
+    speed           relative_to, step_ratio (time of a training step over that scheme's, with low and high, the ends of
+                    the interval that its median lies in), step_seconds
 
 Where a scheme has no encoding for a length, ``undefined`` says why and there are no bits. Where a training diverged,
 ``diverged`` says when, and stands in place of its results and of those of all its tests. A bit that is null was not a
@@ -41,7 +42,7 @@ ONCE: dict[str, dict[str, Any]] = {
         "final_bits": float,
         "peak_bytes": int,
     },
-    "speed": {"relative_to": str, "step_ratio": float, "step_seconds": float},
+    "speed": {"relative_to": str, "step_ratio": float, "low": float, "high": float, "step_seconds": float},
 }
 TRIAL = {"trial": int, "learning_rate": float, "multiplier": float | None, "bits": float | None, "seconds": float}
 INSTEAD = ("undefined", "diverged")  # of results: words that say why there are none

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from posenc.lab.task import listed
 from posenc.lab.tasks import task_of
 from posenc.workbench.statistics import LEAST_SEEDS, Mean, holm, mean_of, verdict, wilson
-from posenc.workbench.statistics import Interval as Interval
 
 Record = Mapping[str, Any]
 
@@ -71,7 +70,8 @@ class Summary:
         self.trainings: tuple[tuple[str, int], ...] = _unique(
             (scheme, seed) for c in asked for seed in c.get("seeds", ()) for scheme in c.get("schemes", ())
         ) or _unique((key[1], key[2]) for key in self._found)
-        self.schemes = _unique(scheme for scheme, _ in self.trainings)
+        tried = [str(r["scheme"]) for r in self.records if r.get("kind") == "trial"]
+        self.schemes = _unique([*(scheme for scheme, _ in self.trainings), *tried])
         self.train_length = int(self.configuration.get("train_length", 0))
         self.test_lengths = tuple(sorted(self.configuration.get("test_lengths", ()))) or self.lengths("windows")
         self.task = task_of(str(self.configuration.get("task", "text")))
@@ -221,8 +221,11 @@ class Summary:
     def lacking(self) -> dict[tuple[str, int], str]:
         """What each training that is not complete lacks, by scheme and seed."""
         found = {}
+        once = {
+            kind: called for kind, called in ONCE.items() if kind != "speed" or self.configuration.get("timed", True)
+        }
         for scheme, seed in self.trainings:
-            parts = [called for kind, called in ONCE.items() if not self.get(kind, scheme, seed)]
+            parts = [called for kind, called in once.items() if not self.get(kind, scheme, seed)]
             expected: dict[str, list[int]] = {}
             for kind, length in self.plan(scheme):
                 expected.setdefault(kind, []).append(length)
@@ -231,7 +234,7 @@ class Summary:
                 at = f" at {listed(gone)} {self.task.lengths}" if len(gone) < len(lengths) else ""
                 parts += [self.task.kinds[kind].called + at] if gone else []
             if parts:
-                found[scheme, seed] = "everything" if len(parts) == len(ONCE) + len(expected) else "; ".join(parts)
+                found[scheme, seed] = "everything" if len(parts) == len(once) + len(expected) else "; ".join(parts)
         return found
 
     def plan(self, scheme: str) -> list[tuple[str, int]]:

@@ -24,7 +24,7 @@ def command(summary: Summary) -> str:
             # A comma may be part of a file's name, so texts are words of their own.
             items = [str(item) for item in value]
             words += [option, *(items if name == "text" else [",".join(items)])] if items else []
-        elif value is not None:
+        elif value not in (None, ""):
             words += [option, str(value)]
     return shlex.join(words)
 

@@ -1,44 +1,66 @@
 """Tuning as a report shows it: what every trial gave, and what fewer trials would have given."""
 
+from dataclasses import dataclass
 from math import comb
 from typing import Any
 
 from posenc.lab.summary import Record, Summary
 from posenc.lab.task import listed
 
-BUDGETS = (1, 5, 10, 15)  # of trials, and on in steps of the last difference
+BUDGETS = (1, 5, 10, 15)  # of trials; then on by fives, and all there are
 
 
-def of_scheme(summary: Summary, scheme: str) -> list[Record]:
-    """A scheme's trials in their order; of one that was made again, the latest."""
-    found = {
-        (r.get("seed"), r.get("trial")): r
-        for r in summary.records
-        if r.get("kind") == "trial" and r["scheme"] == scheme
-    }
-    return list(found.values())
+@dataclass(frozen=True)
+class Trial:
+    """A setting that was tried and its mean loss over the tuning seeds: ``bits`` at the training length, and
+    ``longest`` at the longest; None where it diverged at some seed, or has no such number."""
+
+    learning_rate: float | None
+    multiplier: float | None
+    bits: float | None
+    longest: float | None
+    seconds: float | None
+
+
+def of_scheme(summary: Summary, scheme: str) -> list[Trial]:
+    """A scheme's trials in their order."""
+    found: dict[Any, dict[Any, Record]] = {}
+    for record in summary.records:
+        if record.get("kind") == "trial" and record["scheme"] == scheme:
+            found.setdefault(record.get("trial"), {})[record.get("seed")] = record
+    return [_trial(list(found[number].values())) for number in sorted(found)]
+
+
+def _trial(records: list[Record]) -> Trial:
+    def mean(name: str) -> float | None:
+        values = [float(record[name]) for record in records if record.get(name) is not None]
+        whole = len(values) == len(records) and not any(record.get("diverged") for record in records)
+        return sum(values) / len(values) if whole else None
+
+    first = records[0]
+    return Trial(first.get("learning_rate"), first.get("multiplier"), mean("bits"), mean("longest"), mean("seconds"))
 
 
 def tuned(summary: Summary) -> str:
-    """In a sentence, how the schemes were tuned; empty where nothing is known of any."""
+    """In a sentence, how the schemes were tuned; empty where none is trained."""
     trained = [s for s in summary.schemes if summary.of("training", s)]
-    counts = {s: len(of_scheme(summary, s)) for s in trained if any(r.get("tuned") for r in summary.of("training", s))}
-    without = [scheme for scheme in trained if scheme not in counts]
-    rate = summary.configuration.get("learning_rate")
-    if trained and not counts:
+    done = [s for s in trained if any(r.get("tuned") for r in summary.of("training", s))]
+    if trained and not done:
+        rate = summary.configuration.get("learning_rate")
         return (
-            f"No scheme was tuned: all were trained with one learning rate{f', {rate:g}' if rate else ''}, and their "
-            "order can be an artefact of it. In one comparison T5 moved from tenth of eleven to tied first when its "
-            "table learned 30 times faster."
+            f"No scheme was tuned: all had one learning rate{f', {rate:g}' if rate else ''} (positional parameters: "
+            "times what the scheme's entry says), and their order can be an artefact of it. In one comparison T5 moved "
+            "from tenth of eleven to tied first when its table learned 30 times faster."
         )
+    counts = {scheme: len(of_scheme(summary, scheme)) for scheme in done}
     parts = []
     for count in dict.fromkeys(counts.values()):
         whose = [scheme for scheme, its in counts.items() if its == count]
         names = (
             "Every scheme was" if len(whose) == len(trained) else f"{listed(whose)} {'were' if whose[1:] else 'was'}"
         )
-        parts.append(f"{names} tuned with {count} trial{'s' * (count != 1)}")
-    if without:
+        parts.append(f"{names} {f'tuned with {count} trials' if count else 'trained at a learning rate given for it'}")
+    if without := [scheme for scheme in trained if scheme not in done]:
         were, stand = ("were", "they stand") if without[1:] else ("was", "it stands")
         parts.append(f"{listed(without)} {were} not tuned, and where {stand} can be an artefact of the learning rate")
     return f"{'; '.join(parts)}." if parts else ""
@@ -66,7 +88,7 @@ def page(summary: Summary) -> dict[str, Any]:
     """The tables of trials: every one, by scheme and setting, and the best expected of fewer."""
     found = {scheme: of_scheme(summary, scheme) for scheme in summary.schemes}
     most = max(map(len, found.values()), default=0)
-    budgets = [k for k in (*BUDGETS, *range(20, most + 5, 5)) if k <= most]
+    budgets = sorted({*(k for k in BUDGETS if k < most), *range(20, most, 5), *([most] if most else [])})
     return {
         "trials": [line for scheme, each in found.items() for line in _lines(scheme, each)],
         "budgets": budgets,
@@ -74,36 +96,32 @@ def page(summary: Summary) -> dict[str, Any]:
     }
 
 
-def _lines(scheme: str, records: list[Record]) -> list[dict[str, Any]]:
+def _lines(scheme: str, found: list[Trial]) -> list[dict[str, Any]]:
     """A line for each trial, by learning rate and multiplier, with the best marked."""
-    best = min((r["bits"] for r in records if _learned(r)), default=None)
+    best = min((trial.bits for trial in found if trial.bits is not None), default=None)
 
-    def number(record: Record, name: str, form: str) -> str:
-        return form.format(record[name]) if record.get(name) is not None else "–"
+    def number(value: float | None, form: str, absent: str = "–") -> str:
+        return absent if value is None else form.format(value)
 
     return [
         {
             "scheme": scheme,
-            "learning_rate": number(record, "learning_rate", "{:g}"),
-            "multiplier": number(record, "multiplier", "{:g}"),
-            "bits": number(record, "bits", "{:.3f}") if _learned(record) else "diverged",
-            "longest": number(record, "longest", "{:.3f}"),
-            "seconds": number(record, "seconds", "{:.1f}"),
-            "best": _learned(record) and record["bits"] == best,
+            "learning_rate": number(trial.learning_rate, "{:g}"),
+            "multiplier": number(trial.multiplier, "{:g}"),
+            "bits": number(trial.bits, "{:.3f}", "diverged"),
+            "longest": number(trial.longest, "{:.3f}"),
+            "seconds": number(trial.seconds, "{:.1f}"),
+            "best": trial.bits is not None and trial.bits == best,
         }
-        for record in sorted(records, key=lambda r: (r.get("learning_rate") or 0, r.get("multiplier") or 0))
+        for trial in sorted(found, key=lambda trial: (trial.learning_rate or 0, trial.multiplier or 0))
     ]
 
 
-def _expected(records: list[Record], budgets: list[int]) -> list[str]:
+def _expected(found: list[Trial], budgets: list[int]) -> list[str]:
     """The expected best of as many trials as each budget has. What diverged counts as the worst that did not, or a draw
     in which all diverged would have no best."""
-    learned = [float(r["bits"]) for r in records if _learned(r)]
+    learned = [trial.bits for trial in found if trial.bits is not None]
     if not learned:
         return ["diverged"] * len(budgets)
-    bits = learned + [max(learned)] * (len(records) - len(learned))
+    bits = learned + [max(learned)] * (len(found) - len(learned))
     return [f"{expected_best(bits, k):.3f}" if k <= len(bits) else "–" for k in budgets]
-
-
-def _learned(record: Record) -> bool:
-    return record.get("bits") is not None and not record.get("diverged")

@@ -33,7 +33,7 @@ def trials(config: CompareConfig, learns: bool) -> list[Rate]:
     if learns:
         return [Rate(rate, multiplier) for rate, multiplier in product(rates, multipliers)]
     count = len(rates) * len(multipliers)
-    between = np.geomspace(rates[0], rates[-1], count) if len(rates) > 1 else [rates[0]]
+    between = np.geomspace(rates[0], rates[-1], count) if len(rates) > 1 else rates
     return [Rate(float(f"{rate:.4g}")) for rate in between]
 
 

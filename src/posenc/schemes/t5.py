@@ -128,7 +128,7 @@ ENTRY = Entry(
     url="https://arxiv.org/abs/1910.10683",
     rate=30.0,
     why_rate=(
-        "a bias moves by about the learning rate in a step. T5's own training has rates of 0.01 for its first 10,000 steps "
-        "(section 3.1.2, with Adafactor), so a bias can go some sixty times as far as in 600 steps of 0.005"
+        "a bias moves by about the learning rate in a step. T5's own training has a rate of 0.01 in its first 10,000 "
+        "steps (section 3.1.2, with Adafactor), so a bias can go some sixty times as far as in 600 steps of 0.005"
     ),
 )

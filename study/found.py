@@ -1,0 +1,186 @@
+"""What the records of the study say: of each text its comparison, how far it has come, and the four contrasts."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from posenc.lab.config import Rate
+from posenc.lab.results import check
+from posenc.lab.summary import Estimate, Summary
+from posenc.lab.trials import of_scheme
+from posenc.lab.tuning import chosen
+from posenc.workbench.records import Record, read
+from posenc.workbench.statistics import ALPHA, holm
+from study.run import RECORDS, SCHEMES
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+HERE = Path(__file__).parent
+LENGTHS = (128, 1024)
+MEASURE = "sliding"
+LABELS = {names: folder for folder, names in SCHEMES.items() if names != folder} | {
+    SCHEMES["windows"]: "RoPE in windows, NoPE"
+}
+TRIALS = 15
+AT_ONE_RATE = Rate(0.005, 1.0)  # the one that an untuned comparison has
+
+
+def label(scheme: str) -> str:
+    """A scheme as tables have it."""
+    return LABELS.get(scheme, scheme)
+
+
+def records(part: str) -> list[Record]:
+    """Those of all schemes, in their order; none where nothing was measured."""
+    return [record for folder in SCHEMES for record in read(RECORDS / part / folder, check)]
+
+
+@dataclass(frozen=True)
+class Text:
+    """One text of the study, and the seeds that are planned of each scheme."""
+
+    name: str
+    summary: Summary
+    seeds: int
+
+    @property
+    def trained(self) -> int:
+        """Trainings that are tested, of those that are planned."""
+        return sum(min(len(self.summary.measured(scheme)), self.seeds) for scheme in self.summary.schemes)
+
+    @property
+    def planned(self) -> int:
+        return self.seeds * len(SCHEMES)
+
+    @property
+    def progress(self) -> str:
+        """How many of the trainings are there, in words."""
+        if self.complete:
+            return f"all {self.planned} trainings are there"
+        return f"{self.trained} of {self.planned} trainings are there, so no verdict is given yet"
+
+    @property
+    def seconds(self) -> float:
+        """What training took."""
+        trainings = [record for scheme in self.summary.schemes for record in self.summary.of("training", scheme)]
+        return sum(record.get("seconds", 0.0) for record in trainings)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every training is there, or diverged, so that verdicts may be given."""
+        return (
+            all(len(self.summary.of("training", scheme)) >= self.seeds for scheme in SCHEMES.values())
+            and not self.summary.missing()
+        )
+
+
+def text(name: str, seeds: int) -> Text:
+    return Text(name, Summary(record for record in records(name) if record["kind"] != "trial"), seeds)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What tuning did for a scheme: its loss on tuning text, at the trained length and at the longest, at the one rate
+    that all have untuned and at its best; its place among the schemes by either; and what the trials cost."""
+
+    scheme: str
+    trials: int
+    rate: Rate
+    untuned: tuple[float, float | None]
+    best: tuple[float, float | None]
+    seconds: float
+    place: int = 0
+    untuned_place: int = 0
+
+    @property
+    def gain(self) -> float:
+        return self.untuned[0] - self.best[0]
+
+    @property
+    def moved(self) -> int:
+        """By how many places."""
+        return abs(self.place - self.untuned_place)
+
+
+def tuning() -> list[Tuned]:
+    """Of every scheme with all of its trials, the lowest loss first."""
+    found, summary = [], Summary(records("python"))
+    for scheme in SCHEMES.values():
+        tried = [dict(record) for record in of_scheme(summary, scheme)]
+        rate = chosen(scheme, tried)
+        if rate is not None and len(tried) == TRIALS:
+            seconds = sum(record.get("seconds", 0.0) for record in tried)
+            found.append(Tuned(scheme, TRIALS, rate, _loss(tried, AT_ONE_RATE), _loss(tried, rate), seconds))
+    untuned = sorted(found, key=lambda each: each.untuned[0])
+    found.sort(key=lambda each: each.best[0])
+    return [replace(each, place=n, untuned_place=untuned.index(each) + 1) for n, each in enumerate(found, 1)]
+
+
+def _loss(tried: Iterable[Record], rate: Rate) -> tuple[float, float | None]:
+    """Of the trial at a rate, or at its learning rate where the scheme learns nothing."""
+    for record in tried:
+        if record["learning_rate"] == rate.learning_rate and record["multiplier"] in (rate.multiplier, None):
+            return record["bits"], record.get("longest")
+    raise ValueError(f"there must be a trial at {rate}, and there is none")
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A contrast of the plan at one length: what was published of it and what was found."""
+
+    scheme: str
+    other: str
+    length: int
+    published: str
+    claim: str
+    source: str
+    url: str
+    found: Estimate | None
+    verdict: str = ""
+
+    @property
+    def agrees(self) -> str:
+        """Whether what was found is what was published: yes, no, or undecided; empty without a verdict."""
+        if self.verdict in ("", "undecided"):
+            return self.verdict
+        return "yes" if self.verdict == self.published else "no"
+
+
+def contrasts(of: Text) -> list[Contrast]:
+    """The eight tests of a text, with Holm's correction over them; without verdicts until all trainings are there."""
+    told = tomllib.loads((HERE / "contrasts.toml").read_text())["contrast"]
+    made = [
+        Contrast(
+            each["scheme"],
+            each["other"],
+            length,
+            each["published"][str(length)],
+            each["claim"],
+            each["source"],
+            each["url"],
+            of.summary.difference(MEASURE, each["scheme"], each["other"], length),
+        )
+        for each in told
+        for length in LENGTHS
+    ]
+    return judged(made, of.summary.task.margin) if of.complete else made
+
+
+def judged(made: Sequence[Contrast], margin: float) -> list[Contrast]:
+    """The same with their verdicts: "lower" or "higher" where Holm's test of all of them rejects zero, "tied" where the
+    90 % interval is within the margin, else "undecided"."""
+    tests = [each.found.found for each in made if each.found and each.found.found]
+    if len(tests) < len(made):
+        return list(made)
+    shown = holm([float(test.p_value()) for test in tests])
+    found = []
+    for each, test, differs in zip(made, tests, shown, strict=True):
+        mean, half = float(test.mean), float(test.half(1 - 2 * ALPHA))
+        word = "lower" if mean < 0 else "higher"
+        said = word if differs else "tied" if abs(mean) + half < margin else "undecided"
+        found.append(replace(each, verdict=said))
+    return found

@@ -1,0 +1,90 @@
+"""``python -m study.pages``: docs/study, every table, figure and sentence of it made from the records.
+
+The words are in ``templates``, with a template for each page; the numbers are those of `study.found`.
+"""
+
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from posenc.lab import pictures
+from posenc.lab.summary import Estimate
+from posenc.workbench import style
+from posenc.workbench.files import write_whole
+from study.found import LENGTHS, MEASURE, Text, contrasts, label, text, tuning
+from study.run import SCHEMES, TEXTS
+
+HERE = Path(__file__).parent
+DOCS = HERE.parent / "docs"
+TITLES = {"python": "Python's packages", "plays": "Shakespeare's works"}
+
+
+def main() -> None:
+    """Writes every page; one of which nothing is measured says so."""
+    texts = [text(name, seeds) for name, seeds in TEXTS.items()]
+    known = {
+        "texts": texts,
+        "tuned": tuning(),
+        "schemes": list(SCHEMES.values()),
+        "titles": TITLES,
+        "contrasts": {of.name: contrasts(of) for of in texts},
+        "lengths": LENGTHS,
+    }
+    write_whole(DOCS / "study" / "plan.md", (HERE / "plan.md").read_bytes())
+    for name in ("index", "tuning", "contrasts"):
+        _write(name, name, **known)
+    for of in texts:
+        _write(of.name, "text", of=of, rows=rows(of), **known)
+        if of.trained:
+            for dark in (False, True):
+                figure = style.saved(pictures.sliding(of.summary, dark), dark=dark)
+                write_whole(DOCS / "images" / f"study-{of.name}{'-dark' if dark else ''}.png", figure)
+
+
+def _write(name: str, template: str, **known: object) -> None:
+    environment = Environment(  # of Markdown, in which nothing is to be escaped
+        loader=FileSystemLoader(HERE / "templates"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"label": label, "number": number, "interval": interval}
+    written = environment.get_template(f"{template}.md.j2").render(**known)
+    write_whole(DOCS / "study" / f"{name}.md", (written.rstrip() + "\n").encode())
+
+
+def number(value: float | None) -> str:
+    """A loss; None where the scheme has no such position."""
+    return "undefined" if value is None else f"{value:.3f}"
+
+
+def interval(value: Estimate | None) -> str:
+    """A difference with its interval."""
+    if value is None:
+        return "not measured"
+    return f"{value.mean:+.3f} ({value.low:+.3f} to {value.high:+.3f})".replace("-", "−")
+
+
+def rows(of: Text) -> list[tuple[str, int, list[str], str]]:
+    """Of every scheme that is measured, the lowest loss at the trained length first: its name, its seeds, its loss at
+    every length, and what far text is worth to it."""
+    summary = of.summary
+    found = {s: value for s in summary.schemes if (value := summary.bits(MEASURE, s, LENGTHS[0]))}
+    longest = max(summary.lengths(MEASURE), default=0)
+
+    def cell(scheme: str, length: int) -> str:
+        value = summary.bits(MEASURE, scheme, length)
+        if value is None:
+            return summary.no_value(scheme, length, MEASURE) or "–"
+        shown = f"{value.mean:.3f} ± {value.high - value.mean:.3f}"
+        return f"**{shown}**" if of.complete and scheme in summary.best(MEASURE, length) else shown
+
+    def gain(scheme: str) -> str:
+        its = ("final_tokens", scheme, scheme, longest, "truncated", summary.train_length)
+        return interval(summary.difference(*its)) if summary.difference(*its) else "–"
+
+    return [
+        (scheme, len(summary.measured(scheme)), [cell(scheme, n) for n in summary.lengths(MEASURE)], gain(scheme))
+        for scheme in sorted(found, key=lambda scheme: found[scheme].mean)
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""The study: what its jobs are, and what its pages say of records, made up here."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from posenc.lab.config import Rate
+from posenc.lab.summary import Estimate, Summary
+from posenc.workbench.statistics import mean_of
+from study import found, pages, run
+from study.found import AT_ONE_RATE, Contrast, Text, judged
+from tests.lab import made_up
+
+
+def contrast(mean: float, spread: float, seeds: int = 10, published: str = "tied") -> Contrast:
+    """A contrast whose difference has this mean and, from seed to seed and window to window, this spread."""
+    rng = np.random.default_rng(0)
+    values = rng.normal(0, spread, (seeds, 1)) + rng.normal(0, spread, (1, 64)) + rng.normal(0, spread, (seeds, 64))
+    test = mean_of(values - values.mean() + mean)
+    half = float(test.half())
+    estimate = Estimate(mean, mean - half, mean + half, 64, seeds, test)
+    return Contrast("rope", "alibi", 128, published, "", "", "", estimate)
+
+
+def test_verdicts_are_those_of_the_plan() -> None:
+    contrasts = [contrast(-0.1, 0.01), contrast(0.1, 0.01), contrast(0.0, 0.01), contrast(0.0, 0.2)]
+    assert [each.verdict for each in judged(contrasts, 0.02)] == ["lower", "higher", "tied", "undecided"]
+
+
+def test_holm_corrects_over_all_tests() -> None:
+    """A difference that one test alone would call real is none among eight of which no other is."""
+    one = contrast(0.005, 0.006)
+    assert one.found is not None
+    assert one.found.found is not None
+    p = float(one.found.found.p_value())
+    assert 0.05 / 8 < p < 0.05
+    assert judged([one], 0.001)[0].verdict == "higher"
+    assert judged([one, *[contrast(0.0, 0.2)] * 7], 0.001)[0].verdict == "undecided"
+
+
+def test_a_contrast_that_is_not_measured_leaves_all_without_a_verdict() -> None:
+    lacking = replace(contrast(0.0, 0.01), found=None)
+    assert {each.verdict for each in judged([contrast(-0.1, 0.01), lacking], 0.02)} == {""}
+
+
+@pytest.mark.parametrize(
+    ("published", "verdict", "agrees"),
+    [("lower", "lower", "yes"), ("lower", "tied", "no"), ("tied", "undecided", "undecided"), ("lower", "", "")],
+)
+def test_agreement_is_with_what_was_published(published: str, verdict: str, agrees: str) -> None:
+    assert replace(contrast(0.0, 0.1, published=published), verdict=verdict).agrees == agrees
+
+
+def test_a_text_has_verdicts_when_all_its_trainings_are_there() -> None:
+    schemes = tuple(run.SCHEMES.values())
+    seeds = (0, 1, 2)
+    records = made_up.records(seeds=seeds)
+    of = Text("python", Summary(records), 3)
+    assert (of.trained, of.planned, of.complete) == (15, 3 * len(schemes), False)  # five schemes of them
+    assert of.progress == f"15 of {3 * len(schemes)} trainings are there, so no verdict is given yet"
+
+
+def trial(scheme: str, number: int, rate: Rate, bits: float) -> dict[str, Any]:
+    about = made_up.records(("nope",))[0]
+    named = {name: about[name] for name in ("fingerprint", "configuration", "text", "versions", "machine", "time")}
+    result = {"learning_rate": rate.learning_rate, "multiplier": rate.multiplier, "bits": bits, "seconds": 1.0}
+    return {"kind": "trial", "scheme": scheme, "seed": 0, "trial": number, **result, "longest": bits + 1, **named}
+
+
+def trials(scheme: str, untuned: float, best: float) -> list[dict[str, Any]]:
+    others = [trial(scheme, n, Rate(0.001 * n, 1.0), 9.0) for n in range(6, 19)]
+    return [trial(scheme, 0, AT_ONE_RATE, untuned), trial(scheme, 1, Rate(0.02, 30.0), best), *others]
+
+
+def test_tuning_says_who_gains_and_who_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [
+        *trials("t5", 2.5, 2.0),
+        *trials("rope", 2.2, 2.1),
+        *trials("nope", 3.0, 2.9),
+        trial("fire", 0, AT_ONE_RATE, 1.0),
+    ]
+    monkeypatch.setattr(found, "records", lambda part: made)
+    first, *others = found.tuning()
+    assert (first.scheme, first.rate, first.untuned, first.best) == ("t5", Rate(0.02, 30.0), (2.5, 3.5), (2.0, 3.0))
+    assert (first.place, first.untuned_place, round(first.gain, 6), first.seconds) == (1, 2, 0.5, 15.0)
+    assert [(each.scheme, each.place, each.untuned_place) for each in others] == [("rope", 2, 1), ("nope", 3, 3)]
+
+
+def test_pages_are_written_from_records(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With and without records, and what is said is what they hold."""
+    monkeypatch.setattr(pages, "DOCS", tmp_path)
+    monkeypatch.setattr(found, "records", lambda part: [])
+    pages.main()
+    assert "No scheme has had all of its trials yet." in (tmp_path / "study" / "tuning.md").read_text()
+    schemes = ("nope", "rope", "alibi", "t5", "pope", run.SCHEMES["windows"])
+    monkeypatch.setattr(made_up, "GROWTH", made_up.GROWTH | dict.fromkeys(schemes[3:], 0.1))
+    monkeypatch.setattr(made_up, "LEVEL", made_up.LEVEL | dict.fromkeys(schemes[3:], 2.4))
+    made = [*made_up.records(schemes, (0, 1, 2)), *trials("t5", 2.5, 2.0), *trials("rope", 2.2, 2.1)]
+    monkeypatch.setattr(found, "records", lambda part: made if part == "python" else [])
+    pages.main()
+    tuning = (tmp_path / "study" / "tuning.md").read_text()
+    assert "t5 gains most from a rate of its own, 0.50 bits per byte" in tuning
+    assert "| 1 | t5 | 2.500 | **2.000** | 3.500 | 3.000 | 0.02 | × 30 | 2 |" in tuning
+    text = (tmp_path / "study" / "python.md").read_text()
+    assert "| RoPE in windows, NoPE | 3 | 2." in text
+    value = Summary(made_up.records(schemes, (0, 1, 2))).difference("sliding", "rope", "alibi", 1024)
+    assert pages.interval(value) in (tmp_path / "study" / "contrasts.md").read_text()
+    assert {path.name for path in (tmp_path / "images").iterdir()} == {"study-python.png", "study-python-dark.png"}
+    assert "trainings are there" in (tmp_path / "study" / "index.md").read_text()
+
+
+def test_jobs_name_the_scheme_and_the_rate_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    stages = list(run.jobs())
+    assert all({job.folder for job in stage} == set(run.SCHEMES) for stage in stages)
+    first, *_ = stages[0]
+    assert (first.part, first.seeds) == ("python", 0)  # tuning comes first, for all
+    assert first.configuration().tune
+    monkeypatch.setattr(run, "tuned", lambda folder: Rate(0.02, 30.0))
+    config = run.Job("plays", "windows", 3).configuration()
+    assert config.schemes == ("rope@32~rope@32~nope",)
+    assert config.given_rates() == {"rope@32~rope@32~nope": Rate(0.02, 30.0)}
+    assert (config.seeds, config.tune, config.steps) == ((0, 1, 2), False, 600)
