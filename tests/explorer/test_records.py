@@ -74,6 +74,11 @@ FOLDERS = {
     "some seeds solve it": test_accuracy.bimodal,
     "single answers": lambda: test_accuracy.records("digits"),
     "tuned": lambda: test_trials.tuned("nope", "rope"),
+    "tried, not trained": lambda: [
+        {**r, "configuration": {**r["configuration"], "schemes": ["nope"]}}
+        for r in test_trials.tuned("nope", "rope")
+        if r["scheme"] == "nope" or r["kind"] == "trial"
+    ],
     "said once": said_once,
     "another reference": lambda: [
         {

@@ -131,9 +131,11 @@ function comparison(given, measures) {
     const asked = records.flatMap(({ configuration: c }) =>
         (c?.seeds ?? []).flatMap((seed) => (c.schemes ?? []).map((scheme) => [scheme, seed])),
     );
-    const tests = records.filter(({ kind }) => kind !== "trial"); // of which there are many to a training
+    const isTrial = ({ kind }) => kind === "trial"; // of which there are many to a training, or without one
+    const tests = records.filter((record) => !isTrial(record));
     const trainings = asked.length ? asked : tests.map(({ scheme, seed }) => [scheme, seed]);
-    const schemes = unique(trainings.map(([scheme]) => scheme));
+    const tried = records.filter(isTrial).map(({ scheme }) => scheme);
+    const schemes = unique([...trainings.map(([scheme]) => scheme), ...tried]);
     const of = (kind, scheme, length) => {
         const seeds = unique(trainings.filter(([name]) => name === scheme).map(([, seed]) => seed));
         const there = records.filter(
