@@ -1,5 +1,6 @@
 """Which scheme: what passes does so by the data, what does not says why, and evidence is quoted as it stands."""
 
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -26,6 +27,14 @@ def choose(javascript: Node) -> Any:
         return javascript("choose", asked={"model": model, "tokens": tokens, **NOTHING, **needs})
 
     return asked
+
+
+@pytest.fixture
+def judged(choose: Any, javascript: Node) -> Iterator[Any]:
+    """The same, had all evidence seeds enough."""
+    javascript("content", **{**DATA, "evidence": [{**record, "too_few": ""} for record in DATA["evidence"]]})
+    yield choose
+    javascript("content", **DATA)
 
 
 def kept(found: Any) -> dict[str, Any]:
@@ -68,8 +77,28 @@ def test_what_is_left_out_of_an_encoder_and_of_images(choose: Any) -> None:
     assert all(answer["without"] == ["videos"] for answer in kept(video).values())
 
 
-def test_a_checkpoint_keeps_what_some_model_was_trained_with(choose: Any) -> None:
-    found = choose(checkpoint=True, longer=True)
+def test_few_seeds_and_few_pieces_give_no_verdict(choose: Any) -> None:
+    """Their figures stand as they are, and say of what there are too few."""
+    few = {record.name: record for record in evidence() if record.too_few}
+    assert {*few} == {"demo", "classify", "digits", "stretch"}
+    assert all(record.too_few in record.measured for record in few.values())
+    assert {record.name for record in evidence() if "one seed" in record.measured} <= {*few}
+    seen = set()
+    for needs in ({"longer": True}, {"direction": True}, {"longer": True, "checkpoint": True}):
+        for answer in kept(choose("encoder" if "direction" in needs else "decoder", **needs)).values():
+            for line in answer["lines"]:
+                if line["record"] in few:
+                    assert line["verdict"] == ""
+                    assert line["words"].endswith(f" ({few[line['record']].too_few}, too few for a verdict)")
+                    seen.add(line["record"])
+    assert seen == {*few}
+    told = choose("encoder", direction=True)["groups"]
+    assert {*told} == {"mixed", "none"}
+    assert {"rope", "alibi"} <= {*told["mixed"]}
+
+
+def test_a_checkpoint_keeps_what_some_model_was_trained_with(judged: Any) -> None:
+    found = judged(checkpoint=True, longer=True)
     assert all(ENTRIES[name]["users"] for name in kept(found))
     stretched = [line for line in kept(found)["rope"]["lines"] if line["record"] == "stretch"]
     assert {line["words"].split(":")[0]: line["verdict"] for line in stretched} == {
@@ -81,22 +110,22 @@ def test_a_checkpoint_keeps_what_some_model_was_trained_with(choose: Any) -> Non
     }
 
 
-def test_what_evidence_says_of_length(choose: Any) -> None:
-    groups = choose(longer=True)["groups"]
+def test_what_evidence_says_of_length(judged: Any) -> None:
+    groups = judged(longer=True)["groups"]
     assert {*groups["for"]} == {"alibi"}
     assert {"sinusoidal", "rope", "t5"} <= {*groups["against"]}
     assert {*groups["mixed"]} == {"nope"}  # best of two published tables, and worse past its length in `make demo`
     assert groups["none"]["kerple"]["without"] == ["texts longer than in training"]
 
 
-def test_what_evidence_says_of_direction_and_cost(choose: Any) -> None:
-    told = choose("encoder", direction=True)["groups"]
+def test_what_evidence_says_of_direction_and_cost(judged: Any) -> None:
+    told = judged("encoder", direction=True)["groups"]
     assert {"rope", "shaw", "sinusoidal", "learned"} == {*told["for"]}
     assert {*told["against"]} == {"alibi"}  # its bidirectional form is blind
-    cheap = choose(cheap=True)
+    cheap = judged(cheap=True)
     assert {"transformer_xl", "relative_1d"} <= {*cheap["out"]}
     assert {"alibi", "rope", "t5"} <= {*cheap["groups"]["for"]}
-    both = choose(cheap=True, longer=True)["groups"]
+    both = judged(cheap=True, longer=True)["groups"]
     assert {*both["for"]} == {"alibi"}  # to be cheap speaks for none past its length
     assert "sinusoidal" in both["against"]
 

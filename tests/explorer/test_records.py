@@ -1,6 +1,7 @@
 """Records on the page: read as posenc's reports read them, in Python and, where they are dropped in, in JavaScript."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,16 @@ from posenc.explorer.records import measures, summary
 from posenc.extend.summary import Summary as Extended
 from posenc.lab.compare import compare
 from posenc.lab.summary import Summary as Compared
+from posenc.workbench.files import WORDS
 from posenc.workbench.records import read
+from posenc.workbench.statistics import wilson
 from tests.explorer.node import Node
-from tests.lab import made_up, test_accuracy
+from tests.lab import made_up, test_accuracy, test_trials
 from tests.lab.small import small_config, write_text
+
+# The longest computation on either side is the quantile of Student's t: a continued fraction of 200 levels, of about
+# ten roundings each. Sums are of fewer numbers. Relative to the largest number of a point:
+ROUNDING = 200 * 10 * sys.float_info.epsilon
 
 
 def written(folder: Path, records: list[dict[str, Any]]) -> Path:
@@ -48,6 +55,17 @@ def extension() -> list[dict[str, Any]]:
     return made
 
 
+def said_once() -> list[dict[str, Any]]:
+    """Records of two runs, as they are written: what those of a run share stands in a line of its own."""
+    made: list[dict[str, Any]] = []
+    for name, seeds in (("a", (9,)), ("b", (0, 1))):
+        records = [{**record, "fingerprint": name} for record in made_up.records(seeds=seeds)]
+        shared = ("configuration", "text", "versions", "machine", "fingerprint")
+        made.append({"about": name, **{each: records[0][each] for each in shared}})
+        made += [{**{k: v for k, v in record.items() if k not in shared}, "about": name} for record in records]
+    return made
+
+
 FOLDERS = {
     "one seed": lambda: made_up.records(),
     "three seeds": lambda: made_up.records(seeds=(0, 1, 2)),
@@ -55,6 +73,13 @@ FOLDERS = {
     "right answers": lambda: test_accuracy.records("classify", (0, 1, 2)),
     "some seeds solve it": test_accuracy.bimodal,
     "single answers": lambda: test_accuracy.records("digits"),
+    "tuned": lambda: test_trials.tuned("nope", "rope"),
+    "tried, not trained": lambda: [
+        {**r, "configuration": {**r["configuration"], "schemes": ["nope"]}}
+        for r in test_trials.tuned("nope", "rope")
+        if r["scheme"] == "nope" or r["kind"] == "trial"
+    ],
+    "said once": said_once,
     "another reference": lambda: [
         {
             **{name: value for name, value in r.items() if name != "relative_to"},
@@ -77,14 +102,17 @@ def assert_agree(ours: Any, theirs: Any, where: str = "") -> None:
             assert_agree(ours[name], theirs[name], f"{where}.{name}")
     elif isinstance(ours, list) and len(ours) == 4 and isinstance(ours[3], str) and not isinstance(ours[0], str):
         assert ours[3] == theirs[3], where
+        within = (
+            ROUNDING * max(abs(number) for number in ours[:3] if number is not None) if ours[0] is not None else 0.0
+        )
         for mine, its in zip(ours[:3], theirs[:3], strict=True):
-            assert_number(mine, its, 1e-9, where)
+            assert_number(mine, its, within, where)
     elif isinstance(ours, list):
         assert len(ours) == len(theirs), where
         for n, (mine, its) in enumerate(zip(ours, theirs, strict=True)):
             assert_agree(mine, its, f"{where}[{n}]")
     elif isinstance(ours, float):
-        assert_number(ours, theirs, 1e-9 * abs(ours), where)
+        assert_number(ours, theirs, ROUNDING * abs(ours), where)
     else:
         assert ours == theirs, where
 
@@ -119,9 +147,10 @@ def test_they_say_the_same_of_a_real_run(javascript: Node, tmp_path: Path) -> No
     folder = tmp_path / "run"
     compare(small_config(write_text(tmp_path / "text"), steps=2, seeds=(0, 1)), folder)
     text = (folder / "records.jsonl").read_text()
+    assert text.startswith('{"about": ')
     theirs = javascript("records", name=str(folder), text=text, measures=measures())
     found = summary(folder)
-    assert [measure["kind"] for measure in found["measures"]] == ["sliding", "windows", "truncated", "final_tokens"]
+    assert [measure["kind"] for measure in found["measures"]] == ["sliding", "windows", "final_tokens"]
     assert_agree(json.loads(json.dumps(found)), theirs)
 
 
@@ -138,15 +167,32 @@ def test_curves_are_those_of_the_report(tmp_path: Path) -> None:
     assert sliding["curves"]["learned"][-1][3] == "undefined"
 
 
+def test_the_truncated_baseline_is_one_number_beside_the_final_tokens(tmp_path: Path) -> None:
+    records = made_up.diverge(made_up.records(seeds=(0, 1)), "rope")
+    records = [r for r in records if (r["kind"], r["scheme"]) != ("truncated", "alibi")]
+    found, report = summary(written(tmp_path / "run", records)), Compared(records)
+    sliding, _, final = found["measures"]
+    assert sliding["baselines"] == {}
+    assert list(final["baselines"]) == list(made_up.SCHEMES)
+    for scheme in ("nope", "learned", "rope"):
+        value = report.bits("truncated", scheme, made_up.TRAIN_LENGTH)
+        assert value
+        assert final["baselines"][scheme] == [value.mean, value.low, value.high, ""]
+    assert final["baselines"]["alibi"] == [None, None, None, "missing"]
+    none = summary(written(tmp_path / "none", [r for r in records if r["kind"] != "truncated"]))
+    assert [measure["baselines"] for measure in none["measures"]] == [{}] * 3
+
+
 def test_an_extension_has_the_cropped_text_beside_it(tmp_path: Path) -> None:
     found, report = summary(written(tmp_path / "run", extension())), Extended(extension())
     final, passkey = found["measures"]
     cropped = report.cropped()
     assert cropped is not None
-    assert final["curves"]["cropped"][1:] == [[*cropped, ""]] * 2
-    assert final["curves"]["cropped"][0][0] is None
+    assert final["baselines"] == {"cropped": [*cropped, ""]}
+    assert "cropped" not in final["curves"]
+    assert passkey["baselines"] == {}
     assert final["curves"]["ntk"][2] == [None, None, None, "not finite"]
-    assert passkey["curves"]["yarn"] == [[pytest.approx(2 / 3), None, None, ""]]
+    assert passkey["curves"]["yarn"] == [[*wilson(2, 3), ""]]
     assert passkey["curves"]["none"] == [[None, None, None, "missing"]]
 
 
@@ -163,7 +209,12 @@ def test_a_folder_without_records_is_named(tmp_path: Path) -> None:
 BROKEN = {  # a line, and what Python and JavaScript say of it
     "{": ("Expecting property name", "line 2, is not a record (it is not JSON)"),
     "[]": ("not an object", "line 2, is not a record (not an object)"),
-    '{"kind": "sliding"}': ("scheme is missing", "line 2, is not a record (scheme must be text)"),
+    '{"kind": "sliding"}': ("scheme is missing", "line 2, is not a record (scheme is missing)"),
+    '{"about": "a", "kind": "sliding"}': (
+        "no line before it says what about 'a' is",
+        "line 2, is not a record (no line before it says what about 'a' is)",
+    ),
+    '{"about": ["a"], "kind": "sliding"}': ("about must be text", "line 2, is not a record (about must be text)"),
 }
 
 
@@ -184,6 +235,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "bits must be a list of finite numbers and nulls": {"bits": ["1"]},
     "length must be a whole number": {"length": 0.5},
     "seed must be a whole number": {"seed": "0"},
+    "configuration must be an object": {"configuration": 5},
     "task must be": {"configuration": {"task": "chess"}},
 }
 
@@ -197,6 +249,44 @@ def test_wrong_results_are_named(words: str, javascript: Node, tmp_path: Path) -
         summary(folder)
     with pytest.raises(AssertionError, match=words):
         javascript("records", name="a", text=(folder / "records.jsonl").read_text(), measures=measures())
+
+
+RIGHT: dict[Any, Any] = {
+    str: "a",
+    bool: True,
+    int: 1,
+    float: 0.5,
+    float | None: None,
+    dict: {},
+    list[int]: [1],
+    list[float]: [0.5],
+    list[float | None]: [None],
+    list[tuple[int, float]]: [[1, 0.5]],
+}
+"""What `require` takes for each kind."""
+
+
+@pytest.mark.parametrize("task", measures())
+def test_whatever_is_missing_or_wrong_is_named(task: str, javascript: Node, tmp_path: Path) -> None:
+    """In the same words by both, for every kind of record and all that must stand in it."""
+    right = {WORDS[kind]: value for kind, value in RIGHT.items()}
+    about: dict[str, Any] = {"scalings": []} if task == "extend" else {"task": task}
+    every = measures()
+    known = every[task]
+    for kind, results in known["results"].items():
+        must = {"scheme": "text", "fingerprint": "text", "time": "text", **known["every"], **results}
+        filled: dict[str, Any] = {name: right[words] for name, words in must.items()}
+        whole = {"kind": kind, **filled, "configuration": about}
+        for name, words in must.items():
+            if name == "configuration":  # without which it would be of another task
+                continue
+            without = {each: value for each, value in whole.items() if each != name}
+            for record, said in ((without, "is missing"), ({**whole, name: [{}]}, f"must be {words}")):
+                folder = written(tmp_path / "run", [record])
+                with pytest.raises(ValueError, match=rf"line 1, is not a record \({name} {said}"):
+                    summary(folder)
+                with pytest.raises(AssertionError, match=rf"line 1, is not a record \({name} {said}\)"):
+                    javascript("records", name="a", text=json.dumps(record) + "\n", measures=every)
 
 
 def test_a_measurement_that_is_repeated_is_named(javascript: Node, tmp_path: Path) -> None:

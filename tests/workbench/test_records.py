@@ -13,7 +13,8 @@ from tests.lab.small import fill_disk
 
 ABOUT: dict[str, Any] = {"fingerprint": "f", "configuration": {}, "text": {}, "versions": {}, "machine": {}}
 RECORD = {"kind": "windows", "scheme": "rope", "seed": 0, "length": 64, "bits": [1.5, None], "tokens": 64, **ABOUT}
-SPEED = {"kind": "speed", "scheme": "rope", "seed": 0, "relative_to": "nope", "step_ratio": 1, "step_seconds": 0.5}
+TIMES = {"step_ratio": 1, "low": 0.9, "high": 1.1, "step_seconds": 0.5}
+SPEED = {"kind": "speed", "scheme": "rope", "seed": 0, "relative_to": "nope", **TIMES}
 
 
 def test_a_record_is_on_the_disk_when_append_returns(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ class Table:
     ``measured`` says what was done, ``shows`` what follows and what does not, ``heads`` what the figures of a row are.
     Published figures have a ``source`` and its ``url``; posenc's a ``command`` that prints them, and ``doc``, the page
     where they stand. ``second_hand`` are those that were read in another paper than the one that measured them.
+    ``too_few`` says of what there are too few for a verdict, such as "one seed"; then the figures stand without one.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Table:
     command: str = ""
     doc: str = ""
     second_hand: bool = False
+    too_few: str = ""
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -63,7 +65,8 @@ class Table:
     def where(self) -> str:
         """Where the figures are from, in words."""
         words = f"{self.source}, {self.url}" if self.url else f"posenc's own, by {self.command}"
-        return f"{words}, read second-hand" if self.second_hand else words
+        words += ", read second-hand" if self.second_hand else ""
+        return f"{words}; {self.too_few}, too few for a verdict" if self.too_few else words
 
 
 def tables() -> tuple[Table, ...]:

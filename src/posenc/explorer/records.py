@@ -6,7 +6,7 @@ The page makes the same of records that are dropped into it (``static/records.js
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ from posenc.lab.drawing import BITS
 from posenc.lab.tables import KIND
 from posenc.lab.task import Answers
 from posenc.lab.tasks import TASKS, task_of
+from posenc.workbench.files import WORDS
 from posenc.workbench.records import FILE, Record, read
-from posenc.workbench.statistics import Interval
+from posenc.workbench.statistics import Interval, wilson
 
 COSTS = {
     "step": ("speed", "step_ratio"),
@@ -33,18 +34,30 @@ COSTS = {
 }
 """What a training has one of: the kind of its record, and its name there."""
 
+
+def _words(kinds: Mapping[str, Any]) -> dict[str, str]:
+    """What each must be, in the words of an error."""
+    return {name: WORDS[kind] for name, kind in kinds.items()}
+
+
+BASELINE = {"final_tokens": "truncated"}
+"""What is measured once, at the trained length, and which kind its longer contexts are held against it."""
+
+
 EXTEND: dict[str, Any] = {
     "unit": BITS,
     "better": "lower",
     "score": "bits",
     "lengths": "tokens shown",
     "kinds": {"final": "the final tokens", **PUZZLES},
+    "every": _words(extended.SHARED),
+    "results": {kind: _words(result) for kind, result in extended.KINDS.items()},
 }
 
 
 def measures() -> dict[str, Any]:
-    """By task, and of ``extend``: what its numbers are, and the kinds that are measured by length, the main one
-    first."""
+    """By task, and of ``extend``: what its numbers are, the kinds that are measured by length, the main one first, and
+    what must stand in every record and in the results of each kind."""
     return {name: _measures(name) for name in TASKS} | {"extend": EXTEND}
 
 
@@ -58,14 +71,17 @@ def _measures(name: str) -> dict[str, Any]:
         "score": task.score,
         "lengths": task.lengths,
         "kinds": dict(sorted(by_length.items(), key=lambda kind: kind[0] != KIND)),
+        "every": _words(compared.COMPARED),
+        "results": {kind: _words(result) for kind, result in compared.results_of(name).items()},
     }
 
 
 def summary(folder: Path) -> dict[str, Any]:
     """What the records of a folder say.
 
-    A point of a curve is (mean, low, high, why): null where there is no number, and then in words why. ValueError for
-    a folder without records of either command, or with one that is damaged.
+    A point of a curve is (mean, low, high, why): null where there is no number, and then in words why. ``baselines``
+    are points too, each one number that every longer context is held against. ValueError for a folder without records
+    of either command, or with one that is damaged.
     """
     if not (folder / FILE).is_file():
         raise ValueError(f"records must be folders of posenc compare or posenc extend, with a {FILE}; got {folder}")
@@ -100,9 +116,10 @@ def _comparison(records: Sequence[Record]) -> dict[str, Any]:
                 "kind": kind,
                 "lengths": list(found.lengths(kind)),
                 "curves": {s: [_point(found, kind, s, n) for n in found.lengths(kind)] for s in found.schemes},
+                "baselines": _baselines(found, BASELINE.get(kind, "")),
             }
             for kind in _measures(task)["kinds"]
-            if found.lengths(kind)
+            if found.lengths(kind) and kind not in BASELINE.values()
         ],
         "costs": {
             scheme: {name: found.number(kind, scheme, result) for name, (kind, result) in COSTS.items()}
@@ -116,6 +133,11 @@ def _point(found: comparison.Summary, kind: str, scheme: str, length: int) -> li
     return _estimate(value, found.no_value(scheme, length, kind) or "missing")
 
 
+def _baselines(found: comparison.Summary, kind: str) -> dict[str, list[Any]]:
+    """By scheme; none where nothing of the kind was measured."""
+    return {s: _point(found, kind, s, found.train_length) for s in found.schemes if found.lengths(kind)}
+
+
 def _extension(records: Sequence[Record]) -> dict[str, Any]:
     found = extension.Summary(records)
     measured = []
@@ -125,13 +147,11 @@ def _extension(records: Sequence[Record]) -> dict[str, Any]:
             continue
         if kind == "final":
             curves = {s: [_estimate(found.bits(s, n)) for n in lengths] for s in found.scalings}
-            if found.cropped() is not None:
-                cropped = _estimate(found.cropped())
-                nothing = [None, None, None, "shorter than the cropped text"]
-                curves[CROPPED] = [cropped if n >= found.trained else nothing for n in lengths]
+            baselines = {CROPPED: _estimate(found.cropped())} if found.cropped() else {}
         else:
             curves = {s: [_share(found.found(kind, s, n)) for n in lengths] for s in found.scalings}
-        measured.append({"kind": kind, "lengths": list(lengths), "curves": curves})
+            baselines = {}
+        measured.append({"kind": kind, "lengths": list(lengths), "curves": curves, "baselines": baselines})
     return {
         "task": "extend",
         "trained": found.trained,
@@ -145,7 +165,7 @@ def _extension(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def _share(solved: tuple[int, int] | None) -> list[Any]:
-    return [None, None, None, "missing"] if solved is None else [solved[0] / solved[1], None, None, ""]
+    return [None, None, None, "missing"] if solved is None else [*wilson(*solved), ""]
 
 
 def _estimate(value: comparison.Estimate | Interval | None, why: str = "missing") -> list[Any]:

@@ -70,8 +70,16 @@ export function lines(entry, question, evidence) {
     return evidence
         .filter((record) => record.question === question)
         .flatMap((record) =>
-            record.rows.filter((row) => row.schemes.includes(entry.name)).map((row) => said(record, row)),
+            record.rows
+                .filter((row) => row.schemes.includes(entry.name))
+                .map((row) => (record.too_few ? undecided(record, row) : said(record, row))),
         );
+}
+
+/** The figures alone: of so few seeds, or pieces of text, they say nothing of another training, or another text. */
+function undecided(record, row) {
+    const figures = record.heads.map((head, n) => `${head}: ${row.figures[n]}`).join("; ");
+    return { record, words: `${row.label}: ${figures} (${record.too_few}, too few for a verdict)`, verdict: "" };
 }
 
 function said(record, row) {

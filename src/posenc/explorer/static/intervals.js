@@ -95,7 +95,7 @@ function logGamma(x) {
 
 const squares = (values) => values.reduce((sum, x) => sum + x ** 2, 0);
 
-export const average = (values) => values.reduce((sum, x) => sum + x, 0) / values.length;
+const average = (values) => values.reduce((sum, x) => sum + x, 0) / values.length;
 
 export function median(values) {
     const sorted = [...values].sort((a, b) => a - b);

@@ -177,7 +177,7 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
         frame,
         /**
          * @param {ArrayLike<number>} x rising numbers, common to all
-         * @param {{name, y, color?, dash?, low?, high?, points?, markers?, width?}[]} series y: as long as x; NaN: a gap
+         * @param {{name, y, color?, dash?, low?, high?, points?, markers?, width?, isUnlisted?}[]} series y: as long as x; NaN: a gap
          * @param {{marks?: {x, name?}[], spans?: {from, to, name?, color?}[], x?: [number, number], y?: [number, number],
          *   xLabel?: string, yLabel?: string, ticks?: number[]}} options: of x, where ticks are to stand
          */
@@ -211,7 +211,9 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
                 made = signature;
                 key.replaceChildren(
                     ...(series.length > 1 || series[0]?.always
-                        ? series.map((one) => element("li", {}, sample(one.color, one.dash, one.points), one.name))
+                        ? series
+                              .filter(({ isUnlisted }) => !isUnlisted)
+                              .map((one) => element("li", {}, sample(one.color, one.dash, one.points), one.name))
                         : []),
                 );
             }

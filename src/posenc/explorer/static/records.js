@@ -1,11 +1,14 @@
 // Records of posenc compare and posenc extend that are dropped into the page: the summary that records.py makes of
 // those named on the command line, in the same shape. Tests hold the two together.
 
-import { average, crossed, median, share as shareOf, student } from "posenc/intervals.js";
+import { crossed, median, share as shareOf, student } from "posenc/intervals.js";
 
-const EVERY = ["kind", "scheme", "fingerprint", "time"];
+const EVERY = { kind: "text", scheme: "text", fingerprint: "text", time: "text" };
 const KEY = ["kind", "scheme", "seed", "length", "trial"];
+const ABOUT = "about"; // a name for what records share, which stands once in a line of its own
+const INSTEAD = ["undefined", "diverged"]; // of results: words that say why there are none
 const CROPPED = "cropped"; // the plain model, shown no more tokens than it was trained on
+const BASELINE = { final_tokens: "truncated" }; // once, at the trained length: what longer contexts are held against
 const COSTS = {
     step: ["speed", "step_ratio"],
     seconds: ["speed", "step_seconds"],
@@ -15,12 +18,30 @@ const COSTS = {
     position: ["training", "position_parameters"],
 };
 
+const list = (fits) => (value) => Array.isArray(value) && value.every(fits);
+const orNull = (fits) => (value) => value === null || fits(value);
+const isPair = (value) => list(Number.isFinite)(value) && value.length === 2 && Number.isInteger(value[0]);
+
+/** What a value of a record must be, in posenc's words. */
+const FITS = {
+    text: (value) => typeof value === "string",
+    "true or false": (value) => typeof value === "boolean",
+    "a whole number": Number.isInteger,
+    "a finite number": Number.isFinite,
+    "a finite number or null": orNull(Number.isFinite),
+    "an object": (value) => typeof value === "object" && value !== null && !Array.isArray(value),
+    "a list of whole numbers": list(Number.isInteger),
+    "a list of finite numbers": list(Number.isFinite),
+    "a list of finite numbers and nulls": list(orNull(Number.isFinite)),
+    "a list of pairs of a whole and a finite number": list(isPair),
+};
+
 /**
  * What the text of a records.jsonl says. RangeError, naming the line, for what is not a record.
  *
  * @param {string} name of the file, as a reader is to know it
  * @param {string} text
- * @param {Object} measures by task: {score, kinds, …}, of the page's data
+ * @param {Object} measures by task: {score, kinds, results, …}, of the page's data
  */
 export function summary(name, text, measures) {
     const records = parsed(name, text, measures);
@@ -32,55 +53,71 @@ export function summary(name, text, measures) {
     return { name, ...(ofExtend ? extension : comparison)(records, measures) };
 }
 
-/** The records; a last line that was not written to its end is left out, as by posenc. */
+/** The whole records, with what they share in each; a last line that was not written to its end is left out, as by
+ * posenc. */
 function parsed(name, text, measures) {
-    const lines = text.split("\n").slice(0, -1);
+    const told = new Map();
     const seen = new Map();
-    return lines.map((line, n) => {
-        const at = `${name}, line ${n + 1}, is not a record`;
-        let record;
-        try {
-            record = JSON.parse(line);
-        } catch {
-            throw new RangeError(`${at} (it is not JSON)`);
+    return text.split("\n").slice(0, -1).flatMap((line, n) => {
+        const refuse = (why) => {
+            throw new RangeError(`${name}, line ${n + 1}, is not a record (${why})`);
+        };
+        const { [ABOUT]: about, ...own } = object(line, refuse);
+        const isNamed = (about ?? null) !== null;
+        if (isNamed && !FITS.text(about)) refuse(`${ABOUT} must be text`);
+        if (isNamed && !("kind" in own) && !told.has(about)) {
+            told.set(about, own);
+            return [];
         }
+        if (isNamed && !told.has(about)) refuse(`no line before it says what ${ABOUT} '${about}' is`);
+        const record = { ...own, ...told.get(about) };
         const wrong = refusal(record, measures);
-        if (wrong) throw new RangeError(`${at} (${wrong})`);
+        if (wrong) refuse(wrong);
         const key = JSON.stringify(KEY.map((part) => record[part] ?? null));
-        if (seen.has(key)) throw new RangeError(`${at} (it repeats the measurement of line ${seen.get(key)})`);
+        if (seen.has(key)) refuse(`it repeats the measurement of line ${seen.get(key)}`);
         seen.set(key, n + 1);
-        return record;
+        return [record];
     });
 }
 
-const taskOf = ({ configuration }) =>
-    configuration && "scalings" in configuration ? "extend" : (configuration?.task ?? "text");
+function object(line, refuse) {
+    let value;
+    try {
+        value = JSON.parse(line);
+    } catch {
+        refuse("it is not JSON");
+    }
+    return FITS["an object"](value) ? value : refuse("not an object");
+}
 
-/** Why it is no record whose numbers can be shown; empty for one that is. */
+const taskOf = ({ configuration: about }) => {
+    if (!FITS["an object"](about)) return "text";
+    return "scalings" in about ? "extend" : String(about.task ?? "text");
+};
+
+/** Why it is no record, as posenc says it; empty for one that is. */
 function refusal(record, measures) {
-    if (typeof record !== "object" || record === null || Array.isArray(record)) return "not an object";
-    const lacking = EVERY.find((part) => typeof record[part] !== "string");
-    if (lacking) return `${lacking} must be text`;
-    const { kind, configuration, undefined: without, diverged } = record;
-    if (configuration !== undefined && (typeof configuration !== "object" || configuration === null))
-        return "configuration must be an object";
+    const numbers = ["seed", "length"].filter((part) => (record[part] ?? null) !== null);
+    const wrong = lacking(record, { ...EVERY, ...by(numbers, () => "a whole number") });
+    if (wrong) return wrong;
     const task = taskOf(record);
     if (!Object.hasOwn(measures, task)) return `task must be one of ${Object.keys(measures).join(", ")}, got ${task}`;
-    const { kinds, score } = measures[task];
-    const cost = Object.values(COSTS).filter(([of]) => of === kind && task !== "extend");
-    if (!Object.hasOwn(kinds, kind) && !cost.length) return "";
-    if (!Number.isInteger(record.seed)) return "seed must be a whole number";
-    if (Object.hasOwn(kinds, kind) && !Number.isInteger(record.length)) return "length must be a whole number";
-    if (without !== undefined || diverged !== undefined) return "";
-    for (const [, result] of cost) if (!Number.isFinite(record[result])) return `${result} must be a finite number`;
-    if (cost.length) return "";
-    const finite = (value) => value === null || Number.isFinite(value);
-    if (task !== "extend")
-        return Array.isArray(record[score]) && record[score].every(finite)
-            ? ""
-            : `${score} must be a list of finite numbers and nulls`;
-    if (kind === "final") return finite(record.bits) ? "" : "bits must be a finite number or null";
-    return Number.isInteger(record.found) ? "" : "found must be a whole number";
+    const { every: shared, results } = measures[task];
+    if (!Object.hasOwn(results, record.kind)) return task === "extend" ? `its kind is '${record.kind}'` : "";
+    const instead = task === "extend" ? [] : INSTEAD.filter((part) => Object.hasOwn(record, part));
+    const whole = results[record.kind];
+    const kept = KEY.filter((part) => Object.hasOwn(whole, part));
+    const short = { ...by(kept, (part) => whole[part]), ...by(instead, () => "text") };
+    return lacking(record, { ...shared, ...(instead.length ? short : whole) });
+}
+
+/** What a record has not, or has of another kind than it must be; empty where nothing. */
+function lacking(record, kinds) {
+    for (const [part, words] of Object.entries(kinds)) {
+        if (!Object.hasOwn(record, part)) return `${part} is missing`;
+        if (!FITS[words](record[part])) return `${part} must be ${words}`;
+    }
+    return "";
 }
 
 const unique = (items) => [...new Set(items)];
@@ -88,14 +125,17 @@ const rising = (numbers) => unique(numbers).sort((a, b) => a - b);
 
 function comparison(given, measures) {
     const records = given.filter(({ fingerprint }) => fingerprint === given.at(-1).fingerprint);
-    const { train_length: trained = 0, reference } = records.at(-1).configuration ?? {};
+    const { train_length: trained = 0, reference } = records.at(-1).configuration || {};
     const task = taskOf(records.at(-1));
     const { score, kinds } = measures[task];
-    const asked = records.flatMap(({ configuration: c = {} }) =>
-        (c.seeds ?? []).flatMap((seed) => (c.schemes ?? []).map((scheme) => [scheme, seed])),
+    const asked = records.flatMap(({ configuration: c }) =>
+        (c?.seeds ?? []).flatMap((seed) => (c.schemes ?? []).map((scheme) => [scheme, seed])),
     );
-    const trainings = asked.length ? asked : records.map(({ scheme, seed }) => [scheme, seed]);
-    const schemes = unique(trainings.map(([scheme]) => scheme));
+    const isTrial = ({ kind }) => kind === "trial"; // of which there are many to a training, or without one
+    const tests = records.filter((record) => !isTrial(record));
+    const trainings = asked.length ? asked : tests.map(({ scheme, seed }) => [scheme, seed]);
+    const tried = records.filter(isTrial).map(({ scheme }) => scheme);
+    const schemes = unique([...trainings.map(([scheme]) => scheme), ...tried]);
     const of = (kind, scheme, length) => {
         const seeds = unique(trainings.filter(([name]) => name === scheme).map(([, seed]) => seed));
         const there = records.filter(
@@ -111,6 +151,8 @@ function comparison(given, measures) {
             found.some((r) => r.undefined) ? "undefined" : found.some((r) => r.diverged) ? "diverged" : "missing",
         );
     };
+    const baselines = (kind) =>
+        lengthsOf(kind).length ? by(schemes, (scheme) => point(kind, scheme, trained)) : {};
     const number = (scheme, [kind, result]) => {
         const values = of(kind, scheme)
             .map((r) => r[result])
@@ -135,12 +177,14 @@ function comparison(given, measures) {
         left_out: given.length - records.length,
         seeds: Math.max(0, ...schemes.map(measured)),
         measures: Object.keys(kinds)
+            .filter((kind) => !Object.values(BASELINE).includes(kind))
             .map((kind) => ({ kind, lengths: lengthsOf(kind) }))
             .filter(({ lengths }) => lengths.length)
             .map(({ kind, lengths }) => ({
                 kind,
                 lengths,
                 curves: by(schemes, (scheme) => lengths.map((length) => point(kind, scheme, length))),
+                baselines: baselines(BASELINE[kind]),
             })),
         costs: by(schemes, (scheme) =>
             Object.fromEntries(Object.entries(COSTS).map(([name, where]) => [name, number(scheme, where)])),
@@ -174,7 +218,7 @@ function extension(records, measures) {
     };
     const share = (kind, scheme, length) => {
         const found = of(kind, scheme, length).map((r) => r.found);
-        return found.length ? [average(found), null, null, ""] : nothing("missing");
+        return found.length ? estimate([found], shareOf) : nothing("missing");
     };
     const measured = [];
     for (const kind of Object.keys(measures.extend.kinds)) {
@@ -185,12 +229,9 @@ function extension(records, measures) {
         const curves = by(schemes, (scheme) =>
             lengths.map((length) => (kind === "final" ? bits(scheme, length) : share(kind, scheme, length))),
         );
-        if (kind === "final" && of("final", CROPPED, trained).length) {
-            curves[CROPPED] = lengths.map((length) =>
-                length >= trained ? bits(CROPPED, trained) : nothing("shorter than the cropped text"),
-            );
-        }
-        measured.push({ kind, lengths, curves });
+        const isCropped = kind === "final" && of("final", CROPPED, trained).length > 0;
+        const baselines = isCropped ? { [CROPPED]: bits(CROPPED, trained) } : {};
+        measured.push({ kind, lengths, curves, baselines });
     }
     return { task: "extend", trained, schemes, against: "", left_out: 0, seeds: 1, measures: measured, costs: {} };
 }

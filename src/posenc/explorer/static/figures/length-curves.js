@@ -5,11 +5,16 @@ import { element } from "posenc/elements.js";
 import { chosen, command, control } from "posenc/records.js";
 
 const LIMITS = {
-    text: "A loss that stays low past the trained length does not show that the far context is used: only a loss of the final tokens that falls shows that. These are small models, trained briefly on one text; the order can be another in yours.",
-    extend: "A model that does no worse past its length need not use what lies there: it does where it is below the line of the cropped text, by more than the intervals. This is one model and one kind of text.",
+    text: "A loss that stays low past the trained length does not show that the far context is used: only a loss of the final tokens below its dashed line shows that. These are small models, trained briefly on one text; the order can be another in yours.",
+    extend: "A model that does no worse past its length need not use what lies there: it does where it is below the dashed line, by more than the intervals. This is one model and one kind of text.",
     answers:
         "These are small models, trained briefly on one task: what a scheme can tell here is not what it is worth in a large model.",
 };
+const DASHED = {
+    text: (trained) => `Dashed: each of the final tokens from exactly the last ${trained}. `,
+    extend: (trained) => `Dashed: the plain model, on text cropped to the last ${trained}. `,
+};
+const BASELINE = [3, 3]; // dashes of a line that every longer context is held against
 const UNDEFINED = "Undefined is not a bad number: the scheme has no such positions.";
 
 export const figure = {
@@ -61,16 +66,14 @@ export const figure = {
             showPlace();
             shown.hidden = !measure;
             if (!measure) return;
-            const { lengths, curves } = measure;
-            const mode = app.theme().dark ? "dark" : "light";
+            const { lengths, curves, baselines } = measure;
+            const { dark, ink, palette } = app.theme();
             const dashes = new Set();
             const there = Object.entries(curves).filter(([, points]) => points.some(([mean]) => mean !== null));
-            const series = there.map(([name, points]) => {
-                const of = (n) => points.map((point) => point[n] ?? NaN);
-                const { color, dash } =
-                    name === "cropped"
-                        ? { color: app.theme().ink, dash: [2, 3] }
-                        : (app.data.looks[name]?.[mode] ?? {});
+            const series = there.map(([name, points], n) => {
+                const of = (part) => points.map((point) => point[part] ?? NaN);
+                const { color = palette[n % palette.length], dash } =
+                    app.data.looks[name]?.[dark ? "dark" : "light"] ?? {};
                 const isAlike = dashes.has(String(dash)); // then a dash by the order: colour alone tells too little
                 dashes.add(String(dash));
                 return {
@@ -83,14 +86,27 @@ export const figure = {
                     markers: true,
                 };
             });
-            chart.draw(lengths, series, {
+            const colors = Object.fromEntries(series.map(({ name, color }) => [name, color]));
+            // One number: a level line, from the trained length on or, where that was not measured, the last before it.
+            const begin = lengths.filter((length) => length <= set.trained).at(-1) ?? lengths[0];
+            const level = Object.entries(baselines).filter(([, [mean]]) => mean !== null);
+            const dashed = level.map(([name, [mean]]) => ({
+                name: name in curves ? `${name}, dashed` : name,
+                color: colors[name] ?? ink,
+                dash: BASELINE,
+                width: 1.2,
+                isUnlisted: name in curves,
+                y: lengths.map((length) => (length >= begin ? mean : NaN)),
+            }));
+            chart.draw(lengths, [...series, ...dashed], {
                 marks: [{ x: set.trained, name: `trained on ${set.trained.toLocaleString("en")}` }],
                 x: [lengths[0] / 1.15, lengths.at(-1) * 1.15],
                 ticks: lengths,
                 xLabel: task.lengths,
                 yLabel: task.unit,
             });
-            ends.textContent = ending(measure, task);
+            const trained = set.trained.toLocaleString("en");
+            ends.textContent = `${level.length ? (DASHED[set.task] ?? DASHED.text)(trained) : ""}${ending(measure, task)}`;
             numbers.replaceChildren(table(set, measure, task));
             const left = set.left_out
                 ? ` ${set.left_out} records of earlier comparisons in this folder are left out.`
@@ -126,8 +142,8 @@ function ending({ lengths, curves }, task) {
     return notes.length ? `${notes.join("; ")} (${task.lengths}). ${undefinedSome ? UNDEFINED : ""}` : "";
 }
 
-function table({ name, trained }, { kind, lengths, curves }, task) {
-    const cell = ([mean, low, high, why]) =>
+function table({ name, trained }, { kind, lengths, curves, baselines }, task) {
+    const cell = ([mean, low, high, why] = [null, null, null, ""]) =>
         element(
             "td",
             {},
@@ -143,6 +159,8 @@ function table({ name, trained }, { kind, lengths, curves }, task) {
     const heads = lengths.map((length) =>
         element("th", { scope: "col" }, length.toLocaleString("en"), length === trained ? " (trained)" : ""),
     );
+    const isDashed = Object.keys(baselines).length > 0;
+    if (isDashed) heads.push(element("th", { scope: "col" }, "dashed line"));
     return element(
         "table",
         {},
@@ -155,9 +173,10 @@ function table({ name, trained }, { kind, lengths, curves }, task) {
         element(
             "tbody",
             {},
-            ...Object.entries(curves).map(([scheme, points]) =>
-                element("tr", {}, element("th", { scope: "row" }, scheme), ...points.map(cell)),
-            ),
+            ...Object.keys({ ...curves, ...baselines }).map((scheme) => {
+                const points = [...(curves[scheme] ?? lengths.map(() => undefined)), ...(isDashed ? [baselines[scheme]] : [])];
+                return element("tr", {}, element("th", { scope: "row" }, scheme), ...points.map((point) => cell(point)));
+            }),
         ),
     );
 }
