@@ -84,8 +84,14 @@ def test_few_seeds_and_few_pieces_give_no_verdict(choose: Any) -> None:
     assert all(record.too_few in record.measured for record in few.values())
     assert {record.name for record in evidence() if "one seed" in record.measured} <= {*few}
     seen = set()
-    for needs in ({"longer": True}, {"direction": True}, {"longer": True, "checkpoint": True}):
-        for answer in kept(choose("encoder" if "direction" in needs else "decoder", **needs)).values():
+    answers = [
+        choose(longer=True),
+        choose("encoder", direction=True),
+        choose(longer=True, checkpoint=True),
+        choose("encoder", "image", longer=True),
+    ]
+    for asked in answers:
+        for answer in kept(asked).values():
             for line in answer["lines"]:
                 if line["record"] in few:
                     assert line["verdict"] == ""
