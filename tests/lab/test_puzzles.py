@@ -75,6 +75,16 @@ def indexed(row: str) -> str:
     return letters + "=" + re.sub(r"(.)_", lambda place: place[1] + letters[int(place[1], 36)], asked)
 
 
+def added(given: str) -> str:
+    """As at school, a binary digit at a time from the right."""
+    one, other = given.split("+")
+    carry, digits = 0, ""
+    for a, b in zip(reversed(one), reversed(other), strict=True):
+        carry, digit = divmod((a == "1") + (b == "1") + carry, 2)
+        digits = str(digit) + digits
+    return str(carry) + digits
+
+
 def parity(given: str) -> str:
     odd = False
     for bit in given:
@@ -85,6 +95,7 @@ def parity(given: str) -> str:
 SOLVERS: dict[str, Callable[[str], str]] = {
     "copy": by_hand(lambda given: given),
     "reverse": by_hand(lambda given: "".join(given[len(given) - 1 - n] for n in range(len(given)))),
+    "addition": by_hand(added),
     "parity": by_hand(parity),
     "recall": recalled,
     "index": indexed,

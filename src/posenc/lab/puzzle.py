@@ -50,7 +50,7 @@ class Puzzle(Answers):
         "learning_rate": 3e-3,
         "windows": 256,
     }
-    multiples = (1, 1.25, 1.5, 2)
+    multiples: ClassVar[tuple[float, ...]] = (1, 1.25, 1.5, 2)
     causal = True
     unit = "bits per character"
     kinds: ClassVar = {
