@@ -196,6 +196,13 @@ def test_an_extension_has_the_cropped_text_beside_it(tmp_path: Path) -> None:
     assert passkey["curves"]["none"] == [[None, None, None, "missing"]]
 
 
+def test_of_puzzles_the_share_that_was_found_is_drawn(javascript: Node, tmp_path: Path) -> None:
+    javascript("content", **content(records=[written(tmp_path / "run", extension())]))
+    final, passkey = (javascript("figure", name="length-curves", state={"measure": n})["says"] for n in ("0", "1"))
+    assert "bits per byte at 256 tokens shown, lower is better" in final
+    assert "share found at 256 tokens shown, higher is better: none missing, yarn 0.667, ntk missing" in passkey
+
+
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 

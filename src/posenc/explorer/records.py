@@ -50,6 +50,7 @@ EXTEND: dict[str, Any] = {
     "score": "bits",
     "lengths": "tokens shown",
     "kinds": {"final": "the final tokens", **PUZZLES},
+    "instead": {puzzle: {"unit": "share found", "better": "higher"} for puzzle in PUZZLES},
     "every": _words(extended.SHARED),
     "results": {kind: _words(result) for kind, result in extended.KINDS.items()},
 }

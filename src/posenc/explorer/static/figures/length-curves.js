@@ -38,7 +38,8 @@ export const figure = {
         const measure = set.measures[Number(number)] ?? null;
         if (!measure && set.measures.length)
             throw new RangeError(`measure must be from 0 to ${set.measures.length - 1}, got ${number}`);
-        return { set, measure, task: app.data.measures[set.task] };
+        const task = app.data.measures[set.task];
+        return { set, measure, task: { ...task, ...task.instead?.[measure?.kind] } };
     },
     line: ({ records }, app) => command(app, records),
     mount(box, app) {
