@@ -8,7 +8,6 @@ from pathlib import Path
 from posenc.lab.config import Rate
 from posenc.lab.results import check
 from posenc.lab.summary import Estimate, Summary
-from posenc.lab.trials import of_scheme
 from posenc.lab.tuning import chosen
 from posenc.workbench.records import Record, read
 from posenc.workbench.statistics import ALPHA, holm
@@ -108,9 +107,10 @@ class Tuned:
 
 def tuning() -> list[Tuned]:
     """Of every scheme with all of its trials, the lowest loss first."""
-    found, summary = [], Summary(records("python"))
+    found = []
+    made = [record for record in records("python") if record["kind"] == "trial"]
     for scheme in SCHEMES.values():
-        tried = [dict(record) for record in of_scheme(summary, scheme)]
+        tried = [record for record in made if record["scheme"] == scheme]
         rate = chosen(scheme, tried)
         if rate is not None and len(tried) == TRIALS:
             seconds = sum(record.get("seconds", 0.0) for record in tried)

@@ -16,7 +16,7 @@ from study.run import SCHEMES, TEXTS
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
-TITLES = {"python": "Python's packages", "plays": "Shakespeare's works"}
+TITLES = {"python": "Python's packages", "plays": "Shakespeare's works", "larger": "Four times as many steps"}
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ are in stages, so that all schemes have come equally far whenever it stops: tuni
 """
 
 import argparse
+import math
 import os
 import subprocess
 import sys
@@ -12,9 +13,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from posenc.lab.compare import compare
-from posenc.lab.config import CompareConfig
+from posenc.lab.config import CompareConfig, Rate
 from posenc.lab.saved import from_toml
 from posenc.lab.tuning import chosen
 from posenc.workbench.records import read
@@ -23,8 +25,11 @@ from study.texts import fetch
 HERE = Path(__file__).parent
 RECORDS = HERE / "records"
 
-TEXTS = {"python": 10, "plays": 10}
-"""The seeds that each text is to have."""
+TEXTS = {"python": 10, "plays": 10, "larger": 5}
+"""The seeds that each text is to have; the last is the first, trained longer."""
+
+TASKS = dict.fromkeys(("copy", "reverse", "sort", "addition", "recall", "index", "passkey", "parity"), 10)
+"""The same of each puzzle."""
 
 SCHEMES = {
     "nope": "nope",
@@ -44,6 +49,9 @@ SCHEMES = {
 }
 """Folders, and the schemes in them."""
 
+OF_TASKS = ("nope", "sinusoidal", "rope", "alibi", "t5", "fox", "pope", "windows")
+"""Those that puzzles are tried with."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -58,24 +66,30 @@ class Job:
         return RECORDS / self.part / self.folder
 
     def configuration(self) -> CompareConfig:
-        given = {"schemes": [SCHEMES[self.folder]], "seeds": list(range(self.seeds))}
+        given: dict[str, Any] = {"schemes": [SCHEMES[self.folder]], "seeds": list(range(self.seeds))}
+        if self.part in TASKS:
+            return from_toml(HERE / "tasks.toml", task=self.part, **given)
         if self.part != "python":
-            rate = tuned(self.folder)
-            assert rate is not None, f"{self.folder} is not tuned"
-            given["rates"] = [f"{SCHEMES[self.folder]}={rate}"]
+            given["rates"] = [f"{SCHEMES[self.folder]}={tuned(self.folder)}"]
         return from_toml(HERE / f"{self.part}.toml", **given)
 
 
-def tuned(folder: str) -> object:
-    """The rate that tuning on Python's packages chose for a scheme."""
-    out = RECORDS / "python" / folder
-    return chosen(SCHEMES[folder], read(out))
+def tuned(folder: str) -> Rate:
+    """The rate that tuning on Python's packages chose for a scheme. ValueError where it is not tuned."""
+    rate = chosen(SCHEMES[folder], read(RECORDS / "python" / folder))
+    if rate is None:
+        raise ValueError(f"{folder} must be tuned on python first: its folder has no trial that came to an end")
+    return rate
 
 
 def jobs() -> Iterator[list[Job]]:
-    """The stages."""
-    for part, seeds in (("python", 0), ("python", 1), ("plays", 1), ("python", 3), ("plays", 3)):
-        yield [Job(part, folder, seeds) for folder in SCHEMES]
+    """The stages: all schemes are tuned, then come few seeds of everything, then the rest."""
+    yield [Job("python", folder, 0) for folder in SCHEMES]
+    for share in (0.1, 0.3, 0.5, 1.0):
+        for part, seeds in TEXTS.items():
+            yield [Job(part, folder, math.ceil(share * seeds)) for folder in SCHEMES]
+        for part, seeds in TASKS.items():
+            yield [Job(part, folder, math.ceil(share * seeds)) for folder in OF_TASKS]
 
 
 def main() -> None:

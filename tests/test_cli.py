@@ -37,7 +37,7 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_help_and_version_do_not_wait_for_torch() -> None:
     script = (
         "import sys; from posenc.cli import main\n"
-        "try: main(sys.argv[1:])\n"
+        "try: assert main(sys.argv[1:]) == 0\n"
         "except SystemExit as end: assert end.code == 0\n"
         "assert not {'torch', 'numpy', 'rich', 'matplotlib'} & set(sys.modules)"
     )
@@ -45,6 +45,7 @@ def test_help_and_version_do_not_wait_for_torch() -> None:
         (["--help"], "compare"),
         (["compare", "--help"], "--train-length N"),
         (["check", "--help"], "TARGET"),
+        (["choose", "--for", "set", "--weights", "no", "--tokens", "line"], "posenc.NoPE()"),
         (["--version"], "0."),
     ):
         done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True)
@@ -84,7 +85,7 @@ def test_bare_posenc_is_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_an_unknown_command_is_named_with_the_closest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compair", "--steps", "3"]) == 2
-    known = "compare, extend, laws, plot, explore, bench, check, kernel, schemes"
+    known = "choose, compare, extend, laws, plot, explore, bench, check, kernel, schemes"
     message = f"command must be one of {known}, got 'compair' (did you mean 'compare'?) (see posenc --help)"
     assert capsys.readouterr().err == f"posenc: error: {message}\n"
 
@@ -191,7 +192,7 @@ def test_interrupting_leaves_a_partial_report_and_is_1(
     assert main([*command, "--schemes", "nope"]) == 1
     shown = capsys.readouterr()
     assert "A partial report: " in shown.out
-    assert shown.err.splitlines()[-1].startswith("posenc: error: interrupted: 20 records are kept in ")
+    assert shown.err.splitlines()[-1].startswith("posenc: error: interrupted: 18 records are kept in ")
     assert reports == [20]
     monkeypatch.undo()
 
@@ -213,7 +214,7 @@ def test_what_fails_on_the_way_leaves_a_partial_report_and_is_1(
         assert main([*command, "--schemes", "nope"]) == 1
     shown = capsys.readouterr()
     assert "A partial report: " in shown.out
-    assert shown.err.splitlines()[-1].startswith("posenc: error: no room on the device: 20 records are kept in ")
+    assert shown.err.splitlines()[-1].startswith("posenc: error: no room on the device: 18 records are kept in ")
     # What is refused has no part in the records that are there.
     assert main([*command, "--schemes", "nope", "--clip", "2"]) == 1
     assert "holds another comparison, with clip" in capsys.readouterr().err

@@ -114,7 +114,14 @@ def test_pages_are_written_from_records(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def test_jobs_name_the_scheme_and_the_rate_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     stages = list(run.jobs())
-    assert all({job.folder for job in stage} == set(run.SCHEMES) for stage in stages)
+    assert all(
+        {job.folder for job in stage} == set(run.SCHEMES if stage[0].part in run.TEXTS else run.OF_TASKS)
+        for stage in stages
+    )
+    last = {job.part: job.seeds for stage in stages for job in stage}
+    assert last == {**run.TEXTS, **run.TASKS}
+    counts = [job.seeds for stage in stages for job in stage if (job.part, job.folder) == ("python", "rope")]
+    assert counts == [0, 1, 3, 5, 10]
     first, *_ = stages[0]
     assert (first.part, first.seeds) == ("python", 0)  # tuning comes first, for all
     assert first.configuration().tune
@@ -123,3 +130,11 @@ def test_jobs_name_the_scheme_and_the_rate_that_was_chosen(monkeypatch: pytest.M
     assert config.schemes == ("rope@32~rope@32~nope",)
     assert config.given_rates() == {"rope@32~rope@32~nope": Rate(0.02, 30.0)}
     assert (config.seeds, config.tune, config.steps) == ((0, 1, 2), False, 600)
+    puzzle = run.Job("copy", "t5", 2).configuration()
+    assert (puzzle.task, puzzle.schemes, puzzle.tune, puzzle.rates) == ("copy", ("t5",), True, ())
+
+
+def test_a_scheme_that_is_not_tuned_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "RECORDS", tmp_path)
+    with pytest.raises(ValueError, match="rope must be tuned on python first: its folder has no trial that came to an"):
+        run.Job("plays", "rope", 1).configuration()

@@ -1,5 +1,5 @@
-"""The command line: ``posenc compare``, ``extend``, ``laws``, ``plot``, ``explore``, ``bench``, ``check``, ``kernel``,
-``schemes``.
+"""The command line: ``posenc choose``, ``compare``, ``extend``, ``laws``, ``plot``, ``explore``, ``bench``, ``check``,
+``kernel``, ``schemes``.
 
 torch is imported by the commands that need it, so that ``posenc --help`` answers at once. Exit codes: 0 done, 1 failed
 or interrupted, with one line on stderr, 2 wrong use.
@@ -15,6 +15,7 @@ import posenc
 from posenc import kernel
 from posenc.arguments import check_name
 from posenc.bench import command as bench
+from posenc.choose import command as choose
 from posenc.conformance import command as conformance
 from posenc.explorer import command as explorer
 from posenc.extend import command as extend
@@ -63,7 +64,7 @@ def _parsers() -> tuple[Parser, "argparse._SubParsersAction[Parser]"]:
     parser = Parser(prog="posenc", description="Positional encodings for PyTorch attention.")
     parser.add_argument("--version", action="version", version=f"posenc {posenc.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for room in (lab, extend, laws, plot, explorer, bench, conformance, kernel):
+    for room in (choose, lab, extend, laws, plot, explorer, bench, conformance, kernel):
         room.add_parser(commands)
     schemes = commands.add_parser(
         "schemes",

@@ -10,7 +10,7 @@ const { attend } = await of("math/attend.js");
 const { SCHEMES } = await of("math/catalog.js");
 const { Positions } = await of("math/positions.js");
 const { Random, drawnParameters } = await of("random.js");
-const { choose } = await of("choosing.js");
+const { answerOf, choose, needsOf } = await of("choosing.js");
 const { summary } = await of("records.js");
 
 const read = ({ shape, data }) => {
@@ -98,6 +98,11 @@ JOBS.choose = ({ asked }) => {
         out: Object.fromEntries(out.map(({ entry, ...fact }) => [entry.name, facts([fact])[0]])),
     };
 };
+
+JOBS.answer = ({ given }) => ({
+    name: answerOf(given, content.choosing).name,
+    needs: needsOf(given, content.choosing),
+});
 
 // Of a figure: its Python line, and the numbers that it shows by the same state.
 let content = {};

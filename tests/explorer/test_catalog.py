@@ -16,6 +16,7 @@ from latex2mathml.converter import convert
 
 import posenc
 from posenc import schedules
+from posenc.choose.evidence import Table
 from posenc.explorer import catalog as explorer
 from posenc.explorer import data
 from posenc.explorer.data import __main__ as measuring
@@ -159,7 +160,7 @@ def test_a_scheme_of_ones_own_is_shown_and_held_to_the_laws(tmp_path: Path) -> N
     file = tmp_path / "near.py"
     file.write_text(OWN)
     rope, near = explorer.catalog(["rope", f"{file}:Near"])["entries"]
-    assert rope["measured"] == data.read("laws")["rope"]
+    assert rope["measured"] == data.laws()["rope"]
     assert (near["title"], near["signature"], near["doors"]) == (
         "Near",
         "Near(num_heads, slope, mode, grid)",
@@ -191,7 +192,7 @@ def test_what_is_no_scheme_is_refused() -> None:
 
 def test_the_measured_laws_are_of_every_scheme_and_agree_with_the_claims() -> None:
     """``python -m posenc.explorer.data`` writes them."""
-    measured = data.read("laws")
+    measured = data.laws()
     assert list(measured) == [entry.name for entry in CATALOG]
     for entry in CATALOG:
         laws = measured[entry.name]
@@ -203,7 +204,7 @@ def test_the_measured_laws_are_of_every_scheme_and_agree_with_the_claims() -> No
 
 @pytest.mark.parametrize("name", ["sinusoidal", "learned", "rope", "lie_re", "alibi", "fire", "shaw", "swin", "cope"])
 def test_laws_measured_anew_are_as_they_were(name: str) -> None:
-    kept, anew = data.read("laws")[name], data.shown(audited(name))
+    kept, anew = data.laws()[name], data.shown(audited(name))
     assert {law: said["holds"] for law, said in anew.items()} == {law: said["holds"] for law, said in kept.items()}
 
 
@@ -271,7 +272,7 @@ def cells(page: str) -> list[dict[tuple[str, str], str]]:
 
 
 @pytest.mark.parametrize("one", EVIDENCE, ids=lambda one: one.name)
-def test_evidence_says_where_it_is_from(one: explorer.Evidence) -> None:
+def test_evidence_says_where_it_is_from(one: Table) -> None:
     assert all((one.title, one.measured, one.shows, one.heads))
     assert all(row.schemes and row.label for row in one.rows)
     if one.url:
@@ -290,13 +291,15 @@ def test_names_of_evidence_are_its_own_and_questions_are_answered() -> None:
     assert {one.question for one in EVIDENCE} == {"length", "order", "images", "cost", "stretch", "distance"}
 
 
-def test_evidence_without_a_source_or_a_scheme_is_refused() -> None:
+def test_evidence_without_a_source_or_a_scheme_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     good = EVIDENCE[0]
     with pytest.raises(
         ValueError, match=r"^alibi_length: must have rows, a source, and a url or a command with its page$"
     ):
         replace(good, url="")
+    unknown = replace(good, rows=(replace(good.rows[0], schemes=("ropee",)),))
+    monkeypatch.setattr(explorer, "tables", lambda: (unknown,))
     with pytest.raises(ValueError, match=r"^alibi_length: schemes must be names of the catalog, got ropee$"):
-        replace(good, rows=(replace(good.rows[0], schemes=("ropee",)),))
+        explorer.evidence()
     with pytest.raises(ValueError, match=r"^alibi_length: sinusoidal must have 5 figures, got 4$"):
         replace(good, rows=(replace(good.rows[0], figures=good.rows[0].figures[:4]),))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from posenc.choose.questions import answer_to, answers, questions
 from posenc.explorer.catalog import evidence
 from posenc.explorer.content import content
 from posenc.schemes.catalog import CATALOG
@@ -79,12 +80,18 @@ def test_what_is_left_out_of_an_encoder_and_of_images(choose: Any) -> None:
 def test_few_seeds_and_few_pieces_give_no_verdict(choose: Any) -> None:
     """Their figures stand as they are, and say of what there are too few."""
     few = {record.name: record for record in evidence() if record.too_few}
-    assert {*few} == {"demo", "classify", "stretch"}
+    assert {*few} == {"demo", "classify", "digits", "stretch"}
     assert all(record.too_few in record.measured for record in few.values())
     assert {record.name for record in evidence() if "one seed" in record.measured} <= {*few}
     seen = set()
-    for needs in ({"longer": True}, {"direction": True}, {"longer": True, "checkpoint": True}):
-        for answer in kept(choose("encoder" if "direction" in needs else "decoder", **needs)).values():
+    answers = [
+        choose(longer=True),
+        choose("encoder", direction=True),
+        choose(longer=True, checkpoint=True),
+        choose("encoder", "image", longer=True),
+    ]
+    for asked in answers:
+        for answer in kept(asked).values():
             for line in answer["lines"]:
                 if line["record"] in few:
                     assert line["verdict"] == ""
@@ -139,3 +146,31 @@ def test_figures_are_quoted_as_they_stand(choose: Any) -> None:
                 assert any(row.label in line["words"] and row.figures[-1] in line["words"] for row in rows), line
                 count += 1
     assert count > 40
+
+
+# --- the questions --------------------------------------------------------------------------------------------------
+
+
+def test_the_page_asks_what_the_terminal_asks_and_leads_where_it_leads(choose: Any, javascript: Node) -> None:
+    figure = javascript("figure", name="which", state="defaults")
+    asked, found = questions(), answers()
+    assert figure["controls"] == [question.name for question in asked]
+    assert figure["values"] == {question.name: question.values[0] for question in asked}
+    for values in product(*(question.values for question in asked)):
+        given = dict(zip(figure["controls"], values, strict=True))
+        answer = answer_to(given, found)
+        said = javascript("answer", given=given)
+        assert said["name"] == answer.name
+        needs = [option.needs for q in asked for option in q.options if option.value == given[q.name]]
+        assert said["needs"] == (None if None in needs else {k: v for need in needs for k, v in need.items()})
+        shown = javascript("figure", name="which", state=given)
+        assert shown["line"].endswith(answer.code)
+        assert shown["says"].startswith(f"{answer.case}: begin with {answer.begin}. ")
+
+
+def test_each_answer_has_its_claims_in_words() -> None:
+    by_name = {answer["name"]: answer for answer in DATA["choosing"]["answers"]}
+    assert by_name["long_decoder"]["claims"][0]["about"] == "rope less alibi, at 1,024 bytes"
+    assert {answer["name"]: len(answer["claims"]) for answer in by_name.values()} == {
+        answer.name: len(answer.claims) for answer in answers()
+    }

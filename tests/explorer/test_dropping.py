@@ -119,13 +119,14 @@ def test_a_cell_of_the_laws_opens_by_the_keyboard(page: Watched, tmp_path: Path)
 
 
 def test_which_scheme_changes_with_what_is_asked(page: Watched, tmp_path: Path) -> None:
-    page.open(f"{exported(tmp_path)}#figure=which")
+    page.open(f"{exported(tmp_path)}#figure=which&which.longer=yes")
     page.until_drawn("which")
     told = page.page.locator('ul[aria-label="Evidence for"] > li').all_inner_texts()
     assert any(words.startswith("ALiBi") for words in told)
     links = page.page.locator(".picture a").evaluate_all("all => all.map(one => [one.href, one.target])")
     assert links
     assert all(href.startswith("https://") and target == "_blank" for href, target in links)
-    page.page.get_by_label("tells before from after").check()
-    page.page.wait_for_function("() => location.hash.includes('which.direction=true')")
+    page.page.get_by_label("Is there a causal mask?").select_option("encoder")
+    page.page.wait_for_function("() => location.hash.includes('which.for=encoder')")
+    assert page.page.locator('ul[aria-label="First choice"]').inner_text().startswith("Why: They tell order")
     assert "No evidence here of which of two words comes first" in page.page.locator(".picture").inner_text()

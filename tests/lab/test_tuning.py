@@ -69,6 +69,8 @@ def test_trials_are_equally_many_for_schemes_that_learn_and_that_do_not() -> Non
     config = CompareConfig(tune_rates=(0.02, 0.00125), tune_multipliers=(1.0, 30.0))
     assert trials(config, learns=True) == [Rate(0.00125, 1.0), Rate(0.00125, 30.0), Rate(0.02, 1.0), Rate(0.02, 30.0)]
     assert trials(config, learns=False) == [Rate(r) for r in (0.00125, 0.00315, 0.007937, 0.02)]
+    entries = replace(config, tune_multipliers=())
+    assert trials(entries, learns=True) == trials(entries, learns=False) == [Rate(0.00125), Rate(0.02)]
     one = replace(config, tune_rates=(0.01,))
     assert trials(one, learns=False) == [Rate(0.01)]  # there is nothing else to try
 

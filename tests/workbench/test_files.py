@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc.workbench.files import require_writable, write_whole
+from posenc.workbench.files import packaged, require_writable, write_whole
 
 
 def test_through_a_link_the_file_it_leads_to_is_written(tmp_path: Path) -> None:
@@ -63,3 +63,12 @@ def test_a_pipe_that_may_not_be_written_is_an_error(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)  # as root, all may be written
     with pytest.raises(PermissionError, match=r"Permission denied: '.*/pipe'"):
         require_writable(tmp_path / "pipe")
+
+
+def test_a_damaged_file_of_a_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "__init__.py").touch()
+    (tmp_path / "damaged" / "laws.json").write_text('{"rope": ')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ValueError, match=r"^laws.json of damaged cannot be read: Expecting value at column 10$"):
+        packaged("damaged", "laws.json")

@@ -6,13 +6,14 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 
 import torch
 
 from posenc import schedules
 from posenc.arguments import shown
+from posenc.choose.evidence import Table, tables
 from posenc.explorer import data
 from posenc.explorer.mathml import mathml
 from posenc.laws.laws import QUESTIONS
@@ -41,7 +42,7 @@ def catalog(names: Iterable[str] = ()) -> dict[str, Any]:
         if len(entries_of(name)) > 1:
             raise ValueError(f"names must be of one scheme each, got {name!r}")
     entries = [entries_of(name)[0] for name in chosen] or list(CATALOG)
-    measured = data.read("laws")
+    measured = data.laws()
     return {
         "given": GIVEN,
         "entries": [_entry(entry, measured.get(entry.name)) for entry in entries],
@@ -194,61 +195,11 @@ def _named(scheme: Scheme) -> str:
 # --- evidence -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Row:
-    """The figures of one scheme, as they are printed; ``schemes`` are the names of the catalog that it is about."""
-
-    label: str
-    schemes: tuple[str, ...]
-    figures: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """A measurement that speaks for or against schemes, published or posenc's own.
-
-    ``measured`` says what was done, ``shows`` what follows and what does not, ``heads`` what the figures of a row are.
-    Published figures have a ``source`` and its ``url``; posenc's a ``command`` that prints them, and ``doc``, the page
-    where they stand. ``second_hand`` are those that were read in another paper than the one that measured them.
-    ``too_few`` says of what there are too few for a verdict, such as "one seed"; then the figures stand without one.
-    """
-
-    name: str
-    question: Literal["length", "order", "images", "cost", "stretch", "distance"]
-    title: str
-    measured: str
-    shows: str
-    heads: tuple[str, ...]
-    rows: tuple[Row, ...]
-    better: Literal["lower", "higher"]
-    source: str
-    url: str = ""
-    command: str = ""
-    doc: str = ""
-    second_hand: bool = False
-    too_few: str = ""
-
-    def __post_init__(self) -> None:
-        known = {entry.name for entry in CATALOG}
-        for row in self.rows:
-            if unknown := set(row.schemes) - known:
-                raise ValueError(f"{self.name}: schemes must be names of the catalog, got {', '.join(sorted(unknown))}")
-            if len(row.figures) != len(self.heads):
-                raise ValueError(
-                    f"{self.name}: {row.label} must have {len(self.heads)} figures, got {len(row.figures)}"
-                )
-        if not self.rows or not self.source or not (self.url or (self.command and self.doc)):
-            raise ValueError(f"{self.name}: must have rows, a source, and a url or a command with its page")
-
-
-def evidence() -> tuple[Evidence, ...]:
-    """The records of ``evidence.json``. ValueError for one that names no source, or no scheme of the catalog."""
-    return tuple(_record(record) for record in data.read("evidence")["records"])
-
-
-def _record(record: dict[str, Any]) -> Evidence:
-    names = {field.name for field in fields(Evidence)}
-    if unknown := record.keys() - names:
-        raise ValueError(f"a record of evidence must have {', '.join(sorted(names))}, got {', '.join(sorted(unknown))}")
-    rows = tuple(Row(row["label"], tuple(row["schemes"]), tuple(row["figures"])) for row in record["rows"])
-    return Evidence(**{**record, "heads": tuple(record["heads"]), "rows": rows})
+def evidence() -> tuple[Table, ...]:
+    """The tables of `posenc.choose`. ValueError for one of a scheme that the catalog has not."""
+    known = {entry.name for entry in CATALOG}
+    found = tables()
+    for table in found:
+        if unknown := {name for row in table.rows for name in row.schemes} - known:
+            raise ValueError(f"{table.name}: schemes must be names of the catalog, got {', '.join(sorted(unknown))}")
+    return found

@@ -7,6 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from posenc.choose.evidence import told
+from posenc.choose.questions import answers, questions
+from posenc.choose.said import UNTESTED, claims_of
 from posenc.explorer.catalog import catalog
 from posenc.explorer.compositions import refused
 from posenc.explorer.page import looks
@@ -37,6 +40,16 @@ def content(schemes: Sequence[str] = (), records: Sequence[Path] = ()) -> dict[s
         "records": recorded,
         "measures": measures(),
         "looks": looks(drawn),
+        "choosing": _choosing(),
+    }
+
+
+def _choosing() -> dict[str, Any]:
+    """The questions and the answers of ``posenc choose``, each with its claims in words."""
+    return {
+        "questions": [asdict(question) for question in questions()],
+        "answers": [{**asdict(answer), "claims": [told(claim) for claim in claims_of(answer)]} for answer in answers()],
+        "untested": UNTESTED,
     }
 
 

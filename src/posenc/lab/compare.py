@@ -157,10 +157,10 @@ class _Lab:
         self.training_work = self.step_work * config.steps
         self.testing_work = TESTING_WORK * self.loaded.testing_tokens
         self.speed_work = self.step_work * 2 * SPEED_ROUNDS * config.timed
-        trials = len(config.tune_rates) * len(config.tune_multipliers) * len(config.tune_seeds)
+        tried = len(trials(config, learns=True)) * len(config.tune_seeds)
         tuned = set(config.schemes) - set(config.given_rates()) if config.tune else ()
         each = self.training_work + self.testing_work + self.speed_work
-        self.work = len(tuned) * trials * self.training_work + len(config.seeds) * len(config.schemes) * each
+        self.work = len(tuned) * tried * self.training_work + len(config.seeds) * len(config.schemes) * each
 
     def tune(self, scheme: str) -> None:
         """Every trial of a scheme, as far as it is not there; none for one whose rate is given."""

@@ -76,7 +76,7 @@ class CompareConfig(Configuration):
         (1.25e-3, 2.5e-3, 5e-3, 1e-2, 2e-2), "learning rates to try in tuning", above=0
     )
     tune_multipliers: tuple[float, ...] = option(
-        (1.0, 10.0, 30.0), "what to multiply them by for the parameters of a scheme", above=0
+        (1.0, 10.0, 30.0), "what to multiply them by for a scheme's parameters (none: by what entries say)", above=0
     )
     tune_seeds: tuple[int, ...] = option((0,), "one tuning of every scheme per seed; not those of trainings", least=0)
     warmup: float = option(0.1, "share of the steps in which the learning rate rises")
@@ -97,8 +97,9 @@ class CompareConfig(Configuration):
         assert self.kv_heads is not None
         for name in ("schemes", "seeds", "test_lengths", "tune_rates", "tune_multipliers", "tune_seeds"):
             value = getattr(self, name)
-            # No lengths: those of the task. No seeds: tuning alone.
-            some = bool(value) or name == "test_lengths" or (name == "seeds" and self.tune)
+            # No lengths: those of the task. No multipliers: those of the entries. No seeds: tuning alone.
+            none = name in ("test_lengths", "tune_multipliers") or (name == "seeds" and self.tune)
+            some = bool(value) or none
             self.require(name, some and len(set(value)) == len(value), "one or more different values")
         try:
             self.given_rates()

@@ -31,7 +31,7 @@ def made_names(out: Path, config: CompareConfig) -> frozenset[str]:
     if not (out / CONFIG).exists():
         return frozenset()
     both = (from_toml(out / CONFIG), config)
-    tried = [None, *range(max(len(each.tune_rates) * len(each.tune_multipliers) for each in both))]
+    tried = [None, *range(max(len(each.tune_rates) * max(len(each.tune_multipliers), 1) for each in both))]
     schemes = {scheme for each in both for scheme in each.schemes}
     seeds = {seed for each in both for seed in (*each.seeds, *each.tune_seeds)}
     return frozenset(name_of(*of) for of in product(schemes, seeds, tried))

@@ -30,6 +30,8 @@ def trials(config: CompareConfig, learns: bool) -> list[Rate]:
     (15, 15)
     """
     rates, multipliers = sorted(config.tune_rates), sorted(config.tune_multipliers)
+    if not multipliers:
+        return [Rate(rate) for rate in rates]
     if learns:
         return [Rate(rate, multiplier) for rate, multiplier in product(rates, multipliers)]
     count = len(rates) * len(multipliers)

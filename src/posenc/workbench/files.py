@@ -7,6 +7,7 @@ import stat
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
 
@@ -112,6 +113,14 @@ def parse(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("not an object")
     return value
+
+
+def packaged(package: str, name: str) -> dict[str, Any]:
+    """What a file of JSON in a package holds. ValueError, naming it, for one that is no object of JSON."""
+    try:
+        return parse(files(package).joinpath(name).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{name} of {package} cannot be read: {error}") from None
 
 
 def require(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:

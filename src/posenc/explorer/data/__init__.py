@@ -1,19 +1,15 @@
-"""What the page shows that is not computed when it opens: laws as they were measured, and evidence of which scheme does
-well at what. ``python -m posenc.explorer.data`` measures the laws anew."""
+"""What the page shows that is not computed when it opens: laws as they were measured.
+``python -m posenc.explorer.data`` measures them anew."""
 
-from importlib.resources import files
 from typing import Any
 
 from posenc.laws.table import Audit, cell
-from posenc.workbench.files import parse
+from posenc.workbench.files import packaged
 
 
-def read(name: str) -> dict[str, Any]:
-    """What ``NAME.json`` of this folder holds. ValueError, naming it, where that is not JSON."""
-    try:
-        return parse(files(__name__).joinpath(f"{name}.json").read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{name}.json of the explorer's data cannot be read: {error}") from None
+def laws() -> dict[str, Any]:
+    """By scheme and law what was measured. ValueError where the file is damaged."""
+    return packaged(__name__, "laws.json")
 
 
 def shown(audit: Audit) -> dict[str, dict[str, Any]]:

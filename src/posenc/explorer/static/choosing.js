@@ -146,6 +146,17 @@ function worse({ better }, first, second) {
     return (better === "lower" ? b.value - a.value : a.value - b.value) > a.half + b.half;
 }
 
+/** The answer of `posenc choose` to which these values of its questions lead. */
+export function answerOf(given, { answers }) {
+    return answers.find(({ when }) => Object.entries(when).every(([name, values]) => values.includes(given[name])));
+}
+
+/** What these values ask of the schemes, as `choose` takes it; null where order means nothing, so that none is asked. */
+export function needsOf(given, { questions: all }) {
+    const needs = all.map(({ name, options }) => options.find(({ value }) => value === given[name]).needs);
+    return needs.includes(null) ? null : Object.assign({}, ...needs);
+}
+
 const GROUPS = {
     for: "Evidence for",
     mixed: "Evidence for and against, or undecided",

@@ -1,83 +1,52 @@
 // Which scheme: what is asked, what passes, and on what evidence.
 
-import { choose } from "posenc/choosing.js";
+import { answerOf, choose, needsOf } from "posenc/choosing.js";
 import { element } from "posenc/elements.js";
 
 export const figure = {
     name: "which",
     title: "Which scheme should I use?",
-    see: "Say what you need. What is left passes by measured laws and by the catalog; published and measured figures then speak for or against it. Compare the few that remain on your own text.",
-    defaults: {
-        model: "decoder",
-        tokens: "line",
-        longer: true,
-        cheap: false,
-        free: false,
-        direction: false,
-        checkpoint: false,
-    },
-    controls: [
-        {
-            name: "model",
-            label: "model",
+    see: "Five questions lead to a first choice, with what was published and what was found here. Below it stand all schemes that pass by measured laws and by the catalog, and the figures that speak for or against them. Compare the few that remain on your own text.",
+    defaults: { weights: "no", tokens: "line", for: "decoder", longer: "no", cost: "some" },
+    controls: (_, { data: { choosing } }) =>
+        choosing.questions.map(({ name, asks, options }) => ({
+            name,
+            label: asks,
             kind: "choice",
-            choices: [
-                { value: "decoder", name: "decoder, with a causal mask" },
-                { value: "encoder", name: "encoder, without a mask" },
-            ],
-        },
-        {
-            name: "tokens",
-            label: "tokens",
-            kind: "choice",
-            choices: [
-                { value: "line", name: "in a line, as text" },
-                { value: "image", name: "patches of images" },
-                { value: "video", name: "patches of videos" },
-            ],
-        },
-        { name: "longer", label: "positions past the trained length", kind: "check" },
-        { name: "cheap", label: "no dearer than plain attention", kind: "check" },
-        { name: "free", label: "nothing learned", kind: "check" },
-        { name: "direction", label: "tells before from after", kind: "check" },
-        { name: "checkpoint", label: "for a trained checkpoint", kind: "check" },
-    ],
-    values: (asked, app) => choose(asked, app.catalog, app.data.evidence),
-    line(asked, app) {
-        const { groups } = choose(asked, app.catalog, app.data.evidence);
-        const names = groups.flatMap(({ answers }) => answers.map(({ entry }) => entry.name));
-        return names.length ? `# posenc laws --schemes ${names.join(",")}` : "# posenc laws";
+            choices: options.map(({ value, label }) => ({ value, name: label })),
+        })),
+    values(given, { catalog, data: { choosing, evidence } }) {
+        const needs = needsOf(given, choosing);
+        const answer = answerOf(given, choosing);
+        return {
+            answer,
+            tables: evidence.filter(({ name }) => answer.evidence.includes(name)),
+            untested: choosing.untested,
+            ...(needs ? choose(needs, catalog, evidence) : { groups: [], out: [], used: [], wanted: [] }),
+        };
     },
+    line: (given, { data }) => `${data.given}\n\n${answerOf(given, data.choosing).code}`,
     mount(box) {
         const shown = element("div", { class: "wide" });
         box.append(shown);
-        return ({ checkpoint }, { groups, out, used }) => {
+        return (given, { answer, tables, untested, groups, out, used }) => {
             const isOpen = shown.querySelector(".left-out")?.open ?? false;
             shown.replaceChildren(
-                ...(checkpoint
-                    ? [
-                          element(
-                              "p",
-                              { class: "ends" },
-                              "Weights belong to the scheme that they were trained with: keep that one. ",
-                              element("code", {}, "posenc.huggingface.scheme_from_config"),
-                              " reads it; what can be changed is how its frequencies are stretched.",
-                          ),
-                      ]
-                    : []),
-                ...(groups.length
-                    ? groups.flatMap(({ name, title, answers }) => [
-                          element(
-                              "p",
-                              { class: "group" },
-                              `${title}: ${answers.length} ${answers.length === 1 ? "scheme" : "schemes"}`,
-                          ),
-                          element(
-                              "ul",
-                              { class: "answers", "aria-label": title },
-                              ...answers.map((one) => answer(one, name !== "none")),
-                          ),
-                      ])
+                ...firstChoice(answer, tables, untested),
+                ...groups.flatMap(({ name, title, answers }) => [
+                    element(
+                        "p",
+                        { class: "group" },
+                        `${title}: ${answers.length} ${answers.length === 1 ? "scheme" : "schemes"}`,
+                    ),
+                    element(
+                        "ul",
+                        { class: "answers", "aria-label": title },
+                        ...answers.map((one) => passing(one, name !== "none")),
+                    ),
+                ]),
+                ...(groups.length || !out.length
+                    ? []
                     : [element("p", { class: "group" }, "No scheme of the catalog has all of this.")]),
                 ...(used.length
                     ? [
@@ -85,20 +54,24 @@ export const figure = {
                           element("ul", { class: "answers" }, ...used.map(measured)),
                       ]
                     : []),
-                element(
-                    "details",
-                    { class: "left-out", open: isOpen },
-                    element("summary", {}, `Left out: ${out.length} schemes, and why`),
-                    element("ul", { class: "answers" }, ...out.map(leftOut)),
-                ),
+                ...(out.length
+                    ? [
+                          element(
+                              "details",
+                              { class: "left-out", open: isOpen },
+                              element("summary", {}, `Left out: ${out.length} schemes, and why`),
+                              element("ul", { class: "answers" }, ...out.map(leftOut)),
+                          ),
+                      ]
+                    : []),
             );
         };
     },
-    describe(asked, { groups, out }) {
+    describe(given, { answer, groups, out }) {
         const words = groups.map(
             ({ title, answers }) => `${title}: ${answers.map(({ entry }) => entry.title).join(", ")}`,
         );
-        return `${words.join(". ") || "No scheme has all of this"}. Left out: ${out.length}.`;
+        return [`${answer.case}: begin with ${answer.begin}`, ...words, `Left out: ${out.length}.`].join(". ");
     },
 };
 
@@ -115,7 +88,32 @@ function source({ source: who, url, command, doc, second_hand: isSecondHand }) {
 
 const ground = (fact) => (fact.record ? source(fact.record) : [code(fact.source)]);
 
-function answer({ entry, facts, lines, without }, isOpen) {
+/** Where the questions lead: with what to begin, what to compare it with, and on what evidence. */
+function firstChoice({ begin, compare_with: other, command, why, claims, unknown }, tables, untested) {
+    const told = ({ about, published, source: who, url, ours }) =>
+        element(
+            "li",
+            {},
+            `${about}. Published: ${published} (`,
+            ...source({ source: who, url }),
+            ")",
+            element("ul", {}, ...ours.map((words) => element("li", {}, words))),
+        );
+    return [
+        element("p", { class: "group" }, `Begin with ${begin}`),
+        element(
+            "ul",
+            { class: "answers", "aria-label": "First choice" },
+            element("li", {}, `Why: ${why}`),
+            element("li", {}, other ? `Compare it with ${other}: ` : "Measure it: ", code(command)),
+            ...tables.map(measured),
+            ...(claims.length ? claims.map(told) : [element("li", {}, untested)]),
+            element("li", {}, `Not known: ${unknown}`),
+        ),
+    ];
+}
+
+function passing({ entry, facts, lines, without }, isOpen) {
     return element(
         "li",
         {},

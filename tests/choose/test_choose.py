@@ -1,0 +1,238 @@
+"""posenc choose: every way through the questions ends in Python that runs and a command that measures."""
+
+import io
+import json
+import re
+import shlex
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from posenc import cli
+from posenc.choose import questions as asking
+from posenc.choose.said import NO_TABLE, UNTESTED, claims_of, tables_of
+from posenc.extend.resolve import check as check_extension
+from posenc.extend.settings import Extension
+from posenc.lab.command import _configuration
+from posenc.lab.compare import check as check_comparison
+from posenc.schemes.catalog import entries_of
+from posenc.schemes.entry import GIVEN
+from posenc.workbench.command import given as given_by
+
+QUESTIONS, ANSWERS = asking.questions(), asking.answers()
+NAMES = tuple(question.name for question in QUESTIONS)
+ALL = [dict(zip(NAMES, values, strict=True)) for values in product(*(question.values for question in QUESTIONS))]
+PAGE = (Path(__file__).parents[2] / "docs" / "choose.md").read_text(encoding="utf-8")
+EACH = pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer.name)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def choose(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs it with lines that are typed, or without a terminal; gives the exit code, stdout and stderr."""
+
+    def run(*options: str, typed: str | None = None) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.stdin", io.StringIO() if typed is None else Terminal(typed))
+        code = cli.main(["choose", *options])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def options(given: dict[str, str]) -> list[str]:
+    return [word for name, value in given.items() for word in (f"--{name}", value)]
+
+
+# --- where the questions lead ---------------------------------------------------------------------------------------
+
+
+def test_every_set_of_answers_leads_to_one_and_every_one_is_reached() -> None:
+    assert {asking.answer_to(given, ANSWERS).name for given in ALL} == {answer.name for answer in ANSWERS}
+
+
+def test_a_question_is_asked_only_where_it_matters() -> None:
+    for given in ALL:
+        so_far: dict[str, str] = {}
+        while still := asking.open_questions(so_far, QUESTIONS, ANSWERS):
+            so_far[still[0].name] = given[still[0].name]
+        assert asking.answer_to(so_far, ANSWERS) == asking.answer_to(given, ANSWERS)
+        assert set(so_far) == set(asking.answer_to(given, ANSWERS).when)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The configuration of a model at path/to/model."""
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    transformers.LlamaConfig(hidden_size=64, num_attention_heads=2, num_hidden_layers=1).save_pretrained(
+        "path/to/model"
+    )
+
+
+@EACH
+@pytest.mark.usefixtures("checkpoint")
+def test_the_python_of_an_answer_runs(answer: asking.Answer) -> None:
+    names: dict[str, Any] = {}
+    exec(GIVEN, names)
+    *before, last = answer.code.splitlines()
+    exec("\n".join(before), names)
+    if last.startswith("x = "):
+        old = names["x"]
+        exec(last, names)
+        assert names["x"].shape == old.shape
+        assert not torch.equal(names["x"], old)
+    elif "huggingface" in last:
+        assert len(eval(last, names).schedule) > 0
+    else:
+        assert eval(last, names).shape == names["q"].shape
+
+
+@EACH
+@pytest.mark.usefixtures("checkpoint")
+def test_the_command_of_an_answer_is_one_that_works(answer: asking.Answer) -> None:
+    program, *words = shlex.split(answer.command)
+    assert program == "posenc"
+    arguments = cli._parsers()[0].parse_args(words)
+    if words[0] == "compare":
+        config = _configuration(arguments)
+        check_comparison(config)
+        assert len(config.seeds) >= 3
+    elif words[0] == "extend":
+        check_extension(Extension.from_mapping({**given_by(arguments, Extension), "model": arguments.model}))
+    else:
+        assert words[0] == "laws"
+        assert all(entries_of(name) for name in arguments.schemes)
+
+
+@EACH
+def test_an_answer_says_all_that_it_should(answer: asking.Answer, choose: Any) -> None:
+    given = {name: answer.when[name][0] for name in NAMES if name in answer.when}
+    code, out, err = choose(*options(given))
+    assert (code, err) == (0, "")
+    flat = " ".join(out.split())
+    for words in (answer.begin, answer.code, answer.command, answer.why, answer.unknown):
+        assert " ".join(words.split()) in flat
+    for table in tables_of(answer):
+        assert table.title in flat
+        assert table.where in flat
+        assert all(figure in flat for row in table.rows for figure in row.figures)
+    for claim in claims_of(answer):
+        assert claim["published"]["claim"] in flat
+        assert claim["published"]["url"] in flat
+    assert (NO_TABLE in flat) == (not answer.evidence)
+    assert (UNTESTED in flat) == (not answer.claims)
+    nulls = sum(found is None for claim in claims_of(answer) for found in claim["ours"].values())
+    assert flat.count("not measured here yet") == nulls
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"when": {"weights": ["no"]}}, "must lead to one answer, got "),
+        (
+            {"when": {"wait": ["no"]}},
+            "decoder: when must name some of cost, for, longer, tokens, weights, got {'wait'}",
+        ),
+        ({"evidence": ["rumour"]}, "decoder: evidence must name some of alibi_length, "),
+        ({"claims": ["rumour"]}, "decoder: claims must name some of pope_rope_longer, "),
+    ],
+)
+def test_answers_that_cannot_be_are_refused(changed: dict[str, Any], message: str) -> None:
+    first, *others = ANSWERS
+    with pytest.raises(ValueError, match=re.escape(message)):
+        asking.check(QUESTIONS, [replace(first, **changed), *others])
+
+
+# --- asking ---------------------------------------------------------------------------------------------------------
+
+
+def test_enter_takes_the_first_option(choose: Any) -> None:
+    code, out, err = choose(typed="\n" * 5)
+    assert code == 0
+    assert "posenc.RoPE(64)" in out
+    assert "(--weights no --tokens line --for decoder --longer no --cost some)" in out
+    assert [question.asks in err for question in QUESTIONS] == [True] * 5
+
+
+def test_numbers_choose_and_what_is_given_is_not_asked(choose: Any) -> None:
+    code, out, err = choose("--for", "decoder", typed="1\n1\n2\n")
+    assert code == 0
+    assert out == choose(*options({"weights": "no", "tokens": "line", "for": "decoder", "longer": "yes"}))[1]
+    assert "causal mask" not in err
+    assert "What may it cost?" not in err
+
+
+def test_b_goes_back(choose: Any) -> None:
+    code, out, err = choose(typed="b\n2\nb\n1\n3\n")
+    assert code == 0
+    assert "posenc.RoPE3D(64)" in out
+    assert "must be 1 to 2, Enter for 1, b or q: there is nothing to go back to" in err
+    assert err.count("Do you have trained weights?") == 2
+
+
+def test_what_is_no_option_is_asked_again(choose: Any) -> None:
+    code, out, err = choose("--weights", "no", typed="9\nimage\n3\n")
+    assert (code, "posenc.RoPE3D(64)" in out) == (0, True)
+    assert "must be 1 to 4, Enter for 1, b or q: got '9'" in err
+    assert "must be 1 to 4, Enter for 1, b or q: got 'image'" in err
+
+
+@pytest.mark.parametrize("end", ["q\n", ""])
+def test_q_and_the_end_of_the_input_say_what_was_answered(end: str, choose: Any) -> None:
+    code, out, err = choose(typed=f"1\n1\n{end}")
+    assert (code, out) == (0, "")
+    assert err.endswith("So far: posenc choose --weights no --tokens line\n")
+    assert choose(typed=end)[2].endswith("Nothing was answered.\n")
+
+
+def test_without_a_terminal_what_is_missing_is_named(choose: Any) -> None:
+    code, out, err = choose("--for", "decoder", "--weights", "no", "--tokens", "line")
+    assert (code, out) == (2, "")
+    assert err == (
+        "posenc: error: stdin is no terminal to ask at: give --longer no|yes|far|rules, --cost some|least "
+        "(see posenc choose --help)\n"
+    )
+
+
+def test_a_value_that_there_is_not_is_2(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["choose", "--for", "poets"])
+    assert end.value.code == 2
+    assert "argument --for: invalid choice: 'poets'" in capsys.readouterr().err
+
+
+def test_json_holds_the_answer_with_its_evidence(choose: Any) -> None:
+    given = {"weights": "no", "tokens": "line", "for": "decoder", "longer": "yes"}
+    said = json.loads(choose("--json", *options(given))[1])
+    answer = asking.answer_to(given, ANSWERS)
+    assert said["given"] == given
+    assert (said["name"], said["code"], said["command"]) == (answer.name, answer.code, answer.command)
+    assert [table["name"] for table in said["evidence"]] == list(answer.evidence)
+    assert said["evidence"][0]["rows"][3]["figures"][-1] == "18.31"
+    assert said["claims"] == claims_of(answer)
+
+
+# --- the page -------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_asks_the_same() -> None:
+    asked = re.findall(r"^\d\. \*\*(.+?)\*\* (.*?)(?=^\d\.|^#)", PAGE, re.M | re.S)
+    assert [asks for asks, _ in asked] == [question.asks for question in QUESTIONS]
+    for question, (_, note) in zip(QUESTIONS, asked, strict=True):
+        assert " ".join(note.split()).startswith(question.note)
+
+
+def test_the_page_has_the_same_answers() -> None:
+    table = re.search(r"^\| your case .*\n\|.*\n((?:\|.*\n)+)", PAGE, re.M)
+    assert table
+    rows = [re.sub(r"[`*]|\]\(.*?\)|\[", "", line).strip("|").split("|") for line in table[1].splitlines()]
+    written = {case.strip(): (begin.strip(), compare.strip()) for case, begin, compare, _ in rows}
+    assert written == {answer.case: (answer.begin, answer.compare_with) for answer in ANSWERS}

@@ -1,0 +1,143 @@
+"""Claims: each says what was published and what was found here, and one that is wrong is named."""
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posenc.choose import evidence
+from posenc.lab.compare import check as check_schemes
+from posenc.lab.tasks import configured
+from posenc.workbench import statistics
+from posenc.workbench.files import packaged
+
+PLAN = Path(__file__).parents[2] / "study" / "plan.md"
+FOUND = {
+    "status": "measured",
+    "mean": -0.12,
+    "low": -0.15,
+    "high": -0.09,
+    "verdict": "lower",
+    "seeds": 10,
+    "agrees": "no",
+}
+
+
+def claim(found: Any = None, **changed: Any) -> dict[str, Any]:
+    """The claim that RoPE is higher than ALiBi beyond the trained length, with this found on Python."""
+    (one,) = (each for each in evidence.claims() if each["name"] == "rope_alibi_longer")
+    return {**copy.deepcopy(one), "ours": {"python": found, "plays": None}, **changed}
+
+
+def test_claims_are_those_of_the_plan() -> None:
+    claims = evidence.claims()
+    assert len({one["name"] for one in claims}) == len(claims) == 8
+    contrasts = {tuple(one["contrast"]) for one in claims}
+    assert {(pair, n) for pair in contrasts for n in (128, 1024)} == {
+        (tuple(one["contrast"]), one["length"]) for one in claims
+    }
+    plan = PLAN.read_text(encoding="utf-8")
+    assert all(f"- `{text}`" in plan for text in evidence.TEXTS)
+    for one in claims:
+        source = (
+            "Press et al. 2022" if one["published"]["source"].startswith("Press") else one["published"]["url"][-10:]
+        )
+        assert source in plan
+        check_schemes(configured({"schemes": one["contrast"]}))
+
+
+def test_fewer_seeds_give_no_verdict_anywhere() -> None:
+    assert evidence.LEAST_SEEDS == statistics.LEAST_SEEDS
+
+
+@pytest.mark.parametrize(
+    ("published", "found", "agrees"),
+    [
+        ("lower", "lower", "yes"),
+        ("tied", "tied", "yes"),
+        ("lower", "higher", "no"),
+        ("higher", "tied", "no"),
+        ("tied", "lower", "no"),
+        ("higher", "undecided", "undecided"),
+        ("tied", "undecided", "undecided"),
+    ],
+)
+def test_whether_a_verdict_is_the_published_one(published: str, found: str, agrees: str) -> None:
+    assert evidence.agrees(published, found) == agrees
+
+
+def test_what_was_found_is_told() -> None:
+    told = evidence.told(claim(FOUND))
+    assert told["about"] == "rope less alibi, at 1,024 bytes"
+    assert told["ours"] == [
+        "the Python files of Django 5.2.8 and SQLAlchemy 2.0.44: lower, by -0.120 bits per byte (95 % interval -0.150 "
+        "to -0.090, 10 seeds); agrees with what was published: no",
+        "Shakespeare's works: not measured here yet",
+    ]
+    assert evidence.told(claim({"status": "not run", "why": "no time"}))["ours"][0].endswith("44: not run: no time")
+    evidence.check(claim(FOUND))
+    evidence.check(claim({"status": "not run", "why": "no time"}))
+
+
+def without(name: str) -> dict[str, Any]:
+    return {key: value for key, value in FOUND.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        ("lower", "must be null or an object, got 'lower'"),
+        ({**FOUND, "status": "begun"}, "status must be 'measured' or 'not run', got 'begun'"),
+        ({"status": "not run"}, "why is missing"),
+        (without("seeds"), "seeds is missing"),
+        ({**FOUND, "mean": "low"}, 'mean must be a finite number, got "low"'),
+        ({**FOUND, "p": 0.1}, "must have status, mean, low, high, verdict, seeds, agrees alone, got p"),
+        ({**FOUND, "low": -0.1}, "mean must be from low to high, got -0.12 of -0.1 to -0.09"),
+        ({**FOUND, "seeds": 2}, "seeds must be a whole number of at least 3, got 2"),
+        (
+            {**FOUND, "verdict": "less"},
+            "verdict must be 'lower', 'higher', 'tied' or 'undecided', got 'less'",
+        ),
+        ({**FOUND, "high": 0.1}, "verdict must be of an interval without zero, got 'lower' of -0.15 to 0.1"),
+        (
+            {**FOUND, "verdict": "higher", "agrees": "yes"},
+            "verdict must be of an interval without zero, got 'higher' of -0.15 to -0.09",
+        ),
+        ({**FOUND, "agrees": "maybe"}, "agrees must be 'yes', 'no' or 'undecided', got 'maybe'"),
+        (
+            {**FOUND, "agrees": "yes"},
+            "agrees must be 'no', since 'higher' is published and 'lower' was found, got 'yes'",
+        ),
+    ],
+)
+def test_a_finding_that_is_wrong_is_named(found: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^rope_alibi_longer, ours, python: {re.escape(message)}$"):
+        evidence.check(claim(found))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"length": 0}, "rope_alibi_longer: length must be a whole number of at least 1, got 0"),
+        ({"contrast": ["rope"]}, "rope_alibi_longer: contrast must be two schemes, got ['rope']"),
+        ({"ours": {"plays": None}}, "rope_alibi_longer, ours: must have the texts python, plays, got plays"),
+        ({"ours": {}}, "rope_alibi_longer, ours: must have the texts python, plays, got none"),
+        ({"published": {"claim": "higher"}}, "rope_alibi_longer, published: verdict is missing"),
+        (
+            {"published": {"claim": "?", "verdict": "better", "source": "?", "url": "?"}},
+            "rope_alibi_longer, published: verdict must be 'lower', 'higher' or 'tied', got 'better'",
+        ),
+    ],
+)
+def test_a_claim_that_is_wrong_is_named(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        evidence.check(claim(**changed))
+
+
+def test_a_record_of_evidence_has_no_names_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = {**packaged("posenc.choose", "evidence.json")["records"][0], "colour": "red"}
+    monkeypatch.setattr(evidence, "packaged", lambda *_: {"records": [record]})
+    with pytest.raises(ValueError, match=r"^a record of evidence must have better, command, .*, got colour$"):
+        evidence.tables()
