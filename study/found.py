@@ -1,10 +1,10 @@
 """What the records of the study say: of each text its comparison, how far it has come, and the four contrasts."""
 
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import Any
 
+from posenc.choose.evidence import agrees, claims
 from posenc.lab.config import Rate
 from posenc.lab.results import check
 from posenc.lab.summary import Estimate, Summary
@@ -13,12 +13,6 @@ from posenc.workbench.records import Record, read
 from posenc.workbench.statistics import ALPHA, holm
 from study.run import RECORDS, SCHEMES
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-HERE = Path(__file__).parent
 LENGTHS = (128, 1024)
 MEASURE = "sliding"
 LABELS = {names: folder for folder, names in SCHEMES.items() if names != folder} | {
@@ -130,43 +124,32 @@ def _loss(tried: Iterable[Record], rate: Rate) -> tuple[float, float | None]:
 
 @dataclass(frozen=True)
 class Contrast:
-    """A contrast of the plan at one length: what was published of it and what was found."""
+    """A claim of `posenc.choose` on one text: what was published of two schemes and what was found."""
 
-    scheme: str
-    other: str
-    length: int
-    published: str
-    claim: str
-    source: str
-    url: str
+    claim: Mapping[str, Any]
     found: Estimate | None
     verdict: str = ""
 
     @property
     def agrees(self) -> str:
         """Whether what was found is what was published: yes, no, or undecided; empty without a verdict."""
-        if self.verdict in ("", "undecided"):
-            return self.verdict
-        return "yes" if self.verdict == self.published else "no"
+        return agrees(self.claim["published"]["verdict"], self.verdict) if self.verdict else ""
+
+    def to_dict(self) -> dict[str, Any] | None:
+        """The finding as `posenc.choose` has it; None without a verdict."""
+        if not self.verdict or self.found is None:
+            return None
+        numbers = {name: round(getattr(self.found, name), 4) for name in ("mean", "low", "high")}
+        said = {"verdict": self.verdict, "seeds": self.found.seeds, "agrees": self.agrees}
+        return {"status": "measured", **numbers, **said}
 
 
 def contrasts(of: Text) -> list[Contrast]:
     """The eight tests of a text, with Holm's correction over them; without verdicts until all trainings are there."""
-    told = tomllib.loads((HERE / "contrasts.toml").read_text())["contrast"]
-    made = [
-        Contrast(
-            each["scheme"],
-            each["other"],
-            length,
-            each["published"][str(length)],
-            each["claim"],
-            each["source"],
-            each["url"],
-            of.summary.difference(MEASURE, each["scheme"], each["other"], length),
-        )
-        for each in told
-        for length in LENGTHS
-    ]
+    made = []
+    for claim in claims():
+        scheme, other = claim["contrast"]
+        made.append(Contrast(claim, of.summary.difference(MEASURE, scheme, other, claim["length"])))
     return judged(made, of.summary.task.margin) if of.complete else made
 
 

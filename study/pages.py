@@ -3,33 +3,40 @@
 The words are in ``templates``, with a template for each page; the numbers are those of `study.found`.
 """
 
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+import posenc.choose
+from posenc.choose.evidence import claims
 from posenc.lab import pictures
 from posenc.lab.summary import Estimate
 from posenc.workbench import style
 from posenc.workbench.files import write_whole
-from study.found import LENGTHS, MEASURE, Text, contrasts, label, text, tuning
+from study.found import LENGTHS, MEASURE, Contrast, Text, contrasts, label, text, tuning
 from study.run import SCHEMES, TEXTS
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
+CLAIMS = Path(posenc.choose.__path__[0]) / "claims.json"
 TITLES = {"python": "Python's packages", "plays": "Shakespeare's works", "larger": "Four times as many steps"}
 
 
 def main() -> None:
     """Writes every page; one of which nothing is measured says so."""
     texts = [text(name, seeds) for name, seeds in TEXTS.items()]
+    found = {of.name: contrasts(of) for of in texts}
     known = {
         "texts": texts,
         "tuned": tuning(),
         "schemes": list(SCHEMES.values()),
         "titles": TITLES,
-        "contrasts": {of.name: contrasts(of) for of in texts},
+        "contrasts": found,
         "lengths": LENGTHS,
     }
+    write_whole(CLAIMS, _claims(found).encode())
     write_whole(DOCS / "study" / "plan.md", (HERE / "plan.md").read_bytes())
     for name in ("index", "tuning", "contrasts"):
         _write(name, name, **known)
@@ -39,6 +46,16 @@ def main() -> None:
             for dark in (False, True):
                 figure = style.saved(pictures.sliding(of.summary, dark), dark=dark)
                 write_whole(DOCS / "images" / f"study-{of.name}{'-dark' if dark else ''}.png", figure)
+
+
+def _claims(found: Mapping[str, Sequence[Contrast]]) -> str:
+    """The file of claims with what was found of each on every text, a claim's parts in a line each."""
+    made = []
+    for n, claim in enumerate(claims()):
+        parts = claim | {"ours": {name: found[name][n].to_dict() for name in claim["ours"]}}
+        lines = (f"    {json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in parts.items())
+        made.append("  {\n" + ",\n".join(lines) + "\n  }")
+    return '{"claims": [\n' + ",\n".join(made) + "\n]}\n"
 
 
 def _write(name: str, template: str, **known: object) -> None:

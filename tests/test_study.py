@@ -1,5 +1,6 @@
 """The study: what its jobs are, and what its pages say of records, made up here."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from posenc.choose.evidence import check, claims
 from posenc.lab.config import Rate
 from posenc.lab.summary import Estimate, Summary
 from posenc.workbench.statistics import mean_of
@@ -22,7 +24,7 @@ def contrast(mean: float, spread: float, seeds: int = 10, published: str = "tied
     test = mean_of(values - values.mean() + mean)
     half = float(test.half())
     estimate = Estimate(mean, mean - half, mean + half, 64, seeds, test)
-    return Contrast("rope", "alibi", 128, published, "", "", "", estimate)
+    return Contrast({"published": {"verdict": published}}, estimate)
 
 
 def test_verdicts_are_those_of_the_plan() -> None:
@@ -92,6 +94,7 @@ def test_tuning_says_who_gains_and_who_moves(monkeypatch: pytest.MonkeyPatch) ->
 def test_pages_are_written_from_records(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With and without records, and what is said is what they hold."""
     monkeypatch.setattr(pages, "DOCS", tmp_path)
+    monkeypatch.setattr(pages, "CLAIMS", tmp_path / "claims.json")
     monkeypatch.setattr(found, "records", lambda part: [])
     pages.main()
     assert "No scheme has had all of its trials yet." in (tmp_path / "study" / "tuning.md").read_text()
@@ -108,8 +111,22 @@ def test_pages_are_written_from_records(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert "| RoPE in windows, NoPE | 3 | 2." in text
     value = Summary(made_up.records(schemes, (0, 1, 2))).difference("sliding", "rope", "alibi", 1024)
     assert pages.interval(value) in (tmp_path / "study" / "contrasts.md").read_text()
+    kept = json.loads((tmp_path / "claims.json").read_text())["claims"]
+    assert kept == [{**claim, "ours": {"python": None, "plays": None}} for claim in claims()]  # no verdict yet
     assert {path.name for path in (tmp_path / "images").iterdir()} == {"study-python.png", "study-python-dark.png"}
     assert "trainings are there" in (tmp_path / "study" / "index.md").read_text()
+
+
+def test_what_was_found_is_kept_with_its_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `posenc choose` takes it, which checks each against its interval and the publication."""
+    made = judged([contrast(mean, 0.01) for mean in (-0.1, 0.1, 0.0, 0.0)] * 2, 0.02)
+    of = [replace(each, claim=claim) for each, claim in zip(made, claims(), strict=True)]
+    kept = json.loads(pages._claims({"python": of, "plays": of}))["claims"]
+    for claim, each in zip(kept, of, strict=True):
+        check(claim)
+        assert claim["ours"]["plays"]["verdict"] == each.verdict
+        assert claim["ours"]["python"]["seeds"] == 10
+    assert [claim["name"] for claim in kept] == [claim["name"] for claim in claims()]
 
 
 def test_jobs_name_the_scheme_and_the_rate_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
