@@ -1,18 +1,28 @@
 """What the records of the study say: of each text its comparison, how far it has come, and the four contrasts."""
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from posenc.choose.evidence import agrees, claims
-from posenc.lab.config import Rate
+from posenc.lab.config import CompareConfig, Rate
+from posenc.lab.puzzle import Puzzle
 from posenc.lab.results import check
 from posenc.lab.summary import Estimate, Summary
+from posenc.lab.tasks import complete, task_of
 from posenc.lab.tuning import chosen
 from posenc.workbench.records import Record, read
 from posenc.workbench.statistics import ALPHA, holm
-from study.run import RECORDS, SCHEMES
+from study.run import OF_TASKS, RECORDS, SCHEMES
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+HERE = Path(__file__).parent
 LENGTHS = (128, 1024)
 MEASURE = "sliding"
 LABELS = {names: folder for folder, names in SCHEMES.items() if names != folder} | {
@@ -167,3 +177,45 @@ def judged(made: Sequence[Contrast], margin: float) -> list[Contrast]:
         said = word if differs else "tied" if abs(mean) + half < margin else "undecided"
         found.append(replace(each, verdict=said))
     return found
+
+
+@dataclass(frozen=True)
+class Task:
+    """A puzzle: what it is, how far it has come, and how often each scheme was right at every length."""
+
+    name: str
+    called: str
+    published: str
+    progress: str
+    lengths: tuple[int, ...]
+    rows: list[tuple[str, list[str]]]
+
+
+def task(name: str, seeds: int) -> Task:
+    """Its tested schemes, those that the most seeds solve at the longest rows first."""
+    summary = Summary(record for record in records(name) if record["kind"] != "trial")
+    puzzle = task_of(name)
+    assert isinstance(puzzle, Puzzle)
+    lengths = complete(CompareConfig(task=name, train_length=puzzle.defaults["train_length"])).test_lengths
+    tested = {scheme: len(summary.measured(scheme)) for scheme in summary.schemes if summary.measured(scheme)}
+    planned = seeds * len(OF_TASKS)
+
+    def solved(scheme: str, length: int) -> int:
+        return sum(share >= puzzle.solved for share in summary.by_seed("accuracy", scheme, length))
+
+    def cell(scheme: str, length: int) -> str:
+        value = summary.bits("accuracy", scheme, length)
+        if value is None:
+            return summary.no_value(scheme, length, "accuracy") or "–"
+        count = f"**{solved(scheme, length)} of {value.seeds}**"
+        return f"{count}, {value.mean:.2f} ({value.low:.2f} to {value.high:.2f})"
+
+    order = sorted(tested, key=lambda scheme: [solved(scheme, n) for n in reversed(lengths)], reverse=True)
+    return Task(
+        name,
+        puzzle.called[0].upper() + puzzle.called[1:],
+        tomllib.loads((HERE / "published.toml").read_text())[name],
+        f"{sum(min(count, seeds) for count in tested.values())} of {planned} trainings are there",
+        lengths,
+        [(scheme, [cell(scheme, n) for n in lengths]) for scheme in order],
+    )

@@ -10,13 +10,14 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import posenc.choose
+from posenc.choose.evidence import TEXTS as CLAIMED
 from posenc.choose.evidence import claims
 from posenc.lab import pictures
 from posenc.lab.summary import Estimate
 from posenc.workbench import style
 from posenc.workbench.files import write_whole
-from study.found import LENGTHS, MEASURE, Contrast, Text, contrasts, label, text, tuning
-from study.run import SCHEMES, TEXTS
+from study.found import LENGTHS, MEASURE, Contrast, Text, contrasts, label, task, text, tuning
+from study.run import SCHEMES, TASKS, TEXTS
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
@@ -27,18 +28,19 @@ TITLES = {"python": "Python's packages", "plays": "Shakespeare's works", "larger
 def main() -> None:
     """Writes every page; one of which nothing is measured says so."""
     texts = [text(name, seeds) for name, seeds in TEXTS.items()]
-    found = {of.name: contrasts(of) for of in texts}
+    found = {of.name: contrasts(of) for of in texts if of.name in CLAIMED}
     known = {
         "texts": texts,
         "tuned": tuning(),
         "schemes": list(SCHEMES.values()),
         "titles": TITLES,
         "contrasts": found,
+        "tasks": [task(name, seeds) for name, seeds in TASKS.items()],
         "lengths": LENGTHS,
     }
     write_whole(CLAIMS, _claims(found).encode())
     write_whole(DOCS / "study" / "plan.md", (HERE / "plan.md").read_bytes())
-    for name in ("index", "tuning", "contrasts"):
+    for name in ("index", "tuning", "contrasts", "tasks"):
         _write(name, name, **known)
     for of in texts:
         _write(of.name, "text", of=of, rows=rows(of), **known)

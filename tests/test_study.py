@@ -129,6 +129,36 @@ def test_what_was_found_is_kept_with_its_claim(monkeypatch: pytest.MonkeyPatch) 
     assert [claim["name"] for claim in kept] == [claim["name"] for claim in claims()]
 
 
+def solving(scheme: str, seed: int, length: int, share: float) -> dict[str, Any]:
+    """Of ten rows so many right."""
+    config = {"task": "copy", "schemes": ["rope", "nope"], "seeds": [0, 1, 2], "train_length": 20, "timed": False}
+    about = {
+        name: made_up.records(("nope",))[0][name] for name in ("fingerprint", "text", "versions", "machine", "time")
+    }
+    right = [float(n < 10 * share) for n in range(10)]
+    named = {"kind": "accuracy", "scheme": scheme, "seed": seed, "length": length}
+    lengths = {"test_lengths": [20, 25, 30, 40]}
+    return {**named, "accuracy": right, "examples": 1, "configuration": {**config, **lengths}, **about}
+
+
+def test_a_task_counts_the_seeds_that_solve_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = {"nope": {20: (1.0, 1.0, 0.9), 40: (0.0, 0.0, 0.0)}, "rope": {20: (1.0, 1.0, 1.0), 40: (1.0, 0.2, 0.1)}}
+    made = [
+        solving(scheme, seed, length, share)
+        for scheme, lengths in shares.items()
+        for length, each in lengths.items()
+        for seed, share in enumerate(each)
+    ]
+    monkeypatch.setattr(found, "records", lambda part: made)
+    copy = found.task("copy", 10)
+    assert (copy.progress, copy.lengths) == ("6 of 80 trainings are there", (20, 25, 30, 40))
+    (first, of_rope), (second, of_nope) = copy.rows
+    assert (first, second) == ("rope", "nope")
+    assert [cell.partition(",")[0] for cell in of_rope] == ["**3 of 3**", "–", "–", "**1 of 3**"]
+    assert [cell.partition(",")[0] for cell in of_nope] == ["**2 of 3**", "–", "–", "**0 of 3**"]
+    assert of_nope[0].startswith("**2 of 3**, 0.97 (")
+
+
 def test_jobs_name_the_scheme_and_the_rate_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     stages = list(run.jobs())
     assert all(
