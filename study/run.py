@@ -18,7 +18,8 @@ from typing import Any
 from posenc.lab.compare import compare
 from posenc.lab.config import CompareConfig, Rate
 from posenc.lab.saved import from_toml
-from posenc.lab.tuning import chosen
+from posenc.lab.summary import Summary
+from posenc.lab.tuning import chosen, trials
 from posenc.workbench.records import read
 from study.texts import fetch
 
@@ -65,6 +66,9 @@ class Job:
     def out(self) -> Path:
         return RECORDS / self.part / self.folder
 
+    def __str__(self) -> str:
+        return f"{self.part}/{self.folder}, {self.seeds} seeds"
+
     def configuration(self) -> CompareConfig:
         given: dict[str, Any] = {"schemes": [SCHEMES[self.folder]], "seeds": list(range(self.seeds))}
         if self.part in TASKS:
@@ -73,12 +77,23 @@ class Job:
             given["rates"] = [f"{SCHEMES[self.folder]}={tuned(self.folder)}"]
         return from_toml(HERE / f"{self.part}.toml", **given)
 
+    def done(self) -> bool:
+        """Whether its folder holds all of it, so that the text need not be read to find nothing to do."""
+        made = read(self.out)
+        tried = sum(record["kind"] == "trial" for record in made)
+        if self.part in ("python", *TASKS) and tried < len(trials(self.configuration(), learns=True)):
+            return False
+        summary = Summary(record for record in made if record["kind"] != "trial")
+        return len(summary.of("training", SCHEMES[self.folder])) >= self.seeds and not summary.missing()
+
 
 def tuned(folder: str) -> Rate:
-    """The rate that tuning on Python's packages chose for a scheme. ValueError where it is not tuned."""
-    rate = chosen(SCHEMES[folder], read(RECORDS / "python" / folder))
-    if rate is None:
-        raise ValueError(f"{folder} must be tuned on python first: its folder has no trial that came to an end")
+    """The rate that tuning on Python's packages chose for a scheme. ValueError where it has not had all its trials."""
+    job, made = Job("python", folder, 0), read(RECORDS / "python" / folder)
+    rate, tried = chosen(SCHEMES[folder], made), sum(record["kind"] == "trial" for record in made)
+    wanted = len(trials(job.configuration(), learns=True))
+    if rate is None or tried < wanted:
+        raise ValueError(f"{folder} must be tuned on python first: it has had {tried} of {wanted} trials")
     return rate
 
 
@@ -105,25 +120,31 @@ def main() -> None:
         return
     fetch()
     for stage, _ in zip(jobs(), range(arguments.stages), strict=False):
-        run(stage, arguments.processes)
+        failed = run([job for job in stage if not job.done()], arguments.processes)
+        if failed:  # what comes after builds on it
+            sys.exit(f"these failed, and nothing after them was begun: {', '.join(map(str, failed))}")
 
 
-def run(stage: list[Job], processes: int) -> None:
-    """All jobs of a stage, so many at once."""
-    waiting = list(stage)
+def run(stage: list[Job], processes: int) -> list[Job]:
+    """All jobs, so many at once. Gives those that failed."""
+    waiting, failed = list(stage), []
     running: dict[subprocess.Popen[bytes], Job] = {}
-    while waiting or running:
-        while waiting and len(running) < processes:
-            job = waiting.pop(0)
-            command = [sys.executable, "-m", "study.run", "--job", job.part, job.folder, str(job.seeds)]
-            running[subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})] = job
-        for process in [each for each in running if each.poll() is not None]:
-            job = running.pop(process)
-            print(
-                f"{time.strftime('%H:%M:%S')} {job.part}/{job.folder}, {job.seeds} seeds: exit {process.returncode}",
-                flush=True,
-            )
-        time.sleep(1)
+    try:
+        while waiting or running:
+            while waiting and len(running) < processes:
+                job = waiting.pop(0)
+                command = [sys.executable, "-m", "study.run", "--job", job.part, job.folder, str(job.seeds)]
+                running[subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})] = job
+            for process in [each for each in running if each.poll() is not None]:
+                job = running.pop(process)
+                failed += [job] if process.returncode else []
+                print(f"{time.strftime('%H:%M:%S')} {job}: exit {process.returncode}", flush=True)
+            time.sleep(1)
+    finally:
+        for process in running:  # each saves how far it has come
+            process.terminate()
+            process.wait()
+    return failed
 
 
 if __name__ == "__main__":

@@ -183,5 +183,28 @@ def test_jobs_name_the_scheme_and_the_rate_that_was_chosen(monkeypatch: pytest.M
 
 def test_a_scheme_that_is_not_tuned_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "RECORDS", tmp_path)
-    with pytest.raises(ValueError, match="rope must be tuned on python first: its folder has no trial that came to an"):
+    with pytest.raises(ValueError, match="rope must be tuned on python first: it has had 0 of 15 trials"):
         run.Job("plays", "rope", 1).configuration()
+
+
+def test_a_job_is_done_when_its_folder_holds_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "RECORDS", tmp_path)
+    tuning, one, two = (run.Job("python", "rope", seeds) for seeds in (0, 1, 2))
+    tuning.out.mkdir(parents=True)
+    made = trials("rope", 2.2, 2.1) + made_up.records(("rope",))
+
+    def kept(count: int) -> list[bool]:
+        lines = "".join(json.dumps(record) + "\n" for record in made[:count])
+        (tuning.out / "records.jsonl").write_text(lines)
+        return [job.done() for job in (tuning, one, two)]
+
+    assert kept(14) == [False, False, False]
+    assert kept(15) == [True, False, False]
+    assert kept(len(made) - 2) == [False, False, False]  # a training that is not tested to its end
+    assert kept(len(made)) == [True, True, False]
+
+
+def test_what_fails_is_named_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run.sys, "executable", "/bin/false")
+    stage = [run.Job("python", folder, 0) for folder in ("nope", "rope")]
+    assert {str(job) for job in run.run(stage, 2)} == {"python/nope, 0 seeds", "python/rope, 0 seeds"}
