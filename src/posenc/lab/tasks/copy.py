@@ -13,6 +13,7 @@ positions 0.22.
 
 import string
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from posenc.lab.puzzle import Puzzle, some_of
 class Copy(Puzzle):
     """The same letters again."""
 
+    defaults: ClassVar = {**Puzzle.defaults, "steps": 1000}
     called = "a row of letters and their copy"
     lengths = "letters"
     title = "A copy of letters"

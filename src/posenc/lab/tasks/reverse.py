@@ -10,6 +10,7 @@ The task is one of Kazemnejad et al. 2023; `posenc.lab.tasks.copy` has their fig
 
 import string
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from posenc.lab.puzzle import Puzzle, some_of
 class Reverse(Puzzle):
     """The same letters backwards."""
 
+    defaults: ClassVar = {**Puzzle.defaults, "train_length": 16, "steps": 1200}
     called = "a row of letters and their reverse"
     lengths = "letters"
     title = "Letters in reverse"
