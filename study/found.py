@@ -1,21 +1,25 @@
 """What the records of the study say: of each text its comparison, how far it has come, and the four contrasts."""
 
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from posenc.choose.evidence import agrees, claims
+from posenc.lab.compare import digest_of
 from posenc.lab.config import CompareConfig, Rate
 from posenc.lab.puzzle import Puzzle
 from posenc.lab.results import check
+from posenc.lab.saved import from_toml
 from posenc.lab.summary import Estimate, Summary
 from posenc.lab.tasks import complete, task_of
 from posenc.lab.tuning import chosen
 from posenc.workbench.records import Record, read
-from posenc.workbench.statistics import ALPHA, holm
-from study.run import OF_TASKS, RECORDS, SCHEMES
+from posenc.workbench.statistics import holm, verdict
+from study.run import OF_TASKS, RECORDS, SCHEMES, tuned
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -29,7 +33,7 @@ LABELS = {names: folder for folder, names in SCHEMES.items() if names != folder}
     SCHEMES["windows"]: "RoPE in windows, NoPE"
 }
 TRIALS = 15
-AT_ONE_RATE = Rate(0.005, 1.0)  # the one that an untuned comparison has
+AT_ONE_RATE = Rate(0.005, 1.0)  # the default of posenc compare, and no more for what a scheme learns
 
 
 def label(scheme: str) -> str:
@@ -64,7 +68,7 @@ class Text:
         """How many of the trainings are there, in words."""
         if self.complete:
             return f"all {self.planned} trainings are there"
-        return f"{self.trained} of {self.planned} trainings are there, so no verdict is given yet"
+        return f"{self.trained} of {self.planned} trainings are there"
 
     @property
     def seconds(self) -> float:
@@ -82,7 +86,29 @@ class Text:
 
 
 def text(name: str, seeds: int) -> Text:
-    return Text(name, Summary(record for record in records(name) if record["kind"] != "trial"), seeds)
+    """Its comparison. ValueError for records of several, and for a training at another rate than was tuned."""
+    made = [record for record in records(name) if record["kind"] != "trial"]
+    for record in made:
+        if record["kind"] == "training":
+            its, rate = Rate(record["learning_rate"], record["multiplier"]), tuned(folder_of(record["scheme"]))
+            if its != rate:
+                raise ValueError(f"{name}: {record['scheme']} must be trained at {rate}, got a training at {its}")
+    return Text(name, summary(name, made), seeds)
+
+
+def folder_of(scheme: str) -> str:
+    return next(folder for folder, names in SCHEMES.items() if names == scheme)
+
+
+def summary(name: str, made: Sequence[Record]) -> Summary:
+    """ValueError for records of several comparisons, or of another plan than the one that is here."""
+    found = Summary(made)
+    if found.left_out:
+        raise ValueError(f"{name} must hold the records of one comparison, got {found.left_out} records of others")
+    plan = digest_of(HERE / "plan.md")
+    if others := {str(record.get("plan")) for record in made} - {plan}:
+        raise ValueError(f"{name} must be of the plan {plan}, got records of {', '.join(sorted(others))}")
+    return found
 
 
 @dataclass(frozen=True)
@@ -102,6 +128,13 @@ class Tuned:
     @property
     def gain(self) -> float:
         return self.untuned[0] - self.best[0]
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the rate, or the multiplier, is at the end of those that were tried."""
+        config = from_toml(HERE / "python.toml")
+        ends = [{min(values), max(values)} for values in (config.tune_rates, config.tune_multipliers)]
+        return self.rate.learning_rate in ends[0] or self.rate.multiplier in ends[1]
 
     @property
     def moved(self) -> int:
@@ -125,10 +158,11 @@ def tuning() -> list[Tuned]:
 
 
 def _loss(tried: Iterable[Record], rate: Rate) -> tuple[float, float | None]:
-    """Of the trial at a rate, or at its learning rate where the scheme learns nothing."""
+    """Of the trial at a rate, or at its learning rate where the scheme learns nothing; infinite where it diverged."""
     for record in tried:
         if record["learning_rate"] == rate.learning_rate and record["multiplier"] in (rate.multiplier, None):
-            return record["bits"], record.get("longest")
+            bits = record.get("bits")
+            return math.inf if bits is None else bits, record.get("longest")
     raise ValueError(f"there must be a trial at {rate}, and there is none")
 
 
@@ -165,18 +199,30 @@ def contrasts(of: Text) -> list[Contrast]:
 
 def judged(made: Sequence[Contrast], margin: float) -> list[Contrast]:
     """The same with their verdicts: "lower" or "higher" where Holm's test of all of them rejects zero, "tied" where the
-    90 % interval is within the margin, else "undecided"."""
-    tests = [each.found.found for each in made if each.found and each.found.found]
-    if len(tests) < len(made):
-        return list(made)
-    shown = holm([float(test.p_value()) for test in tests])
-    found = []
-    for each, test, differs in zip(made, tests, shown, strict=True):
-        mean, half = float(test.mean), float(test.half(1 - 2 * ALPHA))
-        word = "lower" if mean < 0 else "higher"
-        said = word if differs else "tied" if abs(mean) + half < margin else "undecided"
-        found.append(replace(each, verdict=said))
-    return found
+    90 % interval is within the margin, else "undecided". One that cannot be judged, since its trainings diverged, has
+    none and counts as a test."""
+    tests = [each.found.found if each.found and each.found.judged else None for each in made]
+    shown = holm([1.0 if test is None else float(test.p_value()) for test in tests])
+    return [
+        each if test is None else replace(each, verdict=verdict(test, margin, differs=bool(differs)).partition(",")[0])
+        for each, test, differs in zip(made, tests, shown, strict=True)
+    ]
+
+
+def exploratory(of: Text, length: int) -> list[tuple[str, list[str]]]:
+    """Of every scheme, which others it is shown to be lower than, by Holm's tests of all pairs at a length."""
+    pairs = {
+        (a, b): gap
+        for a, b in combinations(of.summary.schemes, 2)
+        if (gap := of.summary.difference(MEASURE, a, b, length)) and gap.judged and gap.found
+    }
+    shown = holm([float(gap.found.p_value()) for gap in pairs.values() if gap.found])
+    lower: dict[str, list[str]] = {scheme: [] for scheme in of.summary.schemes}
+    for ((a, b), gap), differs in zip(pairs.items(), shown, strict=True):
+        if differs:
+            better, worse = (a, b) if gap.mean < 0 else (b, a)
+            lower[better].append(worse)
+    return sorted(lower.items(), key=lambda item: -len(item[1]))
 
 
 @dataclass(frozen=True)
@@ -193,20 +239,20 @@ class Task:
 
 def task(name: str, seeds: int) -> Task:
     """Its tested schemes, those that the most seeds solve at the longest rows first."""
-    summary = Summary(record for record in records(name) if record["kind"] != "trial")
+    found = summary(name, [record for record in records(name) if record["kind"] != "trial"])
     puzzle = task_of(name)
     assert isinstance(puzzle, Puzzle)
     lengths = complete(CompareConfig(task=name, train_length=puzzle.defaults["train_length"])).test_lengths
-    tested = {scheme: len(summary.measured(scheme)) for scheme in summary.schemes if summary.measured(scheme)}
+    tested = {scheme: len(found.measured(scheme)) for scheme in found.schemes if found.measured(scheme)}
     planned = seeds * len(OF_TASKS)
 
     def solved(scheme: str, length: int) -> int:
-        return sum(share >= puzzle.solved for share in summary.by_seed("accuracy", scheme, length))
+        return sum(share >= puzzle.solved for share in found.by_seed("accuracy", scheme, length))
 
     def cell(scheme: str, length: int) -> str:
-        value = summary.bits("accuracy", scheme, length)
+        value = found.bits("accuracy", scheme, length)
         if value is None:
-            return summary.no_value(scheme, length, "accuracy") or "–"
+            return found.no_value(scheme, length, "accuracy") or "–"
         count = f"**{solved(scheme, length)} of {value.seeds}**"
         return f"{count}, {value.mean:.2f} ({value.low:.2f} to {value.high:.2f})"
 

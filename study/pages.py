@@ -4,6 +4,7 @@ The words are in ``templates``, with a template for each page; the numbers are t
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from posenc.lab import pictures
 from posenc.lab.summary import Estimate
 from posenc.workbench import style
 from posenc.workbench.files import write_whole
-from study.found import LENGTHS, MEASURE, Contrast, Text, contrasts, label, task, text, tuning
+from study.found import LENGTHS, MEASURE, Contrast, Text, contrasts, exploratory, label, task, text, tuning
 from study.run import SCHEMES, TASKS, TEXTS
 
 HERE = Path(__file__).parent
@@ -43,7 +44,8 @@ def main() -> None:
     for name in ("index", "tuning", "contrasts", "tasks"):
         _write(name, name, **known)
     for of in texts:
-        _write(of.name, "text", of=of, rows=rows(of), **known)
+        explored = [(n, exploratory(of, n)) for n in LENGTHS] if of.complete and of.name in CLAIMED else []
+        _write(of.name, "text", of=of, rows=rows(of), explored=explored, **known)
         if of.trained:
             for dark in (False, True):
                 figure = style.saved(pictures.sliding(of.summary, dark), dark=dark)
@@ -70,8 +72,10 @@ def _write(name: str, template: str, **known: object) -> None:
 
 
 def number(value: float | None) -> str:
-    """A loss; None where the scheme has no such position."""
-    return "undefined" if value is None else f"{value:.3f}"
+    """A loss; None where the scheme has no such position, infinite where its training diverged."""
+    if value is None:
+        return "undefined"
+    return f"{value:.3f}" if math.isfinite(value) else "diverged"
 
 
 def interval(value: Estimate | None) -> str:
@@ -93,7 +97,8 @@ def rows(of: Text) -> list[tuple[str, int, list[str], str]]:
         if value is None:
             return summary.no_value(scheme, length, MEASURE) or "–"
         shown = f"{value.mean:.3f} ± {value.high - value.mean:.3f}"
-        return f"**{shown}**" if of.complete and scheme in summary.best(MEASURE, length) else shown
+        judged = of.complete and of.name in CLAIMED  # what is longer trained is described, not tested
+        return f"**{shown}**" if judged and scheme in summary.best(MEASURE, length) else shown
 
     def gain(scheme: str) -> str:
         its = ("final_tokens", scheme, scheme, longest, "truncated", summary.train_length)

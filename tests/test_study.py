@@ -1,6 +1,7 @@
 """The study: what its jobs are, and what its pages say of records, made up here."""
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,12 @@ import numpy as np
 import pytest
 
 from posenc.choose.evidence import check, claims
+from posenc.lab.compare import digest_of
 from posenc.lab.config import Rate
-from posenc.lab.summary import Estimate, Summary
+from posenc.lab.summary import Estimate
 from posenc.workbench.statistics import mean_of
 from study import found, pages, run
-from study.found import AT_ONE_RATE, Contrast, Text, judged
+from study.found import AT_ONE_RATE, Contrast, judged
 from tests.lab import made_up
 
 
@@ -43,9 +45,12 @@ def test_holm_corrects_over_all_tests() -> None:
     assert judged([one, *[contrast(0.0, 0.2)] * 7], 0.001)[0].verdict == "undecided"
 
 
-def test_a_contrast_that_is_not_measured_leaves_all_without_a_verdict() -> None:
-    lacking = replace(contrast(0.0, 0.01), found=None)
-    assert {each.verdict for each in judged([contrast(-0.1, 0.01), lacking], 0.02)} == {""}
+def test_a_contrast_that_cannot_be_judged_has_no_verdict_and_counts_as_a_test() -> None:
+    one, lacking = contrast(0.005, 0.006), replace(contrast(0.0, 0.01), found=None)
+    assert [each.verdict for each in judged([contrast(-0.1, 0.01), lacking], 0.02)] == ["lower", ""]
+    assert judged([one, *[lacking] * 7], 0.001)[0].verdict == "undecided"
+    few = contrast(-0.1, 0.01, seeds=2)
+    assert judged([few], 0.02)[0].verdict == ""
 
 
 @pytest.mark.parametrize(
@@ -56,13 +61,54 @@ def test_agreement_is_with_what_was_published(published: str, verdict: str, agre
     assert replace(contrast(0.0, 0.1, published=published), verdict=verdict).agrees == agrees
 
 
-def test_a_text_has_verdicts_when_all_its_trainings_are_there() -> None:
-    schemes = tuple(run.SCHEMES.values())
-    seeds = (0, 1, 2)
-    records = made_up.records(seeds=seeds)
-    of = Text("python", Summary(records), 3)
-    assert (of.trained, of.planned, of.complete) == (15, 3 * len(schemes), False)  # five schemes of them
-    assert of.progress == f"15 of {3 * len(schemes)} trainings are there, so no verdict is given yet"
+RATE = Rate(0.004, 3.0)
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
+    """Records of the study, as they would be kept, of schemes at seeds."""
+    growth = {scheme: 0.1 * n for n, scheme in enumerate(run.SCHEMES.values())} | made_up.GROWTH
+    level = {scheme: 2.4 + 0.05 * n for n, scheme in enumerate(run.SCHEMES.values())} | made_up.LEVEL
+    monkeypatch.setattr(made_up, "GROWTH", growth)
+    monkeypatch.setattr(made_up, "LEVEL", level)
+    monkeypatch.setattr(found, "tuned", lambda folder: RATE)
+    at = {"learning_rate": RATE.learning_rate, "multiplier": RATE.multiplier}
+    plan = {"plan": digest_of(found.HERE / "plan.md")}
+
+    def made(schemes: Sequence[str], seeds: Sequence[int]) -> list[dict[str, Any]]:
+        records = made_up.records(tuple(schemes), tuple(seeds))
+        return [{**record, **plan, **(at if record["kind"] == "training" else {})} for record in records]
+
+    return made
+
+
+def test_a_text_is_complete_when_all_its_trainings_are_there(kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    schemes = list(run.SCHEMES.values())
+    monkeypatch.setattr(found, "records", lambda part: kept(schemes[:5], range(3)))
+    of = found.text("python", 3)
+    assert (of.trained, of.planned, of.complete) == (15, 42, False)
+    assert of.progress == "15 of 42 trainings are there"
+    assert {each.verdict for each in found.contrasts(of)} == {""}
+    monkeypatch.setattr(found, "records", lambda part: kept(schemes, range(3)))
+    of = found.text("python", 3)
+    assert (of.complete, of.progress) == (True, "all 42 trainings are there")
+    assert all(each.verdict for each in found.contrasts(of))
+
+
+def test_records_that_do_not_belong_together_are_refused(kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = kept(["nope"], [0]), kept(["rope"], [0])
+
+    def refused(records: list[dict[str, Any]], message: str) -> None:
+        monkeypatch.setattr(found, "records", lambda part: records)
+        with pytest.raises(ValueError, match=message):
+            found.text("plays", 1)
+
+    refused([*({**r, "fingerprint": "old"} for r in one), *two], "plays must hold the records of one comparison, got ")
+    refused([{**r, "plan": "old"} for r in one], "plays must be of the plan [0-9a-f]{16}, got records of old")
+    refused(
+        [{**r, "multiplier": 1.0} if r["kind"] == "training" else r for r in one],
+        r"plays: nope must be trained at 0\.004x3, got a training at 0\.004x1",
+    )
 
 
 def trial(scheme: str, number: int, rate: Rate, bits: float) -> dict[str, Any]:
@@ -91,30 +137,39 @@ def test_tuning_says_who_gains_and_who_moves(monkeypatch: pytest.MonkeyPatch) ->
     assert [(each.scheme, each.place, each.untuned_place) for each in others] == [("rope", 2, 1), ("nope", 3, 3)]
 
 
-def test_pages_are_written_from_records(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With and without records, and what is said is what they hold."""
+def test_pages_are_written_from_records(kept: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without records, with some, and with all of a text, and what is said is what they hold."""
     monkeypatch.setattr(pages, "DOCS", tmp_path)
     monkeypatch.setattr(pages, "CLAIMS", tmp_path / "claims.json")
     monkeypatch.setattr(found, "records", lambda part: [])
     pages.main()
     assert "No scheme has had all of its trials yet." in (tmp_path / "study" / "tuning.md").read_text()
-    schemes = ("nope", "rope", "alibi", "t5", "pope", run.SCHEMES["windows"])
-    monkeypatch.setattr(made_up, "GROWTH", made_up.GROWTH | dict.fromkeys(schemes[3:], 0.1))
-    monkeypatch.setattr(made_up, "LEVEL", made_up.LEVEL | dict.fromkeys(schemes[3:], 2.4))
-    made = [*made_up.records(schemes, (0, 1, 2)), *trials("t5", 2.5, 2.0), *trials("rope", 2.2, 2.1)]
-    monkeypatch.setattr(found, "records", lambda part: made if part == "python" else [])
+
+    schemes = list(run.SCHEMES.values())
+    tried = [*trials("t5", 2.5, 2.0), *trials("rope", 2.2, 2.1)]
+    parts = {"python": [*tried, *kept(schemes, range(3))], "plays": kept(schemes[:5], range(3))}
+    monkeypatch.setattr(found, "records", lambda part: parts.get(part, []))
+    monkeypatch.setattr(pages, "TEXTS", {"python": 3, "plays": 3})
     pages.main()
-    tuning = (tmp_path / "study" / "tuning.md").read_text()
-    assert "t5 gains most from a rate of its own, 0.50 bits per byte" in tuning
-    assert "| 1 | t5 | 2.500 | **2.000** | 3.500 | 3.000 | 0.02 | × 30 | 2 |" in tuning
-    text = (tmp_path / "study" / "python.md").read_text()
-    assert "| RoPE in windows, NoPE | 3 | 2." in text
-    value = Summary(made_up.records(schemes, (0, 1, 2))).difference("sliding", "rope", "alibi", 1024)
-    assert pages.interval(value) in (tmp_path / "study" / "contrasts.md").read_text()
-    kept = json.loads((tmp_path / "claims.json").read_text())["claims"]
-    assert kept == [{**claim, "ours": {"python": None, "plays": None}} for claim in claims()]  # no verdict yet
-    assert {path.name for path in (tmp_path / "images").iterdir()} == {"study-python.png", "study-python-dark.png"}
-    assert "trainings are there" in (tmp_path / "study" / "index.md").read_text()
+    page = {path.stem: path.read_text() for path in (tmp_path / "study").iterdir()}
+    assert "t5 gains most from a rate of its own, 0.50 bits per byte" in page["tuning"]
+    assert "| 1 | t5 | 2.500 | **2.000** | 3.500 | 3.000 | 0.02 | × 30, at an end | 2 |" in page["tuning"]
+    of = found.text("python", 3)
+    (best,) = of.summary.best("sliding", 1024)[:1]
+    value = of.summary.bits("sliding", best, 1024)
+    assert f"**{value.mean:.3f} ± {value.high - value.mean:.3f}**" in page["python"]
+    assert "by Holm's tests of all pairs" in page["python"]
+    assert "15 of 42 trainings are there" in page["plays"]
+    assert "by Holm's tests of all pairs" not in page["plays"]
+    for each in found.contrasts(of):
+        assert f"| {pages.interval(each.found)} | 3 | {each.verdict} | {each.agrees} |" in page["contrasts"]
+    assert page["contrasts"].count("not before all seeds") == 8  # of plays
+    told = json.loads((tmp_path / "claims.json").read_text())["claims"]
+    assert all(claim["ours"]["python"] and not claim["ours"]["plays"] for claim in told)
+    for claim in told:
+        check(claim)
+    names = {f"study-{part}{dark}.png" for part in parts for dark in ("", "-dark")}
+    assert {path.name for path in (tmp_path / "images").iterdir()} == names
 
 
 def test_what_was_found_is_kept_with_its_claim(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,6 +193,7 @@ def solving(scheme: str, seed: int, length: int, share: float) -> dict[str, Any]
     right = [float(n < 10 * share) for n in range(10)]
     named = {"kind": "accuracy", "scheme": scheme, "seed": seed, "length": length}
     lengths = {"test_lengths": [20, 25, 30, 40]}
+    about["plan"] = digest_of(found.HERE / "plan.md")
     return {**named, "accuracy": right, "examples": 1, "configuration": {**config, **lengths}, **about}
 
 

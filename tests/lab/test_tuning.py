@@ -21,7 +21,7 @@ from posenc.schemes.catalog import catalog
 from posenc.workbench.configuration import ConfigError
 from posenc.workbench.records import Record, key
 from tests.lab.small import small_config, untimed, write_text
-from tests.lab.test_compare import Interrupting
+from tests.lab.test_compare import Interrupting, diverging
 
 TUNED: dict[str, Any] = {"tune": True, "tune_rates": (0.01, 0.001), "tune_multipliers": (1.0, 10.0), "steps": 3}
 
@@ -43,11 +43,12 @@ def test_what_a_scheme_learns_is_a_group_of_its_own(tmp_path: Path) -> None:
     assert rates(build_model(config, "nope", 0), config)["head.weight"] == (0.5, 0.25)
 
 
-def test_gates_learn_as_the_scheme_does_and_decay_as_matrices_do(tmp_path: Path) -> None:
+def test_gates_learn_as_the_scheme_does(tmp_path: Path) -> None:
     config = small_config(tmp_path, weight_decay=0.25)
     found = rates(build_model(config, "fox", 0), config, Rate(0.125, 8.0))
     gates = {name: value for name, value in found.items() if "features" in name}
-    assert set(gates.values()) == {(1.0, 0.25), (1.0, 0.0)}  # the matrix and the bias
+    assert set(gates.values()) == {(1.0, 0.0)}  # a decay of matrices would be multiplied with the rate
+    assert len(gates) == 2  # a matrix and a bias
 
 
 @pytest.mark.parametrize("names", ["t5", "rope+t5", "t5~nope"])
@@ -156,6 +157,14 @@ def test_where_every_trial_diverges_the_configured_rate_is_taken_and_that_is_sai
     records = compare(config, tmp_path / "out", Saying(-1), build=nan)
     assert all(r["diverged"] == "the loss is nan at step 1" for r in records if r["kind"] == "trial")
     assert "nope: every trial diverged, so it is trained at 0.005" in said
+    assert not any(r["tuned"] for r in records if r["kind"] == "training")
+
+
+def test_a_training_that_diverged_keeps_its_rate_too(tmp_path: Path) -> None:
+    config = small_config(write_text(tmp_path / "text"), schemes=("alibi",), rates=("alibi=0.5",), steps=1)
+    compare(config, tmp_path / "out", build=diverging)
+    with pytest.raises(ValueError, match=r"has trainings of alibi at 0\.5, not at 0\.001: give another folder"):
+        compare(replace(config, rates=("alibi=0.001",), seeds=(0, 1)), tmp_path / "out")
 
 
 def write_echo(path: Path, size: int = 20_000, lag: int = 5) -> Path:

@@ -86,7 +86,7 @@ def _table(record: Mapping[str, Any]) -> Table:
 
 
 def claims() -> tuple[dict[str, Any], ...]:
-    """Those of ``claims.json``. ValueError, by `check`, for one that is not as the room's docstring says."""
+    """Those of ``claims.json``. ValueError, by `check`, for one that is not as `posenc.choose` says."""
     found = tuple(packaged(__package__, "claims.json")["claims"])
     for claim in found:
         check(claim)

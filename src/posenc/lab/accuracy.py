@@ -18,7 +18,6 @@ from posenc.workbench import style
 from posenc.workbench.statistics import LEAST_SEEDS, wilson
 
 ACCURACY = "share of right answers"
-SOLVED = 0.95  # of its answers right, a training has solved a task that does not say otherwise
 
 
 def answers(summary: Summary) -> Answers:
@@ -91,7 +90,9 @@ def highest(summary: Summary, kind: str, length: int) -> tuple[str, ...]:
 def at_chance(summary: Summary, kind: str, scheme: str, length: int) -> bool:
     """Whether the accuracy of these trainings is what guessing gives, as far as these examples can tell."""
     value, chance = summary.of_these_seeds(kind, scheme, length), answers(summary).chance
-    return value is not None and (value.low <= chance <= value.high or abs(value.mean - chance) < summary.task.margin)
+    return value is not None and (
+        value.low <= chance <= value.high or (chance > 0 and abs(value.mean - chance) < summary.task.margin)
+    )
 
 
 def solved(summary: Summary, kind: str, scheme: str, length: int) -> str:
@@ -100,7 +101,7 @@ def solved(summary: Summary, kind: str, scheme: str, length: int) -> str:
     means = summary.by_seed(kind, scheme, length)
     if len(means) < 2:
         return ""
-    right = sum(mean >= getattr(summary.task, "solved", SOLVED) for mean in means)
+    right = sum(mean >= answers(summary).solved for mean in means)
     words = f"{right} of {len(means)} solve it"
     if len(means) < LEAST_SEEDS:
         return words

@@ -72,6 +72,11 @@ def resolved(config: CompareConfig) -> CompareConfig:
     return replace(config, schemes=tuple(dict.fromkeys(names))) if ALL in config.schemes else config
 
 
+def digest_of(plan: Path) -> str:
+    """What a plan's records are told by."""
+    return hashlib.sha256(plan.read_bytes()).hexdigest()[:16]
+
+
 def check(config: CompareConfig) -> None:
     """ValueError for a scheme that is unknown, that the task has no positions for, or that does not fit the model,
     for a plan that is no file, and for a device that is not there."""
@@ -106,7 +111,7 @@ def compare(
     loaded = task.load(config)
     made_with = {"text_digest": loaded.digest, **{name: versions()[name] for name in VERSIONS}}
     if config.plan:
-        made_with["plan_digest"] = hashlib.sha256(Path(config.plan).read_bytes()).hexdigest()[:16]
+        made_with["plan_digest"] = digest_of(Path(config.plan))
     with Records(out, results.check) as records, _Stop() as stop, progress:
         made = made_names(out, config)  # before the configuration is saved, which would make any folder one of compare
         check_folder(out, config.identity(**made_with), records, made)
@@ -125,9 +130,12 @@ def compare(
         without = (f"{name} is left out: {reason}" for name, reason in left_out.items())
         for line in filter(None, (records.notice, *clear(out, made), loaded.about, loaded.notice, *without)):
             progress.say(line)
+        # Those that are given first: what is refused is so before hours of tuning.
+        rates = {scheme: lab.rate(scheme) for scheme in config.schemes if not lab.tunes(scheme)}
         for scheme in config.schemes:
-            lab.tune(scheme)
-        rates = {scheme: lab.rate(scheme) for scheme in config.schemes}
+            if lab.tunes(scheme):
+                lab.tune(scheme)
+                rates[scheme] = lab.rate(scheme)
         for seed in config.seeds:
             for scheme in config.schemes:
                 lab.train_and_test(scheme, seed, rates[scheme])
@@ -162,15 +170,18 @@ class _Lab:
         each = self.training_work + self.testing_work + self.speed_work
         self.work = len(tuned) * tried * self.training_work + len(config.seeds) * len(config.schemes) * each
 
+    def tunes(self, scheme: str) -> bool:
+        """Whether the scheme is to be tuned: not where its rate is given."""
+        return self.config.tune and scheme not in self.config.given_rates()
+
     def tune(self, scheme: str) -> None:
-        """Every trial of a scheme, as far as it is not there; none for one whose rate is given."""
+        """Every trial of a scheme, as far as it is not there."""
         config = self.config
-        if not config.tune or scheme in config.given_rates():
-            return
         learns = bool(position_parameters(self.build(config, scheme, 0)))
         for seed in config.tune_seeds:
             for trial, rate in enumerate(trials(config, learns)):
                 if self.records.has("trial", scheme, seed, trial=trial):
+                    self._checkpoint(scheme, seed, trial).unlink(missing_ok=True)  # a signal may have come before that
                     self.progress.skip(self.training_work)
                     continue
                 self._try(scheme, seed, trial, rate)
@@ -195,14 +206,14 @@ class _Lab:
         ValueError where it has trainings at another."""
         config = self.config
         rate = rate_of(config, scheme)
-        if config.tune and scheme not in config.given_rates():
+        if self.tunes(scheme):
             found = chosen(scheme, self.records)
             if found is None:
                 self.progress.say(f"{scheme}: every trial diverged, so it is trained at {rate}")
             rate = found or rate
         for record in self.records:
             its = Rate(record.get("learning_rate", math.nan), record.get("multiplier"))
-            if (record["kind"], record["scheme"]) == ("training", scheme) and "diverged" not in record and its != rate:
+            if (record["kind"], record["scheme"]) == ("training", scheme) and its != rate:
                 raise ValueError(f"{self.out} has trainings of {scheme} at {its}, not at {rate}: give another folder")
         return rate
 
@@ -226,12 +237,14 @@ class _Lab:
             return
         model = self.build(config, scheme, seed).to(self.device)
         words = f"{scheme}, seed {seed}"
+        about: dict[str, Any] = {"learning_rate": rate.learning_rate, "multiplier": rate.multiplier}
+        about["tuned"] = scheme in config.given_rates() or (config.tune and chosen(scheme, self.records) is not None)
         try:
             training = self._train(model, scheme, seed, rate, checkpoint, words, TRAINING)
         except DivergedError as error:
             progress.skip(self.testing_work)
             if not before:
-                self._record("training", scheme, seed, diverged=str(error))
+                self._record("training", scheme, seed, **about, diverged=str(error))
             leave_untested(str(error))
             return
         if not before:
@@ -240,9 +253,7 @@ class _Lab:
                 "training",
                 scheme,
                 seed,
-                learning_rate=rate.learning_rate,
-                multiplier=rate.multiplier,
-                tuned=config.tune or scheme in config.given_rates(),
+                **about,
                 parameters=sum(p.numel() for p in model.parameters()),
                 position_parameters=sum(p.numel() for p in position_parameters(model)),
                 tokens_per_second=round(config.steps * len(tokens) * self.task.tokens(config) / training.seconds, 1),

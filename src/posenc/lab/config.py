@@ -76,9 +76,11 @@ class CompareConfig(Configuration):
         (1.25e-3, 2.5e-3, 5e-3, 1e-2, 2e-2), "learning rates to try in tuning", above=0
     )
     tune_multipliers: tuple[float, ...] = option(
-        (1.0, 10.0, 30.0), "what to multiply them by for a scheme's parameters (none: by what entries say)", above=0
+        (1.0, 10.0, 30.0), "what to multiply them by for a scheme's parameters; none: by what entries say", above=0
     )
-    tune_seeds: tuple[int, ...] = option((0,), "one tuning of every scheme per seed; not those of trainings", least=0)
+    tune_seeds: tuple[int, ...] = option(
+        (0,), "one tuning of every scheme per seed, with weights and batches that no training has", least=0
+    )
     warmup: float = option(0.1, "share of the steps in which the learning rate rises")
     weight_decay: float = option(0.1, "weight decay of matrices")
     clip: float = option(1.0, "highest norm of the gradient", above=0)

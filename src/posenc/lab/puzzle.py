@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from posenc.lab.config import CompareConfig
 from posenc.lab.data import Bytes
-from posenc.lab.task import ANSWERS, Accuracy, Answers, Kind, Loaded, Tick
+from posenc.lab.task import ANSWERS, Accuracy, Answers, Kind, Loaded, Tick, listed
 from posenc.models import Decoder
 from posenc.schedule import Schedule
 from posenc.scheme import Scheme
@@ -34,7 +34,8 @@ from posenc.scheme import Scheme
 CHARACTERS = 128  # of ASCII
 ASKED = 128  # added to a character that is to be told
 PARTS = ("testing", "tuning", *["training"] * 6)  # what each eighth of all rows is for
-TEST_STREAM = 2**31  # no training seed is as high
+TEST_STREAM = 2**31  # no stream of a training is as high
+DRAWS = 20  # of rows for each that is wanted, in search of different ones
 
 
 class Puzzle(Answers):
@@ -64,7 +65,6 @@ class Puzzle(Answers):
     }
     units = "rows"
     chance = 0.0  # to as many digits as some hundred rows can show
-    solved: ClassVar[float] = 0.95  # the mean accuracy from which a seed has solved it
     shortest: ClassVar[int] = 1  # in training
     least: ClassVar[int] = 4  # of the lengths of a configuration; with this many rows, some are for testing
     most: ClassVar[int | None] = None  # of them, where the puzzle has an end
@@ -103,6 +103,7 @@ class Puzzle(Answers):
     def load(self, config: CompareConfig) -> Loaded:
         """``windows`` test rows of each length."""
         tests = {length: self.tests(length, config.windows) for length in config.test_lengths}
+        fewer = (f"{len(rows)} of {length}" for length, rows in tests.items() if len(rows) < config.windows)
         made = b"".join(rows.tobytes() for rows in tests.values())
         return Loaded(
             partial(self.draw, "training"),
@@ -111,6 +112,7 @@ class Puzzle(Answers):
             sum(rows.size for rows in tests.values()),
             f"made up: {self.called}; {config.windows:,} test rows of each length, and no training draws them",
             hashlib.sha256(made).hexdigest()[:16],
+            f"different test rows: {words}" if (words := listed(fewer)) else "",
         )
 
     def draw(self, part: str, rng: np.random.Generator, count: int, size: int) -> Bytes:
@@ -122,9 +124,15 @@ class Puzzle(Answers):
         return rows
 
     def tests(self, length: int, count: int) -> Bytes:
-        """``count`` rows of one length that are for testing."""
+        """``count`` different rows of one length that are for testing, or about as many as there are: a row that comes
+        twice would be counted as two that know nothing of one another."""
         rng = np.random.default_rng((TEST_STREAM, length))
-        return np.stack(list(itertools.islice(self._rows("testing", rng, itertools.repeat(length)), count)))
+        found: dict[bytes, Bytes] = {}
+        for row in itertools.islice(self._rows("testing", rng, itertools.repeat(length)), DRAWS * count):
+            found.setdefault(row.tobytes(), row)
+            if len(found) == count:
+                break
+        return np.stack(list(found.values()))
 
     def _rows(self, part: str, rng: np.random.Generator, lengths: Iterable[int]) -> Iterator[Bytes]:
         """A random row of each length, as far as it is of the part."""

@@ -81,7 +81,8 @@ def of_few_seeds(summary: Summary) -> list[str]:
         )
     if few != tuple(alone):
         found.append(
-            "Two seeds hardly say how much seeds differ: of equal schemes the intervals part about one in ten."
+            "Two seeds hardly say how much seeds differ: in about one of ten pairs of equal schemes the interval "
+            "excludes zero."
         )
     return found
 

@@ -2,8 +2,10 @@
 
 import shlex
 from collections.abc import Callable, Collection
+from dataclasses import fields
 from typing import Any, TypeAlias
 
+from posenc.lab.config import CompareConfig
 from posenc.lab.summary import Record, Summary
 from posenc.workbench.records import made_with
 
@@ -23,7 +25,9 @@ def command(summary: Summary) -> str:
         elif isinstance(value, list):
             # A comma may be part of a file's name, so texts are words of their own.
             items = [str(item) for item in value]
-            words += [option, *(items if name == "text" else [",".join(items)])] if items else []
+            default = next(field.default for field in fields(CompareConfig) if field.name == name)
+            none = [option, "none"] if default else []  # none, where it would otherwise be some
+            words += [option, *(items if name == "text" else [",".join(items)])] if items else none
         elif value not in (None, ""):
             words += [option, str(value)]
     return shlex.join(words)

@@ -74,7 +74,7 @@ def optimizer_for(model: nn.Module, config: CompareConfig, rate: Rate | None = N
     for parameter in model.parameters():
         owner = owners.get(parameter)
         times = 1.0 if parameter not in owners else rate.multiplier or multipliers.get(type(owner), 1.0)
-        decays.setdefault((parameter.ndim >= 2 and owner is None, times), []).append(parameter)
+        decays.setdefault((parameter.ndim >= 2 and parameter not in owners, times), []).append(parameter)
     groups: list[dict[str, Any]] = [
         {"params": parameters, "highest": rate.learning_rate * times} | ({} if decaying else {"weight_decay": 0.0})
         for (decaying, times), parameters in decays.items()

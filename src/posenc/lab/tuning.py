@@ -9,6 +9,7 @@ is its loss on tuning examples of the training length.
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import product
 from typing import Any
 
@@ -62,26 +63,22 @@ def losses(
     model: nn.Module, task: Task, loaded: Loaded, config: CompareConfig, seed: int, device: torch.device
 ) -> dict[str, Any]:
     """A trained model's loss on tuning examples: ``bits`` at the training length and, where the task has more lengths
-    to tune on, ``longest`` at the longest of them. None where it is not a number."""
-    found = [_loss(model.eval(), task, loaded, config, seed, n, device) for n in task.tuning_lengths(config)]
-    names = ("bits", "longest")
-    return {name: value for name, value in zip(names, found, strict=False) if value is not ABSENT}
-
-
-ABSENT = "no such position"
+    to tune on, ``longest`` at the longest of them, unless it has no such position. None where it is not a number."""
+    found: dict[str, Any] = {}
+    for name, length in zip(("bits", "longest"), task.tuning_lengths(config), strict=False):
+        with suppress(PositionError):
+            found[name] = _loss(model.eval(), task, loaded, config, seed, length, device)
+    return found
 
 
 def _loss(
     model: nn.Module, task: Task, loaded: Loaded, config: CompareConfig, seed: int, length: int, device: torch.device
-) -> float | str | None:
+) -> float | None:
     """The mean over examples of as many tokens as the evaluation windows have, drawn anew for each tuning seed."""
     rng = np.random.default_rng((TUNING_TEST, seed, length))
     count = config.windows * max(config.test_lengths[-1] // length, 1)
     rows = torch.from_numpy(loaded.tuning(rng, count, length + 1).astype(np.int64)).to(device)
     parts: Sequence[Tensor] = rows.split(max(Measures.AT_ONCE // length, 1))
-    try:
-        total = sum(float(task.loss(model, part)) * len(part) for part in parts)
-    except PositionError:
-        return ABSENT
+    total = sum(float(task.loss(model, part)) * len(part) for part in parts)
     bits = total / len(rows) / math.log(2)
     return round(bits, 6) if math.isfinite(bits) else None

@@ -64,7 +64,7 @@ def machine(device: torch.device) -> dict[str, object]:
         "physical cores": _physical(processors) or UNKNOWN,
         "memory_bytes": _memory(),
         "threads": torch.get_num_threads(),
-        "system": platform.platform(terse=True),
+        "system": f"{platform.system()} {platform.release().partition('-')[0]}",
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
     }
 

@@ -58,7 +58,7 @@ class Text(Task):
         least = (config.batch_size, config.train_length + 1), (MIN_WINDOWS, longest + 1), (MIN_WINDOWS, longest + 1)
         held_out = config.windows * (longest + 1)
         corpus = data.load(config.text, held_out=held_out, tuned=held_out, least=least)
-        data.require(corpus, least)
+        data.require(corpus, least if config.tune else least[:2])
         windows, notice = fresh(corpus, config.windows, longest + 1)
         return Loaded(
             corpus.train.draw,
@@ -84,7 +84,8 @@ def fresh(corpus: data.Corpus, count: int, size: int) -> tuple[data.Bytes, str]:
             f"{MIN_WINDOWS} are needed"
         )
     chosen = kept[np.arange(min(count, len(kept))) * len(kept) // min(count, len(kept))]
-    said = [f"{shares[chosen].mean():.1%} of the {data.PIECE}-byte pieces of test windows stand in training text too"]
+    share = f"{shares[chosen].mean():.1%} of the {data.PIECE}-byte pieces of test windows"
+    said = [f"{share} stand in text for training or tuning too"]
     if left_out := len(candidates) - len(kept):
         said.append(f"{left_out} of {len(candidates)} windows with more than {MOST_REPEATED:.0%} are left out")
     if len(chosen) < count:
