@@ -25,7 +25,7 @@ FILLER = "the grass is green. the sky is blue. the sun is yellow. here we go. th
 class Passkey(Puzzle):
     """A number said once."""
 
-    defaults: ClassVar = {**Puzzle.defaults, "train_length": 32, "steps": 600}
+    defaults: ClassVar = {**Puzzle.defaults, "train_length": 32, "steps": 900, "learning_rate": 2e-3}
     multiples = (1, 2, 4, 8)
     shortest = least = 16
     called = "a text with a number in it"
