@@ -9,8 +9,9 @@ from posenc.schedule import Schedule
 from posenc.scheme import Scheme
 from posenc.schemes.catalog import entries_of, scheme_from_names
 from posenc.schemes.entry import Entry, Shape
+from posenc.schemes.own import BETWEEN
 
-BETWEEN, WINDOW = "~", "@"
+WINDOW = "@"
 
 
 def entries(names: str) -> tuple[Entry, ...]:
@@ -33,7 +34,7 @@ def position_from(names: str, shape: Shape, num_layers: int) -> Scheme | Schedul
 def _parts(names: str) -> list[tuple[str, int | None]]:
     """The scheme and the window of each layer."""
     found: list[tuple[str, int | None]] = []
-    for part in names.split(BETWEEN):
+    for part in BETWEEN.split(names):
         scheme, marked, window = part.partition(WINDOW)
         if marked and not (window.isascii() and window.isdecimal() and int(window)):
             raise ValueError(f"schemes must have a number of tokens after {WINDOW}, got {names!r}")

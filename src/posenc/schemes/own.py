@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -24,6 +25,8 @@ if TYPE_CHECKING:  # functions import them, so that an error can be placed where
     from posenc.schemes.entry import Entry, Shape
 
 FORM = "path/to/file.py:Name"
+# Between the schemes of several layers: not the sign of a home folder, nor that in PROGRA~1.
+BETWEEN = re.compile(r"(?<=[^+~])~(?!\d)")
 SIZES = ("dim", "num_heads", "head_dim", "max_positions", "grid")
 
 _FILES: dict[str, str] = {}  # those that were run, as tracebacks have them, and as their user wrote them
@@ -53,8 +56,9 @@ def entry_of(text: str) -> Entry:
 
 
 def source_of(names: str) -> str:
-    """A digest of each file that own schemes of a composition are in, as it was run; empty where there are none."""
-    return "".join(_module(part)[1] for part in names.split("+") if ":" in part)
+    """A digest of each file that own schemes of a composition, or of layers, are in, as it was run; empty for none."""
+    parts = (part for layer in BETWEEN.split(names) for part in layer.split("+"))
+    return "".join(_module(part)[1] for part in parts if ":" in part)
 
 
 def place_of(error: BaseException) -> str:
