@@ -142,7 +142,9 @@ def measured(x: Tensor) -> list[float]:
     """The projection of x, two numbers, and its length."""
     line = x.detach().double().flatten()
     once = line if len(line) <= P else F.pad(line, (0, -len(line) % P)).view(-1, P).sum(0)
-    return [*(_wave()[:, : len(once)] @ once).tolist(), torch.linalg.vector_norm(line).item()]
+    # Not a product of matrices: that adds one by one, in an order that each processor has of its own, and of thousands
+    # of numbers it would be off by more than a library in double precision may be. `sum` adds pairs of pairs.
+    return [*(_wave()[:, : len(once)] * once).sum(1).tolist(), torch.linalg.vector_norm(line).item()]
 
 
 def is_off(x: Tensor, known: list[float], precision: Precision) -> bool:
