@@ -747,6 +747,13 @@ def generate(*given: Any, max_new_tokens: Any = 2, **how: Any) -> Tensor:
 
 ENCODES_LINES = made(Encoder, VOCAB, DIM, 1, HEADS, position=RoPE(HEAD_DIM))
 MODELS: dict[str, list[Row]] = {
+    "models.position_parameters": each(
+        posenc.models.position_parameters,
+        {},
+        "model",
+        ((None, "None"), ([], "[]"), (RoPE, "the class RoPE")),
+        "a Module",
+    ),
     "models.Decoder": model_rows(Decoder, MODEL, "vocab_size"),
     "models.Encoder": model_rows(Encoder, MODEL, "vocab_size"),
     "models.ImageClassifier": [

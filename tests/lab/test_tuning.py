@@ -1,6 +1,8 @@
 """Learning rates of single schemes: given, tuned, and recorded with what they were used for."""
 
+import argparse
 import math
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,13 @@ import pytest
 import torch
 from torch import nn
 
+from posenc.lab.command import _configuration, add_parser
 from posenc.lab.compare import build_model, check, compare
 from posenc.lab.config import CompareConfig, Rate
 from posenc.lab.summary import Summary
+from posenc.lab.tables import command
 from posenc.lab.task import Loaded
-from posenc.lab.tasks import task_of
+from posenc.lab.tasks import configured, task_of
 from posenc.lab.train import TRAINING, TUNING, batch, optimizer_for
 from posenc.lab.tuning import chosen, losses, trials
 from posenc.schemes.catalog import catalog
@@ -244,3 +248,14 @@ def test_a_plan_enters_every_record(tmp_path: Path) -> None:
     plan.write_text("What is asked now.")
     with pytest.raises(ValueError, match="holds another comparison, with plan_digest '"):
         compare(replace(config, seeds=(0, 1)), tmp_path / "out")
+
+
+def test_the_command_of_a_report_makes_the_same_comparison_again() -> None:
+    """Also where a list is empty that is not so by default."""
+    given = {"task": "copy", "tune": True, "tune_multipliers": (), "seeds": (), "tune_rates": (0.001, 0.01)}
+    config = configured({**given, "schemes": ("rope@4~nope",), "rates": ("rope=0.1x3",), "batch_seed": 2})
+    made = {"kind": "trial", "scheme": "rope@4~nope", "seed": 0, "trial": 0, "fingerprint": "f", "text": {}}
+    words = shlex.split(command(Summary([{**made, "configuration": config.to_dict()}])))
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    assert _configuration(parser.parse_args(words[1:])) == config

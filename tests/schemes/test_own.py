@@ -1,6 +1,5 @@
 """Schemes of anyone's own, ``my.py:MyScheme``, wherever a command takes names of schemes."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from posenc.cli import main
 from posenc.schemes.catalog import entries_of, scheme_from_names
 from posenc.schemes.entry import Shape
 from posenc.schemes.own import source_of
+from posenc.workbench.records import read
 from tests.lab.small import write_text
 
 SMALL = "--train-length 16 --steps 2 --batch-size 4 --windows 8 --layers 1 --dim 16 --heads 2".split()  # noqa: SIM905
@@ -135,7 +135,7 @@ def test_it_is_compared_and_its_file_must_stay_as_it_was(
     words = ["compare", "--text", str(write_text(tmp_path / "text.txt")), "--out", str(out)]
     words += SMALL
     assert main([*words, "--schemes", f"nope,{own}:Steep"]) == 0
-    records = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
+    records = read(out)
     source = source_of(f"{own}:Steep")
     assert {record.get("source", "") for record in records if record["scheme"] == f"{own}:Steep"} == {source}
     assert not any("source" in record for record in records if record["scheme"] == "nope")

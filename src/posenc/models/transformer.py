@@ -76,7 +76,10 @@ def position_parameters(model: nn.Module) -> dict[nn.Parameter, Scheme | None]:
     >>> positional = position_parameters(Decoder(256, 32, 1, 2, position=T5(2)))
     >>> [tuple(parameter.shape) for parameter in positional]
     [(32, 2)]
+
+    Raises ValueError for what is no module.
     """
+    check_type("model", model, nn.Module)
     found: dict[nn.Parameter, Scheme | None] = {}
     for module in model.modules():
         if isinstance(module, SelfAttention):

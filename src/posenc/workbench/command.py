@@ -35,12 +35,12 @@ class List(argparse.Action):
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
         items = [item for several in values for item in several]
-        if not items and self.type not in (whole_numbers, decimals):  # of numbers there may be none
+        if not items and not any(several is NONE for several in values):
             raise argparse.ArgumentError(self, "must name at least one, got none")
         setattr(namespace, self.dest, items)
 
 
-NONE = "none"  # a list of numbers without any
+NONE: list[Any] = []  # of numbers, where "none" was asked for
 
 
 def names(text: str) -> list[str]:
@@ -51,7 +51,7 @@ def names(text: str) -> list[str]:
 def decimals(text: str) -> list[float]:
     """The same, as numbers."""
     try:
-        return [] if text == NONE else [float(number) for number in names(text)]
+        return NONE if text == "none" else [float(number) for number in names(text)]
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be numbers, got {text!r}") from None
 
@@ -59,7 +59,7 @@ def decimals(text: str) -> list[float]:
 def whole_numbers(text: str) -> list[int]:
     """The same, as whole numbers."""
     try:
-        return [] if text == NONE else [int(number) for number in names(text)]
+        return NONE if text == "none" else [int(number) for number in names(text)]
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be whole numbers, got {text!r}") from None
 
