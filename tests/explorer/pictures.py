@@ -6,7 +6,7 @@ import sys
 from PIL import Image
 
 from tests.explorer.browser import FIGURES, chromium, sample_content, served, watched
-from tests.explorer.test_page import PICTURES
+from tests.explorer.test_page import PICTURES, drawn
 
 if __name__ == "__main__":
     PICTURES.mkdir(exist_ok=True)
@@ -15,7 +15,7 @@ if __name__ == "__main__":
             with watched(browser) as page:
                 page.open(f"{address}#figure={figure}&theme=light")
                 page.until_drawn(figure)
-                png = page.page.locator(f'[data-figure="{figure}"] .picture').screenshot()
+                png = drawn(page, figure)
             image = Image.open(io.BytesIO(png)).convert("RGB")
             # Twice the height that the test compares at: a row more or less would shift all others.
             image = image.resize((480, 2 * max(1, round(240 * image.height / image.width))), Image.Resampling.BOX)
