@@ -29,9 +29,7 @@ else:
 HERE = Path(__file__).parent
 LENGTHS = (128, 1024)
 MEASURE = "sliding"
-LABELS = {names: folder for folder, names in SCHEMES.items() if names != folder} | {
-    SCHEMES["windows"]: "RoPE in windows, NoPE"
-}
+LABELS = {SCHEMES["windows"]: "RoPE in windows, NoPE"}
 TRIALS = 15
 AT_ONE_RATE = Rate(0.005, 1.0)  # the default of posenc compare, and no more for what a scheme learns
 
@@ -88,11 +86,12 @@ class Text:
 def text(name: str, seeds: int) -> Text:
     """Its comparison. ValueError for records of several, and for a training at another rate than was tuned."""
     made = [record for record in records(name) if record["kind"] != "trial"]
-    for record in made:
-        if record["kind"] == "training":
-            its, rate = Rate(record["learning_rate"], record["multiplier"]), tuned(folder_of(record["scheme"]))
-            if its != rate:
-                raise ValueError(f"{name}: {record['scheme']} must be trained at {rate}, got a training at {its}")
+    trained = [record for record in made if record["kind"] == "training"]
+    rates = {scheme: tuned(folder_of(scheme)) for scheme in {record["scheme"] for record in trained}}
+    for record in trained:
+        its, rate = Rate(record["learning_rate"], record["multiplier"]), rates[record["scheme"]]
+        if its != rate:
+            raise ValueError(f"{name}: {record['scheme']} must be trained at {rate}, got a training at {its}")
     return Text(name, summary(name, made), seeds)
 
 

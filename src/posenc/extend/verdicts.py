@@ -9,8 +9,8 @@ from scipy.special import stdtrit
 from posenc.workbench.statistics import ALPHA, LEVEL, Interval, mean_interval, mean_of, verdict
 
 MARGIN = 0.02  # bits per byte: smaller differences are called a tie, where they are known so well
-# Of text that a third of all text is like, 8 pieces hold one at least in 96 of 100 cases, and 7 in 94. Fewer give no
-# verdict: what they are all alike in may be no more than what they happen to be.
+# If a third of the text has some property, 8 random pieces all miss it in 4 of 100 cases, and 7 in 6. Fewer than 8 give
+# no verdict: what they have in common may be chance.
 LEAST_PIECES = 8
 
 
